@@ -42,8 +42,8 @@ from fedloom.data.partitions import Pathological
 from fedloom.experiment.experiment import Experiment
 
 ROUNDS = {500: 500, 100: 500, 50: 500}
-TWICE = ("APFL", "pFedMe", "Ditto", "SuPerFed-MM", "SuPerFed-LM")
-"""The methods whose clients train two models, where the processor's caches decide the time."""
+TWICE = ("APFL", "SuPerFed-MM", "SuPerFed-LM")
+"""The methods whose clients step two models by themselves, where the processor's caches decide the time."""
 PUBLISHED = {  # mean and standard deviation of top-1 over clients, K = 50, 100, 500
     "FedAvg": ((95.69, 2.39), (89.78, 11.30), (96.04, 4.74)),
     "FedProx": ((95.13, 2.67), (93.25, 6.12), (96.50, 4.52)),

@@ -17,10 +17,12 @@ from torch import Tensor, nn
 
 from fedloom.compute import computes, note, reason_against_batched
 from fedloom.compute.batched import LONGEST, Batched, _Block
+from fedloom.compute.cohort.coordinates import coordinates
 from fedloom.compute.plain import has_separate_rounds
 from fedloom.core.aggregate import even_blocks
 from fedloom.core.context import Context
 from fedloom.core.errors import ConfigError
+from fedloom.core.layout import Layout
 from fedloom.core.local import Local
 from fedloom.core.method import Method
 from fedloom.core.parts import Drift, Personal
@@ -28,6 +30,7 @@ from fedloom.core.views import StepInfo, View
 from fedloom.experiment.experiment import Evaluation
 from fedloom.experiment.federated import RunResult, run
 from fedloom.methods import make, methods
+from fedloom.models import models
 from fedloom.parts.drift import FedDynDrift, Scaffold
 from fedloom.parts.objectives import CrossEntropy, Proximal
 from fedloom.parts.personal import Ditto, PFedMe, PrivateBody, PrivateHead
@@ -234,9 +237,35 @@ def test_pairs_of_models_are_stepped_in_one_pass(name: str, gain: int, monkeypat
     """With the first layer's weights, and with their coordinates only."""
     same = settings("plain") | {"local": Local(epochs=2, batch_size=4, lr=0.1, weight_decay=0.05)}
     reference = go(paired(name), **same)
-    monkeypatch.setattr("fedloom.compute.cohort.pairs.GAIN", gain)
+    monkeypatch.setattr("fedloom.compute.cohort.coordinates.GAIN", gain)
     monkeypatch.setattr(_Block, "lockstep", None)
     assert_same_run(reference, go(paired(name), compute="batched", **same), TOLERANCE)
+
+
+@pytest.mark.parametrize("samples", [4, 9])
+@pytest.mark.parametrize("name", PAIRS)
+def test_first_layers_of_pairs_have_coordinates_on_one_or_more_batches(
+    name: str, samples: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clients of different sizes leave the block at different steps, in the middle of a window or at its end."""
+    same = settings("plain") | {"local": Local(epochs=2, batch_size=4, lr=0.1, weight_decay=0.05)}
+    reference = go(paired(name), **same)
+    monkeypatch.setattr("fedloom.compute.batched.coordinates", lambda *args: samples)
+    monkeypatch.setattr(_Block, "lockstep", None)
+    monkeypatch.setattr("fedloom.compute.batched.has_separate_rounds", lambda plan: False)
+    assert_same_run(reference, go(paired(name), compute="batched", **same), TOLERANCE)
+
+
+def test_the_first_layer_has_coordinates_on_few_samples_or_on_batches_with_several_gradients() -> None:
+    model = models.make("mlp", classes=10, inputs=(784,), hidden=(200,))
+
+    def found(samples: int, batch: int, passes: int) -> int:
+        return coordinates(model, Layout.of(model), samples, batch, passes)
+
+    assert (found(96, 10, 1), found(480, 10, 1), found(480, 10, 5), found(480, 480, 5)) == (96, 0, 10, 0)
+    assert Batched(_plan(paired("pfedme"))).samples == 0  # wide batches of few features
+    convolution = models.make("two_cnn", classes=10, inputs=(1, 28, 28))
+    assert coordinates(convolution, Layout.of(convolution), 20, 10, 5) == 0
 
 
 @pytest.mark.parametrize("window", [0, 8, 100])
@@ -279,7 +308,7 @@ def test_a_first_layer_without_a_bias_has_coordinates_too(name: str, monkeypatch
 
     same = {"federation": classes((1, 1, 1)), "model": model, "local": Local(epochs=2, lr=0.1)}
     reference = go(paired(name), **same)
-    monkeypatch.setattr("fedloom.compute.cohort.pairs.GAIN", 1)
+    monkeypatch.setattr("fedloom.compute.cohort.coordinates.GAIN", 1)
     assert Batched(_plan(paired(name), **same)).pairs.first is not None
     monkeypatch.setattr(_Block, "lockstep", None)
     assert_same_run(reference, go(paired(name), compute="batched", **same), TOLERANCE)

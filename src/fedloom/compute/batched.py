@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from fedloom.compute.cohort import BatchSchedule, CohortNet, Draws, SGDRule, TrainedCohort, train
+from fedloom.compute.cohort.coordinates import coordinates
 from fedloom.compute.cohort.pairs import PairedNet, pays
 from fedloom.compute.cohort.parameters import new_rows
 from fedloom.compute.cohort.pointwise import Dropout
@@ -102,10 +103,13 @@ class Batched:
 
     def __init__(self, plan: ClientPlan, shares: int | None = None) -> None:
         self.plan, self.live = plan, Live(plan)
-        on_gpu, pair = plan.device != "cpu", (plan.model, plan.layout, _largest(plan), plan.operand_dtype)
+        on_gpu = plan.device != "cpu"
         self.has_plain_rounds = has_plain_rounds(plan)
         self.has_separate_rounds = has_separate_rounds(plan)
-        self.has_paired_rounds = not self.has_separate_rounds and has_paired_rounds(plan) and (on_gpu or pays(*pair))
+        self.samples, self.has_paired_rounds = 0, False
+        if not self.has_separate_rounds and has_paired_rounds(plan):
+            self.samples = _coordinates(plan)
+            self.has_paired_rounds = on_gpu or pays(plan.layout, self.samples)
         longest, memory = LONGEST, PAIRED if self.has_paired_rounds else MEMORY
         if on_gpu:
             longest, memory = ON_GPU
@@ -160,7 +164,7 @@ class Batched:
     def pairs(self) -> PairedNet:
         """The vectors of a block's paired models."""
         plan = self.plan
-        return PairedNet(plan.model, plan.layout, self.longest, _largest(plan), plan.device, plan.operand_dtype)
+        return PairedNet(plan.model, plan.layout, self.longest, self.samples, plan.device, plan.operand_dtype)
 
     def network(self) -> CohortNet:
         """The network of a block."""
@@ -358,9 +362,12 @@ class _Module:
         return call(self.module, self.plan.layout.named(self.row, self.plan.buffers0), inputs, named)
 
 
-def _largest(plan: ClientPlan) -> int:
-    """The number of samples of the client that has the most."""
-    return int(plan.data.index.sizes.max())
+def _coordinates(plan: ClientPlan) -> int:
+    """The number of samples on which the first layer of a paired method has coordinates."""
+    personal, largest = plan.method.personal, int(plan.data.index.sizes.max())
+    if plan.operand_dtype is not None or not isinstance(personal, Paired):
+        return 0
+    return coordinates(plan.model, plan.layout, largest, plan.local.batch_size or largest, personal.passes)
 
 
 def _bytes(plan: ClientPlan) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 from fedloom.compute.cohort import BatchSchedule, Draws, cross_entropy
-from fedloom.compute.cohort.pairs import GRAD, PRIVATE, RECEIVED, SHARED, PairedNet
+from fedloom.compute.cohort.coordinates import GRAD, PRIVATE, RECEIVED, SHARED
+from fedloom.compute.cohort.pairs import PairedNet
 from fedloom.compute.cohort.schedule import taken
+from fedloom.compute.cohort.windows import windows
 from fedloom.core.client import Broadcast, ClientWork, Result, Vectors, load
 from fedloom.core.context import Context
 from fedloom.core.parts import Paired
@@ -81,28 +83,38 @@ class PairedRound:
         x = plan.data.arrays.x[schedule.rows]
         owners = torch.tensor([job.client for job in self.jobs], device=x.device).repeat_interleave(x.shape[1])
         y = plan.data.labels(schedule.rows.flatten(), owners).unflatten(0, schedule.rows.shape)
-        self.net.begin(self.down.theta, list(self.memory[:count, size : 2 * size]), x)
+        self.net.begin(self.down.theta, list(self.memory[:count, size : 2 * size]))
         draws = [
             plan.draws(self.down.round, job.client, int(steps)).tolist()
             for job, steps in zip(self.jobs, schedule.steps, strict=True)
         ]
         total = torch.zeros(count, dtype=torch.float64, device=x.device)
-        for number, (places, weights) in enumerate(zip(schedule.places, schedule.weights, strict=True)):
+        for number, inputs in self._steps(x):
             views = []
-            for row in range(len(places)):
+            for row in range(len(inputs)):
                 step = StepInfo(self.down.round, number, draws[row][number])
                 extra = self.memory[row, 2 * size :]
                 views.append(tuple(personal.views(step, extra, self.contexts[row]["personal"])))
             if len({tuple((v.shared, v.private, v.data) for v in each) for each in views}) > 1:
                 return None
-            inputs = places if self.net.first is not None else taken(x, places)
-            labels, values = taken(y, places), []
+            labels, values = taken(y, schedule.places[number]), []
             if self.draws is not None:
                 self.net.net.draw_from(Draws(self.draws.generators, schedule.sizes[number]))
             for turn in zip(*views, strict=True):
-                values += self._view(turn, inputs, labels, weights)
-            total[: len(places)] += values[0] if len(values) == 1 else torch.stack(values).mean(0)
+                values += self._view(turn, inputs, labels, schedule.weights[number])
+            total[: len(inputs)] += values[0] if len(values) == 1 else torch.stack(values).mean(0)
         return total
+
+    def _steps(self, x: Tensor) -> Iterator[tuple[int, Tensor]]:
+        """The number and the inputs of each step: samples, or their positions if the first layer has coordinates."""
+        schedule, first = self.schedule, self.net.first
+        if first is None:
+            yield from ((number, taken(x, places)) for number, places in enumerate(schedule.places))
+            return
+        for window in windows(schedule, x, self.net.samples):
+            first.open(window.x)
+            yield from zip(window.numbers, window.inputs, strict=True)
+            first.close()
 
     def _view(self, views: tuple[View, ...], inputs: Tensor, labels: Tensor, weights: Tensor) -> list[Tensor]:
         """The same view of the first c clients; returns their losses [c], if it has any."""

@@ -228,6 +228,11 @@ class Paired(Personal):
         return ()
 
     @property
+    def passes(self) -> int:
+        """The usual number of gradients per mini-batch; the batched compute chooses its form by it."""
+        return 1
+
+    @property
     def pull(self) -> float | None:
         """μ if w and v are trained independently: w as if there were no v, v on F_i(v) + (μ/2)‖v - θ^t‖²; else None."""
         return None

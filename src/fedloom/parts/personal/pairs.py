@@ -94,6 +94,11 @@ class PFedMe(Paired):
         """Raise ``ConfigError`` if ηλ ≥ 2."""
         self._bounded("the local learning rate", local.lr)
 
+    @property
+    def passes(self) -> int:
+        """K."""
+        return self.steps
+
     def views(self, step: StepInfo, extra: Tensor, ctx: Context) -> tuple[View, ...]:
         """K steps of v at v, then one of w without data."""
         inner = View(1.0, shared=0.0, private=self.personal_lr / ctx.lr)
