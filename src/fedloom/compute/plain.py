@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from fedloom.compute.cohort import SGDRule
 from fedloom.core.context import Context
-from fedloom.core.hooks import owner
 from fedloom.core.parts import Paired, Part
 from fedloom.core.plan import ClientPlan
 
@@ -23,10 +22,8 @@ def has_separate_rounds(plan: ClientPlan) -> bool:
     """Whether a client's two models have plain rounds each; random layers would draw for both in turn."""
     personal = plan.method.personal
     random = any(isinstance(layer, nn.Dropout) and layer.p for layer in plan.model.modules())
-    if not isinstance(personal, Paired) or personal.pull is None or random:
-        return False
-    owners = {owner(personal, name) for name in ("pull", "views", "regulariser_grad")}
-    return len(owners) == 1 and _descends(plan)  # a subclass with other views inherited the pull of its base
+    independent = isinstance(personal, Paired) and personal.pull is not None and not personal.plain
+    return independent and not random and _descends(plan)
 
 
 def _descends(plan: ClientPlan) -> bool:
@@ -59,7 +56,9 @@ def affine_rule(
     ((slope, pull),) = numbers
     if not slope:
         return None
-    common = not (plan.method.hooks["begin"] or plan.method.hooks["init_client"])
+    own = plan.method.hooks["begin"] or plan.method.hooks["init_client"]
+    ours = all(type(part).__module__.startswith("fedloom.") for _, part in parts)
+    common = ours and not own  # a user's part may read what else differs between clients
     constants, zero = rows()[: 1 if common else len(contexts)], plan.theta0.new_zeros(()).expand_as(plan.theta0)
     for row, seen in zip(constants, contexts, strict=False):
         made = row.zero_()
@@ -72,7 +71,10 @@ def affine_rule(
 
 
 def _numbers(parts: Sequence[tuple[str, Part]], seen: dict[str, Context]) -> tuple[float, float]:
-    """The coefficients a and b of the affine correction a·g + b·w + k, found by evaluating it with all vectors zero."""
+    """The coefficients a and b of the affine correction a·g + b·w + k, found by evaluating it with scalars for g and w.
+
+    Other vectors are zero; what is left of k is the value at g = w = 0.
+    """
 
     def zero(tree: dict[str, Tensor]) -> dict[str, Tensor]:
         return {name: value.new_zeros(1, dtype=torch.float64) if value.ndim else value for name, value in tree.items()}
@@ -92,4 +94,5 @@ def _numbers(parts: Sequence[tuple[str, Part]], seen: dict[str, Context]) -> tup
             grad = part.grad(grad, weight, contexts[place])
         return float(grad[0])
 
-    return at(1, 0), at(0, 1)
+    rest = at(0, 0)
+    return at(1, 0) - rest, at(0, 1) - rest

@@ -10,16 +10,6 @@ HOOKS = (
 )  # fmt: skip
 
 
-def owner(part: Part, name: str) -> type:
-    """The class that defines an attribute of a part.
-
-    >>> from fedloom.core.parts import Drift
-    >>> owner(Drift(), "grad").__name__
-    'Part'
-    """
-    return next(kind for kind in type(part).__mro__ if name in vars(kind))
-
-
 def overrides(part: Part, hook: str) -> bool:
     """Whether a part overrides the given hook, so that the others can be skipped.
 

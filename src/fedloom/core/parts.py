@@ -26,13 +26,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fedloom.core.context import Batch, Context, Facts, Forward, Model, Output, RoundInfo
+from fedloom.core.declared import withdraw
 from fedloom.core.local import Local
 from fedloom.core.message import Message, Sent
 from fedloom.core.needs import Needs
@@ -59,7 +60,8 @@ Halves = tuple[Tree, Tensor]  # what a server half returns: the part's new state
 class Part:
     """Base class of all parts; every hook defaults to doing nothing.
 
-    A part is final: it overrides only these hooks. Parts are combined, not derived from each other.
+    A part overrides only these hooks. Parts are combined rather than derived from each other; a class that overrides
+    a hook of another part has to declare again what was declared about it (``affine``, ``is_cross_entropy``, ``pull``).
 
     Attributes:
         needs: what the part requires.
@@ -83,6 +85,10 @@ class Part:
     downloads: ClassVar[tuple[str, ...]] = ()
     boundable: ClassVar[tuple[str, ...]] = ()
     citation: ClassVar[str] = ""
+
+    def __init_subclass__(cls, **settings: Any) -> None:
+        super().__init_subclass__(**settings)
+        withdraw(cls)
 
     def check(self, local: Local) -> None:
         """Raise a ``ConfigError`` if the part cannot work with these settings of local training."""
