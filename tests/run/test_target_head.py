@@ -69,6 +69,27 @@ def test_intervals_of_classes_that_are_told_apart_are_binomial() -> None:
     np.testing.assert_array_equal(found.low, again.low)
 
 
+def test_a_class_without_inputs_may_have_a_share_all_the_same() -> None:
+    scores = torch.full((40, 3), -60.0)
+    scores[:, 0] = 0.0
+    found = target_prior(scores)
+    most = 1 - np.exp(-1.920729 / 40)  # (1 - t)^40 falls to exp(-χ²/2) there
+    assert found.high == pytest.approx([1, most, most], abs=1e-6)
+    assert found.low == pytest.approx([1, 0, 0], abs=1e-6)
+
+
+@pytest.mark.parametrize("inputs", [30, 100])
+def test_intervals_cover_rare_classes_too(inputs: int) -> None:
+    pi, draw, covered = np.array([0.005, 0.01, 0.03, 0.1, 0.855]), np.random.default_rng(3), np.zeros(5)
+    for seed in range(150):
+        scores = torch.zeros(inputs, 5).index_fill_(1, torch.arange(5), -60.0)
+        scores[torch.arange(inputs), torch.from_numpy(draw.choice(5, inputs, p=pi))] = 0.0
+        found = target_prior(scores, 100, seed=seed)
+        assert ((found.low <= found.shares) & (found.shares <= found.high)).all()
+        covered += (found.low <= pi) & (pi <= found.high)
+    assert (covered >= 0.85 * 150).all()
+
+
 @pytest.mark.parametrize("gap", [50.0, 1e3])
 def test_intervals_are_numbers_where_a_resample_lacks_a_class(gap: float) -> None:
     """With a gap of 1000 another class's likelihood is 0, also of inputs that a resample does not have."""

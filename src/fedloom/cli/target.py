@@ -21,6 +21,7 @@ from fedloom.experiment.trained import TrainedRun
 from fedloom.tasks.target.calibration import CCVR
 from fedloom.tasks.target.model import ABSENT, ClassModels, TargetModel
 
+LEAST = 0.0005  # smallest share that is shown
 FEW = 20
 """Number of inputs below which intervals over draws of the inputs are too narrow."""
 MISPLACED = 0.5
@@ -145,11 +146,12 @@ def described(found: TargetModel, inputs: int, names: Sequence[str] = (), classe
     known = np.isfinite(prior.high).all()
     ends = zip(prior.low, prior.high, strict=True)
     interval = [f" ({100 * low:.1f} to {100 * high:.1f})" if known else "" for low, high in ends]
-    shown = [
-        f"  {classes[c] if classes else c}: {100 * prior.shares[c]:.1f} %{interval[c]}"
-        for c in np.argsort(-prior.shares, kind="stable")
-        if max(prior.shares[c], np.nan_to_num(prior.high[c])) >= 0.0005
-    ]
+    order = np.argsort(-prior.shares, kind="stable")
+    seen = [c for c in order if prior.shares[c] >= LEAST]
+    shown = [f"  {classes[c] if classes else c}: {100 * prior.shares[c]:.1f} %{interval[c]}" for c in seen]
+    if len(seen) < len(order):
+        most = f", up to {100 * prior.high[order[len(seen) :]].max():.1f} %" if known else ""
+        shown.append(f"  each other class: 0.0 %{most}")
 
     def clients(shares: np.ndarray) -> str:
         largest = [k for k in np.argsort(-shares, kind="stable")[:10] if shares[k] >= 0.005]

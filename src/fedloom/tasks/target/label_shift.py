@@ -7,10 +7,13 @@ from math import copysign, inf, sqrt
 
 import numpy as np
 import torch
+from scipy.stats import chi2
 from torch import Tensor
 
 from fedloom.core.errors import ConfigError
 
+HALVINGS = 40  # of the interval in which an upper end lies
+ROUGH = 1e-7  # the accuracy of a resample's shares
 AT_ONCE = 20  # resamples that are estimated together, which bounds the memory to 20 N numbers
 FAR = 0.5  # a mean distance that is larger by this many standard deviations contradicts label shift
 
@@ -35,6 +38,10 @@ class TargetPrior:
 def target_prior(scores: Tensor, resamples: int = 200, coverage: float = 0.95, seed: int = 0) -> TargetPrior:
     """Estimate class shares by maximum likelihood, with percentile intervals of the bootstrap over inputs.
 
+    Inputs without a class do not say that its share is 0, though all their resamples do. An upper end is therefore at
+    least the share up to which the class can be mixed into the estimate before 2 log of the likelihood has fallen by
+    the quantile of χ²₁: of a class that n inputs, told apart for certain, do not contain, 1.9/n at 95 %.
+
     Args:
         scores: log p(x | c) up to a constant for each input, [N, C]; -inf for a class that is not modelled. A
             classifier's logits are such scores once log of its training shares is subtracted.
@@ -58,13 +65,26 @@ def target_prior(scores: Tensor, resamples: int = 200, coverage: float = 0.95, s
     draw, found = np.random.default_rng(seed), []
     for begin in range(0, resamples, AT_ONCE):
         counts = draw.multinomial(n, np.full(n, 1 / n), min(AT_ONCE, resamples - begin))
-        found.append(fitted(likelihood, torch.from_numpy(counts).double()))
+        found.append(fitted(likelihood, torch.from_numpy(counts).double(), tol=ROUGH))
     if not found:
         nothing = np.full(len(pi), np.nan)
         return TargetPrior(pi.numpy(), nothing, nothing, coverage)
     tails = torch.tensor([(1 - coverage) / 2, (1 + coverage) / 2], dtype=torch.float64)
     low, high = torch.quantile(torch.cat([*found, pi[None]]), tails, 0)
-    return TargetPrior(pi.numpy(), low.numpy(), high.numpy(), coverage)
+    high = torch.maximum(high, _most(likelihood, pi, coverage))
+    return TargetPrior(pi.numpy(), torch.minimum(low, pi).numpy(), high.numpy(), coverage)
+
+
+def _most(likelihood: Tensor, pi: Tensor, coverage: float) -> Tensor:
+    """The largest shares (1 - t)π_c + t, [C], at which mixing in class c alone does not contradict the inputs."""
+    mixture, least = likelihood @ pi, -float(chi2.ppf(coverage, 1)) / 2
+    ratio = likelihood / mixture[:, None]
+    low, high = torch.zeros_like(pi), (likelihood > 0).any(0).to(pi)
+    for _ in range(HALVINGS):
+        t = (low + high) / 2
+        kept = torch.log1p(t * (ratio - 1)).sum(0) >= least
+        low, high = torch.where(kept, t, low), torch.where(kept, high, t)
+    return (1 - low) * pi + low
 
 
 def fitted(likelihood: Tensor, counts: Tensor, tol: float = 1e-9, most: int = 5000) -> Tensor:
