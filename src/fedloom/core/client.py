@@ -11,7 +11,6 @@ import traceback
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import NamedTuple
 
 import torch
@@ -20,10 +19,13 @@ from torch import Tensor
 from fedloom.core import rng, tree
 from fedloom.core.batches import minibatch
 from fedloom.core.context import Batch, Context, Model
+from fedloom.core.errors import ConfigError
 from fedloom.core.example_privacy import noised
+from fedloom.core.failure import Failure, FailureKind
 from fedloom.core.message import Message, Slice
 from fedloom.core.parts import UPDATE, Paired, Part
 from fedloom.core.plan import ClientPlan
+from fedloom.core.returned import copied
 from fedloom.core.step import TrainState, descend, paired_gradients
 from fedloom.core.tree import Tree
 from fedloom.core.views import LayerViews, SharedPrivate, StepInfo, mixed
@@ -31,6 +33,7 @@ from fedloom.core.views import LayerViews, SharedPrivate, StepInfo, mixed
 State = dict[str, Tree]  # a client's state: the part's place -> its tree
 ONE_VALUE = "Expected more than 1 value per channel"  # what PyTorch says of batch normalisation of one sample
 BUFFERS = "buffers"  # the slot of batch statistics in every message that has any
+PRIVATE = ("private", BUFFERS)  # the private parameters and buffers, beside the personal part's own state
 
 
 @dataclass(frozen=True)
@@ -52,45 +55,6 @@ class Broadcast:
     buffers: Tensor
     parts: State
     invited: tuple[int, ...] = ()
-
-
-class FailureKind(StrEnum):
-    """The reason why a client is left out of a round."""
-
-    CODE = "code"  # an exception in a part, the model or the data
-    DIED = "died"  # its worker process died
-    DIVERGED = "diverged"  # something in its result is not finite
-    MALFORMED = "malformed"  # a tensor of its result has another shape or type than the plan's or the others'
-    ABSENT = "absent"  # it dropped out after receiving the model
-    REFUSED = "refused"  # it declined the work, for its data do not fit
-
-
-@dataclass
-class Failure:
-    """A client left out of a round's aggregation, and why.
-
-    Attributes:
-        round: t, from 0.
-        client: its number.
-        kind: what went wrong.
-        reason: the reason of the failure, as text.
-        stage: of the local work, like ``step 1 of 4``; empty if it had not started.
-        trace: the traceback if its work raised an exception.
-    """
-
-    round: int
-    client: int
-    kind: FailureKind
-    reason: str
-    stage: str = ""
-    trace: str = field(default="", repr=False)
-
-    def __post_init__(self) -> None:
-        self.kind = FailureKind(self.kind)
-
-    def __str__(self) -> str:
-        where = f"failed in {self.stage}: " if self.kind is FailureKind.CODE and self.stage else ""
-        return f"round {self.round}, client {self.client}: {where}{self.reason}"
 
 
 @dataclass
@@ -164,12 +128,35 @@ def contexts(plan: ClientPlan, down: Broadcast, state: State, client: int, steps
     effective = plan.effective_steps(steps)
     return {
         place: Context(
-            down.theta, down.parts.get(place, {}), state.get(place, {}), {}, size, steps,
+            down.theta, down.parts.get(place, {}), own_state(state, place), {}, size, steps,
             down.lr, down.round, plan.facts, counts, own, client, down.invited, effective,
             plan.usual_steps,
         )
         for place in plan.method.parts
     }  # fmt: skip
+
+
+def own_state(state: State, place: str) -> Tree:
+    """A part's own state at a client, without the private parameters and buffers that are kept beside it."""
+    mine = state.get(place, {})
+    return {name: mine[name] for name in mine if name not in PRIVATE} if place == "personal" else mine
+
+
+def with_private(state: State, private: Tree, hook: str) -> None:
+    """Put private parameters and buffers into a client's state, beside what the personal part's hook returned.
+
+    Raises:
+        ConfigError: if it returned something by their names.
+    """
+    mine = state.get("personal", {})
+    for name in PRIVATE:
+        if name in mine:
+            raise ConfigError(
+                f"personal.{hook} returned a state {name!r}, the name under which the client's private values are "
+                "kept; choose another name."
+            )
+    if private:
+        state["personal"] = mine | private
 
 
 def on_step(
@@ -192,7 +179,7 @@ def load(plan: ClientPlan, down: Broadcast, client: int | None, state: State, at
     at.theta[:split].copy_(down.theta)
     if plan.private_size and not (client is None and plan.is_paired):
         personal = plan.method.personal
-        kept = private and not (isinstance(personal, Paired) and personal.restarts)
+        kept = "private" in private and not (isinstance(personal, Paired) and personal.restarts)
         own = private["private"] if kept else plan.first_private(client or 0, down.theta, down.round)
         at.theta[split:].copy_(own)
     if plan.is_paired:
@@ -312,19 +299,31 @@ class ClientWork:
             if part.measured:
                 result.uploads.setdefault(place, {}).update(_measured(part, update))
         for place, _ in plan.method.hooks["init_client"]:  # a state that no hook returned is unchanged
-            if place not in result.state and self.state.get(place):
-                result.state[place] = {name: value.clone() for name, value in self.state[place].items()}
-        if plan.private_size and plan.method.personal.kept and (self.moved_private or self.state.get("personal")):
-            result.state["personal"] = {"private": at.theta[split:].clone(), "buffers": at.buffers[buffers:].clone()}
+            if place not in result.state and (kept := own_state(self.state, place)):
+                result.state[place] = kept
         result.update = update
         if plan.attack is not None and plan.forges and self.client in plan.hostile:
             draws = rng.stream(plan.seed, "attack", down.round, self.client)
             result.update = plan.attack.forge(update, down.theta, plan.theta0[:split], draws)
-        result = self._checked(result)
-        if plan.method.hooks["send"] and result.failure is None:
-            self._send(result, seen)
+        if plan.method.hooks["send"]:
             result = self._checked(result)
-        return result
+            if result.failure is not None:
+                return result
+            self._send(result, seen)
+        self._keep(result, at)
+        return self._checked(result)
+
+    def _keep(self, result: Result, at: Vectors) -> None:
+        """Bring the client's state into memory of its own, with the private parameters and buffers."""
+        plan, split, buffers = self.plan, self.plan.layout.shared_size, self.plan.layout.shared_buffers
+        for place, mine in result.state.items():
+            result.state[place] = copied(mine, f"{place}.{'send' if place.startswith('uplink') else 'end'}")
+        private: Tree = {}
+        if plan.private_size and plan.method.personal.kept:
+            own = "private" in self.state.get("personal", {}) or "personal" in result.state
+            if self.moved_private or own:
+                private = {"private": at.theta[split:].clone(), "buffers": at.buffers[buffers:].clone()}
+        with_private(result.state, private, "end")
 
     def _send(self, result: Result, seen: Mapping[str, Context]) -> None:
         """Apply the uplinks, in order, to everything that leaves the client."""

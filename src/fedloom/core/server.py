@@ -7,10 +7,9 @@ from typing import Protocol
 
 from torch import Tensor
 
-from fedloom.core.client import Broadcast, State
-from fedloom.core.errors import ConfigError
+from fedloom.core.client import Broadcast, State, with_private
 from fedloom.core.plan import ClientPlan
-from fedloom.core.tree import Tree
+from fedloom.core.returned import tensors
 
 
 @dataclass(frozen=True)
@@ -27,7 +26,7 @@ class Server:
         """The state before the first round; θ [P] and buffers are those of a newly initialised model."""
         shared = theta[: plan.layout.shared_size].clone()
         states = {
-            place: _tensors(part.init_server(shared, plan.facts), f"{place}.init_server")
+            place: tensors(part.init_server(shared, plan.facts), f"{place}.init_server")
             for place, part in plan.method.hooks["init_server"]
         }
         return cls(shared, buffers[: plan.layout.shared_buffers].clone(), states)
@@ -45,7 +44,9 @@ class Server:
 def first_state(plan: ClientPlan, theta: Tensor) -> State:
     """The parts' states at a client that participates for the first time; θ [P] is the model that it received."""
     hooks = plan.method.hooks["init_client"]
-    return {place: _tensors(part.init_client(theta), f"{place}.init_client") for place, part in hooks}
+    state = {place: tensors(part.init_client(theta), f"{place}.init_client") for place, part in hooks}
+    with_private(state, {}, "init_client")
+    return state
 
 
 class Store(Protocol):
@@ -54,20 +55,3 @@ class Store(Protocol):
     def get(self, client: int) -> State | None:
         """The client's state, or None."""
         ...
-
-
-def _tensors(made: Tree, hook: str) -> Tree:
-    """The tree that a part's hook returned.
-
-    >>> _tensors({"visits": 0}, "drift.init_client")
-    Traceback (most recent call last):
-    ...
-    fedloom.core.errors.ConfigError: drift.init_client returned 'visits' as int; states hold tensors, by name.
-
-    Raises:
-        ConfigError: if it holds anything but tensors.
-    """
-    for name, value in made.items():
-        if not isinstance(value, Tensor):
-            raise ConfigError(f"{hook} returned {name!r} as {type(value).__name__}; states hold tensors, by name.")
-    return made

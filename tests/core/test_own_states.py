@@ -1,0 +1,122 @@
+"""Client states of users' parts: what a hook returns is kept, in memory of its own, beside the private parameters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.resuming import back_to
+from helpers.runs import assert_same_run, assert_same_state, experiment, go
+from torch import Tensor
+
+from fedloom.core.context import Context
+from fedloom.core.errors import ClientError, ConfigError
+from fedloom.core.parts import ClientEnd, Drift, Model, Needs, Personal
+from fedloom.core.tree import Tree
+from fedloom.experiment.federated import run
+from fedloom.methods import make
+from fedloom.parts.personal import Ditto, PrivateHead
+
+FEDAVG = make("fedavg")
+
+
+@dataclass(frozen=True)
+class CountingDitto(Ditto):
+    """Ditto that counts its rounds."""
+
+    starts: bool = False
+    called: str = "n"
+
+    def init_client(self, theta: Tensor) -> Tree:
+        return {self.called: theta.new_zeros(())} if self.starts else {}
+
+    def end(self, ctx: Context, update: Tensor, model: Model) -> ClientEnd:
+        return ClientEnd({self.called: ctx.state.get(self.called, update.new_zeros(())) + 1}, {}, update)
+
+
+@dataclass(frozen=True)
+class CountingHead(PrivateHead):
+    """A private head that counts its rounds."""
+
+    starts: bool = False
+    called: str = "n"
+
+    init_client = CountingDitto.init_client
+    end = CountingDitto.end
+
+
+@dataclass(frozen=True)
+class KeepingHead(PrivateHead):
+    """A private head with a state that never changes."""
+
+    def init_client(self, theta: Tensor) -> Tree:
+        return {"first": theta.clone()}
+
+    def end(self, ctx: Context, update: Tensor, model: Model) -> ClientEnd:
+        return ClientEnd(ctx.state, {}, update)
+
+
+COUNTING = [kind(starts=starts) for kind in (CountingDitto, CountingHead) for starts in (False, True)]
+
+
+@pytest.mark.parametrize("personal", COUNTING, ids=repr)
+@pytest.mark.parametrize("compute", ["live", "batched"])
+def test_a_personal_part_has_a_state_beside_private_parameters(personal: Personal, compute: str) -> None:
+    plain = Ditto() if isinstance(personal, Ditto) else PrivateHead()
+    counted, bare = (go(replace(FEDAVG, personal=one), compute=compute) for one in (personal, plain))
+    for client, state in counted.snapshot.store:
+        mine = state["personal"]
+        assert mine["n"] == 3
+        expected = bare.snapshot.store.get(client)
+        assert expected is not None
+        torch.testing.assert_close(mine["private"], expected["personal"]["private"])
+    by_processes = go(
+        replace(FEDAVG, personal=personal), compute=compute, engine="processes", engine_settings={"workers": 2}
+    )
+    assert_same_run(by_processes, counted)
+
+
+@pytest.mark.parametrize("personal", [*COUNTING, KeepingHead()], ids=repr)
+@pytest.mark.parametrize("client_state", ["memory", "disk"])
+def test_both_survive_an_interruption(personal: Personal, client_state: str, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"cohort": 4, "client_state": client_state}
+    work = experiment(replace(FEDAVG, personal=personal), **settings)
+    whole = run(work, out=tmp_path / "whole")
+    run(work, out=tmp_path / "cut", checkpoint_every=1, keep=3)
+    back_to(tmp_path / "cut", 2)
+    assert_same_state(run(work, tmp_path / "cut", resume=True).snapshot, whole.snapshot)
+
+
+@pytest.mark.parametrize("called", ["private", "buffers"])
+def test_the_names_of_private_values_are_refused(called: str) -> None:
+    with pytest.raises(ClientError, match=f"personal.end returned a state '{called}', the name under which"):
+        go(replace(FEDAVG, personal=CountingDitto(called=called)))
+    with pytest.raises(ConfigError, match=f"personal.init_client returned a state '{called}'"):
+        go(replace(FEDAVG, personal=CountingDitto(called=called, starts=True)))
+
+
+@dataclass(frozen=True)
+class Aliasing(Drift):
+    """States that are the library's own memory: the model, the message, the update and the last state."""
+
+    needs = Needs(shared=True)
+
+    def init_client(self, theta: Tensor) -> Tree:
+        return {"first": theta}
+
+    def end(self, ctx: Context, update: Tensor, model: Any) -> ClientEnd:
+        weight = next(iter(model.parameters())) if hasattr(model, "parameters") else ctx.received - update
+        state = {"weight": weight, "row": weight[0], "received": ctx.received, "update": update, "again": update}
+        return ClientEnd(state | {"first": ctx.state["first"], "turned": ctx.received.expand(2, -1).T}, {}, update)
+
+
+def test_states_do_not_share_memory_with_the_library(tmp_path: Path) -> None:
+    method = replace(FEDAVG, drift=Aliasing())
+    serial = go(method)
+    weights = [state["drift"]["weight"] for _, state in serial.snapshot.store]
+    assert not any(torch.equal(weights[0], other) for other in weights[1:])
+    assert_same_run(go(method, engine="processes", engine_settings={"workers": 2}), serial)
+    assert_same_state(run(experiment(method), out=tmp_path / "kept").snapshot, serial.snapshot)
