@@ -20,7 +20,7 @@ from fedloom.methods import make
 from fedloom.parts.drift import Scaffold
 from fedloom.parts.mixing import Uniform
 from fedloom.parts.objectives import CrossEntropy, Proximal
-from fedloom.parts.uplink import TopK
+from fedloom.parts.uplink import SecureSum, TopK
 
 FEDAVG = make("fedavg")
 
@@ -179,3 +179,49 @@ def test_a_download_may_come_into_being_in_the_first_round() -> None:
     first, second = (record["comm/down_params"] for record in result.history)
     assert second == 2 * first
     assert_same_run(go(replace(FEDAVG, drift=Asks()), rounds=2), result)
+
+
+@dataclass(frozen=True)
+class Numbers(Drift):
+    """Uploads whole numbers and truth values, and keeps what the server makes of them."""
+
+    uploads: ClassVar = {how.value: how for how in Reduce}
+    dtype: torch.dtype = torch.int64
+
+    def end(self, ctx: Context, update: Tensor, model: Model) -> ClientEnd:
+        number = torch.tensor(100 * (ctx.client % 2)).to(self.dtype)
+        return ClientEnd({}, dict.fromkeys(self.uploads, number), update)
+
+    def correct(self, state: Tree, update: Tensor, uploads: Tree, info: RoundInfo) -> Halves:
+        return uploads, update
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool, torch.float32])
+def test_whole_numbers_are_averaged_as_numbers(dtype: torch.dtype) -> None:
+    result = go(replace(FEDAVG, drift=Numbers(dtype)), rounds=1)
+    found, one = result.snapshot.server.parts["drift"], 1 if dtype is torch.bool else 100
+    assert found["sum"] == 3 * one
+    assert found["mean"] == one / 2
+    assert found["share"] == one / 2
+    assert 0 < found["mix"] < one
+    assert found["all"].tolist() == [0, one] * 3
+    assert found["all"].dtype == dtype
+
+
+def test_whole_numbers_pass_a_secure_sum() -> None:
+    method = replace(FEDAVG, drift=Scalar(), mixing=Uniform(), uplink=(SecureSum(),))
+    assert go(method, rounds=1).snapshot.server.parts["drift"]["mean"] == 2.5
+
+
+@dataclass(frozen=True)
+class Scalar(Drift):
+    """Uploads the client's number."""
+
+    uploads: ClassVar = {"mean": Reduce.MEAN}
+    boundable: ClassVar = ("mean",)
+
+    def end(self, ctx: Context, update: Tensor, model: Model) -> ClientEnd:
+        return ClientEnd({}, {"mean": torch.tensor(ctx.client)}, update)
+
+    def correct(self, state: Tree, update: Tensor, uploads: Tree, info: RoundInfo) -> Halves:
+        return uploads, update

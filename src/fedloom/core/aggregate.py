@@ -145,12 +145,14 @@ class Fold:
         for place, part in plan.method.uploading:
             for name, how in part.uploads.items():
                 value = result.update if name == UPDATE else result.uploads[place][name]
+                if how is not Reduce.ALL and not (value.is_floating_point() or plan.method.only_sums):
+                    value = value.to(plan.layout.dtype)  # the mean of whole numbers is no whole number
                 factor = {Reduce.ALL: None, Reduce.MIX: weight}.get(how, None if plan.keeps_uploads else 1.0)
                 self._fold(f"{place}/{name}", value, factor)
 
     def _misfit(self, plan: ClientPlan, result: Result) -> str | None:
         """The reason why a result cannot be summed with the others; a sum would silently broadcast a smaller tensor."""
-        layout, ring = plan.layout, any(uplink.only_sums for uplink in plan.method.uplink)
+        layout, ring = plan.layout, plan.method.only_sums
         wanted: dict[str, tuple[int, ...]] = {UPDATE: (layout.shared_size,), BUFFERS: (layout.shared_buffers,)}
         sent: dict[str, Tensor | None] = {UPDATE: result.update, BUFFERS: result.buffers}
         for place, part in plan.method.uploading:

@@ -253,6 +253,11 @@ class Method:
         return [(place, part) for place, part in self.parts.items() if part.uploads]
 
     @cached_property
+    def only_sums(self) -> bool:
+        """Whether the server sees sums alone, of floats or of numbers in a ring of an uplink's own."""
+        return any(uplink.only_sums for uplink in self.uplink)
+
+    @cached_property
     def is_cross_entropy(self) -> bool:
         """Whether the loss on a mini-batch is the cross entropy of the logits alone, whose gradient is known."""
         return [isinstance(part, Term) and part.is_cross_entropy for _, part in self.hooks["loss"]] == [True]

@@ -9,7 +9,10 @@ from torch import Tensor
 
 
 class Reduce(Enum):
-    """How the server reduces a slice that every client of the cohort uploads."""
+    """How the server reduces a slice that every client of the cohort uploads.
+
+    Whole numbers and truth values are converted to the model's type first, except by ``ALL``, which keeps their type.
+    """
 
     MIX = "mix"  # Σ p_i x_i with the mixing coefficients p
     MEAN = "mean"  # (1/|S|) Σ x_i
