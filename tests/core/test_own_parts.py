@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedloom.core.context import Batch, Context, Facts, Output, RoundInfo
 from fedloom.core.errors import ClientError, ConfigError
-from fedloom.core.parts import ClientEnd, Drift, Halves, Mixing, Model, Reduce, ServerOptimizer, Term
+from fedloom.core.parts import ClientEnd, Drift, Halves, Mixing, Model, Reduce, ServerOptimizer, Term, Uplink
 from fedloom.core.tree import Tree
 from fedloom.methods import make
 from fedloom.parts.drift import Scaffold
@@ -151,12 +151,96 @@ class Counts(Drift):
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"server": Short()}, r"the server's step has the shape \[\] instead of"),
+        ({"server": Short()}, r"server 'short': step returned a tensor of the shape \[\] instead of"),
         ({"drift": Counts("client")}, "drift.init_client returned 'visits' as int; states hold tensors"),
         ({"drift": Counts("server")}, "drift.init_server returned 'visits' as int; states hold tensors"),
     ],
 )
 def test_what_the_server_makes_has_the_promised_shape(changes: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        go(replace(FEDAVG, name="own", **changes))
+
+
+@dataclass(frozen=True)
+class Server(Drift):
+    """A drift whose halves at the server return something else."""
+
+    made: Any = None
+    at: str = "correct"
+
+    def init_server(self, theta: Tensor, facts: Facts) -> Tree:
+        return self.made if self.at == "init_server" else {}
+
+    def init_client(self, theta: Tensor) -> Tree:
+        return self.made if self.at == "init_client" else {}
+
+    def correct(self, state: Tree, update: Tensor, uploads: Tree, info: RoundInfo) -> Halves:
+        return self._made(state, update) if self.at == "correct" else (state, update)
+
+    def refine(self, state: Tree, theta: Tensor, buffers: Tensor, info: RoundInfo) -> Halves:
+        return self._made(state, theta) if self.at == "refine" else (state, theta)
+
+    def _made(self, state: Tree, vector: Tensor) -> Any:
+        return self.made(state, vector) if callable(self.made) else self.made
+
+
+@dataclass(frozen=True)
+class Step(ServerOptimizer):
+    """A server optimiser that returns something else."""
+
+    made: Any = None
+
+    def step(self, state: Tree, update: Tensor, uploads: Tree, info: RoundInfo) -> Any:
+        return self.made
+
+
+@dataclass(frozen=True)
+class Combining(Mixing):
+    """A mixing that returns something else as its coefficients, or as its own step."""
+
+    p: Any = (({}, np.full(6, 1 / 6)),)
+    made: Any = None
+
+    def coefficients(self, state: Tree, info: RoundInfo) -> Any:
+        return self.p[0]
+
+    def combine(self, state: Tree, update: Tensor, uploads: Tree, info: RoundInfo) -> Any:
+        return self.made
+
+
+@dataclass(frozen=True)
+class Receives(Uplink):
+    """An uplink that changes something else at the server."""
+
+    made: Any = None
+
+    def receive(self, state: Tree, received: Any, uploads: Tree, info: RoundInfo) -> Any:
+        return self.made
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"drift": Server()}, r"drift 'server': correct returned None instead of the pair \(state, a tensor of the"),
+        ({"drift": Server(torch.zeros(2))}, "drift 'server': correct returned a Tensor instead of the pair"),
+        ({"drift": Server(({}, 0.0))}, r"correct returned a float instead of a tensor of the shape \["),
+        ({"drift": Server(lambda s, v: (s, v.float()))}, "correct returned a tensor of type torch.float32 instead of"),
+        ({"drift": Server(lambda s, v: ({"x": 1}, v))}, "'server': correct returned 'x' as int; states hold tensors"),
+        ({"drift": Server(lambda s, v: (None, v))}, "'server': correct returned None; a state is a dict of tensors"),
+        ({"drift": Server(lambda s, v: (s, v.float()), "refine")}, "'server': refine returned a tensor of type"),
+        ({"drift": Server(None, "init_server")}, "drift.init_server returned None; a state is a dict of tensors"),
+        ({"drift": Server(None, "init_client")}, "drift.init_client returned None; a state is a dict of tensors"),
+        ({"server": Step()}, "server 'step': step returned None instead of the pair"),
+        ({"mixing": Combining((None,))}, r"mixing 'combining': coefficients returned None instead of the pair \(st"),
+        ({"mixing": Combining((({}, "even"),))}, "'combining': coefficients returned a str instead of an array"),
+        ({"mixing": Combining()}, "mixing 'combining': combine returned None instead of the pair"),
+        ({"uplink": Receives()}, r"uplink.0 'receives': receive returned None instead of the pair \(state, the ch"),
+        ({"uplink": Receives(({}, None))}, "receive returned None instead of the changed slices by slot"),
+        ({"uplink": Receives(({}, {"updat": 0}))}, "receive changed 'updat', which it did not receive; did you mean"),
+        ({"uplink": Receives(({}, {"update": None}))}, "receive of 'update' returned None instead of a tensor"),
+    ],
+)
+def test_what_a_hook_at_the_server_returns_is_checked(changes: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         go(replace(FEDAVG, name="own", **changes))
 

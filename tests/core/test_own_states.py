@@ -12,9 +12,9 @@ from helpers.resuming import back_to
 from helpers.runs import assert_same_run, assert_same_state, experiment, go
 from torch import Tensor
 
-from fedloom.core.context import Context
+from fedloom.core.context import Context, Facts, RoundInfo
 from fedloom.core.errors import ClientError, ConfigError
-from fedloom.core.parts import ClientEnd, Drift, Model, Needs, Personal
+from fedloom.core.parts import ClientEnd, Drift, Halves, Model, Needs, Personal
 from fedloom.core.tree import Tree
 from fedloom.experiment.federated import run
 from fedloom.methods import make
@@ -120,3 +120,24 @@ def test_states_do_not_share_memory_with_the_library(tmp_path: Path) -> None:
     assert not any(torch.equal(weights[0], other) for other in weights[1:])
     assert_same_run(go(method, engine="processes", engine_settings={"workers": 2}), serial)
     assert_same_state(run(experiment(method), out=tmp_path / "kept").snapshot, serial.snapshot)
+
+
+@dataclass(frozen=True)
+class AliasingServer(Drift):
+    """Server states that are the library's own memory."""
+
+    def init_server(self, theta: Tensor, facts: Facts) -> Tree:
+        return {"first": theta}
+
+    def correct(self, state: Tree, update: Tensor, uploads: Tree, info: RoundInfo) -> Halves:
+        return {**state, "update": update, "again": update, "received": info.received}, update
+
+    def refine(self, state: Tree, theta: Tensor, buffers: Tensor, info: RoundInfo) -> Halves:
+        return {**state, "theta": theta}, theta
+
+
+def test_server_states_may_be_the_model_and_its_update(tmp_path: Path) -> None:
+    method = replace(FEDAVG, drift=AliasingServer())
+    result = run(experiment(method), out=tmp_path / "kept")
+    assert torch.equal(result.snapshot.server.parts["drift"]["theta"], result.snapshot.server.theta)
+    assert_same_run(go(method), result)

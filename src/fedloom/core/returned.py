@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -23,7 +25,7 @@ def tensors(made: object, hook: str) -> Tree:
     if not isinstance(made, dict):
         raise ConfigError(f"{hook} returned {told(made)}; a state is a dict of tensors, by name, or {{}}.")
     for name, value in made.items():
-        if not isinstance(value, Tensor):
+        if not (isinstance(value, Tensor) and isinstance(name, str)):
             raise ConfigError(f"{hook} returned {name!r} as {type(value).__name__}; states hold tensors, by name.")
     return made
 
@@ -32,6 +34,63 @@ def copied(made: Tree, hook: str) -> Tree:
     """The same tree in memory of its own: a hook may return a tensor of the model or of the message."""
     plain = torch.contiguous_format
     return {name: value.detach().clone(memory_format=plain) for name, value in tensors(made, hook).items()}
+
+
+def apart(states: dict[str, Tree], *vectors: Tensor) -> dict[str, Tree]:
+    """The states with copies of tensors that share memory with a vector or an earlier state, as files hold each once.
+
+    >>> x = torch.zeros(2)
+    >>> found = apart({"drift": {"a": x, "b": x}}, torch.ones(2))["drift"]
+    >>> found["a"] is x, found["b"] is x
+    (True, False)
+    """
+    seen = {vector.untyped_storage().data_ptr() for vector in vectors}
+    found: dict[str, Tree] = {}
+    for place, state in states.items():
+        found[place] = {}
+        for name, value in state.items():
+            memory = value.untyped_storage().data_ptr()
+            found[place][name] = value.clone() if memory in seen else value
+            seen.add(memory)
+    return found
+
+
+def pair(made: object, hook: str, second: str) -> tuple[Tree, Any]:
+    """The pair that a server half returned: the part's new state, and a ``second`` that is not checked here.
+
+    >>> pair(torch.zeros(3), "server 'own': step", "the step")
+    Traceback (most recent call last):
+    ...
+    fedloom.core.errors.ConfigError: server 'own': step returned a Tensor instead of the pair (state, the step).
+
+    Raises:
+        ConfigError: if it is no pair, or the state holds anything but tensors.
+    """
+    if not (isinstance(made, tuple | list) and len(made) == 2):
+        raise ConfigError(f"{hook} returned {told(made)} instead of the pair (state, {second}).")
+    return tensors(made[0], hook), made[1]
+
+
+def like(value: object, other: Tensor, hook: str) -> Tensor:
+    """The tensor that a hook returned, in the shape and the type of another one.
+
+    >>> like(torch.zeros(2), torch.zeros(3), "server 'own': step")
+    Traceback (most recent call last):
+    ...
+    fedloom.core.errors.ConfigError: server 'own': step returned a tensor of the shape [2] instead of [3].
+
+    Raises:
+        ConfigError: if it is no tensor, or another shape or type.
+    """
+    if not isinstance(value, Tensor):
+        raise ConfigError(f"{hook} returned {told(value)} instead of a tensor of the shape {list(other.shape)}.")
+    if value.shape != other.shape:
+        raise ConfigError(
+            f"{hook} returned a tensor of the shape {list(value.shape)} instead of {list(other.shape)}."
+        )
+    if value.dtype != other.dtype:
+        raise ConfigError(f"{hook} returned a tensor of type {value.dtype} instead of {other.dtype}.")
+    return value
 
 
 def told(made: object) -> str:

@@ -14,21 +14,21 @@ This module knows neither methods nor engines: it reduces what clients return as
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedloom.core import tree
+from fedloom.core import returned, tree
 from fedloom.core.client import BUFFERS, FailureKind, Result, State
 from fedloom.core.cohort import Cohort, InitialStates, Report
 from fedloom.core.context import RoundInfo
 from fedloom.core.engine import Engine
-from fedloom.core.errors import ClientError, ConfigError
+from fedloom.core.errors import ClientError, ConfigError, nearest
 from fedloom.core.method import Method
-from fedloom.core.parts import UPDATE, Reduce, Reduced
+from fedloom.core.parts import UPDATE, Halves, Part, Reduce, Reduced
 from fedloom.core.plan import ClientPlan
 from fedloom.core.server import Server, Store
 from fedloom.core.server_data import ServerData
@@ -66,7 +66,7 @@ def federated_round(
         is unchanged.
 
     Raises:
-        ConfigError: if a part of the server returns coefficients off the simplex, or a step of another shape.
+        ConfigError: if a part of the server returns coefficients off the simplex, or anything of another shape or type.
         ClientError: if every client failed for other reasons than divergence, which points to a bug or an outage rather
             than to the clients; or if the server's model is no longer finite.
     """
@@ -120,7 +120,8 @@ def federated_round(
             if owner != place
             for name, how in other.uploads.items()
         }
-        states[place], changed = part.receive(states.get(place, {}), received, uploads.get(place, {}), info)
+        made = part.receive(states.get(place, {}), received, uploads.get(place, {}), info)
+        states[place], changed = _received(made, received, _named(place, part, "receive"), server.theta)
         delta = changed.pop(UPDATE, delta)
         for slot, value in changed.items():
             owner, _, name = slot.rpartition("/")
@@ -129,36 +130,35 @@ def federated_round(
     # combine
     info = replace(info, mixed=delta)
     for place, part in method.hooks["combine"]:
-        states[place], delta = part.combine(states.get(place, {}), delta, uploads.get(place, {}), info)
+        made = part.combine(states.get(place, {}), delta, uploads.get(place, {}), info)
+        states[place], delta = _halves(made, _named(place, part, "combine"), server.theta)
 
     # correct
     info = replace(info, combined=delta)
     for place, part in method.hooks["correct"]:
-        states[place], delta = part.correct(states.get(place, {}), delta, uploads.get(place, {}), info)
+        made = part.correct(states.get(place, {}), delta, uploads.get(place, {}), info)
+        states[place], delta = _halves(made, _named(place, part, "correct"), server.theta)
 
     # step: what no client of the round holds stays, and so does the optimiser's memory of it
     held = work.held(members[arrived], p)
     for place, part in method.hooks["step"]:
         before = states.get(place, {})
-        states[place], delta = part.step(before, delta, uploads.get(place, {}), info)
+        made = part.step(before, delta, uploads.get(place, {}), info)
+        states[place], delta = _halves(made, _named(place, part, "step"), server.theta)
         if held is not None:
             states[place] = {name: _kept(held, value, before.get(name)) for name, value in states[place].items()}
-    if delta.shape != server.theta.shape:  # the difference would broadcast it
-        raise ConfigError(
-            f"the server's step has the shape {list(delta.shape)} instead of {list(server.theta.shape)}; see what the "
-            f"server halves of method {method.name!r} return."
-        )
     theta = _kept(held, server.theta - delta, server.theta)
 
     # refine
     for place, part in method.hooks["refine"]:
-        states[place], theta = part.refine(states.get(place, {}), theta, buffers, info)
+        made = part.refine(states.get(place, {}), theta, buffers, info)
+        states[place], theta = _halves(made, _named(place, part, "refine"), server.theta)
 
     if not tree.finite({"": theta}):
         raise ClientError(
             f"round {server.round}: the server model is no longer finite; lower the learning rate or clip gradients."
         )
-    return Server(theta, buffers, states, server.round + 1), report
+    return Server(theta, buffers, returned.apart(states, theta, buffers), server.round + 1), report
 
 
 def _least(dtype: torch.dtype) -> float:
@@ -169,10 +169,42 @@ def _least(dtype: torch.dtype) -> float:
     return torch.finfo(dtype).tiny / torch.finfo(dtype).eps
 
 
+def _named(place: str, part: Part, hook: str) -> str:
+    """A hook in messages, like ``server 'adam': step``."""
+    return f"{place} {label(part)!r}: {hook}"
+
+
+def _halves(made: object, hook: str, theta: Tensor) -> Halves:
+    """The new state and the vector [P] that a server half returned, for a model θ [P]."""
+    state, vector = returned.pair(made, hook, f"a tensor of the shape {list(theta.shape)}")
+    return state, returned.like(vector, theta, hook)
+
+
+def _received(
+    made: object, received: Mapping[str, Reduced], hook: str, theta: Tensor
+) -> tuple[Tree, dict[str, Tensor]]:
+    """The new state and the changed slices that an uplink's ``receive`` returned; the update is of the model's type."""
+    state, changed = returned.pair(made, hook, "the changed slices by slot")
+    if not isinstance(changed, dict):
+        raise ConfigError(f"{hook} returned {returned.told(changed)} instead of the changed slices by slot.")
+    for slot, value in changed.items():
+        if slot not in received:
+            raise ConfigError(f"{hook} changed {slot!r}, which it did not receive; {nearest(str(slot), received)}")
+        before = received[slot].value
+        kind = value.dtype if slot != UPDATE and isinstance(value, Tensor) else theta.dtype  # slices have their own
+        returned.like(value, before.to(kind), f"{hook} of {slot!r}")
+    return state, dict(changed)
+
+
 def _coefficients(method: Method, states: State, info: RoundInfo) -> tuple[Tree, np.ndarray]:
     """The mixing's new state and p, float64 [|S|]: on the simplex, or NaN if no update shall count."""
-    state, p = method.mixing.coefficients(states.get("mixing", {}), info)
-    p = np.asarray(p, dtype=np.float64)
+    made = method.mixing.coefficients(states.get("mixing", {}), info)
+    hook = _named("mixing", method.mixing, "coefficients")
+    state, p = returned.pair(made, hook, "p")
+    try:
+        p = np.asarray(p, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{hook} returned {returned.told(p)} instead of an array of numbers.") from error
     if p.shape != info.cohort.shape:
         raise ConfigError(
             f"mixing {label(method.mixing)!r} returned coefficients of the shape {list(p.shape)} for a cohort of "

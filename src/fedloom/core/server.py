@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedloom.core.client import Broadcast, State, with_private
 from fedloom.core.plan import ClientPlan
-from fedloom.core.returned import tensors
+from fedloom.core.returned import apart, tensors
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Server:
             place: tensors(part.init_server(shared, plan.facts), f"{place}.init_server")
             for place, part in plan.method.hooks["init_server"]
         }
-        return cls(shared, buffers[: plan.layout.shared_buffers].clone(), states)
+        return cls(shared, buffers[: plan.layout.shared_buffers].clone(), apart(states, shared))
 
     def broadcast(self, plan: ClientPlan) -> Broadcast:
         """The message to the cohort of the next round."""
