@@ -42,6 +42,24 @@ def test_a_slot_holds_its_own_parts(slot: str, held: Any, sentence: str) -> None
         replace(FEDAVG, **{slot: held})
 
 
+@pytest.mark.parametrize(
+    ("declared", "sentence"),
+    [
+        ({"downloads": "momentum"}, r"drift 'declares': downloads is 'momentum', but it must be a tuple of names"),
+        ({"downloads": (3,)}, r"downloads is \(3,\), but it must be a tuple of names"),
+        ({"boundable": "control"}, "boundable is 'control', but it must be a tuple of names"),
+        ({"uploads": ("a",)}, r"uploads is \('a',\), but it must be a dict, like {'control': Reduce.MEAN}"),
+        ({"uploads": {"a": "mean"}}, "uploads has 'mean' for 'a', but it must map names, like {'control': Reduce.MEAN"),
+        ({"measured": {"a": 3}}, "measured has 3 for 'a', but it must map names"),
+        ({"needs": ("samples",)}, r"needs is \('samples',\), but it must be Needs\(...\), like Needs\(samples=True\)"),
+    ],
+)
+def test_declarations_have_their_form(declared: dict[str, Any], sentence: str) -> None:
+    part = dataclass(frozen=True)(type("Declares", (Drift,), declared))
+    with pytest.raises(ConfigError, match=sentence):
+        replace(FEDAVG, drift=part())
+
+
 def test_terms_may_come_as_a_list_or_alone() -> None:
     terms: Any = [CrossEntropy(), Proximal(0.1)]
     listed = replace(FEDAVG, objective=terms)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -16,6 +16,7 @@ from fedloom.core.parts import (
     Adaptation,
     Drift,
     Mixing,
+    Needs,
     Paired,
     Part,
     Personal,
@@ -137,6 +138,7 @@ class Method:
                 if not isinstance(part, kind):
                     told = f"{part!r:.60}" if isinstance(part, str | int | float | None) else f"a {type(part).__name__}"
                     raise ConfigError(f"{slot} is {told}, but it must be a {kind.__name__} of fedloom.core.parts.")
+                _check_declarations(f"{slot} {label(part)!r}", part)
 
     def with_loss(self, term: Term) -> Method:
         """The method with another loss on the data in place of the cross entropy; its name says so.
@@ -312,3 +314,24 @@ class Method:
             if entry:
                 seen.setdefault(entry.strip())
         yield from seen
+
+
+def _check_declarations(who: str, part: Part) -> None:
+    """Raise a ``ConfigError`` if what a part declares has another form than that of ``Part``; ``who`` begins it."""
+    if not isinstance(part.needs, Needs):
+        raise ConfigError(f"{who}: needs is {part.needs!r:.60}, but it must be Needs(...), like Needs(samples=True).")
+    for name in ("downloads", "boundable"):
+        names = getattr(part, name)
+        if not (isinstance(names, tuple | list) and all(isinstance(one, str) for one in names)):
+            told = f"{names!r:.60}"
+            raise ConfigError(f"{who}: {name} is {told}, but it must be a tuple of names, like ('momentum',).")
+    for name, kind, example in (("uploads", Reduce, "Reduce.MEAN"), ("measured", Callable, "torch.norm")):
+        held = getattr(part, name)
+        if not isinstance(held, Mapping):
+            raise ConfigError(f"{who}: {name} is {held!r:.60}, but it must be a dict, like {{'control': {example}}}.")
+        for key, value in held.items():
+            if not (isinstance(key, str) and isinstance(value, kind)):
+                raise ConfigError(
+                    f"{who}: {name} has {value!r:.60} for {key!r:.60}, but it must map names, like "
+                    f"{{'control': {example}}}."
+                )
