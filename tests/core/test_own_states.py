@@ -6,18 +6,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from helpers.resuming import back_to
-from helpers.runs import assert_same_run, assert_same_state, experiment, go
+from helpers.runs import assert_same_records, assert_same_run, assert_same_state, experiment, go, theta
 from torch import Tensor
 
-from fedloom.core.context import Context, Facts, RoundInfo
+from fedloom.core.context import Batch, Context, Facts, Output, RoundInfo
 from fedloom.core.errors import ClientError, ConfigError
-from fedloom.core.parts import ClientEnd, Drift, Halves, Model, Needs, Personal
+from fedloom.core.method import Method
+from fedloom.core.parts import ClientEnd, Drift, Halves, Mixing, Model, Needs, Personal, Term
 from fedloom.core.tree import Tree
 from fedloom.experiment.federated import run
 from fedloom.methods import make
+from fedloom.parts.mixing import AFL, QFFL, TERM
+from fedloom.parts.objectives import CrossEntropy
 from fedloom.parts.personal import Ditto, PrivateHead
 
 FEDAVG = make("fedavg")
@@ -141,3 +145,30 @@ def test_server_states_may_be_the_model_and_its_update(tmp_path: Path) -> None:
     result = run(experiment(method), out=tmp_path / "kept")
     assert torch.equal(result.snapshot.server.parts["drift"]["theta"], result.snapshot.server.theta)
     assert_same_run(go(method), result)
+
+
+@dataclass(frozen=True)
+class Norm(Term):
+    """(μ/2)‖logits‖² with μ as a setting, a constant of the round, or a client's state."""
+
+    kept: str = "setting"
+
+    def init_client(self, theta: Tensor) -> Tree:
+        return {"mu": theta.new_tensor(2.0)} if self.kept == "state" else {}
+
+    def begin(self, ctx: Context) -> Tree:
+        return {"mu": ctx.received.new_tensor(2.0)} if self.kept == "round" else {}
+
+    def loss(self, out: Output, batch: Batch, ctx: Context) -> Tensor:
+        mu = {"setting": {"mu": 2.0}, "round": ctx.local, "state": ctx.state}[self.kept]["mu"]
+        return mu / 2 * out.logits.square().sum(1)
+
+
+@pytest.mark.parametrize("kept", ["round", "state"])
+@pytest.mark.parametrize("mixing", [QFFL(1.0), AFL(), TERM(1.0)], ids=repr)
+def test_mixings_see_losses_with_all_their_terms(kept: str, mixing: Mixing) -> None:
+    runs = [go(Method("m", (CrossEntropy(), Norm(one)), mixing=mixing)) for one in ("setting", kept)]
+    assert_same_records(runs[0].history, runs[1].history, tolerance=1e-12)
+    np.testing.assert_allclose(theta(runs[0]), theta(runs[1]), rtol=0, atol=1e-12)
+    method = Method("m", (CrossEntropy(), Norm(kept)), mixing=mixing)
+    assert_same_run(go(method, engine="processes", engine_settings={"workers": 2}), runs[1])

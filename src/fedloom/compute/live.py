@@ -17,10 +17,12 @@ from fedloom.core.client import Answer, Broadcast, ClientWork, LocalWork, Reques
 from fedloom.core.context import Batch, Context, Output
 from fedloom.core.engine import States
 from fedloom.core.example_privacy import clipping
+from fedloom.core.hooks import overrides
 from fedloom.core.layout import LiveModule
 from fedloom.core.meta import forward, gradient, objective
 from fedloom.core.objective import Net, companions, loss
 from fedloom.core.plan import ClientPlan
+from fedloom.core.server import first_state
 
 EVALUATION_BATCH = 1000
 SINGLE_GRADIENTS = 1 << 24  # numbers that single samples' gradients may take at once
@@ -139,6 +141,15 @@ class Live:
             found.append(self._loss_of_received(down, client, held_out))
         return np.array(found)
 
+    def _begun(self, down: Broadcast, client: int) -> dict[str, Context]:
+        """The contexts of all parts where the loss of the received model is evaluated, with ``begin`` of its terms."""
+        seen = work.contexts(self.plan, down, first_state(self.plan, down.theta), client, 1)
+        seen = {place: ctx._replace(evaluates=True) for place, ctx in seen.items()}
+        for place, part in self.plan.method.hooks["begin"]:
+            if overrides(part, "loss") or overrides(part, "on_step"):
+                seen[place] = seen[place]._replace(local=part.begin(seen[place]))
+        return seen
+
     def _loss_of_received(self, down: Broadcast, client: int, held_out: bool) -> float:
         """The mean loss of the loaded model before local work, on all training (or validation) data of the client."""
         plan = self.plan
@@ -149,7 +160,7 @@ class Live:
         self.live.module.eval()
         total = 0.0
         with torch.no_grad():
-            seen: dict[str, Context] = work.contexts(plan, down, {}, client, 1)
+            seen = self._begun(down, client)
             if plan.is_meta:
                 own = torch.from_numpy(plan.data.index[client])
                 support = Batch(plan.data.arrays.x[own], plan.data.labels(own, client))

@@ -115,6 +115,8 @@ class Context(NamedTuple):
         effective_steps: ‖a‖₁: along a constant gradient g, this round's steps move the model by -η_t·‖a‖₁·g; τ_i
             without momentum.
         usual_steps: the same for a client with the mean number of samples.
+        evaluates: whether the loss of the received model is evaluated, as mixings and records need it, instead of local
+            work; ``state`` is then that of a client that participates for the first time.
     """
 
     received: Tensor
@@ -132,6 +134,7 @@ class Context(NamedTuple):
     invited: Sequence[int] = ()
     effective_steps: float = 1.0
     usual_steps: float = 1.0
+    evaluates: bool = False
 
 
 NO_ROUND = Context(  # for losses evaluated outside a federated round

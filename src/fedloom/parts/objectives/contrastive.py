@@ -26,8 +26,8 @@ class Contrastive(Term):
 
     A client that has not participated yet has θ_i = θ^t: then z_prev = z_glob, and the term is the constant μ log 2,
     without gradient. The same holds in the losses of the received model that fair mixing policies use, which are
-    computed without client state. For θ_i only shared parameters are kept (one model per client); private ones are the
-    current ones.
+    those of a client that has not participated. For θ_i only shared parameters are kept (one model per client); private
+    ones are the current ones.
 
     Args:
         mu: μ ≥ 0; the authors use 1 to 10; 0 gives FedAvg.

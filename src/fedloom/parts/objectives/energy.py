@@ -147,7 +147,7 @@ class Energy(Term):
 
     def on_step(self, ctx: Context, model: Model, batch: Batch, draws: np.random.Generator) -> Tree:
         """The chain after R steps, the samples of this local step after them, and x̃, [min(B, M), ...]."""
-        if "chain" not in ctx.local:  # evaluating the loss of the received model
+        if ctx.evaluates:
             return ctx.local
         rows, chain = len(batch.x), ctx.local["chain"]
         at = torch.as_tensor(draws.permutation(len(chain))[:rows], device=chain.device)

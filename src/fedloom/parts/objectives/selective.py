@@ -114,7 +114,7 @@ class Selective(Term):
 
     def on_step(self, ctx: Context, model: Model, batch: Batch, draws: np.random.Generator) -> Tree:
         """φ after its steps on this mini-batch."""
-        if "guide" not in ctx.local:  # evaluating the loss of the received model
+        if ctx.evaluates:
             return ctx.local
         assert batch.teacher is not None
         rounds, phi = ctx.facts.rounds, ctx.local["guide"]
