@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import NormalDist
@@ -20,7 +21,7 @@ from fedloom.core import rng
 from fedloom.core.attack import Attack
 from fedloom.core.context import RoundInfo
 from fedloom.core.errors import CheckpointError, ConfigError
-from fedloom.core.federation import Arrays
+from fedloom.core.federation import Arrays, Split
 from fedloom.core.local import Local
 from fedloom.core.method import Method
 from fedloom.core.parts import Mixing, Needs
@@ -295,3 +296,37 @@ def test_what_cannot_be_is_refused(changes: dict[str, Any], sentence: str) -> No
 def test_settings_out_of_range_are_refused(make_it: Any, sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         make_it()
+
+
+@dataclass(frozen=True)
+class Odd(Attack):
+    """An attack whose hooks return something else."""
+
+    at: str = ""
+    made: Any = None
+
+    def poison(self, data: Split, hostile: np.ndarray, seed: int) -> Split:
+        return self.made if self.at == "poison" else data
+
+    def hostile(self, clients: int, seed: int, trusted: Collection[int] = ()) -> np.ndarray:
+        return self.made if self.at == "hostile" else np.array([1])
+
+    def collude(self, honest: Tensor, hostile: int) -> Tensor:
+        return self.made if self.at == "collude" else honest[0]
+
+
+@pytest.mark.parametrize(
+    ("attack", "sentence"),
+    [
+        (Odd(at="poison"), "the clients' data are None instead of a Split; see poison of the attack"),
+        (Odd(at="hostile", made=np.array([1, 999])), "attack Odd: hostile returned client 999"),
+        (Odd(at="collude"), "attack Odd: collude returned None instead of a tensor"),
+        (
+            Odd(at="collude", made=torch.zeros(2)),
+            r"attack Odd: collude returned a tensor of the shape \[2\] instead of",
+        ),
+    ],
+)
+def test_what_an_attack_returns_is_checked(attack: Attack, sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        go("fedavg", attack=attack)

@@ -15,7 +15,8 @@ from torch import Tensor
 from fedloom.core.client import FailureKind
 from fedloom.core.context import Context, RoundInfo
 from fedloom.core.errors import ClientError
-from fedloom.core.parts import ClientEnd, Drift, Halves, Model, Reduce
+from fedloom.core.message import Message, Sent, Slice
+from fedloom.core.parts import ClientEnd, Drift, Halves, Model, Reduce, Uplink
 from fedloom.core.tree import Tree
 from fedloom.methods import make
 
@@ -81,6 +82,36 @@ def test_it_is_left_out_and_counted(how: str, own: str, sentence: str, compute: 
     assert [record["failures"] for record in result.history] == [1, 1]
     assert result.snapshot.store.get(LIAR) is None
     assert theta(result).ndim == 1
+
+
+@dataclass(frozen=True)
+class Naming(Uplink):
+    """One client sends a slot that no part has."""
+
+    def send(self, ctx: Context, message: Message, draws: np.random.Generator) -> Sent:
+        more = {"foo": Slice.of(torch.zeros(1))} if ctx.client == LIAR else {}
+        return Sent({}, {**message, **more}, {})
+
+
+def test_a_slot_of_no_part_is_named() -> None:
+    (failure,) = go(replace(make("fedavg"), uplink=(Naming(),)), rounds=1).failures
+    assert (failure.client, failure.kind) == (LIAR, FailureKind.MALFORMED)
+    assert failure.reason == "it sent 'foo', but slots are called <place>/<name>, like 'uplink.0/scale'"
+
+
+@dataclass(frozen=True)
+class Uneven(Drift):
+    """Every client sends as many numbers as it likes, all of which the server sees."""
+
+    uploads: ClassVar = {"mine": Reduce.ALL}
+
+    def end(self, ctx: Context, update: Tensor, model: Model) -> ClientEnd:
+        return ClientEnd({}, {"mine": update[: 1 + ctx.client]}, update)
+
+
+def test_single_uploads_have_equal_shapes() -> None:
+    with pytest.raises(ClientError, match=r"clients sent 'drift/mine' in the shapes \[1\] and \[2\]"):
+        go(replace(make("fedavg"), drift=Uneven()))
 
 
 @pytest.mark.parametrize("how", ["scalar", "longer", "float32"])

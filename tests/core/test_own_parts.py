@@ -14,12 +14,13 @@ from torch import Tensor
 
 from fedloom.core.context import Batch, Context, Facts, Output, RoundInfo
 from fedloom.core.errors import ClientError, ConfigError
-from fedloom.core.parts import ClientEnd, Drift, Halves, Mixing, Model, Reduce, ServerOptimizer, Term, Uplink
+from fedloom.core.parts import ClientEnd, Drift, Halves, Mixing, Model, Personal, Reduce, ServerOptimizer, Term, Uplink
 from fedloom.core.tree import Tree
 from fedloom.methods import make
 from fedloom.parts.drift import Scaffold
 from fedloom.parts.mixing import Uniform
 from fedloom.parts.objectives import CrossEntropy, Proximal
+from fedloom.parts.personal import Ditto, PrivateHead
 from fedloom.parts.uplink import SecureSum, TopK
 
 FEDAVG = make("fedavg")
@@ -58,6 +59,39 @@ def test_declarations_have_their_form(declared: dict[str, Any], sentence: str) -
     part = dataclass(frozen=True)(type("Declares", (Drift,), declared))
     with pytest.raises(ConfigError, match=sentence):
         replace(FEDAVG, drift=part())
+
+
+@pytest.mark.parametrize(
+    ("declared", "sentence"),
+    [
+        ({"extras": None}, "personal 'declares': extras is None, but it must be a tuple of numbers in"),
+        ({"extras": 0.5}, "extras is 0.5, but it must be a tuple of numbers in"),
+        *(({"extras": (one,)}, rf"extras is \({one!r},\), but it must be a tuple") for one in (2, -0.5, np.nan, "a")),
+        *(
+            ({"deployed": lambda self, extra, one=one: one}, f"deployed returned {one!r}, but it must return a number")
+            for one in (5, -1, np.nan, "a")
+        ),
+    ],
+)
+def test_scalars_of_paired_parts_lie_between_0_and_1(declared: dict[str, Any], sentence: str) -> None:
+    part = dataclass(frozen=True)(type("Declares", (Ditto,), declared))
+    with pytest.raises(ConfigError, match=sentence):
+        replace(FEDAVG, personal=part())
+
+
+@dataclass(frozen=True)
+class HeadByName(Personal):
+    """A head that is found by its name; for other names nothing is returned."""
+
+    def private(self, name: str) -> bool:
+        if name.startswith("head."):
+            return True
+        return None  # pyright: ignore[reportReturnType]
+
+
+def test_private_may_return_nothing_for_shared_parameters() -> None:
+    by_name, head = (go(replace(FEDAVG, name="m", personal=one)) for one in (HeadByName(), PrivateHead()))
+    assert torch.equal(_theta(by_name), _theta(head))
 
 
 def test_terms_may_come_as_a_list_or_alone() -> None:

@@ -172,6 +172,9 @@ class Fold:
                 return f"its {slot!r} is of type {value.dtype} instead of {layout.dtype}"
         for place, tree in result.uploads.items():
             for name in tree:
+                if place not in plan.method.parts:
+                    slot = f"{place}/{name}".removeprefix("/")
+                    return f"it sent {slot!r}, but slots are called <place>/<name>, like 'uplink.0/scale'"
                 if name not in plan.method.parts[place].uploads:
                     return f"it sent {f'{place}/{name}'!r}, which the part does not declare in its uploads"
         return None
@@ -191,9 +194,8 @@ class Fold:
     def merge(self, other: Fold) -> None:
         """Add the fold of the next members, reusing its tensors; ``results`` are not taken over."""
         for slot, value in other.sums.items():
-            if slot in self.sums and self.sums[slot].shape != value.shape:
-                shapes = f"{list(self.sums[slot].shape)} and {list(value.shape)}"
-                raise ClientError(f"clients sent {slot!r} in the shapes {shapes}; a part must upload equal shapes.")
+            if slot in self.sums:
+                _same_shapes(slot, self.sums[slot], value)
             if slot == EQUAL:
                 self.sums[slot] = agreement(self.sums.get(slot, value), value)
             elif slot in self.sums:
@@ -201,7 +203,10 @@ class Fold:
             else:
                 self.sums[slot] = value
         for slot, values in other.kept.items():
-            self.kept.setdefault(slot, []).extend(values)
+            mine = self.kept.setdefault(slot, [])
+            if mine and values:
+                _same_shapes(slot, mine[0], values[0])
+            mine.extend(values)
         self.arrived += other.arrived
         self.sent.add(other.sent)
 
@@ -234,6 +239,13 @@ class Fold:
             place: {name: self.mean(f"{place}/{name}", divisor[how], p, how) for name, how in part.uploads.items()}
             for place, part in plan.method.uploading
         }
+
+
+def _same_shapes(slot: str, mine: Tensor, other: Tensor) -> None:
+    """Raise a ``ClientError`` if two clients' slices differ in shape."""
+    if mine.shape != other.shape:
+        shapes = f"{list(mine.shape)} and {list(other.shape)}"
+        raise ClientError(f"clients sent {slot!r} in the shapes {shapes}; a part must upload equal shapes.")
 
 
 def agreement(a: Tensor, b: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from fedloom.core.engine import Engine
 from fedloom.core.errors import LossError
 from fedloom.core.parts import UPDATE
 from fedloom.core.plan import ClientPlan
+from fedloom.core.returned import like
 from fedloom.core.server import Server, Store, first_state
 from fedloom.core.server_data import ServerData
 from fedloom.core.submodels import mean_over_holders
@@ -203,7 +204,7 @@ class Cohort:
         if attack is None or not hostile.any() or hostile.all():
             return
         honest = torch.stack([update for update, bad in zip(updates, hostile, strict=True) if not bad])
-        forged = attack.collude(honest, int(hostile.sum()))
+        forged = like(attack.collude(honest, int(hostile.sum())), honest[0], f"attack {type(attack).__name__}: collude")
         for slot, kept in total.kept.items():
             if slot == UPDATE or slot.endswith(f"/{UPDATE}"):
                 for row in np.flatnonzero(hostile):

@@ -85,7 +85,7 @@ class Layout:
 
         def leaves(named: Mapping[str, Tensor]) -> tuple[Leaf, ...]:
             return tuple(
-                Leaf.of(*each) for each in sorted(named.items(), key=lambda item: private(item[0]))
+                Leaf.of(*each) for each in sorted(named.items(), key=lambda item: bool(private(item[0])))
             )  # stable: shared first
 
         parameters, buffers = leaves(trained), leaves(_states(module))

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fedloom.core.errors import ConfigError, nearest
@@ -335,3 +336,19 @@ def _check_declarations(who: str, part: Part) -> None:
                     f"{who}: {name} has {value!r:.60} for {key!r:.60}, but it must map names, like "
                     f"{{'control': {example}}}."
                 )
+    if isinstance(part, Paired):
+        _check_scalars(who, part)
+
+
+def _check_scalars(who: str, personal: Paired) -> None:
+    """Raise a ``ConfigError`` if the scalars with which a paired part starts are no numbers in [0, 1]."""
+    extras: Any = personal.extras
+    if not (isinstance(extras, tuple | list) and all(map(_in_unit_interval, extras))):
+        raise ConfigError(f"{who}: extras is {extras!r:.60}, but it must be a tuple of numbers in [0, 1], like (0.5,).")
+    at: Any = personal.deployed(torch.tensor(extras))
+    if at is not None and not _in_unit_interval(at):
+        raise ConfigError(f"{who}: deployed returned {at!r:.60}, but it must return a number in [0, 1], or None.")
+
+
+def _in_unit_interval(value: object) -> bool:
+    return isinstance(value, int | float) and 0 <= value <= 1

@@ -21,6 +21,7 @@ from fedloom.core.layout import Layout
 from fedloom.core.local import Local
 from fedloom.core.method import Method
 from fedloom.core.parts import Paired, Submodels
+from fedloom.core.returned import told
 from fedloom.core.server_data import Augment
 from fedloom.core.slots import label
 from fedloom.core.submodels import Submodel
@@ -93,6 +94,14 @@ class ClientPlan:
 
     def __post_init__(self) -> None:
         method = self.method
+        if not isinstance(self.data, Split):
+            raise ConfigError(f"the clients' data are {told(self.data)} instead of a Split; see poison of the attack.")
+        strangers = sorted(self.hostile - set(range(self.population.clients)))
+        if strangers:
+            raise ConfigError(
+                f"attack {type(self.attack).__name__}: hostile returned client {strangers[0]}, but there are "
+                f"{self.population.clients} clients, numbered from 0."
+            )
         buffer, remedy = self.layout.hindering_buffer if self.layout.buffers else ("", "")
         if method.needs("model") and buffer:
             raise ConfigError(

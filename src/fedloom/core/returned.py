@@ -85,9 +85,7 @@ def like(value: object, other: Tensor, hook: str) -> Tensor:
     if not isinstance(value, Tensor):
         raise ConfigError(f"{hook} returned {told(value)} instead of a tensor of the shape {list(other.shape)}.")
     if value.shape != other.shape:
-        raise ConfigError(
-            f"{hook} returned a tensor of the shape {list(value.shape)} instead of {list(other.shape)}."
-        )
+        raise ConfigError(f"{hook} returned a tensor of the shape {list(value.shape)} instead of {list(other.shape)}.")
     if value.dtype != other.dtype:
         raise ConfigError(f"{hook} returned a tensor of type {value.dtype} instead of {other.dtype}.")
     return value
