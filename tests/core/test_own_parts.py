@@ -94,6 +94,19 @@ def test_private_may_return_nothing_for_shared_parameters() -> None:
     assert torch.equal(_theta(by_name), _theta(head))
 
 
+def test_a_misspelt_hook_is_named() -> None:
+    def same(self: Any, state: Tree, update: Tensor, uploads: Tree, info: RoundInfo) -> Halves:
+        return state, update
+
+    def made(**methods: Any) -> Drift:
+        return dataclass(frozen=True)(type("Own", (Drift,), methods))()
+
+    with pytest.raises(ConfigError, match="drift 'own' does nothing: it has no hook 'corect'; did you mean 'correct'"):
+        replace(FEDAVG, drift=made(corect=same))
+    for drift in (made(), made(unlike=same), made(_corect=same), made(corect=same, correct=same)):
+        assert replace(FEDAVG, drift=drift).drift is drift
+
+
 def test_terms_may_come_as_a_list_or_alone() -> None:
     terms: Any = [CrossEntropy(), Proximal(0.1)]
     listed = replace(FEDAVG, objective=terms)

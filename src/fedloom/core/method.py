@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedloom.core.errors import ConfigError, nearest
+from fedloom.core.errors import ConfigError, closest, nearest
 from fedloom.core.hooks import HOOKS, overrides
 from fedloom.core.parts import (
     UPDATE,
@@ -326,18 +326,37 @@ def _check_declarations(who: str, part: Part) -> None:
         if not (isinstance(names, tuple | list) and all(isinstance(one, str) for one in names)):
             told = f"{names!r:.60}"
             raise ConfigError(f"{who}: {name} is {told}, but it must be a tuple of names, like ('momentum',).")
-    for name, kind, example in (("uploads", Reduce, "Reduce.MEAN"), ("measured", Callable, "torch.norm")):
+    for name, fits, example in (("uploads", _is_reduction, "Reduce.MEAN"), ("measured", callable, "torch.norm")):
         held = getattr(part, name)
         if not isinstance(held, Mapping):
             raise ConfigError(f"{who}: {name} is {held!r:.60}, but it must be a dict, like {{'control': {example}}}.")
         for key, value in held.items():
-            if not (isinstance(key, str) and isinstance(value, kind)):
+            if not (isinstance(key, str) and fits(value)):
                 raise ConfigError(
                     f"{who}: {name} has {value!r:.60} for {key!r:.60}, but it must map names, like "
                     f"{{'control': {example}}}."
                 )
     if isinstance(part, Paired):
         _check_scalars(who, part)
+    _check_names(who, part)
+
+
+def _is_reduction(value: object) -> bool:
+    return isinstance(value, Reduce)
+
+
+def _check_names(who: str, part: Part) -> None:
+    """Raise a ``ConfigError`` if a part overrides nothing of its base class, but has a method with almost its name."""
+    kinds = type(part).__mro__
+    bases = [kind for kind in kinds if kind.__module__ == Part.__module__]
+    known = {name for kind in bases for name in vars(kind) if not name.startswith("_")}
+    others = (kind for kind in kinds if kind not in bases and kind is not object)
+    own = {name: held for kind in others for name, held in vars(kind).items()}
+    if known & own.keys():
+        return
+    for name in (name for name, held in own.items() if callable(held) and not name.startswith("_")):
+        if close := closest(name, known):
+            raise ConfigError(f"{who} does nothing: it has no hook {name!r}; did you mean {close!r}?")
 
 
 def _check_scalars(who: str, personal: Paired) -> None:
