@@ -44,6 +44,14 @@ class Slice(NamedTuple):
 Message = dict[str, Slice]  # by slot: ``update`` [P], ``buffers``, and ``<place>/<name>`` of what parts upload
 
 
+class ClientEnd(NamedTuple):
+    """What a part returns after local work: its new client state, its uploads and the update Δ_i [P]."""
+
+    state: Tree
+    uploads: Tree
+    update: Tensor
+
+
 class Sent(NamedTuple):
     """The result of an uplink: its new client state, the message, and slices of its own for the server."""
 

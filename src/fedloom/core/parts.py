@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -35,7 +35,7 @@ from torch import Tensor, nn
 from fedloom.core.context import Batch, Context, Facts, Forward, Model, Output, RoundInfo
 from fedloom.core.declared import withdraw
 from fedloom.core.local import Local
-from fedloom.core.message import Message, Sent
+from fedloom.core.message import ClientEnd, Message, Sent
 from fedloom.core.needs import Needs
 from fedloom.core.reduce import Reduce, Reduced
 from fedloom.core.targets import TargetKind
@@ -43,14 +43,6 @@ from fedloom.core.tree import Tree
 from fedloom.core.views import Pair, RegGrad, StepInfo, View
 
 UPDATE = "update"  # the slot of the update Δ_i [P] in every message
-
-
-class ClientEnd(NamedTuple):
-    """What a part returns after local work: its new client state, its uploads and the update Δ_i [P]."""
-
-    state: Tree
-    uploads: Tree
-    update: Tensor
 
 
 Halves = tuple[Tree, Tensor]  # what a server half returns: the part's new state, and the update Δ [P] (or θ [P])
@@ -189,6 +181,7 @@ class Personal(Part):
 
     Some of the model's parameters may be private. ``Paired`` parts share all of them and give the client a second copy
     v beside the received w; ``Submodels`` parts give clients of different capacity different parts of one network.
+    Private values are kept beside the part's own client state, under the names ``private`` and ``buffers``.
     """
 
     random: ClassVar[bool] = False  # whether local steps draw random numbers
