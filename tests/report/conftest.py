@@ -11,7 +11,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
+from helpers.commands import cli
 from omegaconf import OmegaConf
+
+__all__ = ["cli"]
 
 MODEL = 1000  # parameters
 CLIENTS = 20

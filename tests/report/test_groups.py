@@ -7,17 +7,25 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+from helpers.commands import Cli
 
 import fedloom as fl
 from fedloom.cli import main
 from fedloom.config.schema import read
 from fedloom.core import yaml
-from fedloom.data import federate
+from fedloom.core.local import Local
+from fedloom.data import federate, task_stream
 from fedloom.experiment.report.comparisons import paired_table
 from fedloom.experiment.report.groups import group, on_the_same_data, settings
 from fedloom.experiment.report.groups import read as read_groups
 from fedloom.experiment.report.overview import problem_warning
 from fedloom.experiment.report.rundata import load
+from fedloom.models import models
+from fedloom.parts.adaptation import Maml
+from fedloom.tasks import distill
+from fedloom.tasks.online import Ftml, Moml, Online, grid
+from fedloom.tasks.online import run as run_online
 
 
 def python_run(folder: Path, partition: str, seed: int, method: str = "fedavg", provenance: bool = True) -> Path:
@@ -47,6 +55,64 @@ def test_runs_begun_in_python_on_other_data_are_other_groups(tmp_path: Path, pro
     assert problem_warning(groups)
     assert not problem_warning([iid, feddyn])
     assert ("partition.name" in settings(groups)[0]) == provenance
+
+
+@pytest.mark.parametrize("command", ["online", "distill"])
+def test_runs_of_other_commands_are_averaged_over_seeds(command: str, cli: Cli) -> None:
+    words = {
+        "online": ("learner=moml,ftml", "tasks=2", "local.steps=1", "model.hidden=[4]"),
+        "distill": ("method=kd,disk", "epochs=2", "teacher_epochs=1", "teacher=mlp", "model=logistic"),
+    }
+    answer = cli(command, "-m", "-q", *words[command], "seed=1,2", "out=there")
+    assert answer.code == 0, answer.err
+    one, other = (member for member in read_groups(["there"]) if member.method != "ce")  # the teacher
+    assert len(one.runs) == len(other.runs) == 2
+    assert {one.label, other.label} == set(words[command][0].partition("=")[2].split(","))
+    assert on_the_same_data(one, other)
+    assert paired_table([one, other]) is not None
+
+
+def python_distillation(out: Path, seed: int, method: str, teacher: int, split: int = 0) -> Path:
+    make = lambda width: models.make("mlp", classes=10, inputs=(1, 8, 8), hidden=(width,))  # noqa: E731
+    with torch.random.fork_rng():
+        torch.manual_seed(teacher)
+        guide = make(8)
+    data = distill.Splits.of("digits", seed=split)
+    made = distill.DistillExperiment(distill.distillers.make(method), data, lambda: make(4), guide, epochs=2, seed=seed)
+    distill.run(made, out)
+    return out
+
+
+def test_distillations_begun_in_python_are_averaged_over_seeds(tmp_path: Path) -> None:
+    """Students begin with other weights for each seed, and users may split the data and train a teacher with it."""
+    for seed in (1, 2):
+        python_distillation(tmp_path / f"ce-{seed}", seed, "ce", 0)
+        python_distillation(tmp_path / f"kd-0-{seed}", seed, "kd", 0)
+        python_distillation(tmp_path / f"kd-1-{seed}", seed, "kd", 1)
+        python_distillation(tmp_path / f"kd-s-{seed}", seed, "kd", 2 + seed, split=seed)
+    groups = read_groups([tmp_path])
+    assert [[run.path.name for run in one.runs] for one in groups] == [
+        ["ce-1", "ce-2"],
+        ["kd-0-1", "kd-0-2"],
+        ["kd-1-1", "kd-1-2"],
+        ["kd-s-1", "kd-s-2"],
+    ]
+    ce, first, second, split = groups
+    assert on_the_same_data(ce, first)
+    assert on_the_same_data(ce, second)
+    assert not on_the_same_data(ce, split)
+
+
+def test_online_runs_begun_in_python_are_averaged_over_seeds(tmp_path: Path) -> None:
+    for learner in (Moml(), Ftml()):
+        for seed in (1, 2):
+            tasks = task_stream("digits", "s_mnist", seed=seed)[:2]
+            make = lambda: models.make("logistic", classes=10, inputs=(1, 8, 8))  # noqa: E731
+            local = Local(steps=1, batch_size=4, lr=0.1)
+            name = type(learner).__name__.lower()
+            made = Online(name, grid(learner, Maml(), local, {}), tasks, make, seed=seed)
+            run_online(made, tmp_path / f"{name}-{seed}")
+    assert [(one.label, len(one.runs)) for one in read_groups([tmp_path])] == [("ftml", 2), ("moml", 2)]
 
 
 def test_a_run_begun_in_python_records_its_data_but_is_no_recipe(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pandas as pd
 from fedloom.core.errors import ConfigError, FedLoomError
 from fedloom.experiment.console import in_percent
 from fedloom.experiment.report.charts import Form, LineStyle, line_styles
-from fedloom.experiment.report.rundata import DIGEST, NO_SEED, RunData, load
+from fedloom.experiment.report.rundata import NO_SEED, RunData, load
 from fedloom.metrics import Direction, direction
 
 _MADE = ("out", "resume", "version", "versions", "git", "machine")
@@ -22,8 +22,8 @@ _KEPT = ("checkpoint", "states", "client_state", "track", "trackers")
 PROVENANCE = (*_MADE, *_KEPT)
 """Top-level keys on where and how a run was made and stored, which do not define it."""
 
-DEALT = ("data", "partition", "clients", "validation", "held_out", "unseen", "target")
-"""Top-level keys of what clients hold."""
+DEALT = ("data", "partition", "stream", "clients", "validation", "held_out", "unseen", "target")
+"""Top-level keys of what clients or tasks hold."""
 
 ABSENT = "–"
 
@@ -47,13 +47,17 @@ def _identity(run: RunData) -> dict[str, str]:
     }
 
 
+def _given(run: RunData) -> tuple[Any, ...]:
+    return *run.samples, run.facts.get("teacher")
+
+
 def on_the_same_data(a: RunGroup, b: RunGroup) -> bool:
     """Whether the runs of two groups deal the same data to the same clients, where they have the same seed."""
     first, second = (
         {key: value for key, value in _identity(member.runs[0]).items() if key.partition(".")[0] in DEALT}
         for member in (a, b)
     )
-    here, there = ({run.seed: run.facts.get(DIGEST) for run in member.runs} for member in (a, b))
+    here, there = ({run.seed: run.samples for run in member.runs} for member in (a, b))
     return first == second and all(here[seed] == there[seed] for seed in here.keys() & there.keys() - {NO_SEED})
 
 
@@ -82,7 +86,7 @@ def _place(run: RunData, teams: list[list[RunData]]) -> None:
     if not free:
         teams.append([])
         free = teams[-1:]
-    known = (team for team in free if any(one.facts.get(DIGEST) == run.facts.get(DIGEST) for one in team))
+    known = (team for team in free if any(_given(one) == _given(run) for one in team))
     next(known, free[0]).append(run)
 
 

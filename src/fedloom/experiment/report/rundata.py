@@ -28,10 +28,10 @@ _PYTHON_KEYS = {
 WALL = "wall"
 """A metric that is computed: the seconds of all rounds so far."""
 
-DIGEST = "federation.digest"
-"""The fact that tells which samples the clients of a run hold."""
+DIGESTS = ("federation.digest", "stream.digest", "data.train", "data.validation", "data.test")
+"""The facts that tell which samples a run had: those that its clients hold, of its first task, or of its student."""
 
-_SEED_FACTS = (DIGEST, "federation.samples", "model.digest", "target", "seed")
+_SEED_FACTS = (*DIGESTS, "teacher", "federation.samples", "model.digest", "student.weights", "target", "seed")
 """Facts that depend on the seed, as the initial parameters do, and so do not define what was compared."""
 
 NO_SEED = "–"
@@ -89,6 +89,11 @@ class RunData:
     def drawn(self) -> tuple[Any, ...]:
         """The facts that the seed decided; runs of equal settings and seed that differ in them had different data."""
         return tuple(self.facts.get(key) for key in _SEED_FACTS)
+
+    @property
+    def samples(self) -> tuple[Any, ...]:
+        """The facts that tell which samples the run had."""
+        return tuple(self.facts.get(key) for key in DIGESTS)
 
     @property
     def status(self) -> Status:
@@ -197,7 +202,7 @@ def _settings(flat: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Separate settings from facts; for runs started from Python, which have no settings, facts replace them."""
     facts, about = _inside(flat, "identity."), _inside(flat, "about.")
     config = {key: value for key, value in flat.items() if not key.startswith(("identity.", "about."))}
-    if not any(key.partition(".")[0] == "method" for key in config):
+    if not {"method", "learner"} & {key.partition(".")[0] for key in config}:
         found = {_PYTHON_KEYS.get(key, key): value for key, value in facts.items() if key not in _SEED_FACTS}
         config = {**found, **about, **config}
     return config, facts
