@@ -13,7 +13,7 @@ from fedloom.core.slots import SLOTS
 from fedloom.experiment.report.groups import ABSENT, PROVENANCE, RunGroup, counts, on_the_same_data, settings, texts
 from fedloom.experiment.report.results import headline, per_run, result_word
 from fedloom.experiment.report.rundata import NO_SEED, RunData
-from fedloom.experiment.report.tables import Column, ReportTable, SeedStats, column, group_table, words
+from fedloom.experiment.report.tables import Cell, Column, ReportTable, SeedStats, column, group_table, words
 from fedloom.metrics.comparison import paired
 
 Counted = Callable[[RunData], bool]
@@ -71,6 +71,13 @@ def holm(p: Sequence[float]) -> list[float]:
     return adjusted
 
 
+def _probabilities(title: str, values: Sequence[float]) -> Column:
+    """p values, with two significant digits on pages."""
+    found = [ABSENT if np.isnan(value) else f"{value:.2g}" for value in values]
+    full = [ABSENT if np.isnan(value) else repr(float(value)) for value in values]
+    return Column(title, [Cell(text, full=exact) for text, exact in zip(found, full, strict=True)])
+
+
 def paired_table(groups: Sequence[RunGroup]) -> ReportTable | None:
     """Every group against the baseline on the same seeds: mean difference, interval, p; None without pairs."""
     if len(groups) < 2 or (judged := headline(groups)) is None:
@@ -91,8 +98,8 @@ def paired_table(groups: Sequence[RunGroup]) -> ReportTable | None:
         column("difference", [SeedStats(values) for values in pairs], form),
         column("from", ends[0], form, spread=False, over="95 % interval"),
         column("to", ends[1], form, spread=False, over="95 % interval"),
-        words("p", [ABSENT if np.isnan(value) else f"{value:.2g}" for value in p]),
-        words("p, adjusted", [ABSENT if np.isnan(value) else f"{value:.2g}" for value in holm(p)]),
+        _probabilities("p", p),
+        _probabilities("p, adjusted", holm(p)),
     ]
     return group_table(
         [member for member, _ in compared],

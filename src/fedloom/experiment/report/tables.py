@@ -140,11 +140,12 @@ class SeedStats:
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell: its text, the values behind it, and whether it is the best of its column."""
+    """One cell: its text, the values behind it, whether it is the best of its column, and its text in a CSV file."""
 
     text: str
     stats: SeedStats | None = None
     best: bool = False
+    full: str | None = None
 
 
 @dataclass(frozen=True)
@@ -230,7 +231,7 @@ class ReportTable:
             title = f"{one.over}: {one.title}".removeprefix(": ").replace(", %", "").replace(" × 100", "")
             stats = [cell.stats for cell in one.cells if cell.stats is not None]
             if len(stats) < len(one.cells):
-                table.append([title, *(cell.text for cell in one.cells)])
+                table.append([title, *(cell.text if cell.full is None else cell.full for cell in one.cells)])
                 continue
             means = [np.mean(s.finite) if s.finite and not s.censored else "" for s in stats]
             table.append([title, *means])
