@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 from pathlib import Path
 
@@ -107,6 +109,14 @@ def test_final_best_and_smoothed_over_two_seeds(make_run) -> None:
     assert texts(table)[0][3:5] == ["75.00 ± 5.00", "80.00 ± 10.00"]  # s/√2
     assert [cells[2].best for _, _, cells in table.rows] == [False, True]
     assert [cells[3].best for _, _, cells in table.rows] == [True, False]
+
+
+def test_the_best_round_of_a_distillation_is_none_of_its_warm_start(make_run) -> None:
+    run = script(make_run(method="kd", rounds=4), "phase", ["warm", "warm", "main", "main"])
+    script(script(run, "global/accuracy", [0.7, 0.8, 0.2, 0.3]), "global/cross_entropy", [0.9, 0.8, 2.0, 2.5])
+    (table, *_) = final_tables(read([run]))
+    best = {one.over: one.cells[0].text for one in table.columns if one.title == "best round"}
+    assert (best["accuracy, %"], best["cross entropy"]) == ("30.00", "2")
 
 
 def test_a_diverged_seed_is_said_and_never_best(make_run) -> None:
@@ -237,6 +247,9 @@ def test_paired_differences_are_those_of_the_t_test_on_common_seeds(make_run) ->
     least = min(t.pvalue for t in tests)
     assert min(float(p) for p in column(table, "p, adjusted")) == pytest.approx(2 * least, rel=0.05)
     assert holm([0.03, 0.02, 0.9]) == pytest.approx([0.06, 0.06, 0.9])
+    stored = list(csv.DictReader(io.StringIO(table.csv())))  # in full precision
+    assert [float(row["p"]) for row in stored] == pytest.approx([t.pvalue for t in tests], rel=1e-9)
+    assert min(float(row["p, adjusted"]) for row in stored) == pytest.approx(2 * least, rel=1e-9)
     assert paired_table(read(runs[:1] + runs[4:5])) is None  # one seed
 
 

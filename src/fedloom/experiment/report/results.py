@@ -155,7 +155,9 @@ def rounds_done(run: RunData) -> str:
 
 
 def _best(run: RunData, key: str, direction: Direction) -> float | None:
+    """The best value of a round that can be selected: those of a distillation's warm start cannot."""
     values = run.curve(key)
+    values = values.drop([row["round"] for row in run.rows if row.get("phase") == "warm"], errors="ignore")
     found = best_round(values.to_numpy(), values.index.to_numpy(), direction)
     return found[1] if found else None
 
