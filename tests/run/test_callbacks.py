@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from helpers.runs import assert_same_run, experiment
 
 import fedloom as fl
@@ -92,6 +94,41 @@ def test_measures_see_the_servers_model_after_the_round() -> None:
     assert [record.get("probe") for record in history] == [
         record["global/accuracy"] if record["round"] % 2 == 0 else None for record in history
     ]
+
+
+def test_scalars_of_any_library_are_recorded_as_numbers(tmp_path: Path) -> None:
+    values = {"t": torch.tensor(0.5), "i": torch.tensor(3), "n": np.float32(0.25), "a": np.array(2.0), "b": np.bool_(1)}
+    values |= {"none": None, "nan": torch.tensor(float("nan"))}
+    run(experiment("fedavg", rounds=1), tmp_path / "run", callbacks=[fl.Measure(lambda model: values)])
+    (record,) = RunDirectory(tmp_path / "run").metrics()
+    found = {key: record[key] for key in values}
+    assert found == {"t": 0.5, "i": 3, "n": 0.25, "a": 2.0, "b": True, "none": None, "nan": None}
+
+
+@pytest.mark.parametrize(
+    ("value", "sentence"),
+    [
+        (None, "the measure 'probe' returned None, but it must return numbers by name"),
+        ({"norms": torch.zeros(3)}, r"the measure 'probe' returned a Tensor of shape \[3\] as 'norms'"),
+        ({"norm": "large"}, "returned 'large' as 'norm', but it must be a number"),
+        ({3: 1.0}, "returned 1.0 as 3"),
+        ({"round": 7}, "the measure 'probe' returned 'round', which the record of a round has already"),
+        ({"global/accuracy": 0.0}, "returned 'global/accuracy', which the record"),
+        ({"seconds": 0.0}, "returned 'seconds', which the record"),
+        ({"other": 0.0}, "returned 'other', which the record"),
+    ],
+)
+@pytest.mark.parametrize("stored", [False, True])
+def test_what_is_no_number_or_has_a_name_that_is_taken_ends_in_a_sentence(
+    value: Any, sentence: str, stored: bool, tmp_path: Path
+) -> None:
+    def probe(model: Any) -> Any:
+        return value
+
+    given = experiment("fedavg", rounds=1, evaluation=Evaluation(what=("global",)))
+    measures = [fl.Measure(lambda model: {"other": 1.0}), fl.Measure(probe)]
+    with pytest.raises(ConfigError, match=sentence):
+        run(given, tmp_path / "run" if stored else None, callbacks=measures)
 
 
 def test_a_run_without_a_server_model_cannot_be_measured() -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from textwrap import shorten
 from typing import Any
 
+import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedloom.core.errors import ConfigError, nearest
 from fedloom.experiment.rundir import RunDirectory
@@ -51,6 +53,7 @@ class Callback:
     def on_step(self, step: Any) -> Mapping[str, Any]:
         """Return extra numbers for the round's record, given what the task's ``step`` returned, before it is committed.
 
+        Their names must be none that the record has already, such as ``round`` or ``global/accuracy``.
         They must be a function of ``step`` alone, so that a resumed run reproduces them. Ctrl-C may interrupt this
         hook, and the round is then discarded.
         """
@@ -72,6 +75,56 @@ class Callback:
 
     def on_close(self) -> None:
         """Called once, however the run ended, to release resources."""
+
+
+def numbers(callback: Callback, step: Any) -> dict[str, int | float | None]:
+    """What a callback measures after a step, as plain numbers.
+
+    Raises:
+        ConfigError: if it returns anything but numbers by name.
+    """
+    found: Any = callback.on_step(step)
+    if not isinstance(found, Mapping):
+        raise ConfigError(f"{_named(callback)} returned {_told(found)}, but it must return numbers by name.")
+    plain = {key: value.item() if _is_scalar(value) else value for key, value in found.items()}
+    for key, value in plain.items():
+        if not isinstance(key, str) or not isinstance(value, int | float | None):
+            raise ConfigError(f"{_named(callback)} returned {_told(found[key])} as {key!r}, but it must be a number.")
+    return plain
+
+
+def added(record: Mapping[str, Any], callback: Callback, measured: Mapping[str, Any]) -> dict[str, Any]:
+    """The record of a round with what a callback has measured.
+
+    Raises:
+        ConfigError: if the record has one of its names.
+    """
+    if taken := [key for key in measured if key in record or key == "seconds"]:
+        raise ConfigError(
+            f"{_named(callback)} returned {taken[0]!r}, which the record of a round has already; choose another name."
+        )
+    return {**record, **measured}
+
+
+def _is_scalar(value: Any) -> bool:
+    return isinstance(value, np.generic) or (isinstance(value, Tensor | np.ndarray) and value.ndim == 0)
+
+
+def _named(callback: Callback) -> str:
+    if isinstance(callback, Measure):
+        return f"the measure {getattr(callback.function, '__name__', type(callback.function).__name__)!r}"
+    return f"the callback {type(callback).__name__}"
+
+
+def _told(value: Any) -> str:
+    """A value in a sentence: its shape if it has one.
+
+    >>> _told(None), _told(torch.zeros(2, 3))
+    ('None', 'a Tensor of shape [2, 3]')
+    """
+    if isinstance(value, Tensor | np.ndarray):
+        return f"a {'Tensor' if isinstance(value, Tensor) else 'NumPy array'} of shape {list(value.shape)}"
+    return shorten(repr(value), 60)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from torch import nn
 
 from fedloom.core.errors import CheckpointError, ConfigError
 from fedloom.experiment import checkpoint as checkpoints
-from fedloom.experiment.callbacks import Callback, RunInfo
+from fedloom.experiment.callbacks import Callback, RunInfo, added, numbers
 from fedloom.experiment.checkpoint import Checkpoint
 from fedloom.experiment.interrupt import Interruptible
 from fedloom.experiment.rundir import VERSION, Columns, Kind, RunDirectory, Status
@@ -176,9 +176,9 @@ class Trainer:
             while task.round < task.rounds and (reason := self._should_stop()) is None:
                 started = time.perf_counter()
                 step = task.step()
-                numbers = {k: v for callback in self.callbacks for k, v in callback.on_step(step).items()}
+                measured = [(callback, numbers(callback, step)) for callback in self.callbacks]
                 with signals.held():
-                    self._commit(step, numbers, started)
+                    self._commit(step, measured, started)
         return self._finish(Status.FINISHED if reason is None else Status.STOPPED, reason)
 
     def _should_stop(self) -> str | None:
@@ -239,11 +239,13 @@ class Trainer:
         task.collect_garbage(directory.checkpoints)  # what a killed run wrote after it
         task.history[:] = directory.rewind(task.round)
 
-    def _commit(self, step: Any, numbers: Mapping[str, Any], started: float) -> None:
+    def _commit(self, step: Any, measured: Sequence[tuple[Callback, Record]], started: float) -> None:
         """End the round: commit it, record it, report it, and write a checkpoint if one is due."""
         task = self.task
         record, tables = task.commit(step)
-        record |= {**numbers, "seconds": round(time.perf_counter() - started, 4)}
+        for callback, values in measured:
+            record = added(record, callback, values)
+        record["seconds"] = round(time.perf_counter() - started, 4)
         record = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
         if self.directory is not None:
             self.directory.record(record, tables)
