@@ -89,6 +89,33 @@ def test_a_metric_of_one_s_own(monkeypatch) -> None:
 
 
 @pytest.mark.parametrize(
+    ("function", "sentence"),
+    [
+        (lambda p, y: None, "the metric 'mine' returned None, but it must return one number"),
+        (lambda p, y: "0.5", "the metric 'mine' returned '0.5', but"),
+        (lambda p, y: p.mean(0), r"the metric 'mine' returned an array of shape \[3\], but"),
+        (lambda p, y: torch.zeros(2), r"returned an array of shape \[2\], but"),
+        (lambda p, y: 1 / 0, "the metric 'mine' raises ZeroDivisionError on 60 samples: division by zero; where it"),
+        (lambda p, y: p @ y, "the metric 'mine' raises ValueError on 60 samples: matmul"),
+    ],
+)
+def test_a_metric_that_gives_no_number_ends_in_a_sentence(function, sentence: str, monkeypatch) -> None:
+    monkeypatch.setattr(registry, "_METRICS", dict(registry._METRICS))
+    fl.metrics.metric("mine", of="probabilities")(function)
+    with pytest.raises(ConfigError, match=sentence):
+        predictions(["mine"], OUT, TRUE).value("mine")
+    with pytest.raises(ConfigError, match="the metric 'mine'"):
+        fl.run("fedavg", fl.data.federate("digits", "iid", 4), "logistic", rounds=1, evaluation={"metrics": ["mine"]})
+
+
+def test_a_metric_may_return_any_scalar(monkeypatch) -> None:
+    monkeypatch.setattr(registry, "_METRICS", dict(registry._METRICS))
+    for name, value in {"a": 0.5, "b": np.float32(0.5), "c": torch.tensor(0.5), "d": np.array(0.5)}.items():
+        fl.metrics.metric(name)(lambda p, y, value=value: value)
+        assert predictions([name], OUT, TRUE).value(name) == 0.5
+
+
+@pytest.mark.parametrize(
     ("call", "sentence"),
     [
         (lambda: fl.metrics.metric("accuracy")(max), "there is already a metric 'accuracy'"),

@@ -88,7 +88,7 @@ class Predictions:
             return np.full(len(offsets) - 1, np.nan)  # not defined for these targets
         first, second = self.kept[one.of]
         ends = self._rows(offsets, len(first)) if one.of == "confidence" else self._rows(offsets)
-        return np.array([float(one.function(first[a:b], second[a:b])) for a, b in pairwise(ends.tolist())])
+        return np.array([one.value(first[a:b], second[a:b]) for a, b in pairwise(ends.tolist())])
 
     def bins(self, offsets: Array) -> NDArray[np.float64]:
         """Sums in bins of confidence for each group [G, 15, 3]; see ``confidence_bins``. A metric must have kept it."""

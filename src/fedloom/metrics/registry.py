@@ -19,6 +19,7 @@ import inspect
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from textwrap import shorten
 from typing import Any, Literal, TypeVar, cast
 
 import numpy as np
@@ -27,7 +28,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedloom.core.checks import one_of
-from fedloom.core.errors import ConfigError, nearest
+from fedloom.core.errors import ConfigError, in_one_line, nearest
 from fedloom.core.targets import CLASSES, NUMBERS, TRUTHS, TargetKind, aligned, row_means
 from fedloom.metrics.curves import Direction
 
@@ -62,6 +63,27 @@ class Metric:
     column: Callable[[Tensor, Tensor, TargetKind], Tensor] | None = None
     finish: Callable[[Array], Array] | None = None
     summary: str = ""
+
+    def value(self, predicted: Array, targets: Array) -> float:
+        """The function's value on a group of samples.
+
+        Raises:
+            ConfigError: if it raises an exception, or does not return one number.
+        """
+        assert self.function is not None
+        try:
+            found: Any = self.function(predicted, targets)
+        except Exception as error:
+            raise ConfigError(
+                f"the metric {self.name!r} raises {type(error).__name__} on {len(targets)} samples: "
+                f"{in_one_line(error)}; where it is undefined it may return NaN."
+            ) from error
+        try:
+            return float("" if isinstance(found, str) else found)
+        except (TypeError, ValueError, RuntimeError) as error:
+            shape = getattr(found, "shape", None)
+            told = shorten(repr(found), 60) if shape is None else f"an array of shape {list(shape)}"
+            raise ConfigError(f"the metric {self.name!r} returned {told}, but it must return one number.") from error
 
 
 _METRICS: dict[str, Metric] = {}
