@@ -9,11 +9,14 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
+import numpy as np
 import pytest
+import torch
 from helpers.deaths import assert_same_contents, contents, files_of
 from helpers.federations import classes
 from helpers.networks import tanh_net
@@ -21,13 +24,18 @@ from helpers.resuming import flip, keep_lines, truncate, work
 from helpers.runs import experiment
 from torch import nn
 
+from fedloom.core.context import RoundInfo
 from fedloom.core.errors import CheckpointError, ConfigError
 from fedloom.core.federation import Federation, Split
 from fedloom.core.local import Local
+from fedloom.core.parts import Mixing
+from fedloom.core.tree import Tree
 from fedloom.experiment import checkpoint
 from fedloom.experiment.callbacks import Callback, RunInfo
+from fedloom.experiment.experiment import Experiment
 from fedloom.experiment.federated import run
-from fedloom.methods import make
+from fedloom.methods import make, methods
+from fedloom.parts import described
 
 
 def miscount(path: Path) -> None:
@@ -119,6 +127,63 @@ def test_resuming_another_method_or_setting_shows_the_difference(tmp_path: Path)
         run(experiment(make("feddyn", alpha=0.1), rounds=2, cohort=3), tmp_path / "a", resume=True)
     with pytest.raises(CheckpointError, match=r"method\.name: feddyn → fedavg"):
         run(work("fedavg"), tmp_path / "a", resume=True)
+
+
+@dataclass(frozen=True)
+class Table(Mixing):
+    """Equal coefficients, with settings whose repr tells too little or too much."""
+
+    values: Any = None
+
+    def coefficients(self, state: Tree, info: RoundInfo) -> tuple[Tree, np.ndarray]:
+        return {}, np.full(len(info.cohort), 1 / len(info.cohort))
+
+
+def scaled(by: float) -> Callable[[float], float]:
+    return lambda x: by * x
+
+
+@pytest.mark.parametrize(
+    "make_value",
+    [
+        lambda last: torch.tensor([*[0.0] * 1999, last]),
+        lambda last: np.array([*[0.0] * 1999, last]),
+        lambda last: {"inner": [torch.tensor([*[0.0] * 1999, last]), 1]},
+        scaled,
+        lambda last: (scaled(last), "name"),
+        lambda last: partial(max, last),
+    ],
+)
+def test_settings_of_parts_are_compared_in_full(make_value: Callable[[float], Any], tmp_path: Path) -> None:
+    def given(last: float) -> Experiment:
+        return experiment(replace(make("fedavg"), mixing=Table(make_value(last))), rounds=2)
+
+    run(replace(given(0.0), rounds=1), tmp_path / "a")
+    with pytest.raises(CheckpointError, match=r"holds another experiment, .*method\.mixing: Table\("):
+        run(given(1.0), tmp_path / "a", resume=True)
+    assert len(run(given(0.0), tmp_path / "a", resume=True).history) == 2
+
+
+def test_the_code_of_a_part_of_one_s_own_is_compared(tmp_path: Path) -> None:
+    def given(power: int) -> Experiment:
+        class Changed(Table):
+            def coefficients(self, state: Tree, info: RoundInfo) -> tuple[Tree, np.ndarray]:
+                weights = np.asarray(info.sizes, float) ** power
+                return {}, weights / weights.sum()
+
+        return experiment(replace(make("fedavg"), mixing=Changed()), rounds=2)
+
+    run(replace(given(1), rounds=1), tmp_path / "a")
+    with pytest.raises(CheckpointError, match=r"method\.mixing: .*Changed"):
+        run(given(2), tmp_path / "a", resume=True)
+    assert len(run(given(1), tmp_path / "a", resume=True).history) == 2
+
+
+@pytest.mark.parametrize("name", methods.names())
+def test_parts_of_this_library_are_described_as_they_always_were(name: str) -> None:
+    """So that runs of earlier versions can be continued."""
+    for part in make(name).parts.values():
+        assert described.part(part) == repr(part)
 
 
 def test_an_existing_run_is_not_overwritten(copy: Path) -> None:

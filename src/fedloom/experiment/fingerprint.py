@@ -17,6 +17,7 @@ from fedloom.core.local import Local
 from fedloom.core.plan import ClientPlan
 from fedloom.data.augment import augmentation
 from fedloom.experiment.experiment import Experiment
+from fedloom.parts import described
 
 ADAM = ("beta1", "beta2")
 SAMPLED = 1000  # number of input rows in the digest
@@ -31,7 +32,7 @@ def describe(experiment: Experiment, plan: ClientPlan) -> dict[str, Any]:
     federation = experiment.federation
     x, relabel = federation.train.arrays.x, federation.train.relabel
     names = () if relabel is None else (relabel.numpy(),)
-    parts = {place: repr(part) for place, part in experiment.method.parts.items()}
+    parts = {place: described.part(part) for place, part in experiment.method.parts.items()}
     compute, shares = resolved(experiment.compute, plan), experiment.compute_settings.get("shares")
     return {
         "method": {"name": experiment.method.name, "pooled": experiment.method.pooled, **parts},

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import copy
 import functools
-import hashlib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from types import CellType, CodeType
 from typing import Any
 
 import torch
@@ -20,6 +18,7 @@ from fedloom.core.errors import ConfigError
 from fedloom.core.parts import Term
 from fedloom.core.slots import objectives
 from fedloom.core.targets import CLASSES, TRUTHS, TargetKind, aligned, kind_of, row_means
+from fedloom.parts.described import described
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]
 
@@ -48,7 +47,7 @@ class Loss(Term):
 
     def __repr__(self) -> str:
         """A description without memory addresses, equal for equal losses, so that a run can be resumed."""
-        return f"Loss({self.title}: {_described(self.function)}{f', {self.targets}' if self.targets else ''})"
+        return f"Loss({self.title}: {described(self.function)}{f', {self.targets}' if self.targets else ''})"
 
     def loss(self, out: Output, batch: Batch, ctx: Context) -> Tensor:
         value = self.test_loss(out.logits, batch.y)
@@ -139,53 +138,3 @@ def _name(function: Any) -> str:
     if found is None:
         found = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", type(function).__name__).lower()
     return "custom_loss" if "<" in found else found
-
-
-def _described(function: Any, within: tuple[Any, ...] = ()) -> str:
-    """Describe a function without memory addresses; a module's description includes a checksum of its tensors.
-
-    ``within`` are the functions whose description is under way and includes this one: functions may call each other.
-    """
-    if isinstance(function, functools.partial):
-        given = [_plain(value, within) for value in function.args]
-        given += [f"{key}={_plain(value, within)}" for key, value in sorted(function.keywords.items())]
-        return f"{_described(function.func, within)}({', '.join(given)})"
-    if isinstance(function, nn.Module):
-        tensors = b"".join(t.detach().cpu().numpy().tobytes() for t in function.state_dict().values())
-        plain = {k: v for k, v in sorted(vars(function).items()) if isinstance(v, int | float | str) and k[0] != "_"}
-        told = f"{type(function).__qualname__}({', '.join(f'{k}={v!r}' for k, v in plain.items() if k != 'training')})"
-        return f"{told} {hashlib.blake2b(tensors, digest_size=6).hexdigest()}" if tensors else told
-    code = getattr(function, "__code__", None)
-    where = f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', type(function).__qualname__)}"
-    if code is None:
-        return where
-    found = hashlib.blake2b(digest_size=6)
-    cells = [cell.cell_contents for cell in getattr(function, "__closure__", None) or () if cell != CellType()]
-    settings = *(function.__defaults__ or ()), *sorted((function.__kwdefaults__ or {}).items())
-    for value in (*_constants(code), *cells, *settings):
-        found.update(_plain(value, (*within, function)).encode())
-    return f"{where} {found.hexdigest()}"
-
-
-def _constants(code: CodeType) -> Iterator[Any]:
-    """The instructions of a function's code and the names and constants that they read, nested code included."""
-    yield code.co_code
-    yield code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _constants(constant)
-        else:
-            yield constant
-
-
-def _plain(value: Any, within: tuple[Any, ...]) -> str:
-    """A value as text without memory addresses; functions and modules as ``_described`` has them."""
-    if any(value is one for one in within):
-        return value.__qualname__
-    if isinstance(value, Tensor):
-        return f"{list(value.shape)} {hashlib.blake2b(value.detach().cpu().numpy().tobytes()).hexdigest()}"
-    if isinstance(value, nn.Module) or hasattr(value, "__code__"):
-        return _described(value, within)
-    if isinstance(value, frozenset):
-        value = sorted(value, key=repr)
-    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
