@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedloom.core.errors import ConfigError, DataError
-from fedloom.core.federation import Federation, Index
+from fedloom.core.federation import Arrays, Federation, Index, Split
 from fedloom.data import federate, from_tensors, sources, statistics
 from fedloom.data.partitions import Dirichlet, DirichletBalanced, Iid, Natural, Partition, Pathological
 from fedloom.data.plots import plot_labels
@@ -140,3 +140,29 @@ def test_every_source_says_licence_and_citation() -> None:
         assert source.licence
         assert source.citation.startswith("@")
     assert [entry.name for entry in sources if not entry.summary] == []
+
+
+@pytest.mark.parametrize(
+    ("rows", "offsets", "sentence"),
+    [
+        ([0, 1, -1], [0, 2, 3], "an index lists row -1, but there are 4 samples"),
+        ([0, 1, 4], [0, 2, 3], "an index lists row 4, but there are 4 samples"),
+        ([0, 1, 2], [0, 2, 5], "the offsets of an index end with 5, but it lists 3 rows"),
+        ([0, 1, 2], [0, 2], "the offsets of an index end with 2, but it lists 3 rows"),
+        ([0, 1, 2], [0, 3, 2, 3], "begin with 0 and never fall"),
+        ([0, 1, 2], [1, 3], "begin with 0 and never fall"),
+        ([0, 1, 2], [], "the offsets of an index are a NumPy array of whole numbers"),
+        ([0.0, 1.0], [0, 2], "the rows of an index are a NumPy array of whole numbers"),
+        ([[0, 1]], [0, 2], "the rows of an index are a NumPy array of whole numbers"),
+    ],
+)
+def test_an_index_made_by_hand_lists_rows_client_by_client(rows: list, offsets: list, sentence: str) -> None:
+    arrays = Arrays(torch.zeros(4, 2), torch.zeros(4, dtype=torch.int64), classes=2)
+    with pytest.raises(DataError, match=sentence):
+        Split(arrays, Index(np.array(rows), np.array(offsets)))
+
+
+def test_an_index_of_lists_is_no_index() -> None:
+    arrays = Arrays(torch.zeros(4, 2), torch.zeros(4, dtype=torch.int64), classes=2)
+    with pytest.raises(DataError, match="the rows of an index are a NumPy array"):
+        Split(arrays, Index([0, 1], [0, 2]))  # type: ignore[arg-type]

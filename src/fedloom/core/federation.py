@@ -172,7 +172,12 @@ class Split:
             ``arrays`` keep the common labels.
 
     Raises:
-        DataError: if ``relabel`` has the wrong shape.
+        DataError: if the index lists no rows of the arrays client by client, or ``relabel`` has the wrong shape.
+
+    >>> Split(Arrays(torch.zeros(3, 2), torch.tensor([0, 1, 1]), classes=2), Index.of([[0], [1, 3]]))
+    Traceback (most recent call last):
+    ...
+    fedloom.core.errors.DataError: an index lists row 3, but there are 3 samples (rows 0 to 2).
     """
 
     arrays: Arrays
@@ -183,11 +188,29 @@ class Split:
         return f"<Split: {len(self.index.rows)} samples at {len(self)} clients>"
 
     def __post_init__(self) -> None:
+        self._check_index()
         if self.relabel is not None and tuple(self.relabel.shape) != (len(self.index), self.arrays.classes):
             raise DataError(
                 f"there are {len(self.index)} clients and {self.arrays.classes} classes, "
                 f"but the relabelling is {list(self.relabel.shape)}."
             )
+
+    def _check_index(self) -> None:
+        rows, offsets, samples = self.index.rows, self.index.offsets, len(self.arrays)
+        for name, held in (("rows", rows), ("offsets", offsets)):
+            if not isinstance(held, np.ndarray) or held.ndim != 1 or held.dtype.kind not in "iu":
+                raise DataError(
+                    f"the {name} of an index are a NumPy array of whole numbers; Index.of(lists) makes them."
+                )
+        if not len(offsets) or offsets[0] != 0 or (offsets[1:] < offsets[:-1]).any():
+            raise DataError(
+                "the offsets of an index begin with 0 and never fall; Index.of(lists) makes them from lists."
+            )
+        if len(rows) and offsets[-1] != len(rows):  # without rows, as at a server, it tells the sizes alone
+            raise DataError(f"the offsets of an index end with {offsets[-1]}, but it lists {len(rows)} rows.")
+        for row in (rows.min(), rows.max()) if len(rows) else ():
+            if not 0 <= row < samples:
+                raise DataError(f"an index lists row {row}, but there are {samples} samples (rows 0 to {samples - 1}).")
 
     def labels(self, rows: Tensor, clients: int | Tensor) -> Tensor:
         """The clients' own labels for the rows; ``clients`` is one number, or one per row.
