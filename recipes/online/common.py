@@ -220,6 +220,6 @@ def run(setting: Setting, learner: str, tasks: int, seed: int, place: Path) -> d
         "hedge": {k: rounded(summary["hedge"][k]) for k in ("loss", "best_loss", "bound")},
         "regret": rounded(summary.get("regret_to_final_model")),
         "parameters": summary["parameters"],
-        "state_bytes": summary["memory"]["state_bytes"],
+        "state_bytes": summary["memory"]["state_bytes_per_expert"],
         "seconds": rounded(summary["seconds"]),
     }

@@ -31,6 +31,8 @@ def test_a_run_leaves_a_directory_a_table_and_a_page(cli: Cli) -> None:
     assert "Stored task data" in Path("here/report.html").read_text()
     summary = json.loads(Path("here/summary.json").read_text())
     assert summary["memory"]["tasks"] == 2
+    assert summary["memory"]["state_bytes"] == summary["final"]["memory/state_bytes"]
+    assert summary["memory"]["state_bytes_per_expert"] == summary["memory"]["state_bytes"] // 2
     assert len(summary["hedge"]["p"]) == 2
 
 

@@ -36,7 +36,8 @@ def summarise(online: Online, history: Sequence[dict[str, Any]], total: Tensor, 
         "memory": {
             "task_bytes": final.get("memory/task_bytes", 0),
             "tasks": final.get("memory/tasks", 0),
-            "state_bytes": final.get("memory/state_bytes", 0) // max(len(online.experts), 1),
+            "state_bytes": final.get("memory/state_bytes", 0),
+            "state_bytes_per_expert": final.get("memory/state_bytes", 0) // max(len(online.experts), 1),
         },
         "hedge": {
             "gamma": online.hedge.gamma,
