@@ -166,3 +166,15 @@ def test_an_index_of_lists_is_no_index() -> None:
     arrays = Arrays(torch.zeros(4, 2), torch.zeros(4, dtype=torch.int64), classes=2)
     with pytest.raises(DataError, match="the rows of an index are a NumPy array"):
         Split(arrays, Index([0, 1], [0, 2]))  # type: ignore[arg-type]
+
+
+def test_a_list_is_no_fraction() -> None:
+    with pytest.raises(ConfigError, match=r"held_out must be a fraction .*, not \[1\]"):
+        federate("digits", "iid", clients=2, held_out=[1])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["x", "y"])
+def test_arrays_are_tensors(name: str) -> None:
+    held = {"x": torch.zeros(3, 2), "y": torch.zeros(3, dtype=torch.int64)}
+    with pytest.raises(DataError, match=rf"{name} of Arrays is a tensor, not a ndarray; use torch.as_tensor\({name}\)"):
+        Arrays(**{**held, name: held[name].numpy()}, classes=2)

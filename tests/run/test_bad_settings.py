@@ -37,6 +37,7 @@ def starved() -> Any:
 
 
 CASES: dict[str, tuple[Callable[[], Any], str]] = {
+    "no augmentation": (lambda: experiment(augment=(3,)), "an augmentation is a name, or a mapping .*, not 3"),
     "many rounds": (lambda: experiment(rounds=10**30), r"rounds is 1e\+30, but whole numbers"),
     "rounds": (lambda: experiment(rounds=0), r"rounds is 0, but at least 1 is needed"),
     "participation 0": (lambda: experiment(participation=0.0), r"participation is 0, but it must lie in \(0, 1\]"),

@@ -42,6 +42,11 @@ class Arrays:
     std: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
+        for name, held in (("x", self.x), ("y", self.y)):
+            if not isinstance(held, Tensor):
+                raise DataError(
+                    f"{name} of Arrays is a tensor, not a {type(held).__name__}; use torch.as_tensor({name})."
+                )
         if len(self.x) != len(self.y):
             raise DataError(f"there are {len(self.x)} inputs but {len(self.y)} labels.")
         if self.x.is_floating_point() and len(self.x) and not bool(torch.isfinite(self.x.sum())):

@@ -162,8 +162,8 @@ def by_name(source: str | Source, own: dict[str, Any]) -> Source:
 
 def check_fractions(validation: float, held_out: HeldOut, unseen: float) -> None:
     """Raise a ``ConfigError`` for values that are not fractions, or that leave nothing to train on."""
-    share = 0.0 if held_out in ("common", "natural") else held_out
-    if isinstance(share, str) or not 0 <= share < 1:
+    share: Any = 0.0 if held_out in ("common", "natural") else held_out
+    if not isinstance(share, int | float | np.integer | np.floating) or not 0 <= share < 1:
         raise ConfigError(f"held_out must be a fraction from 0 to 1, 'common' or 'natural', not {held_out!r}.")
     if not (validation >= 0 and validation + share < 1):
         raise ConfigError(

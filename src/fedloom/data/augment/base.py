@@ -83,7 +83,8 @@ def augmentation(given: str | Mapping[str, Any] | Augmentation) -> Augmentation:
     """
     if isinstance(given, Augmentation):
         return given
-    settings = {"name": given} if isinstance(given, str) else dict(given)
+    settings: Any = {"name": given} if isinstance(given, str) else given
+    settings = dict(settings) if isinstance(settings, Mapping) else {}
     name = settings.pop("name", None)
     if not isinstance(name, str):
         raise ConfigError(f"an augmentation is a name, or a mapping with a name and settings, not {given!r}.")
