@@ -52,8 +52,8 @@ Halves = tuple[Tree, Tensor]  # what a server half returns: the part's new state
 class Part:
     """Base class of all parts; every hook defaults to doing nothing.
 
-    A part overrides only these hooks. Parts are combined rather than derived from each other; a class that overrides
-    a hook of another part has to declare again what was declared about it (``affine``, ``is_cross_entropy``, ``pull``).
+    Parts are combined, not derived from each other. A class that overrides a hook of another one inherits none of its
+    declarations about it (``affine``, ``is_cross_entropy``, ``pull``).
 
     Attributes:
         needs: what the part requires.
@@ -61,8 +61,7 @@ class Part:
             which are sent anyway: another reduction of them costs no communication.
         measured: those uploads that are functions of the update [P] as the server reads it, instead of from ``end``.
         downloads: the entries of the part's server state that are sent to every client of the cohort.
-        boundable: the slices that may be clipped to a norm bound, so that noise can cover them; a private uplink
-            rejects all others.
+        boundable: the slices that may be clipped to a norm bound, so that noise can cover them (private uplinks).
         affine: ``grad`` is a·g + b·w + k with scalars a, b and a vector k [P] that are constant during a round, so that
             a compute may fold it into the step.
         targets: the kind of targets that it is defined for, if that is one only; see ``fedloom.core.targets``.

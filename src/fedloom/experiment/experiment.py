@@ -213,7 +213,8 @@ class Experiment:
         """The hostile clients, sorted, int64 [f]."""
         if self.attack is None:
             return np.zeros(0, dtype=np.int64)
-        return self.attack.hostile(self.federation.seen, self.seed, self.method.mixing.trusted)
+        found = self.attack.hostile(self.federation.seen, self.seed, self.method.mixing.trusted)
+        return np.asarray(found, dtype=np.int64)
 
     @property
     def cohort_size(self) -> int:
