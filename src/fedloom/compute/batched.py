@@ -211,7 +211,9 @@ class _Block:
         w, v = memory[:, :size], memory[:, size : 2 * size]
         w.copy_(shared.models())
         pull, local = personal.pull or 0.0, plan.local
-        constant = down.theta.mul(-pull).expand(len(memory), -1) if pull else None
+        constant = None
+        if pull:  # the corrections of w are not needed any more
+            constant = torch.mul(down.theta, -pull, out=self.compute.constants[0]).expand(len(memory), -1)
         rule = SGDRule(down.lr, local.weight_decay + pull, local.momentum, constant)
         self.net.theta[: len(memory)] = v
         private = train(self.net, None, work.schedule, work.x, work.y, rule)

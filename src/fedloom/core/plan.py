@@ -96,10 +96,9 @@ class ClientPlan:
         method = self.method
         if not isinstance(self.data, Split):
             raise ConfigError(f"the clients' data are {told(self.data)} instead of a Split; see poison of the attack.")
-        strangers = sorted(self.hostile - set(range(self.population.clients)))
-        if strangers:
+        if strangers := [client for client in self.hostile if not 0 <= client < self.population.clients]:
             raise ConfigError(
-                f"attack {type(self.attack).__name__}: hostile returned client {strangers[0]}, but there are "
+                f"attack {type(self.attack).__name__}: hostile returned client {min(strangers)}, but there are "
                 f"{self.population.clients} clients, numbered from 0."
             )
         buffer, remedy = self.layout.hindering_buffer if self.layout.buffers else ("", "")
