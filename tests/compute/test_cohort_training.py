@@ -191,7 +191,7 @@ def window(inputs: int, hidden: int, samples: int, local: Local, clients: int = 
 
 
 def test_the_first_layer_is_factored_where_that_is_cheaper() -> None:
-    """The expected choices are the fastest ones by measurement."""
+    """The fewer samples and the wider the layer, the better for it."""
     assert window(784, 200, 60, Local(epochs=1, batch_size=10), clients=25) == 60
     assert window(784, 200, 60, Local(epochs=5, batch_size=10)) == 60
     assert window(8, 4, 60, Local(epochs=1, batch_size=60)) == 0

@@ -24,6 +24,7 @@ from helpers.resuming import flip, keep_lines, truncate, work
 from helpers.runs import experiment
 from torch import nn
 
+from fedloom.core import described
 from fedloom.core.context import RoundInfo
 from fedloom.core.errors import CheckpointError, ConfigError
 from fedloom.core.federation import Federation, Split
@@ -35,7 +36,6 @@ from fedloom.experiment.callbacks import Callback, RunInfo
 from fedloom.experiment.experiment import Experiment
 from fedloom.experiment.federated import run
 from fedloom.methods import make, methods
-from fedloom.parts import described
 
 
 def miscount(path: Path) -> None:

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from fedloom.compute import resolved
+from fedloom.core import described
 from fedloom.core.local import Local
 from fedloom.core.plan import ClientPlan
 from fedloom.data.augment import augmentation
 from fedloom.experiment.experiment import Experiment
-from fedloom.parts import described
 
 ADAM = ("beta1", "beta2")
 SAMPLED = 1000  # number of input rows in the digest

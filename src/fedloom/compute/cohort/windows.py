@@ -22,10 +22,11 @@ from fedloom.compute.cohort.parameters import SGDRule
 from fedloom.compute.cohort.schedule import BatchSchedule, taken
 
 SHORT, LONGEST = 96, 1024  # samples of a client in a window that is one of many, and in one that is a whole round
-# Measured: FLOP/s of large products, the rows at which half of it is reached, bytes/s in caches and beyond, bytes that
-# the caches hold, seconds per step for the smaller operations of the factored form, and the estimated time below which
-# a form is taken to be faster.
-FAT, HALF, CACHED, UNCACHED, CACHE, OVERHEAD, CLEARLY = 90e9, 5, 100e9, 40e9, 8 << 20, 100e-6, 0.95
+FAT, HALF = 90e9, 5  # FLOP/s of large products, and the rows of a product at which half of it is reached
+CACHE = 8 << 20  # bytes of a block that stay in the caches
+CACHED, UNCACHED = 100e9, 40e9  # bytes/s in the caches and beyond
+OVERHEAD = 100e-6  # seconds per step of a block for the smaller operations of the factored form
+CLEARLY = 0.95  # part of the explicit form's time below which the factored one is chosen
 
 
 @dataclass(frozen=True)

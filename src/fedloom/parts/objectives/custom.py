@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from fedloom.core.context import Batch, Context, Output
+from fedloom.core.described import described
 from fedloom.core.errors import ConfigError
 from fedloom.core.parts import Term
 from fedloom.core.slots import objectives
 from fedloom.core.targets import CLASSES, TRUTHS, TargetKind, aligned, kind_of, row_means
-from fedloom.parts.described import described
 
 LossFunction = Callable[[Tensor, Tensor], Tensor]
 
