@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -104,7 +105,12 @@ def test_a_misspelt_hook_is_named() -> None:
     with pytest.raises(ConfigError, match="drift 'own' does nothing: it has no hook 'corect'; did you mean 'correct'"):
         replace(FEDAVG, drift=made(corect=same))
     for drift in (made(), made(unlike=same), made(_corect=same), made(corect=same, correct=same)):
-        assert replace(FEDAVG, drift=drift).drift is drift
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert replace(FEDAVG, drift=drift).drift is drift
+    with pytest.warns(UserWarning, match="drift 'own': 'corect' is not a hook; did you mean 'correct'") as caught:
+        replace(FEDAVG, drift=made(corect=same, grad=lambda self, g, w, ctx: g))
+    assert "call it '_corect'" in str(caught[0].message)
 
 
 def test_terms_may_come_as_a_list_or_alone() -> None:

@@ -98,10 +98,10 @@ def nearest(name: str, valid: Iterable[str]) -> str:
     return (f"did you mean {close!r}? There are" if close else "there are") + f": {', '.join(valid) or 'none'}."
 
 
-def closest(name: str, valid: Iterable[str]) -> str | None:
-    """The valid name closest to a mistyped one, ignoring dashes; None if no name is close to it."""
+def closest(name: str, valid: Iterable[str], alike: float = 0.6) -> str | None:
+    """The valid name closest to a mistyped one, ignoring dashes; None if none is ``alike``, a ratio in [0, 1]."""
     bare = {one.lstrip("-"): one for one in valid}
-    close = difflib.get_close_matches(name.lstrip("-"), bare, n=1, cutoff=0.6)
+    close = difflib.get_close_matches(name.lstrip("-"), bare, n=1, cutoff=alike)
     return bare[close[0]] if close else None
 
 

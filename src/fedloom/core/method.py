@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedloom.core.errors import ConfigError, closest, nearest
+from fedloom.core.errors import ConfigError, closest, nearest, outside
 from fedloom.core.hooks import HOOKS, overrides
 from fedloom.core.parts import (
     UPDATE,
@@ -346,17 +347,25 @@ def _is_reduction(value: object) -> bool:
 
 
 def _check_names(who: str, part: Part) -> None:
-    """Raise a ``ConfigError`` if a part overrides nothing of its base class, but has a method with almost its name."""
+    """Name methods of a part that are almost hooks: an error if it overrides no hook at all, else a warning.
+
+    Raises:
+        ConfigError: if a part overrides nothing of its base class, but has a method with almost its name.
+    """
     kinds = type(part).__mro__
     bases = [kind for kind in kinds if kind.__module__ == Part.__module__]
     known = {name for kind in bases for name in vars(kind) if not name.startswith("_")}
-    others = (kind for kind in kinds if kind not in bases and kind is not object)
-    own = {name: held for kind in others for name, held in vars(kind).items()}
-    if known & own.keys():
-        return
+    own = {name: held for kind in kinds if kind not in (*bases, object) for name, held in vars(kind).items()}
+    missing, works = known - own.keys(), bool(known & own.keys())
     for name in (name for name, held in own.items() if callable(held) and not name.startswith("_")):
-        if close := closest(name, known):
+        if name in known or not (close := closest(name, missing, alike=0.75 if works else 0.6)):
+            continue
+        if not works:
             raise ConfigError(f"{who} does nothing: it has no hook {name!r}; did you mean {close!r}?")
+        helper = f"if it is a method of your own, call it {'_' + name!r}"
+        warnings.warn(
+            f"{who}: {name!r} is not a hook; did you mean {close!r}? Otherwise, {helper}.", stacklevel=outside()
+        )
 
 
 def _check_scalars(who: str, personal: Paired) -> None:
