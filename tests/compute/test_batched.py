@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -232,12 +233,17 @@ def paired(name: str) -> Method:
 
 
 @pytest.mark.parametrize("gain", [0, 4], ids=["coordinates", "weights"])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize("name", PAIRS)
-def test_pairs_of_models_are_stepped_in_one_pass(name: str, gain: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pairs_of_models_are_stepped_in_one_pass(
+    name: str, momentum: float, gain: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With the first layer's weights, and with their coordinates only."""
-    same = settings("plain") | {"local": Local(epochs=2, batch_size=4, lr=0.1, weight_decay=0.05)}
+    local = Local(epochs=2, batch_size=4, lr=0.1, weight_decay=0.05, momentum=momentum)
+    same = settings("plain") | {"local": local}
     reference = go(paired(name), **same)
     monkeypatch.setattr("fedloom.compute.cohort.coordinates.GAIN", gain)
+    monkeypatch.setattr("fedloom.compute.batched.has_separate_rounds", lambda plan: False)
     monkeypatch.setattr(_Block, "lockstep", None)
     assert_same_run(reference, go(paired(name), compute="batched", **same), TOLERANCE)
 
@@ -298,6 +304,13 @@ def test_pairs_are_independent_only_where_the_part_itself_says_so() -> None:
     assert not separate(Late())
     assert not separate(PFedMe(3.0))
     assert not separate(Ditto(), local=LOCALS["clipped"])  # both models' gradients have a common norm
+
+
+@pytest.mark.parametrize("changes", [{"nesterov": True}, {"optimiser": "adam", "momentum": 0.0}, {"clip": 1.0}])
+def test_pairs_with_other_optimisers_run_in_lockstep(changes: dict[str, Any]) -> None:
+    usual = Local(epochs=2, batch_size=4, lr=0.1, momentum=0.9)
+    assert Batched(_plan("superfed_mm", local=usual)).has_paired_rounds
+    assert not Batched(_plan("superfed_mm", local=replace(usual, **changes))).has_paired_rounds
 
 
 @pytest.mark.parametrize("name", ["superfed_lm", "pfedme"])

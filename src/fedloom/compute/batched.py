@@ -164,7 +164,8 @@ class Batched:
     def pairs(self) -> PairedNet:
         """The vectors of a block's paired models."""
         plan = self.plan
-        return PairedNet(plan.model, plan.layout, self.longest, self.samples, plan.device, plan.operand_dtype)
+        momentum = plan.local.momentum if plan.memory else 0.0
+        return PairedNet(plan.model, plan.layout, self.longest, self.samples, momentum, plan.device, plan.operand_dtype)
 
     def network(self) -> CohortNet:
         """The network of a block."""
@@ -369,7 +370,8 @@ def _coordinates(plan: ClientPlan) -> int:
     personal, largest = plan.method.personal, int(plan.data.index.sizes.max())
     if plan.operand_dtype is not None or not isinstance(personal, Paired):
         return 0
-    return coordinates(plan.model, plan.layout, largest, plan.local.batch_size or largest, personal.passes)
+    passes = 1 if plan.memory else personal.passes
+    return coordinates(plan.model, plan.layout, largest, plan.local.batch_size or largest, passes)
 
 
 def _bytes(plan: ClientPlan) -> int:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedloom.compute.cohort import BatchSchedule, Draws, cross_entropy
-from fedloom.compute.cohort.coordinates import GRAD, PRIVATE, RECEIVED, SHARED
+from fedloom.compute.cohort.coordinates import GRAD, RECEIVED, SHARED
 from fedloom.compute.cohort.pairs import PairedNet
 from fedloom.compute.cohort.schedule import taken
 from fedloom.compute.cohort.windows import windows
@@ -26,7 +26,7 @@ def has_paired_rounds(plan: ClientPlan) -> bool:
     hooks = plan.method.hooks
     changed = hooks["on_step"] or hooks["grad"] or hooks["prox"] or plan.is_meta or plan.has_twin or plan.exit_weights
     inputs = plan.augment is not None or plan.teacher is not None
-    optimiser = plan.memory or plan.local.clip is not None
+    optimiser = plan.local.optimiser != "sgd" or plan.local.nesterov or plan.local.clip is not None
     return plan.is_paired and plan.method.is_cross_entropy and not (changed or inputs or optimiser)
 
 
@@ -146,18 +146,17 @@ class PairedRound:
 
     def _step(self, views: tuple[View, ...], mixed: list[list[float]], regs: list[RegGrad]) -> None:
         """Move w by η·shared and v by η·private against their gradients, as in ``core.step.paired_gradients``."""
-        lr, view = self.down.lr, views[0]
+        view = views[0]
+        s, p = self.down.lr * view.shared, self.down.lr * view.private
         decay = self.plan.local.weight_decay if view.data else 0.0
-        s, p = lr * view.shared, lr * view.private
-        factors = []
+        gradients = []
         for lams, reg in zip(mixed, regs, strict=True):
             (w, wv, wt), (v, vw, vt) = reg.w, reg.v
-            shared = [(-s * (1 - lam), 1 - s * (w + decay), -s * wv, -s * wt) for lam in lams]
-            private = [(-p * lam, -p * vw, 1 - p * (v + decay), -p * vt) for lam in lams]
-            factors.append([[*([a] if s else []), *([b] if p else [])] for a, b in zip(shared, private, strict=True)])
-        moved = slice(SHARED if s else PRIVATE, RECEIVED if p else PRIVATE)
+            shared = [(1 - lam, w + decay, wv, wt) for lam in lams]
+            private = [(lam, vw, v + decay, vt) for lam in lams]
+            gradients.append([[*([a] if s else []), *([b] if p else [])] for a, b in zip(shared, private, strict=True)])
         if s or p:
-            self.net.step(self.memory.new_tensor(factors), moved)
+            self.net.step(gradients, (s, p))
         for row, reg in enumerate(regs):
             if reg.extra is not None:
                 extra = self.memory[row, 2 * self.plan.layout.size :]
@@ -166,20 +165,21 @@ class PairedRound:
 
 @dataclass
 class _Products:
-    """The inner products of all clients' g, w and v, computed on demand."""
+    """Inner products of all clients' vectors, computed on demand."""
 
     net: PairedNet
     count: int
 
     @cached_property
-    def tensor(self) -> Tensor:
-        """[c, 3, 3], in the order g, w, v."""
-        return self.net.products(self.count)
+    def of_models(self) -> list[list[list[float]]]:
+        """Those of w and v, [c, 2, 2], as Python floats."""
+        return self.net.products(self.count, slice(SHARED, RECEIVED)).tolist()
 
     @cached_property
-    def numbers(self) -> list[list[list[float]]]:
-        """The same as Python floats."""
-        return self.tensor.tolist()
+    def slopes(self) -> Tensor:
+        """⟨g, v - w⟩, [c]."""
+        with_gradient = self.net.products(self.count, slice(GRAD, RECEIVED))[:, 0]
+        return with_gradient[:, 2] - with_gradient[:, 1]
 
 
 @dataclass
@@ -192,10 +192,9 @@ class _RowPair:
 
     def products(self) -> tuple[float, float, float]:
         """⟨w, w⟩, ⟨v, v⟩ and ⟨w, v⟩."""
-        mine = self.of.numbers[self.row]
-        return mine[1][1], mine[2][2], mine[1][2]
+        (ww, wv), (_, vv) = self.of.of_models[self.row]
+        return ww, vv, wv
 
     def slope(self) -> Tensor:
         """⟨g, v - w⟩, []."""
-        mine = self.of.tensor[self.row]
-        return mine[0, 2] - mine[0, 1]
+        return self.of.slopes[self.row]

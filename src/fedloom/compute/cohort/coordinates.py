@@ -8,7 +8,7 @@ X [n, in] are sums of δ_j x_jᵀ. While only these samples are seen, its matric
 of the received θ, the w₀ and v₀ before the first step on them, and D [n, out]: the coordinates a, b, c and D represent
 them. Outputs on X, inner products and everything else follow from X θᵀ, X w₀ᵀ, X v₀ᵀ and the Gram matrix X Xᵀ. The
 samples are a client's own, if they are few, or those of one mini-batch, if a method takes several steps on it; then w
-and v are computed after each.
+and v are computed after each. Momenta start at zero and stay in the span of a client's own samples.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fedloom.compute.cohort.layers import CohortLayer
 from fedloom.compute.cohort.net import CohortNet
 from fedloom.core.layout import Layout, Leaf
 
-MIXED, GRAD, SHARED, PRIVATE, RECEIVED = range(5)  # the vectors of a client
+MIXED, GRAD, SHARED, PRIVATE, RECEIVED = range(5)  # the vectors of a client, before the momenta of w and v
 GAIN = 4  # coordinates pay on this many times fewer samples than inputs
 SEVERAL = 3  # steps on a mini-batch from which it has coordinates of its own
 
@@ -36,7 +36,7 @@ class FirstLayer(CohortLayer):
 
     Args:
         linear: the layer that it replaces.
-        rows: the coordinates of the five vectors, [C, 5, 2 n · out + 3].
+        rows: the coordinates of the V vectors of ``PairedNet``, [C, V, 2 n · out + 3].
         samples: n, the largest number of samples.
     """
 
@@ -44,9 +44,9 @@ class FirstLayer(CohortLayer):
         self.linear, self.samples = linear, samples
         self.shape = linear.weight.matrix.shape[1:]
         size = samples * self.shape[0]
-        self.outputs = rows[:, :, :size].unflatten(2, (samples, -1))  # Y [C, 5, n, out]
-        self.moved = rows[:, :, size : 2 * size].unflatten(2, (samples, -1))  # D [C, 5, n, out]
-        self.numbers = rows[:, :, 2 * size :]  # a, b and c, [C, 5, 3]
+        self.outputs = rows[:, :, :size].unflatten(2, (samples, -1))  # Y [C, V, n, out]
+        self.moved = rows[:, :, size : 2 * size].unflatten(2, (samples, -1))  # D [C, V, n, out]
+        self.numbers = rows[:, :, 2 * size :]  # a, b and c, [C, V, 3]
         self.base = rows.new_empty(len(rows), 3, samples, self.shape[0])  # X θᵀ, X w₀ᵀ and X v₀ᵀ
         self.pair, self.next = (rows.new_empty(len(rows), 2, *self.shape) for _ in range(2))  # w₀ and v₀
 
@@ -72,8 +72,11 @@ class FirstLayer(CohortLayer):
         for row, number in ((SHARED, 1), (PRIVATE, 2), (RECEIVED, 0)):
             self.outputs[:count, row] = base[:, number]
         self.outputs[:count, GRAD] = 0
+        self.outputs[:count, RECEIVED + 1 :] = 0
         self.moved[:count] = 0
-        self.numbers[:count] = self.numbers.new_tensor([[0, 0, 0], [0, 0, 0], [0, 1, 0], [0, 0, 1], [1, 0, 0]])
+        self.numbers[:count] = 0
+        for row, number in ((SHARED, 1), (PRIVATE, 2), (RECEIVED, 0)):
+            self.numbers[:count, row, number] = 1
         self._starts: Tensor | None = None
 
     def forward(self, places: Tensor) -> Tensor:
@@ -89,13 +92,15 @@ class FirstLayer(CohortLayer):
             self.linear.bias.take(grad.sum(1))
         return (None,)
 
-    def products(self, count: int) -> Tensor:
-        """The inner products of g, w and v, [c, 3, 3]; ⟨M, M'⟩ = a ⟨θ, M'⟩ + b ⟨w₀, M'⟩ + c ⟨v₀, M'⟩ - ⟨D, Y'⟩."""
-        three = slice(GRAD, RECEIVED)
-        numbers, moved = self.numbers[:count, three], self.moved[:count, three].flatten(2)
-        starts = torch.bmm(self._products_of_starts()[:count], numbers.mT)  # with θ, w₀ and v₀, [c, 3, 3]
+    def products(self, count: int, vectors: slice) -> Tensor:
+        """The inner products of n of g, w and v, [c, n, n].
+
+        They are ⟨M, M'⟩ = a ⟨θ, M'⟩ + b ⟨w₀, M'⟩ + c ⟨v₀, M'⟩ - ⟨D, Y'⟩.
+        """
+        numbers, moved = self.numbers[:count, vectors], self.moved[:count, vectors].flatten(2)
+        starts = torch.bmm(self._products_of_starts()[:count], numbers.mT)  # with θ, w₀ and v₀, [c, 3, n]
         starts.sub_(torch.bmm(self.base[:count].flatten(2), moved.mT))
-        return torch.bmm(numbers, starts).sub_(torch.bmm(moved, self.outputs[:count, three].flatten(2).mT))
+        return torch.bmm(numbers, starts).sub_(torch.bmm(moved, self.outputs[:count, vectors].flatten(2).mT))
 
     def close(self) -> None:
         """Compute w and v of the clients whose samples were seen."""
@@ -115,8 +120,10 @@ class FirstLayer(CohortLayer):
         """The inner products of θ, w₀ and v₀, [c, 3, 3]."""
         if self._starts is None:
             pair, theta = self.pair[: len(self.x)].flatten(2), self.theta.flatten()
-            starts = torch.cat([theta.expand(len(pair), 1, -1), pair], 1)
-            self._starts = torch.bmm(starts, starts.mT)
+            self._starts = pair.new_empty(len(pair), 3, 3)
+            self._starts[:, 0, 0] = theta @ theta
+            self._starts[:, 0, 1:] = self._starts[:, 1:, 0] = pair @ theta
+            self._starts[:, 1:, 1:] = torch.bmm(pair, pair.mT)
         return self._starts
 
 
@@ -128,7 +135,7 @@ def coordinates(model: nn.Module, layout: Layout, samples: int, batch: int, pass
         layout: the order of its parameters.
         samples: the largest number of samples of a client.
         batch: the size of its mini-batches.
-        passes: the number of gradients on each.
+        passes: the number of gradients on each; 1 if there is momentum, which outlives a mini-batch.
     """
     leaf = first_weight(model, layout)
     if leaf is None:

@@ -5,8 +5,9 @@ received model θ, a view is
 
     w ← c_g g + c_w w + c_v v + c_θ θ    and    v ← c'_g g + c'_w w + c'_v v + c'_θ θ,
 
-with four numbers per client and model. The vectors of a client are rows of one matrix, so that mixing, the step and all
-inner products are small matrix products, each of which reads the vectors once.
+with four numbers per client and model; with momentum s, w ← w - η s where s ← m s + d_g g + d_w w + d_v v + d_θ θ. The
+vectors of a client are rows of one matrix, so that mixing, the step and all inner products are small matrix products,
+each of which reads the vectors once.
 
 A first linear layer may have coordinates in place of its weights; see ``coordinates``.
 """
@@ -43,19 +44,20 @@ class PairedNet:
         layout: the order of its parameters.
         clients: C.
         samples: the number of samples on which the first layer has coordinates; 0 for explicit weights in every layer.
+        momentum: m; 0 for plain steps.
         device: the device of the rows.
         operand_dtype: as in ``CohortNet``.
 
     Attributes:
-        rows: [C, 5, Q], in the order of ``MIXED``, ...; Q = P if no layer has coordinates.
+        rows: [C, V, Q], in the order of ``MIXED``, ...; Q = P if no layer has coordinates. V = 5, or 7 with momentum.
         net: the network at W, whose gradients are written to g.
     """
 
     def __init__(
-        self, model: nn.Module, layout: Layout, clients: int, samples: int, device: torch.device | str = "cpu",
-        operand_dtype: torch.dtype | None = None,
+        self, model: nn.Module, layout: Layout, clients: int, samples: int, momentum: float = 0.0,
+        device: torch.device | str = "cpu", operand_dtype: torch.dtype | None = None,
     ) -> None:  # fmt: skip
-        self.layout, self.samples, self.first = layout, samples, None
+        self.layout, self.samples, self.momentum, self.first = layout, samples, momentum, None
         explicit, extra = layout, 0
         leaf = first_weight(model, layout) if samples else None
         if leaf is not None:
@@ -63,7 +65,8 @@ class PairedNet:
             explicit, extra = replace(layout, parameters=kept), 2 * samples * leaf.shape[0] + 3
         self.explicit = explicit.size
         self.start = _aligned(explicit.size) if leaf else explicit.size  # of the coordinates; zeros lie between
-        held = torch.zeros(clients, 5, _aligned(self.start + extra), dtype=layout.dtype, device=device)
+        vectors = 7 if momentum else 5
+        held = torch.zeros(clients, vectors, _aligned(self.start + extra), dtype=layout.dtype, device=device)
         self.rows = held[:, :, : self.start + extra]
         mine = self.rows[:, MIXED, : self.explicit], self.rows[:, GRAD, : self.explicit]
         self.net = CohortNet(model, explicit, clients, device=device, operand_dtype=operand_dtype, rows=mine)
@@ -85,11 +88,12 @@ class PairedNet:
     def begin(self, theta: Tensor, private: Sequence[Tensor]) -> None:
         """Start a round from θ [P] and the clients' first v [P]."""
         count = len(private)
-        for row, vector in ((RECEIVED, theta), (SHARED, theta)):
-            self._explicit(row, count).copy_(self._rest(vector))
+        for row in (RECEIVED, SHARED):
+            self._fill(self._explicit(row, count), theta)
         for row, vector in zip(self._explicit(PRIVATE, count), private, strict=True):
-            row.copy_(self._rest(vector))
+            self._fill(row, vector)
         self.rows[:count, GRAD] = 0
+        self.rows[:count, RECEIVED + 1 :] = 0
         if self.first is not None:
             shape = self.first.shape
             self.first.begin(theta[self.place].view(shape), [vector[self.place].view(shape) for vector in private])
@@ -102,18 +106,34 @@ class PairedNet:
             rows = self.rows[:count, :, places]
             torch.lerp(rows[:, SHARED], rows[:, PRIVATE], at[:, number, None], out=rows[:, MIXED])
 
-    def step(self, factors: Tensor, moved: slice) -> None:
-        """Replace w, v or both (``moved``) by combinations of (g, w, v, θ) with factors [c, 1 or L, moved, 4]."""
-        count = len(factors)
-        for number, places in self._pieces(factors.shape[1], self.rows.shape[2]):
-            rows = self.rows[:count, :, places]
-            rows[:, moved] = torch.bmm(factors[:, number], rows[:, GRAD:])
+    def step(self, gradients: Sequence[Sequence[Sequence[Sequence[float]]]], rates: tuple[float, float]) -> None:
+        """Move w and v along combinations of (g, w, v, θ) with the given coefficients [c, 1 or L, moved, 4].
 
-    def products(self, count: int) -> Tensor:
-        """The inner products of g, w and v of the first c clients, [c, 3, 3]."""
-        rows = self.rows[:count, GRAD:RECEIVED, : self.explicit]
+        Args:
+            gradients: the coefficients of w's step, of v's, or of both.
+            rates: the step sizes of w and v; one with 0 does not move.
+        """
+        count, moved = len(gradients), slice(0 if rates[0] else 1, 2 if rates[1] else 1)
+        factors = torch.tensor(gradients, dtype=torch.float64, device=self.rows.device)
+        sizes = factors.new_tensor(rates)[moved, None]
+        if not self.momentum:
+            factors = torch.eye(4, device=factors.device)[1:3][moved] - sizes * factors
+        factors, rows = factors.to(self.rows), self.rows[:count]
+        models, momenta = rows[:, SHARED:RECEIVED], rows[:, RECEIVED + 1 :]
+        for number, places in self._pieces(factors.shape[1], rows.shape[2]):
+            vectors = rows[:, GRAD : RECEIVED + 1, places]
+            if self.momentum:
+                momenta[:, moved, places].baddbmm_(factors[:, number], vectors, beta=self.momentum)
+            else:
+                models[:, moved, places] = torch.bmm(factors[:, number], vectors)
+        if self.momentum:
+            models[:, moved].addcmul_(momenta[:, moved], sizes.to(rows), value=-1)
+
+    def products(self, count: int, vectors: slice) -> Tensor:
+        """The inner products of some of g, w and v of the first c clients, [c, n, n] for n vectors."""
+        rows = self.rows[:count, vectors, : self.explicit]
         found = torch.bmm(rows, rows.mT)
-        return found if self.first is None else found.add_(self.first.products(count))
+        return found if self.first is None else found.add_(self.first.products(count, vectors))
 
     def finish(self, row: int, w: Tensor, v: Tensor) -> None:
         """Write a client's w and v [P]."""
@@ -127,11 +147,10 @@ class PairedNet:
     def _explicit(self, row: int, count: int) -> Tensor:
         return self.rows[:count, row, : self.explicit]
 
-    def _rest(self, vector: Tensor) -> Tensor:
-        """A vector [P] without the first layer's weight."""
-        if self.first is None:
-            return vector
-        return torch.cat([vector[: self.place.start], vector[self.place.stop :]])
+    def _fill(self, rows: Tensor, vector: Tensor) -> None:
+        """Copy a vector [P], without the first layer's weight, to rows [..., Q]."""
+        rows[..., : self.place.start] = vector[: self.place.start]
+        rows[..., self.place.start :] = vector[self.place.stop :]
 
     def _pieces(self, numbers: int, stop: int) -> list[tuple[int, slice]]:
         """The places of each layer in a row up to ``stop``, with its number; all if there is one number for all."""
