@@ -72,6 +72,10 @@ def test_declarations_have_their_form(declared: dict[str, Any], sentence: str) -
             ({"deployed": lambda self, extra, one=one: one}, f"deployed returned {one!r}, but it must return a number")
             for one in (5, -1, np.nan, "a")
         ),
+        (
+            {"extras": (0.5,), "deployed": lambda self, extra: 2 * float(extra[0])},
+            r"deployed returned 2.0 for the scalars \[1.0\], but it must return a number",
+        ),
     ],
 )
 def test_scalars_of_paired_parts_lie_between_0_and_1(declared: dict[str, Any], sentence: str) -> None:

@@ -373,9 +373,11 @@ def _check_scalars(who: str, personal: Paired) -> None:
     extras: Any = personal.extras
     if not (isinstance(extras, tuple | list) and all(map(_in_unit_interval, extras))):
         raise ConfigError(f"{who}: extras is {extras!r:.60}, but it must be a tuple of numbers in [0, 1], like (0.5,).")
-    at: Any = personal.deployed(torch.tensor(extras))
-    if at is not None and not _in_unit_interval(at):
-        raise ConfigError(f"{who}: deployed returned {at!r:.60}, but it must return a number in [0, 1], or None.")
+    for values in {tuple(extras), (0.0,) * len(extras), (1.0,) * len(extras)}:  # training may move them anywhere
+        at: Any = personal.deployed(torch.tensor(values))
+        if at is not None and not _in_unit_interval(at):
+            told = f"{at!r:.60}" + f" for the scalars {list(values)}" * bool(values)
+            raise ConfigError(f"{who}: deployed returned {told}, but it must return a number in [0, 1], or None.")
 
 
 def _in_unit_interval(value: object) -> bool:
