@@ -187,7 +187,7 @@ def window(inputs: int, hidden: int, samples: int, local: Local, clients: int = 
     rows = np.arange(samples)
     schedule = BatchSchedule.of([local.batches(rows, 0, 0, client) for client in range(clients)])
     x = torch.empty(1).expand(clients, samples, inputs)
-    return best_window(CohortNet(net, Layout.of(net), clients), schedule, x, SGDRule(0.1, **rule))
+    return best_window(CohortNet(net, Layout.of(net), clients).program, schedule, x, SGDRule(0.1, **rule))
 
 
 def test_the_first_layer_is_factored_where_that_is_cheaper() -> None:

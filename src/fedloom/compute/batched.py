@@ -26,6 +26,7 @@ from fedloom.compute.cohort.trial import trial_reason
 from fedloom.compute.live import Live
 from fedloom.compute.lockstep import Lockstep
 from fedloom.compute.paired import PairedRound, has_paired_rounds
+from fedloom.compute.phases import PhasedRound, has_phased_rounds
 from fedloom.compute.plain import affine_rule, has_plain_rounds, has_separate_rounds
 from fedloom.core import rng
 from fedloom.core.aggregate import EVEN, Fold, even_blocks, fold
@@ -106,6 +107,7 @@ class Batched:
         on_gpu = plan.device != "cpu"
         self.has_plain_rounds = has_plain_rounds(plan)
         self.has_separate_rounds = has_separate_rounds(plan)
+        self.has_phased_rounds = has_phased_rounds(plan)
         self.samples, self.has_paired_rounds = 0, False
         if not self.has_separate_rounds and has_paired_rounds(plan):
             self.samples = _coordinates(plan)
@@ -131,6 +133,8 @@ class Batched:
                 results = block.plain()
             elif self.has_separate_rounds:
                 results = block.separate()
+            elif self.has_phased_rounds:
+                results = block.phased()
             elif self.has_paired_rounds:
                 results = block.paired()
             yield from block.lockstep() if results is None else results
@@ -241,6 +245,11 @@ class _Block:
         for _ in results:
             made.sent.up((total,))
         return made
+
+    def phased(self) -> Iterator[Result] | None:
+        """The results of clients that train one half of the model after the other; None if these do not."""
+        results = PhasedRound(self.plan, self.net, self.down, self.jobs, self._vectors).run()
+        return None if results is None else iter(results)
 
     def paired(self) -> Iterator[Result] | None:
         """The results of a paired method's rounds; None if they have to be run in lockstep."""

@@ -15,7 +15,7 @@ from fedloom.core.plan import ClientPlan
 
 def has_plain_rounds(plan: ClientPlan) -> bool:
     """Whether a client's round is SGD on the cross entropy with affine corrections, as in ``cohort.train``."""
-    return _descends(plan) and not plan.has_views
+    return descends(plan) and not plan.has_views
 
 
 def has_separate_rounds(plan: ClientPlan) -> bool:
@@ -23,10 +23,10 @@ def has_separate_rounds(plan: ClientPlan) -> bool:
     personal = plan.method.personal
     random = any(isinstance(layer, nn.Dropout) and layer.p for layer in plan.model.modules())
     independent = isinstance(personal, Paired) and personal.pull is not None and not personal.plain
-    return independent and not random and _descends(plan)
+    return independent and not random and descends(plan)
 
 
-def _descends(plan: ClientPlan) -> bool:
+def descends(plan: ClientPlan) -> bool:
     """Whether steps are SGD on the cross entropy with affine corrections."""
     method, hooks, local = plan.method, plan.method.hooks, plan.local
     changed = hooks["on_step"] or hooks["prox"] or plan.is_meta or plan.has_twin or plan.exit_weights

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import partial
 
@@ -60,7 +61,7 @@ class TrainedCohort:
 
 def train(
     net: CohortNet, theta: Tensor | None, schedule: BatchSchedule, x: Tensor, y: Tensor, rule: SGDRule,
-    draws: Draws | None = None, window: int | None = None,
+    draws: Draws | None = None, window: int | None = None, program: Program | None = None, frozen: Collection[str] = (),
 ) -> TrainedCohort:  # fmt: skip
     """Train the clients of a schedule, each on its own samples.
 
@@ -74,29 +75,33 @@ def train(
         draws: generators for random layers, in the schedule's order; None if there are none.
         window: the largest number of samples per client for which the first layer stays factored, where it can; 0
             for explicit weights, None for what is estimated to be fastest.
+        program: the layers to train, if these are not all; the samples are their inputs.
+        frozen: names of parameters that stay as they are.
     """
     count = len(schedule.steps)
-    net.descend(rule)
+    net.descend(rule, frozen)
+    whole = program or net.program
     total = torch.zeros(count, dtype=torch.float64, device=x.device)
     first = None
-    longest = best_window(net, schedule, x, rule) if window is None else window
-    factor = factorable(net, schedule, x, rule, longest)
+    longest = best_window(whole, schedule, x, rule) if window is None else window
+    factor = factorable(whole, schedule, x, rule, longest)
     if theta is not None:
         _fill(net, count, theta, factor)
     if factor:
-        program, layer = factored(net.program, rule)
+        shorter, layer = factored(whole, rule)
         for part in windows(schedule, x, longest):
             _open(net, layer, theta, rule, part)
             for places, number in zip(part.inputs, part.numbers, strict=True):
                 rows = schedule.places[number]
                 _draw(net, draws, schedule.sizes[number])
-                total[: len(rows)] += _step(net, program, places, taken(y, rows), schedule.weights[number])
+                total[: len(rows)] += _step(net, shorter, places, taken(y, rows), schedule.weights[number])
             if part.whole:
                 first = layer
             else:
                 layer.close(part.steps)
     else:
-        step = _recorded(net, rule, x.device) if draws is None else partial(_step, net, net.program)
+        plain = draws is None and program is None and not frozen
+        step = _recorded(net, rule, x.device) if plain else partial(_step, net, whole)
         for number, (places, weights) in enumerate(zip(schedule.places, schedule.weights, strict=True)):
             _draw(net, draws, schedule.sizes[number])
             total[: len(places)] += step(taken(x, places), taken(y, places), weights)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -138,8 +138,11 @@ class CohortNet:
             for parameter in self.idle:
                 parameter.take(parameter.value.new_zeros(()).expand_as(parameter.value[:count]))
 
-    def descend(self, rule: SGDRule | None) -> None:
-        """Make ``backward`` take a step of this rule, starting with zero momentum; None: write to ``grad`` again."""
+    def descend(self, rule: SGDRule | None, frozen: Collection[str] = ()) -> None:
+        """Make ``backward`` take a step of this rule, starting with zero momentum; None: write to ``grad`` again.
+
+        Parameters with ``frozen`` names stay as they are.
+        """
         velocity = constant = None
         if rule is not None and rule.momentum:
             if self._velocity is None:
@@ -149,6 +152,7 @@ class CohortNet:
             constant = rule.constant
         for leaf, mine, own in zip(self.layout.parameters, self._cut(velocity), self._cut(constant), strict=True):
             self.parameters[leaf.name].descend(rule, mine, own)
+            self.parameters[leaf.name].frozen = leaf.name in frozen
         self._moves_idle = rule is not None and rule.moves_all
 
     def _cut(self, whole: Tensor | None) -> Sequence[Tensor | None]:

@@ -59,6 +59,7 @@ class Parameter:
         matrix: the same memory as [C, out, in]; for a convolution, in = height · width · channels.
         grad: where gradients are written, [C, ...]; None if the parameter is not trained.
         rule: the update rule, if gradients are applied directly.
+        frozen: whether gradients are ignored, so that the parameter stays as it is.
         operand_dtype: the dtype in which layers multiply by it; values, gradients and steps have the dtype of θ.
     """
 
@@ -71,6 +72,7 @@ class Parameter:
         if grads is not None:
             self.grad, self._grad_matrix = _views(leaf, grads)
         self.rule: SGDRule | None = None
+        self.frozen = False
         self._velocity = self._velocity_matrix = self._constant = None
 
     def descend(self, rule: SGDRule | None, velocity: Tensor | None = None, constant: Tensor | None = None) -> None:
@@ -99,7 +101,7 @@ class Parameter:
 
     def take_product(self, left: Tensor, right: Tensor) -> None:
         """Receive the gradient leftᵀ · right of a matrix, from [c, n, out] and [c, n, in]; summed in the dtype of θ."""
-        if self.grad is None:
+        if self.grad is None or self.frozen:
             return
         count, rule = len(left), self.rule
         left, right = left.to(self.value.dtype), right.to(self.value.dtype)
@@ -116,7 +118,7 @@ class Parameter:
 
     def take(self, grad: Tensor) -> None:
         """Receive a gradient [c, ...]."""
-        if self.grad is None:
+        if self.grad is None or self.frozen:
             return
         count, rule = len(grad), self.rule
         if rule is None:

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from fedloom.compute.cohort.factored import entrance
-from fedloom.compute.cohort.net import CohortNet
 from fedloom.compute.cohort.parameters import SGDRule
 from fedloom.compute.cohort.schedule import BatchSchedule, taken
+from fedloom.compute.cohort.trace import Program
 
 SHORT, LONGEST = 96, 1024  # samples of a client in a window that is one of many, and in one that is a whole round
 FAT, HALF = 90e9, 5  # FLOP/s of large products, and the rows of a product at which half of it is reached
@@ -69,28 +69,29 @@ def windows(schedule: BatchSchedule, x: Tensor, longest: int) -> Iterator[Window
         yield Window(taken(x, torch.cat(seen, 1)), inputs, range(start, at), steps, False)
 
 
-def factorable(net: CohortNet, schedule: BatchSchedule, x: Tensor, rule: SGDRule, longest: int) -> bool:
+def factorable(program: Program, schedule: BatchSchedule, x: Tensor, rule: SGDRule, longest: int) -> bool:
     """Whether the first layer can be kept factored in windows of this length.
 
     It has to be a trained linear layer applied to the samples themselves; momentum needs one window for the round.
     """
-    place = entrance(net.program)
+    place = entrance(program)
     if place is None or not longest or (rule.momentum and schedule.rows.shape[1] > longest):
         return False
-    weight = net.program.steps[place].layer.weight  # type: ignore[attr-defined]
-    return weight.grad is not None and not weight.is_rounded and weight.matrix.shape[2] == x[0, 0].numel()
+    weight = program.steps[place].layer.weight  # type: ignore[attr-defined]
+    trained = weight.grad is not None and not weight.frozen
+    return trained and not weight.is_rounded and weight.matrix.shape[2] == x[0, 0].numel()
 
 
-def best_window(net: CohortNet, schedule: BatchSchedule, x: Tensor, rule: SGDRule) -> int:
+def best_window(program: Program, schedule: BatchSchedule, x: Tensor, rule: SGDRule) -> int:
     """The length of the windows with the smallest estimated time, in samples; 0 if explicit weights are faster.
 
     On a GPU they always are: steps are recorded there, which the factors that change from step to step would prevent.
     """
-    if x.device.type != "cpu" or not factorable(net, schedule, x, rule, LONGEST if rule.momentum else SHORT):
+    if x.device.type != "cpu" or not factorable(program, schedule, x, rule, LONGEST if rule.momentum else SHORT):
         return 0
-    place, samples = entrance(net.program), schedule.rows.shape[1]
+    place, samples = entrance(program), schedule.rows.shape[1]
     assert place is not None
-    out, into = net.program.steps[place].layer.weight.matrix.shape[1:]  # type: ignore[attr-defined]
+    out, into = program.steps[place].layer.weight.matrix.shape[1:]  # type: ignore[attr-defined]
     lengths = [length for length in (SHORT, samples) if samples <= length or not rule.momentum]
     times = {min(n, samples): _factored(schedule, x, rule, into, out, min(n, samples)) for n in lengths}
     best = min((n for n in times if n <= LONGEST), key=times.__getitem__)

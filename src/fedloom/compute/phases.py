@@ -1,0 +1,141 @@
+"""Rounds in phases for a block of clients: one half of the model is trained after the other, as in FedRep.
+
+What comes before the first trained layer is computed once per phase and sample, instead of once per step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, groupby, pairwise
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedloom.compute.cohort import BatchSchedule, CohortNet, SGDRule, train
+from fedloom.compute.cohort.suffix import outputs, parted
+from fedloom.compute.plain import descends
+from fedloom.core.client import Broadcast, ClientWork, Result, Vectors, load
+from fedloom.core.context import Context
+from fedloom.core.parts import Paired
+from fedloom.core.plan import ClientPlan
+from fedloom.core.views import StepInfo, View
+
+Half = tuple[bool, bool]  # whether shared and private parameters are trained
+Phase = tuple[Half, slice]  # what is trained in which of a client's steps
+
+
+def has_phased_rounds(plan: ClientPlan) -> bool:
+    """Whether a client's round may be plain descents of one half of the model after the other."""
+    split = plan.has_private and plan.has_views and not isinstance(plan.method.personal, Paired)
+    random = any(isinstance(layer, nn.Dropout) and layer.p for layer in plan.model.modules())
+    return split and not random and descends(plan)
+
+
+@dataclass
+class PhasedRound:
+    """A block's round.
+
+    Attributes:
+        plan: the client plan.
+        net: the network, whose rows become the clients' models.
+        down: the broadcast.
+        jobs: the clients' work.
+        vectors: a row of the network as a client's memory.
+    """
+
+    plan: ClientPlan
+    net: CohortNet
+    down: Broadcast
+    jobs: Sequence[ClientWork]
+    vectors: Callable[[Tensor], Vectors]
+
+    def run(self) -> list[Result] | None:
+        """The clients' results; None if their steps are no phases, or not the same ones at all clients."""
+        batches = [self.plan.batches(self.down.round, job.client) for job in self.jobs]
+        order = sorted(range(len(batches)), key=lambda number: -len(batches[number]))
+        jobs, batches = [self.jobs[number] for number in order], [batches[number] for number in order]
+        try:
+            contexts = [job.begin(len(each)) for job, each in zip(jobs, batches, strict=True)]
+            found = [_phases(self._views(*each)) for each in zip(jobs, batches, contexts, strict=True)]
+        except Exception:  # in lockstep it becomes the failure of that client alone
+            return None
+        phases = self._common(found, batches)
+        if phases is None:
+            return None
+        held = [self.vectors(row) for row in self.net.theta[: len(jobs)]]
+        for job, at in zip(jobs, held, strict=True):
+            load(self.plan, self.down, job.client, job.state, at)
+        owners = torch.tensor([job.client for job in jobs])
+        sums = torch.stack([self._train(half, schedule, owners) for half, schedule in phases]).sum(0)
+        means = (sums / sums.new_tensor([len(each) for each in batches])).tolist()
+        results = [Result(job.client) for job in self.jobs]
+        for number, job, at, seen, loss in zip(order, jobs, held, contexts, means, strict=True):
+            try:
+                results[number] = job.finish(at, seen, loss)
+            except Exception as error:
+                results[number] = job.failed(error)
+        return results
+
+    def _common(
+        self, found: Sequence[Sequence[Phase] | None], batches: Sequence[Sequence[np.ndarray]]
+    ) -> list[tuple[Half, BatchSchedule]] | None:
+        """The phases of all clients together; None if they have no common ones."""
+        own = [each for each in found if each is not None]
+        halves = [half for half, _ in own[0]] if own else []
+        if len(own) < len(found) or any([half for half, _ in each] != halves for each in own):
+            return None
+        if self.plan.memory and any(sum(half[n] for half in halves) > 1 for n in (0, 1)):
+            return None  # a momentum would outlive its phase
+        made = []
+        for number, half in enumerate(halves):
+            parts = [rows[each[number][1]] for rows, each in zip(batches, own, strict=True)]
+            made.append((half, BatchSchedule.of(parts)))
+        rows = [*range(len(batches))]
+        return made if all(schedule.order.tolist() == rows for _, schedule in made) else None
+
+    def _views(self, job: ClientWork, batches: Sequence[np.ndarray], seen: dict[str, Context]) -> list[Sequence[View]]:
+        """The views of each of a client's steps."""
+        round, nothing = self.down.round, self.net.theta[0, :0]
+        draws = self.plan.draws(round, job.client, len(batches)).tolist()
+        steps = (StepInfo(round, number, drawn) for number, drawn in enumerate(draws))
+        return [self.plan.method.personal.views(step, nothing, seen["personal"]) for step in steps]
+
+    def _train(self, half: Half, schedule: BatchSchedule, owners: Tensor) -> Tensor:
+        """Train some half of the clients' models; returns the sums of their losses, float64 [C]."""
+        plan, local = self.plan, self.plan.local
+        schedule = schedule.to(self.net.theta.device)
+        ends = accumulate(leaf.size for leaf in plan.layout.parameters)
+        own = {leaf.name: end > plan.layout.shared_size for leaf, end in zip(plan.layout.parameters, ends, strict=True)}
+        frozen = {name for name, private in own.items() if not half[private]}
+        rows = schedule.rows
+        owners = owners.to(rows.device).repeat_interleave(rows.shape[1])
+        x, y = plan.data.arrays.x[rows], plan.data.labels(rows.flatten(), owners).unflatten(0, rows.shape)
+        constant, program = parted(self.net.program, frozen) or (None, None)
+        if constant is not None:
+            x = outputs(self.net, constant, x)
+        rule = SGDRule(self.down.lr, local.weight_decay, local.momentum)
+        done = train(self.net, None, schedule, x, y, rule, program=program, frozen=frozen)
+        done.models()
+        return done.losses * torch.from_numpy(schedule.steps).to(done.losses)
+
+
+def _phases(views: Sequence[Sequence[View]]) -> list[Phase] | None:
+    """The phases of a client; None unless each of its steps is one usual step of some half.
+
+    >>> head, body = View(shared=0.0), View(private=0.0)
+    >>> _phases([(head,), (head,), (body,)])
+    [((False, True), slice(0, 2, None)), ((True, False), slice(2, 3, None))]
+    >>> _phases([(head, body)]), _phases([(View(private=0.5),)])
+    (None, None)
+    """
+    usual = all(
+        len(each) == 1 and each[0].data and {each[0].shared, each[0].private} in ({0, 1}, {1}) for each in views
+    )
+    if not usual:
+        return None
+    halves = [(bool(each[0].shared), bool(each[0].private)) for each in views]
+    runs = [(half, len([*steps])) for half, steps in groupby(halves)]
+    ends = pairwise([0, *accumulate(length for _, length in runs)])
+    return [(half, slice(*pair)) for (half, _), pair in zip(runs, ends, strict=True)]
