@@ -1,8 +1,10 @@
 """Blocks of clients at once: their models are rows of one network with its own backward pass.
 
 If a round is plain SGD on the cross entropy with affine corrections, a whole round of a block goes through
-``cohort.train``, which never materialises weight gradients. Otherwise the clients' local work runs in lockstep and the
-gradients they request are computed in one pass. Plans whose model has no cohort form are run by the live compute.
+``cohort.train``, which never materialises weight gradients; so does a round in which one half of the model is trained
+after the other (``phases``), or two independent models. Coupled pairs of models are rows of one matrix (``paired``).
+Otherwise the clients' local work runs in lockstep and the gradients they request are computed in one pass. Plans whose
+model has no cohort form are run by the live compute.
 """
 
 from __future__ import annotations
