@@ -89,7 +89,7 @@ MISTAKES = {
     "run method=fedavg resume=": "resume= names no run directory; leave it out to start a new run.",
     "run resume=nix": "'nix' is not a run directory: there is no such directory",
     "run resume=nix out=there": "cannot be combined with out=",
-    "run checkpoint.every=0": "checkpoint: every and keep must be at least 1",
+    "run checkpoint.every=0": "checkpoint.every must be at least 1, not 0",
     "run device=gpu": "unknown device 'gpu'",
     "run -m method=fedavg device=cpu,gpu": "unknown device 'gpu'",
     "run augment=crp": "unknown augmentation 'crp'; did you mean 'crop'?",

@@ -271,10 +271,10 @@ def test_other_engines_train_the_same_guide() -> None:
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"top_k": -1}, "objective 'selective' needs a top_k of at least 0, not -1"),
-        ({"delta": -0.1}, "objective 'selective' needs a finite delta of at least 0, not -0.1"),
-        ({"guide_lr": 0.0}, "objective 'selective' needs a finite guide_lr > 0, not 0"),
-        ({"alpha": 1.5}, r"objective 'selective' needs an alpha in \[0, 1\], not 1.5"),
+        ({"top_k": -1}, "objective 'selective': top_k must be at least 0, not -1"),
+        ({"delta": -0.1}, "objective 'selective': delta must be at least 0, not -0.1"),
+        ({"guide_lr": 0.0}, "objective 'selective': guide_lr must be a finite number greater than 0, not 0"),
+        ({"alpha": 1.5}, r"objective 'selective': alpha must lie in \[0, 1\], not 1.5"),
         ({"lam_min": 3.0, "lam_max": 1.0}, "the multiplier runs from lam_min to lam_max"),
     ],
 )

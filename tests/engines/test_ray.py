@@ -142,7 +142,7 @@ def test_faults_in_the_code_end_the_run_with_a_sentence(lent: Lent) -> None:
         ),
         ({"gpus": 1}, "workers is 1, but the cluster has room for 0, with one CPU and 1 GPU each"),
         ({"workers": 1}, "workers is 1, but the cluster has room for 0 now, with one CPU each; lower it with"),
-        ({"workers": -1}, "workers and gpus must be at least 0"),
+        ({"workers": -1}, "workers must be at least 0, not -1"),
         ({"gather": "heap"}, "gather is 'heap', but it must be one of auto, fold, chain"),
     ],
 )

@@ -346,12 +346,12 @@ def test_feddecorr_decorrelates() -> None:
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
-        (lambda: FedDCDrift(-0.1), "drift 'dc' needs a finite alpha of at least 0, not -0.1"),
-        (lambda: FedDCDrift(float("inf")), "drift 'dc' needs a finite alpha of at least 0, not inf"),
-        (lambda: FedSplitDrift(0.0), "drift 'split' needs a finite s > 0, not 0"),
-        (lambda: FedSplitDrift(float("nan")), "drift 'split' needs a finite s > 0, not nan"),
-        (lambda: Decorrelation(-1.0), "a beta of at least 0 and a positive eps, not -1 and 1e-08"),
-        (lambda: Decorrelation(0.1, 0.0), "a beta of at least 0 and a positive eps, not 0.1 and 0"),
+        (lambda: FedDCDrift(-0.1), "drift 'dc': alpha must be at least 0, not -0.1"),
+        (lambda: FedDCDrift(float("inf")), "drift 'dc': alpha must be finite and at least 0, not inf"),
+        (lambda: FedSplitDrift(0.0), "drift 'split': s must be a finite number greater than 0, not 0"),
+        (lambda: FedSplitDrift(float("nan")), "drift 'split': s must be a finite number greater than 0, not nan"),
+        (lambda: Decorrelation(-1.0), "beta must be at least 0, not -1"),
+        (lambda: Decorrelation(0.1, 0.0), "eps must be a finite number greater than 0, not 0"),
     ],
 )
 def test_values_outside_their_range_are_refused(make, sentence: str) -> None:

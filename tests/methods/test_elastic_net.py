@@ -67,5 +67,5 @@ def test_a_penalty_that_would_have_no_effect_is_refused(term: Term) -> None:
 
 
 def test_bad_weights_are_refused() -> None:
-    with pytest.raises(ConfigError, match="finite weights of at least 0, not -1 and 0"):
+    with pytest.raises(ConfigError, match="'elastic_net': l1 must be at least 0, not -1"):
         ElasticNet(-1.0)

@@ -121,7 +121,7 @@ def test_they_beat_fedavg_where_clients_have_two_digits_each() -> None:
 
 
 def test_what_makes_no_sense_is_refused() -> None:
-    with pytest.raises(ConfigError, match="objective 'calibrated' needs a finite tau of at least 0, not -1"):
+    with pytest.raises(ConfigError, match="objective 'calibrated': tau must be at least 0, not -1"):
         CalibratedLogits(-1.0)
-    with pytest.raises(ConfigError, match="objective 'balanced' needs a finite gamma of at least 0, not inf"):
+    with pytest.raises(ConfigError, match="objective 'balanced': gamma must be finite and at least 0, not inf"):
         BalancedSoftmax(float("inf"))

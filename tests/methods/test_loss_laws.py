@@ -268,11 +268,11 @@ def test_what_cannot_go_together_is_refused() -> None:
 
 def test_bad_settings() -> None:
     for make, sentence in [
-        (lambda: Contrastive(mu=-1), "contrastive term needs a finite mu of at least 0, not -1"),
-        (lambda: Contrastive(tau=0), "contrastive term needs a finite temperature tau > 0, not 0"),
-        (lambda: NotTrueDistillation(-1), "objective 'not_true' needs a finite beta of at least 0, not -1"),
-        (lambda: Distillation(alpha=1.5), r"objective 'distillation' needs an alpha in \[0, 1\], not 1.5"),
-        (lambda: Robustness(tau=float("inf")), "objective 'robustness' needs a finite temperature tau > 0, not inf"),
+        (lambda: Contrastive(mu=-1), "objective 'contrastive': mu must be at least 0, not -1"),
+        (lambda: Contrastive(tau=0), "objective 'contrastive': tau must be a finite number greater than 0, not 0"),
+        (lambda: NotTrueDistillation(-1), "objective 'not_true': beta must be at least 0, not -1"),
+        (lambda: Distillation(alpha=1.5), r"objective 'distillation': alpha must lie in \[0, 1\], not 1.5"),
+        (lambda: Robustness(tau=float("inf")), "'robustness': tau must be a finite number greater than 0, not inf"),
     ]:
         with pytest.raises(ConfigError, match=sentence):
             make()

@@ -242,7 +242,7 @@ def test_the_grid_is_the_papers() -> None:
         (lambda: Subspace(nu=-1), "at least 0"),
         (lambda: APFL(1.5), "[0, 1]"),
         (lambda: Ditto(float("inf")), "finite"),
-        (lambda: PFedMe(0.0), "positive"),
+        (lambda: PFedMe(0.0), "greater than 0"),
         (lambda: Alternating(2.0), "[0, 1]"),
     ],
 )

@@ -283,9 +283,9 @@ def test_views_are_made_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_bad_settings() -> None:
     for settings, sentence in [
-        ({"variance": -1.0}, "needs finite variance and entropy of at least 0, not -1"),
-        ({"entropy": float("nan")}, "needs finite variance and entropy"),
-        ({"lr": 0.0}, "needs a positive, finite lr, not 0"),
+        ({"variance": -1.0}, "variance must be at least 0, not -1"),
+        ({"entropy": float("nan")}, "entropy must be finite and at least 0, not nan"),
+        ({"lr": 0.0}, "lr must be a finite number greater than 0, not 0"),
         ({"steps": 0}, "steps must be at least 1, not 0"),
         ({"batch_size": 0}, "batch_size must be at least 1, not 0"),
         ({"draws": 0}, "draws must be at least 1, not 0"),
@@ -296,9 +296,9 @@ def test_bad_settings() -> None:
         with pytest.raises(ConfigError, match=sentence):
             fedssa(**settings)
     for settings, sentence in [
-        ({"steps": -1}, "needs steps of at least 0"),
-        ({"lr": float("inf")}, "needs a positive, finite lr and temperature"),
-        ({"temperature": 0.0}, "needs a positive, finite lr and temperature"),
+        ({"steps": -1}, "steps must be at least 0"),
+        ({"lr": float("inf")}, "lr must be a finite number greater than 0, not inf"),
+        ({"temperature": 0.0}, "temperature must be a finite number greater than 0"),
     ]:
         with pytest.raises(ConfigError, match=sentence):
             feddf(**settings)

@@ -58,9 +58,9 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
         r"drift 'normalized' .* by sgd, not adam",
     ),
     "evaluation": (lambda: Evaluation(what=("globl",)), r"unknown evaluation 'globl'; did you mean 'global'\?"),
-    "every": (lambda: Evaluation(every=0), r"every and batch_size must be at least 1, patience at least 0"),
-    "batch size": (lambda: Evaluation(batch_size=0), r"every and batch_size must be at least 1"),
-    "patience": (lambda: Evaluation(patience=-1), r"patience at least 0"),
+    "every": (lambda: Evaluation(every=0), r"evaluation\.every must be at least 1, not 0"),
+    "batch size": (lambda: Evaluation(batch_size=0), r"evaluation\.batch_size must be at least 1"),
+    "patience": (lambda: Evaluation(patience=-1), r"evaluation\.patience must be at least 0"),
     "target 0": (lambda: Evaluation(target=0.0), r"target accuracy is 0, but it must lie in \(0, 1\]"),
     "target 80": (lambda: Evaluation(target=80.0), r"target accuracy is 80, but it must lie in \(0, 1\]"),
     "target nan": (lambda: Evaluation(target=NAN), r"target accuracy is nan, but it must lie in \(0, 1\]"),
@@ -87,11 +87,11 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "stop without target": (lambda: Evaluation(stop_at_target=True), r"stop_at_target needs a target"),
     **{
-        f"fedprox mu {mu}": (lambda mu=mu: make("fedprox", mu=mu), rf"finite mu of at least 0, not {mu:g}")
+        f"fedprox mu {mu}": (lambda mu=mu: make("fedprox", mu=mu), rf"\bmu must be .*at least 0, not {mu:g}")
         for mu in (-0.1, NAN, INF)
     },
     **{
-        f"feddyn alpha {alpha}": (lambda alpha=alpha: make("feddyn", alpha=alpha), rf"alpha > 0, not {alpha:g}")
+        f"feddyn alpha {alpha}": (lambda alpha=alpha: make("feddyn", alpha=alpha), rf"greater than 0, not {alpha:g}")
         for alpha in (0.0, -1.0, NAN, INF)
     },
     **{f"server lr {lr}": (lambda lr=lr: SGD(lr=lr), rf"\blr\b.* not {lr:g}") for lr in (0.0, -1.0, NAN, INF)},
@@ -110,7 +110,7 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
         ]
         if (rule, key) != (Adagrad, "beta2")
     },
-    "eps": (lambda: Extrapolated(eps=-1.0), r"eps of at least 0, not -1"),
+    "eps": (lambda: Extrapolated(eps=-1.0), r"eps must be at least 0, not -1"),
     "method": (lambda: experiment("fedavgg"), r"unknown method 'fedavgg'; did you mean 'fedavg'\?"),
     "setting": (lambda: make("feddyn", alpa=1), r"method 'feddyn' has no setting 'alpa'; did you mean 'alpha'\?"),
 }

@@ -71,7 +71,7 @@ def test_early_stopping_waits_for_its_patience() -> None:
     assert fl.EarlyStopping("best", patience=2).should_stop(diverged) is not None
     settings = Evaluation(metric="global/accuracy", patience=2)
     assert should_stop([{"round": one["round"], "global/accuracy": one["best"]} for one in diverged], settings)
-    with pytest.raises(ConfigError, match="patience of at least 1"):
+    with pytest.raises(ConfigError, match="patience must be at least 1"):
         fl.EarlyStopping(patience=0)
     with pytest.raises(ConfigError, match="'max' or 'min', not 'less'"):
         fl.EarlyStopping(better="less")  # type: ignore[arg-type]

@@ -270,7 +270,7 @@ def test_the_front_is_what_nothing_beats() -> None:
         ("search.also=[nothing]", "there is no such key"),
         ("search.slots=[mixin]", "did you mean 'mixing'"),
         ("held_out=0", "the clients hold out no test samples on which finalists would be compared"),
-        ("search.budget=0", "must be positive"),
+        ("search.budget=0", "search.budget must be a finite number greater than 0"),
         ("search.methods=[fedavgg]", "did you mean 'fedavg'"),
     ],
 )

@@ -11,6 +11,7 @@ from torch import Tensor
 from fedloom.attacks.registry import attacks
 from fedloom.core import rng
 from fedloom.core.attack import Attack, single_labels
+from fedloom.core.checks import at_least
 from fedloom.core.errors import ConfigError
 from fedloom.core.federation import Arrays, Index, Split
 
@@ -79,8 +80,9 @@ class Backdoor(Attack):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.size < 1 or not 0 < self.share <= 1 or not 1 <= self.scale < float("inf"):
-            raise ConfigError("attack 'backdoor' needs a size of at least 1, a share in (0, 1] and a scale from 1.")
+        at_least(1, "attack 'backdoor': ", size=self.size, scale=self.scale)
+        if not 0 < self.share <= 1:
+            raise ConfigError(f"attack 'backdoor': share must lie in (0, 1], not {self.share}.")
 
     def poison(self, data: Split, hostile: np.ndarray, seed: int) -> Split:
         """Stamped samples are appended to the arrays and take the place of the original ones at their clients."""

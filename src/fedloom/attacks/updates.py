@@ -11,13 +11,7 @@ from torch import Tensor
 
 from fedloom.attacks.registry import attacks
 from fedloom.core.attack import Attack
-from fedloom.core.errors import ConfigError
-
-
-def _positive(name: str, **settings: float | None) -> None:
-    for key, value in settings.items():
-        if value is not None and not 0 < value < float("inf"):
-            raise ConfigError(f"attack {name!r} needs a positive, finite {key}, not {value:g}.")
+from fedloom.core.checks import positive
 
 
 @attacks.register(name="sign_flip")
@@ -38,7 +32,7 @@ class SignFlip(Attack):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _positive("sign_flip", scale=self.scale)
+        positive("attack 'sign_flip': ", scale=self.scale)
 
     def forge(self, update: Tensor, received: Tensor, initial: Tensor, draws: np.random.Generator) -> Tensor:
         return -self.scale * update
@@ -65,7 +59,7 @@ class Replacement(Attack):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _positive("replacement", scale=self.scale)
+        positive("attack 'replacement': ", scale=self.scale)
 
     def forge(self, update: Tensor, received: Tensor, initial: Tensor, draws: np.random.Generator) -> Tensor:
         return (self.scale or 1 / self.fraction) * (received - initial)
@@ -89,7 +83,7 @@ class Gaussian(Attack):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _positive("gaussian", std=self.std)
+        positive("attack 'gaussian': ", std=self.std)
 
     def forge(self, update: Tensor, received: Tensor, initial: Tensor, draws: np.random.Generator) -> Tensor:
         return self.std * torch.from_numpy(draws.standard_normal(len(update))).to(update)
@@ -158,7 +152,7 @@ class InnerProduct(Attack):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _positive("inner_product", eps=self.eps)
+        positive("attack 'inner_product': ", eps=self.eps)
 
     def collude(self, honest: Tensor, hostile: int) -> Tensor:
         return -self.eps * honest.mean(0)

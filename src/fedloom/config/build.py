@@ -13,7 +13,7 @@ from torch import nn
 
 from fedloom.config.schema import Config
 from fedloom.config.sections import Choice, Record, Section, sections_of
-from fedloom.core.errors import ConfigError
+from fedloom.core.checks import at_least
 from fedloom.core.federation import Arrays
 from fedloom.core.targets import TargetKind, outputs_for
 from fedloom.data import sources
@@ -42,8 +42,7 @@ class Checkpoints:
     keep: int = 2
 
     def __post_init__(self) -> None:
-        if self.every < 1 or self.keep < 1:
-            raise ConfigError(f"checkpoint: every and keep must be at least 1, not {self.every} and {self.keep}.")
+        at_least(1, "checkpoint.", every=self.every, keep=self.keep)
 
 
 def tracking(trackers: tuple[str, ...] = ()) -> list[Tracker]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from math import isfinite
 
 from fedloom.core.errors import ConfigError, nearest
 
@@ -10,8 +11,10 @@ DTYPES = ("float32", "float64")
 """The types in which runs compute."""
 
 
-def at_least(least: float, where: str = "", /, **settings: float) -> None:
-    """Raise a ``ConfigError`` unless every setting is finite and at least ``least``; ``where`` begins the sentence.
+def at_least(least: float, where: str = "", /, **settings: float | None) -> None:
+    """Raise a ``ConfigError`` unless every setting is finite and at least ``least``, or None.
+
+    ``where`` begins the sentence.
 
     >>> at_least(1, "crop: ", padding=0)
     Traceback (most recent call last):
@@ -19,14 +22,15 @@ def at_least(least: float, where: str = "", /, **settings: float) -> None:
     fedloom.core.errors.ConfigError: crop: padding must be at least 1, not 0.
     """
     for name, value in settings.items():
-        if not least <= value < float("inf"):
-            raise ConfigError(f"{where}{name} must be at least {least:g}, not {value}.")
+        if value is not None and not (isfinite(value) and value >= least):
+            finite = "" if isfinite(value) else "finite and "
+            raise ConfigError(f"{where}{name} must be {finite}at least {least:g}, not {value}.")
 
 
-def positive(where: str = "", /, **settings: float) -> None:
-    """Raise a ``ConfigError`` unless every setting is finite and greater than 0."""
+def positive(where: str = "", /, **settings: float | None) -> None:
+    """Raise a ``ConfigError`` unless every setting is finite and greater than 0, or None."""
     for name, value in settings.items():
-        if not 0 < value < float("inf"):
+        if value is not None and not (isfinite(value) and value > 0):
             raise ConfigError(f"{where}{name} must be a finite number greater than 0, not {value}.")
 
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
+from fedloom.core.checks import at_least
 from fedloom.core.errors import ClientError, ConfigError, first_line
 from fedloom.engines.actor import Actor
 from fedloom.engines.packed import Packed
@@ -107,8 +108,7 @@ class Cluster:
     """
 
     def __init__(self, workers: int = 0, address: str = "", gpus: float = 0.0) -> None:
-        if workers < 0 or gpus < 0:
-            raise ConfigError("engine 'ray': workers and gpus must be at least 0.")
+        at_least(0, "engine 'ray': ", workers=workers, gpus=gpus)
         os.environ.update({name: value for name, value in ENVIRONMENT.items() if name not in os.environ})
         try:
             self.ray: Any = import_module("ray")

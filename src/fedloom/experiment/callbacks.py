@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedloom.core.checks import at_least
 from fedloom.core.errors import ConfigError, nearest
 from fedloom.experiment.rundir import RunDirectory
 from fedloom.experiment.summary import looks, since_best
@@ -157,8 +158,8 @@ class EarlyStopping(Callback):
     def __post_init__(self) -> None:
         if self.better not in (None, "max", "min"):
             raise ConfigError(f"EarlyStopping: better is 'max' or 'min', not {self.better!r}.")
-        if self.patience < 1 or not 0 <= self.min_delta < float("inf"):
-            raise ConfigError("EarlyStopping needs a patience of at least 1 and a min_delta of at least 0.")
+        at_least(1, "EarlyStopping: ", patience=self.patience)
+        at_least(0, "EarlyStopping: ", min_delta=self.min_delta)
 
     def should_stop(self, history: Sequence[Mapping[str, Any]]) -> str | None:
         values = looks(history, self.metric)
@@ -194,8 +195,7 @@ class Measure(Callback):
     """
 
     def __init__(self, function: Callable[[nn.Module], Mapping[str, float]], every: int = 1) -> None:
-        if every < 1:
-            raise ConfigError(f"Measure: every is {every}, but it must be at least 1.")
+        at_least(1, "Measure: ", every=every)
         self.function, self.every = function, every
         self.done = 0
         self.model: Callable[[Any], nn.Module] | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from fedloom.core.checks import one_of
+from fedloom.core.checks import at_least, one_of
 from fedloom.core.errors import ConfigError, nearest
 from fedloom.core.method import Method
 from fedloom.core.parts import Submodels
@@ -67,8 +67,8 @@ class Evaluation:
         for name in self.what:
             one_of("unknown evaluation", name, EVALUATIONS)
         object.__setattr__(self, "metrics", tuple(lookup(name).name for name in self.metrics))
-        if self.every < 1 or self.batch_size < 1 or self.patience < 0:
-            raise ConfigError("evaluation: every and batch_size must be at least 1, patience at least 0.")
+        at_least(1, "evaluation.", every=self.every, batch_size=self.batch_size)
+        at_least(0, "evaluation.", patience=self.patience)
         if not 0 <= self.server_average < 1:
             raise ConfigError(f"evaluation.server_average is {self.server_average:g}, but it must lie in [0, 1).")
         if self.stop_at_target and self.target is None:

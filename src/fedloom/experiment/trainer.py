@@ -14,6 +14,7 @@ from typing import Any
 
 from torch import nn
 
+from fedloom.core.checks import at_least
 from fedloom.core.errors import CheckpointError, ConfigError
 from fedloom.experiment import checkpoint as checkpoints
 from fedloom.experiment.callbacks import Callback, RunInfo, added, numbers
@@ -127,8 +128,7 @@ class Trainer:
         keep: int = 2,
         callbacks: Sequence[Callback] = (),
     ) -> None:
-        if checkpoint_every < 1 or keep < 1:
-            raise ConfigError("checkpoint.every and checkpoint.keep must be at least 1.")
+        at_least(1, "checkpoint.", every=checkpoint_every, keep=keep)
         self.task, self.callbacks = task, callbacks
         self.checkpoint_every, self.keep = checkpoint_every, keep
         self.directory = None if out is None else RunDirectory(out)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedloom.core.checks import at_least
 from fedloom.core.context import Batch, Forward, Output
-from fedloom.core.errors import ConfigError
 from fedloom.core.parts import Adaptation
 from fedloom.core.slots import adaptations
 
@@ -68,10 +68,8 @@ def cut(batch: Batch) -> Iterator[Batch]:
 
 
 def _check(name: str, lr: float | Tensor, steps: int) -> None:
-    if isinstance(lr, Tensor):  # one value per expert, when several are trained at once
-        return
-    if not 0 <= lr < float("inf") or steps < 0:
-        raise ConfigError(f"adaptation {name!r}: lr must be at least 0 and finite, and steps at least 0.")
+    if not isinstance(lr, Tensor):  # else one value per expert, when several are trained at once
+        at_least(0, f"adaptation {name!r}: ", lr=lr, steps=steps)
 
 
 @adaptations.register

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedloom.core.checks import at_least, positive, probability
 from fedloom.core.context import Batch, Forward, Output
 from fedloom.core.errors import ConfigError
 from fedloom.core.parts import Adaptation, Needs
@@ -52,11 +53,9 @@ class Neighbours(Adaptation):
   booktitle={International Conference on Machine Learning}, year={2022}}"""
 
     def __post_init__(self) -> None:
-        if self.k < 1 or not 0 <= self.lam <= 1 or not 0 < self.scale < float("inf"):
-            raise ConfigError(
-                "adaptation 'neighbours' needs k of at least 1, lam in [0, 1] and a finite scale > 0, not "
-                f"{self.k}, {self.lam:g} and {self.scale:g}."
-            )
+        at_least(1, "adaptation 'neighbours': ", k=self.k)
+        probability("adaptation 'neighbours': ", lam=self.lam)
+        positive("adaptation 'neighbours': ", scale=self.scale)
 
     def adapt(
         self, forward: Forward, theta: Tensor, support: Batch, loss: Callable[[Output, Batch], Tensor]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedloom.core.checks import at_least
 from fedloom.core.context import Batch, Forward, Output
 from fedloom.core.errors import ConfigError
 from fedloom.core.parts import Adaptation, Needs
@@ -46,8 +47,7 @@ class PersonalHead(Adaptation):
   year={2022}}"""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.lr < float("inf") or self.steps < 0:
-            raise ConfigError("adaptation 'personal_head': lr must be at least 0 and finite, and steps at least 0.")
+        at_least(0, "adaptation 'personal_head': ", lr=self.lr, steps=self.steps)
 
     def adapt(
         self, forward: Forward, theta: Tensor, support: Batch, loss: Callable[[Output, Batch], Tensor]

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedloom.core.checks import at_least
 from fedloom.core.context import Context, Facts, Model, RoundInfo
-from fedloom.core.errors import ConfigError
 from fedloom.core.parts import ClientEnd, Drift, Halves, Needs, Reduce
 from fedloom.core.slots import drifts
 from fedloom.core.tree import Tree
@@ -73,8 +73,7 @@ class FedDCDrift(Drift):
   booktitle={Proceedings of the IEEE/CVF Conference on Computer Vision and Pattern Recognition}, year={2022}}"""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.alpha < float("inf"):
-            raise ConfigError(f"drift 'dc' needs a finite alpha of at least 0, not {self.alpha:g}.")
+        at_least(0, "drift 'dc': ", alpha=self.alpha)
 
     @property
     def needs(self) -> Needs:  # pyright: ignore[reportIncompatibleVariableOverride]

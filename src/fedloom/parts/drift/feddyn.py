@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedloom.core.checks import positive
 from fedloom.core.context import Context, Facts, Model, RoundInfo
-from fedloom.core.errors import ConfigError
 from fedloom.core.parts import ClientEnd, Drift, Halves, Needs, Reduce
 from fedloom.core.slots import drifts
 from fedloom.core.tree import Tree
@@ -52,8 +52,7 @@ class FedDynDrift(Drift):
   booktitle={International Conference on Learning Representations}, year={2021}}"""  # noqa: E501
 
     def __post_init__(self) -> None:
-        if not 0 < self.alpha < float("inf"):
-            raise ConfigError(f"dynamic regularisation needs a finite alpha > 0, not {self.alpha:g}.")
+        positive("drift 'dynamic': ", alpha=self.alpha)
 
     def init_server(self, theta: Tensor, facts: Facts) -> Tree:
         """h = 0."""

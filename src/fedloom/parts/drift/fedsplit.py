@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedloom.core.checks import positive
 from fedloom.core.context import Context, Facts, Model, RoundInfo
-from fedloom.core.errors import ConfigError
 from fedloom.core.parts import ClientEnd, Drift, Halves, Needs, Reduce
 from fedloom.core.slots import drifts
 from fedloom.core.tree import Tree
@@ -57,8 +57,7 @@ class FedSplitDrift(Drift):
   booktitle={Advances in Neural Information Processing Systems}, year={2020}}"""
 
     def __post_init__(self) -> None:
-        if not 0 < self.s < float("inf"):
-            raise ConfigError(f"drift 'split' needs a finite s > 0, not {self.s:g}.")
+        positive("drift 'split': ", s=self.s)
 
     def init_server(self, theta: Tensor, facts: Facts) -> Tree:
         """θ⁰, the fraction 0 of clients that have joined, and, for All, the mean z of all z_i."""

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from fedloom.core.checks import at_least
 from fedloom.core.context import RoundInfo
-from fedloom.core.errors import ConfigError
 from fedloom.core.parts import Mixing, Needs
 from fedloom.core.slots import mixings
 from fedloom.core.tree import Tree
@@ -42,8 +42,7 @@ class AFL(Mixing):
 
     def __post_init__(self) -> None:
         responses.check_samples(self.response)
-        if not 0 <= self.step < float("inf"):
-            raise ConfigError(f"mixing 'afl' needs a finite step of at least 0, not {self.step:g}.")
+        at_least(0, "mixing 'afl': ", step=self.step)
 
     @property
     def needs(self) -> Needs:  # pyright: ignore[reportIncompatibleVariableOverride]

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedloom.core.checks import at_least
 from fedloom.core.context import Facts, RoundInfo
 from fedloom.core.errors import ConfigError
 from fedloom.core.parts import Halves, Mixing, Needs
@@ -97,8 +98,7 @@ class CentredClipping(Mixing):
     def __post_init__(self) -> None:
         if not self.radius > 0:
             raise ConfigError(f"mixing 'centred_clipping' needs a positive radius, not {self.radius:g}.")
-        if self.steps < 1:
-            raise ConfigError(f"mixing 'centred_clipping' needs steps of at least 1, not {self.steps}.")
+        at_least(1, "mixing 'centred_clipping': ", steps=self.steps)
 
     def init_server(self, theta: Tensor, facts: Facts) -> Tree:
         """v = 0 [P]."""

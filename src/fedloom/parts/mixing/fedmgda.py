@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedloom.core.checks import at_least, positive
 from fedloom.core.context import RoundInfo
-from fedloom.core.errors import ConfigError
 from fedloom.core.parts import Halves, Mixing, Needs
 from fedloom.core.slots import mixings
 from fedloom.core.tree import Tree
@@ -43,8 +43,8 @@ class FedMGDA(Mixing):
   journal={IEEE Transactions on Network Science and Engineering}, year={2022}}"""
 
     def __post_init__(self) -> None:
-        if not (0 <= self.eps < float("inf") and 0 < self.lr < float("inf")):
-            raise ConfigError(f"mixing 'fedmgda' needs eps >= 0 and a positive lr, not {self.eps:g} and {self.lr:g}.")
+        at_least(0, "mixing 'fedmgda': ", eps=self.eps)
+        positive("mixing 'fedmgda': ", lr=self.lr)
 
     def coefficients(self, state: Tree, info: RoundInfo) -> tuple[Tree, np.ndarray]:
         """λ_i/‖Δ_i‖ normalised to sum to 1; the sum is kept for ``combine``."""

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from fedloom.core.checks import at_least, positive
 from fedloom.core.context import RoundInfo
-from fedloom.core.errors import ConfigError
 from fedloom.core.parts import Mixing, Needs
 from fedloom.core.slots import mixings
 from fedloom.core.tree import Tree
@@ -47,10 +47,8 @@ class GeometricMedian(Mixing):
   journal={IEEE Transactions on Signal Processing}, volume={70}, pages={1142--1154}, year={2022}}"""
 
     def __post_init__(self) -> None:
-        if self.steps < 0:
-            raise ConfigError(f"mixing 'geometric_median' needs steps of at least 0, not {self.steps}.")
-        if not 0 < self.nu < float("inf"):
-            raise ConfigError(f"mixing 'geometric_median' needs a positive, finite nu, not {self.nu:g}.")
+        at_least(0, "mixing 'geometric_median': ", steps=self.steps)
+        positive("mixing 'geometric_median': ", nu=self.nu)
 
     def coefficients(self, state: Tree, info: RoundInfo) -> tuple[Tree, np.ndarray]:
         """The weights of the last Weiszfeld step."""

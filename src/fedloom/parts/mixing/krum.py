@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from fedloom.core.checks import at_least
 from fedloom.core.context import RoundInfo
 from fedloom.core.errors import ConfigError
 from fedloom.core.parts import Mixing, Needs
@@ -47,8 +48,7 @@ class Krum(Mixing):
     def __post_init__(self) -> None:
         if not 0 <= self.hostile < 0.5:
             raise ConfigError(f"mixing 'krum' needs a hostile share in [0, 0.5), not {self.hostile:g}.")
-        if self.selected is not None and self.selected < 1:
-            raise ConfigError(f"mixing 'krum' needs at least 1 selected update, not {self.selected}.")
+        at_least(1, "mixing 'krum': ", selected=self.selected)
 
     def coefficients(self, state: Tree, info: RoundInfo) -> tuple[Tree, np.ndarray]:
         """Equal weights of the m selected clients, 0 for all others."""

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedloom.core.checks import positive
 from fedloom.core.context import RoundInfo
-from fedloom.core.errors import ConfigError
 from fedloom.core.parts import Mixing, Needs
 from fedloom.core.slots import mixings
 from fedloom.core.tree import Tree
@@ -39,8 +39,7 @@ class Proportional(Mixing):
   journal={arXiv:2202.01666}, year={2022}}"""
 
     def __post_init__(self) -> None:
-        if not (0 < self.M < float("inf") and 0 < self.eps < float("inf")):
-            raise ConfigError(f"mixing 'propfair' needs a positive M and eps, not {self.M:g} and {self.eps:g}.")
+        positive("mixing 'propfair': ", M=self.M, eps=self.eps)
 
     def coefficients(self, state: Tree, info: RoundInfo) -> tuple[Tree, np.ndarray]:
         """One exponentiated step from n_i/n with response -log(M - F) and ζ = 1."""

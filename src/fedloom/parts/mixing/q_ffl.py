@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedloom.core.checks import at_least
 from fedloom.core.context import RoundInfo
-from fedloom.core.errors import ConfigError
 from fedloom.core.parts import Halves, Mixing, Needs
 from fedloom.core.slots import mixings
 from fedloom.core.tree import Tree
@@ -45,8 +45,7 @@ class QFFL(Mixing):
 
     def __post_init__(self) -> None:
         responses.check_samples(self.response)
-        if not 0 <= self.q < float("inf"):
-            raise ConfigError(f"mixing 'q_ffl' needs a finite q of at least 0, not {self.q:g}.")
+        at_least(0, "mixing 'q_ffl': ", q=self.q)
 
     @property
     def weighs_losses(self) -> bool:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
-from fedloom.core.checks import at_least
+from fedloom.core.checks import at_least, positive
 from fedloom.core.context import Facts, RoundInfo
 from fedloom.core.errors import ConfigError
 from fedloom.core.parts import Halves, Mixing, Needs
@@ -108,17 +108,11 @@ class SelfSupervised(Mixing):
     citation = CITATION
 
     def __post_init__(self) -> None:
-        if not (0 <= self.variance < float("inf") and 0 <= self.entropy < float("inf")):
-            raise ConfigError(
-                f"mixing 'ssa' needs finite variance and entropy of at least 0, not {self.variance:g} and "
-                f"{self.entropy:g}."
-            )
-        if not 0 < self.lr < float("inf"):
-            raise ConfigError(f"mixing 'ssa' needs a positive, finite lr, not {self.lr:g}.")
+        positive("mixing 'ssa': ", lr=self.lr)
         if self.optimiser not in OPTIMISERS:
             raise ConfigError(f"mixing 'ssa': optimiser must be adam or sgd, not {self.optimiser!r}.")
         at_least(1, "mixing 'ssa': ", steps=self.steps, batch_size=self.batch_size, draws=self.draws)
-        at_least(0, "mixing 'ssa': ", start=self.start)
+        at_least(0, "mixing 'ssa': ", variance=self.variance, entropy=self.entropy, start=self.start)
         if self.start and not self.feed_back:
             raise ConfigError("mixing 'ssa': start has an effect only if mixtures are fed back; set feed_back=true.")
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import inf
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedloom.core.checks import one_of
+from fedloom.core.checks import at_least, one_of, positive
 from fedloom.core.context import Batch, Context, Model, Output
-from fedloom.core.errors import ConfigError
 from fedloom.core.parts import Needs, Term
 from fedloom.core.slots import objectives
 from fedloom.core.tree import Tree
@@ -84,11 +82,8 @@ class Adversarial(Term):
     def __post_init__(self) -> None:
         one_of("objective 'adversarial' has no labels", self.labels, LABELS)
         one_of("objective 'adversarial' has no auxiliary", self.auxiliary, AUXILIARY)
-        if self.latent < 1 or not 0 < self.speed < inf:
-            raise ConfigError(
-                "objective 'adversarial' needs a latent of at least 1 and a positive, finite speed, "
-                f"not {self.latent} and {self.speed:g}."
-            )
+        at_least(1, "objective 'adversarial': ", latent=self.latent)
+        positive("objective 'adversarial': ", speed=self.speed)
 
     def on_step(self, ctx: Context, model: Model, batch: Batch, draws: np.random.Generator) -> Tree:
         """z [B, latent], with ``uniform`` labels y' [B], and with ``random`` auxiliary ones ỹ [B]."""

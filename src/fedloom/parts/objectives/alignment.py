@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedloom.core.checks import at_least
 from fedloom.core.context import Batch, Context, Facts, Model, Output, RoundInfo
 from fedloom.core.errors import ConfigError
 from fedloom.core.parts import ClientEnd, Halves, Needs, Reduce, Term
@@ -54,8 +55,7 @@ class PrototypeAlignment(Term):
   booktitle={AAAI Conference on Artificial Intelligence}, year={2022}}"""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.lam < float("inf"):
-            raise ConfigError(f"objective 'alignment' needs a finite lam of at least 0, not {self.lam:g}.")
+        at_least(0, "objective 'alignment': ", lam=self.lam)
 
     def init_server(self, theta: Tensor, facts: Facts) -> Tree:
         return {}  # the number of features is known when the first prototypes arrive

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedloom.core.checks import positive
 from fedloom.core.context import Batch, Context, Output
-from fedloom.core.errors import ConfigError
 from fedloom.core.parts import Term
 from fedloom.core.slots import objectives
 from fedloom.core.targets import TRUTHS, aligned, row_means
@@ -38,10 +38,7 @@ class BinaryCrossEntropy(Term):
     targets = TRUTHS
 
     def __post_init__(self) -> None:
-        if not 0 < self.positive_weight < float("inf"):
-            raise ConfigError(
-                f"objective 'binary_cross_entropy' needs a finite positive_weight > 0, not {self.positive_weight:g}."
-            )
+        positive("objective 'binary_cross_entropy': ", positive_weight=self.positive_weight)
 
     def loss(self, out: Output, batch: Batch, ctx: Context) -> Tensor:
         return self.test_loss(out.logits, batch.y)

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from fedloom.core.checks import at_least
 from fedloom.core.context import Batch, Context, Output
-from fedloom.core.errors import ConfigError
 from fedloom.core.parts import Needs, Term
 from fedloom.core.slots import objectives
 from fedloom.core.targets import CLASSES
@@ -49,8 +49,7 @@ class CalibratedLogits(Term):
   booktitle={International Conference on Machine Learning}, year={2022}}"""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.tau < float("inf"):
-            raise ConfigError(f"objective 'calibrated' needs a finite tau of at least 0, not {self.tau:g}.")
+        at_least(0, "objective 'calibrated': ", tau=self.tau)
 
     def loss(self, out: Output, batch: Batch, ctx: Context) -> Tensor:
         return divergence.cross_entropy(out.logits - self.tau * _counts(ctx) ** -0.25, batch.y)
@@ -87,8 +86,7 @@ class BalancedSoftmax(Term):
   booktitle={Advances in Neural Information Processing Systems}, year={2020}}"""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.gamma < float("inf"):
-            raise ConfigError(f"objective 'balanced' needs a finite gamma of at least 0, not {self.gamma:g}.")
+        at_least(0, "objective 'balanced': ", gamma=self.gamma)
 
     def loss(self, out: Output, batch: Batch, ctx: Context) -> Tensor:
         return divergence.cross_entropy(out.logits + self.gamma * _counts(ctx).log(), batch.y)

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedloom.core.checks import at_least, positive
 from fedloom.core.context import Batch, Context, Model, Output
-from fedloom.core.errors import ConfigError
 from fedloom.core.parts import ClientEnd, Needs, Term
 from fedloom.core.slots import objectives
 from fedloom.core.tree import Tree
@@ -46,10 +46,8 @@ class Contrastive(Term):
   booktitle={Conference on Computer Vision and Pattern Recognition}, year={2021}}"""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.mu < float("inf"):
-            raise ConfigError(f"the contrastive term needs a finite mu of at least 0, not {self.mu:g}.")
-        if not 0 < self.tau < float("inf"):
-            raise ConfigError(f"the contrastive term needs a finite temperature tau > 0, not {self.tau:g}.")
+        at_least(0, "objective 'contrastive': ", mu=self.mu)
+        positive("objective 'contrastive': ", tau=self.tau)
 
     def init_client(self, theta: Tensor) -> Tree:
         """θ_i = θ^t."""

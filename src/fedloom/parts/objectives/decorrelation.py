@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from fedloom.core.checks import at_least, positive
 from fedloom.core.context import Batch, Context, Output
-from fedloom.core.errors import ConfigError
 from fedloom.core.parts import Needs, Term
 from fedloom.core.slots import objectives
 
@@ -49,11 +49,8 @@ class Decorrelation(Term):
   booktitle={International Conference on Learning Representations}, year={2023}}"""
 
     def __post_init__(self) -> None:
-        if not (0 <= self.beta < float("inf") and 0 < self.eps < float("inf")):
-            raise ConfigError(
-                f"objective 'decorrelation' needs a beta of at least 0 and a positive eps, "
-                f"not {self.beta:g} and {self.eps:g}."
-            )
+        at_least(0, "objective 'decorrelation': ", beta=self.beta)
+        positive("objective 'decorrelation': ", eps=self.eps)
 
     def loss(self, out: Output, batch: Batch, ctx: Context) -> Tensor:
         """A scalar for the batch, []."""

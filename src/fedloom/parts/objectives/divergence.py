@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedloom.core.errors import ConfigError
+from fedloom.core.checks import positive, probability
 from fedloom.core.targets import row_means
 
 
@@ -45,7 +45,5 @@ def check(name: str, alpha: float, tau: float) -> None:
     Raises:
         ConfigError: if α is outside [0, 1] or τ is not positive and finite.
     """
-    if not 0 <= alpha <= 1:
-        raise ConfigError(f"objective {name!r} needs an alpha in [0, 1], not {alpha:g}.")
-    if not 0 < tau < float("inf"):
-        raise ConfigError(f"objective {name!r} needs a finite temperature tau > 0, not {tau:g}.")
+    probability(f"objective {name!r}: ", alpha=alpha)
+    positive(f"objective {name!r}: ", tau=tau)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.nn.functional import softshrink
 
+from fedloom.core.checks import at_least
 from fedloom.core.context import Context
-from fedloom.core.errors import ConfigError
 from fedloom.core.parts import Needs, Term
 from fedloom.core.slots import objectives
 
@@ -42,8 +42,7 @@ class ElasticNet(Term):
   author={Zou, Hui and Hastie, Trevor}, journal={Journal of the Royal Statistical Society: Series B}, year={2005}}"""
 
     def __post_init__(self) -> None:
-        if not (0 <= self.l1 < float("inf") and 0 <= self.l2 < float("inf")):
-            raise ConfigError(f"the elastic net needs finite weights of at least 0, not {self.l1:g} and {self.l2:g}.")
+        at_least(0, "objective 'elastic_net': ", l1=self.l1, l2=self.l2)
 
     def prox(self, w: Tensor, lr: float, ctx: Context) -> None:
         w.copy_(softshrink(w, lr * self.l1) / (1 + lr * self.l2))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedloom.core import rng
-from fedloom.core.checks import one_of
+from fedloom.core.checks import at_least, one_of, positive
 from fedloom.core.context import Batch, Context, Facts, Model, Output, RoundInfo
 from fedloom.core.errors import ConfigError
 from fedloom.core.parts import ClientEnd, Halves, Needs, Reduce, Term
@@ -109,15 +109,11 @@ class Energy(Term):
   author={Hahn, Seok-Ju}, school={Ulsan National Institute of Science and Technology}, year={2024}}"""
 
     def __post_init__(self) -> None:
-        for name in ("per_class", "steps"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"objective 'energy' needs {name} of at least 1, not {getattr(self, name)}.")
-        for name in ("gamma", "beta", "beta_final"):
-            if not 0 < getattr(self, name) < float("inf"):
-                raise ConfigError(f"objective 'energy' needs a finite {name} > 0, not {getattr(self, name):g}.")
+        mine = "objective 'energy': "
+        at_least(1, mine, per_class=self.per_class, steps=self.steps)
+        positive(mine, gamma=self.gamma, beta=self.beta, beta_final=self.beta_final)
         for name in ("lam", "sigma", "delta", "repulsion", "blur", "magnitude"):
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise ConfigError(f"objective 'energy' needs a finite {name} >= 0, not {getattr(self, name):g}.")
+            at_least(0, mine, **{name: getattr(self, name)})
         one_of("objective 'energy' has no weights", self.weights, WEIGHTS)
         for name, known in (("schedule", tuple(langevin.SCHEDULES)), ("labelled", LABELLED)):
             one_of(f"objective 'energy': unknown {name}", getattr(self, name), known)

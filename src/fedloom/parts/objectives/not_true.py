@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from fedloom.core.checks import at_least
 from fedloom.core.context import Batch, Context, Output
-from fedloom.core.errors import ConfigError
 from fedloom.core.parts import Needs, Term
 from fedloom.core.slots import objectives
 from fedloom.core.targets import CLASSES
@@ -53,8 +53,7 @@ class NotTrueDistillation(Term):
   booktitle={Advances in Neural Information Processing Systems}, year={2022}}"""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.beta < float("inf"):
-            raise ConfigError(f"objective 'not_true' needs a finite beta of at least 0, not {self.beta:g}.")
+        at_least(0, "objective 'not_true': ", beta=self.beta)
         divergence.check("not_true", 0.0, self.tau)
 
     def loss(self, out: Output, batch: Batch, ctx: Context) -> Tensor:

@@ -8,9 +8,8 @@ from math import log
 import torch
 from torch import Tensor
 
-from fedloom.core.checks import one_of
+from fedloom.core.checks import one_of, positive
 from fedloom.core.context import Batch, Context, Output
-from fedloom.core.errors import ConfigError
 from fedloom.core.parts import Term
 from fedloom.core.slots import objectives
 from fedloom.core.targets import CLASSES
@@ -47,8 +46,7 @@ class PropFair(Term):
   journal={arXiv:2202.01666}, year={2022}}"""
 
     def __post_init__(self) -> None:
-        if not (0 < self.M < float("inf") and 0 < self.eps < float("inf")):
-            raise ConfigError(f"objective 'propfair' needs a positive M and eps, not {self.M:g} and {self.eps:g}.")
+        positive("objective 'propfair': ", M=self.M, eps=self.eps)
         one_of("objective 'propfair' has no slope", self.beyond, SLOPES)
 
     def loss(self, out: Output, batch: Batch, ctx: Context) -> Tensor:

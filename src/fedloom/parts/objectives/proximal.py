@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from fedloom.core.checks import at_least
 from fedloom.core.context import Context
-from fedloom.core.errors import ConfigError
 from fedloom.core.parts import Needs, Term
 from fedloom.core.slots import objectives
 
@@ -37,8 +37,7 @@ class Proximal(Term):
   booktitle={Proceedings of Machine Learning and Systems}, year={2020}}"""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.mu < float("inf"):
-            raise ConfigError(f"the proximal term needs a finite mu of at least 0, not {self.mu:g}.")
+        at_least(0, "objective 'proximal': ", mu=self.mu)
 
     def grad(self, grad: Tensor, w: Tensor, ctx: Context) -> Tensor:
         """g + μ(θ - θ^t); the difference is taken first, so that it is exactly zero at θ = θ^t, without rounding."""

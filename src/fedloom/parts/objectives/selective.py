@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedloom.core.checks import at_least, positive
 from fedloom.core.context import Batch, Context, Facts, Model, Output, RoundInfo
-from fedloom.core.errors import ConfigError
 from fedloom.core.parts import ClientEnd, Halves, Needs, Reduce, Term
 from fedloom.core.slots import objectives
 from fedloom.core.targets import CLASSES
@@ -87,17 +87,10 @@ class Selective(Term):
 
     def __post_init__(self) -> None:
         divergence.check("selective", self.alpha, self.tau)
-        divergence.check("selective", self.alpha, self.student)
         guidance.multiplier(0, 1, self.lam_min, self.lam_max, self.lam_period)
-        checks = {
-            f"top_k of at least 0, not {self.top_k}": self.top_k >= 0,
-            f"finite delta of at least 0, not {self.delta:g}": 0 <= self.delta < float("inf"),
-            f"finite guide_lr > 0, not {self.guide_lr:g}": 0 < self.guide_lr < float("inf"),
-            f"number of steps of at least 1, not {self.steps}": self.steps >= 1,
-        }
-        for allowed, holds in checks.items():
-            if not holds:
-                raise ConfigError(f"objective 'selective' needs a {allowed}.")
+        positive("objective 'selective': ", tau_s=self.student, guide_lr=self.guide_lr)
+        at_least(0, "objective 'selective': ", top_k=self.top_k, delta=self.delta)
+        at_least(1, "objective 'selective': ", steps=self.steps)
 
     @property
     def student(self) -> float:

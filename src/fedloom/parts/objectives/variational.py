@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import inf, log, pi
+from math import log, pi
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fedloom.core.checks import at_least, one_of, positive
 from fedloom.core.context import Batch, Context, Model, Output
-from fedloom.core.errors import ConfigError, nearest
+from fedloom.core.errors import ConfigError
 from fedloom.core.parts import Needs, Term
 from fedloom.core.slots import objectives
 from fedloom.core.tree import Tree
@@ -65,14 +66,10 @@ class Variational(Term):
   booktitle={Advances in Neural Information Processing Systems}, year={2015}}"""
 
     def __post_init__(self) -> None:
-        if self.likelihood not in LIKELIHOODS:
-            hint = nearest(self.likelihood, LIKELIHOODS)
-            raise ConfigError(f"objective 'variational' has no likelihood {self.likelihood!r}; {hint}")
-        if self.latent < 1 or not 0 <= self.beta < inf or not 0 < self.variance < inf:
-            raise ConfigError(
-                "objective 'variational' needs a latent of at least 1, a finite beta of at least 0 and a positive "
-                f"variance, not {self.latent}, {self.beta:g} and {self.variance:g}."
-            )
+        one_of("objective 'variational' has no likelihood", self.likelihood, LIKELIHOODS)
+        at_least(1, "objective 'variational': ", latent=self.latent)
+        at_least(0, "objective 'variational': ", beta=self.beta)
+        positive("objective 'variational': ", variance=self.variance)
 
     def on_step(self, ctx: Context, model: Model, batch: Batch, draws: np.random.Generator) -> Tree:
         """ε [B, latent]."""

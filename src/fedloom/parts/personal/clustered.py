@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fedloom.core import rng
-from fedloom.core.errors import ConfigError
+from fedloom.core.checks import at_least
 from fedloom.core.parts import Submodels
 from fedloom.core.slots import personals
 
@@ -57,8 +57,7 @@ class Clustered(Submodels):
   booktitle={Advances in Neural Information Processing Systems}, year={2020}}"""
 
     def __post_init__(self) -> None:
-        if self.clusters < 1:
-            raise ConfigError(f"personal 'clustered' needs at least 1 cluster, not {self.clusters}.")
+        at_least(1, "personal 'clustered': ", clusters=self.clusters)
 
     @property
     def levels(self) -> tuple[str, ...]:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from fedloom.core.checks import at_least, probability
 from fedloom.core.context import Context
-from fedloom.core.errors import ConfigError
 from fedloom.core.parts import Needs, Paired
 from fedloom.core.slots import personals
 from fedloom.core.views import Pair, RegGrad, StepInfo, View
@@ -57,8 +57,7 @@ class Subspace(Paired):
   author={Hahn, Seok-Ju and Jeong, Minwoo and Lee, Junghye}, booktitle={KDD}, year={2022}}"""
 
     def __post_init__(self) -> None:
-        if not (0 <= self.mu < float("inf") and 0 <= self.nu < float("inf") and self.start_round >= 0):
-            raise ConfigError("personal 'subspace': mu and nu must be at least 0 and finite, start_round at least 0.")
+        at_least(0, "personal 'subspace': ", mu=self.mu, nu=self.nu, start_round=self.start_round)
 
     def views(self, step: StepInfo, extra: Tensor, ctx: Context) -> tuple[View, ...]:
         """One view at a random interpolation; at w alone before round L."""
@@ -112,8 +111,7 @@ class APFL(Paired):
   author={Deng, Yuyang and Kamani, Mohammad Mahdi and Mahdavi, Mehrdad}, journal={arXiv:2003.13461}, year={2020}}"""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.alpha <= 1:
-            raise ConfigError(f"personal 'apfl': alpha is {self.alpha:g}, but it must lie in [0, 1].")
+        probability("personal 'apfl': ", alpha=self.alpha)
 
     @property
     def extras(self) -> tuple[float, ...]:

@@ -11,6 +11,7 @@ from math import floor
 import torch
 from torch import Tensor, nn
 
+from fedloom.core.checks import at_least, probability
 from fedloom.core.errors import ConfigError
 from fedloom.core.parts import Submodels
 from fedloom.core.slots import personals
@@ -65,11 +66,6 @@ def is_simple(client: int, share: float) -> bool:
     return floor((client + 1) * share + 1e-9) > floor(client * share + 1e-9)
 
 
-def _share(name: str, simple: float) -> None:
-    if not 0 <= simple <= 1:
-        raise ConfigError(f"personal {name!r}: simple_fraction is {simple:g}, but it must lie in [0, 1].")
-
-
 def _exit(name: str, model: nn.Module) -> nn.Module:
     """The model itself, after checking that it has an early exit."""
     parts = dict(model.named_modules())
@@ -111,11 +107,8 @@ class EarlyExitSlice(Submodels):
     citation = ACAR
 
     def __post_init__(self) -> None:
-        _share("early_exit", self.simple_fraction)
-        if not 0 <= self.side_weight < float("inf"):
-            raise ConfigError(
-                f"personal 'early_exit': side_weight must be at least 0 and finite, not {self.side_weight:g}."
-            )
+        probability("personal 'early_exit': ", simple_fraction=self.simple_fraction)
+        at_least(0, "personal 'early_exit': ", side_weight=self.side_weight)
 
     @property
     def levels(self) -> tuple[str, ...]:
@@ -159,7 +152,7 @@ class Decoupled(Submodels):
     citation = ACAR
 
     def __post_init__(self) -> None:
-        _share("decoupled", self.simple_fraction)
+        probability("personal 'decoupled': ", simple_fraction=self.simple_fraction)
 
     @property
     def levels(self) -> tuple[str, ...]:

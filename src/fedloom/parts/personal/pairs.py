@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from fedloom.core.checks import at_least, positive
 from fedloom.core.context import Context
 from fedloom.core.errors import ConfigError
 from fedloom.core.local import Local
@@ -38,8 +39,7 @@ class Ditto(Paired):
   author={Li, Tian and Hu, Shengyuan and Beirami, Ahmad and Smith, Virginia}, booktitle={ICML}, year={2021}}"""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.lam < float("inf"):
-            raise ConfigError(f"personal 'ditto': lam must be at least 0 and finite, not {self.lam:g}.")
+        at_least(0, "personal 'ditto': ", lam=self.lam)
 
     @property
     def pull(self) -> float:
@@ -86,8 +86,8 @@ class PFedMe(Paired):
   author={T. Dinh, Canh and Tran, Nguyen H. and Nguyen, Tuan Dung}, booktitle={NeurIPS}, year={2020}}"""
 
     def __post_init__(self) -> None:
-        if not (0 < self.lam < float("inf") and self.steps >= 1 and 0 < self.personal_lr < float("inf")):
-            raise ConfigError("personal 'pfedme': lam and personal_lr must be positive and finite, steps at least 1.")
+        at_least(1, "personal 'pfedme': ", steps=self.steps)
+        positive("personal 'pfedme': ", lam=self.lam, personal_lr=self.personal_lr)
         self._bounded("personal_lr", self.personal_lr)
 
     def check(self, local: Local) -> None:

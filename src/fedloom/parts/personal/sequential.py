@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from fedloom.core.checks import probability
 from fedloom.core.context import Context
-from fedloom.core.errors import ConfigError
 from fedloom.core.parts import Needs, Personal
 from fedloom.core.slots import personals
 from fedloom.core.views import StepInfo, View
@@ -38,10 +38,7 @@ class Alternating(Personal):
   year={2021}}"""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.head_fraction <= 1:
-            raise ConfigError(
-                f"personal 'alternating': head_fraction is {self.head_fraction:g}, but it must lie in [0, 1]."
-            )
+        probability("personal 'alternating': ", head_fraction=self.head_fraction)
 
     @property
     def frozen(self) -> bool:

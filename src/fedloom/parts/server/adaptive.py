@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedloom.core.checks import positive
 from fedloom.core.context import Facts, RoundInfo
 from fedloom.core.errors import ConfigError
 from fedloom.core.parts import Halves, ServerOptimizer
@@ -33,9 +34,7 @@ class Adaptive(ServerOptimizer, ABC):
     citation = REDDI
 
     def __post_init__(self) -> None:
-        for name, value in {"lr": self.lr, "tau": self.tau}.items():
-            if not 0 < value < float("inf"):
-                raise ConfigError(f"the server needs a positive, finite {name}, not {value:g}.")
+        positive("the server's ", lr=self.lr, tau=self.tau)
         for name, value in vars(self).items():
             if name.startswith("beta") and not 0 <= value < 1:
                 raise ConfigError(f"the server's {name} is {value:g}, but it must lie in [0, 1).")

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import kl_div
 
+from fedloom.core.checks import at_least, positive
 from fedloom.core.context import RoundInfo
-from fedloom.core.errors import ConfigError
 from fedloom.core.parts import Halves, Needs, ServerOptimizer
 from fedloom.core.server_data import ServerData, logits_of, usable
 from fedloom.core.slots import servers
@@ -54,16 +54,9 @@ class Ensemble(ServerOptimizer):
   booktitle={Advances in Neural Information Processing Systems}, volume={33}, year={2020}}"""
 
     def __post_init__(self) -> None:
-        if self.steps < 0 or self.batch_size < 1:
-            raise ConfigError(
-                f"server 'ensemble' needs steps of at least 0 and a batch_size of at least 1, not {self.steps} and "
-                f"{self.batch_size}."
-            )
-        if not (0 < self.lr < float("inf") and 0 < self.temperature < float("inf")):
-            raise ConfigError(
-                f"server 'ensemble' needs a positive, finite lr and temperature, not {self.lr:g} and "
-                f"{self.temperature:g}."
-            )
+        at_least(0, "server 'ensemble': ", steps=self.steps)
+        at_least(1, "server 'ensemble': ", batch_size=self.batch_size)
+        positive("server 'ensemble': ", lr=self.lr, temperature=self.temperature)
 
     def refine(self, state: Tree, theta: Tensor, buffers: Tensor, info: RoundInfo) -> Halves:
         data = info.server_data

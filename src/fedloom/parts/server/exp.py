@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedloom.core.checks import at_least
 from fedloom.core.context import RoundInfo
-from fedloom.core.errors import ConfigError
 from fedloom.core.parts import Halves, Needs, Reduce, ServerOptimizer
 from fedloom.core.slots import servers
 from fedloom.core.tree import Tree
@@ -43,8 +43,7 @@ class Extrapolated(ServerOptimizer):
   booktitle={International Conference on Learning Representations}, year={2023}}"""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.eps < float("inf"):
-            raise ConfigError(f"the extrapolated step needs a finite eps of at least 0, not {self.eps:g}.")
+        at_least(0, "server 'exp': ", eps=self.eps)
 
     def step(self, state: Tree, update: Tensor, uploads: Tree, info: RoundInfo) -> Halves:
         size = update.square().sum() + self.eps

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedloom.core.checks import positive
 from fedloom.core.context import Facts, RoundInfo
 from fedloom.core.errors import ConfigError
 from fedloom.core.parts import Halves, ServerOptimizer
@@ -37,8 +38,7 @@ class SGD(ServerOptimizer):
   author={Hsu, Tzu-Ming Harry and Qi, Hang and Brown, Matthew}, journal={arXiv:1909.06335}, year={2019}}"""
 
     def __post_init__(self) -> None:
-        if not 0 < self.lr < float("inf"):
-            raise ConfigError(f"the server needs a positive, finite lr, not {self.lr:g}.")
+        positive("the server's ", lr=self.lr)
         if not 0 <= self.momentum < 1:
             raise ConfigError(f"the server's momentum is {self.momentum:g}, but it must lie in [0, 1).")
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fedloom.core import rng
+from fedloom.core.checks import at_least
 from fedloom.core.client import BUFFERS
 from fedloom.core.context import Context, Facts, RoundInfo
 from fedloom.core.errors import ConfigError
@@ -77,8 +78,7 @@ class ClipNoise(Uplink):
         mine = "uplink 'clip_noise'"
         if not (self.clip > 0 and all(bound > 0 for bound in self.bounds.values())):
             raise ConfigError(f"{mine} needs positive bounds.")
-        if not 0 <= self.noise < inf:
-            raise ConfigError(f"{mine} needs a finite noise of at least 0, not {self.noise:g}.")
+        at_least(0, f"{mine}: ", noise=self.noise)
         if self.is_private and (self.clip == inf if not self.bounds else inf in self.bounds.values()):
             raise ConfigError(f"{mine}: noise is a multiple of the bound, which must be finite.")
         if not 0 < self.delta < 1 or not (self.epsilon is None or 0 < self.epsilon < inf):

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedloom.core.checks import at_least
 from fedloom.core.errors import ConfigError
 from fedloom.tasks.distill.method import DistillTerm, NetworkPair
 from fedloom.tasks.distill.taps import Outputs, Sizes
@@ -78,8 +79,7 @@ class SemanticAttention(DistillTerm):
     maps = True
 
     def __post_init__(self) -> None:
-        if self.width < 1:
-            raise ConfigError(f"SemCKD: width must be at least 1, not {self.width}.")
+        at_least(1, "SemCKD: ", width=self.width)
 
     def kept(self, student: Sizes, teacher: Sizes) -> tuple[int, ...]:
         return tuple(range(len(teacher.maps)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fedloom.core.errors import ConfigError
+from fedloom.core.checks import probability
 from fedloom.tasks.distill.attention import SemanticAttention
 from fedloom.tasks.distill.method import Distiller, Guide, distillers
 from fedloom.tasks.distill.terms import Hint, Labels, Response, Reuse, SelectiveResponse, SelectiveReuse
@@ -27,11 +27,10 @@ SIMKD = """@inproceedings{chen2022knowledge, title={Knowledge Distillation with 
   booktitle={IEEE/CVF Conference on Computer Vision and Pattern Recognition}, year={2022}}"""
 
 
-def checked(alpha: float) -> float:
-    """Check that α lies in [0, 1]."""
-    if not 0 <= alpha <= 1:
-        raise ConfigError(f"distillation needs an alpha in [0, 1], not {alpha:g}.")
-    return alpha
+def labels(alpha: float) -> Labels:
+    """The term on the labels with weight α, which must lie in [0, 1]."""
+    probability("distillation: ", alpha=alpha)
+    return Labels(alpha)
 
 
 @distillers.register
@@ -54,7 +53,7 @@ def kd(alpha: float = 0.1, tau: float = 4.0, warm: bool = True) -> Distiller:
         tau: τ > 0, the temperature of both networks.
         warm: whether to start from a student trained on the labels, as in the thesis.
     """
-    terms = (Labels(checked(alpha)), Response(1 - alpha, tau))
+    terms = (labels(alpha), Response(1 - alpha, tau))
     return Distiller("kd", terms, warm=warm, citation=HINTON)
 
 
@@ -129,7 +128,7 @@ def disk(
     guide = Guide(passes=guide_passes, lam_period=lam_period, **((coded if as_coded else published) | chosen))
     chosen = given(tau_s=tau_s, support=support, truncate=truncate, normaliser=normaliser)
     term = SelectiveResponse(1 - alpha, tau, top_k=top_k, **((coded_term if as_coded else {}) | chosen))
-    return Distiller("disk", (Labels(checked(alpha)), term), guide, passes, warm, KAG + "\n\n" + ACAR)
+    return Distiller("disk", (labels(alpha), term), guide, passes, warm, KAG + "\n\n" + ACAR)
 
 
 @distillers.register
@@ -143,7 +142,7 @@ def fitnet(alpha: float = 0.5, tau: float = 4.0, beta: float = 50.0, layer: int 
         layer: index of the map in both networks, from the end if negative.
         warm: whether to start from a student trained on the labels.
     """
-    terms = (Labels(checked(alpha)), Response(1 - alpha, tau), Hint(beta, layer))
+    terms = (labels(alpha), Response(1 - alpha, tau), Hint(beta, layer))
     return Distiller("fitnet", terms, warm=warm, citation=ROMERO)
 
 
@@ -162,7 +161,7 @@ def semckd(
         width: width of queries and keys.
         warm: whether to start from a student trained on the labels.
     """
-    terms = (Labels(checked(alpha)), Response(1 - alpha, tau), SemanticAttention(beta, width))
+    terms = (labels(alpha), Response(1 - alpha, tau), SemanticAttention(beta, width))
     return Distiller("semckd", terms, warm=warm, citation=SEMCKD)
 
 

@@ -8,19 +8,13 @@ from itertools import pairwise
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedloom.core.checks import one_of
+from fedloom.core.checks import at_least, one_of, positive
 from fedloom.core.errors import ConfigError
 from fedloom.parts.objectives import divergence
 from fedloom.parts.objectives.guidance import excess, guided
 from fedloom.tasks.distill.guide import fit_temperature
 from fedloom.tasks.distill.method import DistillTerm, NetworkPair
 from fedloom.tasks.distill.taps import Outputs, Sizes
-
-
-def temperature(name: str, tau: float | None) -> None:
-    """Raise ``ConfigError`` for a temperature that is not positive and finite."""
-    if tau is not None and not 0 < tau < float("inf"):
-        raise ConfigError(f"distillation needs a finite temperature {name} > 0, not {tau:g}.")
 
 
 @dataclass(frozen=True)
@@ -45,7 +39,7 @@ class Response(DistillTerm):
     tau: float = 4.0
 
     def __post_init__(self) -> None:
-        temperature("tau", self.tau)
+        positive("distillation: ", tau=self.tau)
 
     def guided(self, view: Tensor, teacher: Outputs | None, y: Tensor, g: Tensor, tau_s: float) -> Tensor:
         assert teacher is not None
@@ -85,13 +79,10 @@ class SelectiveResponse(DistillTerm):
     selective = True
 
     def __post_init__(self) -> None:
-        temperature("tau", self.tau)
-        temperature("tau_s", self.tau_s)
-        if self.top_k is not None and self.top_k < 1:
-            raise ConfigError(f"selective distillation needs top_k of at least 1, not {self.top_k}.")
+        positive("distillation: ", tau=self.tau, tau_s=self.tau_s)
+        at_least(1, "distillation: ", top_k=self.top_k)
         one_of("unknown support", self.support, SUPPORTS)
-        if self.normaliser < 0:
-            raise ConfigError(f"selective distillation needs a normaliser of at least 0, not {self.normaliser:g}.")
+        at_least(0, "distillation: ", normaliser=self.normaliser)
 
     def student_temperature(self, teacher: Tensor, student: Tensor) -> float | None:
         return fit_temperature(teacher, student, self.tau) if self.tau_s is None else self.tau_s

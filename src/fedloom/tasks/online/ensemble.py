@@ -16,6 +16,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from fedloom.core import meta as adapting
 from fedloom.core import rng, tree
+from fedloom.core.checks import at_least
 from fedloom.core.client import State
 from fedloom.core.context import NO_ROUND, Batch
 from fedloom.core.errors import ConfigError
@@ -81,8 +82,7 @@ class ExpertEnsemble:
                 raise ConfigError("online learning does not keep single samples private; leave local.dp_clip out.")
             if expert.local.stragglers:
                 raise ConfigError("online learning has one learner, and no stragglers; leave local.stragglers out.")
-        if self.support < 0:
-            raise ConfigError(f"support must be at least 0, not {self.support}.")
+        at_least(0, support=self.support)
 
     @cached_property
     def groups(self) -> tuple[Group, ...]:

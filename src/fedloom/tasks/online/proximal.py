@@ -9,8 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedloom.core.checks import at_least
-from fedloom.core.errors import ConfigError
+from fedloom.core.checks import at_least, probability
 from fedloom.core.tree import Tree
 from fedloom.tasks.online.learners import OnlineLearner, learners, positive
 
@@ -81,8 +80,7 @@ class BufferedMoml(Moml):
     def __post_init__(self) -> None:
         positive("b_moml", alpha=self.alpha, buffer=self.buffer)
         at_least(0, "learner 'b_moml': ", draws=self.draws)
-        if not 0 <= self.accept <= 1:
-            raise ConfigError(f"learner 'b_moml': accept must lie in [0, 1], not {self.accept:g}.")
+        probability("learner 'b_moml': ", accept=self.accept)
 
     def tasks_per_step(self) -> int:
         return self.draws

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from fedloom.core.checks import one_of
+from fedloom.core.checks import at_least, one_of, positive
 from fedloom.core.errors import ConfigError
 
 SEARCHED = ("objective", "drift", "personal", "adaptation", "mixing", "server")
@@ -54,10 +54,8 @@ class SearchSettings:
 
     def __post_init__(self) -> None:
         for name, least in (("rungs", 0), ("eta", 2), ("finalists", 1), ("seeds", 2)):
-            if getattr(self, name) < least:
-                raise ConfigError(f"search.{name} is {getattr(self, name)}, but it must be at least {least}.")
-        if not self.budget > 0:
-            raise ConfigError(f"search.budget is {self.budget:g}, but it must be positive.")
+            at_least(least, "search.", **{name: getattr(self, name)})
+        positive("search.", budget=self.budget)
         if not 0 < self.validation < 1:
             raise ConfigError(f"search.validation is {self.validation:g}, but it must lie between 0 and 1.")
         for slot in self.slots:

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedloom.core import rng
+from fedloom.core.checks import at_least, positive
 from fedloom.core.errors import ConfigError
 from fedloom.core.federation import Arrays
 from fedloom.data.augment import Pipeline, pipeline
@@ -53,10 +54,10 @@ class ClassifierTraining:
     augment: tuple[str | Mapping[str, Any], ...] | None = None
 
     def __post_init__(self) -> None:
-        if self.loss_tol < 0:
-            raise ConfigError(f"judge: loss_tol must be at least 0, not {self.loss_tol:g}.")
-        if not 0 < self.lr < inf or min(self.batch_size, self.window, self.patience, self.max_steps) < 1:
-            raise ConfigError("judge: lr must be positive, and batch_size, window, patience and max_steps at least 1.")
+        at_least(0, "judge: ", loss_tol=self.loss_tol)
+        positive("judge: ", lr=self.lr)
+        steps = {"window": self.window, "patience": self.patience, "max_steps": self.max_steps}
+        at_least(1, "judge: ", batch_size=self.batch_size, **steps)
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from fedloom.core.checks import at_least
 from fedloom.core.errors import ConfigError
 from fedloom.core.federation import Arrays, Federation
 from fedloom.core.rng import stream
@@ -68,8 +69,8 @@ class EvalConfig:
     inception: Path | None = None
 
     def __post_init__(self) -> None:
-        if self.every < 0 or self.per_class < 1:
-            raise ConfigError("judge: every must be at least 0, per_class at least 1.")
+        at_least(0, "judge: ", every=self.every)
+        at_least(1, "judge: ", per_class=self.per_class)
         self.training()
 
     def training(self, batch_size: int | None = None) -> ClassifierTraining:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fedloom.core import rng
+from fedloom.core.checks import at_least
 from fedloom.core.errors import ConfigError
 from fedloom.core.layout import Layout
 
@@ -46,8 +47,7 @@ def sample(
         >>> x.shape, y.tolist()
         (torch.Size([6, 1, 8, 8]), [0, 0, 1, 1, 2, 2])
     """
-    if per_class < 1:
-        raise ConfigError(f"per_class must be at least 1, not {per_class}.")
+    at_least(1, per_class=per_class)
     make = getattr(model, "generate", None) or getattr(model, "decode", None)
     if make is None or not hasattr(model, "latent") or not hasattr(model, "classes"):
         raise ConfigError(
