@@ -16,7 +16,7 @@ from fedloom.config.build import following
 from fedloom.config.federated import RUN, SYNTHESIZE, build
 from fedloom.config.schema import COMMANDS, Config, read_run
 from fedloom.core.checks import one_of
-from fedloom.core.errors import ConfigError
+from fedloom.core.errors import ConfigError, in_words
 from fedloom.core.federation import Federation
 from fedloom.core.local import Local
 from fedloom.core.method import Method
@@ -120,7 +120,7 @@ def load(
         DataError: if the run's data are not on this machine; of a deployment, only what its server read is needed.
     """
     if not isinstance(path, str | Path):
-        raise ConfigError(f"load needs the path of a run directory, not {type(path).__name__}.")
+        raise ConfigError(f"load needs the path of a run directory, not {in_words(path)}.")
     directory = RunDirectory(path)
     if directory.path.is_file():
         raise ConfigError(
@@ -166,10 +166,12 @@ def _experiment(
     if federation is None or model is None:
         raise ConfigError("a method needs a federation and a model: run(method, federation, model, ...).")
     if not isinstance(method, Method | str):
-        raise ConfigError(f"the method is {_kind(method)}, but it must be a Method or the name of one, like 'feddyn'.")
+        raise ConfigError(
+            f"the method is {in_words(method)}, but it must be a Method or the name of one, like 'feddyn'."
+        )
     if not isinstance(federation, Federation):
         raise ConfigError(
-            f"the federation is {_kind(federation)}; make one of your data with fedloom.data.federate(...)."
+            f"the federation is {in_words(federation)}; make one of your data with fedloom.data.federate(...)."
         )
     known = {field.name for field in fields(Experiment)} - {"method", "federation", "model"}
     for name, value in conditions.items():
@@ -185,9 +187,5 @@ def _experiment(
     elif isinstance(model, nn.Module):
         model = Copies(model)
     elif not callable(model):
-        raise ConfigError(f"the model is {_kind(model)}; it must be a module, a function that makes one, or a name.")
+        raise ConfigError(f"the model is {in_words(model)}; it must be a module, a function that makes one, or a name.")
     return Experiment(made, federation, model, **conditions)
-
-
-def _kind(given: object) -> str:
-    return f"a {type(given).__name__}"

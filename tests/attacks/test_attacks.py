@@ -318,7 +318,7 @@ class Odd(Attack):
 @pytest.mark.parametrize(
     ("attack", "sentence"),
     [
-        (Odd(at="poison"), "the clients' data are None instead of a Split; see poison of the attack"),
+        (Odd(at="poison"), "the clients' data are None, not a Split; see poison of the attack"),
         (Odd(at="hostile", made=np.array([1, 999])), "attack Odd: hostile returned client 999"),
         (Odd(at="hostile", made=[1, 999]), "attack Odd: hostile returned client 999"),
         (Odd(at="collude"), "attack Odd: collude returned None instead of a tensor"),

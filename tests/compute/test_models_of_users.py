@@ -59,7 +59,7 @@ def holding(thing: Any) -> nn.Module:
 
 
 REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
-    "tuple": (lambda: Returning(lambda y: (y, y)), "the model returns a tuple; return the logits alone."),
+    "tuple": (lambda: Returning(lambda y: (y, y)), "the model returns a tuple of 2; return the logits alone."),
     "dict": (lambda: Returning(lambda y: {"logits": y}), "the model returns a dict; return the logits alone."),
     "lazy": (lambda: nn.LazyLinear(CLASSES), "the model's 'weight' has no shape yet; "),
     "script": (lambda: torch.jit.script(linear()), "the model is compiled by torch.jit; "),

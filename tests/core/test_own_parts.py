@@ -297,8 +297,11 @@ class Receives(Uplink):
     ("changes", "sentence"),
     [
         ({"drift": Server()}, r"drift 'server': correct returned None instead of the pair \(state, a tensor of the"),
-        ({"drift": Server(torch.zeros(2))}, "drift 'server': correct returned a Tensor instead of the pair"),
-        ({"drift": Server(({}, 0.0))}, r"correct returned a float instead of a tensor of the shape \["),
+        (
+            {"drift": Server(torch.zeros(2))},
+            "drift 'server': correct returned a Tensor of shape \\[2\\] instead of the pair",
+        ),
+        ({"drift": Server(({}, 0.0))}, r"correct returned 0.0 instead of a tensor of the shape \["),
         ({"drift": Server(lambda s, v: (s, v.float()))}, "correct returned a tensor of type torch.float32 instead of"),
         ({"drift": Server(lambda s, v: ({"x": 1}, v))}, "'server': correct returned 'x' as int; states hold tensors"),
         ({"drift": Server(lambda s, v: (None, v))}, "'server': correct returned None; a state is a dict of tensors"),
@@ -307,7 +310,7 @@ class Receives(Uplink):
         ({"drift": Server(None, "init_client")}, "drift.init_client returned None; a state is a dict of tensors"),
         ({"server": Step()}, "server 'step': step returned None instead of the pair"),
         ({"mixing": Combining((None,))}, r"mixing 'combining': coefficients returned None instead of the pair \(st"),
-        ({"mixing": Combining((({}, "even"),))}, "'combining': coefficients returned a str instead of an array"),
+        ({"mixing": Combining((({}, "even"),))}, "'combining': coefficients returned 'even' instead of an array"),
         ({"mixing": Combining()}, "mixing 'combining': combine returned None instead of the pair"),
         ({"uplink": Receives()}, r"uplink.0 'receives': receive returned None instead of the pair \(state, the ch"),
         ({"uplink": Receives(({}, None))}, "receive returned None instead of the changed slices by slot"),

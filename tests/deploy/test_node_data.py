@@ -102,7 +102,7 @@ def test_what_does_not_fit_is_refused_in_a_sentence(tmp_path: Path, arrays: dict
         ("missing.csv", "there is no file"),
         ("missing", "there is no such folder"),
         ("no_such_module:load", "cannot be loaded: ModuleNotFoundError"),
-        ("json:JSONDecoder", "returned JSONDecoder, but it must return a mapping"),
+        ("json:JSONDecoder", "returned a JSONDecoder, but it must return a mapping"),
     ],
 )
 def test_places_without_data_are_named(place: str, sentence: str) -> None:

@@ -85,6 +85,21 @@ def printable(text: str) -> str:
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
+def in_words(value: object) -> str:
+    """A value of the wrong type for a message: text and numbers as they are, anything else by its type and size.
+
+    >>> in_words("adam"), in_words(None), in_words([1, 2]), in_words({}), in_words(OSError())
+    ("'adam'", 'None', 'a list of 2', 'a dict', 'an OSError')
+    """
+    if isinstance(value, str | int | float | None):
+        return f"{value!r:.60}"
+    name = type(value).__name__
+    kind = f"{'an' if name[0] in 'aeioAEIO' else 'a'} {name}"
+    if isinstance(shape := getattr(value, "shape", None), tuple):
+        return f"{kind} of shape {list(shape)}"
+    return f"{kind} of {len(value)}" if isinstance(value, list | tuple) else kind
+
+
 def nearest(name: str, valid: Iterable[str]) -> str:
     """The hint that ends an "unknown ..." message: the closest valid name, then all valid names.
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedloom.core.errors import DataError
+from fedloom.core.errors import DataError, in_words
 
 
 @dataclass(frozen=True)
@@ -44,9 +44,7 @@ class Arrays:
     def __post_init__(self) -> None:
         for name, held in (("x", self.x), ("y", self.y)):
             if not isinstance(held, Tensor):
-                raise DataError(
-                    f"{name} of Arrays is a tensor, not a {type(held).__name__}; use torch.as_tensor({name})."
-                )
+                raise DataError(f"{name} of Arrays is a tensor, not {in_words(held)}; use torch.as_tensor({name}).")
         if len(self.x) != len(self.y):
             raise DataError(f"there are {len(self.x)} inputs but {len(self.y)} labels.")
         if self.x.is_floating_point() and len(self.x) and not bool(torch.isfinite(self.x.sum())):

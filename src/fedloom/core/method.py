@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedloom.core.errors import ConfigError, closest, nearest, outside
+from fedloom.core.errors import ConfigError, closest, in_words, nearest, outside
 from fedloom.core.hooks import HOOKS, overrides
 from fedloom.core.parts import (
     UPDATE,
@@ -138,8 +138,9 @@ class Method:
                 if isinstance(part, type) and issubclass(part, kind):
                     raise ConfigError(f"{slot} is the class {part.__name__}; give an instance, {part.__name__}(...).")
                 if not isinstance(part, kind):
-                    told = f"{part!r:.60}" if isinstance(part, str | int | float | None) else f"a {type(part).__name__}"
-                    raise ConfigError(f"{slot} is {told}, but it must be a {kind.__name__} of fedloom.core.parts.")
+                    raise ConfigError(
+                        f"{slot} is {in_words(part)}, but it must be a {kind.__name__} of fedloom.core.parts."
+                    )
                 _check_declarations(f"{slot} {label(part)!r}", part)
 
     def with_loss(self, term: Term) -> Method:

@@ -14,14 +14,13 @@ from torch import Tensor, nn
 from fedloom.core import rng, submodels
 from fedloom.core.attack import Attack
 from fedloom.core.context import Facts
-from fedloom.core.errors import ConfigError
+from fedloom.core.errors import ConfigError, in_words
 from fedloom.core.federation import Population, Split
 from fedloom.core.hooks import overrides
 from fedloom.core.layout import Layout
 from fedloom.core.local import Local
 from fedloom.core.method import Method
 from fedloom.core.parts import Paired, Submodels
-from fedloom.core.returned import told
 from fedloom.core.server_data import Augment
 from fedloom.core.slots import label
 from fedloom.core.submodels import Submodel
@@ -95,7 +94,7 @@ class ClientPlan:
     def __post_init__(self) -> None:
         method = self.method
         if not isinstance(self.data, Split):
-            raise ConfigError(f"the clients' data are {told(self.data)} instead of a Split; see poison of the attack.")
+            raise ConfigError(f"the clients' data are {in_words(self.data)}, not a Split; see poison of the attack.")
         if strangers := [client for client in self.hostile if not 0 <= client < self.population.clients]:
             raise ConfigError(
                 f"attack {type(self.attack).__name__}: hostile returned client {min(strangers)}, but there are "

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedloom.core.errors import ConfigError
+from fedloom.core.errors import ConfigError, in_words
 from fedloom.core.tree import Tree
 
 
@@ -23,7 +23,7 @@ def tensors(made: object, hook: str) -> Tree:
         ConfigError: if it holds anything but tensors.
     """
     if not isinstance(made, dict):
-        raise ConfigError(f"{hook} returned {told(made)}; a state is a dict of tensors, by name, or {{}}.")
+        raise ConfigError(f"{hook} returned {in_words(made)}; a state is a dict of tensors, by name, or {{}}.")
     for name, value in made.items():
         if not (isinstance(value, Tensor) and isinstance(name, str)):
             raise ConfigError(f"{hook} returned {name!r} as {type(value).__name__}; states hold tensors, by name.")
@@ -58,16 +58,16 @@ def apart(states: dict[str, Tree], *vectors: Tensor) -> dict[str, Tree]:
 def pair(made: object, hook: str, second: str) -> tuple[Tree, Any]:
     """The pair that a server half returned: the part's new state, and a ``second`` that is not checked here.
 
-    >>> pair(torch.zeros(3), "server 'own': step", "the step")
+    >>> pair(torch.zeros(3), "server 'own': step", "Δ")
     Traceback (most recent call last):
     ...
-    fedloom.core.errors.ConfigError: server 'own': step returned a Tensor instead of the pair (state, the step).
+    fedloom.core.errors.ConfigError: server 'own': step returned a Tensor of shape [3] instead of the pair (state, Δ).
 
     Raises:
         ConfigError: if it is no pair, or the state holds anything but tensors.
     """
     if not (isinstance(made, tuple | list) and len(made) == 2):
-        raise ConfigError(f"{hook} returned {told(made)} instead of the pair (state, {second}).")
+        raise ConfigError(f"{hook} returned {in_words(made)} instead of the pair (state, {second}).")
     return tensors(made[0], hook), made[1]
 
 
@@ -83,21 +83,9 @@ def like(value: object, other: Tensor, hook: str) -> Tensor:
         ConfigError: if it is no tensor, or another shape or type.
     """
     if not isinstance(value, Tensor):
-        raise ConfigError(f"{hook} returned {told(value)} instead of a tensor of the shape {list(other.shape)}.")
+        raise ConfigError(f"{hook} returned {in_words(value)} instead of a tensor of the shape {list(other.shape)}.")
     if value.shape != other.shape:
         raise ConfigError(f"{hook} returned a tensor of the shape {list(value.shape)} instead of {list(other.shape)}.")
     if value.dtype != other.dtype:
         raise ConfigError(f"{hook} returned a tensor of type {value.dtype} instead of {other.dtype}.")
     return value
-
-
-def told(made: object) -> str:
-    """What was returned, in words.
-
-    >>> told(None), told(torch.zeros(2)), told((1, 2, 3))
-    ('None', 'a Tensor', 'a tuple of 3')
-    """
-    if made is None:
-        return "None"
-    kind = f"a {type(made).__name__}"
-    return f"{kind} of {len(made)}" if isinstance(made, tuple | list) else kind

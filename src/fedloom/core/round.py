@@ -26,7 +26,7 @@ from fedloom.core.client import BUFFERS, FailureKind, Result, State
 from fedloom.core.cohort import Cohort, InitialStates, Report
 from fedloom.core.context import RoundInfo
 from fedloom.core.engine import Engine
-from fedloom.core.errors import ClientError, ConfigError, nearest
+from fedloom.core.errors import ClientError, ConfigError, in_words, nearest
 from fedloom.core.method import Method
 from fedloom.core.parts import UPDATE, Halves, Part, Reduce, Reduced
 from fedloom.core.plan import ClientPlan
@@ -186,7 +186,7 @@ def _received(
     """The new state and the changed slices that an uplink's ``receive`` returned; the update is of the model's type."""
     state, changed = returned.pair(made, hook, "the changed slices by slot")
     if not isinstance(changed, dict):
-        raise ConfigError(f"{hook} returned {returned.told(changed)} instead of the changed slices by slot.")
+        raise ConfigError(f"{hook} returned {in_words(changed)} instead of the changed slices by slot.")
     for slot, value in changed.items():
         if slot not in received:
             raise ConfigError(f"{hook} changed {slot!r}, which it did not receive; {nearest(str(slot), received)}")
@@ -204,7 +204,7 @@ def _coefficients(method: Method, states: State, info: RoundInfo) -> tuple[Tree,
     try:
         p = np.asarray(p, dtype=np.float64)
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"{hook} returned {returned.told(p)} instead of an array of numbers.") from error
+        raise ConfigError(f"{hook} returned {in_words(p)} instead of an array of numbers.") from error
     if p.shape != info.cohort.shape:
         raise ConfigError(
             f"mixing {label(method.mixing)!r} returned coefficients of the shape {list(p.shape)} for a cohort of "

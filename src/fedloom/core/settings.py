@@ -15,7 +15,7 @@ from dataclasses import MISSING, is_dataclass
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from fedloom.core.errors import ConfigError, nearest
+from fedloom.core.errors import ConfigError, in_words, nearest
 from fedloom.core.renamed import hint
 
 LARGEST = 2**63 - 1
@@ -213,7 +213,8 @@ def check_fields(made: Any, prefix: str = "") -> None:
             value = kind(**value)
         elif is_dataclass(kind) and isinstance(kind, type) and not isinstance(value, kind):
             raise ConfigError(
-                f"{prefix}{name} is {value!r:.100}, but it must be {kind.__name__}(...) or a mapping of its settings."
+                f"{prefix}{name} is {in_words(value)}, but it must be {kind.__name__}(...) or a mapping of "
+                "its settings."
             )
         else:
             value = checked(prefix + name, value, kind)

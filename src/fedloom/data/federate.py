@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from fedloom.core.errors import ConfigError, DataError
+from fedloom.core.errors import ConfigError, DataError, in_words
 from fedloom.core.federation import Arrays, Federation, Index, Split
 from fedloom.core.rng import stream
 from fedloom.core.settings import checked
@@ -219,7 +219,7 @@ def which_partition(partition: Any, source: Source) -> Partition:
     if isinstance(partition, Sequence | np.ndarray):
         return Rows(list(partition))
     raise ConfigError(
-        f"the partition is a {type(partition).__name__}; give the name of one, like 'dirichlet', lists of rows, or the "
+        f"the partition is {in_words(partition)}; give the name of one, like 'dirichlet', lists of rows, or the "
         "client of each sample."
     )
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedloom.core.errors import DataError, in_one_line
+from fedloom.core.errors import DataError, in_one_line, in_words
 from fedloom.core.federation import Arrays, Index
 from fedloom.core.rng import stream
 from fedloom.data.sources.arrays import as_array, inputs, targets
@@ -249,5 +249,5 @@ def _loaded(place: str) -> dict[str, Any]:
     except Exception as error:
         raise DataError(f"--data {place} cannot be loaded: {type(error).__name__}: {in_one_line(error)}.") from error
     if not isinstance(found, Mapping):
-        raise DataError(f"--data {place} returned {type(found).__name__}, but it must return a mapping of arrays.")
+        raise DataError(f"--data {place} returned {in_words(found)}, but it must return a mapping of arrays.")
     return {key: value.detach().cpu().numpy() if isinstance(value, Tensor) else value for key, value in found.items()}

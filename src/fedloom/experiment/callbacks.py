@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from textwrap import shorten
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fedloom.core.checks import at_least
-from fedloom.core.errors import ConfigError, nearest
+from fedloom.core.errors import ConfigError, in_words, nearest
 from fedloom.experiment.rundir import RunDirectory
 from fedloom.experiment.summary import looks, since_best
 from fedloom.metrics import Direction, direction
@@ -86,11 +85,13 @@ def numbers(callback: Callback, step: Any) -> dict[str, int | float | None]:
     """
     found: Any = callback.on_step(step)
     if not isinstance(found, Mapping):
-        raise ConfigError(f"{_named(callback)} returned {_told(found)}, but it must return numbers by name.")
+        raise ConfigError(f"{_named(callback)} returned {in_words(found)}, but it must return numbers by name.")
     plain = {key: value.item() if _is_scalar(value) else value for key, value in found.items()}
     for key, value in plain.items():
         if not isinstance(key, str) or not isinstance(value, int | float | None):
-            raise ConfigError(f"{_named(callback)} returned {_told(found[key])} as {key!r}, but it must be a number.")
+            raise ConfigError(
+                f"{_named(callback)} returned {in_words(found[key])} as {key!r}, but it must be a number."
+            )
     return plain
 
 
@@ -115,17 +116,6 @@ def _named(callback: Callback) -> str:
     if isinstance(callback, Measure):
         return f"the measure {getattr(callback.function, '__name__', type(callback.function).__name__)!r}"
     return f"the callback {type(callback).__name__}"
-
-
-def _told(value: Any) -> str:
-    """A value in a sentence: its shape if it has one.
-
-    >>> _told(None), _told(torch.zeros(2, 3))
-    ('None', 'a Tensor of shape [2, 3]')
-    """
-    if isinstance(value, Tensor | np.ndarray):
-        return f"a {'Tensor' if isinstance(value, Tensor) else 'NumPy array'} of shape {list(value.shape)}"
-    return shorten(repr(value), 60)
 
 
 @dataclass(frozen=True)

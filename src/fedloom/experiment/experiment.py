@@ -13,7 +13,7 @@ from torch import nn
 from fedloom.core.attack import Attack
 from fedloom.core.checks import DTYPES, one_of
 from fedloom.core.compose import named
-from fedloom.core.errors import ConfigError
+from fedloom.core.errors import ConfigError, in_words
 from fedloom.core.federation import Federation
 from fedloom.core.local import Local, cohort_size
 from fedloom.core.method import Method
@@ -165,12 +165,14 @@ class Experiment:
     def _check_objects(self) -> None:
         """Raise a ``ConfigError`` if method, federation or model are of the wrong type."""
         if not isinstance(self.method, Method):
-            raise ConfigError(f"the method is {_told(self.method)}; give one from fl.methods, or its name to fl.run.")
+            raise ConfigError(
+                f"the method is {in_words(self.method)}; give one from fl.methods, or its name to fl.run."
+            )
         if not isinstance(self.federation, Federation):
-            raise ConfigError(f"the federation is {_told(self.federation)}; make one with fl.data.federate(...).")
+            raise ConfigError(f"the federation is {in_words(self.federation)}; make one with fl.data.federate(...).")
         if self.attack is not None and not isinstance(self.attack, Attack):
             raise ConfigError(
-                f"the attack is {_told(self.attack)}; give one of fedloom.attacks, like SignFlip(fraction=0.2)."
+                f"the attack is {in_words(self.attack)}; give one of fedloom.attacks, like SignFlip(fraction=0.2)."
             )
         if isinstance(self.model, nn.Module):
             raise ConfigError(
@@ -179,7 +181,7 @@ class Experiment:
             )
         if not callable(self.model):
             raise ConfigError(
-                f"the model is {_told(self.model)}; give a function that makes a module, without arguments."
+                f"the model is {in_words(self.model)}; give a function that makes a module, without arguments."
             )
 
     def _check_attack(self) -> None:
@@ -227,8 +229,3 @@ class Experiment:
         if self.sampling == "fixed":
             return None
         return float(self.cohort or self.participation * self.federation.seen)
-
-
-def _told(given: object) -> str:
-    """A value of the wrong type in a few words."""
-    return f"{given!r:.60}" if isinstance(given, str | int | float | type(None)) else f"a {type(given).__name__}"

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from fedloom.core import example_privacy, rng
-from fedloom.core.errors import ConfigError, FedLoomError, first_line
+from fedloom.core.errors import ConfigError, FedLoomError, first_line, in_words
 from fedloom.core.federation import Arrays, Federation, Split, Unlabelled
 from fedloom.core.method import Method
 from fedloom.core.parts import Paired, Submodels
@@ -48,7 +48,7 @@ def make_model(factory: Callable[[], nn.Module]) -> nn.Module:
         reason = ": ".join((type(error).__name__, *str(error).strip().splitlines()[:1])).rstrip(".")
         raise ConfigError(f"the model's function fails with {reason}.") from error
     if not isinstance(model, nn.Module):
-        raise ConfigError(f"the model's function returns a {type(model).__name__}; it must return a torch module.")
+        raise ConfigError(f"the model's function returns {in_words(model)}; it must return a torch module.")
     _trainable(model)
     return with_safe_convolutions(model)
 
@@ -125,7 +125,7 @@ def make_plan(experiment: Experiment, federation: Federation, device: str) -> Cl
         size = federation.provenance.get("source", {}).get("vocabulary", 0)
         raise ConfigError(f"{told}{_hint(error, tokens, size)}") from error
     if not isinstance(out, Tensor):
-        raise ConfigError(f"the model returns a {type(out).__name__}; return the logits alone.")
+        raise ConfigError(f"the model returns {in_words(out)}; return the logits alone.")
     if isinstance(model, Wrapped) or experiment.method.needs("features"):
         wrapped.check(model, sample)
     _levels(plan, sample)

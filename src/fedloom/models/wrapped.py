@@ -7,7 +7,7 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from fedloom.core.errors import ConfigError, first_line, nearest
+from fedloom.core.errors import ConfigError, first_line, in_words, nearest
 
 
 class Wrapped(nn.Module):
@@ -87,7 +87,7 @@ def wrap(module: nn.Module, head: str, sample: Tensor | None = None) -> Wrapped:
     ['body.1.weight', 'body.1.bias', 'head.weight', 'head.bias']
     """
     if not isinstance(module, nn.Module):
-        raise ConfigError(f"wrap takes a module, not a {type(module).__name__}; call the function that makes it.")
+        raise ConfigError(f"wrap takes a module, not {in_words(module)}; call the function that makes it.")
     names = [name for name, _ in module.named_modules() if name]
     if head not in names:
         raise ConfigError(f"{type(module).__name__} has no layer {head!r} to be its head; {nearest(head, names)}")

@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
-from fedloom.core.errors import DataError, nearest
+from fedloom.core.errors import DataError, in_words, nearest
 from fedloom.core.federation import Arrays
 from fedloom.data.own.tables import clients_of, is_frame
 from fedloom.data.sources.arrays import as_array
@@ -61,7 +61,7 @@ def read(
     if isinstance(data, np.ndarray | Tensor):
         raise DataError(f"{what} has no targets; give a pair (x, y), or the targets with y=.")
     raise DataError(
-        f"{what} is {type(data).__name__}; give a pair of arrays (x, y), a pandas frame, a torch Dataset, a Hugging "
+        f"{what} is {in_words(data)}; give a pair of arrays (x, y), a pandas frame, a torch Dataset, a Hugging "
         "Face Dataset, or a list with one of these for each client."
     )
 
@@ -157,7 +157,7 @@ def _torch(
     elif isinstance(first, tuple | list) and len(first) >= 2:
         pairs = [(item[0], item[1]) for item in items]
     else:
-        raise DataError(f"an item of {what} is {type(first).__name__}, but it must be a pair (input, target).")
+        raise DataError(f"an item of {what} is {in_words(first)}, but it must be a pair (input, target).")
     names = tuple(map(str, getattr(dataset, "classes", ())))
     x, y = (stacked([pair[side] for pair in pairs], what) for side in (0, 1))
     return Columns(x, y, names=names if np.asarray(y).dtype.kind in "iub" else ())
