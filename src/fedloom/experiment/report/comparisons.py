@@ -112,7 +112,6 @@ def paired_table(groups: Sequence[RunGroup]) -> ReportTable | None:
     )
 
 
-_SLOTS = ("objective", "drift", "personal", "adaptation", "mixing", "server", "uplink")
 _PLAIN = re.compile(r"(Drift|Personal|Adaptation|ServerOptimizer)\(\)")
 
 
@@ -140,7 +139,7 @@ def ablation_table(groups: Sequence[RunGroup]) -> ReportTable | None:
     """
     if len(texts([run for member in groups for run in member.runs], "kind")) > 1:
         return None
-    columns = [words(slot, [_slot(member.runs[0], slot) for member in groups], left=True) for slot in _SLOTS]
+    columns = [words(slot, [_slot(member.runs[0], slot) for member in groups], left=True) for slot in SLOTS]
     columns += [
         words(key, texts, left=True)
         for key, texts in settings(groups)[0].items()

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from fedloom.core.errors import ConfigError, FedLoomError
-from fedloom.experiment.console import in_percent
+from fedloom.experiment.console import ABSENT, in_percent
 from fedloom.experiment.report.charts import Form, LineStyle, line_styles
 from fedloom.experiment.report.rundata import NO_SEED, RunData, load
 from fedloom.metrics import Direction, direction
@@ -24,8 +24,6 @@ PROVENANCE = (*_MADE, *_KEPT)
 
 DEALT = ("data", "partition", "stream", "clients", "validation", "held_out", "unseen", "target")
 """Top-level keys of what clients or tasks hold."""
-
-ABSENT = "–"
 
 
 @dataclass(frozen=True)

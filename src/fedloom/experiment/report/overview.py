@@ -6,7 +6,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedloom.experiment.report.groups import ABSENT, RunGroup, all_runs, on_the_same_data, settings, shared, targets
+from fedloom.experiment.console import duration
+from fedloom.experiment.report.groups import RunGroup, all_runs, on_the_same_data, settings, shared, targets
 from fedloom.experiment.report.results import rounds_done
 from fedloom.experiment.report.rundata import WALL, RunData
 from fedloom.experiment.report.tables import ReportTable, words
@@ -135,22 +136,13 @@ def _failures(run: RunData) -> list[str]:
     return lines[:_NAMED] + ([f"and {len(lines) - _NAMED} more"] if len(lines) > _NAMED else [])
 
 
-def _clock(seconds: Any) -> str:
-    """Format wall time.
-
-    >>> _clock(42.31), _clock(3725), _clock(None)
-    ('42.3 s', '1 h 02 min', '–')
-    """
-    if not isinstance(seconds, int | float):
-        return ABSENT
-    if seconds < 100:
-        return f"{seconds:.1f} s"
-    hours, minutes = divmod(round(seconds / 60), 60)
-    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min"
-
-
 def _status(run: RunData) -> str:
     return str(run.summary.get("status", "finished")) if run.summary else "unfinished"
+
+
+def _wall_time(run: RunData) -> str:
+    seconds = run.summary.get("seconds", run.last(WALL))
+    return duration(seconds if isinstance(seconds, int | float) else None)
 
 
 def _left_out(run: RunData) -> str:
@@ -168,7 +160,7 @@ def runs_table(groups: Sequence[RunGroup]) -> ReportTable:
         words("seed", [run.seed for run in runs]),
         words("status", [_status(run) for run in runs], left=True),
         words("rounds", [rounds_done(run) for run in runs]),
-        words("wall time", [_clock(run.summary.get("seconds", run.last(WALL))) for run in runs]),
+        words("wall time", [_wall_time(run) for run in runs]),
         words("updates left out", [_left_out(run) for run in runs]),
     ]
     return ReportTable(

@@ -14,6 +14,7 @@ import pandas as pd
 
 from fedloom.core.errors import FedLoomError
 from fedloom.core.settings import flatten
+from fedloom.experiment.console import ABSENT
 from fedloom.experiment.rundir import RunDirectory, Status
 
 _PYTHON_KEYS = {
@@ -34,7 +35,7 @@ DIGESTS = ("federation.digest", "stream.digest", "data.train", "data.validation"
 _SEED_FACTS = (*DIGESTS, "teacher", "federation.samples", "model.digest", "student.weights", "target", "seed")
 """Facts that depend on the seed, as the initial parameters do, and so do not define what was compared."""
 
-NO_SEED = "–"
+NO_SEED = ABSENT
 
 
 @dataclass(frozen=True)
