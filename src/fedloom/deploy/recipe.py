@@ -157,8 +157,6 @@ class Recipe:
         for need, what_for in (("target", "unlabelled inputs at the server"), ("teacher", "a trained model")):
             if method.needs(need):
                 raise ConfigError(f"{method.who_needs(need)} learns from {what_for}, which is not deployed.")
-        if values["model"].get("pretrained"):
-            raise ConfigError("model.pretrained=true makes nodes download weights; set it to false.")
         for key in ("drop_rate", "unseen"):
             if values[key]:
                 raise ConfigError(f"{key} is for simulations; in a deployment, set it to 0.")

@@ -17,7 +17,7 @@ from fedloom.core.client import Failure, Result
 from fedloom.core.cohort import Report
 from fedloom.core.engine import Engine
 from fedloom.core.errors import CheckpointError, ConfigError, nearest
-from fedloom.core.local import cohort_size, draw_cohort
+from fedloom.core.local import draw_cohort
 from fedloom.core.round import federated_round, received_losses
 from fedloom.core.server import Server
 from fedloom.core.targets import CLASSES
@@ -260,7 +260,7 @@ class FederatedTask(TrainerTask):
             state.averaged.add(server)
         self.failures += report.failures
         here = Traffic() if experiment.method.pooled else report.traffic
-        self.sent = Traffic(*(a + b for a, b in zip(vars(self.sent).values(), vars(here).values(), strict=True)))
+        self.sent.add(here)
         self.took_part[report.cohort] += 1
         record, tables = self._recorded(report)
         if server.round % experiment.evaluation.every == 0 or server.round == experiment.rounds:
@@ -309,7 +309,7 @@ class FederatedTask(TrainerTask):
         return record, {"mixing": rows}
 
     def snapshot(self) -> Checkpoint:
-        return self.state.checkpoint({"traffic": vars(self.sent)}, self.failures)
+        return self.state.checkpoint({"traffic": asdict(self.sent)}, self.failures)
 
     def restore(self, checkpoint: Checkpoint) -> None:
         assert self.out is not None
@@ -372,11 +372,10 @@ class FederatedTask(TrainerTask):
         experiment, seen = self.experiment, self.federation.seen
         if experiment.method.pooled:
             return draw_cohort(seen, seen, experiment.seed, round)
-        size = cohort_size(seen, experiment.participation, experiment.cohort)
         probability = None
         if experiment.sampling == "bernoulli":
             probability = experiment.cohort / seen if experiment.cohort else experiment.participation
-        return draw_cohort(seen, size, self.cohort_seed, round, probability=probability)
+        return draw_cohort(seen, experiment.cohort_size, self.cohort_seed, round, probability=probability)
 
     def _place(self, client: int) -> StatePlace:
         """Where a client's state is, for workers that read and write it themselves."""
@@ -396,4 +395,4 @@ class FederatedTask(TrainerTask):
         experiment, seen = self.experiment, self.federation.seen
         if experiment.method.pooled:
             return seen
-        return min(seen, experiment.rounds * cohort_size(seen, experiment.participation, experiment.cohort))
+        return min(seen, experiment.rounds * experiment.cohort_size)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -36,13 +34,9 @@ def scores(
     return {metric: column[0] for metric, column in _swept(loaded, server, store, split, clients, at[None]).items()}
 
 
-def sweep(
-    loaded: LoadedModel, server: Server, store: Store, split: Split, clients: np.ndarray,
-    grid: Sequence[float] = GRID,
-) -> Values:  # fmt: skip
-    """``scores`` for every λ of a grid, [λ, clients] each; a client's samples are fetched once."""
-    at = np.repeat(np.array(grid)[:, None], len(clients), 1)
-    return _swept(loaded, server, store, split, clients, at)
+def sweep(loaded: LoadedModel, server: Server, store: Store, split: Split, clients: np.ndarray) -> Values:
+    """``scores`` for every λ of ``GRID``, [λ, clients] each; a client's samples are fetched once."""
+    return _swept(loaded, server, store, split, clients, np.repeat(np.array(GRID)[:, None], len(clients), 1))
 
 
 def _swept(

@@ -8,7 +8,6 @@ from typing import Any
 
 from fedloom.core.client import Failure, FailureKind
 from fedloom.core.hooks import overrides
-from fedloom.core.local import cohort_size
 from fedloom.core.meta import NEVER
 from fedloom.core.method import Method
 from fedloom.core.parts import Paired, Submodels
@@ -116,14 +115,13 @@ def summarise(
         reached = rounds_to_target(values, rounds, settings.target, direction)
         up = sum(record["comm/up_params"] for record in history if reached is None or record["round"] <= reached)
         sent = [record["comm/params"] for record in history if record.get(settings.metric) is not None]
-        cohort = cohort_size(experiment.federation.seen, experiment.participation, experiment.cohort)
         summary["target"] = {
             "metric": settings.metric,
             "value": settings.target,
             "round": reached,
             "params": parameters_to_target(values, sent, settings.target, direction),
-            "fedavg_rounds": None if reached is None else fedavg_rounds(up, upload, cohort),
-            "fedavg_rounds_spent": fedavg_rounds(up, upload, cohort),
+            "fedavg_rounds": None if reached is None else fedavg_rounds(up, upload, experiment.cohort_size),
+            "fedavg_rounds_spent": fedavg_rounds(up, upload, experiment.cohort_size),
         }
     return summary
 
