@@ -12,9 +12,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from fedloom.config.distill import DISTILL, PENDING, build, build_teacher
-from fedloom.config.schema import COMMANDS, Config, read_run
-from fedloom.core.errors import ConfigError
-from fedloom.experiment.rundir import Kind, RunDirectory
 from fedloom.tasks.distill import trained
 from fedloom.tasks.distill.trained import TrainedStudent
 
@@ -29,13 +26,7 @@ def load(path: Path | str) -> TrainedStudent:
         CheckpointError: if it is not a run directory or has not ended, or its model cannot be read.
         DataError: if the run's data are not on this machine.
     """
-    directory = RunDirectory(path)
-    stored = directory.config()
-    if directory.kind is not Kind.DISTILL:
-        raise ConfigError(f"{path} is a run of fedloom {COMMANDS[directory.kind]}, not of fedloom distill.")
-    if "model" not in stored:
-        raise ConfigError(f"{path} was started from Python; its student is the model that the run returned.")
-    config = Config(DISTILL.complete(read_run(directory.path)))
+    directory, config = DISTILL.of_run(path, "its student is the model that the run returned")
     experiment = build(config)
     teacher = build_teacher(config).model if experiment.teacher == PENDING else None
     return trained.load(experiment, directory, teacher)

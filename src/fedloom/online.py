@@ -12,10 +12,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from fedloom.config.online import ONLINE, build
-from fedloom.config.schema import COMMANDS, Config, read_run
-from fedloom.core.errors import ConfigError
 from fedloom.experiment import trainer
-from fedloom.experiment.rundir import Kind, RunDirectory
 from fedloom.tasks.online.live import Live
 from fedloom.tasks.online.task import OnlineTask
 
@@ -33,11 +30,6 @@ def load(path: Path | str) -> Live:
         CheckpointError: if it is not a run directory, or has no checkpoint that can be read.
         DataError: if the run's data are not on this machine.
     """
-    directory = RunDirectory(path)
-    stored = directory.config()
-    if directory.kind is not Kind.ONLINE:
-        raise ConfigError(f"{directory.path} is a run of fedloom {COMMANDS[directory.kind]}, not of fedloom online.")
-    if "learner" not in stored:
-        raise ConfigError(f"{directory.path} was started from Python; use Live(OnlineTask(experiment)) instead.")
-    task = OnlineTask(build(Config(ONLINE.complete(read_run(directory.path)))))
+    directory, config = ONLINE.of_run(path, "use Live(OnlineTask(experiment)) instead")
+    task = OnlineTask(build(config))
     return Live(task, trainer.load(task, directory), directory.summary(), directory.path)

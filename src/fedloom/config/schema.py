@@ -145,6 +145,21 @@ class CommandSchema:
         full = interpolate(self._over(start, given))
         return {key: section.validate(key, full.get(key, EMPTY)) for key, section in self.sections.items()}
 
+    def of_run(self, path: Path | str, instead: str) -> tuple[RunDirectory, Config]:
+        """A run of this command and its configuration; ``instead`` tells what to do with one started from Python.
+
+        Raises:
+            ConfigError: if it is a run of another command, or one started from Python, which records no configuration.
+            CheckpointError: if it is not a run directory.
+        """
+        directory = RunDirectory(path)
+        stored, kind = directory.config(), directory.kind
+        if kind is not self.kind:
+            raise ConfigError(f"{path} is a run of fedloom {COMMANDS[kind]}, not of fedloom {self.command}.")
+        if next(iter(self.sections)) not in stored:
+            raise ConfigError(f"{path} was started from Python; {instead}.")
+        return directory, Config(self.complete(read_run(directory.path)))
+
     def _parse(self, words: Sequence[str], sweeps: bool = True) -> list[Assignment]:
         """Overrides, one per key."""
         choices = {key: section for key, section in self.sections.items() if isinstance(section, Choice)}
