@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fedloom.core.checks import at_least, probability
 from fedloom.core.errors import ConfigError
 from fedloom.core.parts import Submodels
-from fedloom.core.slots import personals
+from fedloom.core.slots import label, personals
 
 ACAR = """@article{acar2022fedhen, title={FedHeN: Federated Learning in Heterogeneous Networks},
   author={Acar, Durmus Alp Emre and Saligrama, Venkatesh}, journal={arXiv:2207.03031}, year={2022}}"""
@@ -77,9 +77,34 @@ def _exit(name: str, model: nn.Module) -> nn.Module:
     return model
 
 
+@dataclass(frozen=True)
+class TwoLevels(Submodels):
+    """Base class of methods with simple clients and complex ones.
+
+    Args:
+        simple_fraction: fraction of clients that train the simple network, in [0, 1].
+    """
+
+    simple_fraction: float = 0.5
+
+    citation = ACAR
+
+    def __post_init__(self) -> None:
+        probability(f"personal {label(self)!r}: ", simple_fraction=self.simple_fraction)
+
+    @property
+    def levels(self) -> tuple[str, ...]:
+        """Complex and simple."""
+        return ("complex", "simple")
+
+    def level(self, client: int) -> int:
+        """1 for simple clients."""
+        return int(is_simple(client, self.simple_fraction))
+
+
 @personals.register(name="early_exit")
 @dataclass(frozen=True)
-class EarlyExitSlice(Submodels):
+class EarlyExitSlice(TwoLevels):
     """The simple network is the complex one up to its early exit: a sub-network M whose parameters all clients share.
 
     ::
@@ -101,23 +126,11 @@ class EarlyExitSlice(Submodels):
         ConfigError: if a setting is out of range.
     """
 
-    simple_fraction: float = 0.5
     side_weight: float = 1.0
 
-    citation = ACAR
-
     def __post_init__(self) -> None:
-        probability("personal 'early_exit': ", simple_fraction=self.simple_fraction)
+        super().__post_init__()
         at_least(0, "personal 'early_exit': ", side_weight=self.side_weight)
-
-    @property
-    def levels(self) -> tuple[str, ...]:
-        """Complex and simple."""
-        return ("complex", "simple")
-
-    def level(self, client: int) -> int:
-        """1 for simple clients."""
-        return int(is_simple(client, self.simple_fraction))
 
     def whole(self, model: nn.Module) -> nn.Module:
         """The complex network, with its exit."""
@@ -134,7 +147,7 @@ class EarlyExitSlice(Submodels):
 
 @personals.register(name="decoupled")
 @dataclass(frozen=True)
-class Decoupled(Submodels):
+class Decoupled(TwoLevels):
     """Two independent federations: simple and complex clients each average their own network.
 
     The baseline Decouple of Acar, thesis, algorithm 8. The networks have the same initial values where they coincide.
@@ -146,22 +159,6 @@ class Decoupled(Submodels):
     Raises:
         ConfigError: if the fraction is outside [0, 1].
     """
-
-    simple_fraction: float = 0.5
-
-    citation = ACAR
-
-    def __post_init__(self) -> None:
-        probability("personal 'decoupled': ", simple_fraction=self.simple_fraction)
-
-    @property
-    def levels(self) -> tuple[str, ...]:
-        """Complex and simple."""
-        return ("complex", "simple")
-
-    def level(self, client: int) -> int:
-        """1 for simple clients."""
-        return int(is_simple(client, self.simple_fraction))
 
     def whole(self, model: nn.Module) -> nn.Module:
         """A copy of the first stages with the exit, and the network without the exit."""
