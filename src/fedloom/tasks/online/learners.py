@@ -23,7 +23,6 @@ import numpy as np
 from torch import Tensor
 
 from fedloom.core.checks import at_least
-from fedloom.core.errors import ConfigError
 from fedloom.core.registry import Registry
 from fedloom.core.tree import Tree
 
@@ -78,13 +77,6 @@ class OnlineLearner:
 
 learners = Registry[OnlineLearner]("learner")
 """All learners by name."""
-
-
-def positive(name: str, **settings: float | Tensor) -> None:
-    """Raise ``ConfigError`` for settings that are not positive and finite; tensors were checked as numbers before."""
-    for setting, value in settings.items():
-        if not isinstance(value, Tensor) and not 0 < value < float("inf"):
-            raise ConfigError(f"learner {name!r}: {setting} must be positive and finite, not {value:g}.")
 
 
 FTML = """@inproceedings{finn2019online, title={Online Meta-Learning},

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedloom.core.checks import at_least, probability
+from fedloom.core.checks import at_least, positive, probability
 from fedloom.core.tree import Tree
-from fedloom.tasks.online.learners import OnlineLearner, learners, positive
+from fedloom.tasks.online.learners import OnlineLearner, learners
 
 MOML = """@inproceedings{acar2021moml, title={Memory Efficient Online Meta Learning},
   author={Acar, Durmus Alp Emre and Zhu, Ruizhao and Saligrama, Venkatesh}, booktitle={ICML}, year={2021}}"""
@@ -36,7 +36,8 @@ class Moml(OnlineLearner):
     citation = MOML
 
     def __post_init__(self) -> None:
-        positive("moml", alpha=self.alpha)
+        if not isinstance(self.alpha, Tensor):  # else one value per expert, checked before
+            positive("the learner's ", alpha=self.alpha)
 
     def init(self, w: Tensor) -> Tree:
         """∇ = 0 and ω = w. The thesis starts w and ω at 0; a network starts at its random initialisation."""
@@ -78,7 +79,8 @@ class BufferedMoml(Moml):
     nabla: bool = True
 
     def __post_init__(self) -> None:
-        positive("b_moml", alpha=self.alpha, buffer=self.buffer)
+        super().__post_init__()
+        at_least(1, "learner 'b_moml': ", buffer=self.buffer)
         at_least(0, "learner 'b_moml': ", draws=self.draws)
         probability("learner 'b_moml': ", accept=self.accept)
 
@@ -106,9 +108,6 @@ class BufferedMoml(Moml):
 @dataclass(frozen=True)
 class PlainMoml(Moml):
     """MOML without its linear term, ∇ = 0: R^t(w) = (α/2)‖w - ω‖², ω ← ½(ω + w⁺). Acar, thesis 2023, algorithm 11."""
-
-    def __post_init__(self) -> None:
-        positive("moml_nabla0", alpha=self.alpha)
 
     def init(self, w: Tensor) -> Tree:
         return {"omega": w.clone()}
