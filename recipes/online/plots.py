@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from math import isfinite
 from pathlib import Path
 from statistics import fmean
@@ -11,9 +11,10 @@ from typing import Any
 
 import common
 import matplotlib
+import numpy as np
 from common import SETTINGS, table
 
-from fedloom.tasks.online.metrics import samples_needed, smoothed
+from fedloom.tasks.online.metrics import samples_needed
 
 COLOURS = {
     "MOML": "#c1272d", "FTML": "#0b6e99", "MOGD": "#d9902f", "FS": "#888888", "TOE": "#444444",
@@ -45,6 +46,18 @@ def published(setting: str, learner: str) -> tuple[float, float] | None:
     """
     kind = setting if setting in PAPER else setting.rpartition("_")[2]
     return None if setting.startswith("omniglot") else PAPER.get(kind, {}).get(learner.removesuffix(", whole"))
+
+
+def smoothed(values: Sequence[float], window: int) -> list[float]:
+    """A moving average over the last ``window`` values, for figures.
+
+    >>> smoothed([0.0, 1.0, 1.0], 2)
+    [0.0, 0.5, 1.0]
+    """
+    total = np.concatenate([[0.0], np.cumsum(np.asarray(values, dtype=np.float64))])
+    ends = np.arange(1, len(total))
+    starts = np.maximum(ends - window, 0)
+    return ((total[ends] - total[starts]) / (ends - starts)).tolist()
 
 
 def figures(run: Mapping[str, Any], tasks: int) -> dict[str, float]:

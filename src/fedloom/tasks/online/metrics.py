@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -56,24 +55,3 @@ def samples_needed(sizes: Sequence[int], accuracies: Sequence[float], target: fl
             before = accuracies[i - 1]
             return sizes[i - 1] + (sizes[i] - sizes[i - 1]) * (target - before) / (accuracy - before)
     return None
-
-
-def smoothed(values: Sequence[float], window: int) -> list[float]:
-    """A moving average over the last ``window`` values, for figures.
-
-    >>> smoothed([0.0, 1.0, 1.0], 2)
-    [0.0, 0.5, 1.0]
-    """
-    total = np.concatenate([[0.0], np.cumsum(np.asarray(values, dtype=np.float64))])
-    ends = np.arange(1, len(total))
-    starts = np.maximum(ends - window, 0)
-    return ((total[ends] - total[starts]) / (ends - starts)).tolist()
-
-
-def regret(losses: Sequence[float], comparator: Sequence[float]) -> float:
-    """Σ f^t∘U^t(w^t) - Σ f^t∘U^t(w), from both sequences of losses.
-
-    >>> regret([1.0, 0.5], [0.25, 0.5])
-    0.75
-    """
-    return float(np.sum(losses) - np.sum(comparator))
