@@ -25,7 +25,7 @@ from fedloom.core.failure import Failure, FailureKind
 from fedloom.core.message import Message, Slice
 from fedloom.core.parts import UPDATE, Paired, Part
 from fedloom.core.plan import ClientPlan
-from fedloom.core.returned import copied
+from fedloom.core.returned import own_copy
 from fedloom.core.step import TrainState, descend, paired_gradients
 from fedloom.core.tree import Tree
 from fedloom.core.views import LayerViews, SharedPrivate, StepInfo, mixed
@@ -317,7 +317,7 @@ class ClientWork:
         """Bring the client's state into memory of its own, with the private parameters and buffers."""
         plan, split, buffers = self.plan, self.plan.layout.shared_size, self.plan.layout.shared_buffers
         for place, mine in result.state.items():
-            result.state[place] = copied(mine, f"{place}.{'send' if place.startswith('uplink') else 'end'}")
+            result.state[place] = own_copy(mine, f"{place}.{'send' if place.startswith('uplink') else 'end'}")
         private: Tree = {}
         if plan.private_size and plan.method.personal.kept:
             own = "private" in self.state.get("personal", {}) or "personal" in result.state

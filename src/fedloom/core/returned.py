@@ -30,7 +30,7 @@ def tensors(made: object, hook: str) -> Tree:
     return made
 
 
-def copied(made: Tree, hook: str) -> Tree:
+def own_copy(made: Tree, hook: str) -> Tree:
     """The same tree in memory of its own: a hook may return a tensor of the model or of the message."""
     plain = torch.contiguous_format
     return {name: value.detach().clone(memory_format=plain) for name, value in tensors(made, hook).items()}

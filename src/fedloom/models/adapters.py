@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedloom.core.errors import ConfigError, first_line
-from fedloom.models.classifier import Classifier, image, models, positive, shape
+from fedloom.models.classifier import Classifier, image, models, shape, whole_number
 from fedloom.models.weights import load_weights
 from fedloom.models.wrapped import Wrapped, wrap
 
@@ -187,7 +187,7 @@ def transformer(
     if not linear:
         raise ConfigError(f"model 'transformers': network {network!r} has no linear layer for {classes} classes.")
     if lora:
-        _adapt(net, positive("transformers", "lora", lora), lora_targets)
+        _adapt(net, whole_number("transformers", "lora", lora), lora_targets)
     return wrap(Logits(net, None if pictures else settings.pad_token_id), f"net.{linear[-1]}")
 
 
@@ -243,5 +243,5 @@ def distilbert(
     else:
         config = _make("distilbert", package.AutoConfig.from_pretrained, network)
         net = _make("distilbert", package.AutoModel.from_config, config)
-    width = positive("distilbert", "hidden size", net.config.hidden_size)
+    width = whole_number("distilbert", "hidden size", net.config.hidden_size)
     return Classifier(Encoder(net, width, net.config.pad_token_id or 0, dropout), width, classes)

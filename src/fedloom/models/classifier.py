@@ -93,10 +93,10 @@ def macs(model: nn.Module, inputs: tuple[int, ...]) -> int:
     return counter.get_total_flops() // 2
 
 
-def positive(model: str, name: str, value: int) -> int:
+def whole_number(model: str, name: str, value: int) -> int:
     """``value`` as an integer of at least 1, or a ``ConfigError``.
 
-    >>> positive("two_nn", "width", 0)
+    >>> whole_number("two_nn", "width", 0)
     Traceback (most recent call last):
     ...
     fedloom.core.errors.ConfigError: model 'two_nn' needs a whole number of at least 1 for 'width', not 0.
@@ -108,8 +108,8 @@ def positive(model: str, name: str, value: int) -> int:
 
 def shape(model: str, classes: int, inputs: Iterable[int], dimensions: int = 0, kind: str = "") -> tuple[int, ...]:
     """The shape of one sample after checks; with ``dimensions``, it must have as many, as samples of ``kind`` have."""
-    positive(model, "classes", classes)
-    sizes = tuple(positive(model, "inputs", size) for size in inputs)
+    whole_number(model, "classes", classes)
+    sizes = tuple(whole_number(model, "inputs", size) for size in inputs)
     if dimensions and len(sizes) != dimensions:
         raise ConfigError(f"model {model!r} needs {kind}, but a sample has shape {sizes}.")
     return sizes

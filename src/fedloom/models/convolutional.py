@@ -8,7 +8,7 @@ from torch import nn
 
 from fedloom.core.checks import one_of
 from fedloom.core.errors import ConfigError
-from fedloom.models.classifier import Classifier, image, models, positive
+from fedloom.models.classifier import Classifier, image, models, whole_number
 from fedloom.models.layers import GlobalMean, activation_layer, classifier, normalisation
 
 _PADDING = {"same": (2, 4), "valid": (0, 16)}  # zeros on every side of a 5x5 convolution, and the smallest image
@@ -92,7 +92,7 @@ def fedssa_cnn(
     """
     if len(channels) != 2:
         raise ConfigError(f"model 'fedssa_cnn' needs two numbers of 'channels', not {tuple(channels)}.")
-    first, second = (positive("fedssa_cnn", "channels", c) for c in channels)
+    first, second = (whole_number("fedssa_cnn", "channels", c) for c in channels)
     return _two_convolutions("fedssa_cnn", classes, inputs, (first, second), (120, 84), padding)
 
 
@@ -117,7 +117,7 @@ def leaf_cnn(
     before, *_ = image("leaf_cnn", classes, inputs, 2 ** len(groups))
     body = nn.Sequential()
     for count in groups:
-        norm = normalisation("leaf_cnn", "group", count, (positive("leaf_cnn", "width", width),))
+        norm = normalisation("leaf_cnn", "group", count, (whole_number("leaf_cnn", "width", width),))
         body.extend([nn.Conv2d(before, width, 3, 1, 1, bias=False), norm(width), nn.MaxPool2d(2), nn.ReLU()])
         before = width
     body.extend([nn.AdaptiveAvgPool2d(5), nn.Flatten()])
@@ -149,12 +149,12 @@ def vgg9(
         raise ConfigError(f"model 'vgg9' needs six numbers of 'channels', not {tuple(channels)}.")
     body = nn.Sequential()
     for number, after in enumerate(channels):
-        body.extend([nn.Conv2d(before, positive("vgg9", "channels", after), 3, 1, 1), nn.ReLU()])
+        body.extend([nn.Conv2d(before, whole_number("vgg9", "channels", after), 3, 1, 1), nn.ReLU()])
         if number in (0, 1, 3, 5):
             body.append(nn.MaxPool2d(2))
         before = after
     left = before * (height // 16) * (width // 16)
-    body.extend([nn.Flatten(), nn.Linear(left, positive("vgg9", "dense", dense)), nn.ReLU()])
+    body.extend([nn.Flatten(), nn.Linear(left, whole_number("vgg9", "dense", dense)), nn.ReLU()])
     return Classifier(body, dense, classes)
 
 
@@ -192,7 +192,7 @@ def energy_cnn(
     if channels is None:
         halvings = max((min(sides) - 1).bit_length() - 1, 0)
         channels = tuple(min(max(64 >> halvings, 8) << k, 64) for k in range(halvings + 1))
-    widths = [positive("energy_cnn", "channels", c) for c in channels]
+    widths = [whole_number("energy_cnn", "channels", c) for c in channels]
     if not widths:
         raise ConfigError("model 'energy_cnn' needs at least one number of 'channels'.")
     image("energy_cnn", classes, inputs, 2 ** (len(widths) - 1))

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from torch import Tensor, nn
 
 from fedloom.core.errors import ConfigError
-from fedloom.models.classifier import Classifier, image, models, positive
+from fedloom.models.classifier import Classifier, image, models, whole_number
 from fedloom.models.layers import GlobalMean, MixedPool
 
 EXIT = ("body.near.", "exit.")
@@ -105,13 +105,13 @@ def exit_cnn(
         (61205, 5131)
     """
     before, *_ = image("exit_cnn", classes, inputs, 2 ** (len(channels) - 1))
-    if not 0 < positive("exit_cnn", "near", near) < len(channels):
+    if not 0 < whole_number("exit_cnn", "near", near) < len(channels):
         raise ConfigError(
             f"model 'exit_cnn' needs an exit between its {len(channels)} convolutions, not after {near} of them."
         )
     layers = []
     for number, after in enumerate(channels, start=1):
-        stage = [nn.Conv2d(before, positive("exit_cnn", "channels", after), 3, padding=1), nn.ReLU()]
+        stage = [nn.Conv2d(before, whole_number("exit_cnn", "channels", after), 3, padding=1), nn.ReLU()]
         layers.append(nn.Sequential(*stage, *([nn.MaxPool2d(2)] if number < len(channels) else [GlobalMean()])))
         before = after
     first, rest = nn.Sequential(*layers[:near]), nn.Sequential(*layers[near:])

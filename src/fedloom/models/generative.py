@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedloom.core.errors import ConfigError
-from fedloom.models.classifier import image, models, positive
+from fedloom.models.classifier import image, models, whole_number
 from fedloom.models.layers import Norm, normalisation
 
 Bound = float | Sequence[float]
@@ -189,7 +189,7 @@ def _checked(
     model: str, classes: int, inputs: Sequence[int], width: int, norm: str, groups: int
 ) -> tuple[tuple[int, int, int], Norm]:
     sizes = image(model, classes, tuple(inputs))
-    return sizes, normalisation(model, norm, groups, (positive(model, "width", width),))
+    return sizes, normalisation(model, norm, groups, (whole_number(model, "width", width),))
 
 
 @models.register(name="conditional_vae")
@@ -231,7 +231,7 @@ class ConditionalVAE(nn.Module):
     ) -> None:
         super().__init__()
         sizes, make = _checked("ConditionalVAE", classes, inputs, width, norm, groups)
-        self.classes, self.inputs, self.latent = classes, sizes, positive("ConditionalVAE", "latent", latent)
+        self.classes, self.inputs, self.latent = classes, sizes, whole_number("ConditionalVAE", "latent", latent)
         self.encoder = ConvEncoder(classes, sizes, 2 * latent, width, make, nn.SiLU())
         self.decoder = ConvDecoder(classes, sizes, latent, width, make, nn.SiLU(), low, high)
 
@@ -296,7 +296,7 @@ class ConditionalGAN(nn.Module):
         super().__init__()
         what = type(self).__name__
         sizes, make = _checked(what, classes, inputs, width, norm, groups)
-        self.classes, self.inputs, self.latent = classes, sizes, positive(what, "latent", latent)
+        self.classes, self.inputs, self.latent = classes, sizes, whole_number(what, "latent", latent)
         self.generator = ConvDecoder(classes, sizes, latent, width, make, nn.SiLU(), low, high)
         self.discriminator = self._discriminator(2 * width, make)
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fedloom.compute.cohort import CohortLayer, Lookup, Parameter, cohort_layer
 from fedloom.core.checks import one_of
 from fedloom.core.errors import ConfigError
-from fedloom.models.classifier import Classifier, positive
+from fedloom.models.classifier import Classifier, whole_number
 
 Norm = Callable[[int], nn.Module]
 """Makes the normalisation layer of a given number of channels."""
@@ -45,7 +45,7 @@ def normalisation(model: str, norm: str, groups: int, channels: Iterable[int], d
     kinds: dict[str, Norm] = {"group": lambda width: nn.GroupNorm(groups, width), "batch": batch}
     one_of(f"model {model!r} has no norm", norm, kinds)
     common = gcd(*channels)
-    if norm == "group" and common % positive(model, "groups", groups):
+    if norm == "group" and common % whole_number(model, "groups", groups):
         raise ConfigError(f"model {model!r} needs a number of groups that divides {common}, not {groups}.")
     return kinds[norm]
 

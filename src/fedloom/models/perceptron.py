@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fedloom.core.checks import one_of
 from fedloom.core.errors import ConfigError
-from fedloom.models.classifier import Classifier, flat, models, positive
+from fedloom.models.classifier import Classifier, flat, models, whole_number
 
 
 class OneLogit(nn.Module):
@@ -63,7 +63,7 @@ def logistic(*, classes: int, inputs: tuple[int, ...], zero: bool = True, one_lo
 def _layers(
     name: str, classes: int, inputs: tuple[int, ...], hidden: tuple[int, ...], normalised: bool = False
 ) -> Classifier:
-    widths = [flat(name, classes, inputs), *(positive(name, "hidden", width) for width in hidden)]
+    widths = [flat(name, classes, inputs), *(whole_number(name, "hidden", width) for width in hidden)]
     body = nn.Sequential(nn.Flatten())
     for before, after in pairwise(widths):
         norms = [nn.BatchNorm1d(after)] if normalised else []
@@ -104,7 +104,7 @@ def two_nn(*, classes: int, inputs: tuple[int, ...], width: int = 200) -> Classi
         >>> sum(p.numel() for p in two_nn(classes=10, inputs=(1, 28, 28)).parameters())
         199210
     """
-    positive("two_nn", "width", width)
+    whole_number("two_nn", "width", width)
     return _layers("two_nn", classes, inputs, (width, width))
 
 
@@ -124,7 +124,7 @@ def two_nn_superfed(*, classes: int, inputs: tuple[int, ...], width: int = 200) 
         >>> sum(p.numel() for p in two_nn_superfed(classes=10, inputs=(1, 28, 28)).parameters())
         238800
     """
-    widths = [flat("two_nn_superfed", classes, inputs), *[positive("two_nn_superfed", "width", width)] * 3]
+    widths = [flat("two_nn_superfed", classes, inputs), *[whole_number("two_nn_superfed", "width", width)] * 3]
     body = nn.Sequential(nn.Flatten())
     for before, after in pairwise(widths):
         body.extend([nn.Linear(before, after, bias=False), nn.ReLU()])

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fedloom.core.errors import ConfigError
-from fedloom.models.classifier import Classifier, image, models, positive
+from fedloom.models.classifier import Classifier, image, models, whole_number
 from fedloom.models.early_exit import EarlyExit, Shallow
 from fedloom.models.layers import GlobalMean, Norm, normalisation
 
@@ -137,10 +137,10 @@ def wide_resnet(
         703284
     """
     colours, _, _ = image("wide_resnet", classes, inputs)
-    blocks, rest = divmod(positive("wide_resnet", "depth", depth) - 4, 6)
+    blocks, rest = divmod(whole_number("wide_resnet", "depth", depth) - 4, 6)
     if blocks < 1 or rest:
         raise ConfigError(f"model 'wide_resnet' needs a depth of 6n + 4 (10, 16, 22, 28, 34, 40, ...), not {depth}.")
-    widths = tuple(channels * positive("wide_resnet", "width", width) for channels in (16, 32, 64))
+    widths = tuple(channels * whole_number("wide_resnet", "width", width) for channels in (16, 32, 64))
     make = normalisation("wide_resnet", norm, groups, (16, *widths))
     body = _stages(nn.Sequential(nn.Conv2d(colours, 16, 3, 1, 1, bias=False)), 16, widths, (blocks,) * 3, 1, make)
     body.extend([make(widths[-1]), nn.ReLU(), GlobalMean()])

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
-from fedloom.models.classifier import Classifier, image, models, positive
+from fedloom.models.classifier import Classifier, image, models, whole_number
 from fedloom.models.layers import GlobalMean, Norm, activation_layer, classifier, normalisation
 
 
@@ -150,6 +150,6 @@ def energy_resnet(
         >>> sum(p.numel() for p in net.parameters()), sum(b.numel() for b in net.buffers())
         (78042, 0)
     """
-    first = positive("energy_resnet", "width", width)
+    first = whole_number("energy_resnet", "width", width)
     settings = {"classes": classes, "inputs": inputs, "groups": groups, "activation": activation, "spectral": spectral}
     return residual("energy_resnet", first, (first, 2 * first, 4 * first), (1, 1, 1), **settings)

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from fedloom.core.checks import one_of
 from fedloom.core.errors import ConfigError
-from fedloom.models.classifier import Classifier, models, positive, shape
+from fedloom.models.classifier import Classifier, models, shape, whole_number
 from fedloom.models.layers import GlobalMean, normalisation
 
 
@@ -70,7 +70,7 @@ def stacked_lstm(
     shape(name, classes, inputs, 1, "sequences of token numbers")
     one_of(f"model {name!r} has no positions", positions, ("last", "every"))
     sizes = {"vocabulary": vocabulary or classes, "embedding": embedding, "hidden": hidden, "layers": layers}
-    body = Recurrent(*(positive(name, key, size) for key, size in sizes.items()), every=positions == "every")
+    body = Recurrent(*(whole_number(name, key, size) for key, size in sizes.items()), every=positions == "every")
     return Classifier(body, hidden, classes)
 
 
