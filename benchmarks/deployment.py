@@ -27,10 +27,10 @@ from record import machine, save
 from fedloom.compute.live import Live
 from fedloom.deploy.certificates import make
 from fedloom.deploy.deal import deal
-from fedloom.deploy.engine import Deployed, Terms
+from fedloom.deploy.engine import Deployed, ExchangeTerms
 from fedloom.deploy.flower.host import any_port, end, hosting, start_node
 from fedloom.deploy.flower.supernode import Link, read_private_key
-from fedloom.deploy.messages import Order, Request
+from fedloom.deploy.messages import NodeRequest, Order
 from fedloom.deploy.server import DeployTask, Recipe, Roster, run
 from fedloom.deploy.settings import DEPLOY, Deployment
 from fedloom.deploy.transport import Delivered
@@ -50,7 +50,7 @@ class Canned:
     def online(self) -> Mapping[str, str]:
         return dict.fromkeys(self.names, "")
 
-    def send(self, requests: Mapping[str, Request]) -> None:
+    def send(self, requests: Mapping[str, NodeRequest]) -> None:
         started = time.process_time()
         for name, request in requests.items():
             ticket = Order.read(request.order, 1 << 30).ticket
@@ -80,7 +80,7 @@ def answers(hidden: str) -> tuple[int, float, float]:
     task = DeployTask(made, roster, Canned(roster.names, 0))
     size = task.plan.layout.shared_size
     transport = Canned(roster.names, size)
-    engine = Deployed(task.plan, Live, transport, roster.names, made.assignment("a"), Terms())
+    engine = Deployed(task.plan, Live, transport, roster.names, made.assignment("a"), ExchangeTerms())
     down, weights = task.state.server.broadcast(task.plan), np.full(cohort, 1 / cohort)
     started = time.process_time()
     for _ in engine.run(down, np.arange(cohort), lambda client: {}, weights):

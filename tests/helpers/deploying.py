@@ -9,7 +9,7 @@ from pathlib import Path
 from fedloom.config.federated import build, resolve
 from fedloom.config.schema import Config
 from fedloom.deploy.deal import deal
-from fedloom.deploy.messages import Request
+from fedloom.deploy.messages import NodeRequest
 from fedloom.deploy.node import Node
 from fedloom.deploy.settings import DEPLOY
 from fedloom.deploy.transport import Delivered
@@ -54,14 +54,14 @@ class InProcess:
 
     nodes: dict[str, Node | None]
     route: Callable[[str, int, bytes], Sequence[bytes]] = lambda name, number, blob: [blob]
-    sent: dict[str, list[Request]] = field(default_factory=dict)
+    sent: dict[str, list[NodeRequest]] = field(default_factory=dict)
     sessions: dict[str, int] = field(default_factory=dict)
     waiting: list[Delivered] = field(default_factory=list)
 
     def online(self) -> Mapping[str, str]:
         return {name: str(self.sessions.get(name, 0)) for name, node in self.nodes.items() if node is not None}
 
-    def send(self, requests: Mapping[str, Request]) -> None:
+    def send(self, requests: Mapping[str, NodeRequest]) -> None:
         for name, request in requests.items():
             past = self.sent.setdefault(name, [])
             past.append(request)

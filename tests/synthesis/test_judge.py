@@ -13,7 +13,7 @@ from fedloom.core.errors import ConfigError, DataError
 from fedloom.core.federation import Arrays, Federation
 from fedloom.core.rng import stream
 from fedloom.data import federate, sources
-from fedloom.tasks.synthesis.fit import ClassifierTraining, Fitted, fit
+from fedloom.tasks.synthesis.fit import ClassifierTraining, FittedClassifier, fit
 from fedloom.tasks.synthesis.judge import EvalConfig, EvalResult, SyntheticEvaluator
 
 
@@ -153,7 +153,7 @@ def test_the_real_classifier_sees_only_samples_that_clients_train_on(
 ) -> None:
     fitted = []
 
-    def recorded(name: str, arrays: Arrays, *settings: Any, **more: Any) -> Fitted:
+    def recorded(name: str, arrays: Arrays, *settings: Any, **more: Any) -> FittedClassifier:
         fitted.append(arrays)
         return fit(name, arrays, *settings, **more)
 

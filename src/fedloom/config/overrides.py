@@ -22,7 +22,7 @@ RUNS = 1000  # of a sweep
 SIMPLE = re.compile(r"([\w.]+)=([^\[\]{}(),'\"]*)", re.DOTALL)
 
 
-class Assignment(NamedTuple):
+class ParsedOverride(NamedTuple):
     """One override: a key and the values that it takes, one unless it is a sweep."""
 
     key: Key
@@ -45,7 +45,7 @@ def split_words(words: Sequence[str]) -> tuple[Path | None, list[str]]:
     return (Path(recipes[0]) if recipes else None), [word for word in words if word not in recipes]
 
 
-def parse(text: str, names: Mapping[str, Sequence[str]] | None = None) -> Assignment:
+def parse(text: str, names: Mapping[str, Sequence[str]] | None = None) -> ParsedOverride:
     """Read one override.
 
     Args:
@@ -53,7 +53,7 @@ def parse(text: str, names: Mapping[str, Sequence[str]] | None = None) -> Assign
         names: for keys that choose by name, the names there are, for ``glob``.
 
     >>> parse("method.alpha=.1")
-    Assignment(key=('method', 'alpha'), values=(0.1,), is_sweep=False)
+    ParsedOverride(key=('method', 'alpha'), values=(0.1,), is_sweep=False)
     >>> parse("seed=range(1,4)").values, parse("out=a,b").values
     ((1, 2, 3), ('a,b',))
     >>> parse("method")
@@ -77,12 +77,12 @@ def parse(text: str, names: Mapping[str, Sequence[str]] | None = None) -> Assign
     if key == "resume" and not literal.strip("'\""):
         raise ConfigError("resume= names no run directory; leave it out to start a new run.")
     if key in PATHS:
-        return Assignment((key,), (literal.strip("'\"") or None,))
+        return ParsedOverride((key,), (literal.strip("'\"") or None,))
     try:
         override = OverridesParser.create().parse_override(text)
     except HydraException as error:
         if simple := SIMPLE.fullmatch(text):  # characters that the grammar does not know, in a value that needs none
-            return Assignment(tuple(simple[1].split(".")), (simple[2],))
+            return ParsedOverride(tuple(simple[1].split(".")), (simple[2],))
         raise ConfigError(
             f"{text!r} cannot be read: a bracket, brace or quote is left open, a comma is misplaced, or text with "
             "special characters needs quotes; values are written like 0.1, [a,b] and {name: feddyn, alpha: 0.1}."
@@ -91,7 +91,7 @@ def parse(text: str, names: Mapping[str, Sequence[str]] | None = None) -> Assign
         raise unreadable
     path = tuple(override.key_or_group.replace("/", ".").split("."))
     if not override.is_sweep_override():
-        return Assignment(path, (_plain(override.value()),))
+        return ParsedOverride(path, (_plain(override.value()),))
     try:
         values = tuple(itertools.islice(_swept(override, (names or {}).get(".".join(path))), RUNS + 1))
     except ConfigError:
@@ -102,7 +102,7 @@ def parse(text: str, names: Mapping[str, Sequence[str]] | None = None) -> Assign
         raise ConfigError(f"{text!r} sweeps over nothing.")
     if len(values) > RUNS:
         raise ConfigError(f"{text!r} has more than {RUNS:,} values; a sweep has at most as many runs.")
-    return Assignment(path, values, is_sweep=True)
+    return ParsedOverride(path, values, is_sweep=True)
 
 
 def _swept(override: Override, names: Sequence[str] | None) -> Iterator[Any]:
@@ -132,14 +132,14 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def combinations(assignments: Sequence[Assignment]) -> Iterator[dict[Key, Any]]:
+def combinations(overrides: Sequence[ParsedOverride]) -> Iterator[dict[Key, Any]]:
     """The product of all sweeps; the last sweep changes fastest.
 
     >>> both = [parse("method=fedavg,feddyn"), parse("seed=1,2"), parse("rounds=3")]
     >>> [list(one.values()) for one in combinations(both)]
     [['fedavg', 1, 3], ['fedavg', 2, 3], ['feddyn', 1, 3], ['feddyn', 2, 3]]
     """
-    if (count := math.prod(len(one.values) for one in assignments)) > RUNS:
+    if (count := math.prod(len(one.values) for one in overrides)) > RUNS:
         raise ConfigError(f"these are {count:,} runs, but a sweep has at most {RUNS:,}; take fewer values.")
-    for values in itertools.product(*(one.values for one in assignments)):
-        yield dict(zip((one.key for one in assignments), values, strict=True))
+    for values in itertools.product(*(one.values for one in overrides)):
+        yield dict(zip((one.key for one in overrides), values, strict=True))

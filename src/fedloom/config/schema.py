@@ -12,7 +12,7 @@ from typing import Any
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from fedloom.config.overrides import PATHS, Assignment, Key, combinations, parse
+from fedloom.config.overrides import PATHS, Key, ParsedOverride, combinations, parse
 from fedloom.config.sections import Choice, Record, Section, Tree, merge
 from fedloom.core import yaml
 from fedloom.core.errors import CheckpointError, ConfigError, first_line
@@ -119,10 +119,10 @@ class CommandSchema:
 
     def plan(self, words: Sequence[str], base: Path | None, sweeps: bool) -> list[Config]:
         """The configurations of a command line; without a value for the first key, those of the default comparison."""
-        assignments, named = self._parse(words, sweeps), self.named(words, base)
+        overrides, named = self._parse(words, sweeps), self.named(words, base)
         if not {next(iter(self.sections)), "resume"} & named:
-            assignments = [*self._parse(self.comparison(named)), *assignments]
-        return self._configs(assignments, base)
+            overrides = [*self._parse(self.comparison(named)), *overrides]
+        return self._configs(overrides, base)
 
     def named(self, words: Sequence[str], base: Path | None) -> set[str]:
         """The keys of the first level that are set on a command line or in its recipe."""
@@ -160,12 +160,12 @@ class CommandSchema:
             raise ConfigError(f"{path} was started from Python; {instead}.")
         return directory, Config(self.complete(read_run(directory.path)))
 
-    def _parse(self, words: Sequence[str], sweeps: bool = True) -> list[Assignment]:
+    def _parse(self, words: Sequence[str], sweeps: bool = True) -> list[ParsedOverride]:
         """Overrides, one per key."""
         choices = {key: section for key, section in self.sections.items() if isinstance(section, Choice)}
         choices |= {f"{k}.{slot}": s for k, c in choices.items() for slot, s in c.slots.items() if type(s) is Choice}
         names = {key: choice.registry.names() for key, choice in choices.items()}
-        found: dict[Key, Assignment] = {}
+        found: dict[Key, ParsedOverride] = {}
         for word in words:
             one = parse(word, names)
             if one.is_sweep and not sweeps:
@@ -174,12 +174,12 @@ class CommandSchema:
             found[one.key] = one
         return list(found.values())
 
-    def _configs(self, assignments: Sequence[Assignment], base: Path | str | None) -> list[Config]:
+    def _configs(self, overrides: Sequence[ParsedOverride], base: Path | str | None) -> list[Config]:
         recipe = {} if base is None else self._recipe(Path(base))
         place = recipe.pop("out", None)
-        sweeps = [one.key for one in assignments if one.is_sweep]
+        sweeps = [one.key for one in overrides if one.is_sweep]
         found = []
-        for words in combinations(assignments):
+        for words in combinations(overrides):
             swept = {".".join(key): words[key] for key in sweeps}
             out, resume = (convert(key, words.pop((key,), None), Path | None) for key in PATHS)
             if resume is None:
@@ -187,7 +187,7 @@ class CommandSchema:
                 try:
                     found.append(Config(self.complete(recipe, words), out, swept=swept))
                 except ConfigError as error:
-                    raise ConfigError(self._apart(assignments) or str(error)) from error
+                    raise ConfigError(self._apart(overrides) or str(error)) from error
                 continue
             if base is not None or out is not None or sweeps:
                 other = "a recipe" if base is not None else "out=" if out is not None else "a sweep"
@@ -204,10 +204,10 @@ class CommandSchema:
             raise ConfigError(f"{str(path)!r} names no {first}: this run was made from Python and is repeated there.")
         return recipe
 
-    def _apart(self, assignments: Sequence[Assignment]) -> str:
+    def _apart(self, overrides: Sequence[ParsedOverride]) -> str:
         """The sentence about a setting that only some of a sweep's choices have; "" if there is none."""
-        several = {one.key: one.values for one in assignments if one.is_sweep}
-        for one in assignments:
+        several = {one.key: one.values for one in overrides if one.is_sweep}
+        for one in overrides:
             section = self.sections.get(one.key[0])
             if not isinstance(section, Choice) or len(one.key) != 2 or one.key[1] in section.slots:
                 continue

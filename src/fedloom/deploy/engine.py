@@ -23,7 +23,7 @@ from fedloom.core.errors import ClientError, printable
 from fedloom.core.plan import ClientPlan
 from fedloom.deploy.answers import Shapes, measured, read_result, same_shapes, worked
 from fedloom.deploy.assignment import Assignment
-from fedloom.deploy.messages import EVALUATE, HELD_OUT, LOSSES, WORK, Order, Request, is_number, pack_broadcast
+from fedloom.deploy.messages import EVALUATE, HELD_OUT, LOSSES, WORK, NodeRequest, Order, is_number, pack_broadcast
 from fedloom.deploy.transport import Delivered, Transport
 from fedloom.deploy.versions import FILE
 from fedloom.deploy.wire import LIMIT, Packet, WireError, unpack
@@ -69,7 +69,7 @@ class Tally:
 
 
 @dataclass(frozen=True)
-class Terms:
+class ExchangeTerms:
     """Settings of the exchange of messages.
 
     Attributes:
@@ -108,7 +108,7 @@ class Deployed(Engine):
     transport: Transport
     names: tuple[str, ...]
     assignment: Assignment
-    terms: Terms = field(default_factory=Terms)
+    terms: ExchangeTerms = field(default_factory=ExchangeTerms)
     shapes: Shapes | None = None
     versions: dict[int, str] = field(default_factory=dict)
     tally: Tally = field(default_factory=Tally)
@@ -199,13 +199,13 @@ class Deployed(Engine):
         end = started + self.terms.deadline
         broadcast = pack_broadcast(down)
         waiting: dict[str, int] = {}
-        requests: dict[int, Request] = {}
+        requests: dict[int, NodeRequest] = {}
         for client in clients.tolist():
             self.read.pop(client, None)
             ticket = secrets.token_hex(16)
             told = replace(self.assignment, client=client).facts
             order = Order(ticket, do, told, level, self.versions.get(client), self.terms.oldest())
-            requests[client], waiting[ticket] = Request(order.packed(), broadcast), client
+            requests[client], waiting[ticket] = NodeRequest(order.packed(), broadcast), client
         found: dict[int, Packet | Failure] = {}
         lacking: dict[int, Failure] = {}  # of those without a usable answer
         sessions: dict[int, str] = {}  # in which each client got its order
@@ -240,10 +240,10 @@ class Deployed(Engine):
             )
         return found
 
-    def _send(self, requests: Mapping[int, Request], to: set[int], sessions: dict[int, str]) -> None:
+    def _send(self, requests: Mapping[int, NodeRequest], to: set[int], sessions: dict[int, str]) -> None:
         """Send orders to nodes that came online or have a new session; nodes that are gone are not waited for."""
         online = self.transport.online()
-        fresh: dict[str, Request] = {}
+        fresh: dict[str, NodeRequest] = {}
         for client in to:
             name = self.names[client]
             session = online.get(name)

@@ -19,7 +19,7 @@ JOIN, LOSSES, HELD_OUT, WORK, EVALUATE = "join", "losses", "held_out_losses", "w
 MOST = 2**40  # what numbers in answers stay below, so that they can be summed
 
 
-class Request(NamedTuple):
+class NodeRequest(NamedTuple):
     """A message to one node: the order is for it alone, the broadcast is the same bytes for many nodes."""
 
     order: bytes

@@ -14,8 +14,8 @@ from fedloom.core.plan import ClientPlan
 from fedloom.deploy.answers import upload_shapes
 from fedloom.deploy.assignment import bench, model_digest
 from fedloom.deploy.data import NodeData
-from fedloom.deploy.engine import Deployed, Tally, Terms, version_in
-from fedloom.deploy.messages import JOIN, Order, Request, is_count
+from fedloom.deploy.engine import Deployed, ExchangeTerms, Tally, version_in
+from fedloom.deploy.messages import JOIN, NodeRequest, Order, is_count
 from fedloom.deploy.recipe import Recipe, Roster, Sizes, likely, placeholder
 from fedloom.deploy.settings import Deployment
 from fedloom.deploy.transport import Transport
@@ -68,7 +68,7 @@ def assemble(
             break
         online = transport.online()
         fresh = {
-            name: Request(Order(secrets.token_hex(16), (JOIN,), order.facts).packed())
+            name: NodeRequest(Order(secrets.token_hex(16), (JOIN,), order.facts).packed())
             for name, session in online.items()
             if asked.get(name) != session and (known is None or name in known.nodes)
         }
@@ -148,7 +148,7 @@ class DeployTask(FederatedTask):
         )
         samples = placeholder(self.recipe.spec)
         trial = bench(replace(assignment, clients=1, model=""), NodeData(samples, samples, samples))
-        terms = Terms(deployment.deadline, deployment.quorum, deployment.limit, self._oldest)
+        terms = ExchangeTerms(deployment.deadline, deployment.quorum, deployment.limit, self._oldest)
         names, shapes = self.roster.names, upload_shapes(trial)
         return Deployed(plan, compute, transport, names, assignment, terms, shapes)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
-from fedloom.deploy.messages import Request
+from fedloom.deploy.messages import NodeRequest
 
 
 class Delivered(NamedTuple):
@@ -25,7 +25,7 @@ class Transport(Protocol):
         """
         ...
 
-    def send(self, requests: Mapping[str, Request]) -> None:
+    def send(self, requests: Mapping[str, NodeRequest]) -> None:
         """Send each message to its node; return without waiting for answers."""
         ...
 

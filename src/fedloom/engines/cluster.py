@@ -50,11 +50,11 @@ class Member:
     actor: Any
     joining: Any
     ready: bool = False
-    jobs: dict[Any, Job] = field(default_factory=dict)
+    jobs: dict[Any, RemoteJob] = field(default_factory=dict)
 
 
 @dataclass(eq=False)
-class Job:
+class RemoteJob:
     """A call of an actor's method.
 
     Attributes:
@@ -232,7 +232,7 @@ class Cluster:
             else:
                 joining[ref].ready, self.started = True, 0
 
-    def replace(self, member: Member) -> list[Job]:
+    def replace(self, member: Member) -> list[RemoteJob]:
         """Start another worker in place of one that died; returns its unfinished jobs, the oldest first."""
         self._kill(member)
         if member in self.members:
@@ -241,7 +241,7 @@ class Cluster:
         member.ready, member.jobs = False, {}
         return jobs
 
-    def done(self, hands: Hands, limit: int) -> Generator[tuple[Job, Member, Packed | None]]:
+    def done(self, hands: Hands, limit: int) -> Generator[tuple[RemoteJob, Member, Packed | None]]:
         """Deal the jobs and yield them with their answers, as they are done.
 
         A job whose worker dies is dealt again; after ``limit`` deaths it is yielded without an answer. Jobs that are
@@ -271,7 +271,7 @@ class Cluster:
 
     def _answer(
         self, member: Member, ref: Any, hands: Hands, limit: int
-    ) -> Generator[tuple[Job, Member, Packed | None]]:
+    ) -> Generator[tuple[RemoteJob, Member, Packed | None]]:
         """The answer to a job; if its worker died, its jobs are dealt again."""
         errors = self.ray.exceptions
         try:

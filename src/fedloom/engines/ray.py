@@ -37,7 +37,7 @@ from fedloom.core.errors import ClientError, ConfigError, FedLoomError, LossErro
 from fedloom.core.federation import Index, Split
 from fedloom.core.plan import ClientPlan
 from fedloom.engines.actor import RemoteBlock
-from fedloom.engines.cluster import QUEUED, Cluster, Hands, Job, Member
+from fedloom.engines.cluster import QUEUED, Cluster, Hands, Member, RemoteJob
 from fedloom.engines.packed import Packed, nbytes, pack, unpack
 
 ATTEMPTS = 2  # at a block, before its members are done on their own
@@ -126,7 +126,7 @@ class Ray(Engine):
             raise found
         return found
 
-    def receive_folds(self, job: Job, answer: Packed) -> dict[int, Fold]:
+    def receive_folds(self, job: RemoteJob, answer: Packed) -> dict[int, Fold]:
         """The folds in an answer, by number of the block."""
         self.light = nbytes(answer) <= LIGHT * len(job.numbers)
         return dict(zip(job.numbers, self.receive(answer), strict=True))
@@ -170,7 +170,9 @@ class _Blocks:
         states = [{} if stored else self.states(client) for client, stored in zip(clients, there, strict=True)]
         return RemoteBlock(number, self.level, clients, part, states, keep, places)
 
-    def job(self, method: str, parts: Mapping[int, range], keep: bool = False, more: tuple[bool, ...] = ()) -> Job:
+    def job(
+        self, method: str, parts: Mapping[int, range], keep: bool = False, more: tuple[bool, ...] = ()
+    ) -> RemoteJob:
         """The call of a worker's method for members, by number of the block; states are read when it is dealt."""
 
         def arguments() -> tuple[Any, ...]:
@@ -178,9 +180,9 @@ class _Blocks:
             self.engine.sent += nbytes(blocks)
             return (*self.broadcast, blocks, *more)
 
-        return Job([*parts], method, arguments)
+        return RemoteJob([*parts], method, arguments)
 
-    def fold_jobs(self, numbers: Sequence[int], workers: int, keep: bool = False) -> deque[Job]:
+    def fold_jobs(self, numbers: Sequence[int], workers: int, keep: bool = False) -> deque[RemoteJob]:
         """Calls for the folds of blocks; several blocks in one if answers are light."""
         cut = groups(numbers, workers) if self.engine.light else [[number] for number in numbers]
         return deque(self.job("fold", {number: self.cut[number] for number in group}, keep) for group in cut)

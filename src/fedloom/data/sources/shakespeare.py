@@ -90,15 +90,15 @@ def shakespeare(
     )
 
 
-class Samples(NamedTuple):
+class RoleSamples(NamedTuple):
     """Text as indices into the alphabet, and the start of each sample's 80 characters; its target follows them."""
 
     code: np.ndarray  # uint8 [characters]
     starts: np.ndarray  # int64 [n]
 
-    def only(self, part: slice | np.ndarray | None) -> Samples:
+    def only(self, part: slice | np.ndarray | None) -> RoleSamples:
         """Some of the samples."""
-        return Samples(self.code, self.starts[:0] if part is None else self.starts[part])
+        return RoleSamples(self.code, self.starts[:0] if part is None else self.starts[part])
 
 
 def encode(text: str) -> np.ndarray:
@@ -125,7 +125,7 @@ def read_speeches(path: Path) -> dict[str, list[str]]:
     return roles
 
 
-def samples(speeches: Sequence[str]) -> tuple[Samples, np.ndarray]:
+def samples(speeches: Sequence[str]) -> tuple[RoleSamples, np.ndarray]:
     r"""All samples of a role's speeches, and the number of samples of each speech.
 
     >>> found, sizes = samples(["Who's\nthere?", "Nay."])
@@ -136,12 +136,12 @@ def samples(speeches: Sequence[str]) -> tuple[Samples, np.ndarray]:
     sizes = np.array([len(line) for line in lines])
     code = np.concatenate([piece for line in lines for piece in (SPACES, line)])
     begin = np.repeat(np.cumsum(sizes + LENGTH) - sizes - LENGTH, sizes)
-    return Samples(code, begin + np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)), sizes
+    return RoleSamples(code, begin + np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)), sizes
 
 
 def divide(
     speeches: Sequence[str], train: int | None, test: int | None, split: str, draw: np.random.Generator
-) -> tuple[Samples, Samples] | None:
+) -> tuple[RoleSamples, RoleSamples] | None:
     """A role's training and test samples; None if it has too few."""
     found, sizes = samples(speeches)
     total, end = int(sizes.sum()), np.cumsum(sizes)
@@ -161,15 +161,15 @@ def divide(
 
 
 def published(
-    role: str, mine: Samples, tests: dict[str, Samples], train: int | None, test: int | None
-) -> tuple[Samples, Samples] | None:
+    role: str, mine: RoleSamples, tests: dict[str, RoleSamples], train: int | None, test: int | None
+) -> tuple[RoleSamples, RoleSamples] | None:
     """A role's training and test samples as split by LEAF; None if it has too few."""
     other = tests.get(role, mine.only(None))
     enough = len(mine.starts) >= (train or 1) and (not tests or len(other.starts) >= (test or 0))
     return (mine.only(slice(train)), other.only(slice(test))) if enough else None
 
 
-def read_windows(folder: Path) -> dict[str, Samples]:
+def read_windows(folder: Path) -> dict[str, RoleSamples]:
     """The samples in LEAF's files, by role."""
     roles = {}
     for user, x, y in leaf.read_leaf(folder, "Shakespeare"):
@@ -179,11 +179,11 @@ def read_windows(folder: Path) -> dict[str, Samples]:
             raise DataError(f"{folder}: role {user!r} has a target that is not one character.")
         if x:
             code = encode("".join(text + letter for text, letter in zip(x, y, strict=True)))
-            roles[user] = Samples(code, np.arange(len(x)) * (LENGTH + 1))
+            roles[user] = RoleSamples(code, np.arange(len(x)) * (LENGTH + 1))
     return roles
 
 
-def arrays(parts: Sequence[Samples]) -> Arrays:
+def arrays(parts: Sequence[RoleSamples]) -> Arrays:
     """The samples of all roles as int64, filled in place."""
     n = sum(len(part.starts) for part in parts)
     check_memory("Shakespeare", n * (LENGTH + 1) * 9)

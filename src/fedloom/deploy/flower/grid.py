@@ -36,7 +36,7 @@ from flwr.superlink.grid import HttpGrid, http_grid
 from fedloom.core.errors import ClientError, ConfigError
 from fedloom.deploy.flower.objects import blobs, content
 from fedloom.deploy.flower.superlink import HEADER
-from fedloom.deploy.messages import Request
+from fedloom.deploy.messages import NodeRequest
 from fedloom.deploy.transport import Delivered
 
 STARTING = 60.0  # seconds in which a SuperLink must come up, or come back
@@ -204,7 +204,7 @@ class FlowerTransport:
                 found[name] = str(node.last_activated_at)
         return found
 
-    def send(self, requests: Mapping[str, Request]) -> None:
+    def send(self, requests: Mapping[str, NodeRequest]) -> None:
         messages = [
             Message(content(request._asdict()), self.ids[name], "train", ttl=self.lifetime)
             for name, request in requests.items()

@@ -61,7 +61,7 @@ class ClassifierTraining:
 
 
 @dataclass(frozen=True)
-class Fitted:
+class FittedClassifier:
     """A trained classifier, in evaluation mode.
 
     Attributes:
@@ -97,7 +97,7 @@ def classifier(name: str, arrays: Arrays) -> nn.Module:
     return models.make(suited(name, arrays), classes=arrays.classes, inputs=tuple(arrays.x.shape[1:]))
 
 
-def fit(name: str, arrays: Arrays, training: ClassifierTraining, seed: int) -> Fitted:
+def fit(name: str, arrays: Arrays, training: ClassifierTraining, seed: int) -> FittedClassifier:
     """Train a freshly initialised classifier on ``arrays``, on their device; a function of its arguments alone.
 
     Args:
@@ -126,7 +126,7 @@ def fit(name: str, arrays: Arrays, training: ClassifierTraining, seed: int) -> F
         loss, steps = _train(model, arrays, training, change, rng.stream(seed, "judge"))
     model.eval()
     right = predicted(model, arrays.x) == arrays.y
-    return Fitted(model, steps, loss, float(right.double().mean()))
+    return FittedClassifier(model, steps, loss, float(right.double().mean()))
 
 
 def changes(training: ClassifierTraining, arrays: Arrays) -> Pipeline | None:

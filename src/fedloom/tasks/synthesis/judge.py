@@ -30,7 +30,16 @@ from fedloom.metrics.generation import Features, diversity, manifold, recognised
 from fedloom.metrics.inception import inception
 from fedloom.metrics.membership import membership
 from fedloom.metrics.neighbours import alike, nearest
-from fedloom.tasks.synthesis.fit import AUTO, ClassifierTraining, Fitted, changes, classifier, fit, predicted, suited
+from fedloom.tasks.synthesis.fit import (
+    AUTO,
+    ClassifierTraining,
+    FittedClassifier,
+    changes,
+    classifier,
+    fit,
+    predicted,
+    suited,
+)
 
 CACHE = "judge"  # the folder in a run directory of the real-data classifier
 HELD_OUT = 2000  # test samples used in the search for copies
@@ -148,7 +157,7 @@ class SyntheticEvaluator:
         return split.arrays.take(np.sort(split.index.rows))
 
     @cached_property
-    def known(self) -> Fitted:
+    def known(self) -> FittedClassifier:
         """The classifier trained on ``trained_on``, from the cache if it is there."""
         training = self.settings.training(100)
         path = None if self.cache is None else self.cache / f"real-{self._stamp(training)}.safetensors"
@@ -159,7 +168,7 @@ class SyntheticEvaluator:
             self._keep(path, made)
         return made
 
-    def _keep(self, path: Path, made: Fitted) -> None:
+    def _keep(self, path: Path, made: FittedClassifier) -> None:
         """Write the classifier into the cache; if that cannot be, a warning says so."""
         facts = {"fit.loss": torch.tensor(made.loss), "fit.accuracy": torch.tensor(made.accuracy)}
         facts["fit.steps"] = torch.tensor(made.steps)
@@ -180,7 +189,7 @@ class SyntheticEvaluator:
             digest.update(part.cpu().contiguous().numpy().tobytes())
         return digest.hexdigest()
 
-    def _kept(self, path: Path) -> Fitted | None:
+    def _kept(self, path: Path) -> FittedClassifier | None:
         """The classifier in the cache; None if there is none, or it is damaged."""
         if not path.is_file():
             return None
@@ -192,7 +201,7 @@ class SyntheticEvaluator:
             model.load_state_dict(stored)
         except (OSError, KeyError, RuntimeError, SafetensorError):
             return None
-        return Fitted(model.eval(), int(facts[0]), facts[1], facts[2])
+        return FittedClassifier(model.eval(), int(facts[0]), facts[1], facts[2])
 
     @cached_property
     def features(self) -> Features:
