@@ -147,7 +147,7 @@ def load(
         )
     schema = RUN if kind is Kind.FEDERATED else SYNTHESIZE
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what is doubtful about data and settings was said when they were trained on
+        warnings.simplefilter("ignore")  # these warnings were shown when the run started
         made = build(Config(schema.complete(read_run(directory.path))))
     return federated.load(made, path)
 

@@ -39,7 +39,7 @@ def command(arguments: argparse.Namespace) -> int:
 
 def remembered(words: Sequence[str]) -> list[dict[str, Any]]:
     """What ``catalogue.look_up`` returns, from the file of an earlier call if the code has not changed since."""
-    if "torch" in sys.modules:  # nothing to gain, and there may be entries of the caller's own
+    if "torch" in sys.modules:  # no time to save, and the caller may have registered entries
         return import_module("fedloom.cli.catalogue").look_up(words)
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedloom" / "lists"
     path = home / f"{hashlib.sha256(' '.join(words).encode()).hexdigest()[:16]}.json"

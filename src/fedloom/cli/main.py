@@ -132,7 +132,7 @@ def _dispatch(words: list[str]) -> int:
     if command not in LIGHT:
         from fedloom.experiment.console import make_console, show_warnings
 
-        show_warnings(make_console(sys.stderr))  # where a command says nothing else
+        show_warnings(make_console(sys.stderr))  # unless the command chooses another console
     return run(arguments)
 
 

@@ -56,7 +56,7 @@ def watch(given: Sequence[Path], out: Path) -> None:
         unbegun = [path for path in sweeps if not any(path.rglob("metrics.jsonl"))]
         found = [path for path in run_directories(path for path in given if path not in unbegun) if path.is_dir()]
         planned = [path / name for path in sweeps for name in yaml.load(path / PLAN)]
-        if found and not any(map(Lock.may_be_held, sweeps)):  # what was not begun failed before it had a directory
+        if found and not any(map(Lock.may_be_held, sweeps)):  # runs without a directory failed early
             planned = [path for path in planned if RunDirectory(path).begun]
         if all(RunDirectory(path).status is not Status.UNFINISHED for path in (*found, *planned)):
             return

@@ -80,7 +80,7 @@ RUN = CommandSchema(
     },
     comparison=lambda named: (
         "method=fedavg,feddyn",
-        *(() if {"data", "evaluation"} & named else ("evaluation.target=0.9",)),  # both reach it on the digits
+        *(() if {"data", "evaluation"} & named else ("evaluation.target=0.9",)),  # both reach it on digits
     ),
     may_change=("engine", "compute", "device", "client_state", "checkpoint", "trackers"),
     may_grow="rounds",

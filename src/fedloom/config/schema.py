@@ -169,7 +169,7 @@ class CommandSchema:
         for word in words:
             one = parse(word, names)
             if one.is_sweep and not sweeps:
-                other = "" if ".".join(one.key) in names else ", or write a list as [a,b]"  # which no name is
+                other = "" if ".".join(one.key) in names else ", or write a list as [a,b]"
                 raise ConfigError(f"{word!r} holds several values; add -m to run each of them{other}.")
             found[one.key] = one
         return list(found.values())

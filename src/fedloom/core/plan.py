@@ -304,7 +304,7 @@ class ClientPlan:
 
     def batches(self, round: int, client: int, purpose: str = "batches") -> list[np.ndarray]:
         """The rows of each mini-batch of a client in a round, in order; ``purpose`` is ``batches`` or ``support``."""
-        hidden = self.local.poisson and purpose == "batches"  # who knows the samples, knows too much
+        hidden = self.local.poisson and purpose == "batches"  # amplification by sampling needs secret draws
         seed = self.facts.private_seed if hidden else self.seed
         return self.local.batches(self.data.index[client], seed, round, client, purpose)[: self.steps(round, client)]
 

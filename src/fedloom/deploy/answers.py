@@ -28,7 +28,7 @@ def upload_shapes(made: Bench) -> Shapes | None:
 
     None if that step fails, as it may on samples that are all equal.
     """
-    if made.plan.has_levels:  # whose parts upload nothing
+    if made.plan.has_levels:  # then parts upload nothing
         return {}
     plan = replace(made.plan, local=replace(made.plan.local, steps=1), noise_seed=0)
     server = Server.initial(plan, plan.theta0, plan.buffers0)

@@ -121,7 +121,7 @@ class Deployed(Engine):
         self.proposed: dict[int, str] = {}
         self.absent: dict[int, Failure] = {}
         self.ready: dict[int, Packet | Failure] = {}
-        self.read: dict[int, Result] = {}  # of answers that were looked into when they came
+        self.read: dict[int, Result] = {}  # answers that were read on arrival
 
     def run(
         self, down: Broadcast, clients: np.ndarray, states: States, weights: np.ndarray | None, level: int = 0

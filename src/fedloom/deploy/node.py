@@ -200,12 +200,12 @@ class Node:
             if failure.trace:
                 self.tell(failure.trace)
             reason = failure.reason.partition(":")[0] if failure.trace else failure.reason
-            if private and failure.kind is FailureKind.DIVERGED:  # whose reason has the training loss
+            if private and failure.kind is FailureKind.DIVERGED:  # its reason would reveal the training loss
                 reason = "its update is not finite"
             return {"status": "left out", "kind": failure.kind.value, "reason": reason, "stage": failure.stage}, {}
         uploads = {f"uploads|{key}": value for key, value in flat(result.uploads).items()}
         tensors = {"update": result.update, "buffers": result.buffers, **uploads}
-        loss = {} if private else {"loss": result.loss}  # which no noise covers
+        loss = {} if private else {"loss": result.loss}  # no noise covers it
         return {**loss, "sent": result.sent}, tensors
 
     def _evaluate(self, made: Bench, down: Broadcast, state: State | None) -> dict[str, Any]:

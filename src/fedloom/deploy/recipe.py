@@ -107,9 +107,7 @@ class Recipe:
         recipe = cls(config, deployment, spec, test, about)
         recipe.refuse()
         samples = placeholder(spec)
-        made = bench(
-            recipe.assignment("trial"), NodeData(samples, samples, samples)
-        )  # what no node could do is said here
+        made = bench(recipe.assignment("trial"), NodeData(samples, samples, samples))  # refuses what no node could run
         if made.plan.is_private and "received" in values["evaluation"]["what"]:
             raise ConfigError(
                 "evaluation.what=received asks nodes for the losses of their training samples, which no noise of this "

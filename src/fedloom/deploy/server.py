@@ -128,7 +128,7 @@ class DeployTask(FederatedTask):
         super().__init__(recipe.experiment(roster), out)
         self.recipe, self.roster, self.transport = recipe, roster, transport
         self.plan = replace(self.plan, noise_seed=secrets.randbits(128))
-        if self.plan.is_private:  # who knows the cohorts, learns more: nodes know the experiment's seed
+        if self.plan.is_private:  # nodes know the experiment's seed, and must not infer the cohorts from it
             self.cohort_seed = secrets.randbits(62)
         self.make_engine = EngineFactory(self._engine, Deployed.traits)
         self.traits = Deployed.traits

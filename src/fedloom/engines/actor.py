@@ -146,7 +146,7 @@ class Actor:
                 try:
                     task.load(self.device)
                     found.append(work(received, self.computes[task.level], task))
-                except CheckpointError as error:  # a sentence of its own
+                except CheckpointError as error:  # its message is complete
                     return error
             return found
 

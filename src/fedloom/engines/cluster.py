@@ -119,7 +119,7 @@ class Cluster:
         self.folder = ""  # of the files of a cluster started here
         self.members: list[Member] = []
         self.prepared: tuple[Any, ...] = ()
-        self.started = 0  # workers that died before they were ready, since one was
+        self.started = 0  # workers that died before they were ready, since the last that became ready
         self.died: Callable[[], None] = lambda: None
         self.owned = not self.ray.is_initialized()
         try:

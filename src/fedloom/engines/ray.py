@@ -79,7 +79,7 @@ class Ray(Engine):
         self.sent = 0  # bytes of blocks and their states that left the driver, broadcasts aside
         self.received = 0  # bytes that came back to it
         self.sums = 0  # bytes of a block's sums, as seen last
-        self.light = False  # whether the answer to the last block was
+        self.light = False  # whether the last answer was small, see ``LIGHT``
         self.numbers = itertools.count()
         self.told = False
         self.cluster = Cluster(workers, address, gpus)

@@ -135,7 +135,7 @@ class Experiment:
         """Raise a ``ConfigError`` for the first need of a part that the conditions do not meet."""
         federation, size = self.federation, self.cohort_size
         validation = federation.validation.first(federation.seen)
-        lacking = {  # whether it is lacking, and what the part that needs it is told
+        lacking = {  # whether it is missing, and the message
             "full_participation": (size < federation.seen, "needs every client in every round, but the cohort holds "
                                    f"{size} of {federation.seen}; set participation=1."),
             "twin": (not self.augment, "compares two augmented views, but nothing is augmented; set it with "

@@ -159,7 +159,7 @@ class FederatedTask(TrainerTask):
         self.federation = federation = everyone.pooled() if method.pooled else everyone
         self.plan = make_plan(experiment, self.federation, device)
         self.config = experiment.config
-        if "method" not in self.config:  # begun in Python
+        if "method" not in self.config:  # started from Python
             self.config = {**self.config, "about": fingerprint.about(experiment, self.plan)}
         judged = self.plan.layout.shared_size > 0 or self.kind is Kind.SYNTHESIS  # else it is never trained
         asked = experiment.evaluation if judged else experiment.evaluation.of_clients()
@@ -243,7 +243,7 @@ class FederatedTask(TrainerTask):
             )
             if "received" in experiment.evaluation.what and report.training_losses is None:  # for the record only
                 report.training_losses = received_losses(self.plan, self.engine, server, self.state.store, cohort)
-        except LostState as error:  # which a worker has found
+        except LostState as error:  # raised by a worker
             self.state.store.damaged(error)
             raise
         return RoundStep(moved, report)
@@ -255,7 +255,7 @@ class FederatedTask(TrainerTask):
         self.engine.committed(self.round, np.array(sorted(report.states), dtype=np.int64))
         state.server, self.round = server, server.round
         for models in state.client_models.values():
-            models.commit() if report.states else models.begin()  # of a round without effect nothing stays
+            models.commit() if report.states else models.begin()  # a round without any update leaves no trace
         if state.averaged is not None:
             state.averaged.add(server)
         self.failures += report.failures

@@ -154,7 +154,7 @@ def make_store(
 
 
 def shared_folder(folder: Path | None, size: int) -> Path | None:
-    """The folder for what takes so many bytes in memory; None if every checkpoint holds all of it."""
+    """The folder for states or models of this size in bytes; None if each checkpoint holds all of them."""
     return folder if size > WHOLE else None
 
 

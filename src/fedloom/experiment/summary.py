@@ -76,7 +76,7 @@ def should_stop(history: Sequence[dict[str, Any]], settings: Evaluation) -> str 
     'no improvement in 2 evaluations'
     """
     due = [r for r in history if settings.metric == "train/loss" or r["round"] % settings.every == 0]
-    _, values = curve(due, settings.metric)  # without the look at the end of a run that was given more rounds
+    _, values = curve(due, settings.metric)  # a run that was given more rounds also has an evaluation at its former end
     better = max if settings.maximise else min
     if values and settings.stop_at_target and settings.target is not None:
         best = better(values)

@@ -90,7 +90,7 @@ def probabilities(out: Tensor) -> bool:
 
 
 def compares(method: Method, metrics: Sequence[str]) -> bool:
-    """Whether losses and metrics are functions of anyone's, who knows which outputs belong to which target."""
+    """Whether all losses and metrics are the user's own functions, which may match outputs and targets in their way."""
     found = [lookup(name) for name in metrics]
     measured = all(one.function not in (None, r2) and one.of == "outputs" for one in found)
     return measured and all(isinstance(term, Loss) for term in method.data_terms)

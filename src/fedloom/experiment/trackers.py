@@ -60,7 +60,7 @@ class Tracker(Callback):
             raise ConfigError(f"trackers={self.name} tracks run directories; give the run one, with out=….")
         config, folder = run.directory.config(), run.directory.path.absolute()
         settings = {key: value for key, value in config.items() if key not in PROVENANCE}
-        if set(settings) <= {"checkpoint"}:  # begun in Python: what its results depend on stands for the settings
+        if set(settings) <= {"checkpoint"}:  # started from Python: its identity replaces the settings
             settings |= config.get("identity", {})
         tags = {
             "method": run.name,
@@ -160,7 +160,7 @@ class MLflow(Tracker):
         mlflow, experiment = self.module, "fedloom"
         if SERVER not in os.environ:
             mlflow.set_tracking_uri(f"sqlite:///{folder / STORE}")
-            os.environ.pop(SERVER, None)  # where MLflow puts it, for the next run to take for the user's
+            os.environ.pop(SERVER, None)  # MLflow sets it; the next run would take it for the user's
             if mlflow.get_experiment_by_name(experiment) is None:
                 mlflow.create_experiment(experiment, artifact_location=(folder / "mlflow").as_uri())
         mlflow.set_experiment(experiment)

@@ -197,7 +197,7 @@ class Trainer:
         stored = directory.continued() if resume and (directory.begun or not or_begin) else None
         if stored is not None and (changed := differences(stored.get("identity", {}), identity)):
             why = "; ".join(changed)
-            if [*(one.partition(":")[0] for one in changed)] == ["rounds"]:  # recorded where results depend on it
+            if [*(one.partition(":")[0] for one in changed)] == ["rounds"]:  # only there if results depend on it
                 why += (
                     f", and what {task.name} does depends on the number of its rounds; start a new run with "
                     f"rounds={task.rounds} in another directory, with out="
@@ -206,7 +206,7 @@ class Trainer:
         try:
             if stored is None:
                 directory.create(config, task.citations, into=bool(resume))
-                directory.checkpoints.mkdir(exist_ok=True)  # it was there, should it be lost
+                directory.checkpoints.mkdir(exist_ok=True)  # so that a lost folder is noticed, see ``outran``
             else:
                 directory.acquire()
                 self._go_back(directory, resume, stored)
@@ -236,7 +236,7 @@ class Trainer:
                 f"{directory.path} has lost its checkpoints: rounds are on record, but none is left to continue from; "
                 "put the folder checkpoint back, or start again in another directory."
             )
-        task.collect_garbage(directory.checkpoints)  # what a killed run wrote after it
+        task.collect_garbage(directory.checkpoints)  # files that a killed run wrote after this checkpoint
         task.history[:] = directory.rewind(task.round)
 
     def _commit(self, step: Any, measured: Sequence[tuple[Callback, Record]], started: float) -> None:

@@ -65,7 +65,7 @@ def names_clients(path: Path) -> bool:
     try:
         with zipfile.ZipFile(path) as file:
             return "client_train.npy" in file.namelist()
-    except Exception:  # zip fails in ways of its own; whoever reads the arrays says what is wrong
+    except Exception:  # not a zip file; reading the arrays raises the error
         return False
 
 

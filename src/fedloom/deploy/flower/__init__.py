@@ -36,4 +36,4 @@ def require() -> None:
     if not KNOWN[0] <= numbers < KNOWN[1]:
         wanted = f"at least {KNOWN[0][0]}.{KNOWN[0][1]} and below {KNOWN[1][0]}.{KNOWN[1][1]}"
         raise ConfigError(f"flwr {found} is installed, but a deployment needs {wanted}; install fedloom[flower].")
-    logging.getLogger("flwr").setLevel(logging.CRITICAL)  # what matters is said in sentences of our own
+    logging.getLogger("flwr").setLevel(logging.CRITICAL)  # this package reports errors itself

@@ -368,7 +368,7 @@ def with_regret(groups: Sequence[RunGroup]) -> list[RunGroup]:
 
 
 def regrets(groups: Sequence[RunGroup]) -> Iterator[Chart]:
-    """The regret of each group; the bound of Hahn 2024, theorem 3.1, which is far above it, stands in the caption."""
+    """The regret of each group; the bound of Hahn 2024, theorem 3.1, which is far above it, is in the caption."""
     found = with_regret(groups)
     lines = [line(g, band(pd.concat([regret_curve(run) for run in g.runs], axis=1))) for g in found]
     if lines:

@@ -58,7 +58,7 @@ class QSGD(Uplink):
         value = x.value.double()
         norm, s = torch.linalg.vector_norm(value), 2 ** (self.bits - 1) - 1
         sent = Slice(x.value, x.numbers, self.bits, x.extra + 8 * x.value.element_size())
-        if not (0 < norm < float("inf")):  # a message that diverged is found to be so afterwards
+        if not (0 < norm < float("inf")):  # a message that is not finite is refused later
             return sent
         scaled = value.abs() * (s / norm)
         low = scaled.floor()

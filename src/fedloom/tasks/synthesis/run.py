@@ -167,7 +167,7 @@ def synthesize(
         evaluator = SyntheticEvaluator(
             experiment.federation, judge, experiment.seed, cache, pick_device(experiment.device)
         )
-        if (real := evaluator.test.x).ndim == 4:  # black and white are what is made, so that no round is for nothing
+        if (real := evaluator.test.x).ndim == 4:  # refuse unsuitable data before the first round
             ends = real.new_tensor(value_range(experiment.federation.train.arrays))[..., None, None]
             alike(real, ends.expand(-1, *real.shape[1:]))
         observer = EvalObserver(experiment, evaluator, out)

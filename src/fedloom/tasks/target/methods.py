@@ -164,4 +164,4 @@ class TargetShares(TargetMethod):
         return known.target_prior(x, self.resamples, self.seed)
 
 
-target_methods.register(name="ccvr")(CCVR)  # of a finished run alone: it takes no inputs
+target_methods.register(name="ccvr")(CCVR)  # takes no inputs, only a finished run
