@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from functools import partial
 
+from fedloom.core.checks import at_least
 from fedloom.core.engine import Compute, ComputeFactory
-from fedloom.core.errors import ConfigError
 from fedloom.core.plan import ClientPlan
 from fedloom.core.registry import Registry
 
@@ -46,8 +46,7 @@ def batched(*, shares: int | None = None) -> ComputeFactory:
     Raises:
         ConfigError: if ``shares`` is below 1.
     """
-    if shares is not None and shares < 1:
-        raise ConfigError(f"compute 'batched' cuts rounds into shares, at least 1, not {shares}.")
+    at_least(1, "compute 'batched': ", shares=shares)
     return _batched if shares is None else partial(_batched, shares=shares)
 
 

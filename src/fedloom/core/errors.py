@@ -49,7 +49,7 @@ def or_error(work: Callable[[], Result], sentence: str, kind: type[ClientError] 
     try:
         return work()
     except Exception as error:
-        return kind(f"{sentence}: {type(error).__name__}: {error}.", "".join(traceback.format_exception(error)))
+        return kind(f"{sentence}: {with_type(error)}.", "".join(traceback.format_exception(error)))
 
 
 def loss_or_error(work: Callable[[], Result]) -> Result | ClientError:
@@ -65,6 +65,15 @@ def first_line(error: BaseException, most: int | None = None) -> str:
     """
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return lines[0][:most].rstrip(".")
+
+
+def with_type(error: BaseException) -> str:
+    """An exception's type and message, without its full stop.
+
+    >>> with_type(ValueError("no such axis."))
+    'ValueError: no such axis'
+    """
+    return f"{type(error).__name__}: {error}".rstrip(".")
 
 
 def in_one_line(error: BaseException, most: int = 200) -> str:

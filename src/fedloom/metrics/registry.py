@@ -19,7 +19,6 @@ import inspect
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from textwrap import shorten
 from typing import Any, Literal, TypeVar, cast
 
 import numpy as np
@@ -28,7 +27,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedloom.core.checks import one_of
-from fedloom.core.errors import ConfigError, in_one_line, nearest
+from fedloom.core.errors import ConfigError, in_one_line, in_words, nearest
 from fedloom.core.targets import CLASSES, NUMBERS, TRUTHS, TargetKind, aligned, row_means
 from fedloom.metrics.curves import Direction
 
@@ -81,8 +80,7 @@ class Metric:
         try:
             return float("" if isinstance(found, str) else found)
         except (TypeError, ValueError, RuntimeError) as error:
-            shape = getattr(found, "shape", None)
-            told = shorten(repr(found), 60) if shape is None else f"an array of shape {list(shape)}"
+            told = in_words(found)
             raise ConfigError(f"the metric {self.name!r} returned {told}, but it must return one number.") from error
 
 

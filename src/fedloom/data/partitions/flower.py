@@ -14,7 +14,7 @@ from numpy import ndarray
 from numpy.random import Generator
 
 from fedloom.core.checks import one_of
-from fedloom.core.errors import ConfigError, DataError
+from fedloom.core.errors import ConfigError, DataError, with_type
 from fedloom.data.partitions.base import Partition, partitions
 
 
@@ -66,7 +66,7 @@ class Flower(Partition):
             parts = [np.asarray(partitioner.load_partition(k).with_format("numpy")["row"]) for k in range(count)]
         except Exception as error:
             raise DataError(
-                f"{what} failed ({explain(error)}); the columns are {', '.join(dataset.column_names)}."
+                f"{what} failed ({with_type(error)}); the columns are {', '.join(dataset.column_names)}."
             ) from error
         if clients and count != clients:
             raise DataError(f"{what} makes {count} partitions, but {clients} clients were requested.")
@@ -92,7 +92,7 @@ class Flower(Partition):
         try:
             return make(**{**given, **self.settings})
         except Exception as error:
-            raise DataError(f"flwr-datasets' {self.kind} cannot be made ({explain(error)}).") from error
+            raise DataError(f"flwr-datasets' {self.kind} cannot be made ({with_type(error)}).") from error
 
     def describe(self) -> dict[str, Any]:
         """Name, kind and settings as plain data; an object is described by its class and constructor arguments."""
@@ -114,8 +114,3 @@ def table(labels: ndarray, groups: ndarray | None) -> Any:
         raise DataError('flwr-datasets is not installed; pip install "fedloom[hub]" brings it.') from error
     columns = {"label": labels, "row": np.arange(len(labels))}
     return Dataset.from_dict(columns if groups is None else {**columns, "client": groups})
-
-
-def explain(error: Exception) -> str:
-    """Type and message of an error, for the middle of a sentence."""
-    return f"{type(error).__name__}: {error}".rstrip(".")

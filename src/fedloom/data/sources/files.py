@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from rich.console import Console
 from rich.progress import track
 
-from fedloom.core.errors import DataError
+from fedloom.core.errors import DataError, with_type
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -142,9 +142,8 @@ def fetch(title: str, kind: str, folder: Path, **options: Any) -> None:
     try:
         datasets = import_module("torchvision").datasets  # optional; fails to load beside another build of torch
     except Exception as error:
-        reason = f"{type(error).__name__}: {error}".rstrip(".")
         raise DataError(
-            f'{title} can only be downloaded with torchvision (pip install "fedloom[vision]"): {reason}.'
+            f'{title} can only be downloaded with torchvision (pip install "fedloom[vision]"): {with_type(error)}.'
         ) from error
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -155,8 +154,7 @@ def fetch(title: str, kind: str, folder: Path, **options: Any) -> None:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 os.replace(path, target)
     except Exception as error:
-        reason = f"{type(error).__name__}: {error}".rstrip(".")
-        raise DataError(f"{title} could not be downloaded into {folder} ({reason}).") from error
+        raise DataError(f"{title} could not be downloaded into {folder} ({with_type(error)}).") from error
 
 
 def with_progress(items: Sequence[T], title: str, few: int = 2000) -> Iterator[T]:
