@@ -95,7 +95,7 @@ MISTAKES = {
     "learner=moni": "unknown learner 'moni'",
     "lerner=moml": "unknown key 'lerner'; did you mean 'learner'?",
     "learner=moml learner.alfa=1": "learner 'moml' has no setting 'alfa'; did you mean 'alpha'?",
-    "learner=moml learner.alpha=-1": "alpha must be positive",
+    "learner=moml learner.alpha=-1": "alpha must be a finite number greater than 0",
     "learner=moml learner.alpha=[]": "learner.alpha is an empty list",
     "learner=moml learner.alpha=[1,fast]": "learner.alpha is 'fast', but it must be a number",
     "learner=b_moml learner.accept=2": "accept must lie in [0, 1]",
