@@ -2,7 +2,21 @@
 
 from __future__ import annotations
 
-from .measures import CROSS_ENTROPY, CTM, LTM, PERCENT, ROUNDS, SENT, TRANSMITTED, Result, best_of, claims, reached
+from .measures import (
+    CROSS_ENTROPY,
+    CTM,
+    CTM_FIRST,
+    LTM,
+    LTM_FIRST,
+    PERCENT,
+    ROUNDS,
+    SENT,
+    TRANSMITTED,
+    Result,
+    best_of,
+    claims,
+    reached,
+)  # fmt: skip
 
 ACID, ALID = (f"cells > {split} 5 > curves > {{}} > * > average mean > -1" for split in ("acid", "alid"))
 HEN = ("NoSide", "Decouple")
@@ -115,9 +129,9 @@ RESULTS: dict[str, Result] = {
                                 "20 steps per task instead of 100 or 200, 100 of 200 tasks", [
         claim
         for level, measure, rows in (
-            ("new task", CTM, (("MOML", "FTML", "55.83 : 50.68"), ("FTML", "MOGD", "50.68 : 49.92"),
+            ("new task", CTM_FIRST, (("MOML", "FTML", "55.83 : 50.68"), ("FTML", "MOGD", "50.68 : 49.92"),
                                ("FTML", "FS", "50.68 : 31.58"))),
-            ("all tasks", LTM, (("MOML", "FTML", "60.78 : 54.50"), ("FTML", "MOGD", "54.50 : 50.21"),
+            ("all tasks", LTM_FIRST, (("MOML", "FTML", "60.78 : 54.50"), ("FTML", "MOGD", "54.50 : 50.21"),
                                 ("FTML", "FS", "54.50 : 31.60"))))
         for claim in claims("table 5.1", f"5-way CIFAR-100, {level}: {{}} is more accurate than {{}}",
                             "runs > K 20 > {} > *", *rows, **measure)

@@ -176,5 +176,6 @@ def test_a_list_is_no_fraction() -> None:
 @pytest.mark.parametrize("name", ["x", "y"])
 def test_arrays_are_tensors(name: str) -> None:
     held = {"x": torch.zeros(3, 2), "y": torch.zeros(3, dtype=torch.int64)}
-    with pytest.raises(DataError, match=rf"{name} of Arrays is a tensor, not a ndarray; use torch.as_tensor\({name}\)"):
+    said = rf"{name} of Arrays is a tensor, not an ndarray of shape \[3.*; use torch.as_tensor\({name}\)"
+    with pytest.raises(DataError, match=said):
         Arrays(**{**held, name: held[name].numpy()}, classes=2)

@@ -103,7 +103,7 @@ def in_words(value: object) -> str:
     if isinstance(value, str | int | float | None):
         return f"{value!r:.60}"
     name = type(value).__name__
-    kind = f"{'an' if name[0] in 'aeioAEIO' else 'a'} {name}"
+    kind = f"{'an' if name[0] in 'aeioAEIO' or name == 'ndarray' else 'a'} {name}"
     if isinstance(shape := getattr(value, "shape", None), tuple):
         return f"{kind} of shape {list(shape)}"
     return f"{kind} of {len(value)}" if isinstance(value, list | tuple) else kind
