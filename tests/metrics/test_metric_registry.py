@@ -93,7 +93,7 @@ def test_a_metric_of_one_s_own(monkeypatch) -> None:
     [
         (lambda p, y: None, "the metric 'mine' returned None, but it must return one number"),
         (lambda p, y: "0.5", "the metric 'mine' returned '0.5', but"),
-        (lambda p, y: p.mean(0), r"the metric 'mine' returned a ndarray of shape \[3\], but"),
+        (lambda p, y: p.mean(0), r"the metric 'mine' returned an ndarray of shape \[3\], but"),
         (lambda p, y: torch.zeros(2), r"returned a Tensor of shape \[2\], but"),
         (lambda p, y: 1 / 0, "the metric 'mine' raises ZeroDivisionError on 60 samples: division by zero; where it"),
         (lambda p, y: p @ y, "the metric 'mine' raises ValueError on 60 samples: matmul"),

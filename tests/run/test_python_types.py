@@ -56,7 +56,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "a checkpoint without a folder": (go(resume="runs/a/checkpoint/round-000002"), r"say which, with out=\."),
     "federation": (
         go(federation=np.zeros(3)),
-        r"federation is a ndarray of shape \[3\]; make one .* fedloom\.data\.federate",
+        r"federation is an ndarray of shape \[3\]; make one .* fedloom\.data\.federate",
     ),
     "method": (go(method=7), r"the method is 7, but it must be a Method or the name of one"),
     "model": (go(model=3), r"the model is 3; it must be a module, a function that makes one, or a name"),
@@ -66,7 +66,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "a function as a callback": (go(callbacks=[print]), r"callbacks must be a list of callbacks"),
     "an experiment's federation": (
         lambda: fl.Experiment(FEDAVG, X, LOGISTIC),
-        r"federation is a ndarray of shape .*; make one with",
+        r"federation is an ndarray of shape .*; make one with",
     ),
     "an experiment's method": (
         lambda: fl.Experiment("fedavg", FEDERATION, LOGISTIC),
