@@ -1,6 +1,6 @@
 """Whether the first layer's form is chosen well: rounds with explicit weights, in short windows and in one window.
 
-    python benchmarks/windows.py [--repeats 5] [--out benchmarks/results/windows.json]
+    python benchmarks/windows.py [--repeats 3] [--out benchmarks/results/windows.json]
 
 ``compute/cohort/windows.py`` estimates the times of the three forms and takes the fastest; its constants are those of
 one processor. This trains blocks of clients with TwoNN in every form that there is and reports the loss: the time of
@@ -28,8 +28,7 @@ from fedloom.core.local import Local
 from fedloom.experiment.runtime import one_thread
 from fedloom.models import models
 
-CLIENTS, SAMPLES, BATCHES, EPOCHS, MOMENTA = (1, 5, 20), (30, 90, 430, 860), (10, 50), (1, 10), (0.0, 0.9)
-INPUTS = 784
+CLIENTS, SAMPLES, BATCHES, EPOCHS, MOMENTA = (1, 5), (30, 90, 430, 860), (10, 50), (1, 10), (0.0, 0.9)
 
 
 def measure(clients: int, samples: int, batch: int, epochs: int, momentum: float, repeats: int) -> dict[str, Any]:
@@ -60,7 +59,7 @@ def measure(clients: int, samples: int, batch: int, epochs: int, momentum: float
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     cases = []

@@ -42,8 +42,8 @@ RESULTS: dict[str, Result] = {
               (500, "SuPerFed-MM", "APFL", ("APFL",), "99.24 : 98.98"),
               (500, "SuPerFed-MM", "FedAvg", ("FedAvg",), "99.24 : 96.04"),
               (500, "SuPerFed-LM", "FedAvg", ("FedAvg",), "98.83 : 96.04"),
-              (100, "SuPerFed-MM", "all rivals but pFedMe", NOISY, "99.38 : 99.19"),
-              (100, "SuPerFed-LM", "all rivals but pFedMe", NOISY, "99.31 : 99.19"),
+              (100, "SuPerFed-MM", "all rivals run here", PERSONAL, "99.38 : 99.19"),
+              (100, "SuPerFed-LM", "all rivals run here", PERSONAL, "99.31 : 99.19"),
               (100, "SuPerFed-MM", "FedAvg", ("FedAvg",), "99.38 : 89.78"),
               (100, "SuPerFed-LM", "FedAvg", ("FedAvg",), "99.31 : 89.78"))),
         *claims("table 2.3", "500 clients: {} is ahead of {}", "runs > 500 > {} > * > validation > mean > -1",
@@ -53,11 +53,13 @@ RESULTS: dict[str, Result] = {
         *claims("table 2.3", "100 clients: {} is ahead of {}", "runs > 100 > {} > * > validation > mean > -1",
                 ("FedPer", "FedAvg", "99.14 : 89.78"), ("FedRep", "FedAvg", "99.04 : 89.78"),
                 ("APFL", "FedAvg", "99.19 : 89.78"), ("APFL", "FedPer", "99.19 : 99.14"),
-                ("APFL", "Ditto", "99.19 : 97.13"), ("FedRep", "Ditto", "99.04 : 97.13"), scripts=True, **PERCENT),
+                ("APFL", "Ditto", "99.19 : 97.13"), ("FedRep", "Ditto", "99.04 : 97.13"),
+                ("FedAvg", "pFedMe", "89.78 : 82.48"), scripts=True, **PERCENT),
         *claims("table 2.3", "500 clients: {}, λ = .5, is ahead of {}", "runs > 500 > {} > * > validation > mean > -1",
                 ("SuPerFed-MM", PERSONAL, "99.24 : 98.98"), differs="λ .5, not the best on test images", **PERCENT),
     ], "Here every client of every method holds out a tenth of its training images for choosing λ, which the paper "
-       "does not mention."),
+       "does not mention. With 500 clients, seeds 3 and 4 were added because the first three did not decide the first "
+       "claim; with an allowance for two looks its interval is +.11 to +.64."),
     "superfed/longer/table_2_3": Result("SuPerFed's rivals on MNIST (Hahn)", "150 of 500 rounds", [
         *claims("table 2.3", "100 clients: {} is more accurate than {}", "runs > 100 > {} > * > validation > mean > -1",
                 ("APFL", "FedAvg", "99.19 : 89.78"), ("APFL", "FedPer", "99.19 : 99.14"), **PERCENT),

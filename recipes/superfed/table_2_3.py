@@ -12,7 +12,7 @@ and 2 (LM), L is .4 T or .2 T (MM) and .4 T (LM), TwoNN has two hidden layers or
 rate has fallen to .0013 when the local models of 500 rounds are first trained.
 
 Differences from the publication: a tenth of each client's images is held out; clients with 50 or more of these choose
-lambda on them, others use .5. A run takes 1 to 11 minutes of a core with 500 clients, 8 to 66 with 100.
+lambda on them, others use .5. A run takes up to 6 minutes of a core with 500 clients, up to 30 with 100.
 Interrupted runs continue from their last checkpoint. The stored results of the text's settings have 24 rounds with 100
 clients and 12 with 50, where a client takes part about once; tables therefore also show the participating clients
 alone.
