@@ -135,7 +135,8 @@ RESULTS: dict[str, Result] = {
                                 ("FTML", "FS", "54.50 : 31.60"))))
         for claim in claims("table 5.1", f"5-way CIFAR-100, {level}: {{}} is more accurate than {{}}",
                             "runs > K 20 > {} > *", *rows, **measure)
-    ], "MOGD diverged in one of the three seeds, which its paired differences exclude."),
+    ], "MOGD diverged in one of the three seeds, which its paired differences exclude. After 200 tasks, two seeds, "
+       "MOML is 5.3 points ahead of FTML on new tasks and 12.2 on all tasks."),
     "online/tables": Result("Online meta-learning on 5-way tasks (Acar)", "letters instead of CIFAR-100", [
         *claims("table 5.1", "5-way, new task: {} is more accurate than {}", "settings > letters_5 > {}",
                 ("MOML", "FTML", "55.83 : 50.68"), **CTM),
