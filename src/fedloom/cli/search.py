@@ -22,11 +22,11 @@ from fedloom.tasks.search.task import RUNS, search
 def table(rows: Rows) -> Table:
     """The ranking on held-out seeds, and what each part of the winner contributes."""
     made = figures("composition", ("settings", "mean", "s.e.", "gain over FedAvg", "95 % interval"))
-    for _, summary in rows:
+    for label, summary in rows:
         for row in summary.get("ranking", ()):
             gain = row["gain"] or {}
             made.add_row(
-                Text(row["label"]),
+                Text(f"{label}: {row['label']}" if len(rows) > 1 else row["label"]),
                 Text(row["settings"]),
                 *(ABSENT if row[key] is None else f"{row[key]:.4f}" for key in ("mean", "se")),
                 ABSENT if gain.get("mean") is None else f"{gain['mean']:+.4f}",
@@ -53,13 +53,14 @@ class BudgetProgress(Callback):
 def remarks(rows: Rows) -> list[str]:
     """The verdict, and what each part of the winner contributes."""
     told = []
-    for _, summary in rows:
-        told += [summary["verdict"]] if summary.get("verdict") else []
+    for label, summary in rows:
+        which = f"{label}: " if len(rows) > 1 else ""
+        told += [f"{which}{summary['verdict']}"] if summary.get("verdict") else []
         for part in summary.get("parts", ()):
             if part["mean"] is not None and part["se"] is not None:
-                told.append(f"its {part['without']} contributes {part['mean']:+.4f} ± {part['se']:.4f} (s.e.).")
+                told.append(f"{which}its {part['without']} contributes {part['mean']:+.4f} ± {part['se']:.4f} (s.e.).")
         if summary.get("misfits"):
-            told.append(f"not tried, since they do not fit: {', '.join(summary['misfits'])}.")
+            told.append(f"{which}not tried, since they do not fit: {', '.join(summary['misfits'])}.")
     return told
 
 

@@ -109,14 +109,16 @@ def summary(history: Sequence[Record], settings: SearchSettings, maximise: bool,
         "chosen": "finalist 1" if others and tried[0]["label"] != reference else reference,  # on validation samples
         "ranking": _jsonable(ranking),
         "parts": _jsonable(parts),
-        "verdict": verdict(ranking, reference) if ranking or not tried else PENDING,
+        "verdict": verdict(ranking, reference, bool(others)) if ranking or not tried else PENDING,
     }
 
 
-def verdict(ranking: Sequence[Mapping[str, Any]], reference: str) -> str:
-    """The result in one sentence."""
+def verdict(ranking: Sequence[Mapping[str, Any]], reference: str, finalists: bool = True) -> str:
+    """The result in one sentence; ``finalists`` says whether anything was compared with the reference."""
     if not ranking:
         return "No candidate was run to its end; set a larger search.budget."
+    if not finalists:
+        return f"Nothing but {reference} was run to its end, so nothing is decided; set a larger search.budget."
     best = ranking[0]
     if best["role"] == reference:
         return f"No finalist is better than {reference} on the held-out seeds: take {reference}."
@@ -155,7 +157,10 @@ def write(
     rows = [{**{key: r[key] for key in told}, "settings": settings_of(r["candidate"])} for r in tried]
     write_whole(folder / "candidates.csv", pd.DataFrame(rows).to_csv(index=False).encode())
     found = summary(history, settings, maximise, reference)
-    flat = [{**row, **{f"gain {k}": v for k, v in (row.pop("gain") or {}).items()}} for row in found["ranking"]]
+    gains = [row.pop("gain") or {} for row in found["ranking"]]
+    flat = [
+        {**row, **{f"gain {k}": v for k, v in over.items()}} for row, over in zip(found["ranking"], gains, strict=True)
+    ]
     write_whole(folder / "ranking.csv", pd.DataFrame(flat).to_csv(index=False).encode())
     if flat:
         candidate = next(r["candidate"] for r in history if r["role"] == flat[0]["role"])

@@ -1,0 +1,62 @@
+"""What a search tells: the table of the ranking as a file, verdicts, and several searches side by side."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from fedloom.cli.search import remarks, table
+from fedloom.tasks.search import results
+from fedloom.tasks.search.settings import SearchSettings
+
+
+def record(role: str, label: str, seed: int, score: float, stage: str = "compare") -> dict:
+    told = {"role": role, "label": label, "seed": seed, "score": score, "stage": stage, "state": "complete"}
+    return told | {
+        "candidate": {"method": label, "local.lr": 0.1},
+        "rounds": 2,
+        "bytes": 8,
+        "minutes": 0.1,
+        "reason": "",
+    }
+
+
+def history(*labels: str) -> list[dict]:
+    """The records of a search that tried these methods, of which the first is FedAvg."""
+    found = [record(f"candidate {i}", label, 0, 0.5 + i / 10, "search") for i, label in enumerate(labels)]
+    for i, label in enumerate(labels):
+        role = f"finalist {i}" if i else label
+        found += [record(role, label, seed, 0.5 + i / 10 + seed * (i + 1) / 100) for seed in (1, 2, 3)]
+    return found
+
+
+def test_the_ranking_is_a_table_of_plain_cells(tmp_path: Path) -> None:
+    results.write(tmp_path, history("fedavg", "feddyn"), SearchSettings(), True, "fedavg", lambda candidate: candidate)
+    ranking = pd.read_csv(tmp_path / "ranking.csv")
+    assert "gain" not in ranking.columns
+    assert not ranking.map(lambda cell: "{" in str(cell)).to_numpy().any()
+    assert ranking.loc[0, "gain mean"] == pytest.approx(0.12)
+    assert ranking["gain mean"].isna().tolist() == [False, True]
+
+
+def test_fedavg_alone_is_no_comparison() -> None:
+    found = results.summary(history("fedavg"), SearchSettings(), True, "fedavg")
+    assert found["verdict"] == (
+        "Nothing but fedavg was run to its end, so nothing is decided; set a larger search.budget."
+    )
+
+
+def test_several_searches_are_told_apart() -> None:
+    rows = [
+        (name, results.summary(history(*tried), SearchSettings(), True, "fedavg"))
+        for name, tried in (("search, seed 1", ("fedavg", "feddyn")), ("search, seed 2", ("fedavg",)))
+    ]
+    assert [said.partition(":")[0] for said in remarks(rows)] == ["search, seed 1", "search, seed 2"]
+    assert [str(cell) for cell in table(rows).columns[0].cells] == [
+        "search, seed 1: feddyn",
+        "search, seed 1: fedavg",
+        "search, seed 2: fedavg",
+    ]
+    assert [str(cell) for cell in table(rows[:1]).columns[0].cells] == ["feddyn", "fedavg"]
