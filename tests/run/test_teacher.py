@@ -144,6 +144,19 @@ def test_an_unfinished_run(folder: Path, refused: Callable[..., str], status: st
     assert "resume=" in said
 
 
+@pytest.mark.parametrize("kind", ["online", "search"])
+def test_a_finished_run_of_another_kind_is_not_called_unfinished(
+    folder: Path, refused: Callable[..., str], kind: str
+) -> None:
+    """To continue it, as for one that was stopped, would not help."""
+    (folder / "teacher" / "model.safetensors").unlink()
+    config = OmegaConf.merge(OmegaConf.load(folder / "teacher" / "config.yaml"), {"kind": kind})
+    OmegaConf.save(config, folder / "teacher" / "config.yaml")
+    said = refused("teacher=teacher")
+    assert f"it is a run of fedloom {kind}" in said
+    assert "resume=" not in said
+
+
 def test_a_run_without_model(folder: Path, refused: Callable[..., str]) -> None:
     (folder / "teacher" / "model.safetensors").unlink()
     assert "has not finished (it holds no model)" in refused("teacher=teacher")

@@ -20,6 +20,12 @@ from fedloom.experiment.rundir import Kind, RunDirectory, Status
 from fedloom.methods import methods
 from fedloom.models import models
 
+NO_TEACHERS = {
+    Kind.ONLINE: "it is a run of fedloom online, whose model every task changes; take one of fedloom run or distill.",
+    Kind.SEARCH: "it is a run of fedloom search; take one of the runs that it compared, in its folder runs.",
+}
+"""Kinds of run that leave no model to learn from."""
+
 
 def load_teacher(given: nn.Module | Path | str, federation: Federation, dtype: torch.dtype, device: str) -> nn.Module:
     """The final server model of a run, or a copy of the given module; frozen and in evaluation mode.
@@ -92,6 +98,8 @@ def _finished(run: RunDirectory) -> Mapping[str, Any]:
         config, summary, status = run.config(), run.summary(), run.status
     except CheckpointError as error:
         raise ConfigError(f"teacher={error}") from error
+    if run.kind in NO_TEACHERS:
+        raise ConfigError(f"teacher={run.path} cannot be used: {NO_TEACHERS[run.kind]}")
     if "summary.json could not be read." in run.notes:
         raise ConfigError(
             f"the teacher's run directory {run.path} cannot be read: {' '.join(dict.fromkeys(run.notes))}"
