@@ -68,3 +68,18 @@ def test_onnx(tmp_path: Path) -> None:
         x = torch.randn(count, 4)
         (found,) = session.run(None, {"x": x.numpy()})
         np.testing.assert_allclose(found, one.outputs(x).numpy(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "format", "better"),
+    [
+        ("m.onnx", "safetensors", "m.safetensors"),
+        ("m.PT2", "onnx", "m.onnx"),
+        ("m.safetensors", "torch-export", "m.pt2"),
+    ],
+)
+def test_a_file_is_not_named_like_another_format(name: str, format: str, better: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"would hold {format}, not .*; name it .*{better}"):
+        model().export(tmp_path / name, format)
+    assert not list(tmp_path.iterdir())
+    assert model().export(tmp_path / "of.my.own").exists()

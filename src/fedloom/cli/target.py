@@ -17,6 +17,7 @@ from fedloom.config.target import build
 from fedloom.core.errors import ConfigError
 from fedloom.experiment.console import relpath
 from fedloom.experiment.deployed import DeployedModel
+from fedloom.experiment.export import refuse_other
 from fedloom.experiment.trained import TrainedRun
 from fedloom.tasks.target.calibration import CCVR
 from fedloom.tasks.target.model import ABSENT, ClassModels, TargetModel
@@ -46,6 +47,7 @@ def command(arguments: argparse.Namespace) -> int:
         raise ConfigError("method=target_prior makes no model, so there is nothing for --out; leave it out.")
     outs = [Path(arguments.out or f"{path.resolve().name}-{file.stem}.safetensors") for file in files]
     for out in outs if method.makes_model else ():
+        refuse_other(out, "safetensors")
         if out.exists() or outs.count(out) > 1:
             raise ConfigError(f"{out} exists already or would be written twice; choose another file with --out.")
     inputs, run, told = [read(file) for file in files], _with_data(path), []
@@ -61,7 +63,7 @@ def command(arguments: argparse.Namespace) -> int:
         told[-1] |= facts | {"measured": measured, "privacy": known.privacy and asdict(known.privacy)}
         if arguments.json:
             continue
-        print(f"target: {relpath(file)}, {len(arrays['x'])} inputs")
+        print(f"target: {relpath(file)}, {plural(len(arrays['x']))}")
         print(described(found, len(arrays["x"]), run.federation.names, classes))
         if known.privacy is not None:
             print(f"privacy: {known.privacy}")
@@ -102,6 +104,7 @@ def plain(found: TargetModel) -> dict[str, Any]:
 def calibrated(method: CCVR, path: Path, given: str | None, as_json: bool) -> int:
     """Write the run's model with the head of CCVR, and measure both on the common test set, if there is one."""
     out = Path(given or f"{path.resolve().name}-ccvr.safetensors")
+    refuse_other(out, "safetensors")
     if out.exists():
         raise ConfigError(f"{out} exists already; choose another file with --out.")
     run = _with_data(path)
@@ -140,6 +143,15 @@ def compared(measured: Mapping[str, Mapping[str, float | None]]) -> None:
         print(f"{name}: {', '.join(told)}", file=sys.stderr)
 
 
+def plural(inputs: int) -> str:
+    """A number of inputs in words.
+
+    >>> plural(1), plural(30)
+    ('1 input', '30 inputs')
+    """
+    return f"{inputs} input" if inputs == 1 else f"{inputs} inputs"
+
+
 def described(found: TargetModel, inputs: int, names: Sequence[str] = (), classes: Sequence[str] = ()) -> str:
     """Class shares with intervals, the clients from which the target is known, and the check, as text."""
     prior = found.prior
@@ -157,7 +169,7 @@ def described(found: TargetModel, inputs: int, names: Sequence[str] = (), classe
         largest = [k for k in np.argsort(-shares, kind="stable")[:10] if shares[k] >= 0.005]
         return ", ".join(f"{names[k] if names else f'client {k}'}: {100 * shares[k]:.0f} %" for k in largest)
 
-    few = f", too narrow with only {inputs} inputs" if inputs < FEW else ""
+    few = f", too narrow with only {plural(inputs)}" if inputs < FEW else ""
     told = f"{100 * prior.coverage:g} % intervals over draws of the inputs{few}" if known else "without intervals"
     lines = [f"class shares ({told}):", *shown]
     if np.isfinite(found.known).all():

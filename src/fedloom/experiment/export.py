@@ -30,15 +30,16 @@ def export(module: nn.Module, sample: Tensor, path: Path | str, format: str = "s
     Args:
         module: from inputs [N, ...] to outputs [N, ...], in evaluation mode.
         sample: at least two inputs [N, ...] to trace the module with.
-        path: the file; its extension is up to the caller.
+        path: the file; its extension is up to the caller, but may not be that of another format.
         format: one of ``FORMATS``.
 
     Raises:
-        ConfigError: if the file exists or cannot be written, the format is unknown, its package is not installed, or
-            the module cannot be written in it.
+        ConfigError: if the file exists, cannot be written or has the extension of another format, the format is
+            unknown, its package is not installed, or the module cannot be written in it.
     """
     path = Path(path)
     one_of("unknown format", format, FORMATS)
+    refuse_other(path, format)
     if path.exists():
         raise ConfigError(f"{path} exists already; choose another file.")
     module, sample = module.to("cpu"), sample[:SAMPLES].to("cpu")
@@ -57,6 +58,19 @@ def export(module: nn.Module, sample: Tensor, path: Path | str, format: str = "s
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error.strerror}.") from error
     return path
+
+
+def refuse_other(path: Path, format: str) -> None:
+    """Raise ``ConfigError`` if the file has the extension of a format other than the one that it would have.
+
+    >>> refuse_other(Path("model.onnx"), "safetensors")
+    Traceback (most recent call last):
+    ...
+    fedloom.core.errors.ConfigError: model.onnx would hold safetensors, not onnx; name it model.safetensors.
+    """
+    named = [name for name, extension in FORMATS.items() if path.suffix.lower() == extension]
+    if named and format not in named:
+        raise ConfigError(f"{path} would hold {format}, not {named[0]}; name it {path.with_suffix(FORMATS[format])}.")
 
 
 def _exported(module: nn.Module, sample: Tensor) -> bytes:

@@ -1,0 +1,29 @@
+"""What ``fedloom target`` says of few inputs, and of files named like another format."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers.commands import Cli
+
+from fedloom.cli.target import described
+from fedloom.tasks.target.label_shift import LabelShiftCheck, TargetPrior
+from fedloom.tasks.target.model import TargetFacts, TargetModel
+
+
+@pytest.mark.parametrize(("inputs", "said"), [(1, "with only 1 input)"), (2, "with only 2 inputs)")])
+def test_one_input_is_singular(inputs: int, said: str) -> None:
+    prior = TargetPrior(np.array([1.0, 0.0]), np.ones(2), np.ones(2), 0.95)
+    facts = TargetFacts(prior, np.ones(1), LabelShiftCheck(1.0, 1.0, 0.5, inputs))
+    assert said in described(TargetModel(None, lambda: facts, None), inputs)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("words", [("data=x.npz",), ("method=ccvr",)])
+def test_safetensors_are_not_called_onnx(words: tuple[str, ...], cli: Cli) -> None:
+    """Refused before the run is read."""
+    answer = cli("target", "run=none", *words, "--out", "buyer.onnx")
+    assert answer.code == 2
+    assert "buyer.onnx would hold safetensors, not onnx; name it buyer.safetensors." in answer.err
+    assert not Path("buyer.onnx").exists()
