@@ -6,7 +6,7 @@ import argparse
 import csv
 import io
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from fedloom import distill
 from fedloom.api import load
 from fedloom.core.errors import ConfigError, DataError
 from fedloom.data.own.tables import is_frame
+from fedloom.data.sources.scale import rescaled
 from fedloom.data.sources.table import CSV, read_frame
 from fedloom.experiment.atomic import write_whole
 from fedloom.experiment.console import relpath
@@ -125,11 +126,16 @@ def read(path: Path) -> Files:
 def with_targets(given: Files, model: DeployedModel) -> Files:
     """The arrays of a file; those of a table with its targets ``y``, if it has the column of the run's labels.
 
+    Columns of an array are in the units of the run's own file, and are scaled as those were, unless that was a table.
+
     Raises:
         DataError: for a table, if the run's data were none.
     """
     if not is_frame(given["x"]):
-        return given
+        scale, x = model.table.get("standardised"), given["x"]
+        if "columns" in model.table or not isinstance(scale, Mapping) or x.shape[1:] != model.arrays.x.shape[1:]:
+            return given
+        return given | {"x": rescaled(x, scale)}
     if not {"columns", "texts"} & model.table.keys():
         raise DataError("the run's data were not a table; give inputs x in an .npz file, or an .npy file of them.")
     label, frame = model.table.get("label"), given["x"]
