@@ -22,7 +22,7 @@ from fedloom.core.federation import Federation
 from fedloom.data import Source, sources
 from fedloom.data.plots import plot_labels, plot_samples
 from fedloom.data.sources.files import PLACES, Files, roots
-from fedloom.experiment.console import make_console, plain_table, print_raw, relpath, show_warnings
+from fedloom.experiment.console import format_size, make_console, plain_table, print_raw, relpath, show_warnings
 
 
 def command(arguments: argparse.Namespace) -> int:
@@ -78,18 +78,6 @@ def size_of(path: Path) -> int:
         return path.stat().st_size
     files = (file for file in path.rglob("*") if file.is_file() and not file.name.startswith("fedloom-"))
     return sum(file.stat().st_size for file in files)
-
-
-def format_size(size: float) -> str:
-    """Bytes in readable form.
-
-    >>> format_size(999), format_size(184_801_644), format_size(6.9e9)
-    ('1 kB', '185 MB', '6.9 GB')
-    """
-    for unit, name in ((1e9, "GB"), (1e6, "MB")):
-        if size >= 0.9995 * unit:
-            return f"{size / unit:.3g} {name}"
-    return f"{max(size / 1e3, 1):.0f} kB"
 
 
 def load(name: str, overrides: list[str]) -> tuple[Source, Federation]:

@@ -12,7 +12,7 @@ from fedloom.cli.command import Command, Rows, in_directory
 from fedloom.cli.report import page
 from fedloom.config.online import ONLINE, build
 from fedloom.experiment.callbacks import Callback, RunInfo
-from fedloom.experiment.console import ABSENT, count, duration, figures, number
+from fedloom.experiment.console import ABSENT, duration, figures, format_size, number
 from fedloom.experiment.progress import LineProgress, NullProgress
 from fedloom.tasks.online.task import run
 
@@ -35,16 +35,6 @@ class EveryNth(Callback):
             self.inner.on_round(record)
 
 
-def stored(size: int) -> str:
-    """A number of bytes in the largest unit that it fills.
-
-    >>> stored(0), stored(4800), stored(753600)
-    ('0 B', '4.8 kB', '753.6 kB')
-    """
-    told = count(size)
-    return f"{told}B" if told[-1].isalpha() else f"{told} B"
-
-
 def table(rows: Rows) -> Table:
     """A table of learners with accuracies, stored data and the expert of largest weight."""
     shown = figures("learner", ("CTM", "LTM", "stored data", "tasks", "time"))
@@ -57,7 +47,7 @@ def table(rows: Rows) -> Table:
             Text(label),
             number("accuracy", summary["ctm"]["accuracy"]),
             number("accuracy", long.get("accuracy")),
-            stored(summary["memory"]["task_bytes"]),
+            format_size(summary["memory"]["task_bytes"]),
             str(summary["rounds"]),
             duration(summary["seconds"]),
             *([Text(summary["hedge"]["best"] if several else ABSENT)] if hedged else []),

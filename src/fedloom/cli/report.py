@@ -17,6 +17,7 @@ from fedloom.experiment.console import (
     WORDS,
     in_percent,
     make_console,
+    plural,
     print_raw,
     relpath,
     watched,
@@ -30,7 +31,7 @@ SECONDS = 3.0
 
 def command(arguments: argparse.Namespace) -> int:
     """Write the page and print its path; with ``--watch``, rewrite it until all runs have ended."""
-    from fedloom.experiment.report import groups, overview, write  # pandas and jinja2 are slow to import
+    from fedloom.experiment.report import groups, write  # pandas and jinja2 are slow to import
 
     if not arguments.words:
         raise ConfigError("fedloom report needs at least one run directory, like fedloom report runs/2026-01-31/*.")
@@ -41,7 +42,7 @@ def command(arguments: argparse.Namespace) -> int:
         watch(given, out)
     compared = groups.read(given)
     page = write(compared, out, files=("pdf", "svg") if arguments.figures else ())
-    print_raw(console, f"compared {overview.count(len(groups.all_runs(compared)), 'run')}: {relpath(page)}")
+    print_raw(console, f"compared {plural(len(groups.all_runs(compared)), 'run')}: {relpath(page)}")
     return 0
 
 

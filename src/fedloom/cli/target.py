@@ -15,7 +15,7 @@ import numpy as np
 from fedloom.cli.predict import read, run_and_files, trained, with_targets
 from fedloom.config.target import build
 from fedloom.core.errors import ConfigError
-from fedloom.experiment.console import relpath
+from fedloom.experiment.console import plural, relpath
 from fedloom.experiment.deployed import DeployedModel
 from fedloom.experiment.export import refuse_other
 from fedloom.experiment.trained import TrainedRun
@@ -63,7 +63,7 @@ def command(arguments: argparse.Namespace) -> int:
         told[-1] |= facts | {"measured": measured, "privacy": known.privacy and asdict(known.privacy)}
         if arguments.json:
             continue
-        print(f"target: {relpath(file)}, {plural(len(arrays['x']))}")
+        print(f"target: {relpath(file)}, {plural(len(arrays['x']), 'input')}")
         print(described(found, len(arrays["x"]), run.federation.names, classes))
         if known.privacy is not None:
             print(f"privacy: {known.privacy}")
@@ -143,15 +143,6 @@ def compared(measured: Mapping[str, Mapping[str, float | None]]) -> None:
         print(f"{name}: {', '.join(told)}", file=sys.stderr)
 
 
-def plural(inputs: int) -> str:
-    """A number of inputs in words.
-
-    >>> plural(1), plural(30)
-    ('1 input', '30 inputs')
-    """
-    return f"{inputs} input" if inputs == 1 else f"{inputs} inputs"
-
-
 def described(found: TargetModel, inputs: int, names: Sequence[str] = (), classes: Sequence[str] = ()) -> str:
     """Class shares with intervals, the clients from which the target is known, and the check, as text."""
     prior = found.prior
@@ -169,7 +160,7 @@ def described(found: TargetModel, inputs: int, names: Sequence[str] = (), classe
         largest = [k for k in np.argsort(-shares, kind="stable")[:10] if shares[k] >= 0.005]
         return ", ".join(f"{names[k] if names else f'client {k}'}: {100 * shares[k]:.0f} %" for k in largest)
 
-    few = f", too narrow with only {plural(inputs)}" if inputs < FEW else ""
+    few = f", too narrow with only {plural(inputs, 'input')}" if inputs < FEW else ""
     told = f"{100 * prior.coverage:g} % intervals over draws of the inputs{few}" if known else "without intervals"
     lines = [f"class shares ({told}):", *shown]
     if np.isfinite(found.known).all():

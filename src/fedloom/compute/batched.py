@@ -29,7 +29,8 @@ from fedloom.compute.live import Live
 from fedloom.compute.lockstep import Lockstep
 from fedloom.compute.paired import PairedRound, has_paired_rounds
 from fedloom.compute.phases import PhasedRound, has_phased_rounds
-from fedloom.compute.plain import affine_rule, has_plain_rounds, has_separate_rounds
+from fedloom.compute.plain import affine_rule, has_dropout, has_plain_rounds, has_separate_rounds
+from fedloom.compute.results import finished
 from fedloom.core import rng
 from fedloom.core.aggregate import EVEN, Fold, even_blocks, fold
 from fedloom.core.client import Broadcast, ClientWork, Result, State, Vectors, load
@@ -57,7 +58,7 @@ def reason_against(plan: ClientPlan) -> str | None:
         return "local steps differentiate through an adaptation"
     if method.needs("model") or not method.predicts:
         return "a part calls the model on inputs of its own"
-    if plan.has_twin and any(isinstance(layer, nn.Dropout) and layer.p for layer in plan.model.modules()):
+    if plan.has_twin and has_dropout(plan):
         return "two views of every sample pass layers of dropout"
     return _reason_against_model(plan.model, outputs_of(plan), plan.data.arrays.x)
 
@@ -265,10 +266,7 @@ class _Block:
             results = PairedRound(plan, net, self.down, jobs, schedule, contexts, memory, draws, self._pair).run()
         except Exception:  # in lockstep it becomes the failure of that client alone
             return None
-        if results is None:
-            return None
-        found = dict(zip(schedule.order.tolist(), results, strict=True))
-        return iter([found[number] for number in range(len(results))])
+        return None if results is None else iter(results)
 
     def _pair(self, row: Tensor) -> Vectors:
         """A row of the memory of pairs as a client's memory; its module has the parameters w."""
@@ -321,14 +319,9 @@ class _Block:
 
     def _finished(self, work: _Descent, held: Sequence[Vectors], losses: Tensor) -> Iterator[Result]:
         """The clients' results, in the block's order, from their memories and losses [C] in the schedule's."""
-        found: list[Result] = [Result(client) for client in self.clients]
-        for at, number, loss in zip(held, work.schedule.order, losses.tolist(), strict=True):
-            job = self.jobs[number]
-            try:
-                found[number] = job.finish(at, work.contexts[number], loss)
-            except Exception as error:
-                found[number] = job.failed(error)
-        return iter(found)
+        order = work.schedule.order.tolist()
+        jobs, contexts = [self.jobs[number] for number in order], [work.contexts[number] for number in order]
+        return iter(finished(order, jobs, held, contexts, losses.tolist()))
 
     def _draws(self, clients: Sequence[int]) -> Draws | None:
         """The dropout streams of the clients, the same as those of the live compute."""

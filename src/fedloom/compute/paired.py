@@ -14,6 +14,7 @@ from fedloom.compute.cohort.coordinates import GRAD, RECEIVED, SHARED
 from fedloom.compute.cohort.pairs import PairedNet
 from fedloom.compute.cohort.schedule import taken
 from fedloom.compute.cohort.windows import windows
+from fedloom.compute.results import finished
 from fedloom.core.client import Broadcast, ClientWork, Result, Vectors, load
 from fedloom.core.context import Context
 from fedloom.core.parts import Paired
@@ -57,7 +58,7 @@ class PairedRound:
     vectors: Callable[[Tensor], Vectors]
 
     def run(self) -> list[Result] | None:
-        """The results in the schedule's order; None if the clients' views differ in more than numbers."""
+        """The results in the block's order; None if the clients' views differ in more than numbers."""
         plan, down = self.plan, self.down
         held = [self.vectors(row) for row in self.memory[: len(self.jobs)]]
         for job, at in zip(self.jobs, held, strict=True):
@@ -65,15 +66,11 @@ class PairedRound:
         losses = self._train()
         if losses is None:
             return None
-        size, found = plan.layout.size, []
+        size = plan.layout.size
         means = (losses / torch.from_numpy(self.schedule.steps).to(losses)).tolist()
-        for row, (job, at, seen, loss) in enumerate(zip(self.jobs, held, self.contexts, means, strict=True)):
+        for row, at in enumerate(held):
             self.net.finish(row, at.theta[:size], at.theta[size : 2 * size])
-            try:
-                found.append(job.finish(at, seen, loss))
-            except Exception as error:
-                found.append(job.failed(error))
-        return found
+        return finished(self.schedule.order.tolist(), self.jobs, held, self.contexts, means)
 
     def _train(self) -> Tensor | None:
         """All local steps; returns the sums of the losses, float64 [C]."""

@@ -11,11 +11,12 @@ from itertools import accumulate, groupby, pairwise
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedloom.compute.cohort import BatchSchedule, CohortNet, SGDRule, train
 from fedloom.compute.cohort.suffix import outputs, parted
-from fedloom.compute.plain import descends
+from fedloom.compute.plain import descends, has_dropout
+from fedloom.compute.results import finished
 from fedloom.core.client import Broadcast, ClientWork, Result, Vectors, load
 from fedloom.core.context import Context
 from fedloom.core.parts import Paired
@@ -29,8 +30,7 @@ Phase = tuple[Half, slice]  # what is trained in which of a client's steps
 def has_phased_rounds(plan: ClientPlan) -> bool:
     """Whether a client's round may be plain descents of one half of the model after the other."""
     split = plan.has_private and plan.has_views and not isinstance(plan.method.personal, Paired)
-    random = any(isinstance(layer, nn.Dropout) and layer.p for layer in plan.model.modules())
-    return split and not random and descends(plan)
+    return split and not has_dropout(plan) and descends(plan)
 
 
 @dataclass
@@ -70,13 +70,7 @@ class PhasedRound:
         owners = torch.tensor([job.client for job in jobs])
         sums = torch.stack([self._train(half, schedule, owners) for half, schedule in phases]).sum(0)
         means = (sums / sums.new_tensor([len(each) for each in batches])).tolist()
-        results = [Result(job.client) for job in self.jobs]
-        for number, job, at, seen, loss in zip(order, jobs, held, contexts, means, strict=True):
-            try:
-                results[number] = job.finish(at, seen, loss)
-            except Exception as error:
-                results[number] = job.failed(error)
-        return results
+        return finished(order, jobs, held, contexts, means)
 
     def _common(
         self, found: Sequence[Sequence[Phase] | None], batches: Sequence[Sequence[np.ndarray]]

@@ -21,9 +21,13 @@ def has_plain_rounds(plan: ClientPlan) -> bool:
 def has_separate_rounds(plan: ClientPlan) -> bool:
     """Whether a client's two models have plain rounds each; random layers would draw for both in turn."""
     personal = plan.method.personal
-    random = any(isinstance(layer, nn.Dropout) and layer.p for layer in plan.model.modules())
     independent = isinstance(personal, Paired) and personal.pull is not None and not personal.plain
-    return independent and not random and descends(plan)
+    return independent and not has_dropout(plan) and descends(plan)
+
+
+def has_dropout(plan: ClientPlan) -> bool:
+    """Whether layers of the model draw random masks."""
+    return any(isinstance(layer, nn.Dropout) and layer.p for layer in plan.model.modules())
 
 
 def descends(plan: ClientPlan) -> bool:

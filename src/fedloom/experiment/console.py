@@ -144,6 +144,29 @@ def count(value: float | None) -> str:
     return f"{value:g}"
 
 
+def format_size(size: float) -> str:
+    """Bytes in readable form.
+
+    >>> format_size(999), format_size(184_801_644), format_size(6.9e9)
+    ('1 kB', '185 MB', '6.9 GB')
+    >>> format_size(0), format_size(4800)
+    ('0 B', '4.8 kB')
+    """
+    for unit, name in ((1e9, "GB"), (1e6, "MB")):
+        if size >= 0.9995 * unit:
+            return f"{size / unit:.3g} {name}"
+    return f"{max(size / 1e3, 1):.3g} kB" if size else "0 B"
+
+
+def plural(number: int, noun: str) -> str:
+    """A number and its noun.
+
+    >>> plural(1, "run"), plural(2, "run")
+    ('1 run', '2 runs')
+    """
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
 def duration(seconds: float | None) -> str:
     """Format a duration in seconds.
 

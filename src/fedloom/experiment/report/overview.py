@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedloom.experiment.console import duration
+from fedloom.experiment.console import duration, plural
 from fedloom.experiment.report.groups import RunGroup, all_runs, on_the_same_data, settings, shared, targets
 from fedloom.experiment.report.results import rounds_done
 from fedloom.experiment.report.rundata import WALL, RunData
@@ -28,15 +28,6 @@ _PROBLEM = ("data", "partition", "model", "clients")
 _NAMED = 5
 
 
-def count(number: int, word: str) -> str:
-    """A number and its noun.
-
-    >>> count(1, "run"), count(2, "run")
-    ('1 run', '2 runs')
-    """
-    return f"{number} {word}{'' if number == 1 else 's'}"
-
-
 def _joined(words: Sequence[str]) -> str:
     return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]])) if words else ""
 
@@ -48,7 +39,7 @@ def sentence(groups: Sequence[RunGroup]) -> str:
     data = shared(groups, "data.name", "data")
     begin = f"{_joined(named)}{f' on {data}' if data else ''}: "
     variants = f" in {len(groups)} variants" if len(groups) > len(methods) else ""
-    return f"{begin}{count(len(methods), 'method')}{variants}, {count(len(all_runs(groups)), 'run')}."
+    return f"{begin}{plural(len(methods), 'method')}{variants}, {plural(len(all_runs(groups)), 'run')}."
 
 
 def conditions(groups: Sequence[RunGroup]) -> list[tuple[str, str]]:
@@ -173,8 +164,8 @@ def remarks(groups: Sequence[RunGroup]) -> list[tuple[str, str]]:
     found = []
     for run in all_runs(groups):
         if lost := run.left_out:
-            plural = "update was" if lost == 1 else "updates were"
-            found.append((run.name, f"{lost} client {plural} lost and left out."))
+            verb = "update was" if lost == 1 else "updates were"
+            found.append((run.name, f"{lost} client {verb} lost and left out."))
         warnings = run.summary.get("warnings")
         lines = [*_failures(run), *(warnings if isinstance(warnings, list) else []), *run.notes]
         found += [(run.name, str(line)) for line in lines]
