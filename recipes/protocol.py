@@ -1,10 +1,11 @@
 """How stored results decide a published claim: differences paired by seed, Student's t, and a fixed rule.
 
-A claim says that one method is better than another, or than a published figure. Its *gain* in a seed is the margin by
-which it holds, negative where it does not. The verdict is
+A claim says that one method is better than another: a sentence of a paper, or the order of two figures of a table. Its
+*gain* in a seed is the margin by which it holds, negative where it does not. The verdict is
 
-- *cannot be decided here* if more than 5 % of a run's updates were excluded, if data or scale differ from the published
-  ones, or with fewer than three seeds (five for rounds to a target, which curves near their plateau cross by chance);
+- *cannot be decided here* if more than 5 % of a run's updates were excluded, if data, scale or settings differ from the
+  published ones, or with fewer than three seeds (five for rounds to a target, which curves near their plateau cross by
+  chance);
 - *reproduced* if the 95 % interval of the mean gain (Student's t, paired by seed) lies above zero (*with the scripts'
   settings* where the authors' scripts differ from their text and the runs follow the scripts);
 - *only the order reproduced* if the interval lies above zero but below half the published gain, where that is known in
@@ -35,7 +36,7 @@ ROOT = Path(__file__).parent
 SEEDS, TARGET_SEEDS = 3, 5
 """Fewer seeds cannot decide; rounds to a target need more."""
 HOLDS, OPPOSITE = "holds here", "the opposite holds here"
-"""What enough seeds show about a claim that they cannot decide because data or scale differ from the published ones."""
+"""What enough seeds show about a claim that they cannot decide because something differs from the publication."""
 Measure = Callable[[Any, Mapping[str, Any]], float]
 """Reads a figure from a stored run; the second argument is the whole content of its file."""
 
@@ -59,15 +60,15 @@ class Claim:
     """A published claim, and how its evidence is read from a file of results.
 
     ``ours`` and ``other`` are paths with `` > `` between keys and ``*`` in place of the seed; of several others, the
-    one with the best mean counts, and a number is a published figure. ``measure`` reads the figure of a run, ``cost``
-    what the run sent or kept. ``lower``: smaller figures are better. ``differs``: what differs from the publication.
-    Fewer than ``seeds`` seeds cannot decide.
+    one with the best mean counts. ``measure`` reads the figure of a run, ``cost`` what the run sent or kept.
+    ``lower``: smaller figures are better. ``differs``: what differs from the publication. Fewer than ``seeds`` seeds
+    cannot decide.
     """
 
     table: str
     says: str
     ours: str
-    other: str | tuple[str, ...] | float
+    other: str | tuple[str, ...]
     published: str = "-"
     measure: Measure = lambda found, _: found
     unit: float = 1.0
@@ -183,14 +184,10 @@ def evidence(claim: Claim, results: Mapping[str, Any], differs: str = "") -> Evi
     """A claim's evidence in the content of its file; ``differs``: how all its runs differ from the publication."""
     ours = measured(claim, results, claim.ours)
     sign = -1 if claim.lower else 1
-    best, against, rivals = claim.ours, "published", {}
-    if isinstance(claim.other, float | int):
-        rivals = dict.fromkeys(ours, claim.other)
-    else:
-        paths = (claim.other,) if isinstance(claim.other, str) else claim.other
-        tried = {path: measured(claim, results, path) for path in paths}
-        best = max(tried, key=lambda path: sign * fmean(tried[path].values()))
-        against, rivals = name(best, claim.ours), tried[best]
+    paths = (claim.other,) if isinstance(claim.other, str) else claim.other
+    tried = {path: measured(claim, results, path) for path in paths}
+    best = max(tried, key=lambda path: sign * fmean(tried[path].values()))
+    rivals = tried[best]
     seeds = [s for s in ours if s in rivals and not (isinstance(ours[s], AtLeast) and isinstance(rivals[s], AtLeast))]
     both = [s for s in ours if s in rivals] or [*ours]
     scale = sign * claim.unit
@@ -207,7 +204,7 @@ def evidence(claim: Claim, results: Mapping[str, Any], differs: str = "") -> Evi
     return Evidence(
         ours=figure({s: ours[s] for s in both}, claim),
         other=figure({s: v for s, v in rivals.items() if s in both} or rivals, claim),
-        against=against,
+        against=name(best, claim.ours),
         gain=gain,
         left_out="-" if not lost else f"{share:.1%}" if share else f"{sum(lost):.0f}",
         cost=" : ".join(spent(claim.cost[0], results, path) for path in (claim.ours, best)) + f" {claim.cost[1]}"

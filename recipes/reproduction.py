@@ -28,17 +28,19 @@ OVERVIEW = (
 HEAD = """# Which published claims are reproduced
 
 This page judges {count} claims by the stored results of the [recipes](../recipes/README.md): {shares}.
+A claim says that one method is better than another: a sentence of a paper, or the order of two figures of a table.
 Of the claims that cannot be decided here, {holds} hold with our data or at our scale, and for {opposite} the opposite
 holds, each with a 95 % interval on one side of 0; the others are open.
 
 {overview}
 
-A claim is decided if data and scale are the published ones, no run excluded more than 5 % of its updates, there are at
-least {seeds} seeds (or draws of the data; {target_seeds} for rounds to a target, which curves near their plateau cross
-by chance), and the 95 % interval of the mean gain (Student's t, paired by seed) lies on one side of 0, or contains 0
-and lies below half the published gain. An interval that lies above 0 but below half the published gain reproduces only
-the order. The last column says whether the published gain lies outside the interval and, for undecided claims, what our
-runs show. Intervals are not corrected for the number of claims, and the claims of one table share their runs.
+A claim is decided if data, scale and settings are the published ones, no run excluded more than 5 % of its updates,
+there are at least {seeds} seeds (or draws of the data; {target_seeds} for rounds to a target, which curves near their
+plateau cross by chance), and the 95 % interval of the mean gain (Student's t, paired by seed) lies on one side of 0,
+or contains 0 and lies below half the published gain. An interval that lies above 0 but below half the published gain
+reproduces only the order. The last column says whether the published gain lies outside the interval and, for undecided
+claims, what our runs show. Intervals are not corrected for the number of claims, and the claims of one table share
+their runs.
 
 *Ours*: the mean figure of the first method, then that of the other, named in brackets (of several others, the best);
 ≥: at least one run ended before the target. *Gain*: the margin by which the claim holds, negative where it does not.

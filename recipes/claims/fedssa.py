@@ -8,6 +8,11 @@ from .measures import PERCENT, Result, claims
 
 TARGET = ("FedAvg", "FedProx", "SCAFFOLD", "FedDyn", "MOON", "FedDC", "FedDecorr", "FedAvgM", "FedExP", "AFL", "FedDF")
 
+TABLE_3 = (
+    "Table 3 prints gains of 30.45 and 16.23; its accuracies less those of FedAvg in table 1 give 40.45 and 12.63, "
+    "which are used here."
+)
+
 RESULTS: dict[str, Result] = {
     "ssa/table_1": Result("Models for a target: FedSSA", "10 of 100 rounds", [
         *claims("table 1", "NIID-1, skew: {} is more accurate than {}", "runs > niid_1 > {} > * > skew > accuracy",
@@ -50,18 +55,18 @@ RESULTS: dict[str, Result] = {
         *claims("table 5", "CIFAR-10, NIID-2, client 1: {} is more accurate than {}",
                 "runs > NIID-2 > * > client 1 > {}", ("FedSSA, in rounds", "FedAvg", "79.79 : 65.15"), **PERCENT),
         *(claim for order in ("in order", "shuffled")
-        for target, gain in (("client 1", "+30.45"), ("imbalanced 100", "+16.23"), ("uniform", "+0.02"))
+        for target, gain in (("client 1", "+40.45"), ("imbalanced 100", "+12.63"), ("uniform", "+0.02"))
           for claim in claims("table 3", f"CIFAR-10, NIID-1 {order}, {target}: {{}} is more accurate than {{}}",
                               f"runs > {order} > * > {target} > {{}}",
                               *((way, "FedAvg", gain) for way in ("FedSSA, Adam", "FedSSA, SGD")), **PERCENT)),
-    ]),
+    ], TABLE_3),
     "ssa/table_6": Result("FedSSA: the number of clients", "Fashion-MNIST instead of CIFAR-10, 16 of 100 rounds", [
         claim for clients, published in ((5, "81.78 : 65.10"), (10, "79.79 : 65.15"), (20, "81.46 : 77.94"))
         for claim in claims("table 6", f"{clients} clients: {{}} is more accurate than {{}}",
                             f"runs > {{}} > {clients} > * > accuracy", ("FedSSA", "FedAvg", published), **PERCENT)
     ]),
     "ssa/weights": Result("FedSSA: weights for finished runs", "Fashion-MNIST instead of CIFAR-10, 3000 images", [
-        *(claim for target, gain in (("skew", "+30.45"), ("imbalanced 100", "+16.23"), ("uniform", "+0.02"))
+        *(claim for target, gain in (("skew", "+40.45"), ("imbalanced 100", "+12.63"), ("uniform", "+0.02"))
           for claim in claims("table 3", target + ": FedSSA, learnt once ({}), is more accurate than {}",
                               f"found > niid_1 > seeds > * > {target} > {{}}", ("SGD, λ_var 10", "FedAvg", gain),
                               **PERCENT)),
@@ -72,6 +77,6 @@ RESULTS: dict[str, Result] = {
                 ("sample-wise FedSSA", "FedAvg + ensemble", "72.50 : 69.70"), **PERCENT),
         Claim("table 4", "skew: the first client's model is more accurate than the others'",
               "found > niid_1 > single > skew > 0",
-              tuple(f"found > niid_1 > single > skew > {other}" for other in range(1, 5)), **PERCENT),
-    ]),
+              tuple(f"found > niid_1 > single > skew > {other}" for other in range(1, 5)), "97.30 : .50", **PERCENT),
+    ], TABLE_3),
 }  # fmt: skip

@@ -12,10 +12,12 @@ CDFS = ("weibull", "frechet", "gumbel", "exponential", "logistic", "normal")
 BRIEF = ("FedAvg", "FedPer", "APFL", "Ditto")
 NOISY = ("FedProx", "SCAFFOLD", "LG-FedAvg", "FedRep", *BRIEF)
 PERSONAL = ("pFedMe", *NOISY)
-CIFAR100 = "columns > cifar100_1 > runs"
+CIFAR100, SHAKESPEARE = "columns > cifar100_1 > runs", "columns > shakespeare > runs"
 RESPLITS = (
-    "The 190 seeds of Heart split the same 920 patients again: its intervals are conditional on these patients; "
-    "for new ones they would be about seven times as wide, by Nadeau and Bengio's correction √((1/190 + 1/4)/(1/190))."
+    "The 190 seeds of Heart split the same 920 patients again: intervals and verdicts hold for these patients. For new "
+    "ones the intervals would be about seven times as wide, by Nadeau and Bengio's correction "
+    "√((1/190 + 1/4)/(1/190)), and would decide nothing. The thesis calls the average AUROC comparable; its figures "
+    "are higher with AAggFF (FedProx with AAggFF: 85.04, in the ICML paper 85.72)."
 )
 
 RESULTS: dict[str, Result] = {
@@ -59,10 +61,10 @@ RESULTS: dict[str, Result] = {
                 ("SuPerFed-MM", PERSONAL, "99.24 : 98.98"), differs="λ .5, not the best on test images", **PERCENT),
     ], "Here every client of every method holds out a tenth of its training images for choosing λ, which the paper "
        "does not mention. With 500 clients, seeds 3 and 4 were added because the first three did not decide the first "
-       "claim; with an allowance for two looks its interval is +.11 to +.64. That each client takes its own best λ is "
-       "how the authors' code evaluates; the thesis states no rule for this table, and speaks of the best averaged "
-       "accuracy elsewhere. With one λ for all clients (figure 2.5, three seeds, those whose local model was trained) "
-       "SuPerFed-MM is not ahead of FedPer: -.18 ± .11."),
+       "claim; the 97.5 % interval, which allows for two looks at the data, is +.11 to +.64. That each client takes "
+       "its own best λ is how the authors' code evaluates; the thesis states no rule for this table, and speaks of the "
+       "best averaged accuracy elsewhere. With one λ for all clients (figure 2.5, three seeds, those whose local "
+       "model was trained) SuPerFed-MM is not ahead of FedPer: -.18 ± .11."),
     "superfed/longer/table_2_3": Result("SuPerFed's rivals on MNIST (Hahn)", "150 of 500 rounds", [
         *claims("table 2.3", "100 clients: {} is more accurate than {}", "runs > 100 > {} > * > validation > mean > -1",
                 ("APFL", "FedAvg", "99.19 : 89.78"), ("APFL", "FedPer", "99.19 : 99.14"), **PERCENT),
@@ -81,28 +83,28 @@ RESULTS: dict[str, Result] = {
                 ("APFL", "FedAvg", "61.13 : 58.12"), ("Ditto", "FedAvg", "60.04 : 58.12"),
                 ("FedAvg", "FedPer", "58.12 : 46.78"),
                 differs="ResNet-10 of 8 to 64 channels, 100 of 500 rounds", **PERCENT),
-        *(claim for top, published in (("accuracy", "54.52 : 54.08"), ("top5", "84.27 : 83.32"))
-          for claim in claims("table 2.5", "Shakespeare, " + top + ": {} is ahead of {}",
-                              f"columns > shakespeare > runs > {{}} > * > {top} > validation > mean > -1",
-                              ("SuPerFed-MM", BRIEF, published),
-                              differs="40 of 660 roles, 30 of 500 rounds", **PERCENT)),
+        *(Claim("table 2.5", f"Shakespeare, {top}: SuPerFed-MM, λ by test data as published, is ahead of all rivals",
+                f"{SHAKESPEARE} > SuPerFed-MM > * > {top} > as published > mean > -1",
+                tuple(f"{SHAKESPEARE} > {name} > * > {top} > validation > mean > -1" for name in BRIEF), published,
+                differs="40 of 660 roles, 30 of 500 rounds", **PERCENT)
+          for top, published in (("accuracy", "54.52 : 54.08"), ("top5", "84.27 : 83.32"))),
     ]),
     "superfed/table_2_6": Result("SuPerFed under label noise (Hahn)", "60 (pair) and 12 (symmetric) of 500 rounds", [
-        *claims("table 2.6", "pair .4: {} is more accurate than {}", "runs > pair .4 > {} > * > accuracy > mean",
-                ("SuPerFed-LM", NOISY, "46.82 : 44.92"), **PERCENT),
-        *claims("table 2.6", "pair .4: {} has a lower ECE than {}", "runs > pair .4 > {} > * > ece > mean",
-                ("SuPerFed-MM", NOISY, ".28 : .38"), lower=True, digits=3),
-        *claims("table 2.6", "symmetric .6: {} is more accurate than {}",
-                "runs > symmetric .6 > {} > * > accuracy > mean",
-                ("SuPerFed-MM", BRIEF, "56.07 : 52.41"), **PERCENT),
-        *claims("table 2.6", "symmetric .6: {} has a lower ECE than {}", "runs > symmetric .6 > {} > * > ece > mean",
-                ("SuPerFed-MM", BRIEF, ".30 : .40"), lower=True, digits=3),
+        *(Claim("table 2.6", f"{noise}: {ours}, λ by test images as published, {says} all rivals run here",
+                f"runs > {noise} > {ours} > * > {what} > as published",
+                tuple(f"runs > {noise} > {name} > * > {what} > mean" for name in rivals), published, **unit)
+          for noise, rivals, rows in (
+              ("pair .4", NOISY, (("SuPerFed-LM", "46.82 : 44.92"), ("SuPerFed-MM", ".28 : .38"))),
+              ("symmetric .6", BRIEF, (("SuPerFed-MM", "56.07 : 52.41"), ("SuPerFed-MM", ".30 : .40"))))
+          for (ours, published), (what, says, unit) in zip(rows, (
+              ("accuracy", "is more accurate than", PERCENT),
+              ("ece", "has a lower ECE than", {"lower": True, "digits": 3})), strict=True)),
     ]),
-    "superfed/table_2_7_reduced": Result("SuPerFed's settings (Hahn)", "MNIST, 100 of 200 rounds", [
+    "superfed/table_2_7_reduced": Result("SuPerFed's settings (Hahn)", "MNIST instead of CIFAR-10", [
         *claims("table 2.7", "MM: L/T = {} is more accurate than {}", "starts > SuPerFed-MM > {} > * > late",
-                ("0.4", "0", "92.69 : 89.87"), **BEST),
+                ("0.4", "0", "92.69 : 89.87"), differs="100 of 200 rounds", **BEST),
         *claims("table 2.7", "LM: L/T = {} is more accurate than {}", "starts > SuPerFed-LM > {} > * > late",
-                ("0.4", "0", "92.69 : 91.55"), **BEST),
+                ("0.4", "0", "92.69 : 91.55"), differs="100 of 200 rounds", **BEST),
         *claims("figure 2.3", "MM: ν = {} is more accurate than {}", "grid > SuPerFed-MM > {} 0.01 > * > own",
                 ("2", "0", "-"), **BEST),
     ]),
@@ -113,7 +115,13 @@ RESULTS: dict[str, Result] = {
                     scripts=bool(words), **PERCENT),
             Claim("figure 2.3", f"{name}: λ = .5 is more accurate than both ends", f"runs > {name} > * > mean > 5",
                   (f"runs > {name} > * > mean > 0", f"runs > {name} > * > mean > 10"), scripts=bool(words),
-                  differs="MNIST instead of CIFAR-10", **PERCENT))])
+                  differs="MNIST instead of CIFAR-10", **PERCENT))
+    ] + [
+        Claim("figure 2.5", f"APFL: λ = .{at} is more accurate than λ = .5 and both ends (published: best near .25)",
+              f"runs > APFL > * > mean > {at}", tuple(f"runs > APFL > * > mean > {other}" for other in (0, 5, 10)),
+              scripts=bool(words), **PERCENT)
+        for at in (2, 3)
+    ])
        for file, words in (("superfed/figure_2_5", ""), ("superfed/figure_2_5_scripts", ", the scripts' settings"))},
     "superfed/landscape": Result("The loss around the server's model (Hahn)", "24 rounds", [
         *claims("figure 2.4", "The loss rises by .1 only at a larger distance with {} than with {}", "runs > {} > *",
@@ -132,14 +140,16 @@ RESULTS: dict[str, Result] = {
                     f"data > {data} > runs > {{}} > * > worst10", ("AAggFF", "FedAvg", "56.71 : 55.76 (CelebA)"),
                     ("AAggFF", DEVICES, "14.54 : 11.19 (SpeechCommands)"), **PERCENT),
             *claims("table 3.7", data + ": {} has a lower Gini coefficient than {}",
-                    f"data > {data} > runs > {{}} > * > gini", ("AAggFF", "FedAvg", "-"), lower=True, **PERCENT))
+                    f"data > {data} > runs > {{}} > * > gini", ("AAggFF", "FedAvg", "7.54 : 7.86 (CelebA)"),
+                    lower=True, **PERCENT))
     ]),
     "fair/plug_and_play": Result("AAggFF in other algorithms (Hahn)", "", [
         claim for data, differs, rows in (
             ("heart_published", "",
              (("FedProx", "66.67 : 65.44"), ("FedAdam", "67.00 : 65.44"), ("FedYogi", "67.00 : 65.67"),
               ("FedAdagrad", "66.67 : 65.67"))),
-            ("fashion_dirichlet", "Fashion-MNIST instead of TinyImageNet", (("FedAvg", "-"), ("FedAdam", "-"))))
+            ("fashion_dirichlet", "Fashion-MNIST instead of TinyImageNet",
+             (("FedAvg", "51.50 : 50.95 (TinyImageNet)"), ("FedAdam", "55.92 : 53.54 (TinyImageNet)"))))
         for name, published in rows
         for claim in claims("table 3.10", f"{data}: {name} {{}} AAggFF has a higher worst 10 % than {{}}",
                             f"data > {data} > runs > {name} > {{}} > * > worst10", ("with", "alone", published),

@@ -20,8 +20,8 @@ class Result:
     note: str = ""
 
 
-Row = tuple[str, str | float | Sequence[str], str]
-"""A method; another method, several others or a published figure; the published figures of both."""
+Row = tuple[str, str | Sequence[str], str]
+"""A method; another method or several others; the published figures of both."""
 
 
 ALL = 300  # transmissions after which a run of table A.4 ends without reaching its target
@@ -31,9 +31,7 @@ def claims(table: str, says: str, path: str, *rows: Row, **about: Any) -> list[C
     """One claim per row; ``{}`` stands for the two methods in ``says``, and for one of them in ``path``."""
     found = []
     for ours, other, published in rows:
-        if isinstance(other, float | int):
-            against, paths = f"{other:g}", other
-        elif isinstance(other, str):
+        if isinstance(other, str):
             against, paths = other, path.format(other)
         else:
             against, paths = "all rivals run here", tuple(path.format(name) for name in other)

@@ -123,13 +123,11 @@ def test_seeds_without_a_difference_are_not_passed_over(protocol: ModuleType) ->
     assert (found.verdict, found.reason) == ("cannot be decided here", "1 of 4 seeds have no difference")
 
 
-def test_the_best_of_several_counts_and_published_figures_too(protocol: ModuleType) -> None:
+def test_the_best_of_several_counts(protocol: ModuleType) -> None:
     results = stored(A=[5, 5.1, 5.2], B=[1, 1, 1], C=[9, 9, 9.3])
     several = claim(protocol, ("runs > B > * > score", "runs > C > * > score"))
     found = protocol.evidence(several, results)
     assert (found.against, found.verdict) == ("C", "not reproduced")
-    assert protocol.evidence(claim(protocol, 4.0), results).verdict == "reproduced"
-    assert protocol.evidence(claim(protocol, 6.0), results).verdict == "not reproduced"
 
 
 def test_a_bound_decides_towards_its_side_only(protocol: ModuleType) -> None:

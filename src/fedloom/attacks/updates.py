@@ -108,7 +108,7 @@ class ALIE(Attack):
 
     citation = """@inproceedings{baruch2019little,
   title={A Little Is Enough: Circumventing Defenses For Distributed Learning},
-  author={Baruch, Moran and Baruch, Gilad and Goldberg, Yoav},
+  author={Baruch, Gilad and Baruch, Moran and Goldberg, Yoav},
   booktitle={Advances in Neural Information Processing Systems}, volume={32}, year={2019}}"""
 
     def deviations(self, n: int, f: int) -> float:
