@@ -152,6 +152,29 @@ def test_a_learner_without_steps_runs_once_whatever_steps_are_asked_for(
     assert {steps: set(found) for steps, found in runs.items()} == {"K 7": {"FS", "FTML"}, "K 11": {"FTML"}}
 
 
+def test_hedge_takes_the_published_grid_and_one_configuration_a_part_of_it(
+    recipe: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    study = importlib.import_module("streams")
+    run = {"tasks": 4, "ctm": [0.5] * 4, "ltm": [[4, 0.5]], "bytes": [0] * 4, "chosen": "-", "seconds": 1.0}
+    settings = []
+    monkeypatch.setattr(study.common, "run", lambda setting, *_: settings.append(setting) or run)
+    monkeypatch.setattr(study, "tuned", lambda *_: {"1": [0.5, 0.5], "5": [0.6, 0.6], "10": [0.5, 0.5]})
+    monkeypatch.setattr(study.plots, "picture", lambda *_: None)
+    asked = ["--tasks", "4", "--seeds", "0", "--learners", "FS", "MOML", "--out", str(tmp_path)]
+    assert study.main([*asked, "--steps", "10", "20", "--hedge"]) == study.main([*asked, "--steps", "10"]) == 0
+    found = json.loads((tmp_path / "s_mnist.json").read_text())
+    assert [(kind, set(runs)) for kind, runs in found["runs"].items()] == [
+        ("Hedge", {"FS", "MOML"}), ("K 10", {"FS", "MOML"})
+    ]  # fmt: skip
+    assert list(found["tuning"]) == ["K 10"]
+    assert found["commands"][0].endswith(" --hedge")
+    whole, one = settings[1], settings[3]
+    assert (whole.steps, whole.alphas) == ((10, 20), (1, 5, 10))
+    assert whole.inner == {"adaptation.lr": (0.1, 0.01), "adaptation.steps": (1, 5)}
+    assert (one.steps, one.alphas, one.inner) == ((10,), (5,), {"adaptation.lr": (0.1,), "adaptation.steps": (5,)})
+
+
 @pytest.mark.parametrize(("name", "classes", "sizes"), [("omniglot", 1623, (16, 4)), ("cifar100", 100, (500, 100))])
 def test_streams_fit_the_data_that_they_are_for(
     name: str, classes: int, sizes: tuple[int, int], monkeypatch: pytest.MonkeyPatch
