@@ -111,6 +111,7 @@ MISTAKES = {
     "export run=nix client=3": "fedloom export has no setting 'client'; write --client 3.",
     "export run=nix a.npz": "does not know 'a.npz'",
     "predict run=nix client=3 x.npz": "fedloom predict has no setting 'client'; write --client 3.",
+    "target run=nix data=x.npz views=3": "fedloom target has no setting 'views'; write method.views=3.",
     "target run=nix data=x.npz rounds=3": "fedloom target has no setting 'rounds'; see fedloom target --help.",
     "target run=nix method=ccvr rounds=3": "fedloom target has no setting 'rounds'",
     "list feddyn extra": "takes one kind and one name, like fedloom list methods feddyn.",

@@ -136,4 +136,6 @@ def test_impossible_precisions_are_refused(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_online_learning_keeps_the_precision_of_its_dtype() -> None:
     with pytest.raises(ConfigError, match="online learning computes in the precision of dtype"):
-        online.build(online.ONLINE.resolve(["local.precision=bf16", "tasks=2", "data=digits", "stream=k_way"])).bank()
+        online.build(
+            online.ONLINE.resolve(["local.precision=bf16", "tasks=2", "data=digits", "stream=k_way"])
+        ).ensemble()

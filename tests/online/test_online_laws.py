@@ -55,9 +55,9 @@ def test_ftml_with_one_task_is_maml_training_on_it() -> None:
 
 def maml(support: int) -> Tensor:
     """Three steps of second-order MAML on the first task with plain autograd, from the experiment's initial model."""
-    bank = online(Mogd()).bank()
-    shapes = [tuple(p.shape) for p in bank.model.parameters()]
-    w = torch.cat([p.detach().reshape(-1) for p in bank.model.parameters()])
+    ensemble = online(Mogd()).ensemble()
+    shapes = [tuple(p.shape) for p in ensemble.model.parameters()]
+    w = torch.cat([p.detach().reshape(-1) for p in ensemble.model.parameters()])
     train = gaussians(0).train
 
     def value(flat: Tensor, rows: np.ndarray) -> Tensor:
@@ -108,15 +108,15 @@ def test_adaptations_that_do_not_train_leave_the_steps_alone(adaptation: Adaptat
 
 
 def test_toe_starts_anew_with_every_task_and_predicts_with_the_result() -> None:
-    found, bank = run(online(Toe(), stream(3))), online(Toe()).bank()
-    state = bank.init()
+    found, ensemble = run(online(Toe(), stream(3))), online(Toe()).ensemble()
+    state = ensemble.init()
     for t in range(3):
         state[MEMORY] |= stored(t, gaussians(t).train)
     held = torch.tensor([0, 1])  # as before the third task
-    alone, _ = bank.learn({**state, "0": {**state["0"], "held": held}}, 2, gaussians(2).train)
+    alone, _ = ensemble.learn({**state, "0": {**state["0"], "held": held}}, 2, gaussians(2).train)
     assert torch.equal(found.state["0"]["w"], alone["0"]["w"])
     task = gaussians(2)
-    logits = bank.predict(alone, Batch(task.train.x, task.train.y), task.test.x)[0]
+    logits = ensemble.predict(alone, Batch(task.train.x, task.train.y), task.test.x)[0]
     assert found.history[2]["ctm/loss"] == pytest.approx(float(cross_entropy(logits, task.test.y)))
     same(Toe(), ToeContinued(), tasks=stream(1), differ="ctm/loss")
 
@@ -201,13 +201,13 @@ def test_the_regret_of_moml_keeps_its_bound() -> None:
         local = Local(steps=25, batch_size=0, lr=1 / (alpha + 1.3))
         experiment = convex(Moml(alpha), CENTRES, SCALES, local=local)
         best = (SCALES**2 * CENTRES).sum(0) / (SCALES**2).sum(0)
-        bank = experiment.bank()
-        state, suffered, slopes = bank.init(), 0.0, 0.0
+        ensemble = experiment.ensemble()
+        state, suffered, slopes = ensemble.init(), 0.0, 0.0
         for t, (c, a) in enumerate(zip(CENTRES, SCALES, strict=True)):
             w = state["0"]["w"][0].numpy()
             suffered += 0.5 * float(((a * (w - c)) ** 2).sum())
             slopes += float(((a**2 * (w - c)) ** 2).sum())
-            state, _ = bank.learn(state, t, experiment.stream[t].train)
+            state, _ = ensemble.learn(state, t, experiment.stream[t].train)
         regret = suffered - 0.5 * float(((SCALES * (best - CENTRES)) ** 2).sum())
         assert 0 < regret <= alpha * float((best**2).sum()) + 3 / alpha * slopes
 
@@ -232,7 +232,7 @@ def test_experts_at_once_are_the_single_ones(name: str) -> None:
     experts = online(make(), adaptation=adaptation, over=over).experts
     for place, expert in enumerate(experts):
         alone = run(online(expert.learner, adaptation=expert.adaptation, local=expert.local, support=5))
-        loop = online(make(), adaptation=adaptation, over=over, support=5).bank()
+        loop = online(make(), adaptation=adaptation, over=over, support=5).ensemble()
         group = next(i for i, g in enumerate(loop.groups) if place in g.places)
         row = loop.groups[group].places.index(place)
         for key, value in alone.state["0"].items():
@@ -258,12 +258,12 @@ def test_convolutions_and_recurrent_networks_run_in_turn() -> None:
     class Recurrent(nn.Flatten):
         stackable = False
 
-    bank = online(Moml()).bank()
-    assert bank.stacked
+    ensemble = online(Moml()).ensemble()
+    assert ensemble.stacked
     for module in (nn.Conv2d(1, 1, 1), nn.Conv1d(1, 1, 1), Recurrent()):
         model = nn.Sequential(module, nn.Flatten(), nn.LazyLinear(2))
-        assert not replace(bank, model=model).stacked, module
-    assert replace(bank, model=nn.Sequential(nn.Conv2d(1, 1, 1)), device="cuda").stacked
+        assert not replace(ensemble, model=model).stacked, module
+    assert replace(ensemble, model=nn.Sequential(nn.Conv2d(1, 1, 1)), device="cuda").stacked
 
 
 def test_one_expert_under_hedge_is_that_learner() -> None:
@@ -298,11 +298,11 @@ def test_the_buffer_is_a_queue_and_its_coin_is_fair() -> None:
 
 def test_old_states_are_left_as_they_are() -> None:
     experiment = online(BufferedMoml(buffer=3), over={"learner.alpha": (1.0, 2.0)})
-    bank = experiment.bank()
-    state = bank.init()
+    ensemble = experiment.ensemble()
+    state = ensemble.init()
     for t in range(4):
         before = {place: {k: v.clone() for k, v in tree.items()} for place, tree in state.items()}
-        new, _ = bank.learn(state, t, experiment.stream[t].train)
+        new, _ = ensemble.learn(state, t, experiment.stream[t].train)
         assert all(torch.equal(v, state[place][k]) for place, tree in before.items() for k, v in tree.items())
         assert not torch.equal(new["0"]["w"], state["0"]["w"])
         state = new

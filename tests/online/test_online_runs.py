@@ -211,10 +211,10 @@ def test_long_term_evaluation_is_that_of_every_task_by_itself() -> None:
 
     uneven = online(Mogd(), TaskStream(6, make))
     found = run(uneven)
-    bank, total = uneven.bank(), 0.0
+    ensemble, total = uneven.ensemble(), 0.0
     for number in range(6):
         task = make(number)
-        logits = bank.predict(found.state, Batch(task.train.x, task.train.y), task.test.x)
+        logits = ensemble.predict(found.state, Batch(task.train.x, task.train.y), task.test.x)
         total += float((logits[0].argmax(1) == task.test.y).double().mean()) / 6
     assert found.history[-1]["ltm/accuracy"] == pytest.approx(total)
 
@@ -339,23 +339,26 @@ IMPOSSIBLE: dict[str, tuple[Callable[[], Any], str]] = {
     "draws": (lambda: Ftml(draws=-1), "draws must be at least 0"),
     "tasks": (lambda: online(Moml(), stream(0)), "at least one task"),
     "hedged": (lambda: online(Moml(), hedged="accuracy"), "'error', 'loss'"),
-    "support": (lambda: online(Moml(), support=-1).bank(), "support must be at least 0"),
-    "momentum": (lambda: online(Moml(), local=Local(momentum=0.9)).bank(), "plain gradient steps"),
-    "dp_clip": (lambda: online(Moml(), local=Local(dp_clip=1.0)).bank(), "leave local.dp_clip out"),
-    "dp_noise": (lambda: online(Moml(), local=Local(dp_clip=1.0, dp_noise=1.0)).bank(), "leave local.dp_clip out"),
-    "poisson": (lambda: online(Moml(), local=Local(2, 3, dp_clip=1.0, poisson=True)).bank(), "leave local.dp_clip out"),
+    "support": (lambda: online(Moml(), support=-1).ensemble(), "support must be at least 0"),
+    "momentum": (lambda: online(Moml(), local=Local(momentum=0.9)).ensemble(), "plain gradient steps"),
+    "dp_clip": (lambda: online(Moml(), local=Local(dp_clip=1.0)).ensemble(), "leave local.dp_clip out"),
+    "dp_noise": (lambda: online(Moml(), local=Local(dp_clip=1.0, dp_noise=1.0)).ensemble(), "leave local.dp_clip out"),
+    "poisson": (
+        lambda: online(Moml(), local=Local(2, 3, dp_clip=1.0, poisson=True)).ensemble(),
+        "leave local.dp_clip out",
+    ),
     "grid": (lambda: grid(Moml(), Maml(), Local(), {"learner.beta": (1,)}), "cannot vary 'learner.beta'"),
     "sizes": (lambda: Measures(sizes=(3, 1)), "sizes must be increasing"),
     "inputs": (
-        lambda: online(Moml(), model=lambda: models.make("mlp", classes=3, inputs=(5,))).bank(),
+        lambda: online(Moml(), model=lambda: models.make("mlp", classes=3, inputs=(5,))).ensemble(),
         "does not take inputs of shape",
     ),
     "classes": (
-        lambda: online(Moml(), model=lambda: models.make("mlp", classes=2, inputs=(2,))).bank(),
+        lambda: online(Moml(), model=lambda: models.make("mlp", classes=2, inputs=(2,))).ensemble(),
         "a task has 3 classes",
     ),
     "statistics": (
-        lambda: online(Moml(), model=lambda: models.make("mlp", classes=3, inputs=(2,), norm="batch")).bank(),
+        lambda: online(Moml(), model=lambda: models.make("mlp", classes=3, inputs=(2,), norm="batch")).ensemble(),
         "batch statistics",
     ),
 }

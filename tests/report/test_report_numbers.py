@@ -144,6 +144,9 @@ def test_communication_to_target_by_hand(make_run) -> None:
         ["feddyn", "> 4 (1 of 2)", "> 4 (1 of 2)", "> 32 k (1 of 2)", "–"],
     ]
     assert "one FedAvg round = 4 clients × 1,000 = 4,000 parameters" in table.note
+    stored = {row["method"]: row for row in csv.DictReader(io.StringIO(table.csv()))}
+    assert [stored[name]["rounds (more than)"] for name in ("fedavg", "scaffold", "feddyn")] == ["", "", "4.0"]
+    assert (stored["feddyn"]["rounds"], stored["feddyn"]["rounds (n)"]) == ("", "1")
     assert column(sent, "up per round") == ["4 k", "8 k", "4 k"]
     assert column(sent, "bytes in all") == ["128 k", "256 k", "128 k"]
 

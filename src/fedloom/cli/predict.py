@@ -6,7 +6,7 @@ import argparse
 import csv
 import io
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -82,8 +82,12 @@ def trained(path: Path) -> TrainedRun:
     return load(path)
 
 
-def run_and_files(words: list[str], command: str, keys: Sequence[str] = ()) -> tuple[Path, list[str]]:
+def run_and_files(
+    words: list[str], command: str, keys: Sequence[str] = (), methods: Collection[str] = ()
+) -> tuple[Path, list[str]]:
     """The run directory ``run=DIR`` and the other words, with settings of these keys.
+
+    ``methods`` are settings of the command's methods, written ``method.SETTING``.
 
     Raises:
         ConfigError: if there is none, or another setting.
@@ -96,6 +100,7 @@ def run_and_files(words: list[str], command: str, keys: Sequence[str] = ()) -> t
         key, equals, value = word.partition("=")
         if equals and key.partition(".")[0] not in keys and not Path(word).exists():
             told = f"write --{key} {value}" if key in OPTIONS else f"see fedloom {command} --help"
+            told = f"write method.{key}={value}" if key in methods else told
             raise ConfigError(f"fedloom {command} has no setting {key!r}; {told}.")
     return Path(runs[0]), others
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from fedloom.cli.predict import read, run_and_files, trained, with_targets
-from fedloom.config.target import build
+from fedloom.config.target import TARGET_SETTINGS, build
 from fedloom.core.errors import ConfigError
 from fedloom.experiment.console import plural, relpath
 from fedloom.experiment.deployed import DeployedModel
@@ -31,7 +31,7 @@ MISPLACED = 0.5
 
 def command(arguments: argparse.Namespace) -> int:
     """For each file of inputs: write the model, print class shares, clients and the check."""
-    path, others = run_and_files(arguments.words, "target", ("data", "method"))
+    path, others = run_and_files(arguments.words, "target", ("data", "method"), TARGET_SETTINGS)
     files = [Path(word.removeprefix("data=")) for word in others if word.startswith("data=") and word != "data="]
     words = [word for word in others if word.split("=")[0].split(".")[0] == "method"]
     method = build(words)

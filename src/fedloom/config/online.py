@@ -77,7 +77,7 @@ def build(config: Config, shared: Shared | None = None) -> Online:
         config=values,
         **arguments(Online, CONDITIONS, values),
     )
-    online.bank()  # raises if the model does not fit the tasks or the learners
+    online.ensemble()  # raises if the model does not fit the tasks or the learners
     return online
 
 

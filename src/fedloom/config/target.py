@@ -11,6 +11,8 @@ from fedloom.tasks.target.calibration import CCVR
 from fedloom.tasks.target.methods import TargetMethod, target_methods
 
 TARGET_METHOD = Choice(target_methods, "target_head")
+TARGET_SETTINGS = frozenset(setting for entry in target_methods for setting in entry.parameters)
+"""The settings of all methods."""
 
 
 def build(words: Sequence[str]) -> TargetMethod | CCVR:
@@ -27,5 +29,7 @@ def build(words: Sequence[str]) -> TargetMethod | CCVR:
         given = parse(word)
         if given.is_sweep:
             raise ConfigError(f"fedloom target takes one method and one value of each setting, not {word}.")
+        if given.key[0] != "method":
+            raise ConfigError(f"{word} is no setting of a method for a target; write method=… or method.SETTING=….")
         tree |= TARGET_METHOD.nest("method", given.key[1:], given.values[0])
     return TARGET_METHOD.instantiate(TARGET_METHOD.validate("method", tree))

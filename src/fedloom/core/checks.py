@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from math import isfinite
 
+from torch import Tensor
+
 from fedloom.core.errors import ConfigError, nearest
 
 DTYPES = ("float32", "float64")
@@ -52,6 +54,12 @@ def one_of(what: str, value: object, valid: Iterable[str]) -> None:
     valid = tuple(valid)
     if value not in valid:
         raise ConfigError(f"{what} {value!r}; {nearest(str(value), valid)}")
+
+
+def one_class_each(what: str, y: Tensor) -> None:
+    """Raise a ``ConfigError`` unless targets are one class per sample; ``what`` begins the sentence."""
+    if y.ndim != 1 or y.is_floating_point():
+        raise ConfigError(f"{what} needs one class per sample, which these data do not have.")
 
 
 def all_hold(where: str, conditions: Mapping[str, bool]) -> None:

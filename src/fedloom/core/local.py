@@ -97,7 +97,7 @@ class Local:
             "beta1 and beta2 must lie in [0, 1)": 0 <= self.beta1 < 1 and 0 <= self.beta2 < 1,
             "dp_clip must be positive": self.dp_clip is None or self.dp_clip > 0,
             "dp_noise must be at least 0 and finite": 0 <= self.dp_noise < float("inf"),
-            "dp_noise is a multiple of dp_clip, which must be finite": not self.dp_noise
+            "dp_noise is a multiple of dp_clip; set dp_clip too, to a finite number": not self.dp_noise
             or (self.dp_clip or float("inf")) < float("inf"),
             "dp_delta must lie in (0, 1)": 0 < self.dp_delta < 1,
             "stragglers must lie in [0, 1]": 0 <= self.stragglers <= 1,

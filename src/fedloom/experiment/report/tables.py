@@ -223,8 +223,8 @@ class ReportTable:
     def csv(self) -> str:
         """The numbers in full precision, fractions as fractions.
 
-        With several seeds, a mean is followed by its standard error and the number of seeds that have a value; it is
-        empty where a seed's value is only known to be larger.
+        With several seeds, a mean is followed by its standard error and the number of seeds that have a value. Where a
+        seed's value is only known to be larger, the mean is empty and the smallest bound stands in a column of its own.
         """
         table: list[list[Any]] = [[self.heading, *self.names]]
         for one in self.columns:
@@ -241,6 +241,8 @@ class ReportTable:
                 ]
                 table.append([f"{title} (s.e.)", *errors])
                 table.append([f"{title} (n)", *(len(s.finite) for s in stats)])
+            if any(s.censored for s in stats):
+                table.append([f"{title} (more than)", *(min(s.censored) if s.censored else "" for s in stats)])
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows(zip(*table, strict=True))
         return text.getvalue()

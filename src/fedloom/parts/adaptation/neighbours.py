@@ -8,9 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedloom.core.checks import at_least, positive, probability
+from fedloom.core.checks import at_least, one_class_each, positive, probability
 from fedloom.core.context import Batch, Forward, Output
-from fedloom.core.errors import ConfigError
 from fedloom.core.parts import Adaptation, Needs
 from fedloom.core.slots import adaptations
 from fedloom.core.targets import CLASSES
@@ -60,8 +59,7 @@ class Neighbours(Adaptation):
     def adapt(
         self, forward: Forward, theta: Tensor, support: Batch, loss: Callable[[Output, Batch], Tensor]
     ) -> tuple[Callable[[Tensor], Output], Tensor | None]:
-        if support.y.ndim != 1 or support.y.is_floating_point():
-            raise ConfigError("adaptation 'neighbours' needs one class per sample, which these data do not have.")
+        one_class_each("adaptation 'neighbours'", support.y)
         memory = _features(forward(theta, support.x))
 
         def predict(x: Tensor) -> Output:

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedloom.core.checks import at_least
+from fedloom.core.checks import at_least, one_class_each
 from fedloom.core.context import Batch, Forward, Output
-from fedloom.core.errors import ConfigError
 from fedloom.core.parts import Adaptation, Needs
 from fedloom.core.slots import adaptations
 from fedloom.core.targets import CLASSES
@@ -52,8 +51,7 @@ class PersonalHead(Adaptation):
     def adapt(
         self, forward: Forward, theta: Tensor, support: Batch, loss: Callable[[Output, Batch], Tensor]
     ) -> tuple[Callable[[Tensor], Output], Tensor | None]:
-        if support.y.ndim != 1 or support.y.is_floating_point():
-            raise ConfigError("adaptation 'personal_head' needs one class per sample, which these data do not have.")
+        one_class_each("adaptation 'personal_head'", support.y)
         out = forward(theta, support.x)
         z, logits = _with_one(out), out.logits
         truth = (support.y[:, None] == torch.arange(logits.shape[1], device=z.device)).to(z.dtype)  # [B, C]

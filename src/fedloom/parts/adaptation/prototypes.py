@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedloom.core.checks import one_class_each
 from fedloom.core.context import Batch, Forward, Output
-from fedloom.core.errors import ConfigError
 from fedloom.core.meta import NEVER
 from fedloom.core.parts import Adaptation, Needs
 from fedloom.core.slots import adaptations
@@ -48,8 +48,7 @@ class Prototypes(Adaptation):
         Raises:
             ConfigError: if targets are not one class per sample.
         """
-        if support.y.ndim != 1 or support.y.is_floating_point():
-            raise ConfigError("adaptation 'proto' needs one class per sample, which these data do not have.")
+        one_class_each("adaptation 'proto'", support.y)
         out = forward(theta, support.x)
         assert out.features is not None
         z = out.features.flatten(1)

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedloom.core.checks import at_least
+from fedloom.core.checks import at_least, one_class_each
 from fedloom.core.context import Batch, Context, Facts, Model, Output, RoundInfo
-from fedloom.core.errors import ConfigError
 from fedloom.core.parts import ClientEnd, Halves, Needs, Reduce, Term
 from fedloom.core.slots import objectives
 from fedloom.core.targets import CLASSES
@@ -61,8 +60,7 @@ class PrototypeAlignment(Term):
         return {}  # the number of features is known when the first prototypes arrive
 
     def loss(self, out: Output, batch: Batch, ctx: Context) -> Tensor:
-        if batch.y.ndim != 1:
-            raise ConfigError("objective 'alignment' needs one class per sample, which these data do not have.")
+        one_class_each("objective 'alignment'", batch.y)
         assert out.features is not None
         r = out.features.flatten(1)
         if "known" not in ctx.down:

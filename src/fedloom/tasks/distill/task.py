@@ -144,7 +144,7 @@ class DistillTask(TrainerTask):
         return self.described
 
     @cached_property
-    def bench(self) -> work.DistillationData:
+    def material(self) -> work.DistillationData:
         """Data and settings of all passes; computes the teacher's outputs, once."""
         experiment, answers = self.experiment, None
         if experiment.method.needs_teacher:
@@ -177,7 +177,7 @@ class DistillTask(TrainerTask):
         done, total = (sum(self.schedule.rounds[begin:stop]) * per for stop in (r, end))
         losses = work.on_terms(self.learner, self.guide, self.tau_s)
         for k in range(self.schedule.rounds[r]):
-            found["train/loss"] = self._pass(self.bench, losses, done + k * per, total)
+            found["train/loss"] = self._pass(self.material, losses, done + k * per, total)
         return found
 
     def _phase(self, r: int) -> tuple[int, int]:
@@ -185,14 +185,14 @@ class DistillTask(TrainerTask):
         guide, rounds = self.experiment.method.guide, len(self.schedule.rounds)
         return (0, rounds) if guide is None else guide.phase(r, rounds)
 
-    def _pass(self, bench: work.DistillationData, losses: work.Losses, first: int, total: int) -> float:
+    def _pass(self, material: work.DistillationData, losses: work.Losses, first: int, total: int) -> float:
         """A pass of the student whose first step is step ``first`` of the phase's ``total``; returns its mean loss."""
         training = self.experiment.training
 
         def rate(at: int) -> float:
             return training.rate(first + at, total)
 
-        loss = work.student_pass(bench, self.learner, self.sgd, self.passes, rate, losses)
+        loss = work.student_pass(material, self.learner, self.sgd, self.passes, rate, losses)
         self.passes += 1
         return loss
 
@@ -202,7 +202,7 @@ class DistillTask(TrainerTask):
         settings = method.guide
         assert settings is not None
         assert self.guide is not None
-        now = work.snapshot_student(self.bench, self.learner, method, r)
+        now = work.snapshot_student(self.material, self.learner, method, r)
         self.forwards += 1
         if self.delta is None:  # the student as it stands at the beginning
             error = float((now.own.argmax(1) != now.y).double().mean())
@@ -214,9 +214,9 @@ class DistillTask(TrainerTask):
         delta = settings.budget_of(r, self.delta)
         found: Record = {}
         for k in range(settings.passes + (settings.first_passes if r == 0 else 0)):
-            batches = self.bench.batches("guide", r, k)
+            batches = self.material.batches("guide", r, k)
             found["guide/loss"] = work.guide_pass(
-                self.bench, method, now, self.guide, self.guide_sgd, batches, lr, lagrange, delta, self.tau_s
+                self.material, method, now, self.guide, self.guide_sgd, batches, lr, lagrange, delta, self.tau_s
             )
         g, wrong = work.guide_values(self.guide, now), now.wrong
         return found | {
@@ -283,7 +283,7 @@ class DistillTask(TrainerTask):
         """The guide's current g on every training sample [N], and whether the student is right there [N]."""
         if self.guide is None:
             return None
-        now = work.snapshot_student(self.bench, self.learner, self.experiment.method, len(self.schedule.rounds))
+        now = work.snapshot_student(self.material, self.learner, self.experiment.method, len(self.schedule.rounds))
         return work.guide_values(self.guide, now), ~now.wrong
 
     def summarise(self, status: Status) -> dict[str, Any]:

@@ -27,17 +27,17 @@ class StreamEvaluator:
 
     Args:
         online: the experiment.
-        bank: its ensemble of experts.
+        ensemble: its ensemble of experts.
     """
 
     online: Online
-    bank: ExpertEnsemble
+    ensemble: ExpertEnsemble
 
     def placed(self, arrays: Arrays) -> Arrays:
         """Arrays in the experiment's dtype and on its device."""
         x = arrays.x.to(getattr(torch, self.online.dtype)) if arrays.x.is_floating_point() else arrays.x
         y = arrays.y.to(x.dtype) if arrays.y.is_floating_point() and x.is_floating_point() else arrays.y
-        return Arrays(x.to(self.bank.device), y.to(self.bank.device), arrays.classes)
+        return Arrays(x.to(self.ensemble.device), y.to(self.ensemble.device), arrays.classes)
 
     def predict(self, state: State, task: Task, only: Sequence[int], rows: Tensor | None = None) -> Tensor:
         """Logits on the task's test samples [E, N, C], after adaptation to its training samples (or ``rows`` of them).
@@ -46,9 +46,9 @@ class StreamEvaluator:
         """
         train, x = self.placed(task.train), self.placed(task.test).x
         if rows is not None and not len(rows):
-            return self.bank.unadapted(state, x, only)
+            return self.ensemble.unadapted(state, x, only)
         support = Batch(train.x, train.y) if rows is None else Batch(train.x[rows], train.y[rows])
-        return self.bank.predict(state, support, x, only)
+        return self.ensemble.predict(state, support, x, only)
 
     def score(self, logits: Tensor, task: Task, only: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Accuracy and loss [E] on a task's test samples from the logits of some experts; NaN for the others."""
@@ -98,12 +98,12 @@ class StreamEvaluator:
             if len(shapes) == 1:
                 support = Batch(torch.stack([a.x for a, _ in splits]), torch.stack([a.y for a, _ in splits]))
                 x, y = torch.stack([b.x for _, b in splits]), torch.stack([b.y for _, b in splits])
-                logits = self.bank.predict(state, support, x, only, many=True)  # [E, T, N, C]
+                logits = self.ensemble.predict(state, support, x, only, many=True)  # [E, T, N, C]
                 accuracy, losses = scores(logits, y, self.online.objective[0])
                 right, loss = right + accuracy.cpu().sum(1), loss + losses.cpu().sum(1)
             else:
                 for train, test in splits:
-                    logits = self.bank.predict(state, Batch(train.x, train.y), test.x, only)
+                    logits = self.ensemble.predict(state, Batch(train.x, train.y), test.x, only)
                     accuracy, losses = scores(logits, test.y, self.online.objective[0])
                     right, loss = right + accuracy.cpu(), loss + losses.cpu()
             start += len(tasks)

@@ -116,7 +116,7 @@ class Online:
             raise ConfigError(f"hedged is {self.hedged!r}, but it must be one of {', '.join(map(repr, HEDGED))}.")
         one_of("unknown dtype", self.dtype, DTYPES)
 
-    def bank(self) -> ExpertEnsemble:
+    def ensemble(self) -> ExpertEnsemble:
         """Make the ensemble on a freshly initialised model, which is tried on inputs of the first task.
 
         Raises:

@@ -107,16 +107,16 @@ class Live(RunRecords):
             suffered = 1 - accuracy if online.hedged == "error" else loss
             total = online.hedge.update(total, torch.where(torch.isfinite(loss), suffered, float("inf")))
         with known_tokens(train.x):
-            self.state, _ = self._task.bank.learn(self.state, self.seen, evaluator.placed(train), active)
-        self.total = torch.where(self._task.bank.finite(self.state), total, float("inf"))
+            self.state, _ = self._task.ensemble.learn(self.state, self.seen, evaluator.placed(train), active)
+        self.total = torch.where(self._task.ensemble.finite(self.state), total, float("inf"))
         self.seen += 1
 
     def _logits(self, support: Samples, x: Any, active: list[int]) -> Tensor:
-        bank, placed = self._task.bank, self._task.evaluator.placed
+        ensemble, placed = self._task.ensemble, self._task.evaluator.placed
         train, x = placed(self._arrays(support)), inputs_like(self._like, x)
-        asked = placed(Arrays(x, torch.zeros(len(x), dtype=torch.long), bank.classes))
+        asked = placed(Arrays(x, torch.zeros(len(x), dtype=torch.long), ensemble.classes))
         with known_tokens(train.x, asked.x):
-            return bank.predict(self.state, Batch(train.x, train.y), asked.x, active)
+            return ensemble.predict(self.state, Batch(train.x, train.y), asked.x, active)
 
     def _arrays(self, samples: Samples, what: str = "support") -> Arrays:
         if not isinstance(samples, (tuple, list)) or len(samples) != 2:

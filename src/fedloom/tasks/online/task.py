@@ -104,15 +104,15 @@ class OnlineTask(TrainerTask):
         super().__init__()
         self.online, self.name, self.rounds, self.seed = online, online.name, len(online.stream), online.seed
         self.config, self.citations = online.config, "\n\n".join(online.citations()) + "\n"
-        self.bank = online.bank()
-        self.evaluator = StreamEvaluator(online, self.bank)
-        self.state = self.bank.init()
+        self.ensemble = online.ensemble()
+        self.evaluator = StreamEvaluator(online, self.ensemble)
+        self.state = self.ensemble.init()
         self.total = online.hedge.init(len(online.experts))
 
     def identity(self) -> dict[str, Any]:
         first = self.online.stream[0]
         digest = hashlib.sha256(first.train.x.numpy().tobytes() + first.train.y.numpy().tobytes()).hexdigest()[:16]
-        theta = hashlib.sha256(self.bank.init()[FIRST]["w"].cpu().numpy().tobytes()).hexdigest()[:16]
+        theta = hashlib.sha256(self.ensemble.init()[FIRST]["w"].cpu().numpy().tobytes()).hexdigest()[:16]
         return {**self.online.describe(), "stream": {"digest": digest}, "model": {"digest": theta}}
 
     def step(self) -> StreamStep:
@@ -121,12 +121,12 @@ class OnlineTask(TrainerTask):
             return self._step(task)
 
     def _step(self, task: Task) -> StreamStep:
-        online, bank, measures, t = self.online, self.bank, self.online.measures, self.round
+        online, ensemble, measures, t = self.online, self.ensemble, self.online.measures, self.round
         p = online.hedge.p(self.total)
         active = online.hedge.active(self.total)
         train = self.evaluator.placed(task.train)
         first = [e for e in active if online.experts[e].learner.learns_first]
-        ahead = bank.learn(self.state, t, train, active) if first else None
+        ahead = ensemble.learn(self.state, t, train, active) if first else None
         logits = self.evaluator.predict(self.state, task, active)
         if ahead is not None:
             rows = torch.tensor([list(active).index(e) for e in first], device=logits.device)
@@ -151,7 +151,7 @@ class OnlineTask(TrainerTask):
         suffered = 1 - accuracy if online.hedged == "error" else loss
         total = online.hedge.update(self.total, torch.where(finite, suffered, float("inf")))
         record["hedge/loss"] = mixed(p, suffered)
-        state, losses = ahead or bank.learn(self.state, t, train, active)
+        state, losses = ahead or ensemble.learn(self.state, t, train, active)
         record["train/loss"] = mixed(online.hedge.p(total), losses)
         record |= {
             "memory/tasks": len(state[MEMORY]) // 2,
@@ -180,10 +180,10 @@ class OnlineTask(TrainerTask):
 
     def _placed(self, place: str, tree: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """A group's state on the run's device; the numbers of stored tasks stay on the CPU."""
-        return {k: v if place != MEMORY and k == "held" else v.to(self.bank.device) for k, v in tree.items()}
+        return {k: v if place != MEMORY and k == "held" else v.to(self.ensemble.device) for k, v in tree.items()}
 
     def summarise(self, status: Status) -> dict[str, Any]:
-        return summarise(self.online, self.history, self.total, self.bank.plan(0)[0].layout.size)
+        return summarise(self.online, self.history, self.total, self.ensemble.plan(0)[0].layout.size)
 
 
 def _due(t: int, every: int) -> bool:
