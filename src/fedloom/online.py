@@ -11,8 +11,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from fedloom.config.build import DATA, Shared
 from fedloom.config.online import ONLINE, build
 from fedloom.experiment import trainer
+from fedloom.experiment.deployed import table_of
 from fedloom.tasks.online.live import Live
 from fedloom.tasks.online.task import OnlineTask
 
@@ -31,5 +33,8 @@ def load(path: Path | str) -> Live:
         DataError: if the run's data are not on this machine.
     """
     directory, config = ONLINE.of_run(path, "use Live(OnlineTask(experiment)) instead")
-    task = OnlineTask(build(config))
-    return Live(task, trainer.load(task, directory), directory.summary(), directory.path)
+    shared = Shared()
+    task = OnlineTask(build(config, shared))
+    source = shared("source", config.values["data"], DATA.instantiate)
+    table = table_of({"source": source.describe()})
+    return Live(task, trainer.load(task, directory), directory.summary(), directory.path, table)

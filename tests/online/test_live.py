@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from helpers.arriving import LOCAL, gaussians, online, stream
@@ -72,6 +73,25 @@ def test_a_run_goes_on_live(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert whole.summary["rounds"] == len(whole.history) == 4
     assert all(torch.equal(value, live.state["0"][name]) for name, value in whole.state["0"].items())
     assert torch.equal(live.total, whole.total)
+
+
+def test_tables_are_read_as_the_runs_own_were(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = [f"{day},{day % 3},{1000 + 10 * day},{'ab'[day % 2]}" for day in range(1, 41)]
+    Path("visits.csv").write_text("\n".join(["day,label,weight,ward", *rows]) + "\n")
+    words = ["data=table:visits.csv", "data.time=day", "data.standardise=true", "stream=in_order", "stream.train=6"]
+    small = ["stream.test=2", "learner=moml", "local.steps=1", "model.hidden=[4]", "device=cpu"]
+    assert main(["online", *words, *small, "out=run"]) == 0
+    live, frame = fl.online.load("run"), pd.read_csv("visits.csv")
+    source = fl.data.sources.make("table", path="visits.csv", time="day", standardise=True)
+    x, y = source.train.x, source.train.y
+    assert y.tolist() == frame["label"].tolist()  # so the rows are in order
+    columns = frame[["weight", "ward"]]
+    told = live.predict((columns[:6], frame["label"][:6]), columns[6:9])
+    assert torch.equal(told, live.predict((x[:6], y[:6]), x[6:9]))
+    live.observe((columns[:6], frame["label"][:6]))
+    with pytest.raises(DataError, match="weight"):
+        live.predict((columns[:6], frame["label"][:6]), columns[["ward"]])
 
 
 def diverging() -> Live:

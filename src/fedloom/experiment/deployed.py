@@ -118,11 +118,7 @@ class DeployedModel:
 
     def inputs(self, x: Any) -> Tensor:
         """Inputs [N, ...] in the type of the run's data; see ``predict``."""
-        if "columns" in self.table and is_frame(x):
-            x = in_columns(x, self.table["columns"], self.table.get("standardised"))
-        if "texts" in self.table:
-            x = in_tokens(x, **self.table["texts"])
-        return inputs_like(self.arrays, x)
+        return inputs_like(self.arrays, self.table, x)
 
     def labelled(self, x: Any, y: Any) -> Arrays:
         """Inputs and targets as arrays like the run's."""
@@ -161,12 +157,18 @@ def table_of(provenance: Mapping[str, Any]) -> dict[str, Any]:
     return {key: source[key] for key in ("columns", "standardised", "label", "texts") if key in source}
 
 
-def inputs_like(arrays: Arrays, x: Any) -> Tensor:
+def inputs_like(arrays: Arrays, table: Mapping[str, Any], x: Any) -> Tensor:
     """Inputs [N, ...] in the shape, type and scale of a run's data; 8-bit pixels are rescaled.
+
+    Columns of a table, and texts, are read as the run's own were, which ``table`` says (``table_of``).
 
     Raises:
         DataError: if they do not fit.
     """
+    if "columns" in table and is_frame(x):
+        x = in_columns(x, table["columns"], table.get("standardised"))
+    if "texts" in table:
+        x = in_tokens(x, **table["texts"])
     wanted, shape = arrays.x.dtype, tuple(arrays.x.shape[1:])
     x = as_tensor("x", x)
     if not len(x):

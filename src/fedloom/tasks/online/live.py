@@ -19,7 +19,7 @@ from fedloom.experiment.trained import RunRecords
 from fedloom.tasks.online.task import OnlineTask
 
 Samples = tuple[Any, Any]
-"""Inputs x [n, ...] and labels y [n], tensors or arrays."""
+"""Inputs x [n, ...], as arrays, tensors, or a table or texts if the run's data were, and labels y [n]."""
 
 
 class Live(RunRecords):
@@ -33,6 +33,7 @@ class Live(RunRecords):
         history: one record per task of the run so far; ``Live.history`` is their frame.
         summary: the content of ``summary.json``; empty if the run has not ended.
         path: the run directory, if there is one.
+        table: how the run's inputs were made of a table or texts, as ``table_of`` has it.
 
     Raises:
         ConfigError: for learners that train on a task before they predict it, such as ``toe``.
@@ -44,12 +45,13 @@ class Live(RunRecords):
         history: Sequence[Mapping[str, Any]] = (),
         summary: Mapping[str, Any] | None = None,
         path: Path | None = None,
+        table: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(history, summary or {}, path)
         if any(expert.learner.learns_first for expert in task.online.experts):
             raise ConfigError(f"learner {task.name!r} trains on a task before it predicts it, so it cannot be live.")
         self._task, self.state, self.total, self.seen = task, task.state, task.total, task.round
-        self._like = task.online.stream[0].train
+        self._like, self._table = task.online.stream[0].train, table or {}
 
     def __repr__(self) -> str:
         experts = f"{len(self.total)} experts" if len(self.total) > 1 else "1 expert"
@@ -113,7 +115,7 @@ class Live(RunRecords):
 
     def _logits(self, support: Samples, x: Any, active: list[int]) -> Tensor:
         ensemble, placed = self._task.ensemble, self._task.evaluator.placed
-        train, x = placed(self._arrays(support)), inputs_like(self._like, x)
+        train, x = placed(self._arrays(support)), self._inputs(x)
         asked = placed(Arrays(x, torch.zeros(len(x), dtype=torch.long), ensemble.classes))
         with known_tokens(train.x, asked.x):
             return ensemble.predict(self.state, Batch(train.x, train.y), asked.x, active)
@@ -124,4 +126,7 @@ class Live(RunRecords):
         x, y = samples
         if not len(x):
             raise ConfigError(f"a live learner needs at least one {what} sample of a task.")
-        return labelled_like(self._like, inputs_like(self._like, x), y)
+        return labelled_like(self._like, self._inputs(x), y)
+
+    def _inputs(self, x: Any) -> Tensor:
+        return inputs_like(self._like, self._table, x)
