@@ -101,7 +101,7 @@ def test_a_lost_answer_and_a_late_one_leave_no_trace(tmp_path: Path) -> None:
 
 
 def test_nodes_killed_before_they_answer_send_the_same_answer_again(undisturbed: RunResult, tmp_path: Path) -> None:
-    transport = in_process(config(*WORDS, "deploy.deadline=5"), tmp_path)
+    transport = in_process(config(*WORDS, "deploy.deadline=60"), tmp_path)
     killed: set[tuple[str, int]] = set()
 
     def killing(name: str, number: int, blob: bytes) -> list[bytes]:
@@ -112,7 +112,7 @@ def test_nodes_killed_before_they_answer_send_the_same_answer_again(undisturbed:
         return [blob]
 
     transport.route = killing
-    same(again(transport, ["deploy.deadline=5"]), undisturbed)
+    same(again(transport, ["deploy.deadline=60"]), undisturbed)
     assert len(killed) == 6
 
 
