@@ -21,6 +21,7 @@ from fedloom.compute.batched import LONGEST, Batched, _Block
 from fedloom.compute.cohort.coordinates import coordinates
 from fedloom.compute.plain import has_separate_rounds
 from fedloom.core.aggregate import even_blocks
+from fedloom.core.client import ClientWork
 from fedloom.core.context import Context
 from fedloom.core.errors import ConfigError
 from fedloom.core.layout import Layout
@@ -172,6 +173,26 @@ def test_a_client_that_fails_is_named_and_the_others_go_on(monkeypatch: pytest.M
     assert {f.client for f in result.failures} == {SIZES.index(16)}
     assert "stumbled" in str(result.failures[0])
     assert "stumble" in result.failures[0].trace
+    assert_same_run(reference, result, TOLERANCE)
+
+
+@pytest.mark.parametrize("name", ["scaffold", "fedrep", "apfl", "superfed_lm"])  # plain, in phases, in pairs, in steps
+def test_a_client_that_fails_at_its_end_is_named_and_the_others_go_on(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finish = ClientWork.finish
+
+    def stumble(self: ClientWork, *given: Any) -> Any:
+        if self.client == 2:
+            raise ValueError("stumbled")
+        return finish(self, *given)
+
+    monkeypatch.setattr(ClientWork, "finish", stumble)
+    reference, result = (
+        go(name, compute=compute, **settings("plain", drop_rate=0.0)) for compute in ("live", "batched")
+    )
+    assert [f.client for f in result.failures] == [2] * len(result.history)
+    assert "stumbled" in str(result.failures[0])
     assert_same_run(reference, result, TOLERANCE)
 
 
