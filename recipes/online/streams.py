@@ -16,10 +16,9 @@ each learner that has one, alpha is then chosen at each K on the first tasks of 
 accuracy on the new tasks of their second half; other seeds are reported.
 
 Left open by the publication, or different: Hedge counts errors on the test samples and drops experts below 1e-6;
-gradients are clipped at 3; a step adapts with 10 of a task's training samples
-and descends on a batch; FTML draws one of its tasks a step, and so does B-MOML except for ``B-MOML ..., whole``, whose
-step descends the mean loss of the buffer and the new task, as published; a random buffer takes a task with probability
-.5.
+gradients are clipped at 3; a step adapts with 10 of a task's training samples and descends on a batch; FTML draws one
+of its tasks a step, and so does B-MOML except for ``B-MOML ..., whole``, whose step descends the mean loss of the
+buffer and the new task, as published; a random buffer takes a task with probability .5.
 
 Work proceeds in stages (``--tasks``): all runs on the first tasks, then the same runs on more of them. Every run is a
 run directory that continues where it stopped. A learner that diverges is listed, and the others continue.
@@ -239,10 +238,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     said += " --hedge" * args.hedge
     results |= {"machine": common.machine(), "commands": list(dict.fromkeys([*results["commands"], said]))}
     for steps, tasks in itertools.product([None] if args.hedge else args.steps, args.tasks):
-        kind = HEDGE if steps is None else f"K {steps}"
-        known = {} if steps is None else results["tuning"].setdefault(kind, {})
-        for learner in (name for name in args.learners if common.LEARNERS[name][2] and name not in known):
-            if steps is not None:
+        kind, known = HEDGE if steps is None else f"K {steps}", {}
+        if steps is not None:
+            known = results["tuning"].setdefault(kind, {})
+            for learner in (name for name in args.learners if common.LEARNERS[name][2] and name not in known):
                 known[learner] = tuned(args.stream, learner, steps, args.tuning, args.runs)
                 report(args.stream, results, args.out)
         for seed, learner in itertools.product(args.seeds, args.learners):

@@ -9,6 +9,8 @@ import pytest
 from helpers.commands import Cli
 
 from fedloom.cli.target import described
+from fedloom.config.target import build
+from fedloom.core.errors import ConfigError
 from fedloom.tasks.target.label_shift import LabelShiftCheck, TargetPrior
 from fedloom.tasks.target.model import TargetFacts, TargetModel
 
@@ -27,3 +29,9 @@ def test_safetensors_are_not_called_onnx(words: tuple[str, ...], cli: Cli) -> No
     assert answer.code == 2
     assert "buyer.onnx would hold safetensors, not onnx; name it buyer.safetensors." in answer.err
     assert not Path("buyer.onnx").exists()
+
+
+@pytest.mark.parametrize("word", ["views=3", "metod.steps=3"])
+def test_settings_of_a_method_begin_with_its_key(word: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{word} is no setting of a method for a target; write method="):
+        build(["method=target_fit", word])
