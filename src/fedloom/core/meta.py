@@ -12,26 +12,32 @@ from fedloom.core.layout import call
 from fedloom.core.objective import Net, companions
 from fedloom.core.objective import loss as objective_loss
 from fedloom.core.plan import ClientPlan
+from fedloom.core.subspace import Subspace
 
 PIECE = 1000  # samples per forward pass without gradients
 NEVER = -1e9  # logit of an impossible class
 
 
-def forward(plan: ClientPlan, net: Net, buffers: Tensor, batches: tuple[Batch, ...] = ()) -> Forward:
+def forward(
+    plan: ClientPlan, net: Net, buffers: Tensor, batches: tuple[Batch, ...] = (), within: Subspace | None = None
+) -> Forward:
     """The model as a function of parameters [P] and inputs; buffers are copied, so that calls leave them unchanged.
 
     For methods that compare two views, inputs that belong to one of ``batches`` get that batch's second view; any other
-    inputs are their own second view. Without gradients, large inputs are evaluated in chunks.
+    inputs are their own second view. Without gradients, large inputs are evaluated in chunks. ``within`` a subspace it
+    is a function of that subspace's parameters.
     """
+    layout = plan.layout if within is None else within.layout
 
     def once(theta: Tensor, x: Tensor) -> Output:
         twin = None
         if plan.has_twin:
             twin = next((batch.twin for batch in batches if batch.x is x and batch.twin is not None), x)
-        named = plan.layout.named(theta, buffers)
-        for leaf in plan.layout.buffers:  # a memory for each: layers that overwrite theirs leave others' graphs alone
+        named = layout.named(theta, buffers)
+        for leaf in layout.buffers:  # a memory for each: layers that overwrite theirs leave others' graphs alone
             named[leaf.name] = named[leaf.name].clone()
-        return call(net, {f"model.{name}": value for name, value in named.items()}, (x, twin))
+        named = {f"model.{name}": value for name, value in named.items()}
+        return call(net, named, (x, twin)) if within is None else call(within.net, named, (within.inputs(x), None))
 
     def run(theta: Tensor, x: Tensor) -> Output:
         if torch.is_grad_enabled() or len(x) <= PIECE:
@@ -55,7 +61,6 @@ def objective(
     the model can predict to those of the support: query rows of other classes are then left out, and the teacher's
     logits of other classes are ignored.
     """
-    model = forward(plan, net, buffers, (support, query))
 
     def value(theta: Tensor) -> Tensor:
         def loss(out: Output, batch: Batch, known: Tensor | None = None) -> Tensor:
@@ -64,7 +69,7 @@ def objective(
                 out = out._replace(teacher=out.teacher.masked_fill(~known, NEVER))
             return objective_loss(plan, out, batch, seen)
 
-        predict, known = plan.method.adaptation.adapt(model, theta, support, loss)
+        predict, known = _adapt(plan, net, buffers, theta, support, loss, (support, query))
         out = predict(query.x)
         if plan.has_twin and out.twin is None:
             out = out._replace(twin=predict(query.x if query.twin is None else query.twin).logits)
@@ -98,7 +103,7 @@ def deployed(plan: ClientPlan, net: Net, theta: Tensor, buffers: Tensor, support
     The loss inside the adaptation is that of the terms that learn from the data, without regularisers.
     """
     loss = _on_data(plan, theta, support)
-    predict, _ = plan.method.adaptation.adapt(forward(plan, net, buffers), theta, support, loss)
+    predict, _ = _adapt(plan, net, buffers, theta, support, loss)
     return lambda x: predict(x).logits
 
 
@@ -106,6 +111,16 @@ def fitted(plan: ClientPlan, net: Net, theta: Tensor, buffers: Tensor, support: 
     """The parameters [P] of the ``deployed`` model; None if that is more than a network with other parameters."""
     loss = _on_data(plan, theta, support)
     return plan.method.adaptation.fit(forward(plan, net, buffers), theta, support, loss)
+
+
+def _adapt(
+    plan: ClientPlan, net: Net, buffers: Tensor, theta: Tensor, support: Batch, loss: Callable[[Output, Batch], Tensor],
+    batches: tuple[Batch, ...] = (),
+) -> tuple[Callable[[Tensor], Output], Tensor | None]:  # fmt: skip
+    """``Adaptation.adapt`` from θ [P], in the subspace of the support where that is faster."""
+    within = Subspace.of(plan, net, theta, support.x)
+    model = forward(plan, net, buffers, batches, within)
+    return plan.method.adaptation.adapt(model, theta if within is None else within.theta, support, loss)
 
 
 def _on_data(plan: ClientPlan, theta: Tensor, support: Batch) -> Callable[[Output, Batch], Tensor]:

@@ -43,8 +43,6 @@ from fedloom.core.tree import Tree
 from fedloom.core.views import Pair, RegGrad, StepInfo, View
 
 UPDATE = "update"  # the slot of the update Δ_i [P] in every message
-
-
 Halves = tuple[Tree, Tensor]  # what a server half returns: the part's new state, and the update Δ [P] (or θ [P])
 
 
@@ -287,8 +285,11 @@ class Adaptation(Part):
     """How a model is adapted to a client before it is used; the identity leaves it unchanged.
 
     If the part ``trains``, local steps descend L(T(θ; support); query) on two fresh mini-batches; otherwise only the
-    deployed model is adapted, on all the client's training samples.
+    deployed model is adapted, on all the client's training samples. One that ``descends`` takes gradient steps on the
+    support and does nothing else.
     """
+
+    descends: ClassVar[bool] = False
 
     @property
     def trains(self) -> bool:

@@ -97,6 +97,7 @@ class Maml(Adaptation):
     second_order: bool = True
     training: bool = True
 
+    descends = True
     citation = """@inproceedings{fallah2020perfedavg,
   title={Personalized Federated Learning with Theoretical Guarantees: A Model-Agnostic Meta-Learning Approach},
   author={Fallah, Alireza and Mokhtari, Aryan and Ozdaglar, Asuman}, booktitle={NeurIPS}, year={2020}}"""
@@ -133,6 +134,8 @@ class FineTune(Adaptation):
 
     lr: float = 0.1
     steps: int = 5
+
+    descends = True
 
     def __post_init__(self) -> None:
         _check("finetune", self.lr, self.steps)

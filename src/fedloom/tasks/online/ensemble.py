@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -26,6 +26,7 @@ from fedloom.core.method import Method
 from fedloom.core.objective import Net
 from fedloom.core.parts import Adaptation, Term
 from fedloom.core.plan import ClientPlan
+from fedloom.core.subspace import pays
 from fedloom.core.tree import Tree
 from fedloom.tasks.online.batches import TaskBatch, stored, task_batches
 from fedloom.tasks.online.experts import ExpertConfig, Group
@@ -248,8 +249,16 @@ class ExpertEnsemble:
         plan, net = self.plan(1, adaptation) if learner.adapts and adaptation.trains else self.plan(0)
         net.train()
         seen = dict.fromkeys(plan.method.parts, NO_ROUND)
-        values = [adapting.objective(plan, net, plan.buffers0, support, query, seen) for support, query in material]
-        return lambda w: torch.stack([value(w) for value in values]).mean()
+
+        def loss(w: Tensor, sx: Tensor, sy: Tensor, qx: Tensor, qy: Tensor) -> Tensor:
+            return adapting.objective(plan, net, plan.buffers0, Batch(sx, sy), Batch(qx, qy), seen)(w)
+
+        tasks = [(support.x, support.y, query.x, query.y) for support, query in material]
+        alike = all(x.shape == y.shape for task in tasks for x, y in zip(task, tasks[0], strict=True))
+        if len(tasks) > 1 and alike and self.stacked and pays(plan, net, tasks[0][0]):  # else a copy of w for each task
+            columns = [torch.stack(column) for column in zip(*tasks, strict=True)]
+            return lambda w: vmap(partial(loss, w), randomness="different")(*columns).mean()
+        return lambda w: torch.stack([loss(w, *task) for task in tasks]).mean()
 
     @cached_property
     def stacked(self) -> bool:

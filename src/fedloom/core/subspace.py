@@ -1,0 +1,201 @@
+"""Gradient steps on a few samples, with the first linear layer in an orthonormal basis of these samples.
+
+The gradient of a linear layer that reads the samples X [n, in] is a sum of δ_j x_jᵀ, so that steps on X stay within
+
+    W_s = W + B_s Qᵀ,    B_0 = 0,
+
+where the columns of Q [in, n] are an orthonormal basis of a space that contains the rows of X. The map from B [out, n]
+to W_s [out, in] preserves inner products: a gradient step in B is the step in W, and derivatives through the steps are
+the same, to any order. The layer's output on any x is x Wᵀ + (x Q) B_sᵀ, whose first part is computed once, so that a
+step on few samples with many inputs handles n numbers per unit in place of ``in``.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, replace
+from math import prod
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from fedloom.core.context import Output
+from fedloom.core.layout import Layout, Leaf, call
+from fedloom.core.objective import Net
+from fedloom.core.plan import ClientPlan
+
+GAIN = 4  # a basis pays on this many times fewer samples than inputs
+SMALLEST = 50_000  # weights from which it pays
+
+
+@dataclass(frozen=True)
+class Subspace:
+    """The model at θ for steps on a support, as a function of other parameters and inputs.
+
+    Attributes:
+        net: the network, whose first layer reads (x Wᵀ, x Q) in place of x.
+        layout: the order of its parameters: that of θ, with B in place of W.
+        theta: the parameters from which the steps start, in that order.
+        weight: W [out, in].
+        basis: Q [in, n].
+        support: X [n, ...].
+        read: (X Wᵀ, X Q) [n, out + n].
+    """
+
+    net: Net
+    layout: Layout
+    theta: Tensor
+    weight: Tensor
+    basis: Tensor
+    support: Tensor
+    read: Tensor
+
+    @classmethod
+    def of(cls, plan: ClientPlan, net: Net, theta: Tensor, support: Tensor) -> Subspace | None:
+        """The model at θ [P] for steps on ``support``; None where explicit weights are needed, or as fast."""
+        entrance = pays(plan, net, support)
+        if entrance is None:
+            return None
+        for mine, whole in zip(entrance.net.modules(), net.modules(), strict=True):
+            mine.training = whole.training
+        return entrance.at(theta, support)
+
+    def inputs(self, x: Tensor) -> Tensor:
+        """(x Wᵀ, x Q) [N, out + n] for samples [N, ...]; for the support it is already there."""
+        return self.read if x is self.support else _read(x, self.weight, self.basis)
+
+
+class InBasis(nn.Module):
+    """The linear layer from (x Wᵀ, x Q) [N, out + n] to x Wᵀ + (x Q) Bᵀ + b [N, out]; its weight is B [out, n]."""
+
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__()
+        self.units, self.weight, self.bias = layer.out_features, layer.weight, layer.bias
+
+    def forward(self, read: Tensor) -> Tensor:
+        return read[..., : self.units] + linear(read[..., self.units :], self.weight, self.bias)
+
+
+def _read(x: Tensor, weight: Tensor, basis: Tensor) -> Tensor:
+    flat = x.flatten(1)
+    return torch.cat([flat @ weight.mT, flat @ basis], 1)
+
+
+@dataclass(frozen=True)
+class Entrance:
+    """A linear layer that alone reads the samples: the place of its weight in the layout, and the network with it."""
+
+    net: Net
+    layout: Layout
+    place: int
+
+    @property
+    def leaf(self) -> Leaf:
+        """The layer's weight."""
+        return self.layout.parameters[self.place]
+
+    def at(self, theta: Tensor, support: Tensor) -> Subspace:
+        """The model at θ [P] for steps on ``support`` [n, ...]."""
+        leaves = list(self.layout.parameters)
+        offset = sum(leaf.size for leaf in leaves[: self.place])
+        before, weight, after = theta.tensor_split((offset, offset + self.leaf.size))
+        weight, (basis, _) = self.leaf.view(weight), torch.linalg.qr(support.flatten(1).mT)
+        leaves[self.place] = replace(self.leaf, shape=(len(weight), basis.shape[-1]))
+        start = torch.cat([before, theta.new_zeros(leaves[self.place].size), after])
+        layout = replace(self.layout, parameters=tuple(leaves))
+        return Subspace(self.net, layout, start, weight, basis, support, _read(support, weight, basis))
+
+
+def pays(plan: ClientPlan, net: Net, support: Tensor) -> Entrance | None:
+    """The layer whose steps on ``support`` [n, ...] are taken in its basis; None where explicit weights are used."""
+    if not plan.method.adaptation.descends or not len(support) or support.dtype != plan.layout.dtype:
+        return None
+    if GAIN * len(support) > support[0].numel():
+        return None
+    found = entrance(plan, net, support.shape[1:])
+    return found if found is not None and found.leaf.size >= SMALLEST else None
+
+
+_entrances: WeakKeyDictionary[Net, dict[tuple[int, ...], Entrance | None]] = WeakKeyDictionary()
+
+
+def entrance(plan: ClientPlan, net: Net, shape: tuple[int, ...]) -> Entrance | None:
+    """The layer of ``net`` that alone reads the samples [N, *shape], flattened, if it is linear and trained.
+
+    None if there is none, or if the method needs more of the network than its output. It is found by trial: samples
+    arrive at the layer unchanged, and the network that reads (x Wᵀ, x Q) instead gives the same output.
+    """
+    known = _entrances.setdefault(net, {})
+    if shape not in known:
+        known[shape] = _found(plan, net, shape)
+    return known[shape]
+
+
+def _found(plan: ClientPlan, net: Net, shape: tuple[int, ...]) -> Entrance | None:
+    if plan.has_twin or net.needs_model or not net.predicts or net.operand_dtype is not None:
+        return None
+    name, layer = next((each for each in net.named_modules() if [*each[1].parameters(recurse=False)]), ("", net))
+    names = [f"model.{leaf.name}" for leaf in plan.layout.parameters]
+    if type(layer) is not nn.Linear or f"{name}.weight" not in names or layer.in_features != prod(shape):
+        return None
+    same = {id(value): value for value in (*net.parameters(), *net.buffers())}  # tensors are shared, not copied
+    reduced = copy.deepcopy(net, same).eval()
+    reduced.set_submodule(name, InBasis(layer))
+    found = Entrance(reduced, plan.layout, names.index(f"{name}.weight"))
+    modes = [(each, each.training) for each in net.modules()]
+    try:
+        return found if _arrive(net.train(), layer, plan, shape) and _agree(plan, net.eval(), found, shape) else None
+    except (RuntimeError, ValueError, TypeError, IndexError):  # the samples are read elsewhere, too
+        return None
+    finally:
+        for each, mode in modes:
+            each.training = mode
+
+
+class _ArrivedError(Exception):
+    pass
+
+
+def _samples(plan: ClientPlan, shape: tuple[int, ...]) -> Tensor:
+    numbers = torch.arange(3 * prod(shape), dtype=plan.layout.dtype, device=plan.device)
+    return numbers.cos().view(3, *shape)
+
+
+@torch.no_grad()
+def _arrive(net: Net, layer: nn.Module, plan: ClientPlan, shape: tuple[int, ...]) -> bool:
+    """Whether the layer's input is the flattened samples, also in training, where dropout may come before it."""
+    x, seen = _samples(plan, shape), []
+
+    def stop(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        seen.append(inputs[0])
+        raise _ArrivedError
+
+    hook = layer.register_forward_pre_hook(stop)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            net(x)
+    except _ArrivedError:
+        return seen[0].shape == x.flatten(1).shape and torch.equal(seen[0], x.flatten(1))
+    finally:
+        hook.remove()
+    return False
+
+
+@torch.no_grad()
+def _agree(plan: ClientPlan, net: Net, found: Entrance, shape: tuple[int, ...]) -> bool:
+    """Whether the network in a basis gives the output of the whole one."""
+    theta = torch.arange(plan.layout.size, dtype=plan.layout.dtype, device=plan.device).sin() / 5
+    x = _samples(plan, shape)
+    small = found.at(theta, x[:2])
+
+    def outputs(net: Net, layout: Layout, theta: Tensor, x: Tensor) -> list[Tensor]:
+        named = layout.named(theta, plan.buffers0.to(plan.device, copy=True))
+        out: Output = call(net, {f"model.{name}": value for name, value in named.items()}, (x, None))
+        return [out.logits, *out.early, *([] if out.features is None else [out.features])]
+
+    pairs = zip(
+        outputs(net, plan.layout, theta, x), outputs(found.net, small.layout, small.theta, small.inputs(x)), strict=True
+    )
+    return all(one.shape == other.shape and torch.allclose(one, other, 1e-3, 1e-3) for one, other in pairs)

@@ -1,0 +1,249 @@
+"""Gradient steps in a basis of the samples: the same models and gradients as with explicit weights, wherever used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from helpers.networks import Split, fixed
+from torch import Tensor, nn
+
+from fedloom.core import subspace
+from fedloom.core.context import NO_ROUND, Batch
+from fedloom.core.federation import Arrays, Index
+from fedloom.core.federation import Split as Samples
+from fedloom.core.local import Local
+from fedloom.core.meta import deployed, gradient, objective
+from fedloom.core.method import Method
+from fedloom.core.objective import Net
+from fedloom.core.plan import ClientPlan
+from fedloom.models import models
+from fedloom.parts.adaptation import FineTune, Maml
+from fedloom.parts.objectives import CrossEntropy, Robustness
+from fedloom.tasks.online import ExpertConfig, ExpertEnsemble, learners
+
+SHAPE, CLASSES = (1, 6, 6), 3
+ADAPTATIONS = [Maml(0.3, 1), Maml(0.3, 3), Maml(0.3, 2, second_order=False), FineTune(0.2, 4)]
+
+
+@pytest.fixture(autouse=True)
+def _always(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However small the layer is."""
+    monkeypatch.setattr(subspace, "SMALLEST", 0)
+
+
+@pytest.fixture
+def explicitly(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], Tensor]], Tensor]:
+    """The value of a function that takes its steps with explicit weights."""
+
+    def value(f: Callable[[], Tensor]) -> Tensor:
+        with monkeypatch.context() as patch:
+            patch.setattr(subspace, "SMALLEST", 10**9)
+            return f()
+
+    return value
+
+
+def mlp() -> nn.Module:
+    return fixed(models.make("mlp", classes=CLASSES, inputs=SHAPE, hidden=(7, 5)))
+
+
+def batches(n: int = 5, seed: int = 0) -> tuple[Batch, Batch]:
+    draw = torch.Generator().manual_seed(seed)
+    x = torch.randn(n + 4, *SHAPE, generator=draw, dtype=torch.float64)
+    y = torch.randint(0, CLASSES, (n + 4,), generator=draw)
+    return Batch(x[:n], y[:n]), Batch(x[n:], y[n:])
+
+
+def planned(model: nn.Module, method: Method) -> tuple[ClientPlan, Net]:
+    nothing = Arrays(torch.zeros(0, *SHAPE, dtype=torch.float64), torch.zeros(0, dtype=torch.long), CLASSES)
+    plan = ClientPlan.of(model.double(), method, Samples(nothing, Index.of([[]])), Local(), 0, "cpu")
+    return plan, Net(model, plan)
+
+
+def adapting(part: Maml | FineTune, *terms: object) -> Method:
+    return Method("a", (CrossEntropy(), *terms), adaptation=part)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("part", ADAPTATIONS, ids=repr)
+@pytest.mark.parametrize("case", ["plain", "repeated samples", "samples of zeros", "padded"])
+def test_models_and_gradients_are_those_of_explicit_weights(
+    part: Maml | FineTune, case: str, explicitly: Callable[..., Tensor]
+) -> None:
+    """Also where the samples do not span n dimensions, and where some are padding."""
+    plan, net = planned(mlp(), adapting(part))
+    support, query = batches()
+    seen = dict.fromkeys(plan.method.parts, NO_ROUND)
+    if case == "repeated samples":
+        support.x[3:] = support.x[0]
+    if case == "samples of zeros":
+        support.x[1:4] = 0
+    if case == "padded":
+        support = support._replace(mask=torch.tensor([1, 1, 0, 1, 0], dtype=torch.float64))
+    assert subspace.Subspace.of(plan, net, plan.theta0, support.x) is not None
+
+    def model() -> Tensor:
+        with torch.no_grad():
+            return deployed(plan, net, plan.theta0, plan.buffers0, support)(query.x)
+
+    def slope() -> Tensor:
+        return gradient(objective(plan, net, plan.buffers0, support, query, seen), plan.theta0)[0]
+
+    def transformed() -> Tensor:
+        return torch.func.grad(objective(plan, net, plan.buffers0, support, query, seen))(plan.theta0)
+
+    for found in (model, slope, transformed):
+        torch.testing.assert_close(found(), explicitly(found), rtol=1e-10, atol=1e-12)
+
+
+def test_a_step_by_hand() -> None:
+    """A linear model under cross entropy, in NumPy: W - η (P - Y)ᵀ X / n."""
+    plan, net = planned(fixed(nn.Sequential(nn.Flatten(), nn.Linear(36, CLASSES))), adapting(FineTune(0.2, 2)))
+    support, query = batches()
+    flat, one_hot = support.x.flatten(1).numpy(), np.eye(CLASSES)[support.y.numpy()]
+    weight, bias = plan.theta0[:-CLASSES].view(CLASSES, 36).numpy(), plan.theta0[-CLASSES:].numpy()
+    for _ in range(2):
+        logits = flat @ weight.T + bias
+        shares = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+        weight = weight - 0.2 * (shares - one_hot).T @ flat / len(flat)
+        bias = bias - 0.2 * (shares - one_hot).mean(0)
+    with torch.no_grad():
+        found = deployed(plan, net, plan.theta0, plan.buffers0, support)(query.x)
+    np.testing.assert_allclose(found, query.x.flatten(1).numpy() @ weight.T + bias, rtol=1e-10, atol=1e-12)
+
+
+class Skipping(nn.Module):
+    """The samples are read twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(36, 4), nn.Linear(40, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        flat = x.flatten(1)
+        return self.last(torch.cat([torch.tanh(self.first(flat)), flat], 1))
+
+
+class Summing(nn.Module):
+    """The samples are read twice, by functions of any width."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(36, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.first(x.flatten(1)) + x.flatten(1).abs().mean(1, keepdim=True)
+
+
+class Dropping(nn.Module):
+    """Dropout comes first, in training alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(36, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(nn.functional.dropout(x.flatten(1), 0.5, self.training))
+
+
+class Tied(nn.Module):
+    """An autoencoder's weight, used twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(36, 4), nn.Linear(36, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.relu(self.first(x.flatten(1))) @ self.first.weight)
+
+
+def frozen() -> nn.Module:
+    model = mlp()
+    next(model.parameters()).requires_grad_(False)
+    return model
+
+
+UNFIT = [
+    Skipping, Summing, Dropping, Tied, frozen,
+    lambda: nn.Sequential(nn.Flatten(), nn.LayerNorm(36, elementwise_affine=False), nn.Linear(36, CLASSES)),
+    lambda: nn.Sequential(nn.Flatten(), nn.BatchNorm1d(36, affine=False), nn.Linear(36, CLASSES)),
+    lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(32, CLASSES)),
+    lambda: nn.Sequential(nn.Flatten(2), nn.Linear(36, CLASSES), nn.Flatten()),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("make", UNFIT)
+def test_other_networks_keep_explicit_weights(make: Callable[[], nn.Module]) -> None:
+    torch.manual_seed(0)
+    model = make()
+    plan, net = planned(model, adapting(Maml()))
+    net.train()
+    before = torch.get_rng_state()
+    assert subspace.Subspace.of(plan, net, plan.theta0, batches()[0].x) is None
+    assert all(each.training for each in net.modules())
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_explicit_weights_where_a_method_or_many_samples_need_them() -> None:
+    plan, net = planned(mlp(), adapting(Maml(), Robustness()))
+    assert plan.has_twin
+    assert subspace.pays(plan, net, batches()[0].x) is None
+    plan, net = planned(mlp(), adapting(Maml()))
+    assert subspace.pays(plan, net, batches(9)[0].x) is not None
+    assert subspace.pays(plan, net, batches(10)[0].x) is None
+    assert subspace.pays(plan, net, batches(5)[0].x.float()) is None
+    head = fixed(Split(nn.Flatten(), 36))
+    plan, net = planned(head, Method("a", (CrossEntropy(),), adaptation=Featured()))
+    assert subspace.pays(plan, net, batches()[0].x) is None
+
+
+class Featured(Maml):
+    """It needs features, which here are the samples."""
+
+    needs = replace(Maml.needs, features=True)
+
+
+class Shrinking(Maml):
+    """It does more than gradient steps."""
+
+    def fit(self, forward: object, theta: Tensor, support: Batch, loss: object) -> Tensor:
+        return 0.5 * theta
+
+
+def test_a_part_that_adapts_differently_is_asked_with_explicit_weights() -> None:
+    assert Maml.descends
+    assert not Shrinking.descends
+    plan, net = planned(mlp(), adapting(Shrinking()))
+    support, query = batches()
+    found = deployed(plan, net, plan.theta0, plan.buffers0, support)(query.x)
+    for value in net.model.parameters():
+        value.data /= 2
+    torch.testing.assert_close(found, net.model(query.x))
+
+
+@pytest.mark.parametrize("experts", [1, 3])
+def test_tasks_of_a_step_are_one_computation(experts: int, explicitly: Callable[..., Tensor]) -> None:
+    """A learner whose steps take several tasks: their mean loss, with and without other experts beside it."""
+    draw = torch.Generator().manual_seed(1)
+    tasks = [
+        Arrays(
+            torch.randn(12, *SHAPE, generator=draw), torch.randint(0, CLASSES, (12,), generator=draw), CLASSES
+        )
+        for _ in range(3)
+    ]  # fmt: skip
+    local = Local(steps=2, batch_size=4, lr=0.1, clip=3.0)
+    configs = tuple(
+        ExpertConfig(learners.make("b_moml", buffer=3, alpha=alpha), Maml(0.1, 2), local) for alpha in (1.0, 2.0, 3.0)
+    )
+
+    def learnt() -> Tensor:
+        ensemble = ExpertEnsemble(configs[:experts], mlp().float(), CLASSES, (CrossEntropy(),), support=4, seed=0)
+        state = ensemble.init()
+        for t, arrays in enumerate(tasks):
+            state, _ = ensemble.learn(state, t, arrays)
+        return state["0"]["w"]
+
+    torch.testing.assert_close(learnt(), explicitly(learnt), rtol=1e-4, atol=1e-5)
