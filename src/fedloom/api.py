@@ -16,7 +16,7 @@ from fedloom.config.build import following
 from fedloom.config.federated import RUN, SYNTHESIZE, build
 from fedloom.config.schema import COMMANDS, Config, read_run
 from fedloom.core.checks import one_of
-from fedloom.core.errors import ConfigError, in_words
+from fedloom.core.errors import ConfigError, in_words, outside
 from fedloom.core.federation import Federation
 from fedloom.core.local import Local
 from fedloom.core.method import Method
@@ -68,7 +68,7 @@ def run(
             of PyTorch, or the name of an objective, like ``binary_cross_entropy`` or ``squared_error``; see
             ``fl.objectives.loss``.
         out: run directory; None keeps everything in memory.
-        resume: True resumes from the newest checkpoint in ``out``; a path, from that checkpoint.
+        resume: True, or the run directory, resumes from the newest checkpoint in ``out``; a checkpoint, from that.
         checkpoint_every: rounds between checkpoints.
         keep: number of checkpoints to keep.
         callbacks: observers of the run.
@@ -82,15 +82,21 @@ def run(
     Raises:
         ConfigError: if the federation or the model is missing, or settings are incompatible.
         CheckpointError: if ``out`` exists, cannot be written, or holds another experiment.
-        ClientError: if all clients of a round fail, or the server model diverges.
+        ClientError: if all clients of a round fail other than by diverging, or the server model diverges.
+
+    Warns:
+        UserWarning: of what ``summary["warnings"]`` says: many updates were left out, or the final loss is not finite.
     """
     experiment = _experiment(method, federation, model, conditions, loss)
     for one in callbacks if isinstance(callbacks, Iterable) else [None]:
         if not isinstance(one, Callback):
             raise ConfigError("callbacks must be a list of callbacks, like [fl.EarlyStopping('global/loss')].")
-    return federated.run(
+    result = federated.run(
         experiment, out, resume=resume, checkpoint_every=checkpoint_every, keep=keep, callbacks=callbacks
     )
+    for told in result.summary["warnings"]:
+        warnings.warn(told, stacklevel=outside())
+    return result
 
 
 def load(

@@ -14,7 +14,7 @@ from pathlib import Path
 from fedloom.config.build import DATA, Shared
 from fedloom.config.online import ONLINE, build
 from fedloom.experiment import trainer
-from fedloom.experiment.deployed import table_of
+from fedloom.experiment.conventions import table_of
 from fedloom.tasks.online.live import Live
 from fedloom.tasks.online.task import OnlineTask
 

@@ -15,6 +15,7 @@ from helpers.networks import linear_layers
 from helpers.runs import assert_same_state, experiment, go, theta
 from helpers.trouble import MARK, guarded, marked, stumble
 
+import fedloom
 from fedloom.compute.live import Live
 from fedloom.core.client import ClientWork, FailureKind, Result
 from fedloom.core.context import Batch, Context, Output
@@ -145,6 +146,7 @@ def test_all_clients_raising_is_a_fault_in_the_code(engine: str) -> None:
     assert "failed in step 1 of" in text
     assert "RuntimeError: the sample is cursed" in text
     assert "in stumble" in caught.value.trace
+    assert "in stumble" in caught.value.__notes__[0]
 
 
 class Broken(Term):
@@ -175,6 +177,14 @@ def scaled(factor: float) -> Federation:
     federation = classes()
     arrays = replace(federation.train.arrays, x=federation.train.arrays.x * factor)
     return replace(federation, train=Split(arrays, federation.train.index))
+
+
+def test_in_python_updates_that_were_left_out_are_told() -> None:
+    """Otherwise a run in which none could be used would look like any other."""
+    with pytest.warns(UserWarning, match=r"8 of 12 updates \(67%\) were left out") as seen:
+        result = fedloom.run("fedavg", classes(), "mlp", rounds=2, participation=1.0, local=Local(lr=1e30))
+    assert all(one.filename == __file__ for one in seen)
+    assert "updates left out: 8>" in repr(result)
 
 
 def test_a_server_model_that_overflows_ends_the_run() -> None:

@@ -30,6 +30,7 @@ from fedloom.core.errors import CheckpointError, ConfigError
 from fedloom.core.federation import Federation, Split
 from fedloom.core.local import Local
 from fedloom.core.parts import Mixing
+from fedloom.core.reduce import Reduce
 from fedloom.core.tree import Tree
 from fedloom.experiment import checkpoint
 from fedloom.experiment.callbacks import Callback, RunInfo
@@ -177,6 +178,36 @@ def test_the_code_of_a_part_of_one_s_own_is_compared(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"method\.mixing: .*Changed"):
         run(given(2), tmp_path / "a", resume=True)
     assert len(run(given(1), tmp_path / "a", resume=True).history) == 2
+
+
+def test_the_declarations_of_a_part_of_one_s_own_are_compared(tmp_path: Path) -> None:
+    """What is not a setting but a class attribute, such as how uploads are reduced."""
+
+    def given(reduce: Reduce) -> Experiment:
+        class Reduced(Table):
+            uploads = {"gap": reduce}  # noqa: RUF012
+
+        return experiment(replace(make("fedavg"), mixing=Reduced()), rounds=2)
+
+    assert described.part(given(Reduce.MEAN).method.mixing) == described.part(given(Reduce.MEAN).method.mixing)
+    assert described.part(given(Reduce.MEAN).method.mixing) != described.part(given(Reduce.SUM).method.mixing)
+
+
+def test_the_module_in_which_a_function_of_one_s_own_stands_does_not_matter() -> None:
+    """A script's functions are in ``__main__``, and elsewhere when it is imported."""
+
+    def function(x: float) -> float:
+        return x + 1
+
+    one = described.described(function)
+    function.__module__ = "__main__"
+    assert described.described(function) == one
+
+
+def test_the_run_directory_itself_is_continued_from_its_newest_checkpoint(tmp_path: Path) -> None:
+    """``resume=DIR``, as on the command line."""
+    run(replace(work(), rounds=1), tmp_path / "a")
+    assert len(run(work(), tmp_path / "a", resume=str(tmp_path / "a")).history) == work().rounds
 
 
 @pytest.mark.parametrize("name", methods.names())

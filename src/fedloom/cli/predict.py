@@ -17,6 +17,7 @@ from fedloom import distill
 from fedloom.api import load
 from fedloom.core.errors import ConfigError, DataError
 from fedloom.data.own.tables import is_frame
+from fedloom.data.sources.arrays import inputs
 from fedloom.data.sources.scale import rescaled
 from fedloom.data.sources.table import CSV, read_frame
 from fedloom.experiment.atomic import write_whole
@@ -38,8 +39,8 @@ def command(arguments: argparse.Namespace) -> int:
     out = None if arguments.out is None else Path(arguments.out)
     if out is not None and (out.suffix not in (".npz", ".csv") or out.exists()):
         raise ConfigError(f"--out {out} must be a new file that ends in .npz or .csv.")
-    given, model = read(Path(files[0])), chosen(path, arguments.client)
-    given = with_targets(given, model)
+    model = chosen(path, arguments.client)
+    given = with_targets(read(Path(files[0]), model.texts), model)
     predicted = model.predict(given["x"])
     names = model.names if predicted.ndim == 1 and all(map(str.isprintable, model.names)) else ()
     if out is None:
@@ -64,7 +65,13 @@ def chosen(path: Path, client: str | None) -> DeployedModel:
     run = trained(path)
     if client is None:
         return run.server
-    return run.client(int(client) if client.isdecimal() and client not in run.federation.names else client)
+    names = run.federation.names
+    if client.isdecimal() and client not in names:
+        return run.client(int(client))
+    if client.isdecimal() and int(client) != (place := names.index(client)) and int(client) < len(names):
+        print(f"client {client!r} is client number {place} of the run; number {client} is named {names[int(client)]!r}",
+              file=sys.stderr)  # fmt: skip
+    return run.client(client)
 
 
 def trained(path: Path) -> TrainedRun:
@@ -105,14 +112,18 @@ def run_and_files(
     return Path(runs[0]), others
 
 
-def read(path: Path) -> Files:
+def read(path: Path, texts: Collection[str] = ()) -> Files:
     """The arrays of an .npz file; as ``x`` that of an .npy file, or the rows of a CSV or parquet table.
+
+    Args:
+        path: the file.
+        texts: columns of a table that hold texts, see ``read_frame``.
 
     Raises:
         DataError: if it cannot be read or has no ``x``.
     """
     if path.name.lower().endswith((*CSV, ".parquet")):
-        return {"x": read_frame(path)}
+        return {"x": read_frame(path, texts)}
     try:
         with path.open("rb") as file:
             stored = np.load(file, allow_pickle=False)
@@ -140,12 +151,15 @@ def with_targets(given: Files, model: DeployedModel) -> Files:
         scale, x = model.table.get("standardised"), given["x"]
         if "columns" in model.table or not isinstance(scale, Mapping) or x.shape[1:] != model.arrays.x.shape[1:]:
             return given
-        return given | {"x": rescaled(x, scale)}
+        return given | {"x": rescaled(inputs(x).numpy(), scale)}
     if not {"columns", "texts"} & model.table.keys():
         raise DataError("the run's data were not a table; give inputs x in an .npz file, or an .npy file of them.")
     label, frame = model.table.get("label"), given["x"]
     wanted = label if isinstance(label, list) else [label]
-    return given | ({"y": frame[label]} if set(wanted) <= set(frame.columns) else {})
+    if not set(wanted) <= set(frame.columns):
+        return given
+    y = frame[label]
+    return given | {"y": y.astype(str) if model.names and not isinstance(label, list) else y}
 
 
 def _text(value: Tensor, names: Sequence[str]) -> str:

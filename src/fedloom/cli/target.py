@@ -50,7 +50,8 @@ def command(arguments: argparse.Namespace) -> int:
         refuse_other(out, "safetensors")
         if out.exists() or outs.count(out) > 1:
             raise ConfigError(f"{out} exists already or would be written twice; choose another file with --out.")
-    inputs, run, told = [read(file) for file in files], _with_data(path), []
+    run, told = _with_data(path), []
+    inputs = [read(file, run.server.texts) for file in files]
     known, classes = ClassModels(run), run.federation.train.arrays.names
     for file, arrays, out in zip(files, (with_targets(one, run.server) for one in inputs), outs, strict=True):
         found = method(known, arrays["x"])

@@ -6,7 +6,7 @@ import functools
 import hashlib
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from types import CellType, CodeType, FunctionType
 from typing import Any
 
@@ -45,19 +45,19 @@ def _obscure(value: Any) -> bool:
 
 
 def _codes(kind: type) -> Iterator[str]:
-    """Checksums of the code of a user's own class and of its own base classes."""
+    """Checksums of the code and the declarations of a user's own class and of its own base classes."""
     for one in kind.__mro__:
         if one.__module__.partition(".")[0] in ("fedloom", "builtins", "abc", "typing"):
             continue
         found = hashlib.blake2b(digest_size=6)
+        settings = {field.name for field in fields(one)} if is_dataclass(one) else ()
         for name, value in sorted(vars(one).items()):
             function = getattr(value, "__func__", getattr(value, "fget", value))
-            if (
-                isinstance(function, FunctionType)
-                and name != "__repr__"
-                and function.__code__.co_filename != "<string>"
-            ):
-                found.update(described(function).encode())  # those of a dataclass are made from a string
+            if isinstance(function, FunctionType):
+                if name != "__repr__" and function.__code__.co_filename != "<string>":
+                    found.update(described(function).encode())  # those of a dataclass are made from a string
+            elif not name.startswith(("__", "_abc_")) and name not in settings:
+                found.update(f"{name} {plain(value)}".encode())
         yield found.hexdigest()
 
 
@@ -76,15 +76,16 @@ def described(function: Any, within: tuple[Any, ...] = ()) -> str:
         told = f"{type(function).__qualname__}({', '.join(f'{k}={v!r}' for k, v in own.items() if k != 'training')})"
         return f"{told} {hashlib.blake2b(tensors, digest_size=6).hexdigest()}" if tensors else told
     code = getattr(function, "__code__", None)
-    where = f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', type(function).__qualname__)}"
+    where, name = getattr(function, "__module__", ""), getattr(function, "__qualname__", type(function).__qualname__)
     if code is None:
-        return where
+        return f"{where}.{name}"
     found = hashlib.blake2b(digest_size=6)
     cells = [cell.cell_contents for cell in getattr(function, "__closure__", None) or () if cell != CellType()]
     settings = *(function.__defaults__ or ()), *sorted((function.__kwdefaults__ or {}).items())
     for value in (*_constants(code), *cells, *settings):
         found.update(plain(value, (*within, function)).encode())
-    return f"{where} {found.hexdigest()}"
+    inside = f"{where}." if where.partition(".")[0] == "fedloom" else ""  # a user's module may be __main__ or another
+    return f"{inside}{name} {found.hexdigest()}"
 
 
 def _constants(code: CodeType) -> Iterator[Any]:

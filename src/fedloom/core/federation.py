@@ -231,6 +231,17 @@ class Split:
         rows = torch.from_numpy(self.index[client])
         return replace(self.arrays, x=self.arrays.x[rows], y=self.labels(rows, client))
 
+    def named(self, client: int) -> Arrays:
+        """The arrays, with the names of classes in the order in which this client numbers them.
+
+        >>> arrays = Arrays(torch.zeros(1, 1), torch.tensor([0]), classes=3, names=("a", "b", "c"))
+        >>> Split(arrays, Index.of([[0]]), torch.tensor([[2, 0, 1]])).named(0).names
+        ('b', 'c', 'a')
+        """
+        if self.relabel is None or not self.arrays.names:
+            return self.arrays
+        return replace(self.arrays, names=tuple(self.arrays.names[c] for c in self.relabel[client].argsort().tolist()))
+
     def first(self, clients: int) -> Split:
         """The first ``clients`` clients; nothing is copied."""
         if clients == len(self):

@@ -240,7 +240,10 @@ def _refuse_if_broken(report: Report, members: np.ndarray) -> None:
         return
     first = next((f for f in errors if f.kind is not FailureKind.ABSENT), None)
     if first is not None:
-        raise ClientError(f"every client of the round failed; the first was {first}.", trace=first.trace)
+        error = ClientError(f"every client of the round failed; the first was {first}.", trace=first.trace)
+        if first.trace:
+            error.add_note(f"The first client's failure:\n{first.trace}")
+        raise error
     raise ClientError(
         f"round {errors[0].round}: none of {len(started)} clients answered, the first because {errors[0].reason}; "
         "check that clients are running and can reach the server, or give them more time."

@@ -17,13 +17,15 @@ from fedloom.core.errors import DataError, nearest
 from fedloom.core.federation import Arrays
 from fedloom.core.targets import NUMBERS, TRUTHS
 from fedloom.data.augment import Scale
-from fedloom.data.own.tables import in_columns, is_frame
+from fedloom.data.own.tables import in_columns, is_frame, with_categories
 from fedloom.data.own.texts import in_tokens
 from fedloom.data.sources.arrays import numbers
 from fedloom.data.sources.images import to_images
 from fedloom.experiment.export import SAMPLES, export
 from fedloom.experiment.loaded import Measurement
 from fedloom.metrics import Predictions
+
+PIXELS = 100  # samples of a run's images that say whether their pixels go beyond 1
 
 
 @dataclass(frozen=True)
@@ -35,8 +37,7 @@ class DeployedModel:
         arrays: training data whose shape, type, classes and normalisation the inputs must have.
         measurement: how outputs are read and measured: metrics, loss and batch size.
         lam: λ of an interpolated model (1 - λ)w + λv; None otherwise.
-        table: how the run's data were made, if from a table: the names of their ``columns``, how those were
-            ``standardised``, or how ``texts`` became tokens, and the column of the ``label``.
+        table: how the run's data were made, if from a table; see ``conventions.table_of``.
     """
 
     module: nn.Module
@@ -49,6 +50,13 @@ class DeployedModel:
     def names(self) -> tuple[str, ...]:
         """The classes' names by their number, if the run's data have some: ``names[int(model.predict(x)[0])]``."""
         return () if self.measurement.targets == NUMBERS else tuple(self.arrays.names)
+
+    @property
+    def texts(self) -> set[str]:
+        """Columns of a table that hold texts, categories or names of classes, though they may look like numbers."""
+        label, texts = self.table.get("label"), self.table.get("texts", {})
+        found = with_categories(self.table.get("columns", ())) | {texts[key] for key in ("column",) if key in texts}
+        return found | {label} if self.names and isinstance(label, str) else found
 
     def outputs(self, x: Any) -> Tensor:
         """The module's outputs on inputs [N, ...]: logits [N, C], or predicted numbers of a regression.
@@ -151,14 +159,8 @@ class Adapted(nn.Module):
         return self.predict(x)
 
 
-def table_of(provenance: Mapping[str, Any]) -> dict[str, Any]:
-    """What ``DeployedModel.table`` has, from the provenance of a federation or data set."""
-    source = provenance.get("source", {})
-    return {key: source[key] for key in ("columns", "standardised", "label", "texts") if key in source}
-
-
 def inputs_like(arrays: Arrays, table: Mapping[str, Any], x: Any) -> Tensor:
-    """Inputs [N, ...] in the shape, type and scale of a run's data; 8-bit pixels are rescaled.
+    """Inputs [N, ...] in the shape, type and scale of a run's data; 8-bit pixels are rescaled as its images were.
 
     Columns of a table, and texts, are read as the run's own were, which ``table`` says (``table_of``).
 
@@ -177,6 +179,8 @@ def inputs_like(arrays: Arrays, table: Mapping[str, Any], x: Any) -> Tensor:
     if pixels:
         last = x.ndim == 3 or (x.shape[1:] != shape and x.shape[-1] in (1, 3, 4))  # the channels, if there are any
         x = to_images(x.cpu().numpy()).to(x.device, wanted) if last else x.to(wanted) / 255
+        if not arrays.mean and float(arrays.x[:PIXELS].max()) > 1:  # the run's own are not from 0 to 1
+            x = x * 255
     if tuple(x.shape[1:]) != shape:
         one = " (one sample needs a first axis of length 1)" if tuple(x.shape) == shape else ""
         raise DataError(
@@ -213,6 +217,9 @@ def numbered(y: Any, names: Sequence[str]) -> Any:
 
     >>> numbered(["yes", "no"], ("no", "yes")).tolist(), numbered([1, 0], ("no", "yes"))
     ([1, 0], [1, 0])
+    >>> import pandas as pd
+    >>> numbered(pd.Categorical([2, 1], categories=[2, 1]), ("2", "1")).tolist()
+    [0, 1]
     >>> numbered(["yes"], ())
     Traceback (most recent call last):
     ...
@@ -221,6 +228,8 @@ def numbered(y: Any, names: Sequence[str]) -> Any:
     Raises:
         DataError: for a name that is not among them, or names where there are none.
     """
+    if names and hasattr(getattr(y, "dtype", None), "categories"):
+        y = [str(one) for one in y]
     texts = None if isinstance(y, Tensor) else np.asarray(y)
     if texts is None or texts.dtype.kind not in "USO":
         return y

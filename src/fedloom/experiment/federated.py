@@ -76,6 +76,7 @@ class RunResult:
         about, judged = self.summary, self.summary.get("headline")
         value = about["final"].get(judged)
         told = "" if value is None else f", {judged} {value:.4g}"
+        told += f", updates left out: {len(self.failures)}" if self.failures else ""
         return f"<RunResult of {about['method']!r}: {about['status']} after {about['rounds']} rounds{told}>"
 
 

@@ -13,6 +13,7 @@ from fedloom.core.method import Method
 from fedloom.core.parts import Paired, Submodels
 from fedloom.core.plan import ClientPlan
 from fedloom.core.slots import label
+from fedloom.experiment.conventions import conventions
 from fedloom.experiment.experiment import Evaluation, Experiment
 from fedloom.metrics import best_round, fedavg_rounds, parameters_to_target, rounds_to_target
 
@@ -108,6 +109,7 @@ def summarise(
         "clients": len(experiment.federation),
         "partition": experiment.federation.provenance.get("partition", {}).get("name"),
         "best": None if best is None else {"metric": settings.metric, "round": best[0], "value": best[1]},
+        "data": conventions(experiment.federation.train.arrays, experiment.federation.provenance),
         "failures": [_describe(failure) for failure in failures[:100]],
         "left_out": {"count": len(failures), "share": round(len(failures) / max(asked, 1), 6)},
     }

@@ -16,6 +16,7 @@ from fedloom.core.compose import compose, resolve_method
 from fedloom.core.errors import CheckpointError, ConfigError, in_one_line
 from fedloom.core.federation import Federation
 from fedloom.core.settings import from_plain, validate
+from fedloom.experiment.conventions import compare, conventions
 from fedloom.experiment.rundir import Kind, RunDirectory, Status
 from fedloom.methods import methods
 from fedloom.models import models
@@ -75,6 +76,8 @@ def _from_run(path: Path, federation: Federation) -> nn.Module:
     except ConfigError as error:
         raise ConfigError(f"teacher={path} cannot be used: {error}") from error
     _compare(path, model.state_dict(), weights, federation)
+    ours = conventions(federation.train.arrays, federation.provenance)
+    compare(run.summary().get("data", {}), ours, f"the teacher {path}")
     model.load_state_dict(weights)
     return model
 

@@ -23,7 +23,8 @@ from fedloom.core.federation import Arrays, Index, Population, Split
 from fedloom.core.parts import Paired, Submodels
 from fedloom.core.plan import ClientPlan
 from fedloom.core.slots import label
-from fedloom.experiment.deployed import Adapted, DeployedModel, table_of
+from fedloom.experiment.conventions import table_of
+from fedloom.experiment.deployed import Adapted, DeployedModel
 from fedloom.experiment.evaluate import Evaluator
 from fedloom.experiment.interpolation_eval import deployed_lambda, fill_interpolated
 from fedloom.experiment.loaded import LoadedModel
@@ -138,7 +139,8 @@ class TrainedRun(RunRecords):
             support = Batch(own.x, own.y)
         at = self._lambdas[number] if plan.is_paired else None
         level = int(self.evaluator.level_of(np.array([number]), snapshot.server)[0])
-        return self._deployed(plan, snapshot.store.get(number), at, level, support)
+        model = self._deployed(plan, snapshot.store.get(number), at, level, support)
+        return replace(model, arrays=self.federation.train.named(number))
 
     def adapt(self, x: Any, y: Any, rounds: int = 10) -> DeployedModel:
         """The model that a new client with samples x [n, ...] and targets y [n] deploys; the run is not changed.

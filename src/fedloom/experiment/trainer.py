@@ -153,7 +153,7 @@ class Trainer:
             raise ConfigError("resume continues the run in a run directory; say which, with out=.")
         try:
             task.open()
-            self._open(Path(resume) if isinstance(resume, str) else resume, or_begin)
+            self._open(self._resumed(resume), or_begin)
             info = RunInfo(
                 task.name, task.rounds, task.round, task.seed, task.headline, self.directory, model=task.model
             )
@@ -214,6 +214,12 @@ class Trainer:
             task.prepare(directory)
         except OSError as error:
             raise CheckpointError(f"{directory.path} cannot be written ({error.strerror or error}).") from error
+
+    def _resumed(self, resume: bool | Path | str) -> bool | Path:
+        """True for the run directory itself, as on the command line; the path of a checkpoint unchanged."""
+        if isinstance(resume, bool):
+            return resume
+        return (self.directory is not None and Path(resume).resolve() == self.directory.path.resolve()) or Path(resume)
 
     def _go_back(self, directory: RunDirectory, resume: bool | Path, stored: Mapping[str, Any]) -> None:
         """Restore the state of a checkpoint, and discard everything after it."""

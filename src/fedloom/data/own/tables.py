@@ -101,7 +101,7 @@ def encoded(frames: Sequence[Any], what: str) -> tuple[list[np.ndarray], list[st
 def in_columns(frame: Any, columns: Sequence[str], scaled: Mapping[str, Any] | None = None) -> np.ndarray:
     """A frame as float32 [N, D] in the D columns that other frames were ``encoded`` in, found by their names.
 
-    A frame with columns 0 ... D - 1, like that of an array, is used unchanged.
+    A frame with columns 0 ... D - 1, like that of an array, is used unchanged, unless these are the names.
 
     Args:
         frame: rows in the units of those frames; further columns are ignored.
@@ -116,9 +116,9 @@ def in_columns(frame: Any, columns: Sequence[str], scaled: Mapping[str, Any] | N
         DataError: if a column is missing or lacks values, is not numeric, or has a category that is not among the
             columns.
     """
-    if list(frame.columns) == list(range(len(columns))):
-        return frame.to_numpy(dtype=np.float32)
     names = {str(column): column for column in frame.columns}
+    if list(frame.columns) == list(range(len(columns))) and not set(columns) <= names.keys():
+        return frame.to_numpy(dtype=np.float32)
     made = np.zeros((len(frame), len(columns)), dtype=np.float32)
     coded: dict[str, list[int]] = {}
     for place, name in enumerate(columns):
@@ -141,6 +141,16 @@ def in_columns(frame: Any, columns: Sequence[str], scaled: Mapping[str, Any] | N
             raise DataError(f"{told}, which the run's data do not; {nearest(texts[lost[0]], known)}")
         made[:, places] = texts[:, None] == np.array(known)
     return made if scaled is None else rescaled(made, scaled)
+
+
+def with_categories(columns: Sequence[str]) -> set[str]:
+    """The columns of a table whose categories ``encoded`` may have made into these.
+
+    >>> sorted(with_categories(["age", "sex=f", "sex=m", "a=b=c"]))
+    ['a', 'a=b', 'sex']
+    """
+    parts = [name.split("=") for name in columns]
+    return {"=".join(part[:end]) for part in parts for end in range(1, len(part))} - set(columns)
 
 
 def complete(series: Sequence[Any], what: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,8 +74,12 @@ def only(columns: Sequence[str]) -> str | list[str]:
     return columns[0] if len(columns) == 1 else list(columns)
 
 
-def read_frame(path: Path) -> Any:
+def read_frame(path: Path, texts: Collection[str] = ()) -> Any:
     """A CSV or parquet file as a pandas frame.
+
+    Args:
+        path: the file.
+        texts: columns of a CSV file that hold texts, even if all of them look like numbers.
 
     Raises:
         DataError: if there is no such file, or it is not a table.
@@ -83,7 +87,11 @@ def read_frame(path: Path) -> Any:
     import pandas as pd
 
     try:
-        return pd.read_csv(path) if path.name.lower().endswith(CSV) else pd.read_parquet(path)
+        return (
+            pd.read_csv(path, dtype=dict.fromkeys(texts, str))
+            if path.name.lower().endswith(CSV)
+            else pd.read_parquet(path)
+        )
     except FileNotFoundError:
         raise DataError(f"there is no file {path}.") from None
     except Exception as error:  # readers fail in their own ways

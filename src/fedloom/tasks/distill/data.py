@@ -199,7 +199,7 @@ class Splits:
         """A federation of one client with the first training samples, used to check a teacher."""
         first = self.train.first
         none = Split(first, Index.of([[]]))
-        return Federation(Split(first, Index.of([np.arange(len(first))])), none, none, first)
+        return Federation(Split(first, Index.of([np.arange(len(first))])), none, none, first, provenance=self.about)
 
     def placed(self, dtype: torch.dtype, device: str) -> Splits:
         """The splits in the run's dtype and on its device."""

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from fedloom.data.augment import augmentation
+from fedloom.experiment.conventions import conventions
 from fedloom.experiment.rundir import Status
 from fedloom.models import macs
 from fedloom.tasks.distill.data import Samples, Splits
@@ -191,6 +192,7 @@ def summarise(
         "as_published": brief(published(history)),
         "last": brief(final or None),
         "student": student,
+        "data": conventions(data.train.first, data.about),
         "warnings": behind_warm_start(history),
     }
     if best is not None and "validation/accuracy" in best:

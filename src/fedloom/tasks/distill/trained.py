@@ -13,7 +13,8 @@ from torch import nn
 
 from fedloom.core.errors import CheckpointError, in_one_line
 from fedloom.core.targets import CLASSES
-from fedloom.experiment.deployed import DeployedModel, table_of
+from fedloom.experiment.conventions import table_of
+from fedloom.experiment.deployed import DeployedModel
 from fedloom.experiment.evaluation import Evaluation
 from fedloom.experiment.loaded import Measurement
 from fedloom.experiment.rundir import RunDirectory
