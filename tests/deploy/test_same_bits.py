@@ -16,8 +16,9 @@ from fedloom.deploy.versions import Versions
 from fedloom.deploy.wire import unpack
 from fedloom.experiment.federated import RunResult
 
-METHODS = ("scaffold", "fedavg", "feddyn", "superfed_mm", "fedper", "aaggff_d", "fedevg", "moon", "fedhen")
-MODELS = {"fedevg": ["model=energy_cnn"], "fedhen": ["model=exit_cnn", "model.channels=[4,4,8]"]}
+METHODS = ("scaffold", "fedavg", "feddyn", "superfed_mm", "fedper", "aaggff_d", "fedevg", "moon", "fedhen", "ditto")
+MODELS = {"fedevg": ["model=energy_cnn"], "fedhen": ["model=exit_cnn", "model.channels=[4,4,8]"],
+          "ditto": ["model.norm=batch", "evaluation.what=[clients]"]}  # fmt: skip
 
 
 def states(result: RunResult, home: Path) -> dict[int, State]:
@@ -37,6 +38,9 @@ def test_the_bits_are_those_of_the_serial_engine(method: str, tmp_path: Path) ->
     result = run(Recipe.of(made), transport, 4)
     reference = simulated(*words)
     assert torch.equal(result.snapshot.server.theta, reference.snapshot.server.theta)
+    assert torch.equal(result.snapshot.server.buffers, reference.snapshot.server.buffers)
+    measured = ({k: v for k, v in each.history[-1].items() if k.startswith("clients/")} for each in (result, reference))
+    assert next(measured) == pytest.approx(next(measured), rel=1e-6)
     for place, tree in reference.snapshot.server.parts.items():
         for name, value in tree.items():
             assert torch.equal(result.snapshot.server.parts[place][name], value), f"{place}/{name}"

@@ -8,8 +8,7 @@ on one live module, or for many clients in one batched pass.
 from __future__ import annotations
 
 import traceback
-from collections.abc import Generator, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -18,6 +17,7 @@ from torch import Tensor
 
 from fedloom.core import rng, tree
 from fedloom.core.batches import minibatch
+from fedloom.core.buffers import SecondBuffers, untouched
 from fedloom.core.context import Batch, Context, Model
 from fedloom.core.errors import ConfigError
 from fedloom.core.example_privacy import noised
@@ -185,16 +185,8 @@ def load(plan: ClientPlan, down: Broadcast, client: int | None, state: State, at
     if plan.is_paired:
         at.model.copy_(down.theta)
     at.buffers[:buffers].copy_(down.buffers)
-    at.buffers[buffers:].copy_(private.get("buffers", plan.buffers0[buffers:]))
-
-
-@contextmanager
-def untouched(buffers: Tensor) -> Iterator[None]:
-    """Restore the buffers after forward passes that do not train the received model, such as a second model's."""
-    before = buffers.clone()
-    yield
-    if len(before):
-        buffers.copy_(before)
+    if not plan.is_paired:  # v's are in place during its passes alone
+        at.buffers[buffers:].copy_(private.get("buffers", plan.buffers0[buffers:]))
 
 
 class ClientWork:
@@ -204,6 +196,7 @@ class ClientWork:
         self.plan, self.down, self.client, self.state = plan, down, client, state
         self.stage = "receiving the model"
         self.moved_private = not plan.is_paired  # a second model that no view moved is as it starts, and is not kept
+        self.second = SecondBuffers(plan, state.get("personal", {}), down.buffers)
 
     def run(self, at: Vectors) -> LocalWork:
         """Train the received model in the given memory; the generator returns the client's result."""
@@ -271,7 +264,7 @@ class ClientWork:
             pair = SharedPrivate(w, v, extra)
             if view.data:
                 mixed(pair, view.at, at.model, layers)
-                with untouched(at.buffers if own and not view.shared else at.buffers[:0]):
+                with self.second.during(view, own, at.buffers):
                     grad, value = yield from self._gradient(ask, step.step)
                 assert grad is not None
                 values.append(value)
@@ -322,7 +315,8 @@ class ClientWork:
         if plan.private_size and plan.method.personal.kept:
             own = "private" in self.state.get("personal", {}) or "personal" in result.state
             if self.moved_private or own:
-                private = {"private": at.theta[split:].clone(), "buffers": at.buffers[buffers:].clone()}
+                kept = self.second.own if plan.is_paired else at.buffers[buffers:]
+                private = {"private": at.theta[split:].clone(), "buffers": kept.clone()}
         with_private(result.state, private, "end")
 
     def _send(self, result: Result, seen: Mapping[str, Context]) -> None:

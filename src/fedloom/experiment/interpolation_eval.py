@@ -25,8 +25,8 @@ def scores(
 
     Args:
         loaded: the module and the metrics.
-        server: the source of w.
-        store: the source of v; a client without a state has v = w.
+        server: the source of w and its buffers.
+        store: the source of v and its buffers; a client without a state has those of w.
         split: the samples.
         clients: the clients, each with at least one sample, int64 [clients].
         at: λ of each client, [clients].
@@ -43,26 +43,31 @@ def _swept(
     loaded: LoadedModel, server: Server, store: Store, split: Split, clients: np.ndarray, at: np.ndarray
 ) -> Values:
     """Metrics and loss [M, clients] of each client's interpolated models at λ ``at`` [M, clients]."""
-    w = server.theta
     place = {int(client): number for number, client in enumerate(clients)}
-    loaded.load(w, server.buffers)
+    loaded.load(server.theta, server.buffers)
 
     def fill(client: int, number: int, theta: Tensor, buffers: Tensor) -> None:
-        fill_interpolated(store.get(client), w, float(at[number, place[client]]), theta)
+        fill_interpolated(store.get(client), server, float(at[number, place[client]]), theta, buffers)
 
-    found = batched_eval.through(loaded, split, clients, fill, (0, len(loaded.live.buffers)), len(at))
+    found = batched_eval.through(loaded, split, clients, fill, (0, 0), len(at))
     offsets = np.concatenate([[0], np.cumsum(split.index.sizes[clients])])
     values = [loaded.by_client(one, offsets) for one in found]
     return {metric: np.stack([one[metric] for one in values]) for metric in values[0]}
 
 
-def fill_interpolated(state: State | None, w: Tensor, at: float, theta: Tensor) -> None:
-    """Write a client's W = (1 - λ)w + λv at λ = ``at``; w [P] if it has not participated."""
-    private = (state or {}).get("personal")
+def fill_interpolated(state: State | None, server: Server, at: float, theta: Tensor, buffers: Tensor) -> None:
+    """Write a client's W = (1 - λ)w + λv [P] at λ = ``at`` and its buffers; w and its own if it has not participated.
+
+    The buffers are those of the client's own passes (``core.buffers``), and for λ = 0, or without any, the server's.
+    """
+    private, w = (state or {}).get("personal"), server.theta
+    buffers.copy_(server.buffers)
     if private is None:
         theta.copy_(w)
-    else:
-        torch.lerp(w, private["private"][: len(w)], at, out=theta)
+        return
+    torch.lerp(w, private["private"][: len(w)], at, out=theta)
+    if at and len(private["buffers"]):
+        buffers.copy_(private["buffers"])
 
 
 def best(values: Values, metric: str) -> np.ndarray:

@@ -114,10 +114,10 @@ ClientStore = MemoryStore | DiskStore
 
 
 def state_bytes(plan: ClientPlan, server: Server) -> int:
-    """Size of one client's state in bytes: private parameters and buffers, and its parts' states."""
+    """Largest size of one client's state in bytes: private parameters and buffers, and its parts' states."""
     own = 0
     if plan.private_size and plan.method.personal.kept:
-        buffers = plan.layout.buffer_size - plan.layout.shared_buffers
+        buffers = plan.layout.buffer_size - (0 if plan.is_paired else plan.layout.shared_buffers)
         own = plan.private_size * plan.theta0.itemsize + buffers * plan.buffers0.itemsize
     return own + sum(map(nbytes, first_state(plan, server.theta).values()))
 

@@ -194,7 +194,7 @@ class TrainedRun(RunRecords):
         loaded.load(server.theta, server.buffers, None if at is not None else state)
         theta, buffers = loaded.live.theta, loaded.live.buffers
         if at is not None:
-            fill_interpolated(state, server.theta, at, theta)
+            fill_interpolated(state, server, at, theta, buffers)
         if support is None:
             return self._model(plan, theta, buffers, at)
         with torch.no_grad(), one_thread():

@@ -30,7 +30,8 @@ class Subspace(Paired):
 
     A client with at least ``min_validation`` validation samples deploys the λ in {0, 0.1, ..., 1} that is best on them,
     others λ = 0.5, since a handful of samples cannot distinguish eleven values. A client whose v was never trained
-    deploys w.
+    deploys w. Batch statistics are those of the passes at all λ together, and shared like w: the server's mean of them
+    is deployed with every λ.
 
     Args:
         layers: use one λ per layer.
@@ -93,6 +94,8 @@ class APFL(Paired):
 
     α is fixed, or learnt at each client by the third rule and clipped to [0, 1]; the authors update it once per round,
     here it is updated at every step. A client deploys v̄, or w if it never participated. With α = 0 this is FedAvg.
+    The mean of two models has no batch statistics that follow from theirs, so those of the passes at v̄ are taken: the
+    client keeps them beside v, and deploys v̄ with them, unless α = 0 and v̄ is the server's model.
     Deng, Kamani & Mahdavi 2020, algorithm 1, which takes both gradients at the old w; here w has moved before v does.
 
     Args:

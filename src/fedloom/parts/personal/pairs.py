@@ -21,7 +21,8 @@ class Ditto(Paired):
     """w is trained as in FedAvg; on the same mini-batches v minimises F_i(v) + (λ/2)‖v - θ^t‖².
 
     v [P] starts as the first model that the client received, and is deployed; a client that never participated deploys
-    w. The trajectory of w is that of FedAvg, batch statistics included, bitwise with ``compute=live``, and up to
+    w. The client keeps the batch statistics of v's passes beside v, and deploys it with them: with λ = 0 it is local
+    training. The trajectory of w is that of FedAvg, batch statistics included, bitwise with ``compute=live``, and up to
     rounding with the batched one, unless layers draw random numbers (dropout), since v's pass draws, too.
     Li et al., ICML 2021, algorithm 1.
 
@@ -63,8 +64,9 @@ class PFedMe(Paired):
     The second step is a gradient step on the Moreau envelope of F_i, whose gradient is λ(w - v̂). At the start of a
     round w and v are both θ^t [P], and within the round v continues from the previous mini-batch. Both loops are
     plain gradient descent, whatever the momentum or optimiser of local training; weight decay and clipping belong to
-    F_i. A client deploys v (w, if it never participated). The server's part of the method is θ ← (1 - β)θ + β·mean,
-    which is server SGD with learning rate β. T. Dinh, Tran & Nguyen, NeurIPS 2020, algorithm 1.
+    F_i. A client deploys v (w, if it never participated). There are passes at v alone: their batch statistics start as
+    the received ones, are deployed with v, and are uploaded as those of w. The server's part of the method is
+    θ ← (1 - β)θ + β·mean, which is server SGD with learning rate β. T. Dinh, Tran & Nguyen, NeurIPS 2020, algorithm 1.
 
     Args:
         lam: λ > 0; the published runs use 15.
