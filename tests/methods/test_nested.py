@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers.federations import SIZES, classes
-from helpers.nested import ENDS, M, flat, places, plain_net, simple_net, two_ends, wide_net
+from helpers.federations import FEATURES, SIZES, classes
+from helpers.nested import ENDS, FAR, NEAR, PLACE, M, flat, layer, places, plain_net, simple_net, two_ends, wide_net
 from helpers.networks import IMAGE, images, tanh_net
 from helpers.runs import assert_same_run, experiment, go, theta
+from parts.test_combinations import Recorder
 from torch import Tensor, nn
 
 from fedloom.core.federation import Federation, Index, Split
@@ -28,7 +29,7 @@ from fedloom.experiment.experiment import Evaluation
 from fedloom.experiment.federated import run
 from fedloom.methods import make
 from fedloom.models import EarlyExit, models
-from fedloom.parts.mixing import Uniform
+from fedloom.parts.mixing import TERM, Uniform
 from fedloom.parts.objectives import CrossEntropy, Proximal
 from fedloom.parts.personal import EarlyExitSlice, WidthSlice
 from fedloom.parts.personal.nested import Simple, is_simple, narrowed
@@ -81,6 +82,32 @@ def test_decouple_is_two_federations() -> None:
     complex = go(AVERAGED, federation=of_kind(classes(), [0, 2, 4]), model=plain_net, local=whole)
     np.testing.assert_allclose(found[: len(M)], theta(simple), rtol=0, atol=1e-14)
     np.testing.assert_allclose(found[len(M) :], theta(complex), rtol=0, atol=1e-14)
+
+
+def last_exit(theta: np.ndarray, x: np.ndarray, y: np.ndarray, simple: bool) -> float:
+    """The mean cross entropy [] of a client's deployed output."""
+    (w1, b1), (w2, b2) = layer(theta[PLACE["near"]], FEATURES), layer(theta[PLACE["far"]], NEAR)
+    (v, c), (u, d) = layer(theta[PLACE["head"]], FAR), layer(theta[PLACE["exit"]], NEAR)
+    a = np.tanh(x @ w1.T + b1)
+    logits = a @ u.T + d if simple else np.tanh(a @ w2.T + b2) @ v.T + c
+    return float(np.mean(np.log(np.exp(logits).sum(1)) - logits[np.arange(len(y)), y]))
+
+
+@pytest.mark.parametrize("compute", ["live", "batched"])
+@pytest.mark.parametrize("response", ["train", "validation"])
+@pytest.mark.parametrize("name", ["fedhen", "noside", "decouple"])
+def test_losses_that_weigh_clients_are_those_of_their_last_exits(name: str, response: str, compute: str) -> None:
+    """TERM by hand: p_i ∝ n_i exp(λF_i), whether a complex client trains its other exit, too, or has none."""
+    lam, record = 1.7, Recorder()
+    federation = classes()
+    federation = replace(federation, validation=federation.held_out)
+    made = replace(make(name), mixing=TERM(lam, response))
+    run(experiment(made, federation=federation, local=LOCAL, rounds=1, compute=compute), callbacks=[record])
+    split = federation.train if response == "train" else federation.held_out
+    x, y = split.arrays.x.numpy(), split.arrays.y.numpy()
+    losses = [last_exit(flat(two_ends()), x[rows], y[rows], is_simple(i, 0.5)) for i, rows in enumerate(split.index)]
+    p = np.array(SIZES) * np.exp(lam * np.array(losses))
+    np.testing.assert_allclose(record.p[0], p / p.sum(), rtol=1e-12)
 
 
 def test_heterofl_with_one_share_is_fedavg() -> None:

@@ -20,7 +20,7 @@ from fedloom.core.example_privacy import clipping
 from fedloom.core.hooks import overrides
 from fedloom.core.layout import LiveModule
 from fedloom.core.meta import forward, gradient, objective
-from fedloom.core.objective import Net, companions, loss
+from fedloom.core.objective import Net, companions, deployed_loss, loss
 from fedloom.core.plan import ClientPlan
 from fedloom.core.server import first_state
 
@@ -130,7 +130,10 @@ class Live:
         return companions(self.plan, self.net, out, batch.x, self.live.theta, self.live.buffers)
 
     def losses(self, down: Broadcast, clients: np.ndarray, states: States, held_out: bool = False) -> np.ndarray:
-        """F_i(θ^t), float64 [clients], with the clients' own private parameters if a model is split."""
+        """F_i(θ^t), float64 [clients], with the clients' own private parameters if a model is split.
+
+        A network with several exits has its last one's: the loss of the output that the client deploys.
+        """
         split = self.plan.has_private
         if not split:
             work.load(self.plan, down, None, {}, self.vectors)
@@ -169,7 +172,7 @@ class Live:
                 x = judged.arrays.x[part]
                 data = Batch(x, judged.labels(part, client), twin=x if plan.has_twin else None)
                 work.on_step(plan, seen, client, down.round, -1 - number, self.net.model, data)  # steps count from 0
-                total += len(part) * float(loss(plan, self._outputs(data), data, seen))
+                total += len(part) * float(deployed_loss(plan, self._outputs(data), data, seen))
         return total / len(rows)
 
     def _adapted_loss(self, support: Batch, query: Batch, seen: Mapping[str, Context]) -> float:

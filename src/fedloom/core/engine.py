@@ -60,7 +60,10 @@ class Compute(Protocol):
         ...
 
     def losses(self, down: Broadcast, clients: np.ndarray, states: States, held_out: bool = False) -> np.ndarray:
-        """F_i of the received model on training or validation samples, with private parameters, float64 [clients]."""
+        """F_i of the received model on training or validation samples, with private parameters, float64 [clients].
+
+        It is the loss of the output that the client deploys, the last one of a network with several exits.
+        """
         ...
 
 

@@ -22,7 +22,7 @@ class Needs:
         teacher: a second, trained model, evaluated on every mini-batch.
         target: unlabelled inputs of the target distribution, at the server.
         views: random augmented views of those inputs.
-        losses: every cohort member's training loss of the received model, before local work.
+        losses: every cohort member's training loss of the received model, before local work; at its last exit.
         validation: these losses on the members' validation samples instead.
         updates: all updates of the cohort at once, instead of a running sum.
         full_participation: every client in every round.

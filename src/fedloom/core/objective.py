@@ -88,6 +88,15 @@ def loss(plan: ClientPlan, out: Output, batch: Batch, contexts: Mapping[str, Con
     return torch.stack(values).sum()
 
 
+def deployed_loss(plan: ClientPlan, out: Output, batch: Batch, contexts: Mapping[str, Context]) -> Tensor:
+    """The objective at the output that a client deploys, [], with which F_i is evaluated: at the last of several exits.
+
+    The sum over exits would make F_i larger at clients whose network has more of them, and with it the coefficient that
+    loss-based mixing gives to them.
+    """
+    return _terms(plan, out, batch, contexts)
+
+
 def _terms(plan: ClientPlan, out: Output, batch: Batch, contexts: Mapping[str, Context]) -> Tensor:
     """The sum over terms of each term's mean over the unmasked rows, []."""
     total: Tensor | float = 0.0
