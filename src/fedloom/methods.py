@@ -103,7 +103,7 @@ preset(
 preset(
     Method("feddc", CE, drift.FedDCDrift(), mixing=mixing.Uniform()),
     "Local argmin of F_i(θ) + (α/2)‖h_i + θ - θ^t‖² + (1/(ηk))⟨θ, g_i - g⟩, h_i ← h_i + θ_i - θ^t, mean of θ_i + h_i.",
-    "Gao et al., CVPR 2022. Twice FedAvg's communication.",
+    "Gao et al., CVPR 2022. One and a half times FedAvg's communication.",
 )
 preset(
     Method("feddecorr", (*CE, objectives.Decorrelation())),

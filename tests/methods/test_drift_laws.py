@@ -44,6 +44,22 @@ def composed(drift: Drift) -> Method:
 # --- FedDC ----------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("settings", "down", "up"),
+    [
+        ({}, 2, 1),
+        ({"gradient": False}, 1, 1),
+        ({"average_over_all": False}, 2, 2),
+        ({"control": True}, 2, 2),
+    ],
+)
+def test_what_a_round_of_feddc_sends_in_units_of_a_model(settings: dict[str, bool], down: int, up: int) -> None:
+    """By default one and a half times FedAvg's communication, which is one of each."""
+    record = go(composed(FedDCDrift(**settings)), rounds=1, cohort=4).history[0]
+    model = 4 * len(start())
+    assert (record["comm/down_params"], record["comm/up_params"]) == (down * model, up * model)
+
+
 def test_feddc_with_zero_drift_is_fedavg() -> None:
     """No penalty, no gradient term, every h_i held at zero: bit for bit, and at FedAvg's price."""
     zero = go(composed(FedDCDrift(0.0, gradient=False, decouple=False)), **PARTIAL)

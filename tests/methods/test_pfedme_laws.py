@@ -8,6 +8,9 @@ import numpy as np
 import pytest
 import torch
 from helpers.federations import classes
+from helpers.nested import flat
+from helpers.networks import tanh_net
+from helpers.reference import World
 from helpers.runs import experiment, go, leaves, theta
 from methods.test_convex import quadratics
 from torch import Tensor
@@ -85,6 +88,33 @@ def test_the_outer_step_is_a_gradient_step_on_the_moreau_envelope(steps: int) ->
             ends.append(w)
         at = (1 - beta) * at + beta * p @ np.array(ends)
     np.testing.assert_allclose(theta(result), at, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("part", ["gradient of h", "gradient of F"])
+def test_what_is_clipped_is_the_gradient_of_the_inner_problem(part: str) -> None:
+    """∇F(v) + λ(v - w) as a whole, before weight decay; with only ∇F clipped, v and w would end elsewhere."""
+    lam, rate, local = 3.0, 0.09, replace(HEAVY, lr=0.1, weight_decay=0.03, clip=0.3)
+    initial = flat(tanh_net())
+    world = World(classes(), initial, 3, 1, 6, local, 5)
+
+    def clipped(g: np.ndarray) -> np.ndarray:
+        return g * min(1.0, 0.3 / (np.linalg.norm(g) + 1e-6))
+
+    ends, own = [], {}
+    for i in range(world.clients):
+        w = v = initial
+        for rows in local.batches(world.federation.train.index[i], world.seed, 0, i):
+            for _ in range(5):
+                g, pull = world.gradient(v, rows), lam * (v - w)
+                g = clipped(g + pull) if part == "gradient of h" else clipped(g) + pull
+                v = v - rate * (g + local.weight_decay * v)
+            w = w - local.lr * lam * (w - v)
+        ends.append(w)
+        own[i] = v
+    result = go(make("pfedme", lam=lam, personal_lr=rate), rounds=1, seed=world.seed, local=local)
+    apart = [np.abs(theta(result) - world.n @ np.array(ends) / world.n.sum()).max()]
+    apart += [np.abs(state["personal"]["private"].numpy() - own[i]).max() for i, state in result.snapshot.store]
+    assert max(apart) < 1e-12 if part == "gradient of h" else min(apart) > 1e-3
 
 
 def test_momentum_changes_nothing() -> None:

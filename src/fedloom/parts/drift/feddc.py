@@ -40,9 +40,9 @@ class FedDCDrift(Drift):
     number of local steps. With partial participation Σ_S p_i h_i, which the algorithm box adds
     (``average_over_all=False``), does not vanish there, and θ fluctuates with the spread of ∇F_i/α. The default adds
     the mean of all K clients' h_i instead, as the authors' experiments do, and converges. Without the gradient term
-    that is FedDyn with equal weights, whose linear terms are -αh_i. With it g is broadcast; g_i is uploaded beside
-    θ_i + h_i only if the cohort's drift is added, and c_i⁺ - c_i always: a round then costs twice FedAvg's
-    communication. The authors also divide α and c by n_i/n̄ (n̄ the mean), which is not done here.
+    that is FedDyn with equal weights, whose linear terms are -αh_i. With it g is broadcast, and a round costs one and a
+    half times FedAvg's communication; twice if a second vector is uploaded beside θ_i + h_i, too: g_i if the cohort's
+    drift is added, or c_i⁺ - c_i. The authors also divide α and c by n_i/n̄ (n̄ the mean), which is not done here.
 
     α = 0 alone is not FedAvg, since drifts are still added to the models: the first step is twice as long.
     ``decouple=False`` keeps h_i = 0; without the gradient term this is FedProx, and with α = 0 FedAvg.

@@ -63,10 +63,11 @@ class PFedMe(Paired):
 
     The second step is a gradient step on the Moreau envelope of F_i, whose gradient is λ(w - v̂). At the start of a
     round w and v are both θ^t [P], and within the round v continues from the previous mini-batch. Both loops are
-    plain gradient descent, whatever the momentum or optimiser of local training; weight decay and clipping belong to
-    F_i. A client deploys v (w, if it never participated). There are passes at v alone: their batch statistics start as
-    the received ones, are deployed with v, and are uploaded as those of w. The server's part of the method is
-    θ ← (1 - β)θ + β·mean, which is server SGD with learning rate β. T. Dinh, Tran & Nguyen, NeurIPS 2020, algorithm 1.
+    plain gradient descent, whatever the momentum or optimiser of local training. Clipping and weight decay act on the
+    steps of v alone: ∇F_i(v) + λ(v - w) is clipped as a whole, and the decay is added to it. A client deploys v (w, if
+    it never participated). There are passes at v alone: their batch statistics start as the received ones, are deployed
+    with v, and are uploaded as those of w. The server's part of the method is θ ← (1 - β)θ + β·mean, which is server
+    SGD with learning rate β. T. Dinh, Tran & Nguyen, NeurIPS 2020, algorithm 1.
 
     Args:
         lam: λ > 0; the published runs use 15.
