@@ -187,6 +187,22 @@ class ByClass(Term):
         return out.logits.square()
 
 
+@dataclass(frozen=True)
+class Number(Term):
+    """A loss that is no tensor."""
+
+    def loss(self, out: Output, batch: Batch, ctx: Context) -> Tensor:
+        return float(out.logits.mean())  # pyright: ignore[reportReturnType]
+
+
+@dataclass(frozen=True)
+class Bare(Drift):
+    """An update alone."""
+
+    def end(self, ctx: Context, update: Tensor, model: Model) -> ClientEnd:
+        return update  # pyright: ignore[reportReturnType]
+
+
 @pytest.mark.parametrize("compute", ["live", "batched"])
 @pytest.mark.parametrize(
     ("changes", "sentence"),
@@ -195,6 +211,8 @@ class ByClass(Term):
         ({"drift": Bent(1)}, r"Bent.grad returned the shape \[1\] instead of"),
         ({"drift": Bent(3)}, r"Bent.grad returned the shape \[3\] instead of"),
         ({"objective": (CrossEntropy(), ByClass())}, "a loss is one number per sample"),
+        ({"objective": (CrossEntropy(), Number())}, r"Number.loss returned -?[\d.]+, but a loss is a tensor"),
+        ({"drift": Bare()}, r"Bare.end returned a Tensor of shape \[\d+\], not a ClientEnd"),
     ],
 )
 def test_what_a_client_makes_has_the_promised_shape(changes: dict[str, Any], sentence: str, compute: str) -> None:

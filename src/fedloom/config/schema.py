@@ -258,12 +258,27 @@ class CommandSchema:
     def _tree(self, given: Mapping[Key, Any]) -> Tree:
         """Settings by key as a tree: choices by name before their settings, whatever the order."""
         longer = [((*self.short.get(key[0], key[0]).split("."), *key[1:]), value) for key, value in given.items()]
+        self._refuse_two_names(dict(longer))
         tree = Tree()
         for (first, *rest), value in sorted(longer, key=lambda item: len(item[0])):
             if first not in self.sections:
                 raise self._unknown(first)
             tree = merge(tree, Tree({first: self.sections[first].nest(first, rest, value)}))
         return tree
+
+    def _refuse_two_names(self, given: Mapping[Key, Any]) -> None:
+        """Raise ``ConfigError`` for a choice with a second, other name among its settings."""
+        for key, value in given.items():
+            chosen, where = given.get(key[:-1]), ".".join(key[:-1])
+            if key[-1] == "name" and isinstance(chosen, str) and chosen != value:
+                section, told = self.sections.get(key[0]), "leave one out"
+                if (
+                    isinstance(section, Choice)
+                    and chosen in section.registry
+                    and "network" in section.parameters(chosen)
+                ):
+                    told = f"the network of {chosen} is {where}.network={bare(value)}"
+                raise ConfigError(f"{where}={chosen} and {where}.name={bare(value)} choose two; {told}.")
 
     def _over(self, start: Tree, given: Sequence[Tree]) -> Tree:
         """The trees over the one at the start, one after the other."""

@@ -19,10 +19,10 @@ from fedloom.core import rng, tree
 from fedloom.core.batches import minibatch
 from fedloom.core.buffers import SecondBuffers, untouched
 from fedloom.core.context import Batch, Context, Model
-from fedloom.core.errors import ConfigError
+from fedloom.core.errors import ConfigError, in_words
 from fedloom.core.example_privacy import noised
 from fedloom.core.failure import Failure, FailureKind
-from fedloom.core.message import Message, Slice
+from fedloom.core.message import ClientEnd, Message, Slice
 from fedloom.core.parts import UPDATE, Paired, Part
 from fedloom.core.plan import ClientPlan
 from fedloom.core.returned import own_copy
@@ -283,6 +283,8 @@ class ClientWork:
         result.moved = moved if plan.report_models else None
         for place, part in plan.method.hooks["end"]:
             ended = part.end(seen[place], update, at.module)
+            if not isinstance(ended, ClientEnd):
+                raise TypeError(f"{type(part).__name__}.end returned {in_words(ended)}, not a ClientEnd")
             update = ended.update
             if ended.uploads:
                 result.uploads[place] = ended.uploads

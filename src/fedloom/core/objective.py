@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fedloom.core.context import Batch, Context, Output
+from fedloom.core.errors import in_words
 from fedloom.core.layout import call
 from fedloom.core.plan import ClientPlan
 
@@ -102,6 +103,8 @@ def _terms(plan: ClientPlan, out: Output, batch: Batch, contexts: Mapping[str, C
     total: Tensor | float = 0.0
     for place, term in plan.method.hooks["loss"]:
         value: Tensor = term.loss(out, batch, contexts[place])
+        if not isinstance(value, Tensor):
+            raise TypeError(f"{type(term).__name__}.loss returned {in_words(value)}, but a loss is a tensor")
         if value.ndim and value.shape != batch.y.shape[:1]:
             raise ValueError(
                 f"{type(term).__name__}.loss returned the shape {list(value.shape)} for {len(batch.y)} samples; "
