@@ -45,6 +45,7 @@ class Tally:
         up: bytes received.
         seconds: time from the first order to the last answer, over all exchanges of the round.
         work: the part of it in which the slowest node of each exchange worked.
+        unmeasured: number of nodes that refused or failed to evaluate their models.
     """
 
     asked: int = 0
@@ -54,6 +55,7 @@ class Tally:
     up: int = 0
     seconds: float = 0.0
     work: float = 0.0
+    unmeasured: int = 0
 
     def record(self) -> dict[str, float]:
         """The numbers for the round's record."""
@@ -65,6 +67,7 @@ class Tally:
             "deploy/up_bytes": self.up,
             "deploy/work_seconds": round(self.work, 4),
             "deploy/transport_seconds": round(max(self.seconds - self.work, 0.0), 4),
+            "deploy/unmeasured": self.unmeasured,
         }
 
 
@@ -101,6 +104,7 @@ class Deployed(Engine):
     Attributes:
         versions: the version of each client's state that counted last.
         tally: statistics of the current round.
+        unmeasured: the refusals and failures of the last evaluation; nodes that are absent are not among them.
     """
 
     plan: ClientPlan
@@ -112,6 +116,7 @@ class Deployed(Engine):
     shapes: Shapes | None = None
     versions: dict[int, str] = field(default_factory=dict)
     tally: Tally = field(default_factory=Tally)
+    unmeasured: list[Failure] = field(default_factory=list)
 
     traits = Traits(devices=("cpu",), states="clients")
 
@@ -173,6 +178,9 @@ class Deployed(Engine):
     def evaluate(self, down: Broadcast, clients: np.ndarray) -> Mapping[str, np.ndarray]:
         """One row per client that answered in time; no node is waited for beyond the deadline."""
         answers = self.exchange((EVALUATE,), down, clients, 0, quorum=0)
+        found = [self._failure(down, client, answers[client]) for client in clients.tolist()]
+        self.unmeasured = [one for one in found if one is not None and one.kind is not FailureKind.ABSENT]
+        self.tally.unmeasured += len(self.unmeasured)
         rows = {client: row for client in clients.tolist() if (row := measured(answers[client])) is not None}
         usual = Counter(frozenset(row) for row in rows.values()).most_common(1)
         kept = {client: row for client, row in rows.items() if row.keys() == usual[0][0]}

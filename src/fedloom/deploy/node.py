@@ -138,7 +138,7 @@ class Node:
         if not 0 <= order.level < len(plans):
             raise WireError(f"an order is for level {order.level}, but there are {len(plans)}.")
         plan = plans[order.level]
-        _check(plan, down)
+        _check(made.plan if EVALUATE in order.do else plan, down)  # a node measures the part of the whole model
         if self.ledger is not None and set(order.do) != {WORK}:
             raise ConfigError(
                 "this node has a privacy budget: it measures no losses and no metrics, which have no noise."

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import secrets
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from fedloom.core.engine import ComputeFactory, EngineFactory
 from fedloom.core.errors import ConfigError, printable
@@ -26,7 +28,7 @@ from fedloom.experiment.callbacks import Callback
 from fedloom.experiment.checkpoint import Checkpoint
 from fedloom.experiment.federated import FederatedTask, RoundStep, RunResult
 from fedloom.experiment.privacy import private_uplink
-from fedloom.experiment.rundir import Columns, RunDirectory
+from fedloom.experiment.rundir import Columns, RunDirectory, Status
 from fedloom.experiment.runtime import one_thread
 from fedloom.experiment.trainer import Record, Trainer
 
@@ -127,6 +129,7 @@ class DeployTask(FederatedTask):
     def __init__(self, recipe: Recipe, roster: Roster, transport: Transport | None, out: Path | None = None) -> None:
         super().__init__(recipe.experiment(roster), out)
         self.recipe, self.roster, self.transport = recipe, roster, transport
+        self.told: dict[int, str] = {}  # why nodes did not evaluate the model, by client
         self.plan = replace(self.plan, noise_seed=secrets.randbits(128))
         if self.plan.is_private:  # nodes know the experiment's seed, and must not infer the cohorts from it
             self.cohort_seed = secrets.randbits(62)
@@ -182,7 +185,21 @@ class DeployTask(FederatedTask):
         """The round's record, with the statistics of its messages and those of its evaluation."""
         record, tables = super().commit(step)
         assert isinstance(self.engine, Deployed)
+        if reasons := {failure.client: failure.reason for failure in self.engine.unmeasured}:
+            if fresh := [reason for client, reason in reasons.items() if self.told.get(client) != reason]:
+                told = f"{len(reasons)} of {len(self.roster.nodes)} nodes refused or failed to evaluate the model"
+                warnings.warn(f"round {self.round}: {told}; {fresh[0]}.", stacklevel=2)
+            self.told |= reasons
+            self.engine.unmeasured.clear()
         return record | self.engine.tally.record(), tables
+
+    def summarise(self, status: Status) -> dict[str, Any]:
+        """The summary, with a warning about evaluations that nodes refused or failed."""
+        about = super().summarise(status)
+        if lost := sum(record.get("deploy/unmeasured", 0) for record in self.history):
+            why = next((f"; {reason}" for reason in self.told.values()), "")
+            about["warnings"].append(f"nodes refused or failed to evaluate the model {lost} times{why}.")
+        return about
 
     def snapshot(self) -> Checkpoint:
         stored = super().snapshot()

@@ -1,0 +1,59 @@
+"""What nodes measure on their own test samples, and what the server tells of those that do not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from helpers.deploying import config, in_process, simulated
+
+from fedloom.deploy.messages import EVALUATE, Order
+from fedloom.deploy.server import Recipe, run
+from fedloom.deploy.wire import pack, unpack
+
+
+@pytest.mark.parametrize("method", ["decouple", pytest.param("fedhen", marks=pytest.mark.slow)])
+def test_clients_with_parts_of_the_model_measure_what_a_simulation_does(method: str, tmp_path: Path) -> None:
+    words = [f"method={method}", "model=exit_cnn", "model.channels=[4,4,8]", "rounds=2", "evaluation.what=[clients]"]
+    transport = in_process(made := config(*words), tmp_path)
+    result = run(Recipe.of(made), transport, 4)
+    transport.close()
+    for mine, theirs in zip(result.history, simulated(*words).history, strict=True):
+        for key in ("clients/accuracy/mean", "clients/loss/mean"):
+            assert mine[key] == pytest.approx(theirs[key], abs=1e-6), key
+        assert mine["deploy/unmeasured"] == 0
+    assert not any("to evaluate" in said for said in result.summary["warnings"])
+
+
+def test_nodes_that_refuse_to_evaluate_are_counted_and_the_reason_is_told(tmp_path: Path) -> None:
+    """Once while the run goes on, and in its summary; nodes with an answer are measured."""
+    transport = in_process(made := config("rounds=2", "evaluation.what=[clients]"), tmp_path)
+
+    def route(name: str, number: int, blob: bytes) -> list[bytes]:
+        if name == "node-1" and EVALUATE in Order.read(transport.sent[name][number].order, 10**6).do:
+            facts = {"ticket": unpack(blob).facts["ticket"], "status": "refused", "reason": "my disk is full."}
+            return [pack("answer", facts)]
+        return [blob]
+
+    transport.route = route
+    with pytest.warns(UserWarning, match="evaluate the model") as said:
+        result = run(Recipe.of(made), transport, 4)
+    transport.close()
+    assert [str(one.message) for one in said] == [
+        "round 1: 1 of 4 nodes refused or failed to evaluate the model; node-1: my disk is full."
+    ]
+    assert [record["deploy/unmeasured"] for record in result.history] == [1, 1]
+    assert all("clients/accuracy/mean" in record for record in result.history)
+    told = "nodes refused or failed to evaluate the model 2 times; node-1: my disk is full."
+    assert told in result.summary["warnings"]
+
+
+def test_absent_nodes_are_not_counted_as_refusing_to_evaluate(tmp_path: Path) -> None:
+    transport = in_process(made := config("rounds=1", "evaluation.what=[clients]"), tmp_path)
+    transport.route = lambda name, number, blob: [] if name == "node-1" and number == 2 else [blob]
+    recipe = Recipe.of(made)
+    recipe = replace(recipe, deployment=replace(recipe.deployment, deadline=0.1))
+    result = run(recipe, transport, 4)
+    transport.close()
+    assert result.history[0]["deploy/unmeasured"] == 0
