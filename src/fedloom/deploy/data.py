@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,16 @@ from torch import Tensor
 from fedloom.core.errors import DataError, in_one_line, in_words
 from fedloom.core.federation import Arrays, Index
 from fedloom.core.rng import stream
+from fedloom.data.own.tables import complete, in_columns
 from fedloom.data.sources.arrays import as_array, inputs, targets
 from fedloom.data.sources.formats import read_npz
 from fedloom.data.sources.images import by_class, read_images, to_images
 from fedloom.data.sources.table import read_frame
 from fedloom.data.split import split_rows
+from fedloom.experiment.deployed import numbered
 
+TABLES = (".csv", ".parquet")
+LABEL = "label"  # the column of the labels, unless the recipe names another
 LOADER = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 FOR = {"train": "training", "validation": "validation", "test": "tests"}
 SPLITS = tuple(FOR)
@@ -44,6 +48,9 @@ class DataSpec:
         range: least and largest value of an input, after normalisation; None if all values are allowed.
         validation: fraction of a node's samples that is kept for validation, if the files do not split them.
         held_out: fraction that is held out for tests, likewise.
+        columns: names of the inputs, if the server's data are a table; those of a node's table are found by them, and
+            categories are one-hot as there, ``column=category``.
+        label: the column of the labels in the server's table, or several of numbers.
     """
 
     inputs: tuple[int, ...]
@@ -57,6 +64,8 @@ class DataSpec:
     range: tuple[float, float] | None = None
     validation: float = 0.0
     held_out: float = 0.2
+    columns: tuple[str, ...] = ()
+    label: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, arrays: Arrays, **settings: Any) -> DataSpec:
@@ -91,8 +100,9 @@ def read(place: str, spec: DataSpec, seed: int = 0) -> NodeData:
     Args:
         place: an npz file with ``x_train``, ``y_train`` and, where the node has them, ``x_validation``,
             ``y_validation``, ``x_test`` and ``y_test``; a folder with one sub-folder of images per class; a CSV or
-            parquet table with the column ``label`` and numbers in all others; or a Python function
-            ``package.module:function`` that returns arrays under the names of the npz file.
+            parquet table with the columns of the recipe, or, if the recipe names none, with the column ``label`` and
+            numbers in all others; or a Python function ``package.module:function`` that returns arrays under the names
+            of the npz file.
         spec: the recipe's requirements.
         seed: seed of the split, if the files are not split.
 
@@ -100,11 +110,17 @@ def read(place: str, spec: DataSpec, seed: int = 0) -> NodeData:
         DataError: if the samples cannot be read or do not fit.
     """
     path = Path(place).expanduser()
-    return fit(_images(path, spec) if path.is_dir() else _named(path, place), spec, place, seed)
+    if path.is_dir():
+        named: Mapping[str, Any] = _images(path, spec)
+    else:
+        named = _table(path, spec) if path.suffix in TABLES else _named(path, place)
+    return fit(named, spec, place, seed)
 
 
 def look(place: str) -> None:
     """Read a node's samples and check them as far as that needs no recipe; images are not opened.
+
+    Which columns of a table are inputs and labels is the recipe's to say: all must be complete.
 
     Raises:
         DataError: if they cannot be read, or suit no recipe.
@@ -112,6 +128,9 @@ def look(place: str) -> None:
     path = Path(place).expanduser()
     if path.is_dir():
         by_class(path)
+        return
+    if path.suffix in TABLES:
+        _whole(_frame(path), path)
         return
     named = _named(path, place)
     for split in _splits(named, place):
@@ -126,8 +145,6 @@ def _named(path: Path, place: str) -> Mapping[str, Any]:
     if path.suffix == ".npz":
         optional = [f"{kind}_{split}" for split in SPLITS[1:] for kind in "xy"]
         return read_npz(path, ["x_train", "y_train"], optional)
-    if path.suffix in (".csv", ".parquet"):
-        return _table(path)
     if LOADER.fullmatch(place):
         return _loaded(place)
     raise DataError(
@@ -228,18 +245,91 @@ def _images(folder: Path, spec: DataSpec) -> dict[str, np.ndarray]:
     return {"x_train": raw, "y_train": np.array([known.index(name) for name in names])[labels]}
 
 
-def _table(path: Path) -> dict[str, np.ndarray]:
-    import pandas as pd
+def _table(path: Path, spec: DataSpec) -> dict[str, np.ndarray]:
+    """The rows of a table: its columns by the names of the recipe's, or in their order if these have none."""
+    texts = _categories(spec.columns) | set((*spec.label, LABEL) if spec.names else ())
+    table = _frame(path, texts)
+    label = _label(table, spec, path)
+    y = _labels(table[label if len(label) > 1 else label[0]], spec, path)
+    columns = table.drop(columns=label)
+    return {"x_train": _by_name(columns, spec, path) if spec.columns else _in_order(columns, path), "y_train": y}
 
-    table = read_frame(path)
-    if "label" not in table.columns:
-        raise DataError(f"{path} has no column 'label'; it has {', '.join(map(str, table.columns)) or 'none'}.")
+
+def _frame(path: Path, texts: Collection[str] = ()) -> Any:
+    """A table with rows, its columns named by texts."""
+    table = read_frame(path, texts)
     if not len(table):
         raise DataError(f"{path} has no training samples.")
-    columns = table.drop(columns="label")
-    if text := [str(name) for name in columns if not pd.api.types.is_numeric_dtype(columns[name])]:
+    return table.set_axis([str(name) for name in table.columns], axis=1)
+
+
+def _whole(table: Any, path: Path) -> None:
+    """Raise a ``DataError`` if columns of texts lack values, or those of numbers have NaN or infinity."""
+    numbers = table.select_dtypes(["number", "bool"])
+    for name in table.columns.difference(numbers.columns):
+        complete([table[name]], f"{path}: column {name!r}")
+    x = torch.from_numpy(np.array(numbers, np.float32))
+    _made(x, torch.zeros(len(table), dtype=torch.int64), "train", str(path), 1)
+
+
+def _categories(columns: Sequence[str]) -> set[str]:
+    """The columns of texts that may have become these: ``sex`` of ``sex=f``."""
+    parts = [name.split("=") for name in columns]
+    return {"=".join(part[:end]) for part in parts for end in range(1, len(part))} - set(columns)
+
+
+def _label(table: Any, spec: DataSpec, path: Path) -> list[str]:
+    """The columns of the labels: those that the recipe names, or ``label``."""
+    if spec.label and set(spec.label) <= set(table.columns):
+        return list(spec.label)
+    inputs = {*spec.columns, *_categories(spec.columns)}
+    if LABEL in table.columns and LABEL not in inputs:
+        return [LABEL]
+    lost = [name for name in spec.label or (LABEL,) if name not in table.columns]
+    raise DataError(f"{path} has no column {', '.join(map(repr, lost))} of labels; it has {', '.join(table.columns)}.")
+
+
+def _labels(column: Any, spec: DataSpec, path: Path) -> np.ndarray:
+    """Targets as numbers: names of classes become theirs, and whole numbers real ones if the recipe's are."""
+    y = np.array(column)
+    if spec.numeric:
+        return y.astype(np.float32) if y.dtype.kind in "iub" else y
+    if not spec.names:
+        return y
+    complete([column], f"{path}: column {column.name!r}")
+    texts = column.astype(str).to_numpy(str)
+    if not set(texts) <= set(spec.names) and all(map(str.isdecimal, texts)):
+        return texts.astype(np.int64)  # class numbers
+    try:
+        return numbered(texts, spec.names)
+    except DataError as error:
+        raise DataError(f"{path}: column {column.name!r}: {error}") from error
+
+
+def _by_name(table: Any, spec: DataSpec, path: Path) -> np.ndarray:
+    """The inputs [N, D] in the recipe's columns; further columns are ignored."""
+    lost = [
+        name for name in spec.columns
+        if name not in table.columns and not any(name.startswith(f"{column}=") for column in table.columns)
+    ]  # fmt: skip
+    if lost:
+        told = ", ".join(map(repr, dict.fromkeys(name.partition("=")[0] for name in lost)))
+        raise DataError(
+            f"{path} has no column {told}, which the recipe's data have; it has {', '.join(table.columns) or 'none'}."
+        )
+    try:
+        return in_columns(table, spec.columns)
+    except DataError as error:
+        raise DataError(f"{path}: {error}") from error
+
+
+def _in_order(table: Any, path: Path) -> np.ndarray:
+    """All columns as inputs [N, D], in their order."""
+    import pandas as pd
+
+    if text := [name for name in table if not pd.api.types.is_numeric_dtype(table[name])]:
         raise DataError(f"{path}: column {text[0]!r} holds no numbers.")
-    return {"x_train": np.array(columns, np.float32), "y_train": np.array(table["label"])}
+    return np.array(table, np.float32)
 
 
 def _loaded(place: str) -> dict[str, Any]:

@@ -101,7 +101,8 @@ class Recipe:
             test, about = placeholder(spec).take(torch.zeros(0, dtype=torch.int64)), {}
         else:
             source = DATA.instantiate(values["data"])
-            spec, test, about = DataSpec.of(source.train, **shares), source.test, source.describe()
+            spec = DataSpec.of(source.train, **shares, **columns_of(source.settings))
+            test, about = source.test, source.describe()
         if deployment.range is not None:
             spec = replace(spec, range=deployment.range)
         recipe = cls(config, deployment, spec, test, about)
@@ -187,6 +188,18 @@ class Recipe:
 def likely(nodes: int) -> dict[str, Sizes]:
     """As many nodes with samples for training and validation, to check a recipe before any has joined."""
     return dict.fromkeys(names(nodes), (2, 2, 0))
+
+
+def columns_of(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The columns of a source that was made from a table, and that of its labels, as settings of a ``DataSpec``.
+
+    >>> columns_of({"columns": ["age"], "label": "ill"}), columns_of({"path": "x.npz"})
+    ({'columns': ('age',), 'label': ('ill',)}, {})
+    """
+    if "columns" not in settings:
+        return {}
+    named = settings.get("label") or ()
+    return {"columns": tuple(settings["columns"]), "label": (named,) if isinstance(named, str) else tuple(named)}
 
 
 def placeholder(spec: DataSpec) -> Arrays:

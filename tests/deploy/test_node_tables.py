@@ -1,0 +1,141 @@
+"""A node's table is read by the names of the columns, labels and classes of the server's table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from helpers.deploying import InProcess, config
+
+from fedloom.core.errors import DataError
+from fedloom.deploy.data import DataSpec, look, read
+from fedloom.deploy.node import Node
+from fedloom.deploy.recipe import Recipe
+from fedloom.deploy.server import run
+
+WORDS = ("model=logistic", "partition=iid", "deploy.nodes=2", "held_out=0.25", "rounds=2")
+
+
+def patients(rows: int = 24, seed: int = 0) -> pd.DataFrame:
+    """Two numbers, a category whose names may look like numbers, and a label with names."""
+    rng = np.random.default_rng(seed)
+    age, dose = rng.normal(size=(2, rows)).astype(np.float32)
+    ward = np.array(["01", "1", "2x"])[np.arange(rows) % 3]
+    return pd.DataFrame({"age": age, "dose": dose, "ward": ward, "ill": np.where(age > dose, "yes", "no")})
+
+
+def recipe(folder: Path, table: pd.DataFrame, *words: str) -> Recipe:
+    """The recipe of a server with this table."""
+    table.to_csv(folder / "server.csv", index=False)
+    return Recipe.of(config(*WORDS, f"data=table:{folder / 'server.csv'}", "data.label=ill", *words))
+
+
+def written(folder: Path, table: pd.DataFrame, name: str = "node.csv") -> str:
+    path = folder / name
+    table.to_csv(path, index=False) if path.suffix == ".csv" else table.to_parquet(path)
+    return str(path)
+
+
+@pytest.mark.parametrize("name", ["node.csv", "node.parquet"])
+def test_columns_are_found_by_name_whatever_their_order(name: str, tmp_path: Path) -> None:
+    spec, table = recipe(tmp_path, patients()).spec, patients(seed=1)
+    other = table[["ill", "ward", "dose", "age"]].assign(town="x")
+    mine, theirs = read(written(tmp_path, table, name), spec), read(written(tmp_path, other, f"other-{name}"), spec)
+    assert spec.columns == ("age", "dose", "ward=01", "ward=1", "ward=2x")
+    assert torch.equal(mine.train.x, theirs.train.x)
+    assert torch.equal(mine.test.y, theirs.test.y)
+    whole = torch.cat([mine.train.x, mine.test.x])
+    assert sorted(whole[:, 0].tolist()) == sorted(table["age"].astype(np.float32).tolist())
+
+
+def test_categories_that_look_like_numbers_are_read_as_the_servers_were(tmp_path: Path) -> None:
+    table = patients().query("ward != '2x'")  # 01 and 1 alone would be read as the number 1
+    found = read(written(tmp_path, table), recipe(tmp_path, patients()).spec)
+    x = torch.cat([found.train.x, found.test.x])
+    assert x[:, 2:].sum(0).tolist() == [8, 8, 0]
+
+
+def test_a_column_that_is_missing_or_named_otherwise_is_refused_by_name(tmp_path: Path) -> None:
+    spec, table = recipe(tmp_path, patients()).spec, patients(seed=1)
+    for renamed, sentence in (
+        ({"dose": "amount"}, "has no column 'dose', which the recipe's data have; it has age, amount, ward"),
+        ({"dose": "amount", "ward": "unit"}, "has no column 'dose', 'ward', which"),
+        ({"ill": "sick"}, r"has no column 'ill' of labels; it has age, dose, ward, sick\."),
+    ):
+        with pytest.raises(DataError, match=sentence):
+            read(written(tmp_path, table.rename(columns=renamed)), spec)
+    with pytest.raises(DataError, match=r"node\.csv: column 'ward' of the inputs holds '3'"):
+        read(written(tmp_path, table.assign(ward="3")), spec)
+    with pytest.raises(DataError, match=r"node\.csv: column 'dose' of the inputs holds values that are not numbers"):
+        read(written(tmp_path, table.assign(dose="much")), spec)
+
+
+def test_classes_may_be_names_or_numbers_in_the_recipes_column_or_in_label(tmp_path: Path) -> None:
+    spec, table = recipe(tmp_path, patients()).spec, patients(seed=1)
+    numbers = (table["ill"] == "yes").astype(int)
+    reference = read(written(tmp_path, table), spec)
+    for other in (
+        table.assign(ill=numbers),
+        table.rename(columns={"ill": "label"}),
+        table.drop(columns="ill").assign(label=numbers),
+    ):
+        assert torch.equal(read(written(tmp_path, other), spec).train.y, reference.train.y)
+    with pytest.raises(DataError, match=r"node\.csv: column 'ill': there is no class 'maybe'"):
+        read(written(tmp_path, table.assign(ill="maybe")), spec)
+    with pytest.raises(DataError, match="column 'ill' lacks values in 24 of 24 rows"):
+        read(written(tmp_path, table.assign(ill=None)), spec)
+
+
+def test_names_of_classes_that_look_like_numbers_are_names(tmp_path: Path) -> None:
+    table = patients().assign(ill=np.array(["1", "2", "x"])[np.arange(24) % 3])
+    spec = recipe(tmp_path, table).spec
+    found = read(written(tmp_path, table.query("ill != 'x'")), spec)
+    assert sorted({*found.train.y.tolist(), *found.test.y.tolist()}) == [0, 1]
+
+
+def test_whole_numbers_are_targets_of_a_regression(tmp_path: Path) -> None:
+    spec = recipe(tmp_path, patients().assign(ill=np.linspace(0, 1, 24)), "method.objective=[squared_error]").spec
+    found = read(written(tmp_path, patients(seed=1).assign(ill=2)), spec)
+    assert found.train.y.dtype == torch.float32
+    assert found.train.y.unique().tolist() == [2.0]
+
+
+def test_without_names_at_the_server_only_the_number_of_columns_counts(tmp_path: Path) -> None:
+    table = patients()[["dose", "age"]].assign(label=np.arange(24) % 2)
+    found = read(written(tmp_path, table), DataSpec((2,), 2, held_out=0.0))
+    assert np.array_equal(np.sort(found.train.x[:, 0]), np.sort(table["dose"].to_numpy()))
+    with pytest.raises(DataError, match=r"has the shape \[2\], but the recipe's inputs are \[3\]"):
+        read(written(tmp_path, table), DataSpec((3,), 2))
+
+
+def test_a_table_is_looked_at_before_its_recipe_is_known(tmp_path: Path) -> None:
+    look(written(tmp_path, patients()))
+    with pytest.raises(DataError, match=r"column 'ward' lacks values in 24 of 24 rows|NaN or infinity in 24 of 24"):
+        look(written(tmp_path, patients().assign(ward=None)))
+
+
+def trained(made: Recipe, transport: InProcess) -> torch.Tensor:
+    """The model that the nodes train; none may refuse to join."""
+
+    def tell(sentence: str) -> None:
+        assert "refused" not in sentence, sentence
+
+    theta = run(made, transport, len(transport.nodes), tell=tell).snapshot.server.theta
+    transport.close()
+    return theta
+
+
+def test_nodes_with_columns_in_other_orders_train_the_same_model(tmp_path: Path) -> None:
+    made, ends = recipe(tmp_path, patients()), []
+    for number, columns in enumerate((["age", "dose", "ward", "ill"], ["ill", "ward", "dose", "age"])):
+        home = tmp_path / str(number)
+        home.mkdir()
+        nodes = {
+            f"node-{seed}": Node(written(home, patients(seed=seed)[columns], f"{seed}.csv"), home / f"state-{seed}")
+            for seed in range(2)
+        }
+        ends.append(trained(made, InProcess({**nodes})))
+    assert torch.equal(*ends)
