@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,13 @@ from fedloom.data.own.tables import complete, in_columns
 from fedloom.data.sources.arrays import as_array, inputs, targets
 from fedloom.data.sources.formats import read_npz
 from fedloom.data.sources.images import by_class, read_images, to_images
+from fedloom.data.sources.scale import rescaled
 from fedloom.data.sources.table import read_frame
 from fedloom.data.split import split_rows
 from fedloom.experiment.deployed import numbered
 
 TABLES = (".csv", ".parquet")
+SCALED = "scaled"  # the name under which arrays say that they are standardised already
 LABEL = "label"  # the column of the labels, unless the recipe names another
 LOADER = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 FOR = {"train": "training", "validation": "validation", "test": "tests"}
@@ -51,6 +53,8 @@ class DataSpec:
         columns: names of the inputs, if the server's data are a table; those of a node's table are found by them, and
             categories are one-hot as there, ``column=category``.
         label: the column of the labels in the server's table, or several of numbers.
+        standardised: the numbers ``columns``, ``mean`` and ``deviation`` by which the server's inputs were scaled, and
+            a node's are; empty if they were not.
     """
 
     inputs: tuple[int, ...]
@@ -66,6 +70,7 @@ class DataSpec:
     held_out: float = 0.2
     columns: tuple[str, ...] = ()
     label: tuple[str, ...] = ()
+    standardised: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of(cls, arrays: Arrays, **settings: Any) -> DataSpec:
@@ -102,7 +107,8 @@ def read(place: str, spec: DataSpec, seed: int = 0) -> NodeData:
             ``y_validation``, ``x_test`` and ``y_test``; a folder with one sub-folder of images per class; a CSV or
             parquet table with the columns of the recipe, or, if the recipe names none, with the column ``label`` and
             numbers in all others; or a Python function ``package.module:function`` that returns arrays under the names
-            of the npz file.
+            of the npz file. If the recipe standardises its inputs, the samples' are scaled by its numbers; arrays with
+            ``scaled``, which is true, are so already.
         spec: the recipe's requirements.
         seed: seed of the split, if the files are not split.
 
@@ -143,7 +149,7 @@ def look(place: str) -> None:
 def _named(path: Path, place: str) -> Mapping[str, Any]:
     """The arrays of a file or function by name."""
     if path.suffix == ".npz":
-        optional = [f"{kind}_{split}" for split in SPLITS[1:] for kind in "xy"]
+        optional = [SCALED, *(f"{kind}_{split}" for split in SPLITS[1:] for kind in "xy")]
         return read_npz(path, ["x_train", "y_train"], optional)
     if LOADER.fullmatch(place):
         return _loaded(place)
@@ -182,6 +188,14 @@ def _arrays(named: Mapping[str, Any], split: str, spec: DataSpec, place: str) ->
     raw, y = _raw(named, split, place), _targets(named, split, place)
     pixels = raw.dtype == np.uint8 and len(spec.inputs) == 3 and raw.ndim in (3, 4)
     x = to_images(raw, spec.mean, spec.std) if pixels else inputs(raw, f"{place}: x_{split}")
+    _check_shape(x, split, spec, place)
+    if spec.standardised and not bool(named.get(SCALED)):
+        if spec.columns:
+            raise DataError(
+                f"{place} names no columns, but the recipe standardises them; give a CSV or parquet table with the "
+                "columns of the server's."
+            )
+        x = torch.from_numpy(rescaled(x.numpy(), spec.standardised))
     _check(x, y, split, spec, place)
     return _made(x, y, split, place, spec.classes, spec.names, spec.mean, spec.std)
 
@@ -206,11 +220,17 @@ def _made(x: Tensor, y: Tensor, split: str, place: str, *described: Any) -> Arra
     return made
 
 
+def _check_shape(x: Tensor, split: str, spec: DataSpec, place: str) -> None:
+    if tuple(x.shape[1:]) != spec.inputs:
+        raise DataError(
+            f"{place}: a sample of x_{split} has the shape {list(x.shape[1:])}, but the recipe's inputs are "
+            f"{list(spec.inputs)}."
+        )
+
+
 def _check(x: Tensor, y: Tensor, split: str, spec: DataSpec, place: str) -> None:
     """Raise ``DataError`` if samples do not fit; ``Arrays`` checks labels and finite inputs."""
     what = f"{place}: a sample of x_{split}"
-    if tuple(x.shape[1:]) != spec.inputs:
-        raise DataError(f"{what} has the shape {list(x.shape[1:])}, but the recipe's inputs are {list(spec.inputs)}.")
     if x.is_floating_point() == spec.integer:
         kinds = {True: "whole numbers", False: "real numbers"}
         raise DataError(f"{what} holds {kinds[not spec.integer]}, but the recipe's inputs are {kinds[spec.integer]}.")
@@ -245,14 +265,16 @@ def _images(folder: Path, spec: DataSpec) -> dict[str, np.ndarray]:
     return {"x_train": raw, "y_train": np.array([known.index(name) for name in names])[labels]}
 
 
-def _table(path: Path, spec: DataSpec) -> dict[str, np.ndarray]:
+def _table(path: Path, spec: DataSpec) -> dict[str, Any]:
     """The rows of a table: its columns by the names of the recipe's, or in their order if these have none."""
     texts = _categories(spec.columns) | set((*spec.label, LABEL) if spec.names else ())
     table = _frame(path, texts)
     label = _label(table, spec, path)
     y = _labels(table[label if len(label) > 1 else label[0]], spec, path)
     columns = table.drop(columns=label)
-    return {"x_train": _by_name(columns, spec, path) if spec.columns else _in_order(columns, path), "y_train": y}
+    if not spec.columns:
+        return {"x_train": _in_order(columns, path), "y_train": y}
+    return {"x_train": _by_name(columns, spec, path), "y_train": y, SCALED: True}
 
 
 def _frame(path: Path, texts: Collection[str] = ()) -> Any:
@@ -307,7 +329,7 @@ def _labels(column: Any, spec: DataSpec, path: Path) -> np.ndarray:
 
 
 def _by_name(table: Any, spec: DataSpec, path: Path) -> np.ndarray:
-    """The inputs [N, D] in the recipe's columns; further columns are ignored."""
+    """The inputs [N, D] in the recipe's columns and scale; further columns are ignored."""
     lost = [
         name for name in spec.columns
         if name not in table.columns and not any(name.startswith(f"{column}=") for column in table.columns)
@@ -318,7 +340,7 @@ def _by_name(table: Any, spec: DataSpec, path: Path) -> np.ndarray:
             f"{path} has no column {told}, which the recipe's data have; it has {', '.join(table.columns) or 'none'}."
         )
     try:
-        return in_columns(table, spec.columns)
+        return in_columns(table, spec.columns, spec.standardised or None)
     except DataError as error:
         raise DataError(f"{path}: {error}") from error
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +13,14 @@ from fedloom.config.schema import Config
 from fedloom.core.errors import ConfigError
 from fedloom.core.federation import Federation
 from fedloom.data.sources.formats import write_npz
+from fedloom.deploy.data import SCALED
 
 
 def deal(config: Config, folder: Path) -> list[Path]:
     """Write the samples of every client of a configuration to an npz file of its own.
+
+    If its data are standardised, the files hold what a run's predictions take as arrays: columns of arrays before they
+    are scaled, which the nodes do with the same bits; columns of a table as they are, ``scaled``.
 
     Returns:
         The files ``node-<number>.npz``, in the order of the clients.
@@ -25,10 +31,17 @@ def deal(config: Config, folder: Path) -> list[Path]:
     federation = build_federation(config)
     if federation.unseen:
         raise ConfigError("unseen clients never train, so they cannot be nodes; set unseen=0.")
+    source, marked = federation.provenance.get("source", {}), dict[str, np.ndarray]()
+    if isinstance(source.get("standardised"), Mapping):
+        if "columns" in source:
+            marked = {SCALED: np.array(True)}
+        else:
+            data = {**config.values["data"], "standardise": False}
+            federation = build_federation(replace(config, values={**config.values, "data": data}))
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     paths = [folder / f"{name}.npz" for name in names(len(federation))]
     for client, path in enumerate(paths):
-        write_npz(path, **arrays_of(federation, client))
+        write_npz(path, **arrays_of(federation, client), **marked)
     return paths
 
 

@@ -40,11 +40,13 @@ class Roster:
         run: the run's identifier.
         nodes: the numbers of samples of each node, by name.
         completed: rounds that the run had completed when this was stored.
+        scaled: whether its nodes standardise their inputs.
     """
 
     run: str
     nodes: Mapping[str, Sizes]
     completed: int = 0
+    scaled: bool = False
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -63,7 +65,7 @@ class Roster:
         if about is None:
             raise ConfigError(f"{directory} was not made by a deployment; continue it with fedloom run.")
         nodes = {name: (sizes[0], sizes[1], sizes[2]) for name, sizes in about["nodes"].items()}
-        return cls(about["run"], nodes, stored.round)
+        return cls(about["run"], nodes, stored.round, about.get("scaled", False))
 
 
 @dataclass(frozen=True)
@@ -97,11 +99,16 @@ class Recipe:
             name: values[name] if isinstance(values[name], float) else 0.0 for name in ("validation", "held_out")
         }
         if deployment.inputs is not None:
+            if values["data"].get("standardise"):
+                raise ConfigError(
+                    "data.standardise=true scales by the means and deviations of the server's own data, but with "
+                    "deploy.inputs it loads none; leave out one of the two."
+                )
             spec = DataSpec(deployment.inputs, deployment.classes or 1, names=deployment.names, **shares)
             test, about = placeholder(spec).take(torch.zeros(0, dtype=torch.int64)), {}
         else:
             source = DATA.instantiate(values["data"])
-            spec = DataSpec.of(source.train, **shares, **columns_of(source.settings))
+            spec = DataSpec.of(source.train, **shares, **table_settings(source.settings))
             test, about = source.test, source.describe()
         if deployment.range is not None:
             spec = replace(spec, range=deployment.range)
@@ -190,16 +197,20 @@ def likely(nodes: int) -> dict[str, Sizes]:
     return dict.fromkeys(names(nodes), (2, 2, 0))
 
 
-def columns_of(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The columns of a source that was made from a table, and that of its labels, as settings of a ``DataSpec``.
+def table_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The columns, labels and scale of a source of tables, as settings of a ``DataSpec``.
 
-    >>> columns_of({"columns": ["age"], "label": "ill"}), columns_of({"path": "x.npz"})
+    >>> table_settings({"columns": ["age"], "label": "ill"}), table_settings({"path": "x.npz"})
     ({'columns': ('age',), 'label': ('ill',)}, {})
     """
-    if "columns" not in settings:
-        return {}
-    named = settings.get("label") or ()
-    return {"columns": tuple(settings["columns"]), "label": (named,) if isinstance(named, str) else tuple(named)}
+    scale, found = settings.get("standardised"), dict[str, Any]()
+    if isinstance(scale, Mapping):  # other sources say under this name how they were made
+        found["standardised"] = scale
+    if "columns" in settings:
+        named = settings.get("label") or ()
+        found["columns"] = tuple(settings["columns"])
+        found["label"] = (named,) if isinstance(named, str) else tuple(named)
+    return found
 
 
 def placeholder(spec: DataSpec) -> Arrays:

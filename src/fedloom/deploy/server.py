@@ -203,7 +203,11 @@ class DeployTask(FederatedTask):
 
     def snapshot(self) -> Checkpoint:
         stored = super().snapshot()
-        stored.facts["deploy"] = {"run": self.roster.run, "nodes": {k: list(v) for k, v in self.roster.nodes.items()}}
+        stored.facts["deploy"] = {
+            "run": self.roster.run,
+            "nodes": {name: list(sizes) for name, sizes in self.roster.nodes.items()},
+            "scaled": bool(self.recipe.spec.standardised),
+        }
         if self.plan.is_private:
             stored.facts["deploy"]["cohorts"] = self.cohort_seed
         return stored
@@ -241,7 +245,7 @@ def run(
         tell: called with a message about every event before the first round.
 
     Raises:
-        ConfigError: if a node's data changed since the run began.
+        ConfigError: if a node's data changed since the run began, or are now read otherwise.
         ClientError: if fewer than ``deploy.quorum`` nodes give a usable answer in time.
         CheckpointError: as ``fedloom.experiment.federated.run``.
     """
@@ -250,6 +254,11 @@ def run(
         if known is not None and known.completed >= recipe.config.values["rounds"]:  # no node is needed
             roster = known
         else:
+            if known is not None and recipe.spec.standardised and not known.scaled:
+                raise ConfigError(
+                    "this run was begun by a version of FedLoom whose nodes did not standardise their data; begin a "
+                    "new run."
+                )
             if known is None and nodes != recipe.deployment.nodes:  # otherwise it was checked
                 recipe.check(likely(nodes))
             roster = assemble(recipe, transport, nodes if known is None else len(known.nodes), tell, known)
