@@ -139,18 +139,20 @@ def test_engines_and_computes_agree_and_runs_resume(poisson: bool, tmp_path: Any
     assert_same_run(run(batched, tmp_path, resume=True), one)
 
 
-dp = pytest.importorskip("dp_accounting", reason="the extra 'privacy' is not installed")
+@pytest.fixture
+def dp() -> Any:
+    return pytest.importorskip("dp_accounting", reason="the extra 'privacy' is not installed")
 
 
 @pytest.mark.parametrize(("noise", "share", "steps"), [(1.0, 0.05, 30), (0.7, 0.3, 10)])
-def test_poisson_batches_cost_what_dp_accounting_says(noise: float, share: float, steps: int) -> None:
+def test_poisson_batches_cost_what_dp_accounting_says(dp: Any, noise: float, share: float, steps: int) -> None:
     known = dp.pld.PLDAccountant(dp.NeighboringRelation.ADD_OR_REMOVE_ONE)
     known.compose(dp.PoissonSampledDpEvent(share, dp.GaussianDpEvent(noise)), 6 * steps)
     found = ExampleAccountant("poisson", noise, steps, share, 1e-5).epsilon(6)
     assert abs(found - known.get_epsilon(1e-5)) < 1e-6
 
 
-def test_what_a_run_reports_is_that_of_the_client_with_the_fewest_samples_and_most_rounds() -> None:
+def test_what_a_run_reports_is_that_of_the_client_with_the_fewest_samples_and_most_rounds(dp: Any) -> None:
     federation = classes((6, 12, 9))
     settings: dict[str, Any] = {"federation": federation, "cohort": 2, "rounds": 3, "evaluation": Evaluation(what=())}
     shuffled = experiment("fedavg", local=local(dp_clip=1.0, dp_noise=2.0, epochs=2, batch_size=4), **settings)
@@ -166,6 +168,7 @@ def test_what_a_run_reports_is_that_of_the_client_with_the_fewest_samples_and_mo
     assert poisson.history[0]["privacy/example_epsilon"] < expected
 
 
+@pytest.mark.usefixtures("dp")
 def test_where_data_are_pooled_samples_are_drawn_from_all_of_them() -> None:
     training = local(dp_clip=1.0, dp_noise=2.0, steps=5, poisson=True)
     result = go("centralised", federation=classes((6, 12, 9)), rounds=3, local=training)
