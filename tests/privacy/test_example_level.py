@@ -184,6 +184,7 @@ def test_where_data_are_pooled_samples_are_drawn_from_all_of_them() -> None:
         ({"method": "per_fedavg"}, "takes more"),
         ({"method": "fedlc"}, "reads 'label_counts'"),
         ({"method": "term"}, "reads 'losses'"),
+        ({"method": "ifca"}, "personal 'clustered' chooses by losses of the data, which local.dp_clip does not make"),
         ({"method": "fedproto"}, "of the data, which local.dp_clip does not make private"),
         ({"method": "fedavg", "model": coupled}, "buffer '1.running_mean' couples those of a batch"),
     ],
@@ -191,6 +192,12 @@ def test_where_data_are_pooled_samples_are_drawn_from_all_of_them() -> None:
 def test_what_would_leak_is_refused_by_name(changes: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         go(**changes, local=Local(dp_clip=1.0))
+
+
+@pytest.mark.parametrize("name", ["ifca", "heterofl", "fedhen"])
+def test_levels_that_no_loss_decides_are_not_refused(name: str) -> None:
+    method = make(name, clusters=1) if name == "ifca" else make(name)
+    assert np.isfinite(theta(go(method, rounds=1, local=Local(steps=1, dp_clip=1.0)))).all()
 
 
 @pytest.mark.parametrize(
