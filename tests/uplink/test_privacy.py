@@ -18,7 +18,7 @@ from fedloom.core.context import NO_ROUND
 from fedloom.core.errors import ConfigError
 from fedloom.core.message import Message, Slice
 from fedloom.core.method import Method
-from fedloom.core.parts import Reduce, Reduced
+from fedloom.core.parts import Reduce, Reduced, Uplink
 from fedloom.experiment import privacy
 from fedloom.experiment.federated import FederatedTask
 from fedloom.methods import make
@@ -90,6 +90,18 @@ def test_clients_add_noise_of_the_declared_variance_themselves() -> None:
     np.testing.assert_allclose(found.std(), 3.0, rtol=0.01)
     _, nothing = received(ClipNoise(2.0, 1.5, "client"), {"update": Reduced(torch.zeros(3), Reduce.MIX)})
     assert not nothing
+
+
+def test_noise_of_clients_undoes_the_savings_of_a_compression_before_it() -> None:
+    noise, quarter = ClipNoise(2.0, 1.5, "client"), TopK(0.25)
+
+    def traffic(*uplink: Uplink) -> tuple[int, int]:
+        method = Method("plain", (CrossEntropy(),), mixing=Uniform(), uplink=uplink)
+        record = go(method, rounds=1).history[0]
+        return record["comm/up_params"], record["comm/bytes"]
+
+    assert traffic(quarter, noise) == traffic()
+    assert traffic(quarter, replace(noise, noise=0.0)) == traffic(quarter) < traffic()
 
 
 def test_random_cohorts_are_divided_by_their_expected_size() -> None:

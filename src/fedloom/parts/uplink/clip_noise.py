@@ -16,7 +16,7 @@ from fedloom.core.checks import at_least
 from fedloom.core.client import BUFFERS
 from fedloom.core.context import Context, Facts, RoundInfo
 from fedloom.core.errors import ConfigError
-from fedloom.core.message import Message, Sent
+from fedloom.core.message import Message, Sent, Slice
 from fedloom.core.parts import UPDATE, Needs, Reduce, Reduced, Uplink
 from fedloom.core.slots import uplinks
 from fedloom.core.tree import Tree
@@ -128,12 +128,12 @@ class ClipNoise(Uplink):
         joint = sqrt(sum(norm**2 for norm in norms.values()))
         for slot in slots:
             norm, bound = (norms[slot], self.bounds[slot]) if self.bounds else (joint, clip)
-            value = message[slot].value
+            one = message[slot]
             if norm > bound:
-                value = value * (bound / norm)
-            if self.noise_at == "client" and self.noise:
-                value = value + self._std(slot, clip) * _normal(draws, value)
-            message = message | {slot: message[slot]._replace(value=value)}
+                one = one._replace(value=one.value * (bound / norm))
+            if self.noise_at == "client" and self.noise:  # which no compression before it survives
+                one = Slice.of(one.value + self._std(slot, clip) * _normal(draws, one.value))
+            message = message | {slot: one}
         bit = next(iter(message.values())).value.new_tensor(0.5 if joint <= clip else -0.5)
         return Sent({}, message, {} if self.quantile is None else {"below": bit})
 
