@@ -16,14 +16,17 @@ from torch import Tensor, nn
 from fedloom.core import rng
 from fedloom.core.context import NO_ROUND
 from fedloom.core.errors import ConfigError
+from fedloom.core.local import Local
 from fedloom.core.message import Message, Slice
 from fedloom.core.method import Method
-from fedloom.core.parts import Reduce, Reduced, Uplink
+from fedloom.core.parts import Reduce, Reduced, ServerOptimizer, Uplink
 from fedloom.experiment import privacy
 from fedloom.experiment.federated import FederatedTask
 from fedloom.methods import make
+from fedloom.parts.drift import FedSplitDrift
 from fedloom.parts.mixing import Uniform
 from fedloom.parts.objectives import CrossEntropy
+from fedloom.parts.server import Extrapolated
 from fedloom.parts.uplink import ClipNoise, TopK
 
 P = 200_000
@@ -156,6 +159,44 @@ def test_a_correction_at_the_server_sees_the_noise_of_the_mean() -> None:
     plain, noisy = (go(replace(make("feddyn"), uplink=(ClipNoise(50.0, z),)), **settings) for z in (0.0, 0.02))
     z = rng.stream(8, "privacy of update", 0).standard_normal(len(theta(plain)))
     np.testing.assert_allclose(theta(plain) - theta(noisy), z / 4 + z / 6, rtol=1e-9)
+
+
+@pytest.mark.parametrize("server", [ServerOptimizer(), Extrapolated(eps=0.0)])
+@pytest.mark.parametrize("lr", [0.1, 10.0])
+def test_without_noise_the_step_of_a_single_client_is_the_shorter_of_the_update_and_the_bound(
+    server: ServerOptimizer, lr: float
+) -> None:
+    """FedExP's ‖Δ_i‖² is sent beside the update, but does not count towards its norm."""
+    settings: dict[str, Any] = {"rounds": 1, "cohort": 1, "local": Local(steps=1, batch_size=0, lr=lr)}
+
+    def step(*uplink: Uplink) -> float:
+        made = Method("plain", (CrossEntropy(),), server=server, mixing=Uniform(), uplink=uplink)
+        start = FederatedTask(experiment(made, **settings)).plan.theta0.numpy()
+        return float(np.linalg.norm(theta(go(made, **settings)) - start))
+
+    whole = step()
+    for share in (0.5, 2.0):
+        np.testing.assert_allclose(step(ClipNoise(share * whole, 0.0)), min(share, 1.0) * whole, rtol=1e-12)
+    kept = step(TopK(1.0, slices=("update", "server/squares")), ClipNoise(0.5 * whole, 0.0)) if server.uploads else 0.0
+    assert kept == pytest.approx(0.5 * whole if server.uploads else 0.0, rel=1e-12)
+
+
+@pytest.mark.parametrize("uplink", [ClipNoise(1e-3, 0.0), ClipNoise(bounds={"update": 1e-3}, noise=0.0)])
+@pytest.mark.parametrize("active", [False, True])
+def test_without_noise_flags_are_not_scaled(active: bool, uplink: ClipNoise) -> None:
+    """FedSplit's clients say whether they have just joined; when all have, their first z is no longer broadcast."""
+    method = Method("split", (CrossEntropy(),), FedSplitDrift(active=active), mixing=Uniform(), uplink=(uplink,))
+    found = go(method, rounds=1).snapshot.server.parts["drift"]
+    assert float(found["joined"]) == pytest.approx(1.0, abs=1e-15)
+    assert "start" not in found
+
+
+def test_functions_of_the_update_cannot_be_made_private_whatever_they_declare() -> None:
+    class Declared(Extrapolated):
+        boundable = ("squares",)
+
+    with pytest.raises(ConfigError, match="sends 'squares', which has no bound"):
+        Method("mine", (CrossEntropy(),), server=Declared(), mixing=Uniform(), uplink=(ClipNoise(),))
 
 
 REFUSED = {

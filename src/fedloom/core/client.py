@@ -328,13 +328,14 @@ class ClientWork:
         if len(result.buffers):
             message[BUFFERS] = Slice.of(result.buffers)
         for place, uploads in result.uploads.items():
-            message |= {f"{place}/{name}": Slice.of(value) for name, value in uploads.items()}
+            slots = {f"{place}/{name}": value for name, value in uploads.items()}
+            message |= {slot: Slice.of(value, slot in self.plan.method.boundable) for slot, value in slots.items()}
         read = message
         for place, part in self.plan.method.hooks["send"]:
             seed = self.plan.facts.private_seed if part.is_private else self.plan.seed
             draws = rng.stream(seed, place, self.down.round, self.client)
             sent = part.send(seen[place], message, draws)
-            message = sent.message | {f"{place}/{name}": Slice.of(value) for name, value in sent.uploads.items()}
+            message = sent.message | {f"{place}/{name}": Slice.of(value, False) for name, value in sent.uploads.items()}
             if not part.keeps_bounds:  # else the server reads what it was given
                 read = message = self._measured_again(message)
             if sent.state:

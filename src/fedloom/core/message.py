@@ -18,17 +18,19 @@ class Slice(NamedTuple):
         numbers: number of scalars sent.
         bits: bits per scalar.
         extra: further bits, for positions or a scale.
+        boundable: whether it may be clipped to a norm bound; flags, counts and functions of the update may not.
     """
 
     value: Tensor
     numbers: int
     bits: int
     extra: int = 0
+    boundable: bool = True
 
     @classmethod
-    def of(cls, value: Tensor) -> Slice:
+    def of(cls, value: Tensor, boundable: bool = True) -> Slice:
         """A tensor sent without encoding."""
-        return cls(value, value.numel(), 8 * value.element_size())
+        return cls(value, value.numel(), 8 * value.element_size(), boundable=boundable)
 
     @property
     def nbytes(self) -> int:

@@ -218,7 +218,7 @@ class Method:
             if uplink.only_sums and single:
                 raise ConfigError(f"{other} needs every client's own upload, but {mine} shows the server only sums.")
             if uplink.is_private:
-                unbounded = [name for name in part.uploads if name not in (UPDATE, *part.boundable)]
+                unbounded = [n for n in part.uploads if n != UPDATE and f"{place}/{n}" not in self.boundable]
                 if unbounded or part.needs.losses:
                     what = f"{unbounded[0]!r}" if unbounded else "the client's loss"
                     raise ConfigError(f"{other} sends {what}, which has no bound that {mine} could keep private.")
@@ -237,6 +237,13 @@ class Method:
         """The slices that leave a client, other than batch statistics: ``update``, and ``<place>/<name>`` of parts."""
         parts = {place: part for place, part in self.parts.items() if not isinstance(part, Uplink)}
         return UPDATE, *(f"{place}/{n}" for place, part in parts.items() for n in part.uploads if n != UPDATE)
+
+    @cached_property
+    def boundable(self) -> tuple[str, ...]:
+        """Those that may be clipped to a norm bound: neither functions of the update nor slices that have no bound."""
+        declared = ((place, part.boundable, part.measured) for place, part in self.parts.items())
+        names = {UPDATE, *(f"{place}/{n}" for place, bounded, again in declared for n in bounded if n not in again)}
+        return tuple(slot for slot in self.slots if slot in names)
 
     @cached_property
     def parts(self) -> dict[str, Part]:

@@ -32,6 +32,9 @@ class ClipNoise(Uplink):
     (``sampling=bernoulli``), unless z = 0. With ``noise_at=client`` (local privacy) every client adds N(0, z²C²I)
     itself. Parts that use an upload twice, like FedDyn's h, see the same noise. C = ∞ with z = 0 is the identity.
 
+    Slices that have no bound, like flags and counts, and functions of the update, like FedExP's ‖Δ_i‖², cannot be made
+    private and are refused. Without noise they are neither clipped nor part of the joint norm.
+
     With ``quantile`` γ the bound tracks the γ-quantile of the clients' norms: C ← C exp(-η(b̃ - γ)), b̃ the fraction of
     clients with ‖x‖ ≤ C, measured with noise N(0, σ_b²) on their number. The sum then gets more noise, z_Δ = (z⁻² -
     (2σ_b)⁻²)^{-1/2}, so that both together cost as much privacy as z alone.
@@ -120,7 +123,7 @@ class ClipNoise(Uplink):
 
     def send(self, ctx: Context, message: Message, draws: np.random.Generator) -> Sent:
         """The clipped message, with the client's own noise under local privacy."""
-        slots = [slot for slot in message if slot != BUFFERS]
+        slots = [slot for slot in message if slot != BUFFERS and self._covers(slot, message[slot])]
         clip = float(ctx.down["clip"]) if self.quantile is not None else self.clip
         if missing := [slot for slot in slots if self.bounds and slot not in self.bounds]:
             raise ConfigError(f"uplink 'clip_noise' has no bound for {missing[0]!r}; give one in bounds.")
@@ -132,7 +135,7 @@ class ClipNoise(Uplink):
             if norm > bound:
                 one = one._replace(value=one.value * (bound / norm))
             if self.noise_at == "client" and self.noise:  # which no compression before it survives
-                one = Slice.of(one.value + self._std(slot, clip) * _normal(draws, one.value))
+                one = Slice.of(one.value + self._std(slot, clip) * _normal(draws, one.value), one.boundable)
             message = message | {slot: one}
         bit = next(iter(message.values())).value.new_tensor(0.5 if joint <= clip else -0.5)
         return Sent({}, message, {} if self.quantile is None else {"below": bit})
@@ -163,6 +166,10 @@ class ClipNoise(Uplink):
             kept, size = whole.get(how, (cohort / m, m))
             changed[slot] = kept * value + noises[sent] / size
         return state, changed
+
+    def _covers(self, slot: str, one: Slice) -> bool:
+        """Whether a slice is clipped: where there is noise all of them are, of which none is without a bound."""
+        return self.is_private or one.boundable or slot in self.bounds
 
     def _std(self, slot: str, clip: float) -> float:
         """The standard deviation of the noise on the sum of a slice."""

@@ -57,7 +57,7 @@ class QSGD(Uplink):
         """C(x)."""
         value = x.value.double()
         norm, s = torch.linalg.vector_norm(value), 2 ** (self.bits - 1) - 1
-        sent = Slice(x.value, x.numbers, self.bits, x.extra + 8 * x.value.element_size())
+        sent = x._replace(bits=self.bits, extra=x.extra + 8 * x.value.element_size())
         if not (0 < norm < float("inf")):  # a message that is not finite is refused later
             return sent
         scaled = value.abs() * (s / norm)
@@ -95,4 +95,4 @@ class SignCompression(WithFeedback):
         """C(x)."""
         ones = torch.ones_like(x.value)
         value = x.value.abs().mean() * torch.where(x.value < 0, -ones, ones)
-        return Slice(value, value.numel(), 1, 8 * value.element_size())
+        return x._replace(value=value, numbers=value.numel(), bits=1, extra=8 * value.element_size())

@@ -69,7 +69,8 @@ class TopK(WithFeedback):
         kept = flat.abs().sort(descending=True, stable=True).indices[:k]
         sparse = torch.zeros_like(flat)
         sparse[kept] = flat[kept]
-        return Slice(sparse.view_as(x.value), k, x.bits, x.extra + min(k * ceil(log2(size)), size))
+        positions = min(k * ceil(log2(size)), size)
+        return x._replace(value=sparse.view_as(x.value), numbers=k, extra=x.extra + positions)
 
 
 @uplinks.register(name="random_k")
@@ -118,4 +119,4 @@ class RandomK(Uplink):
         kept = torch.from_numpy(draws.choice(size, k, replace=False)).to(flat.device)
         sparse = torch.zeros_like(flat)
         sparse[kept] = flat[kept] * (size / k)
-        return Slice(sparse.view_as(x.value), k, x.bits, x.extra + SEED_BITS)
+        return x._replace(value=sparse.view_as(x.value), numbers=k, extra=x.extra + SEED_BITS)
