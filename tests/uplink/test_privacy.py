@@ -23,7 +23,7 @@ from fedloom.core.parts import Reduce, Reduced, ServerOptimizer, Uplink
 from fedloom.experiment import privacy
 from fedloom.experiment.federated import FederatedTask
 from fedloom.methods import make
-from fedloom.parts.drift import FedSplitDrift
+from fedloom.parts.drift import FedSplitDrift, Scaffold
 from fedloom.parts.mixing import Uniform
 from fedloom.parts.objectives import CrossEntropy
 from fedloom.parts.server import Extrapolated
@@ -67,6 +67,16 @@ def test_or_every_slice_has_its_own_bound() -> None:
     np.testing.assert_array_equal(found["drift/control"], [0.0, 4.0])
     with pytest.raises(ConfigError, match="no bound for 'drift/control'"):
         sent(ClipNoise(bounds={"update": 1.5}), message(update=[3.0], **{"drift/control": [0.0]}))
+
+
+@pytest.mark.parametrize("noise", [0.0, 1.0])
+def test_a_bound_for_every_slice_is_asked_for_when_a_method_is_made(noise: float) -> None:
+    base = Method("plain", (CrossEntropy(),), drift=Scaffold(), mixing=Uniform())
+    with pytest.raises(ConfigError, match="uplink 'clip_noise' has no bound for 'drift/control'; give one in bounds"):
+        replace(base, uplink=(ClipNoise(bounds={"update": 0.5}, noise=noise),))
+    with pytest.raises(ConfigError, match="has no bound for 'update'"):
+        replace(base, uplink=(ClipNoise(bounds={"drift/control": 0.5}, noise=noise),))
+    replace(base, uplink=(ClipNoise(bounds={"update": 0.5, "drift/control": 0.5}, noise=noise),))
 
 
 @pytest.mark.parametrize(

@@ -210,6 +210,8 @@ class Method:
         for slot in uplink.covered:
             if slot not in self.slots:
                 raise ConfigError(f"{mine}: nothing called {slot!r} is uploaded; {nearest(slot, self.slots)}")
+        if uplink.covers_all and (missing := [slot for slot in self.boundable if slot not in uplink.covered]):
+            raise ConfigError(f"{mine} has no bound for {missing[0]!r}; give one in bounds.")
         for place, part in self.parts.items():
             if isinstance(part, Uplink):
                 continue

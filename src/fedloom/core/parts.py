@@ -361,13 +361,10 @@ class ServerOptimizer(Part):
 
 @dataclass(frozen=True)
 class Uplink(Part):
-    """A transform of everything that leaves a client: compression, clipping, noise, masks. Several apply in order.
+    """A transform of everything that leaves a client: compression, clipping, noise, masks. Several apply in order."""
 
-    Attributes:
-        keeps_bounds: whether it may follow a transform that bounds slices, because the server recovers its input.
-    """
-
-    keeps_bounds: ClassVar[bool] = False
+    keeps_bounds: ClassVar[bool] = False  # may follow one that bounds slices, since the server recovers its input
+    covers_all: ClassVar[bool] = False  # ``covered`` must hold every slot that may be clipped
 
     @property
     def only_sums(self) -> bool:

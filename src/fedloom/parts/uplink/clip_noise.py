@@ -108,6 +108,10 @@ class ClipNoise(Uplink):
         return tuple(self.bounds)
 
     @property
+    def covers_all(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return bool(self.bounds)
+
+    @property
     def uploads(self) -> Mapping[str, Reduce]:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Whether ‖x‖ ≤ C, as ±1/2, if C adapts."""
         return {} if self.quantile is None else {"below": Reduce.MEAN}
