@@ -24,14 +24,14 @@ from fedloom.core.errors import CheckpointError, ConfigError
 from fedloom.core.federation import Arrays, Split
 from fedloom.core.local import Local
 from fedloom.core.method import Method
-from fedloom.core.parts import Mixing, Needs
+from fedloom.core.parts import Mixing, Needs, Uplink
 from fedloom.core.tree import Tree
 from fedloom.experiment.experiment import Evaluation
 from fedloom.experiment.federated import run
 from fedloom.methods import make
 from fedloom.parts.mixing import FLTrust, TrimmedMean, Uniform
 from fedloom.parts.objectives import CrossEntropy
-from fedloom.parts.uplink import SecureSum
+from fedloom.parts.uplink import ClipNoise, SecureSum, TopK
 
 SEED = 3
 ALL = [LabelFlip(), SignFlip(), Replacement(), Gaussian(), ALIE(), InnerProduct(), Backdoor(size=1)]
@@ -102,15 +102,39 @@ class Conspired(Attack):
         return torch.linspace(-1, 1, honest.shape[1], dtype=honest.dtype)
 
 
-@pytest.mark.parametrize("method", ["fedavg", "feddyn", "scaffold", "q_ffl", "term", "fedadam", "rfa", "fedpaq"])
+@pytest.mark.parametrize(
+    "method", ["fedavg", "feddyn", "scaffold", "q_ffl", "term", "fedadam", "fedexp", "rfa", "fedpaq"]
+)
 def test_a_forged_update_is_reduced_like_any_other_whether_sums_are_streamed_or_not(method: str) -> None:
     """For plans that sum updates twice, like FedDyn's h, and those that choose p before or after local work."""
     if method == "fedpaq":  # there the forged update replaces what the server decodes
         assert not np.allclose(theta(go(method, attack=Constant(0.4))), theta(go(method, attack=Conspired(0.4))))
         return
     a, b = (go(method, participation=0.7, attack=attack(0.4)) for attack in (Constant, Conspired))
-    assert_same_run(a, b, 1e-12)
+    if method == "feddyn":  # whose h_i follows what a client sends, but not what replaces it at the server
+        np.testing.assert_allclose(theta(a), theta(b), rtol=0, atol=1e-12)
+    else:
+        assert_same_run(a, b, 1e-12)
     assert not np.allclose(theta(a), theta(go(method, participation=0.7)), atol=1e-3)
+
+
+IDENTITIES: list[tuple[Uplink, float]] = [
+    (TopK(1.0, feedback=False), 1e-12),
+    (ClipNoise(float("inf"), 0.0), 1e-12),
+    (SecureSum(45), 1e-9),  # masked sums are rounded
+]
+
+
+@pytest.mark.parametrize("attack", [one for one in ALL if one.forges], ids=lambda attack: type(attack).__name__)
+@pytest.mark.parametrize("name", ["feddyn", "feddc", "fedsplit", "fedexp", "scaffold"])
+def test_uplinks_that_change_nothing_change_nothing_under_an_attack(name: str, attack: Attack) -> None:
+    """Whatever is a function of the update is one of the forged update, in messages and in the clients' states."""
+    method = replace(make(name), mixing=Uniform())
+    settings: dict[str, Any] = {"attack": replace(attack, fraction=0.34), "participation": 0.7, "seed": SEED}
+    plain = go(method, **settings)
+    for uplink, tolerance in IDENTITIES:
+        through = go(replace(method, uplink=(uplink,)), **settings)
+        assert_same_run(through, plain, tolerance)
 
 
 @pytest.mark.parametrize("attack", ALL, ids=lambda attack: type(attack).__name__)

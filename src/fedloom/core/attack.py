@@ -24,7 +24,9 @@ class Attack:
         forge(Δ_i, θ^t, θ⁰, draws)               a single client's update, before the uplinks
         collude([Δ_i of honest members], f)      the update that all f hostile members of a cohort send, after them
 
-    Only updates are forged; other slices, batch statistics, and reported losses are those of honest work.
+    Only updates are forged, and with them what is measured of an update, like FedExP's ‖Δ_i‖²; other slices, batch
+    statistics, and reported losses are those of honest work. A client that forges keeps states by what it has sent, as
+    with uplinks; those of colluding clients are honest, since their updates are replaced at the server.
 
     Args:
         fraction: the fraction of hostile clients, in [0, 1): ⌊fraction · K⌋ of K clients, drawn from the run's seed.

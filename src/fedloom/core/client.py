@@ -290,17 +290,18 @@ class ClientWork:
                 result.uploads[place] = ended.uploads
             if ended.state:
                 result.state[place] = ended.state
-        for place, part in plan.method.uploading:
-            if part.measured:
-                result.uploads.setdefault(place, {}).update(_measured(part, update))
         for place, _ in plan.method.hooks["init_client"]:  # a state that no hook returned is unchanged
             if place not in result.state and (kept := own_state(self.state, place)):
                 result.state[place] = kept
         result.update = update
-        if plan.attack is not None and plan.forges and self.client in plan.hostile:
+        forger = plan.attack if plan.forges and self.client in plan.hostile else None
+        if forger is not None:
             draws = rng.stream(plan.seed, "attack", down.round, self.client)
-            result.update = plan.attack.forge(update, down.theta, plan.theta0[:split], draws)
-        if plan.method.hooks["send"]:
+            result.update = forger.forge(update, down.theta, plan.theta0[:split], draws)
+        for place, part in plan.method.uploading:
+            if part.measured:
+                result.uploads.setdefault(place, {}).update(_measured(part, result.update))
+        if forger is not None or plan.method.hooks["send"]:  # else the states by what is sent are those of ``end``
             result = self._checked(result)
             if result.failure is not None:
                 return result

@@ -205,10 +205,12 @@ class Cohort:
             return
         honest = torch.stack([update for update, bad in zip(updates, hostile, strict=True) if not bad])
         forged = like(attack.collude(honest, int(hostile.sum())), honest[0], f"attack {type(attack).__name__}: collude")
-        for slot, kept in total.kept.items():
-            if slot == UPDATE or slot.endswith(f"/{UPDATE}"):
-                for row in np.flatnonzero(hostile):
-                    kept[row] = forged
+        found = {slot: forged for slot in total.kept if slot == UPDATE or slot.endswith(f"/{UPDATE}")}
+        for place, part in self.plan.method.uploading:
+            found |= {f"{place}/{name}": of(forged) for name, of in part.measured.items()}
+        for slot, value in found.items():
+            for row in np.flatnonzero(hostile):
+                total.kept[slot][row] = value
 
     def mix(
         self, totals: list[Fold], weights: np.ndarray | None, arrived: np.ndarray, info: RoundInfo
