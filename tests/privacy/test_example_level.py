@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from math import sqrt
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.federations import classes
+from helpers.networks import tanh_net
 from helpers.runs import assert_same_run, experiment, go, theta
 from torch import nn
 
@@ -22,6 +24,7 @@ from fedloom.experiment.experiment import Evaluation
 from fedloom.experiment.federated import FederatedTask, run
 from fedloom.experiment.privacy import ExampleAccountant
 from fedloom.methods import make
+from fedloom.models import models
 
 SEED = 4
 
@@ -50,6 +53,49 @@ def test_without_a_bound_and_noise_it_is_plain_sgd(method: str) -> None:
     private = go(method, local=local(dp_clip=float("inf"), **settings))
     np.testing.assert_allclose(theta(private), theta(plain), rtol=1e-9, atol=1e-12)
     assert private.history[-1]["train/loss"] == pytest.approx(plain.history[-1]["train/loss"], rel=1e-9)
+
+
+class Branching(nn.Module):
+    """A network that looks at values, or does as if."""
+
+    def __init__(self, looks: bool) -> None:
+        super().__init__()
+        self.net, self.looks = tanh_net(), looks
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.net(-x if self.looks and float(x.sum()) == float("inf") else x)
+
+
+@pytest.mark.parametrize("method", ["feddyn", "fedntd", "superfed_mm"])
+def test_gradients_in_turn_are_those_of_one_pass(method: str) -> None:
+    one, turn = (
+        go(method, model=lambda looks=looks: Branching(looks), local=local(dp_clip=0.5, dp_noise=0.3))
+        for looks in (False, True)
+    )
+    assert not turn.failures
+    assert_same_run(one, turn, 1e-12)
+
+
+def recurrent() -> nn.Module:
+    return models.make("stacked_lstm", classes=3, inputs=(6,), vocabulary=5, hidden=4, layers=1)
+
+
+@pytest.mark.parametrize("kind", ["stacked_lstm", "exit_cnn"])
+def test_networks_that_pytorch_does_not_vectorise_are_trained_all_the_same(kind: str) -> None:
+    """Without a bound that is plain SGD."""
+    if kind == "exit_cnn":
+        federation, model = classes(shape=(1, 8, 8)), partial(models.make, kind, classes=3, inputs=(1, 8, 8))
+    else:
+        federation, model = classes(shape=(6,)), recurrent
+        tokens = [replace(one, x=one.x.abs().long().clamp(max=4)) for one in (federation.train.arrays, federation.test)]
+        splits = {name: getattr(federation, name) for name in ("train", "validation", "held_out")}
+        moved = {k: replace(v, arrays=tokens[0 if k == "train" else 1]) for k, v in splits.items()}
+        federation = replace(federation, test=tokens[1], unlabelled=None, **moved)
+    settings: dict[str, Any] = {"federation": federation, "model": model, "rounds": 1}
+    plain, private = (go("fedavg", local=Local(steps=2, batch_size=4, lr=0.2, dp_clip=c), **settings)
+                      for c in (None, float("inf")))  # fmt: skip
+    assert not private.failures
+    np.testing.assert_allclose(theta(private), theta(plain), rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("poisson", [False, True])

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 
 import numpy as np
 import torch
@@ -112,13 +113,11 @@ class Live:
             out = companions(self.plan, self.net, out, alone.x, theta, self.live.buffers)
             return loss(self.plan, out, alone, ask.contexts)
 
-        axes = (None, 0, 0, None if batch.twin is None else 0)
-        batched = vmap(grad_and_value(one), axes, randomness="different")
         grad, total = torch.zeros_like(ask.at), ask.at.new_zeros(())
         rows = max(SINGLE_GRADIENTS // len(ask.at), 1)
         for part in torch.arange(len(batch.x)).split(rows):
             twin = None if batch.twin is None else batch.twin[part]
-            grads, losses = batched(ask.at, batch.x[part], batch.y[part], twin)
+            grads, losses = _each(one, ask.at, batch.x[part], batch.y[part], twin)
             grad += clipping(torch.linalg.vector_norm(grads, dim=1), bound) @ grads
             total += losses.sum()
         return grad / len(batch.x), total / len(batch.x)
@@ -179,3 +178,20 @@ class Live:
         adapted = objective(self.plan, self.net, self.live.buffers, support, query, seen)
         value: Tensor = adapted(self.live.theta)
         return float(value)
+
+
+def _each(
+    loss_of: Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor], theta: Tensor, x: Tensor, y: Tensor,
+    twin: Tensor | None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """The gradients [B, P] and losses [B] of single samples: in one pass, or in turn where ``vmap`` is not possible.
+
+    That depends on layers, shapes and types: in float64, PyTorch has no batched LSTM, and no gradients of some kernels.
+    """
+    axes = (None, 0, 0, None if twin is None else 0)
+    with suppress(Exception):  # one of the model itself occurs again
+        return vmap(grad_and_value(loss_of), axes, randomness="different")(theta, x, y, twin)
+    samples = zip(x, y, [None] * len(x) if twin is None else twin, strict=True)
+    found = [gradient(lambda at, own=own: loss_of(at, *own), theta) for own in samples]
+    grads, losses = zip(*found, strict=True)
+    return torch.stack(grads), torch.stack(losses)
