@@ -19,7 +19,7 @@ import fedloom
 from fedloom.compute.live import Live
 from fedloom.core.client import ClientWork, FailureKind, Result
 from fedloom.core.context import Batch, Context, Output
-from fedloom.core.errors import ClientError
+from fedloom.core.errors import ClientError, ConfigError
 from fedloom.core.federation import Federation, Index, Split
 from fedloom.core.local import Local
 from fedloom.core.method import Method
@@ -123,6 +123,14 @@ def test_a_client_that_fails_later_keeps_its_last_state(monkeypatch: pytest.Monk
     store.update(report.states)
     assert torch.equal(dict(store)[VICTIM]["drift"]["c"], before)
     np.testing.assert_allclose(report.p, [0.0 if i == VICTIM else 1 / len(OTHERS) for i in everyone])
+
+
+def test_the_sentence_of_an_error_ends_once() -> None:
+    def refuse() -> None:
+        raise ConfigError("these samples cannot be taken.")
+
+    result = go(federation=marked(VICTIM), model=guarded(refuse), rounds=1)
+    assert str(result.failures[0]).endswith("ConfigError: these samples cannot be taken")
 
 
 def test_one_client_raising_is_a_failure_that_names_the_stage() -> None:

@@ -370,7 +370,7 @@ class ClientWork:
 
     def failed(self, error: Exception) -> Result:
         """The failure for an exception raised during the work, with stage, cause and traceback."""
-        reason = f"{type(error).__name__}: {error}"
+        reason = f"{type(error).__name__}: {error}".rstrip(".")
         if str(error).startswith(ONE_VALUE):
             reason += (
                 ". A mini-batch of one sample has no variance for batch normalisation: choose another "
