@@ -19,9 +19,10 @@ from fedloom.core.local import Local
 from fedloom.data import as_source, task_stream
 from fedloom.data.streams import InOrder
 from fedloom.experiment.experiment import Experiment
-from fedloom.experiment.federated import run
+from fedloom.experiment.federated import FederatedTask, run
 from fedloom.models import models
-from fedloom.parts.adaptation import FineTune
+from fedloom.parts.adaptation import FineTune, Neighbours, PersonalHead, Prototypes
+from fedloom.parts.objectives import CrossEntropy, PrototypeAlignment
 from fedloom.tasks.online import Live, Moml, Online, grid
 from fedloom.tasks.online import run as run_online
 from fedloom.tasks.online.task import OnlineTask
@@ -72,6 +73,24 @@ def test_labels_at_every_position_need_predictions_there() -> None:
     with pytest.raises(ConfigError, match=r"labels of shape \[5\]; model=stacked_lstm with model\.positions=every"):
         run(settings(sequences(every=True)))
     run(settings(sequences(every=True), positions="every"))
+
+
+@pytest.mark.parametrize(
+    ("slot", "part"),
+    [
+        ("adaptation", Prototypes()),
+        ("adaptation", Prototypes(training=False)),
+        ("adaptation", Neighbours()),
+        ("adaptation", PersonalHead()),
+        ("objective", (CrossEntropy(), PrototypeAlignment())),
+    ],
+)
+def test_parts_that_need_one_class_per_sample_are_refused_before_training(slot: str, part: Any) -> None:
+    given = settings(sequences(every=True), positions="every")
+    made = replace(given, method=replace(given.method, **{slot: part}))
+    with pytest.raises(ConfigError, match=rf"^{slot} '\w+' needs one class per sample, .* do not have\.$"):
+        FederatedTask(made)
+    FederatedTask(replace(made, federation=sequences(), model=settings(sequences()).model))
 
 
 def test_predictions_from_tokens_that_the_model_does_not_know() -> None:

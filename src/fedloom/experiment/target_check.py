@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from fedloom.core.checks import one_class_each
 from fedloom.core.errors import ConfigError, first_line, outside
 from fedloom.core.federation import Arrays
 from fedloom.core.method import Method
@@ -45,6 +46,8 @@ def check_targets(method: Method, arrays: Arrays, out: Tensor, metrics: Sequence
         )
     if method.needs("label_counts") and y.is_floating_point():
         raise ConfigError(f"{method.who_needs('label_counts')} needs classes, but these targets are numbers.")
+    if method.needs("one_class"):
+        one_class_each(method.who_needs("one_class"), y)
     kind = kind_of(out, y, wanted)
     if kind == CLASSES and out.ndim != y.ndim + 1:
         each = "one class" if out.ndim == 2 else f"a class at each of {list(out.shape[1:-1])} places"

@@ -44,7 +44,7 @@ class Neighbours(Adaptation):
     lam: float = 0.5
     scale: float = 1.0
 
-    needs = Needs(features=True)
+    needs = Needs(features=True, one_class=True)
     targets = CLASSES
     citation = """@inproceedings{marfoq2022knnper,
   title={Personalized Federated Learning through Local Memorization},

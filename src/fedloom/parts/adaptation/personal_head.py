@@ -38,7 +38,7 @@ class PersonalHead(Adaptation):
     lr: float = 0.1
     steps: int = 50
 
-    needs = Needs(features=True)
+    needs = Needs(features=True, one_class=True)
     targets = CLASSES
     citation = """@inproceedings{chen2022fedrod,
   title={On Bridging Generic and Personalized Federated Learning for Image Classification},

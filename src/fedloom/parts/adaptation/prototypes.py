@@ -31,7 +31,7 @@ class Prototypes(Adaptation):
 
     training: bool = True
 
-    needs = Needs(features=True)
+    needs = Needs(features=True, one_class=True)
     targets = CLASSES
     citation = """@inproceedings{snell2017proto, title={Prototypical Networks for Few-shot Learning},
   author={Snell, Jake and Swersky, Kevin and Zemel, Richard}, booktitle={NeurIPS}, year={2017}}"""

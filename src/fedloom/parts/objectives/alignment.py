@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedloom.core.checks import at_least, one_class_each
+from fedloom.core.checks import at_least
 from fedloom.core.context import Batch, Context, Facts, Model, Output, RoundInfo
 from fedloom.core.parts import ClientEnd, Halves, Needs, Reduce, Term
 from fedloom.core.slots import objectives
@@ -44,7 +44,7 @@ class PrototypeAlignment(Term):
 
     lam: float = 1.0
 
-    needs = Needs(features=True, model=True, samples=True)
+    needs = Needs(features=True, model=True, samples=True, one_class=True)
     targets = CLASSES
     uploads = {"sums": Reduce.MEAN, "counts": Reduce.MEAN}  # noqa: RUF012
     downloads = ("prototypes", "known")
@@ -60,7 +60,6 @@ class PrototypeAlignment(Term):
         return {}  # the number of features is known when the first prototypes arrive
 
     def loss(self, out: Output, batch: Batch, ctx: Context) -> Tensor:
-        one_class_each("objective 'alignment'", batch.y)
         assert out.features is not None
         r = out.features.flatten(1)
         if "known" not in ctx.down:
