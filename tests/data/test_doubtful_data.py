@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
 from fedloom import FedLoomError, run
 from fedloom.data import federate
@@ -26,14 +28,53 @@ def test_class_numbers_with_gaps_are_kept_and_warned_of(y: np.ndarray, used: int
     np.testing.assert_array_equal(made.train.arrays.y, y)
 
 
-def test_channels_last_in_floats_are_warned_of() -> None:
-    with pytest.warns(UserWarning, match=r"shape \[8, 8, 3\], which look like images with their channels last"):
-        federate((np.zeros((60, 8, 8, 3)), Y), "iid", 4)
+def test_channels_last_in_floats_are_warned_of_once() -> None:
+    images = np.zeros((60, 8, 8, 3))
+    with pytest.warns(
+        UserWarning, match=r"shape \[8, 8, 3\], which look like images with their channels last"
+    ) as caught:
+        federate((images, Y), "iid", 4, test=(images, Y))
+    assert len(caught) == 1
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         federate((np.zeros((60, 3, 8, 8)), Y), "iid", 4)
         federate((np.zeros((60, 8, 50, 1)), Y), "iid", 4)  # eight channels of a series
         federate((np.zeros((60, 8, 8, 3), dtype=np.uint8), Y), "iid", 4)
+
+
+@pytest.mark.parametrize("shape", [(8, 8), (3, 8, 8)])
+def test_images_of_large_values_are_warned_of_once(shape: tuple[int, ...], tmp_path: Path) -> None:
+    pixels = RNG.integers(0, 256, (60, *shape)).astype(np.float32)
+    told = rf"samples of shape \[{', '.join(map(str, shape))}\] hold values up to 25\d, with which models train poorly"
+    with pytest.warns(UserWarning, match=f"own data: {told}") as caught:
+        federate((pixels, Y), "iid", 4, test=(pixels, Y))
+    assert len(caught) == 1
+    np.savez(tmp_path / "mine.npz", x_train=pixels, y_train=Y)
+    with pytest.warns(UserWarning, match=f"mine: {told}"):
+        federate(f"npz:{tmp_path / 'mine.npz'}", "iid", 4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        federate((pixels / 255, Y), "iid", 4)
+        federate(((pixels - pixels.mean()) / pixels.std(), Y), "iid", 4)
+        federate((pixels.astype(np.uint8), Y), "iid", 4)
+        sparse = np.zeros((60, *shape))
+        sparse[..., 0, 0] = 20.0  # one bright pixel after normalisation
+        federate((sparse, Y), "iid", 4)
+
+
+def test_of_mapped_images_only_some_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    np.save(tmp_path / "x_train.npy", np.full((600, 3, 8, 8), 255, np.float32))
+    np.save(tmp_path / "y_train.npy", np.tile(Y, 10))
+    sizes = []
+
+    def counted(self: torch.Tensor) -> torch.Tensor:
+        sizes.append(len(self))
+        return torch.abs(self)
+
+    monkeypatch.setattr(torch.Tensor, "abs", counted)
+    with pytest.warns(UserWarning, match="hold values up to 255"):
+        federate(f"npz:{tmp_path}", "iid", 4)
+    assert max(sizes) <= 16
 
 
 def test_texts_that_hardly_repeat_are_no_categories() -> None:

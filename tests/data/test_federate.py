@@ -102,6 +102,17 @@ def test_bad_requests_get_one_sentence() -> None:
         federate(real, Dirichlet(), 5)
 
 
+def test_settings_of_a_partition_or_source_are_told_where_they_belong() -> None:
+    for asked, told in (
+        (lambda: federate(toy(), "dirichlet", alpha=0.1, clients=4), r"partitions\.make\('dirichlet', alpha=0\.1\)"),  # type: ignore[arg-type]
+        (lambda: federate("folder:scans", by_client=True), r"sources\.make\('folder:scans', by_client=True\)"),  # type: ignore[arg-type]
+        (lambda: federate(toy(), "iid", n_clients=4), r"no argument 'n_clients'; settings .* mean 'clients'"),  # type: ignore[arg-type]
+        (lambda: federate(toy(), Iid(), alpha=0.1), r"no argument 'alpha'; settings of a partition or source go to"),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(ConfigError, match=told):
+            asked()
+
+
 @pytest.mark.slow
 def test_a_million_clients_take_no_loop_and_little_memory() -> None:
     samples, clients = 2_000_000, 1_000_000

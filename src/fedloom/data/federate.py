@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import inspect
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, Never
 
 import numpy as np
 import torch
 
-from fedloom.core.errors import ConfigError, DataError, in_words
+from fedloom.core.errors import ConfigError, DataError, in_words, nearest
 from fedloom.core.federation import Arrays, Federation, Index, Split
 from fedloom.core.rng import stream
 from fedloom.core.settings import checked
@@ -42,6 +43,7 @@ def federate(
     unseen: float = 0.0,
     noise: LabelNoise | str = "none",
     target: Target | str = "none",
+    **unknown: Never,
 ) -> Federation:
     """Deal the training pool of ``source`` to clients and split each client's rows; only row numbers are copied.
 
@@ -67,15 +69,18 @@ def federate(
         unseen: fraction of the clients, drawn at random, that never train and are only evaluated.
         noise: label noise in the training rows; validation and test labels stay clean.
         target: label distribution of the common test set.
+        unknown: nothing; settings of a partition or source belong to ``fl.data.partitions.make``, ….
 
     Raises:
         DataError: if the partition is impossible.
-        ConfigError: if the fractions leave nothing to train on.
+        ConfigError: if the fractions leave nothing to train on, or there are unknown arguments.
 
     >>> federation = federate("digits", "dirichlet_balanced", clients=20, seed=1)
     >>> len(federation), len(federation.train.index[0]), len(federation.held_out.index[0])
     (20, 58, 15)
     """
+    if unknown:
+        raise ConfigError(misplaced(unknown, source, partition))
     clients, seed = checked("clients", clients, int | None), checked("seed", seed, int)
     validation, unseen = checked("validation", validation, float), checked("unseen", unseen, float)
     own = {"y": y, "test": test, "features": features, "label": label, "client": client, "standardise": standardise}
@@ -158,6 +163,26 @@ def by_name(source: str | Source, own: dict[str, Any]) -> Source:
         name = source if isinstance(source, str) else source.name
         raise ConfigError(f"{foreign}= belongs to own data, such as arrays (x, y), and {name!r} has no such setting.")
     return sources.make(source, **own) if isinstance(source, str) else source
+
+
+def misplaced(unknown: Mapping[str, Any], source: Any, partition: Any) -> str:
+    """What is said of arguments that ``federate`` does not have: settings of a partition or source belong elsewhere.
+
+    >>> misplaced({"alpha": 0.1}, "digits", "dirichlet")
+    "alpha= is a setting of the partition: fl.data.partitions.make('dirichlet', alpha=0.1)."
+    """
+    for what, registry, given in (("partition", partitions, partition), ("source", sources, source)):
+        if isinstance(given, str):
+            known = registry[registry.shorthand(given)[0]].parameters
+            if settings := ", ".join(f"{key}={value!r}" for key, value in unknown.items() if key in known):
+                name = next(key for key in unknown if key in known)
+                return f"{name}= is a setting of the {what}: fl.data.{what}s.make({given!r}, {settings})."
+    own = [name for name in inspect.signature(federate).parameters if name != "unknown"]
+    return (
+        f"federate has no argument {next(iter(unknown))!r}; settings of a partition or source go to "
+        "fl.data.partitions.make('dirichlet', alpha=0.1) or fl.data.sources.make('folder', path=…); for federate, "
+        f"{nearest(next(iter(unknown)), own)}"
+    )
 
 
 def check_fractions(validation: float, held_out: HeldOut, unseen: float) -> None:

@@ -85,7 +85,7 @@ def as_source(
         read(part, None, features, label, column if _has(part, column) else None, told)
         for part, told in zip(held_parts, held_what, strict=False)
     ]
-    x, columns = _inputs([part.x for part in (*read_parts, *tests)], name)
+    x, columns = _inputs([part.x for part in (*read_parts, *tests)], count, name)
     named = [part.names for part in (*read_parts, *tests)]
     targets, names = coded([part.y for part in (*read_parts, *tests)], named, name)
     targets = with_kind(targets, x)
@@ -171,18 +171,21 @@ def _has(test: Any, column: str | None) -> bool:
     return column is not None and column in getattr(test, "column_names", getattr(test, "columns", ()))
 
 
-def _inputs(parts: Sequence[Any], name: str) -> tuple[list[Tensor], list[str]]:
-    """Inputs of all parts, and the names of their columns if they were tables."""
+def _inputs(parts: Sequence[Any], count: int, name: str) -> tuple[list[Tensor], list[str]]:
+    """Inputs of all parts, of which ``count`` are for training, and the names of their columns if they were tables."""
     if any(map(is_frame, parts)):
         if not all(map(is_frame, parts)):
             raise DataError(f"{name}: some data sets are tables and others are not; give all of them alike.")
         tables, columns = encoded(parts, name)
         return [torch.from_numpy(table) for table in tables], columns
-    found = [inputs(part, f"{name}: x") for part in parts]
-    shapes = {tuple(part.shape[1:]) for part in found}
+    found = [inputs(part, f"{name}: x", warn=False) for part in parts]
+    shapes = {tuple(part.shape[1:]) for part in found[:count]}
     if len(shapes) > 1:
         told = " and ".join(str(list(shape)) for shape in sorted(shapes))
         raise DataError(f"{name}: samples have different shapes, {told}; resize or pad them to one.")
+    (shape,) = shapes
+    if strange := [list(part.shape[1:]) for part in found[count:] if part.shape[1:] != shape]:
+        raise DataError(f"{name}: test samples have shape {strange[0]}, training samples {list(shape)}.")
     return found, []
 
 

@@ -18,7 +18,7 @@ from fedloom.core.federation import Arrays
 from fedloom.data.sources.base import Source, natural_clients, sources
 from fedloom.data.sources.formats import read_npy_folder, read_npz
 from fedloom.data.sources.images import as_stored
-from fedloom.data.sources.scale import standardised
+from fedloom.data.sources.scale import standardised, warn_of_pixels
 
 CLASSES = 1_000_000
 CHANNELS = (1, 3, 4)
@@ -113,7 +113,7 @@ def from_tensors(
     x, y = inputs(x, f"{name}: x_train"), targets(y, f"{name}: y_train")
     u, v = (x[:0], y[:0])
     if x_test is not None and y_test is not None:
-        u, v = inputs(x_test, f"{name}: x_test"), targets(y_test, f"{name}: y_test")
+        u, v = inputs(x_test, f"{name}: x_test", warn=False), targets(y_test, f"{name}: y_test")
     numbered = classes is None and not names and y.ndim == 1 and y.numel() > 0 and not y.is_floating_point()
     if classes is None:
         largest = -1 if y.is_floating_point() or not y.numel() else int(max(y.max(), v.max() if v.numel() else -1))
@@ -125,6 +125,7 @@ def from_tensors(
         )
     if numbered:
         _warn_of_gaps(y, classes, name)
+    warn_of_pixels(x, name)
     for ids in (clients, clients_test):
         if ids is not None and np.asarray(ids).dtype.kind == "f" and np.isnan(np.asarray(ids)).any():
             raise DataError(f"{name}: some samples have NaN for their client; give each a number or a name.")
@@ -145,10 +146,10 @@ def _warn_of_gaps(y: Tensor, classes: int, name: str) -> None:
         )
 
 
-def inputs(x: Tensor | np.ndarray, what: str = "x") -> Tensor:
+def inputs(x: Tensor | np.ndarray, what: str = "x", warn: bool = True) -> Tensor:
     """Inputs as models take them: images [N, C, H, W] in 0..1, floats as float32, integers as int64.
 
-    Within ``images.as_bytes``, images stay bytes.
+    Within ``images.as_bytes``, images stay bytes. ``warn`` tells of images whose channels seem to be last.
 
     Raises:
         DataError: for arrays without numbers or rows; ``what`` names them.
@@ -166,7 +167,7 @@ def inputs(x: Tensor | np.ndarray, what: str = "x") -> Tensor:
             f"{what} holds whole numbers of shape {list(x.shape)}; give images as bytes, uint8 [N, H, W] or "
             "[N, H, W, C], or as float32 in 0..1."
         )
-    if x.ndim == 4 and x.shape[1] == x.shape[2] > max(CHANNELS) and x.shape[3] in CHANNELS:
+    if warn and x.ndim == 4 and x.shape[1] == x.shape[2] > max(CHANNELS) and x.shape[3] in CHANNELS:
         warnings.warn(
             f"{what} holds samples of shape {list(x.shape[1:])}, which look like images with their channels last, but "
             "convolutional models take them first; give x.transpose(0, 3, 1, 2), or bytes (uint8) in this order.",

@@ -1,4 +1,4 @@
-"""Columns of very different scale: a warning about them, and their standardisation."""
+"""Columns of very different scale, and images of large values: warnings about them; standardisation of columns."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fedloom.core.errors import DataError, outside
 from fedloom.core.federation import Arrays
@@ -17,6 +18,8 @@ from fedloom.data.sources.formats import moments
 
 LARGE, APART = 10, 100
 """Root mean square of a column, and the ratio of two columns' deviations, above which training suffers."""
+MILD, ENOUGH = 3, 16
+"""Root mean square of images up to which single large values are outliers, and the number of images looked at."""
 
 
 def standardised(source: Source, columns: Sequence[int] | None = None) -> Source:
@@ -79,5 +82,23 @@ def warn_of_scales(source: Source, names: Sequence[str], columns: Sequence[int])
             f"{source.name}: column {names[columns[largest]]!r} has mean {mean[largest]:.3g} and standard deviation "
             f"{deviation[largest]:.3g}, with which models train poorly; data.standardise=true (standardise=True in "
             "Python) scales all columns of numbers.",
+            stacklevel=outside(),
+        )
+
+
+def warn_of_pixels(x: Tensor, name: str) -> None:
+    """Warn if inputs of two or more axes, such as images [N, C, H, W], hold large values; only some are read.
+
+    Args:
+        x: inputs [N, ...].
+        name: name of the source.
+    """
+    if x.ndim < 3 or not x.is_floating_point() or not x.numel():
+        return
+    seen = x[:: -(-len(x) // ENOUGH)]
+    if float(seen.abs().max()) > LARGE and float(seen.square().mean()) > MILD**2:
+        warnings.warn(
+            f"{name}: samples of shape {list(x.shape[1:])} hold values up to {float(seen.max()):.3g}, with which "
+            "models train poorly; give images as 8-bit pixels (uint8), or scale them to 0..1, as dividing by 255 does.",
             stacklevel=outside(),
         )
