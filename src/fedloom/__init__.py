@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from fedloom.models.wrapped import wrap
     from fedloom.parts import objectives
 
+    __version__: str
+
 __all__ = [
     "Arrays", "Callback", "EarlyStopping", "Evaluation", "Experiment", "FedLoomError", "Federation", "Index", "Local",
     "Measure", "Method", "RunResult", "Split", "TrainedRun", "attacks", "data", "distill", "load", "methods", "metrics",
@@ -59,6 +61,8 @@ def __getattr__(name: str) -> Any:
         return import_module(f"fedloom.{name}")
     if name == "objectives":
         return import_module("fedloom.parts.objectives")
+    if name == "__version__":
+        return import_module("importlib.metadata").version("fedloom")
     for home, names in _HOMES.items():
         if name in names:
             value = getattr(import_module(home), name)
@@ -69,4 +73,4 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     """All names, also those imported on first use, so that shells can complete them."""
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, "__version__"})

@@ -1,7 +1,7 @@
 """Models for another party's unlabelled inputs, from a finished run.
 
-``fl.target.ClassModels(fl.load(run))`` has ``target_head(x)``, ``target_fit(x)`` and ``target_prior(x)``, for any
-number of targets; ``fedloom target`` does the same.
+``fl.target.ClassModels(fl.load(run))`` has ``target_head(x)``, ``target_fit(x)``, ``fedssa(x)`` and
+``target_prior(x)``, for any number of targets; ``fedloom target`` does the same.
 """
 
 from __future__ import annotations

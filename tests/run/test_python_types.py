@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from importlib.metadata import version
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from torch import nn
 
 import fedloom as fl
 from fedloom.api import _experiment
+from fedloom.cli import main
 from fedloom.core.errors import ConfigError
 from fedloom.data.partitions import Dirichlet
 
@@ -119,4 +121,10 @@ def test_numbers_of_numpy_and_mappings_are_taken() -> None:
 
 
 def test_what_is_imported_on_first_use_can_be_completed() -> None:
-    assert set(fl.__all__) <= set(dir(fl))
+    assert {*fl.__all__, "__version__"} <= set(dir(fl))
+
+
+def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"fedloom {fl.__version__}\n"
+    assert fl.__version__ == version("fedloom")

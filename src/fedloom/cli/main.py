@@ -113,9 +113,9 @@ def _dispatch(words: list[str]) -> int:
         print(HELP, end="")
         return OK
     if words[0] in ("-V", "--version"):
-        from importlib.metadata import version  # slow to import
+        from fedloom import __version__  # slow to find
 
-        print(f"fedloom {version('fedloom')}")
+        print(f"fedloom {__version__}")
         return OK
     command, *rest = words
     if command not in COMMANDS:

@@ -25,6 +25,7 @@ from fedloom.core.parts import Uplink
 from fedloom.data.augment import pipeline
 from fedloom.experiment.deployed import DeployedModel
 from fedloom.experiment.ensemble import last_models, mixing_weights
+from fedloom.experiment.federated import RunResult
 from fedloom.experiment.privacy import Spent, spent
 from fedloom.experiment.runtime import one_thread
 from fedloom.experiment.setup import server_data
@@ -111,13 +112,13 @@ class ClassModels:
 
     >>> import fedloom as fl
     >>> federation = fl.data.federate("digits", "niid1", clients=5, target="skew")
-    >>> trained = fl.run("fedavg", federation, "mlp", rounds=3).trained
-    >>> found = ClassModels(trained).target_head(federation.unlabelled.x)
+    >>> result = fl.run("fedavg", federation, "mlp", rounds=3)
+    >>> found = ClassModels(result).target_head(federation.unlabelled.x)
     >>> int(found.known.argmax()), found.check.holds
     (0, True)
 
     Args:
-        trained: a finished run.
+        trained: a finished run, loaded or as ``fl.run`` returns it.
         shrinkage: shrinkage of the covariance within classes; see ``ClassSums.discriminant``.
         uplink: the uplinks of the clients' statistics; by default those of the run's method. If they add noise, the
             clients are asked only three times, and the scores are calibrated by a temperature alone.
@@ -128,7 +129,10 @@ class ClassModels:
             the statistics, or the run kept single samples private (``local.dp_clip``) and no private uplink does.
     """
 
-    def __init__(self, trained: TrainedRun, shrinkage: float = 0.01, uplink: Sequence[Uplink] | None = None) -> None:
+    def __init__(
+        self, trained: TrainedRun | RunResult, shrinkage: float = 0.01, uplink: Sequence[Uplink] | None = None
+    ) -> None:
+        trained = trained.trained if isinstance(trained, RunResult) else trained
         self.trained, self.server, self.shrinkage = trained, trained.server, shrinkage
         uplinks = trained.plan.method.uplink if uplink is None else tuple(uplink)
         self.total = Exchange(uplinks, trained.plan.facts, trained.snapshot.server.round)
