@@ -81,8 +81,8 @@ def test_models_for_targets(cli: Cli) -> None:
     assert code == 0
     first, second = out.split("target: high.npz")
     assert "class shares (95 % intervals over draws of the inputs):" in first
-    assert "these classes are known from client 0: " in first
-    assert "these classes are known from client 4: " in second
+    assert "the training samples of these classes come from client 0: " in first
+    assert "the training samples of these classes come from client 4: " in second
     assert out.count("check of label shift: distance to the nearest class") == 2
     assert "model: done-high.safetensors" in second
     assert err.count("this model: loss") == err.count("server's model: loss") == 2
@@ -186,7 +186,7 @@ def test_a_target_of_a_table_is_told_in_its_own_names(cli: Cli) -> None:
     code, out, _ = cli("target", "run=done", "data=buyer.npz", "method=target_fit")
     assert code == 0
     assert out.splitlines()[2].startswith("  low: ")
-    assert "these classes are known from south: 1" in out
+    assert "the training samples of these classes come from south: 1" in out
     code, out, err = cli("target", "run=done", "data=buyer.npz", "method=fedssa", "--out", "mixed.safetensors")
     assert (code, out) == (2, "")
     assert err == (

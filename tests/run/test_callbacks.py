@@ -79,8 +79,10 @@ def test_early_stopping_waits_for_its_patience() -> None:
 
 def test_early_stopping_warns_of_a_metric_that_nothing_measures() -> None:
     stop = fl.EarlyStopping("global/acuracy", patience=2)
-    with pytest.warns(UserWarning, match="none of the first 2 rounds measured; did you mean 'global/accuracy'"):
+    told = "which the rounds so far did not measure; did you mean 'global/accuracy'"
+    with pytest.warns(UserWarning, match=told) as caught:
         assert run(experiment("fedavg", rounds=3, evaluation=Evaluation()), callbacks=[stop]).summary["rounds"] == 3
+    assert caught[0].filename == __file__
 
 
 def test_measures_see_the_servers_model_after_the_round() -> None:

@@ -65,6 +65,7 @@ def test_a_damaged_checkpoint_is_refused_and_the_one_before_it_named(
     assert text.startswith(f"the checkpoint {last} cannot be used (")
     assert f"; continue from the one before it with resume={before}." in text
     assert "\n" not in text
+    assert (f"(its {file} is missing)" in text) == (act is Path.unlink)
     run(work(), copy, resume=before, checkpoint_every=2, keep=3)
     assert_same_contents(contents(finished), contents(copy))
 

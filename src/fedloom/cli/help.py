@@ -257,9 +257,9 @@ usage: fedloom target run=DIR data=FILE [data=FILE …] [method=METHOD] [--out F
 
 FILE is an .npz file with inputs x [N, …] as the run's data hold them, an .npy file of them, or, if the run's data were
 a table, a .csv or .parquet table with its input columns; labels are not needed. For each file: the estimated class
-shares with intervals, the clients from which these classes are known, a check that the inputs differ from the clients'
-data in their class shares alone, and a model for these shares, as safetensors. With targets (y in the .npz file, or the
-run's label column), it and the server's model are measured on standard error; targets change nothing.
+shares with intervals, the clients that hold training samples of these classes, a check that the inputs differ from the
+clients' data in their class shares alone, and a model for these shares, as safetensors. With targets (y in the .npz
+file, or the run's label column), it and the server's model are measured on standard error; targets change nothing.
 
   method=target_head      the server's model with another head (the default)
   method=target_fit       the clients' last models, mixed with weights fitted to the inputs' estimated classes; the run

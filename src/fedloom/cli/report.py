@@ -14,8 +14,8 @@ from fedloom.core import yaml
 from fedloom.core.errors import ConfigError
 from fedloom.experiment.console import (
     HEADLINES,
-    WORDS,
     in_percent,
+    leading,
     make_console,
     plural,
     print_raw,
@@ -80,14 +80,14 @@ def over_seeds(runs: Sequence[Path]) -> Iterator[str]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the page says what is left out
         found = [member for member in groups.read(runs) if len(member.runs) > 1]
-    headlines = {str(run.summary.get("headline") or HEADLINES[0]) for member in found for run in member.runs}
-    server = WORDS[HEADLINES[0]] if headlines == {HEADLINES[0]} else "server model"  # as in the table above
+    first = leading(run.summary for member in found for run in member.runs)  # as in the table above
     for member in found:
-        first = member.runs[0].summary
-        judged = str(first.get("headline") or HEADLINES[0])
-        told = []
-        for key, word in ({judged: judged.replace("/", " ")} | watched(first.get("final") or {}, judged)).items():
-            share, word = in_percent(key), server if key == HEADLINES[0] else word
+        summary = member.runs[0].summary
+        judged = str(summary.get("headline") or HEADLINES[0])
+        words, told = watched(summary.get("final") or {}, first), []
+        own = judged not in words or "accuracy" not in judged.split("/")
+        for key, word in (({judged: judged.replace("/", " ")} if own else {}) | words).items():
+            share = in_percent(key)
             if (share or key == judged) and groups.has([member], key):
                 (stats,) = per_run([member], partial(RunData.result, key=key))
                 text = stats.text(FORMATS["percent" if share else "number"])

@@ -165,7 +165,7 @@ def described(found: TargetModel, inputs: int, names: Sequence[str] = (), classe
     told = f"{100 * prior.coverage:g} % intervals over draws of the inputs{few}" if known else "without intervals"
     lines = [f"class shares ({told}):", *shown]
     if np.isfinite(found.known).all():
-        lines.append(f"these classes are known from {clients(found.known)}")
+        lines.append(f"the training samples of these classes come from {clients(found.known)}")
     if found.p is not None:
         lines.append(f"weights of the clients' models: {clients(found.p)}")
         if found.p @ found.known < MISPLACED * found.known[found.p > 0].mean():  # not if NaN

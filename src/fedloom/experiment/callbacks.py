@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fedloom.core.checks import at_least
-from fedloom.core.errors import ConfigError, in_words, nearest
+from fedloom.core.errors import ConfigError, in_words, nearest, outside
 from fedloom.experiment.rundir import RunDirectory
 from fedloom.experiment.summary import looks, since_best
 from fedloom.metrics import Direction, direction
@@ -156,9 +156,9 @@ class EarlyStopping(Callback):
         if not values and len(history) == self.patience:
             measured = [key for key in dict.fromkeys(key for record in history for key in record) if "/" in key]
             warnings.warn(
-                f"EarlyStopping waits for {self.metric!r}, which none of the first {len(history)} rounds measured; "
+                f"EarlyStopping waits for {self.metric!r}, which the rounds so far did not measure; "
                 f"{nearest(self.metric, measured)}",
-                stacklevel=2,
+                stacklevel=outside(),
             )
         if since_best(values, (self.better or direction(self.metric)) == "max", self.min_delta) < self.patience:
             return None

@@ -115,7 +115,7 @@ def read(path: Path) -> Checkpoint:
         ValueError: if a file was altered or has another format.
         SafetensorError: likewise.
     """
-    manifest = json.loads((path / "manifest.json").read_text())
+    manifest = json.loads(_bytes(path / "manifest.json"))
     if not isinstance(manifest, dict) or not {"format", "sha256", "files", "round", "facts"} <= manifest.keys():
         raise ValueError("manifest.json is not that of a checkpoint: it lacks entries")
     if manifest["format"] != FORMAT:
@@ -126,7 +126,7 @@ def read(path: Path) -> Checkpoint:
     for name, facts in manifest["files"].items():
         if Path(name).name != name:
             raise ValueError(f"manifest.json names a file elsewhere: {name!r}")
-        blob = (path / name).read_bytes()
+        blob = _bytes(path / name)
         if len(blob) != facts["bytes"]:
             raise ValueError(f"{name} has {len(blob)} bytes instead of {facts['bytes']}")
         if hashlib.sha256(blob).hexdigest() != facts["sha256"]:
@@ -135,6 +135,13 @@ def read(path: Path) -> Checkpoint:
     if not isinstance(manifest["round"], int) or manifest["round"] < 0 or not isinstance(manifest["facts"], dict):
         raise ValueError("manifest.json holds no round or no facts")
     return Checkpoint(manifest["round"], tensors, manifest["facts"])
+
+
+def _bytes(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except FileNotFoundError:
+        raise FileNotFoundError(f"its {file.name} is missing") from None
 
 
 def remove(path: Path) -> None:

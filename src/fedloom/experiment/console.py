@@ -214,16 +214,23 @@ def plain_table(*heads: str, numbers: Iterable[str] = ()) -> Table:
     return table
 
 
+def leading(summaries: Iterable[Mapping[str, Any]]) -> str:
+    """The accuracy that comes first for all runs alike: the server model's if all are judged by it, else the clients'.
+
+    >>> leading([{"headline": "global/accuracy"}, {"headline": "clients/accuracy/mean"}])
+    'clients/accuracy/mean'
+    """
+    judged = {summary.get("headline") or HEADLINES[0] for summary in summaries}
+    return HEADLINES[0] if judged <= {HEADLINES[0], *MEANS} else HEADLINES[1]
+
+
 def results(rows: Sequence[tuple[str, Mapping[str, Any]]]) -> Table:
     """A table of runs with their final metrics; columns without any value are left out.
 
     Args:
         rows: a label and the summary of each run.
     """
-    first = HEADLINES[0]
-    leading = {summary.get("headline", first) for _, summary in rows}
-    if not leading <= {first, *MEANS}:  # one column must compare all runs
-        first = HEADLINES[1]
+    first = leading(summary for _, summary in rows)
     columns = [_columns(summary, first) for _, summary in rows]
     heads = dict.fromkeys(head for column in columns for head, text in column.items() if text != ABSENT)
     if {"accuracy", "server model"} & heads.keys():

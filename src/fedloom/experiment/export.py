@@ -85,7 +85,7 @@ def _onnx(module: nn.Module, sample: Tensor) -> bytes:
         import onnx  # noqa: F401 # pyright: ignore[reportMissingImports]
         import onnxscript  # noqa: F401 # pyright: ignore[reportMissingImports]
     except ImportError as error:
-        raise ConfigError("--format onnx needs: pip install 'fedloom[onnx]'") from error
+        raise ConfigError("format onnx needs: pip install 'fedloom[onnx]'") from error
     with _quiet(), torch.no_grad():
         try:
             program: Any = torch.onnx.export(

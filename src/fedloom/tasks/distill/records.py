@@ -163,7 +163,7 @@ def behind_warm_start(history: Sequence[Mapping[str, Any]]) -> list[str]:
         return []
     return [
         f"the student is less accurate than after its warm start ({key} {best[key]:.3g}, was {before[-1]:.3g}): give "
-        "it more epochs, or take what trains it on the labels alone, method=ce."
+        "it more epochs, or train it on the labels alone with method=ce."
     ]
 
 
