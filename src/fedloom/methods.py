@@ -249,8 +249,7 @@ preset(
     Method(
         "distill_robust", (objectives.Distillation(), objectives.Robustness(alpha=0.1, labels=False)), citation=ACAR
     ),
-    "Distillation and robustness together: α·cross entropy + (1 - α)·τ² KL(teacher‖model) + (1 - α)·τ² KL between two "
-    "augmentations.",
+    "Distillation and robustness together: α·cross entropy + (1 - α)·τ² KL(teacher‖model) + (1 - α)·τ² KL of views.",
     "Acar, thesis 2023, §7.2, eq. (7.4). Needs ``teacher=`` and ``augment=``; with α = 1 it is FedAvg.",
     {"objective.1.labels": ""},
 )
