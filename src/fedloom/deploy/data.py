@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from torch import Tensor
 from fedloom.core.errors import DataError, in_one_line, in_words
 from fedloom.core.federation import Arrays, Index
 from fedloom.core.rng import stream
-from fedloom.data.own.tables import complete, in_columns
+from fedloom.data.own.tables import complete, in_columns, with_categories
 from fedloom.data.sources.arrays import as_array, inputs, targets
 from fedloom.data.sources.formats import read_npz
 from fedloom.data.sources.images import by_class, read_images, to_images
@@ -267,7 +267,7 @@ def _images(folder: Path, spec: DataSpec) -> dict[str, np.ndarray]:
 
 def _table(path: Path, spec: DataSpec) -> dict[str, Any]:
     """The rows of a table: its columns by the names of the recipe's, or in their order if these have none."""
-    texts = _categories(spec.columns) | set((*spec.label, LABEL) if spec.names else ())
+    texts = with_categories(spec.columns) | set((*spec.label, LABEL) if spec.names else ())
     table = _frame(path, texts)
     label = _label(table, spec, path)
     y = _labels(table[label if len(label) > 1 else label[0]], spec, path)
@@ -294,17 +294,11 @@ def _whole(table: Any, path: Path) -> None:
     _made(x, torch.zeros(len(table), dtype=torch.int64), "train", str(path), 1)
 
 
-def _categories(columns: Sequence[str]) -> set[str]:
-    """The columns of texts that may have become these: ``sex`` of ``sex=f``."""
-    parts = [name.split("=") for name in columns]
-    return {"=".join(part[:end]) for part in parts for end in range(1, len(part))} - set(columns)
-
-
 def _label(table: Any, spec: DataSpec, path: Path) -> list[str]:
     """The columns of the labels: those that the recipe names, or ``label``."""
     if spec.label and set(spec.label) <= set(table.columns):
         return list(spec.label)
-    inputs = {*spec.columns, *_categories(spec.columns)}
+    inputs = {*spec.columns, *with_categories(spec.columns)}
     if LABEL in table.columns and LABEL not in inputs:
         return [LABEL]
     lost = [name for name in spec.label or (LABEL,) if name not in table.columns]
