@@ -102,6 +102,7 @@ def test_a_number_that_names_another_client_is_told(cli: Cli, people: pd.DataFra
     assert "is client number" not in cli("predict", "run=done", "new.csv", "--client", "0").err
 
 
+@pytest.mark.filterwarnings("ignore:own data.* hold values up to 255")
 def test_bytes_are_scaled_as_the_runs_own_images_were() -> None:
     """Floats from 0 to 255 stay as they are, and so do bytes on a model that learnt from these."""
     source = fl.data.sources.make("digits")

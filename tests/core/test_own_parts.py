@@ -192,7 +192,7 @@ class Number(Term):
     """A loss that is no tensor."""
 
     def loss(self, out: Output, batch: Batch, ctx: Context) -> Tensor:
-        return float(out.logits.mean())  # pyright: ignore[reportReturnType]
+        return float(out.logits.detach().mean())  # pyright: ignore[reportReturnType]
 
 
 @dataclass(frozen=True)
