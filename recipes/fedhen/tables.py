@@ -4,8 +4,8 @@
     python recipes/fedhen/tables.py --table                   # rebuild table and figure from the stored results
 
 As published: 100 clients, 50 of them simple, ten a round, E = 5, learning rate .1, gradients clipped at norm 10, equal
-mixing coefficients, IID and Dirichlet (.3) splits, the averages of all devices' last models tested. Appendix A.1.3 names
-no decay of the learning rate, and there is none.
+mixing coefficients, IID and Dirichlet (.3) splits, the averages of all devices' last models tested, no decay of the
+learning rate (appendix A.1.3 names none).
 
 Differences from the publication: the first 4000 images of Fashion-MNIST instead of CIFAR-10 and CIFAR-100 (40 a client,
 batches of 20), the first 1000 test images, a CNN of 15.6 thousand parameters in four convolutions with an exit after

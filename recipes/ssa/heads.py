@@ -12,9 +12,9 @@ results is computed.
 
 ``small``: 4000 images of Fashion-MNIST, 8 rounds of 5 epochs at .05; each target has 1000 unlabelled inputs and is
 tested on at most 2000 images. ``published``: all images, 100 rounds of 10 epochs at .01, all test images of a target,
-2000 of them unlabelled at the server. The server has only this part of the target's inputs, where the paper gives it all
-of U, to save time. ``cifar10``: 10 000 images, 20 rounds of 5 epochs at .05 (chosen on seed 0), the
-targets as in ``small``. With ``--runs`` runs are kept and continue where they stopped.
+2000 of them unlabelled at the server. The server has only this part of a target's inputs, where the paper gives it
+all of U, to save time. ``cifar10``: 10 000 images, 20 rounds of 5 epochs at .05 (chosen on seed 0), the targets as in
+``small``. With ``--runs`` runs are kept and continue where they stopped.
 """
 
 from __future__ import annotations
