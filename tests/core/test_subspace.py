@@ -25,7 +25,7 @@ from fedloom.parts.adaptation import FineTune, Maml
 from fedloom.parts.objectives import CrossEntropy, Robustness
 from fedloom.tasks.online import ExpertConfig, ExpertEnsemble, learners
 
-SHAPE, CLASSES = (1, 6, 6), 3
+SHAPE, CLASSES = (1, 10, 10), 3
 ADAPTATIONS = [Maml(0.3, 1), Maml(0.3, 3), Maml(0.3, 2, second_order=False), FineTune(0.2, 4)]
 
 
@@ -83,7 +83,7 @@ def test_models_and_gradients_are_those_of_explicit_weights(
         support.x[1:4] = 0
     if case == "padded":
         support = support._replace(mask=torch.tensor([1, 1, 0, 1, 0], dtype=torch.float64))
-    assert subspace.Subspace.of(plan, net, plan.theta0, support.x) is not None
+    assert (subspace.Subspace.of(plan, net, plan.theta0, support.x) is None) == (part.steps == 1)
 
     def model() -> Tensor:
         with torch.no_grad():
@@ -101,10 +101,10 @@ def test_models_and_gradients_are_those_of_explicit_weights(
 
 def test_a_step_by_hand() -> None:
     """A linear model under cross entropy, in NumPy: W - η (P - Y)ᵀ X / n."""
-    plan, net = planned(fixed(nn.Sequential(nn.Flatten(), nn.Linear(36, CLASSES))), adapting(FineTune(0.2, 2)))
+    plan, net = planned(fixed(nn.Sequential(nn.Flatten(), nn.Linear(100, CLASSES))), adapting(FineTune(0.2, 2)))
     support, query = batches()
     flat, one_hot = support.x.flatten(1).numpy(), np.eye(CLASSES)[support.y.numpy()]
-    weight, bias = plan.theta0[:-CLASSES].view(CLASSES, 36).numpy(), plan.theta0[-CLASSES:].numpy()
+    weight, bias = plan.theta0[:-CLASSES].view(CLASSES, 100).numpy(), plan.theta0[-CLASSES:].numpy()
     for _ in range(2):
         logits = flat @ weight.T + bias
         shares = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
@@ -120,7 +120,7 @@ class Skipping(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.last = nn.Linear(36, 4), nn.Linear(40, CLASSES)
+        self.first, self.last = nn.Linear(100, 4), nn.Linear(104, CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
         flat = x.flatten(1)
@@ -132,7 +132,7 @@ class Summing(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first = nn.Linear(36, CLASSES)
+        self.first = nn.Linear(100, CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.first(x.flatten(1)) + x.flatten(1).abs().mean(1, keepdim=True)
@@ -143,7 +143,7 @@ class Dropping(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.last = nn.Linear(36, CLASSES)
+        self.last = nn.Linear(100, CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.last(nn.functional.dropout(x.flatten(1), 0.5, self.training))
@@ -154,7 +154,7 @@ class Tied(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.last = nn.Linear(36, 4), nn.Linear(36, CLASSES)
+        self.first, self.last = nn.Linear(100, 4), nn.Linear(100, CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.last(torch.relu(self.first(x.flatten(1))) @ self.first.weight)
@@ -168,10 +168,10 @@ def frozen() -> nn.Module:
 
 UNFIT = [
     Skipping, Summing, Dropping, Tied, frozen,
-    lambda: nn.Sequential(nn.Flatten(), nn.LayerNorm(36, elementwise_affine=False), nn.Linear(36, CLASSES)),
-    lambda: nn.Sequential(nn.Flatten(), nn.BatchNorm1d(36, affine=False), nn.Linear(36, CLASSES)),
-    lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(32, CLASSES)),
-    lambda: nn.Sequential(nn.Flatten(2), nn.Linear(36, CLASSES), nn.Flatten()),
+    lambda: nn.Sequential(nn.Flatten(), nn.LayerNorm(100, elementwise_affine=False), nn.Linear(100, CLASSES)),
+    lambda: nn.Sequential(nn.Flatten(), nn.BatchNorm1d(100, affine=False), nn.Linear(100, CLASSES)),
+    lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(128, CLASSES)),
+    lambda: nn.Sequential(nn.Flatten(2), nn.Linear(100, CLASSES), nn.Flatten()),
 ]  # fmt: skip
 
 
@@ -179,7 +179,7 @@ UNFIT = [
 def test_other_networks_keep_explicit_weights(make: Callable[[], nn.Module]) -> None:
     torch.manual_seed(0)
     model = make()
-    plan, net = planned(model, adapting(Maml()))
+    plan, net = planned(model, adapting(Maml(steps=2)))
     net.train()
     before = torch.get_rng_state()
     assert subspace.Subspace.of(plan, net, plan.theta0, batches()[0].x) is None
@@ -188,15 +188,18 @@ def test_other_networks_keep_explicit_weights(make: Callable[[], nn.Module]) -> 
 
 
 def test_explicit_weights_where_a_method_or_many_samples_need_them() -> None:
-    plan, net = planned(mlp(), adapting(Maml(), Robustness()))
+    plan, net = planned(mlp(), adapting(Maml(steps=2), Robustness()))
     assert plan.has_twin
     assert subspace.pays(plan, net, batches()[0].x) is None
-    plan, net = planned(mlp(), adapting(Maml()))
-    assert subspace.pays(plan, net, batches(9)[0].x) is not None
-    assert subspace.pays(plan, net, batches(10)[0].x) is None
+    plan, net = planned(mlp(), adapting(Maml(steps=2)))
+    assert subspace.pays(plan, net, batches(12)[0].x) is not None
+    assert subspace.pays(plan, net, batches(13)[0].x) is None
+    one = planned(mlp(), adapting(Maml(steps=1)))
+    assert subspace.pays(*one, batches()[0].x) is None
+    assert subspace.pays(*one, batches()[0].x, together=True) is not None
     assert subspace.pays(plan, net, batches(5)[0].x.float()) is None
-    head = fixed(Split(nn.Flatten(), 36))
-    plan, net = planned(head, Method("a", (CrossEntropy(),), adaptation=Featured()))
+    head = fixed(Split(nn.Flatten(), 100))
+    plan, net = planned(head, Method("a", (CrossEntropy(),), adaptation=Featured(steps=2)))
     assert subspace.pays(plan, net, batches()[0].x) is None
 
 
@@ -214,9 +217,9 @@ class Shrinking(Maml):
 
 
 def test_a_part_that_adapts_differently_is_asked_with_explicit_weights() -> None:
-    assert Maml.descends
-    assert not Shrinking.descends
-    plan, net = planned(mlp(), adapting(Shrinking()))
+    assert Maml(steps=3).descents == FineTune(steps=3).descents == 3
+    assert Shrinking(steps=3).descents == 0
+    plan, net = planned(mlp(), adapting(Shrinking(steps=2)))
     support, query = batches()
     found = deployed(plan, net, plan.theta0, plan.buffers0, support)(query.x)
     for value in net.model.parameters():
@@ -224,8 +227,9 @@ def test_a_part_that_adapts_differently_is_asked_with_explicit_weights() -> None
     torch.testing.assert_close(found, net.model(query.x))
 
 
+@pytest.mark.parametrize("inner", [1, 2])
 @pytest.mark.parametrize("experts", [1, 3])
-def test_tasks_of_a_step_are_one_computation(experts: int, explicitly: Callable[..., Tensor]) -> None:
+def test_tasks_of_a_step_are_one_computation(experts: int, inner: int, explicitly: Callable[..., Tensor]) -> None:
     """A learner whose steps take several tasks: their mean loss, with and without other experts beside it."""
     draw = torch.Generator().manual_seed(1)
     tasks = [
@@ -236,7 +240,8 @@ def test_tasks_of_a_step_are_one_computation(experts: int, explicitly: Callable[
     ]  # fmt: skip
     local = Local(steps=2, batch_size=4, lr=0.1, clip=3.0)
     configs = tuple(
-        ExpertConfig(learners.make("b_moml", buffer=3, alpha=alpha), Maml(0.1, 2), local) for alpha in (1.0, 2.0, 3.0)
+        ExpertConfig(learners.make("b_moml", buffer=3, alpha=alpha), Maml(0.1, inner), local)
+        for alpha in (1.0, 2.0, 3.0)
     )
 
     def learnt() -> Tensor:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 DECLARED: dict[str, tuple[str, Any]] = {  # by hook: the declaration, and its value where there is none
-    "adapt": ("descends", False),
-    "fit": ("descends", False),
+    "adapt": ("descents", 0),
+    "fit": ("descents", 0),
     "loss": ("is_cross_entropy", False),
     "grad": ("affine", False),
     "views": ("pull", None),

@@ -285,11 +285,13 @@ class Adaptation(Part):
     """How a model is adapted to a client before it is used; the identity leaves it unchanged.
 
     If the part ``trains``, local steps descend L(T(θ; support); query) on two fresh mini-batches; otherwise only the
-    deployed model is adapted, on all the client's training samples. One that ``descends`` takes gradient steps on the
-    support and does nothing else.
+    deployed model is adapted, on all the client's training samples.
     """
 
-    descends: ClassVar[bool] = False
+    @property
+    def descents(self) -> int:
+        """The number of gradient steps on the support from θ, if adapting consists of these alone; else 0."""
+        return 0
 
     @property
     def trains(self) -> bool:

@@ -26,7 +26,7 @@ from fedloom.core.layout import Layout, Leaf, call
 from fedloom.core.objective import Net
 from fedloom.core.plan import ClientPlan
 
-GAIN = 4  # a basis pays on this many times fewer samples than inputs
+GAIN = 4  # with as many steps, a basis pays on this many times fewer samples than inputs
 SMALLEST = 50_000  # weights from which it pays
 
 
@@ -108,11 +108,21 @@ class Entrance:
         return Subspace(self.net, layout, start, weight, basis, support, _read(support, weight, basis))
 
 
-def pays(plan: ClientPlan, net: Net, support: Tensor) -> Entrance | None:
-    """The layer whose steps on ``support`` [n, ...] are taken in its basis; None where explicit weights are used."""
-    if not plan.method.adaptation.descends or not len(support) or support.dtype != plan.layout.dtype:
+def in_transform() -> bool:
+    """Whether a transform of ``torch.func`` is active, such as ``vmap`` over several models."""
+    return torch._C._functorch.maybe_current_level() is not None  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def pays(plan: ClientPlan, net: Net, support: Tensor, together: bool = False) -> Entrance | None:
+    """The layer whose steps on ``support`` [n, ...] are taken in its basis; None where explicit weights are used.
+
+    A basis costs more the more samples there are, and each step saves the same. A single step of a single model is not
+    worth one, unless several are adapted ``together``: in ``torch.func``.
+    """
+    steps = plan.method.adaptation.descents
+    if steps < 1 + (not (together or in_transform())) or not len(support) or support.dtype != plan.layout.dtype:
         return None
-    if GAIN * len(support) > support[0].numel():
+    if GAIN**2 * len(support) > min(steps, GAIN) * support[0].numel():
         return None
     found = entrance(plan, net, support.shape[1:])
     return found if found is not None and found.leaf.size >= SMALLEST else None

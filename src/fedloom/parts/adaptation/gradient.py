@@ -12,6 +12,7 @@ from fedloom.core.checks import at_least
 from fedloom.core.context import Batch, Forward, Output
 from fedloom.core.parts import Adaptation
 from fedloom.core.slots import adaptations
+from fedloom.core.subspace import in_transform
 
 Loss = Callable[[Output, Batch], Tensor]
 PIECE = 1000  # samples per gradient at evaluation
@@ -47,7 +48,7 @@ def slope_at(value: Callable[[Tensor], Tensor], theta: Tensor, second_order: boo
     Plain autograd where no transform of ``torch.func`` is active, as one model is trained or adapted: a transform
     records every operation a second time, and takes fused LSTMs apart.
     """
-    if torch._C._functorch.maybe_current_level() is not None:  # pyright: ignore[reportAttributeAccessIssue]
+    if in_transform():
         slope = torch.func.grad(value)(theta)
         return slope if second_order else slope.detach()
     again = second_order and theta.requires_grad and torch.is_grad_enabled()
@@ -96,8 +97,6 @@ class Maml(Adaptation):
     steps: int = 1
     second_order: bool = True
     training: bool = True
-
-    descends = True
     citation = """@inproceedings{fallah2020perfedavg,
   title={Personalized Federated Learning with Theoretical Guarantees: A Model-Agnostic Meta-Learning Approach},
   author={Fallah, Alireza and Mokhtari, Aryan and Ozdaglar, Asuman}, booktitle={NeurIPS}, year={2020}}"""
@@ -108,6 +107,10 @@ class Maml(Adaptation):
     @property
     def trains(self) -> bool:
         return self.training
+
+    @property
+    def descents(self) -> int:
+        return self.steps
 
     def adapt(
         self, forward: Forward, theta: Tensor, support: Batch, loss: Loss
@@ -135,10 +138,12 @@ class FineTune(Adaptation):
     lr: float = 0.1
     steps: int = 5
 
-    descends = True
-
     def __post_init__(self) -> None:
         _check("finetune", self.lr, self.steps)
+
+    @property
+    def descents(self) -> int:
+        return self.steps
 
     def adapt(
         self, forward: Forward, theta: Tensor, support: Batch, loss: Loss

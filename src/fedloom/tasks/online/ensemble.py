@@ -255,7 +255,9 @@ class ExpertEnsemble:
 
         tasks = [(support.x, support.y, query.x, query.y) for support, query in material]
         alike = all(x.shape == y.shape for task in tasks for x, y in zip(task, tasks[0], strict=True))
-        if len(tasks) > 1 and alike and self.stacked and pays(plan, net, tasks[0][0]):  # else a copy of w for each task
+        if (
+            len(tasks) > 1 and alike and self.stacked and pays(plan, net, tasks[0][0], together=True)
+        ):  # else a copy of w for each task
             columns = [torch.stack(column) for column in zip(*tasks, strict=True)]
             return lambda w: vmap(partial(loss, w), randomness="different")(*columns).mean()
         return lambda w: torch.stack([loss(w, *task) for task in tasks]).mean()

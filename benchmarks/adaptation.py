@@ -1,0 +1,157 @@
+"""What steps through MAML cost on a network whose first layer is linear, beside a bare PyTorch loop.
+
+    python benchmarks/adaptation.py [--repeats 7] [--out benchmarks/results/adaptation.json]
+
+Ten steps of an online learner without a regulariser on tasks of 60 samples (1x28x28) in ten classes; a network
+784-200-10; support and query of 10 samples; five inner steps of second order, or one. The mean loss of one task or of
+ten is minimised, by one expert or by six that differ in the inner rate. The contestants have the same mini-batches and
+must agree in float64: FedLoom, which takes its steps in a basis of the support where that pays; FedLoom with explicit
+weights; and a bare PyTorch loop over experts, tasks and inner steps. They take turns on one thread; a ratio is
+another's time over FedLoom's (2: FedLoom is twice as fast), the median over turns with its quartiles. Time is the
+processor's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from record import machine, save
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from fedloom.core import subspace
+from fedloom.core.federation import Arrays
+from fedloom.core.local import Local
+from fedloom.experiment.runtime import one_thread
+from fedloom.models import models
+from fedloom.parts.adaptation import Maml
+from fedloom.parts.objectives import CrossEntropy
+from fedloom.tasks.online import ExpertConfig, ExpertEnsemble, learners
+from fedloom.tasks.online.batches import stored, task_batches
+from fedloom.tasks.online.ensemble import MEMORY
+
+RATE, STEPS, CLASSES, SIZES = 0.1, 10, 10, (784, 200, 10)
+WORK = [(tasks, experts, inner) for tasks in (1, 10) for experts in (1, 6) for inner in (1, 5)]
+
+
+def data(number: int, dtype: torch.dtype) -> Arrays:
+    """A task of random samples."""
+    draw = torch.Generator().manual_seed(number)
+    x = torch.rand(60, 1, 28, 28, generator=draw).to(dtype)
+    return Arrays(x, torch.randint(0, CLASSES, (60,), generator=draw), CLASSES)
+
+
+def split(theta: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """Weights and biases of the network's layers."""
+    found, at = [], 0
+    for into, out in pairwise(SIZES):
+        end = at + into * out
+        found.append((theta[at:end].view(out, into), theta[end : end + out]))
+        at = end + out
+    return found
+
+
+def logits(theta: Tensor, x: Tensor) -> Tensor:
+    """The network's outputs."""
+    (first, shift), (last, end) = split(theta)
+    return torch.relu(x.flatten(1) @ first.T + shift) @ last.T + end
+
+
+def plain(theta: Tensor, steps: list[Any], rate: float, inner: int) -> Tensor:
+    """The bare loop for one expert."""
+    for material in steps:
+        w = theta.clone().requires_grad_()
+        values = []
+        for support, query in material:
+            at = w
+            for _ in range(inner):
+                (slope,) = torch.autograd.grad(cross_entropy(logits(at, support.x), support.y), at, create_graph=True)
+                at = at - rate * slope
+            values.append(cross_entropy(logits(at, query.x), query.y))
+        (slope,) = torch.autograd.grad(torch.stack(values).mean(), w)
+        theta = theta - RATE * slope
+    return theta
+
+
+def explicit(work: Callable[[], Tensor]) -> Tensor:
+    """The work with explicit weights."""
+    kept, subspace.SMALLEST = subspace.SMALLEST, sys.maxsize
+    try:
+        return work()
+    finally:
+        subspace.SMALLEST = kept
+
+
+def contestants(tasks: int, experts: int, inner: int, dtype: torch.dtype) -> dict[str, Callable[[], Tensor]]:
+    """Each contestant's models [G, P] after its steps, as a function."""
+    rates = [0.1 - 0.01 * expert for expert in range(experts)]
+    learner, local = learners.make("ftml", draws=0), Local(steps=STEPS, batch_size=10, lr=RATE)
+    configs = tuple(ExpertConfig(learner, Maml(rate, inner), local) for rate in rates)
+    model = models.make("mlp", classes=CLASSES, inputs=(1, 28, 28), hidden=SIZES[1:-1]).to(dtype)
+    ensemble = ExpertEnsemble(configs, model, CLASSES, (CrossEntropy(),), support=10)
+    state = ensemble.init()
+    for number in range(tasks - 1):
+        state[MEMORY] |= stored(number, data(number, dtype))
+    state["0"]["held"] = torch.arange(tasks - 1)
+    last = tasks - 1
+    new = data(last, dtype)
+    seen = state[MEMORY] | stored(last, new)
+    steps = task_batches(learner, local, 10, seen, list(range(last)), last, 0)
+
+    def own() -> Tensor:
+        return ensemble.learn(state, last, new)[0]["0"]["w"]
+
+    def bare() -> Tensor:
+        return torch.stack([plain(w, steps, rate, inner) for w, rate in zip(state["0"]["w"], rates, strict=True)])
+
+    return {"fedloom": own, "explicit": lambda: explicit(own), "bare loop": bare}
+
+
+def compare(tasks: int, experts: int, inner: int, repeats: int) -> dict[str, Any]:
+    """FedLoom's milliseconds, and the others' ratios to them."""
+    exact = {name: work() for name, work in contestants(tasks, experts, inner, torch.float64).items()}
+    for after in exact.values():
+        torch.testing.assert_close(after, exact["bare loop"], rtol=1e-10, atol=1e-12)
+    works = contestants(tasks, experts, inner, torch.float32)
+    for work in works.values():
+        work()
+    seconds: dict[str, list[float]] = {name: [] for name in works}
+    for _ in range(repeats):
+        for name, work in works.items():
+            start = time.process_time()
+            work()
+            seconds[name].append(time.process_time() - start)
+    found: dict[str, Any] = {"ms": round(1e3 * statistics.median(seconds["fedloom"]), 2)}
+    for name in ("explicit", "bare loop"):
+        ratios = [a / b for a, b in zip(seconds[name], seconds["fedloom"], strict=True)]
+        low, middle, high = statistics.quantiles(ratios, n=4)
+        found[name] = {"ratio": round(middle, 2), "low": round(low, 2), "high": round(high, 2)}
+    return found
+
+
+def main() -> int:
+    """Compare on all works and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
+    found: dict[str, Any] = {**machine(), "repeats": given.repeats, "works": {}}
+    with one_thread():
+        for tasks, experts, inner in WORK:
+            name = f"{tasks} tasks, {experts} experts, {inner} inner steps"
+            found["works"][name] = compare(tasks, experts, inner, given.repeats)
+            print(name, found["works"][name], flush=True)
+    save(found, given.out)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
