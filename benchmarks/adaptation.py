@@ -8,7 +8,7 @@ ten is minimised, by one expert or by six that differ in the inner rate. The con
 must agree in float64: FedLoom, which takes its steps in a basis of the support where that pays; FedLoom with explicit
 weights; and a bare PyTorch loop over experts, tasks and inner steps. They take turns on one thread; a ratio is
 another's time over FedLoom's (2: FedLoom is twice as fast), the median over turns with its quartiles. Time is the
-processor's.
+processor's; FedLoom's includes drawing the mini-batches, which the loop is given.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from torch.nn.functional import cross_entropy
 from fedloom.core import subspace
 from fedloom.core.federation import Arrays
 from fedloom.core.local import Local
+from fedloom.experiment.console import plural
 from fedloom.experiment.runtime import one_thread
 from fedloom.models import models
 from fedloom.parts.adaptation import Maml
@@ -124,10 +125,11 @@ def compare(tasks: int, experts: int, inner: int, repeats: int) -> dict[str, Any
     for work in works.values():
         work()
     seconds: dict[str, list[float]] = {name: [] for name in works}
-    for _ in range(repeats):
-        for name, work in works.items():
+    for turn in range(repeats):
+        order = list(works)
+        for name in (*order[turn % len(order) :], *order[: turn % len(order)]):
             start = time.process_time()
-            work()
+            works[name]()
             seconds[name].append(time.process_time() - start)
     found: dict[str, Any] = {"ms": round(1e3 * statistics.median(seconds["fedloom"]), 2)}
     for name in ("explicit", "bare loop"):
@@ -146,7 +148,7 @@ def main() -> int:
     found: dict[str, Any] = {**machine(), "repeats": given.repeats, "works": {}}
     with one_thread():
         for tasks, experts, inner in WORK:
-            name = f"{tasks} tasks, {experts} experts, {inner} inner steps"
+            name = ", ".join(plural(*each) for each in ((tasks, "task"), (experts, "expert"), (inner, "inner step")))
             found["works"][name] = compare(tasks, experts, inner, given.repeats)
             print(name, found["works"][name], flush=True)
     save(found, given.out)
