@@ -66,21 +66,18 @@ def best_of(curve: str, rounds: str, *paths: str) -> Measure:
     return measure
 
 
-def kept(tasks: int) -> tuple[Measure, str]:
-    """The task data that a learner keeps after some tasks; 0: at the end."""
-    return lambda run, _: run["bytes"][tasks - 1] / 1e6, "MB kept"
+def kept(run: Any, _: Mapping[str, Any]) -> float:
+    """The task data that a learner keeps at the end, in MB."""
+    return run["bytes"][-1] / 1e6
 
 
 ROUNDS: dict[str, Any] = {"lower": True, "digits": 0, "seeds": TARGET_SEEDS}
 PERCENT: dict[str, Any] = {"unit": 100}
 SENT: dict[str, Any] = {"cost": (lambda run, _: run["sent"] / 1e6, "M numbers")}
-KEPT: dict[str, Any] = {"unit": 100, "cost": kept(0)}
+KEPT: dict[str, Any] = {"unit": 100, "cost": (kept, "MB kept")}
 TRANSMITTED: dict[str, Any] = {"measure": transmitted, **ROUNDS}
 CTM: dict[str, Any] = {"measure": lambda run, _: fmean(run["ctm"]), **KEPT}
 LTM: dict[str, Any] = {"measure": lambda run, _: run["ltm"][-1][1], **KEPT}
-FIRST = 100  # tasks of a stream that runs of different length have in common
-CTM_FIRST: dict[str, Any] = {"measure": lambda run, _: fmean(run["ctm"][:FIRST]), "cost": kept(FIRST), "unit": 100}
-LTM_FIRST: dict[str, Any] = {"measure": lambda run, _: dict(run["ltm"])[FIRST], "cost": kept(FIRST), "unit": 100}
 BEST: dict[str, Any] = {"unit": 100, "digits": 2, "measure": lambda run, _: max(mean for mean, _ in run["accuracy"])}
 IMAGES: dict[str, Any] = {"unit": 100, "measure": lambda run, _: run["clients/accuracy/mean"], **SENT}
 FID: dict[str, Any] = {"lower": True, "measure": lambda run, _: run["fid"], **SENT}
