@@ -149,6 +149,18 @@ class Dropping(nn.Module):
         return self.last(nn.functional.dropout(x.flatten(1), 0.5, self.training))
 
 
+class Asserting(nn.Module):
+    """It insists on the shape of its samples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(100, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert x.shape[1:] == SHAPE
+        return self.last(x.flatten(1))
+
+
 class Tied(nn.Module):
     """An autoencoder's weight, used twice."""
 
@@ -167,7 +179,7 @@ def frozen() -> nn.Module:
 
 
 UNFIT = [
-    Skipping, Summing, Dropping, Tied, frozen,
+    Skipping, Summing, Dropping, Asserting, Tied, frozen,
     lambda: nn.Sequential(nn.Flatten(), nn.LayerNorm(100, elementwise_affine=False), nn.Linear(100, CLASSES)),
     lambda: nn.Sequential(nn.Flatten(), nn.BatchNorm1d(100, affine=False), nn.Linear(100, CLASSES)),
     lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(128, CLASSES)),
@@ -185,6 +197,14 @@ def test_other_networks_keep_explicit_weights(make: Callable[[], nn.Module]) -> 
     assert subspace.Subspace.of(plan, net, plan.theta0, batches()[0].x) is None
     assert all(each.training for each in net.modules())
     assert torch.equal(before, torch.get_rng_state())
+
+
+def test_a_network_that_cannot_be_copied_keeps_explicit_weights() -> None:
+    """It keeps a tensor with a history."""
+    plan, net = planned(mlp(), adapting(Maml(steps=2)))
+    support = batches()[0].x
+    net.model.seen = net.model(support)
+    assert subspace.pays(plan, net, support) is None
 
 
 def test_explicit_weights_where_a_method_or_many_samples_need_them() -> None:

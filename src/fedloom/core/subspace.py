@@ -151,13 +151,13 @@ def _found(plan: ClientPlan, net: Net, shape: tuple[int, ...]) -> Entrance | Non
     if type(layer) is not nn.Linear or f"{name}.weight" not in names or layer.in_features != prod(shape):
         return None
     same = {id(value): value for value in (*net.parameters(), *net.buffers())}  # tensors are shared, not copied
-    reduced = copy.deepcopy(net, same).eval()
-    reduced.set_submodule(name, InBasis(layer))
-    found = Entrance(reduced, plan.layout, names.index(f"{name}.weight"))
     modes = [(each, each.training) for each in net.modules()]
     try:
+        reduced = copy.deepcopy(net, same).eval()
+        reduced.set_submodule(name, InBasis(layer))
+        found = Entrance(reduced, plan.layout, names.index(f"{name}.weight"))
         return found if _arrive(net.train(), layer, plan, shape) and _agree(plan, net.eval(), found, shape) else None
-    except (RuntimeError, ValueError, TypeError, IndexError):  # the samples are read elsewhere, too
+    except Exception:  # a network may read samples elsewhere, insist on their shape, or keep what cannot be copied
         return None
     finally:
         for each, mode in modes:
