@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from helpers.commands import Cli
 
 import fedloom as fl
+from fedloom.experiment.conventions import compare
 
 RUN = ("run", "-q", "method=fedavg", "partition=iid", "clients=3", "model=logistic", "local.lr=.5", "rounds=6")
 
@@ -44,6 +46,30 @@ def test_names_and_categories_that_look_like_numbers(cli: Cli, people: pd.DataFr
     assert sum(target["shares"][:2]) > 0.9
     people.assign(label="7").to_csv("other.csv", index=False)
     assert "there is no class '7'" in cli("predict", "run=done", "other.csv").err
+
+
+def test_names_with_leading_zeros(cli: Cli, people: pd.DataFrame) -> None:
+    people.assign(label=people.label.replace("3", "03")).to_csv("people.csv", index=False)
+    assert cli(*RUN, "data=table:people.csv", "data.standardise=true", "out=done").code == 0
+    people[people.label == "3"].assign(label="03").to_csv("new.csv", index=False)
+    answer = cli("predict", "run=done", "new.csv")
+    assert set(answer.out.split()) == {"03"}
+    assert accuracy(answer.err) == 1
+
+
+@pytest.mark.parametrize(
+    ("mean", "deviation", "far"), [(5.0, 2.0, False), (5.9, 1.5, False), (6.5, 2.0, True), (5.0, 4.1, True)]
+)
+def test_data_standardised_by_nearly_the_same_numbers_are_in_the_same_scale(
+    mean: float, deviation: float, far: bool
+) -> None:
+    one, other = (
+        {"standardised": {"columns": [0], "mean": [m], "deviation": [d]}} for m, d in ((5.0, 2.0), (mean, deviation))
+    )
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        compare(one, other, "the teacher")
+    assert bool(said) == far
 
 
 def test_categories_of_numbers_are_names(people: pd.DataFrame) -> None:
