@@ -35,6 +35,8 @@ RULES = {
     "momentum": SGDRule(0.2, momentum=0.8),
     "decay": SGDRule(0.2, weight_decay=0.3),
     "both": SGDRule(0.2, weight_decay=0.3, momentum=0.8),
+    "clip": SGDRule(0.2, clip=0.1),
+    "clip and all else": SGDRule(0.2, weight_decay=0.3, momentum=0.8, clip=0.1, slope=0.5, pull=0.2),
 }
 
 
@@ -170,6 +172,14 @@ def test_what_changed_is_not_replayed(tapes: Tapes, monkeypatch: pytest.MonkeyPa
     rounds = [(rule, count) for rule in rules for count in (COUNT, COUNT - 1)]
     compare("layers", rounds + rounds[:3], monkeypatch)
     assert tapes.recorded > len(rounds), "old recordings are given up"
+
+
+def test_steps_that_wait_for_all_gradients_are_recorded_once_for_all_rates(
+    tapes: Tapes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rules = [SGDRule(0.2 * 0.9**number, weight_decay=0.3, clip=0.1) for number in range(4)]
+    compare("layers", [(rule, COUNT) for rule in rules], monkeypatch)
+    assert tapes.recorded == 2, "batches of three samples and of two"
 
 
 def test_recordings_are_limited(tapes: Tapes) -> None:

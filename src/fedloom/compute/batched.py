@@ -29,7 +29,7 @@ from fedloom.compute.live import Live
 from fedloom.compute.lockstep import Lockstep
 from fedloom.compute.paired import PairedRound, has_paired_rounds
 from fedloom.compute.phases import PhasedRound, has_phased_rounds
-from fedloom.compute.plain import affine_rule, has_dropout, has_plain_rounds, has_separate_rounds
+from fedloom.compute.plain import affine_rule, augmentation, has_dropout, has_plain_rounds, has_separate_rounds
 from fedloom.compute.results import finished
 from fedloom.core import rng
 from fedloom.core.aggregate import EVEN, Fold, even_blocks, fold
@@ -314,8 +314,9 @@ class _Block:
             for row, number in enumerate(order):
                 load(plan, down, self.clients[number], self.jobs[number].state, self._vectors(self.net.theta[row]))
         theta = None if plan.has_private else down.theta
-        draws = self._draws([self.clients[number] for number in order])
-        return train(self.net, theta, work.schedule, work.x, work.y, work.rule, draws)
+        clients = [self.clients[number] for number in order]
+        change = augmentation(plan, down.round, clients, work.schedule)
+        return train(self.net, theta, work.schedule, work.x, work.y, work.rule, self._draws(clients), change=change)
 
     def _finished(self, work: _Descent, held: Sequence[Vectors], losses: Tensor) -> Iterator[Result]:
         """The clients' results, in the block's order, from their memories and losses [C] in the schedule's."""

@@ -7,15 +7,19 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from fedloom.compute.cohort import SGDRule
+from fedloom.compute.cohort import BatchSchedule, Change, SGDRule
+from fedloom.core import rng
 from fedloom.core.context import Context
 from fedloom.core.parts import Paired, Part
 from fedloom.core.plan import ClientPlan
 
 
 def has_plain_rounds(plan: ClientPlan) -> bool:
-    """Whether a client's round is SGD on the cross entropy with affine corrections, as in ``cohort.train``."""
-    return descends(plan) and not plan.has_views
+    """Whether a client's round is SGD on the cross entropy with affine corrections, as in ``cohort.train``.
+
+    Gradients may be clipped and inputs augmented.
+    """
+    return _is_affine(plan) and not plan.has_views
 
 
 def has_separate_rounds(plan: ClientPlan) -> bool:
@@ -31,13 +35,17 @@ def has_dropout(plan: ClientPlan) -> bool:
 
 
 def descends(plan: ClientPlan) -> bool:
-    """Whether steps are SGD on the cross entropy with affine corrections."""
+    """Whether steps are SGD on the cross entropy of the samples themselves with affine corrections, without a clip."""
+    return _is_affine(plan) and plan.local.clip is None and plan.augment is None
+
+
+def _is_affine(plan: ClientPlan) -> bool:
+    """Whether steps are SGD on the cross entropy with affine corrections, but for clipping and augmentation."""
     method, hooks, local = plan.method, plan.method.hooks, plan.local
     changed = hooks["on_step"] or hooks["prox"] or plan.is_meta or plan.has_twin or plan.exit_weights
-    inputs = plan.augment is not None or plan.teacher is not None
-    optimiser = local.optimiser != "sgd" or local.nesterov or local.clip is not None or local.dp_clip is not None
+    optimiser = local.optimiser != "sgd" or local.nesterov or local.dp_clip is not None or plan.teacher is not None
     affine = all(part.affine for _, part in hooks["grad"]) and not (hooks["grad"] and plan.has_private)
-    return method.is_cross_entropy and affine and not (changed or inputs or optimiser)
+    return method.is_cross_entropy and affine and not (changed or optimiser)
 
 
 def affine_rule(
@@ -53,7 +61,7 @@ def affine_rule(
     """
     local, parts = plan.local, plan.method.hooks["grad"]
     if not parts:
-        return SGDRule(lr, local.weight_decay, local.momentum)
+        return SGDRule(lr, local.weight_decay, local.momentum, clip=local.clip)
     numbers = {_numbers(parts, seen) for seen in contexts}
     if len(numbers) > 1:
         return None
@@ -70,8 +78,35 @@ def affine_rule(
             made = part.grad(made, zero, seen[place])
         if made is not row:
             row.copy_(made)
+    if local.clip is not None:
+        constant = constants.expand(len(contexts), -1)
+        return SGDRule(lr, local.weight_decay, local.momentum, constant, local.clip, slope, pull)
     constant = (constants if slope == 1 else constants.div_(slope)).expand(len(contexts), -1)
     return SGDRule(lr * slope, (local.weight_decay + pull) / slope, local.momentum, constant)
+
+
+def augmentation(plan: ClientPlan, round: int, clients: Sequence[int], schedule: BatchSchedule) -> Change | None:
+    """How the mini-batches of a schedule are augmented, with the draws of ``core.batches``; None if they are not.
+
+    Args:
+        plan: the client plan.
+        round: the round.
+        clients: the clients in the schedule's order.
+        schedule: their mini-batches.
+    """
+    change = plan.augment
+    if change is None:
+        return None
+
+    def augmented(x: Tensor, steps: range) -> Tensor:
+        draws = [
+            (rng.stream(plan.seed, "augment", round, client, step, 0), size)
+            for step in steps
+            for client, size in zip(clients, schedule.sizes[step], strict=False)
+        ]
+        return change(x, draws)
+
+    return augmented
 
 
 def _numbers(parts: Sequence[tuple[str, Part]], seen: dict[str, Context]) -> tuple[float, float]:

@@ -11,10 +11,11 @@ from fedloom.compute.cohort.layers import CohortLayer, Draws, Lookup, Unsupporte
 from fedloom.compute.cohort.loss import cross_entropy
 from fedloom.compute.cohort.net import CohortNet
 from fedloom.compute.cohort.parameters import Parameter, SGDRule
-from fedloom.compute.cohort.schedule import BatchSchedule
+from fedloom.compute.cohort.schedule import BatchSchedule, Change
 
 __all__ = [
     "BatchSchedule",
+    "Change",
     "CohortLayer",
     "CohortNet",
     "Draws",

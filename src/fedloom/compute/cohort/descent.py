@@ -15,7 +15,7 @@ from fedloom.compute.cohort.loss import cross_entropy
 from fedloom.compute.cohort.net import CohortNet
 from fedloom.compute.cohort.parameters import SGDRule
 from fedloom.compute.cohort.replay import Replays, Step, recorder
-from fedloom.compute.cohort.schedule import BatchSchedule, taken
+from fedloom.compute.cohort.schedule import BatchSchedule, Change, inputs, taken
 from fedloom.compute.cohort.trace import Program
 from fedloom.compute.cohort.windows import Window, best_window, factorable, windows
 
@@ -62,6 +62,7 @@ class TrainedCohort:
 def train(
     net: CohortNet, theta: Tensor | None, schedule: BatchSchedule, x: Tensor, y: Tensor, rule: SGDRule,
     draws: Draws | None = None, window: int | None = None, program: Program | None = None, frozen: Collection[str] = (),
+    change: Change | None = None,
 ) -> TrainedCohort:  # fmt: skip
     """Train the clients of a schedule, each on its own samples.
 
@@ -77,13 +78,22 @@ def train(
             for explicit weights, None for what is estimated to be fastest.
         program: the layers to train, if these are not all; the samples are their inputs.
         frozen: names of parameters that stay as they are.
+        change: what is done to the inputs of each step, or None.
     """
     count = len(schedule.steps)
-    net.descend(rule, frozen)
     whole = program or net.program
+    plain = draws is None and program is None and not frozen
+    by_rows = rule.clip is not None or (plain and x.device.type != "cpu")
+    if by_rows:
+        assert not frozen, "the gradients of frozen parameters are not written"
+        net.step_by_rows(rule)
+    else:
+        net.descend(rule, frozen)
     total = torch.zeros(count, dtype=torch.float64, device=x.device)
     first = None
     longest = best_window(whole, schedule, x, rule) if window is None else window
+    if by_rows or change:
+        longest = 0
     factor = factorable(whole, schedule, x, rule, longest)
     if theta is not None:
         _fill(net, count, theta, factor)
@@ -100,11 +110,13 @@ def train(
             else:
                 layer.close(part.steps)
     else:
-        plain = draws is None and program is None and not frozen
-        step = _recorded(net, rule, x.device) if plain else partial(_step, net, whole)
-        for number, (places, weights) in enumerate(zip(schedule.places, schedule.weights, strict=True)):
+        step = partial(_row_step if by_rows else _step, net, whole)
+        if plain:
+            step = _recorded(net, step, rule, by_rows, x.device)
+        each = zip(inputs(schedule, x, change), schedule.places, schedule.weights, strict=True)
+        for number, (batch, places, weights) in enumerate(each):
             _draw(net, draws, schedule.sizes[number])
-            total[: len(places)] += step(taken(x, places), taken(y, places), weights)
+            total[: len(places)] += step(batch, taken(y, places), weights)
     net.descend(None)
     losses = total / torch.from_numpy(schedule.steps).to(total)
     return TrainedCohort(net, theta, schedule, losses, first)
@@ -127,22 +139,31 @@ def _draw(net: CohortNet, draws: Draws | None, sizes: list[int]) -> None:
         net.draw_from(Draws(draws.generators, sizes))
 
 
-def _recorded(net: CohortNet, rule: SGDRule, device: torch.device) -> Step:
+def _recorded(net: CohortNet, step: Step, rule: SGDRule, by_rows: bool, device: torch.device) -> Step:
     """Local steps of a network without random layers; on a GPU, frequent ones are recorded and replayed."""
-    step = partial(_step, net, net.program)
     if (record := recorder(device)) is None:
         return step
     if net.replays is None:
         net.replays = Replays(record)
     constant = None if rule.constant is None else (rule.constant.data_ptr(), rule.constant.stride())
-    return partial(net.replays, step, (rule.lr, rule.weight_decay, rule.momentum, constant))
+    rates = None if by_rows else rule.lr
+    numbers = (rates, rule.weight_decay, rule.momentum, rule.clip, rule.slope, rule.pull)
+    return partial(net.replays, step, (by_rows, *numbers, constant))
 
 
 def _step(net: CohortNet, program: Program, x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
-    """One local step of the first c clients; returns their losses [c]."""
+    """The gradients of the first c clients, which a rule of ``descend`` applies; returns their losses [c]."""
     (logits,) = net.forward(x, program)
     losses, grad = cross_entropy(logits, y, weights.to(logits))
     net.backward(grad, program=program)
+    return losses
+
+
+def _row_step(net: CohortNet, program: Program, x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
+    """One local step of the first c clients, taken after the backward pass; returns their losses [c]."""
+    losses = _step(net, program, x, y, weights)
+    assert net.row_steps is not None
+    net.row_steps(len(x))
     return losses
 
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from fedloom.compute.cohort.layers import Draws, Unsupported
 from fedloom.compute.cohort.parameters import Parameter, SGDRule, new_rows, parameters
 from fedloom.compute.cohort.replay import Replays
+from fedloom.compute.cohort.rows import RowSteps
 from fedloom.compute.cohort.trace import Outputs, Program, trace
 from fedloom.core.layout import Layout
 
@@ -34,6 +35,7 @@ class CohortNet:
         theta: the clients' parameters [C, P]; the layers' weights are views of it.
         grad: their gradients [C, P], written by ``backward``.
         replays: recorded local steps, on a GPU.
+        row_steps: steps that wait for the gradients of all parameters, once there were any.
 
     Raises:
         Unsupported: if the model has no cohort form; see ``reason``.
@@ -68,6 +70,7 @@ class CohortNet:
         used = {value for value in held if isinstance(value, Parameter)}
         self.idle = [p for p in self.parameters.values() if p not in used and p.grad is not None]
         self.replays: Replays | None = None
+        self.row_steps: RowSteps | None = None
         self._velocity: Tensor | None = None
         self._moves_idle = False
 
@@ -154,6 +157,14 @@ class CohortNet:
             self.parameters[leaf.name].descend(rule, mine, own)
             self.parameters[leaf.name].frozen = leaf.name in frozen
         self._moves_idle = rule is not None and rule.moves_all
+
+    def step_by_rows(self, rule: SGDRule) -> RowSteps:
+        """The steps of this rule, starting with zero momentum; ``backward`` writes to ``grad``."""
+        self.descend(None)
+        if self.row_steps is None:
+            self.row_steps = RowSteps(self.theta, self.grad)
+        self.row_steps.begin(rule)
+        return self.row_steps
 
     def _cut(self, whole: Tensor | None) -> Sequence[Tensor | None]:
         """Split rows [C, P] into the parameters' segments [C, size]."""

@@ -20,17 +20,26 @@ class SGDRule:
     k is constant during a round and may differ between clients: every correction that is affine in w is a weight decay
     plus a constant, like SCAFFOLD's c - c_i, or FedProx's μ(w - θ) with d = μ and k = -μθ.
 
+    If a client's corrected gradient is clipped, weight decay stays outside: v ← m·v + min(1, c / ‖h‖) h + d·w with
+    h = a·g + b·w + k. Such steps need the whole gradient before any weight moves; ``rows.RowSteps`` takes them.
+
     Args:
         lr: the learning rate η.
         weight_decay: d.
         momentum: m.
         constant: k, [C, P].
+        clip: c, the largest norm of h; None does not clip.
+        slope: a, if there is a clip.
+        pull: b, likewise.
     """
 
     lr: float
     weight_decay: float = 0.0
     momentum: float = 0.0
     constant: Tensor | None = None
+    clip: float | None = None
+    slope: float = 1.0
+    pull: float = 0.0
 
     @property
     def decay_factor(self) -> float:

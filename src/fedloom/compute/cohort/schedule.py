@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
+
+Change = Callable[[Tensor, range], Tensor]
+"""New inputs [N, ...] for those of the given steps, one step and in it one client after the other."""
+
+AHEAD = 1 << 29  # bytes
 
 
 @dataclass(frozen=True)
@@ -64,6 +69,41 @@ class BatchSchedule:
             return self
         places, weights = _moved(self.places, device), _moved(self.weights, device)
         return replace(self, rows=self.rows.to(device), places=places, weights=weights)
+
+
+def inputs(schedule: BatchSchedule, x: Tensor, change: Change | None = None) -> Iterator[Tensor]:
+    """The inputs [c, B, ...] of every step, from the clients' samples [C, n, ...].
+
+    ``change`` may replace them, as random augmentation does; it never sees padding. On a GPU it gets as many steps at a
+    time as ``AHEAD`` bytes hold, since each call makes the host send random numbers.
+    """
+    if change is None:
+        yield from (taken(x, places) for places in schedule.places)
+        return
+    length = steps_ahead(x, schedule.places[0])
+    for start in range(0, len(schedule.places), length):
+        numbers = range(start, min(start + length, len(schedule.places)))
+        found = [taken(x, schedule.places[number]) for number in numbers]
+        real = [_real(places, schedule.sizes[number]) for places, number in zip(found, numbers, strict=True)]
+        flat = [each.flatten(0, 1) for each in found]
+        kept = [each if rows is None else each[rows] for each, rows in zip(flat, real, strict=True)]
+        changed = change(torch.cat(kept), numbers).split([len(each) for each in kept])
+        for whole, part, rows in zip(found, changed, real, strict=True):
+            yield (part if rows is None else whole.flatten(0, 1).index_copy(0, rows, part)).view_as(whole)
+
+
+def steps_ahead(x: Tensor, places: Tensor) -> int:
+    """How many steps' inputs are changed in one call: on a CPU those of one, which still are in the caches."""
+    return 1 if x.device.type == "cpu" else max(AHEAD // max(places.numel() * x[0, 0].nbytes, 1), 1)
+
+
+def _real(x: Tensor, sizes: Sequence[int]) -> Tensor | None:
+    """The rows of [c · B, ...] that are no padding; None if all are."""
+    width = x.shape[1]
+    if all(size == width for size in sizes):
+        return None
+    rows = np.concatenate([np.arange(row * width, row * width + size) for row, size in enumerate(sizes)])
+    return torch.from_numpy(rows).to(x.device)
 
 
 def taken(values: Tensor, places: Tensor) -> Tensor:

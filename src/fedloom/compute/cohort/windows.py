@@ -72,10 +72,11 @@ def windows(schedule: BatchSchedule, x: Tensor, longest: int) -> Iterator[Window
 def factorable(program: Program, schedule: BatchSchedule, x: Tensor, rule: SGDRule, longest: int) -> bool:
     """Whether the first layer can be kept factored in windows of this length.
 
-    It has to be a trained linear layer applied to the samples themselves; momentum needs one window for the round.
+    It has to be a trained linear layer applied to the samples themselves; momentum needs one window for the round, and
+    a clip the whole gradient in every step.
     """
     place = entrance(program)
-    if place is None or not longest or (rule.momentum and schedule.rows.shape[1] > longest):
+    if place is None or not longest or rule.clip is not None or (rule.momentum and schedule.rows.shape[1] > longest):
         return False
     weight = program.steps[place].layer.weight  # type: ignore[attr-defined]
     trained = weight.grad is not None and not weight.frozen

@@ -1,0 +1,132 @@
+"""What a round costs on a GPU: each compute, with recorded steps and without, against a bare loop on that GPU.
+
+    python benchmarks/device.py [--device cuda] [--repeats 9] [--only W1 W3 CNN recipe] [--out FILE]
+
+W1: TwoNN, 1000 clients of 60 samples, cohort 100, batch 10, 1 epoch.   W3: the same with a cohort of 10 and 5 epochs.
+CNN: FedDyn's, 100 clients of 500 images, cohort 10, batch 50, 1 epoch.   recipe: the same in bfloat16 with gradients
+clipped and images cropped and flipped, as in recipes/feddyn/cifar.py (the floor neither clips nor augments).
+The floor is the plain PyTorch loop of ``benchmarks/engines.py`` with model and samples on the GPU. All contestants
+take turns on the same cohort; a ratio compares two rounds of one turn (above 1: faster than the floor) and is the
+median over turns, with the quartiles beside it. Every round ends when the GPU has finished it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import dataclasses
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from engines import bare_round, workload
+from record import machine, save
+from torch import nn
+
+from fedloom import methods
+from fedloom.compute import computes
+from fedloom.compute.cohort import descent
+from fedloom.core.federation import Arrays, Split
+from fedloom.core.local import Local, draw_cohort
+from fedloom.core.plan import ClientPlan
+from fedloom.core.round import federated_round
+from fedloom.core.server import Server
+from fedloom.data.augment import pipeline
+from fedloom.engines import engines
+from fedloom.experiment.runtime import one_thread
+from fedloom.experiment.store import MemoryStore
+
+WORKLOADS = {"W1": ("W1", 100, 1), "W3": ("W1", 10, 5), "CNN": ("W2", 10, 1), "recipe": ("W2", 10, 1)}
+CONTESTANTS = ("live", "batched", "batched, not recorded", "batched, feddyn", "batched, scaffold", "batched, ditto")
+
+
+def placed(split: Split, device: str) -> Split:
+    """The samples on a device."""
+    arrays = split.arrays
+    return dataclasses.replace(split, arrays=Arrays(arrays.x.to(device), arrays.y.to(device), arrays.classes))
+
+
+def contestant(
+    model: nn.Module, split: Split, local: Local, label: str, cohort: int, device: str, augmented: bool
+) -> Callable[[np.ndarray, int], None]:
+    """A function that runs one round of a compute and a method, by default FedAvg."""
+    compute, _, rest = label.partition(", ")
+    method = "fedavg" if rest in ("", "not recorded") else rest
+    plan = ClientPlan.of(copy.deepcopy(model), methods.make(method), split, local, device=device)
+    augment = pipeline(("crop", "flip"), split.arrays) if augmented else None
+    plan = dataclasses.replace(
+        plan, theta0=plan.theta0.to(device), buffers0=plan.buffers0.to(device), cohort=cohort, rounds=100,
+        make=lambda: copy.deepcopy(model), augment=augment,
+    )  # fmt: skip
+    made = engines.make("serial")(plan, computes.make(compute))
+    state, store = [Server.initial(plan, plan.theta0, plan.buffers0)], MemoryStore()
+
+    def go(cohort: np.ndarray, round: int) -> None:
+        recorder = descent.recorder
+        if rest == "not recorded":
+            descent.recorder = lambda device: None
+        state[0], report = federated_round(plan, made, state[0], store, cohort)
+        store.update(report.states)
+        descent.recorder = recorder
+
+    return go
+
+
+def compare(name: str, repeats: int, device: str, labels: list[str]) -> dict[str, Any]:
+    """Median seconds of a round and ratios to the floor, everyone taking turns."""
+    base, size, epochs = WORKLOADS[name]
+    model, split, local, _ = workload(base)
+    local, split = dataclasses.replace(local, epochs=epochs), placed(split, device)
+    bare = copy.deepcopy(model).to(device)
+    rounds: dict[str, Callable] = {"floor": lambda cohort, r, local=local: bare_round(bare, split, local, cohort, r)}
+    recipe = name == "recipe"
+    if recipe:
+        local = dataclasses.replace(local, clip=10, weight_decay=1e-3, precision="bf16")
+    rounds |= {label: contestant(model, split, local, label, size, device, recipe) for label in labels}
+    seconds: dict[str, list[float]] = {label: [] for label in rounds}
+    for repeat in range(repeats + 2):  # the first two turns warm up
+        cohort = draw_cohort(len(split), size, seed=0, round=repeat)
+        for label, go in rounds.items():
+            begin = time.perf_counter()
+            go(cohort, repeat)
+            if device != "cpu":
+                torch.cuda.synchronize()
+            if repeat > 1:
+                seconds[label].append(time.perf_counter() - begin)
+    found: dict[str, Any] = {"floor_seconds": round(statistics.median(seconds["floor"]), 4)}
+    for label in labels:
+        ratios = [floor / own for floor, own in zip(seconds["floor"], seconds[label], strict=True)]
+        low, middle, high = statistics.quantiles(ratios, n=4)
+        found[label] = {
+            "seconds": round(statistics.median(seconds[label]), 4),
+            "times_the_floor": round(middle, 2), "quartiles": [round(low, 2), round(high, 2)],
+        }  # fmt: skip
+    return found
+
+
+def main() -> None:
+    """Run everything and print a table; write JSON if requested."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--only", nargs="*", default=list(WORKLOADS))
+    parser.add_argument("--contestants", nargs="*", default=list(CONTESTANTS))
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    found: dict[str, Any] = {
+        "command": f"python benchmarks/device.py --repeats {args.repeats}",
+        "machine": machine() | ({"gpu": torch.cuda.get_device_name()} if args.device != "cpu" else {}),
+    }
+    with one_thread():
+        for name in args.only:
+            found[name] = compare(name, args.repeats, args.device, args.contestants)
+            print(name, *(f"{label}: {each}" for label, each in found[name].items()), sep="\n  ", flush=True)
+            save(found, args.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,104 @@
+"""Clipped gradients and augmented inputs in plain rounds: no client's steps are taken by themselves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers.federations import Shaken, classes
+from helpers.networks import IMAGE, images
+from helpers.runs import assert_same_run, go
+
+from fedloom.compute.batched import _Block
+from fedloom.compute.cohort import BatchSchedule
+from fedloom.compute.cohort import schedule as schedules
+from fedloom.compute.cohort.schedule import inputs
+from fedloom.core.local import Local
+from fedloom.core.method import Method
+from fedloom.parts.drift import FedDynDrift
+from fedloom.parts.objectives import CrossEntropy, Proximal
+
+TOLERANCE = 1e-9
+USUAL: dict[str, Any] = {"batch_size": 4, "lr": 0.1, "lr_decay": 0.9}
+LOCALS = {
+    "clip": Local(epochs=2, clip=0.3, **USUAL),
+    "clip, decay": Local(epochs=2, clip=0.3, weight_decay=0.2, **USUAL),
+    "clip, momentum": Local(epochs=2, clip=0.3, momentum=0.8, weight_decay=0.2, **USUAL),
+    "all samples": Local(epochs=3, clip=0.3, **(USUAL | {"batch_size": 0})),
+    "no clip": Local(epochs=2, momentum=0.8, **USUAL),
+}
+SIZES = (8, 8, 8, 8)  # of clients with a common rule
+METHODS: dict[str, Any] = {
+    "fedavg": "fedavg", "feddyn": "feddyn", "scaffold": "scaffold", "fedprox": "fedprox", "fedsplit": "fedsplit",
+    "fedcm": "fedcm", "fedper": "fedper",
+    "feddyn+prox": Method("c", (CrossEntropy(), Proximal(0.4)), FedDynDrift(0.5)),
+}  # fmt: skip
+
+
+@pytest.fixture
+def _no_lockstep(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedloom.core.aggregate.LAST", 2)
+    monkeypatch.setattr("fedloom.core.aggregate.SHARE", 2)
+
+
+def both(name: str, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
+    """Live and batched rounds agree, and the batched ones need no lockstep."""
+    changes = {"rounds": 3, "seed": 5} | changes
+    reference = go(METHODS[name], **changes)
+    monkeypatch.setattr(_Block, "lockstep", None)
+    assert_same_run(reference, go(METHODS[name], compute="batched", **changes), TOLERANCE)
+
+
+@pytest.mark.usefixtures("_no_lockstep")
+@pytest.mark.parametrize("local", [name for name in LOCALS if name != "no clip"])
+@pytest.mark.parametrize("name", METHODS)
+def test_corrected_gradients_are_clipped_in_one_pass(name: str, local: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    both(name, monkeypatch, local=LOCALS[local], federation=classes(SIZES))
+
+
+@pytest.mark.usefixtures("_no_lockstep")
+@pytest.mark.parametrize("local", ["clip, momentum", "no clip"])
+@pytest.mark.parametrize("name", ["fedavg", "fedprox", "fedper"])
+@pytest.mark.parametrize("sizes", [SIZES, (7, 12, 5, 9)], ids=["equal", "padded"])
+def test_inputs_are_augmented_as_a_live_client_draws(
+    sizes: tuple[int, ...], name: str, local: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The draws of a client's step are its own, whoever is trained beside it; padding is not augmented."""
+    same = {"federation": classes(sizes, shape=IMAGE), "model": images("group"), "augment": (Shaken(),)}
+    both(name, monkeypatch, local=LOCALS[local], **same)
+
+
+def test_a_client_whose_gradient_is_not_finite_is_left_out_alone() -> None:
+    """The norm of one client is no other's."""
+    given = classes(SIZES)
+    rows = given.train.index[1]
+    given.train.arrays.x[torch.from_numpy(rows)] *= 1e308
+    settings: dict[str, Any] = {"local": LOCALS["clip"], "rounds": 2, "federation": given}
+    runs = [go("fedavg", compute=compute, **settings) for compute in ("live", "batched")]
+    assert [{failure.client for failure in run.failures} for run in runs] == [{1}, {1}]
+    assert_same_run(*runs, TOLERANCE)
+
+
+def test_many_steps_are_augmented_at_once_where_memory_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, here with a device that only calls itself one."""
+    draw = np.random.default_rng(0)
+    batches = [[draw.integers(0, 9, 3), draw.integers(0, 9, 2)], [draw.integers(9, 20, 3)]]
+    schedule = BatchSchedule.of(batches)
+    x = torch.randn(2, schedule.rows.shape[1], 5)
+    asked: list[tuple[range, int]] = []
+
+    def change(given: torch.Tensor, steps: range) -> torch.Tensor:
+        asked.append((steps, len(given)))
+        return -given
+
+    one_by_one = [*inputs(schedule, x, change)]
+    assert asked == [(range(1), 6), (range(1, 2), 2)]
+    asked.clear()
+    monkeypatch.setattr(schedules, "steps_ahead", lambda x, places: 2)
+    together = [*inputs(schedule, x, change)]
+    assert asked == [(range(2), 8)]
+    for a, b, plain in zip(one_by_one, together, inputs(schedule, x), strict=True):
+        assert torch.equal(a, b)
+        assert torch.equal(a, -plain)
