@@ -18,7 +18,7 @@ computes: Registry[ComputeFactory] = Registry("compute")
 
 @computes.register
 def auto() -> ComputeFactory:
-    """Choose ``batched`` on the CPU for plans that have a batched form, else ``live``.
+    """Choose ``batched`` for plans that have a batched form, else ``live``.
 
     The choice depends on the plan alone, never on the number of cores, so that a run has the same bits everywhere.
     """
@@ -63,8 +63,7 @@ def _batched(plan: ClientPlan, shares: int | None = None) -> Compute:
 
 def resolved(name: str, plan: ClientPlan) -> str:
     """The name of the compute that actually steps the plan; unlike the engine, it affects rounding."""
-    if name == "auto":
-        name = "batched" if plan.device == "cpu" else "live"
+    name = "batched" if name == "auto" else name
     return "live" if name == "batched" and reason_against_batched(plan) else name
 
 
@@ -84,7 +83,7 @@ def note(name: str, plan: ClientPlan) -> str | None:
 
     if name == "batched":
         reason = reason_against_batched(plan)
-    elif name == "auto" and plan.device == "cpu":
+    elif name == "auto":
         reason = next((reason for level in plan.levels if (reason := reason_against_small_model(level))), None)
     else:
         reason = None

@@ -112,15 +112,19 @@ def augmentation(plan: ClientPlan, round: int, clients: Sequence[int], schedule:
 def _numbers(parts: Sequence[tuple[str, Part]], seen: dict[str, Context]) -> tuple[float, float]:
     """The coefficients a and b of the affine correction a·g + b·w + k, found by evaluating it with scalars for g and w.
 
-    Other vectors are zero; what is left of k is the value at g = w = 0.
+    Other vectors are zero; what is left of k is the value at g = w = 0. All of it happens on the CPU, since the host
+    would wait for a GPU several times per client.
     """
 
+    def one(value: Tensor) -> Tensor:
+        return value.new_zeros(1, dtype=torch.float64, device="cpu")
+
     def zero(tree: dict[str, Tensor]) -> dict[str, Tensor]:
-        return {name: value.new_zeros(1, dtype=torch.float64) if value.ndim else value for name, value in tree.items()}
+        return {name: one(value) if value.ndim else value.cpu() for name, value in tree.items()}
 
     contexts = {
         place: seen[place]._replace(
-            received=seen[place].received.new_zeros(1, dtype=torch.float64), down=zero(seen[place].down),
+            received=one(seen[place].received), down=zero(seen[place].down),
             state=zero(seen[place].state), local=zero(seen[place].local),
         )
         for place, _ in parts
