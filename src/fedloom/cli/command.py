@@ -19,6 +19,7 @@ from fedloom.cli.report import over_seeds
 from fedloom.config.build import Shared, run_settings
 from fedloom.config.overrides import split_words
 from fedloom.config.schema import CommandSchema, Config, to_yaml
+from fedloom.core import forked
 from fedloom.core.client import Failure
 from fedloom.core.errors import CheckpointError, ClientError, ConfigError, FedLoomError
 from fedloom.experiment.callbacks import Callback
@@ -99,6 +100,8 @@ class Command:
         try:
             base, words = split_words(arguments.words)
             batch = plan(self.schema, self.title, words, base, arguments.multirun)
+            if arguments.is_program and all(needs_no_gpu(job.config) for job in batch.jobs):
+                forked.hide_gpus()  # with one in sight, a run would spoil the process for those that fork workers
             shared = Shared()
             planned = [  # all settings are checked before anything trains
                 (self.build(job.config, shared), run_settings(job.config)) for job in batch.jobs
@@ -221,6 +224,18 @@ class Command:
             if job.is_begun:
                 summary = RunDirectory(job.directory).summary()
                 yield {"name": batch.title(job), "directory": str(job.directory.resolve()), **summary}
+
+
+def needs_no_gpu(config: Config) -> bool:
+    """Whether a run keeps to the CPU; one that starts a cluster may have workers with GPUs.
+
+    >>> needs_no_gpu(Config({"device": "cpu"}))
+    True
+    >>> needs_no_gpu(Config({"device": "cpu", "engine": {"name": "ray", "gpus": 1}}))
+    False
+    """
+    engine, device = config.values.get("engine", {}).get("name", "serial"), config.values.get("device")
+    return (device == "cpu" and engine in ("serial", "auto")) or (device in ("cpu", "auto") and engine == "processes")
 
 
 @contextmanager

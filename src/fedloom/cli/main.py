@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     words = list(sys.argv[1:] if argv is None else argv)
     try:
-        code = _dispatch(words)
+        code = _dispatch(words, argv is None)
         sys.stdout.flush()
         return code
     except FedLoomError as error:
@@ -106,7 +106,7 @@ def _discard_output() -> None:
         silence(sys.stdout)
 
 
-def _dispatch(words: list[str]) -> int:
+def _dispatch(words: list[str], is_program: bool) -> int:
     if words[:1] == ["help"]:  # fedloom help run
         words = [*words[1:], "--help"]
     if not words or words[0] in ("-h", "--help"):
@@ -124,6 +124,7 @@ def _dispatch(words: list[str]) -> int:
         raise ConfigError(f"unknown command {command!r}; {nearest(command, [*COMMANDS, 'help'])}")
     text, module, options = COMMANDS[command]
     arguments = Parser(command, options).read(rest)
+    arguments.is_program = is_program  # the process is for this command alone
     if arguments.help or (command == "list" and not arguments.words):
         print(text, end="")
         return OK

@@ -117,7 +117,8 @@ def build(config: Config, shared: Shared | None = None) -> Experiment:
     values = config.values
     method = build_method(config)
     conditions = arguments(Experiment, CONDITIONS, values)
-    pick_device(values["device"])
+    if values["device"] != "auto":  # to choose would initialise CUDA, and workers may be forked from this process
+        pick_device(values["device"])
     federation = build_federation(config, shared)
     model = model_factory(values["model"], federation.train.arrays, method.targets)
     return Experiment(method=method, federation=federation, model=model, config=values, **conditions)

@@ -21,7 +21,7 @@ WORTH_FORKING = 1.0  # seconds of work in the whole run above which processes pa
 
 @engines.register
 def auto() -> EngineFactory:
-    """Choose ``processes`` if there are several cores and the run is long enough, else ``serial``."""
+    """Choose ``processes`` if it can be used, there are several cores and the run is long enough, else ``serial``."""
 
     def choose(plan: ClientPlan, compute: ComputeFactory) -> Engine:
         name = "processes" if can_fork(plan.device) and seconds(plan) > WORTH_FORKING else "serial"
@@ -31,7 +31,7 @@ def auto() -> EngineFactory:
 
 
 def can_fork(device: str) -> bool:
-    """Whether work can be split over processes: several cores, a system that forks safely, and data on the CPU."""
+    """Whether work can be split over processes: several cores, data on the CPU, and workers that can be forked."""
     from fedloom.engines.processes import reason_against_forking
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1

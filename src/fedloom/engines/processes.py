@@ -27,6 +27,7 @@ from typing import Any
 
 import numpy as np
 
+from fedloom.core import forked
 from fedloom.core.aggregate import Fold, fold
 from fedloom.core.client import Broadcast, Failure, FailureKind, Result
 from fedloom.core.engine import ComputeFactory, Engine, States, Traits
@@ -78,8 +79,7 @@ class Processes(Engine):
     traits = Traits(devices=("cpu",))
 
     def __init__(self, plan: ClientPlan, compute: ComputeFactory, workers: int = 0) -> None:
-        if reason := reason_against_forking():
-            raise ConfigError(f"engine 'processes' forks its workers, but {reason}; use engine=serial here.")
+        check_forking()
         if plan.device != "cpu":
             raise ConfigError("engine 'processes' runs on the CPU; use engine=serial on a GPU.")
         cores = len(os.sched_getaffinity(0))
@@ -202,7 +202,9 @@ class Processes(Engine):
 
     def _announce(self, down: Broadcast) -> None:
         """Send the broadcast to all workers, and remember it for those forked during the round."""
-        self._fill()
+        if len(self.workers) < self.count:  # they were stopped
+            check_forking()
+            self._fill()
         self.round, self.announcement = down.round, ("round", self.down.dump(down)[0])
         for worker in self.workers:
             self._send(worker, self.announcement)
@@ -294,6 +296,7 @@ class Processes(Engine):
         return task, fold(self.plan.levels[task.level], results, task.weights)
 
     def _replace(self, number: int) -> deque[BlockTask]:
+        check_forking()  # this process may have run a backward pass since, as the evaluation of adapted models does
         old = self.workers[number]
         old.pipe.close()
         old.process.kill()
@@ -303,10 +306,25 @@ class Processes(Engine):
         return old.tasks
 
 
+def check_forking() -> None:
+    """Check that workers can be forked now.
+
+    Raises:
+        ConfigError: if they cannot.
+    """
+    if reason := reason_against_forking():
+        raise ConfigError(f"engine 'processes' forks its workers, but {reason}.")
+
+
 def reason_against_forking() -> str | None:
-    """The reason why workers cannot be forked on this system; None if they can."""
+    """The reason why workers cannot be forked from this process, and what to do about it; None if they can."""
     if "fork" not in mp.get_all_start_methods():
-        return "this system cannot fork"
+        return "this system cannot fork; use engine=serial here"
     if sys.platform == "darwin":
-        return "on macOS a forked process may crash in system libraries that use threads"
+        return "on macOS a forked process may crash in system libraries that use threads; use engine=serial here"
+    if not forked.backward_works():
+        return (
+            "PyTorch, which sees a GPU, runs no backward pass in them after one in this process; use engine=serial, or "
+            "start Python with CUDA_VISIBLE_DEVICES= (empty), which hides the GPU"
+        )
     return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from fedloom.compute.cohort.layers import Draws, Unsupported
 from fedloom.compute.cohort.net import CohortNet
 from fedloom.compute.cohort.trace import ChosenOutputs, Outputs
-from fedloom.core import rng
+from fedloom.core import forked, rng
 from fedloom.core.errors import first_line
 from fedloom.core.layout import Layout, LiveModule
 
@@ -23,13 +24,25 @@ def trial_reason(model: nn.Module, outputs: Outputs, samples: Tensor) -> str | N
     """The reason why a model's cohort form cannot be trusted; None if it agrees with the module on a few samples.
 
     Clients with different parameters and numbers of rows are compared in float64, in training mode and with the same
-    draws of dropout.
+    draws of dropout. That takes a backward pass, which a forked child runs where it would spoil this process.
 
     Args:
         model: the module of one client; it is not modified.
         outputs: what the network returns.
         samples: some inputs [N, ...]; of floats only the shape is read.
     """
+    trial = partial(_reason, model, outputs, samples)
+    on_cpu = all(each.device.type == "cpu" for each in (*model.parameters(), *model.buffers(), samples))
+    if not (on_cpu and forked.backward_spoils()):
+        return trial()
+    try:
+        return forked.in_child(trial)
+    except EOFError:
+        return "the model's batched form cannot be tried (the process that tried it died)"
+
+
+def _reason(model: nn.Module, outputs: Outputs, samples: Tensor) -> str | None:
+    """The same, tried in this process."""
     try:
         with torch.random.fork_rng(devices=[]), torch.enable_grad():
             alone = copy.deepcopy(model).to("cpu", torch.float64).train()

@@ -1,0 +1,44 @@
+"""Processes in which PyTorch sees a GPU; where there is none, what autograd then does to forked ones is simulated."""
+
+from __future__ import annotations
+
+import multiprocessing as mp
+import os
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from typing import Any
+
+import torch
+
+from fedloom.core import forked
+
+
+def with_gpu_in_sight(action: Callable[[], None]) -> None:
+    """Run a function of a module in a new interpreter, whose autograd nothing has used yet."""
+    with ProcessPoolExecutor(1, mp.get_context("spawn"), initializer=_see_gpu) as fresh:
+        fresh.submit(action).result(timeout=300)
+
+
+def backward() -> None:
+    """A first backward pass, as user code may run one."""
+    torch.ones(2, requires_grad=True).sum().backward()
+
+
+def _see_gpu() -> None:
+    """The first backward pass starts threads for GPUs in sight; processes forked later refuse every other."""
+    if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
+        del os.environ["CUDA_VISIBLE_DEVICES"]
+    torch.set_num_threads(1)
+    if torch.cuda.device_count() > 0:
+        return
+    forked.sees_gpu = lambda: os.environ.get("CUDA_VISIBLE_DEVICES") != ""
+    engine, has = torch.autograd._engine_run_backward, {"threads": False, "lost them": False}
+
+    def run_backward(*args: Any, **settings: Any) -> Any:
+        if has["lost them"]:
+            raise RuntimeError("Unable to handle autograd's threading in combination with fork-based multiprocessing.")
+        has["threads"] = has["threads"] or forked.sees_gpu()
+        return engine(*args, **settings)
+
+    torch.autograd._engine_run_backward = torch.autograd.graph._engine_run_backward = run_backward
+    os.register_at_fork(after_in_child=lambda: has.update({"lost them": has["threads"]}))
