@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing as mp
 import os
+import traceback
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any
@@ -16,12 +17,20 @@ from fedloom.core import forked
 def with_gpu_in_sight(action: Callable[[], None]) -> None:
     """Run a function of a module in a new interpreter, whose autograd nothing has used yet."""
     with ProcessPoolExecutor(1, mp.get_context("spawn"), initializer=_see_gpu) as fresh:
-        fresh.submit(action).result(timeout=300)
+        fresh.submit(_checked, action).result(timeout=300)
 
 
 def backward() -> None:
     """A first backward pass, as user code may run one."""
     torch.ones(2, requires_grad=True).sum().backward()
+
+
+def _checked(action: Callable[[], None]) -> None:
+    """Run it; of exceptions only the text can travel, since those of pytest cannot be pickled."""
+    try:
+        action()
+    except BaseException:
+        raise AssertionError(traceback.format_exc()) from None
 
 
 def _see_gpu() -> None:
