@@ -10,6 +10,8 @@ import warnings
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,16 +22,25 @@ Step = Callable[[Tensor, Tensor, Tensor], Tensor]
 Recorder = Callable[[Callable[[], None]], Callable[[], None]]
 """Records the operations of a function without running them; returns a function that repeats them in place."""
 
-OFTEN = 10  # a step is recorded after so many equal ones, since recording takes time, too; not yet measured on a GPU
-KEPT = 8  # recordings per network; each holds the memory of its activations
+OFTEN = 3  # a step is recorded after so many equal ones, since to record one takes about as long as to take it
+KEPT = 32  # recordings per network, since cohorts and batches have several sizes
 
 
 def cuda_graph(operations: Callable[[], None]) -> Callable[[], None]:
-    """Record operations on CUDA tensors as a CUDA graph."""
+    """Record operations on CUDA tensors as a CUDA graph.
+
+    All graphs share the memory of their intermediate values: no two are replayed at the same time, and none reads what
+    another one has computed.
+    """
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+    with torch.cuda.graph(graph, pool=_pool(), capture_error_mode="thread_local"):
         operations()
     return graph.replay
+
+
+@cache
+def _pool() -> Any:
+    return torch.cuda.graph_pool_handle()
 
 
 def recorder(device: torch.device) -> Recorder | None:
