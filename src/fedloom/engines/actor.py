@@ -10,6 +10,7 @@ import platform
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -21,6 +22,7 @@ from fedloom.core.aggregate import Fold
 from fedloom.core.client import Broadcast, Result
 from fedloom.core.engine import Compute, ComputeFactory, Place
 from fedloom.core.errors import CheckpointError, ConfigError, loss_or_error, or_error
+from fedloom.core.exact import exact_gpu
 from fedloom.core.plan import ClientPlan
 from fedloom.engines.packed import Packed, pack, unpack
 from fedloom.engines.worker import Block
@@ -67,6 +69,7 @@ class Actor:
         self.round = -1  # the number of the broadcast that ``down`` is
         self.down: Broadcast | None = None
         self.kept: dict[int, Fold] = {}  # sums by number of the block
+        self.exact = ExitStack()  # settings of PyTorch, for as long as the worker lives
 
     def alive(self) -> None:
         """Answer, to show that the worker is alive."""
@@ -83,6 +86,8 @@ class Actor:
             )
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver ends its workers
         torch.set_num_threads(1)
+        if self.device == "cuda":
+            self.exact.enter_context(exact_gpu())
         made: tuple[ClientPlan, ComputeFactory] = unpack(plan, self.device)
         train, validation = unpack(data, self.device, in_place=True)
         self.plan = replace(made[0], data=train, validation=validation, device=self.device)

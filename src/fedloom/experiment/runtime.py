@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from fedloom.core.errors import ConfigError, nearest
+from fedloom.core.exact import exact_gpu, has_gpu, prepare_gpu
 
 PACKAGES = ("fedloom", "torch", "numpy", "scipy", "omegaconf", "safetensors", "pyarrow")
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
@@ -25,9 +26,10 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Limit PyTorch to one thread: faster for small models, and the same summation order on all engines.
+    """Compute the same bits every time: with one thread, and on a GPU with deterministic kernels in full precision.
 
-    It also tells glibc's allocator to keep freed memory, because returning every activation to the system costs more
+    One thread is also faster for small models, and adds in the same order on all engines. ``exact_gpu`` has the GPU's
+    settings. It also tells glibc's allocator to keep freed memory, because returning every activation to the system costs more
     than computing it; that setting stays in effect after the block.
     """
     if sys.platform == "linux":
@@ -40,7 +42,8 @@ def one_thread() -> Iterator[None]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        yield
+        with exact_gpu():
+            yield
     finally:
         torch.set_num_threads(threads)
 
@@ -64,7 +67,7 @@ def pick_device(wanted: str, among: Sequence[str] = ("cpu", "cuda")) -> str:
         ConfigError: for a device that is unknown, not available, or of another kind.
     """
     if wanted == "auto":
-        return "cuda" if "cuda" in among and torch.cuda.is_available() else "cpu"
+        wanted = "cuda" if "cuda" in among and has_gpu() else "cpu"
     if not re.fullmatch(r"cpu|cuda(:\d+)?", wanted):
         raise ConfigError(f"unknown device {wanted!r}; {nearest(wanted, ('auto', 'cpu', 'cuda', 'cuda:1'))}")
     kind, _, number = wanted.partition(":")
@@ -75,6 +78,8 @@ def pick_device(wanted: str, among: Sequence[str] = ("cpu", "cuda")) -> str:
         )
     if kind == "cuda" and int(number or 0) >= torch.cuda.device_count():
         raise ConfigError(f"there is no device {wanted!r} on this machine; choose device=auto or cpu.")
+    if kind == "cuda":
+        prepare_gpu()
     return wanted
 
 

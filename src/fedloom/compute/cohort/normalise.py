@@ -57,6 +57,8 @@ class GroupNorm(_Scaled):
 
     def forward(self, x: Tensor) -> Tensor:
         self.x = images(x)  # [N, channels, ...]
+        if not self.x.is_cpu:  # PyTorch normalises channels-last images on the CPU alone
+            self.x = self.x.contiguous()
         self.sizes = (len(self.x), self.x.shape[1], self.x[0, 0].numel(), self.groups)
         normal, self.mean, self.rstd = torch.native_group_norm(self.x, None, None, *self.sizes, self.eps)
         self.x = _like(self.x, normal)

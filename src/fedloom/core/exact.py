@@ -1,0 +1,87 @@
+"""Arithmetic on GPUs that gives the same bits every time: deterministic kernels, and float32 that is float32."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import cache
+from typing import Any
+
+import torch
+
+WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
+
+
+@cache
+def has_gpu() -> bool:
+    """Whether PyTorch can use a GPU. A process asks once, and those that it forks do not ask again."""
+    return torch.cuda.is_available()
+
+
+def prepare_gpu() -> None:
+    """Give cuBLAS a workspace with which its products are deterministic, unless the user chose one.
+
+    The variable is read when a process first uses cuBLAS, and its value stays.
+    """
+    os.environ.setdefault(WORKSPACE, ":4096:8")
+
+
+@contextmanager
+def exact_gpu() -> Iterator[None]:
+    """Choose deterministic kernels, and no TF32, on machines with a GPU; PyTorch's settings are restored afterwards.
+
+    By default cuDNN may choose kernels that add in any order, and computes convolutions of float32 in TF32, whose
+    numbers have 10 bits after the point. An operation without a deterministic kernel still runs, with PyTorch's
+    warning, which names it. Without a GPU nothing is changed.
+    """
+    if not has_gpu():
+        yield
+        return
+    prepare_gpu()
+    mode = torch.get_deterministic_debug_mode()
+    with ExitStack() as restored:
+        _set(restored, torch.backends.cudnn, "deterministic", True)
+        _set(restored, torch.backends.cudnn, "benchmark", False)
+        _set(restored, torch.utils.deterministic, "fill_uninitialized_memory", False)  # costs time, and changes no bits
+        restored.callback(torch.set_deterministic_debug_mode, mode)
+        torch.set_deterministic_debug_mode(max(mode, 1))  # 1 warns; 2, which refuses, is a user's choice
+        _without_tf32(restored)
+        yield
+
+
+def _set(restored: ExitStack, place: Any, name: str, value: Any) -> None:
+    """Set an attribute until ``restored`` is closed."""
+    restored.callback(setattr, place, name, getattr(place, name))
+    setattr(place, name, value)
+
+
+def _without_tf32(restored: ExitStack) -> None:
+    """Switch TF32 off in convolutions, recurrent layers and products, until ``restored`` is closed.
+
+    PyTorch has an old setting for cuDNN and one for products, and a new one for each kind of operation. The old ones
+    set the new ones, too, and are preferred, because reading them raises an error wherever new ones were set alone: a
+    user's model may read them, as ``torch.backends.cudnn.flags`` does. Where that is so already, the new ones are set.
+    """
+    cudnn, products = torch.backends.cudnn, torch.backends.cuda.matmul
+    with warnings.catch_warnings():  # some versions of PyTorch announce, once, that the old settings will go
+        warnings.filterwarnings("ignore", "Please use the new API settings to control TF32")
+        try:
+            if cudnn.allow_tf32:
+                _set(restored, cudnn, "allow_tf32", False)
+        except (RuntimeError, AttributeError):
+            _without(restored, getattr(cudnn, "conv", None), getattr(cudnn, "rnn", None))
+        try:
+            if (level := torch.get_float32_matmul_precision()) != "highest":
+                restored.callback(torch.set_float32_matmul_precision, level)
+                torch.set_float32_matmul_precision("highest")
+        except RuntimeError:
+            _without(restored, products)
+
+
+def _without(restored: ExitStack, *operations: Any) -> None:
+    """Set the new setting of operations that use TF32."""
+    for one in operations:
+        if getattr(one, "fp32_precision", None) == "tf32":
+            _set(restored, one, "fp32_precision", "ieee")
