@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -11,12 +12,39 @@ import torch
 from helpers.vision import declare_operators
 from hypothesis import HealthCheck, settings
 
+from fedloom.core.exact import has_gpu
+from fedloom.experiment import runtime
+
 settings.register_profile(
     "fedloom", deadline=None, max_examples=40, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("fedloom")
 torch.set_num_threads(1)
 declare_operators()
+GPU, VISIBLE = has_gpu(), os.environ.get("CUDA_VISIBLE_DEVICES")  # before the variable is set for commands
+
+
+@pytest.fixture(autouse=True, scope="session")
+def on_the_host() -> Iterator[None]:
+    """Tests mean the CPU unless they name a GPU: ``device=auto`` is the CPU, and commands that tests start see no GPU.
+
+    Many compare with numbers on the host, to the bit, or fork, which a process that uses a GPU cannot.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runtime, "has_gpu", lambda: False)
+        patch.setenv("CUDA_VISIBLE_DEVICES", "")
+        yield
+
+
+@pytest.fixture(autouse=True)
+def visible(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests that are marked ``cuda`` see the GPUs."""
+    if request.node.get_closest_marker("cuda") is None:
+        return
+    if VISIBLE is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", VISIBLE)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -33,7 +61,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With ``--quick``, keep one case of every test: enough to see at once whether a change breaks something."""
+    """Skip tests that need a GPU which is not there; with ``--quick``, keep the first case of every other test."""
+    for item in items:
+        if item.get_closest_marker("cuda") is not None and not GPU:
+            item.add_marker(pytest.mark.skip(reason="there is no CUDA device"))
     if not config.getoption("--quick"):
         return
     kept: dict[str, pytest.Item] = {}

@@ -10,20 +10,30 @@ import json
 import os
 import subprocess
 import sys
-from functools import cache
+import warnings
+from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from helpers import distilling
 from helpers.federations import classes
 from helpers.runs import assert_same_records, go, leaves, theta
 from torch import nn
 
+import fedloom as fl
 from fedloom.compute.cohort import descent, replay
+from fedloom.core.errors import DataError
 from fedloom.core.local import Local
+from fedloom.core.parts import Adaptation
 from fedloom.experiment.experiment import Evaluation
 from fedloom.methods import methods
+from fedloom.models import models
+from fedloom.parts.adaptation import Neighbours, Prototypes
+from fedloom.tasks import distill
+from fedloom.tasks.distill import Distiller, distillers
 
 TESTS = Path(__file__).parents[1]
 MISPLACED = "a tensor on the host"
@@ -66,7 +76,7 @@ def test_the_host_waits_for_no_step() -> None:
     assert sum(count for _, count in during) <= rounds * (2 * blocks + 1)
 
 
-cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+cuda = pytest.mark.cuda
 
 
 def network() -> nn.Module:
@@ -118,3 +128,73 @@ def test_convolutions_in_single_precision_agree_on_a_gpu(compute: str) -> None:
     }  # fmt: skip
     here, there = go(**settings), go(device="cuda", **settings)
     torch.testing.assert_close(there.snapshot.server.theta.cpu(), torch.from_numpy(theta(here)), rtol=0, atol=1e-5)
+
+
+def pooled() -> nn.Module:
+    """A convolutional network with group norms and every kind of pooling; its first kernels are large ones."""
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(1, 16, 5, padding=2), nn.GroupNorm(4, 16), nn.ReLU(), nn.MaxPool2d(3, 2, 1),
+        nn.Conv2d(16, 16, 3, padding=1), nn.GroupNorm(2, 16), nn.ReLU(), nn.AvgPool2d(2),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 3),
+    )  # fmt: skip
+
+
+@cuda
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("compute", COMPUTES)
+def test_the_same_seed_gives_the_same_bits_on_a_gpu(compute: str, dtype: str) -> None:
+    """Without a warning of an operation that has no deterministic kernel."""
+    settings: dict[str, Any] = {
+        "compute": compute, "device": "cuda", "dtype": dtype, "model": pooled, "rounds": 4,
+        "federation": classes(shape=(1, 12, 12)), "local": Local(epochs=3, batch_size=4, lr=0.05, momentum=0.9),
+    }  # fmt: skip
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "(?s).*deterministic")
+        first, second = go(**settings), go(**settings)
+    assert (theta(first) == theta(second)).all()
+    assert_same_records(first.history, second.history)
+    here = go(**settings | {"device": "cpu"})
+    torch.testing.assert_close(
+        torch.from_numpy(theta(first)), torch.from_numpy(theta(here)), rtol=0, atol=1e-4 if dtype == "float32" else 1e-9
+    )
+
+
+@cuda
+@pytest.mark.slow
+@pytest.mark.parametrize("method", [distillers.make("kd"), distillers.make("disk")], ids=["kd", "disk"])
+def test_distillation_has_the_same_bits_twice_on_a_gpu(method: Distiller) -> None:
+    images = distilling.images()
+    first, second = (distill.run(images.experiment(method, epochs=4, seed=3, device="cuda")) for _ in range(2))
+    ends = [[t.cpu() for t in one.model.state_dict().values()] for one in (first, second)]
+    assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
+    assert next(first.model.parameters()).is_cuda
+
+
+@cuda
+@pytest.mark.parametrize("name", ["fedavg", "fedper"])
+def test_unknown_tokens_are_refused_and_the_gpu_still_works(name: str) -> None:
+    rows = torch.randint(0, 2, (40, 5), generator=torch.Generator().manual_seed(0))
+    federation = fl.data.federate((rows, rows[:, 0]), "iid", clients=2)
+    lstm = partial(models.make, "stacked_lstm", classes=2, inputs=(5,), hidden=3, layers=1)
+    trained = go(name, federation=federation, model=lstm, rounds=1, device="cuda").trained
+    model = trained.client(0)
+    assert model.device.type == "cuda"
+    unknown = torch.full((2, 5), 9)
+    calls = (model.predict, lambda x: model.evaluate(x, [0, 1]), lambda x: trained.adapt(x, [0, 1]))
+    for call in calls:
+        with pytest.raises(DataError, match="tokens from 9 to 9, not all of which this model knows"):
+            call(unknown)
+    assert len(model.predict(rows[:3].numpy())) == 3
+    assert torch.ones(3, device="cuda").sum().item() == 3
+
+
+@cuda
+@pytest.mark.parametrize("part", [Prototypes(), Neighbours()])
+def test_a_model_that_keeps_samples_takes_inputs_of_the_host(part: Adaptation) -> None:
+    method = replace(methods.make("fedavg"), adaptation=part)
+    trained = go(method, device="cuda", rounds=1).trained
+    model, test = trained.client(0), trained.federation.test
+    assert model.predict(test.x.cpu().numpy()).device.type == "cpu"
+    assert model.evaluate(test.x.cpu(), test.y.cpu())

@@ -82,7 +82,7 @@ def go(method: Method | str = "fedavg", **changes: Any) -> RunResult:
 
 def theta(result: RunResult) -> np.ndarray:
     """The final shared parameters as one vector."""
-    return result.snapshot.server.theta.numpy()
+    return result.snapshot.server.theta.cpu().numpy()
 
 
 def leaves(snapshot: Snapshot) -> Iterator[tuple[str, Tensor]]:

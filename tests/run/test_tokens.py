@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.runs import experiment
+from torch import nn
 
 import fedloom as fl
 from fedloom.core.errors import ConfigError, DataError
@@ -20,6 +21,7 @@ from fedloom.data import as_source, task_stream
 from fedloom.data.streams import InOrder
 from fedloom.experiment.experiment import Experiment
 from fedloom.experiment.federated import FederatedTask, run
+from fedloom.experiment.tokens import known_tokens
 from fedloom.models import models
 from fedloom.parts.adaptation import FineTune, Neighbours, PersonalHead, Prototypes
 from fedloom.parts.objectives import CrossEntropy, PrototypeAlignment
@@ -117,3 +119,27 @@ def test_a_stream_may_bring_tokens_that_the_model_does_not_know() -> None:
         call(rows[:8])
         with pytest.raises(DataError, match="tokens from 4 to 5, not all of which this model knows"):
             call(rows[:8] % 2 + 4)
+
+
+def test_a_gpu_is_given_no_token_that_the_model_does_not_know() -> None:
+    """The tokens are tried on a copy on the host, and once: the block, which would run on the GPU, is not entered."""
+    module, tried = nn.Embedding(5, 2), []
+    module.register_forward_hook(lambda module, given, out: tried.append(given[0].tolist()))
+    with known_tokens(module, False, torch.tensor([[1, 3], [2, 4]]), torch.zeros(2)):
+        pass
+    assert tried == [[[1, 3]], [[2, 4]]]
+    with known_tokens(module, False, torch.tensor([[2, 2], [3, 1]])):
+        tried.clear()
+    assert not tried, "tokens between known ones were tried again"
+    for unknown in (5, -1):
+        with (
+            pytest.raises(DataError, match="not all of which this model knows"),
+            known_tokens(module, False, torch.tensor([[1, unknown]])),
+        ):
+            tried.append("entered")
+    assert not tried
+    with known_tokens(nn.Linear(7, 2), False, torch.tensor([[1, 9]])):  # fails otherwise: the device will say so
+        tried.append("entered")
+    with known_tokens(module, True, torch.tensor([[9]])):  # the host raises the error itself
+        tried.append("entered")
+    assert tried == ["entered", "entered"]

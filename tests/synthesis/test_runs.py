@@ -128,7 +128,7 @@ def test_provenance_says_where_a_set_comes_from() -> None:
     assert (said["method"], said["rounds"], said["seed"], said["clients"]) == ("fedevg", 2, 1, 2)
     assert (said["data"]["name"], said["partition"]["name"], said["licence"]) == ("digits", "iid", "CC BY 4.0")
     assert said["range"] == {"low": 0.0, "high": 1.0, "mean": [], "std": []}
-    assert said["versions"]["torch"] == torch.__version__
+    assert torch.__version__.partition("+")[0] == said["versions"]["torch"].partition("+")[0]
     assert "energy" in str(said["settings"]).lower()
 
 

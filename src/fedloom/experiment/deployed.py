@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from fedloom.data.sources.arrays import numbers
 from fedloom.data.sources.images import to_images
 from fedloom.experiment.export import SAMPLES, export
 from fedloom.experiment.loaded import Measurement
+from fedloom.experiment.tokens import known_tokens
 from fedloom.metrics import Predictions
 
 PIXELS = 100  # samples of a run's images that say whether their pixels go beyond 1
@@ -70,8 +71,13 @@ class DeployedModel:
 
     def _outputs(self, x: Tensor) -> Tensor:
         """The module's outputs on inputs in the type of the run's data, on the module's device."""
-        with torch.no_grad(), known_tokens(x):
+        with torch.no_grad(), self.known(x):
             return self.module(x.to(self.device))
+
+    def known(self, x: Tensor) -> AbstractContextManager[None]:
+        """A block that applies the module to these inputs; it raises ``DataError`` if they are unknown tokens."""
+        basis = self.module.basis if isinstance(self.module, Adapted) else self.module
+        return known_tokens(basis, self.device.type == "cpu", x)
 
     def predict(self, x: Any) -> Tensor:
         """Predictions in the form of the run's targets: class numbers, truth values 0 and 1, or numbers.
@@ -122,37 +128,38 @@ class DeployedModel:
     @property
     def device(self) -> torch.device:
         """The device of the module."""
+        if isinstance(self.module, Adapted):
+            return self.module.device
         return next((t.device for t in (*self.module.parameters(), *self.module.buffers())), torch.device("cpu"))
 
     def inputs(self, x: Any) -> Tensor:
-        """Inputs [N, ...] in the type of the run's data; see ``predict``."""
-        return inputs_like(self.arrays, self.table, x)
+        """Inputs [N, ...] in the type of the run's data; see ``predict``. A GPU gets no token that it does not know."""
+        x = inputs_like(self.arrays, self.table, x)
+        with self.known(x):
+            return x
 
     def labelled(self, x: Any, y: Any) -> Arrays:
         """Inputs and targets as arrays like the run's."""
         return labelled_like(self.arrays, self.inputs(x), y)
 
 
-@contextmanager
-def known_tokens(*inputs: Tensor) -> Iterator[None]:
-    """Raise a ``DataError`` if a model turns out not to know some of these inputs, which are tokens."""
-    try:
-        yield
-    except IndexError as error:
-        if any(x.is_floating_point() for x in inputs):
-            raise
-        least, greatest = min(int(x.min()) for x in inputs), max(int(x.max()) for x in inputs)
-        raise DataError(
-            f"the inputs have tokens from {least} to {greatest}, not all of which this model knows ({error})."
-        ) from error
-
-
 class Adapted(nn.Module):
-    """A model that predicts with a client's samples as well as its parameters, such as class means of features."""
+    """A model that predicts with a client's samples as well as its parameters, such as class means of features.
 
-    def __init__(self, predict: Any) -> None:
+    Args:
+        predict: outputs [N, ...] from inputs [N, ...] on ``device``.
+        basis: the network that it applies to them; it is no part of the module.
+        device: the device of the parameters and samples.
+    """
+
+    def __init__(self, predict: Any, basis: nn.Module, device: torch.device) -> None:
         super().__init__()
-        self.predict = predict
+        self.predict, self.device, self._basis = predict, device, (basis,)
+
+    @property
+    def basis(self) -> nn.Module:
+        """The network that is applied to inputs."""
+        return self._basis[0]
 
     def forward(self, x: Tensor) -> Tensor:
         """Outputs [N, ...] of inputs [N, ...]."""

@@ -29,7 +29,9 @@ def one_thread() -> Iterator[None]:
     """Compute the same bits every time: with one thread, and on a GPU with deterministic kernels in full precision.
 
     One thread is also faster for small models, and adds in the same order on all engines. ``exact_gpu`` has the GPU's
-    settings. It also tells glibc's allocator to keep freed memory, because returning every activation to the system costs more
+    settings.
+
+    It also tells glibc's allocator to keep freed memory, because returning every activation to the system costs more
     than computing it; that setting stays in effect after the block.
     """
     if sys.platform == "linux":

@@ -24,6 +24,7 @@ from fedloom.experiment.experiment import Experiment
 from fedloom.experiment.runtime import reason_against_bf16
 from fedloom.experiment.target_check import check_targets
 from fedloom.experiment.teacher import load_teacher
+from fedloom.experiment.tokens import extreme_rows
 from fedloom.models import Copies, Wrapped, wrapped
 from fedloom.models.narrow import with_safe_convolutions
 
@@ -141,9 +142,8 @@ def _extreme_tokens(federation: Federation) -> Tensor:
     """The samples with the least and the greatest number of each set of inputs [M, ...]; none of real numbers."""
     held = (federation.train.arrays, federation.validation.arrays, federation.held_out.arrays, federation.test)
     sets = [one.x for one in (*held, federation.unlabelled) if one is not None]
-    inputs = [x for x in {id(x): x for x in sets}.values() if x.numel() and not x.is_floating_point()]
-    rows = [x[at] for x in inputs for at in (x.flatten(1).amin(1).argmin(), x.flatten(1).amax(1).argmax())]
-    return torch.stack(rows).to("cpu") if rows else torch.empty(0)
+    rows = extreme_rows(list({id(x): x for x in sets}.values()))
+    return torch.stack(rows) if rows else torch.empty(0)
 
 
 def _hint(error: Exception, tokens: Tensor, size: int) -> str:

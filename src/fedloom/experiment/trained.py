@@ -31,6 +31,7 @@ from fedloom.experiment.loaded import LoadedModel
 from fedloom.experiment.runtime import one_thread
 from fedloom.experiment.snapshot import Snapshot
 from fedloom.experiment.store import MemoryStore
+from fedloom.experiment.tokens import known_tokens
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -159,7 +160,8 @@ class TrainedRun(RunRecords):
             raise ConfigError(f"rounds is {rounds!r}, but it must be a whole number of at least 1.")
         server = self.snapshot.server
         data = self._as_deployed(self.plan.model).labelled(x, y)
-        data = replace(data, x=data.x.to(server.theta.device), y=data.y.to(server.theta.device))
+        with known_tokens(self.plan.model, False, data.x):  # before the method trains on them
+            data = replace(data, x=data.x.to(server.theta.device), y=data.y.to(server.theta.device))
         plan, number = _joined(self.plan, data), self.plan.population.clients
         store = MemoryStore()
         if plan.private_size:
@@ -202,7 +204,7 @@ class TrainedRun(RunRecords):
             if fitted is not None:
                 return self._model(plan, fitted, buffers)
             predict = meta.deployed(plan, loaded.net, theta, buffers, support)
-        return self._as_deployed(Adapted(predict).eval())
+        return self._as_deployed(Adapted(predict, plan.model, theta.device).eval())
 
     def _model(self, plan: ClientPlan, theta: Tensor, buffers: Tensor, lam: float | None = None) -> DeployedModel:
         """An independent module with these parameters [P] and buffers, laid out in memory as in the evaluation."""

@@ -90,6 +90,11 @@ class ExpertEnsemble:
         """The groups of experts."""
         return Group.of(self.experts, self.plan(0)[0].layout.dtype)
 
+    @property
+    def on_host(self) -> bool:
+        """Whether the experts compute on the host."""
+        return torch.device(self.device).type == "cpu"
+
     def plan(self, kind: int, adaptation: Adaptation | None = None) -> tuple[ClientPlan, Net]:
         """The client plan and network; ``kind`` 0 is without adaptation, 1 with that of the first expert."""
         if kind not in self.plans:

@@ -13,8 +13,9 @@ from fedloom.core.errors import ClientError, ConfigError
 from fedloom.core.federation import Arrays
 from fedloom.core.parts import Batch
 from fedloom.data.streams import Task
-from fedloom.experiment.deployed import inputs_like, known_tokens, labelled_like
+from fedloom.experiment.deployed import inputs_like, labelled_like
 from fedloom.experiment.runtime import one_thread
+from fedloom.experiment.tokens import known_tokens
 from fedloom.experiment.trained import RunRecords
 from fedloom.tasks.online.task import OnlineTask
 
@@ -108,8 +109,9 @@ class Live(RunRecords):
             accuracy, loss = evaluator.score(logits, Task(self.seen, train, test), active)
             suffered = 1 - accuracy if online.hedged == "error" else loss
             total = online.hedge.update(total, torch.where(torch.isfinite(loss), suffered, float("inf")))
-        with known_tokens(train.x):
-            self.state, _ = self._task.ensemble.learn(self.state, self.seen, evaluator.placed(train), active)
+        ensemble = self._task.ensemble
+        with known_tokens(ensemble.model, ensemble.on_host, train.x):
+            self.state, _ = ensemble.learn(self.state, self.seen, evaluator.placed(train), active)
         self.total = torch.where(self._task.ensemble.finite(self.state), total, float("inf"))
         self.seen += 1
 
@@ -117,7 +119,7 @@ class Live(RunRecords):
         ensemble, placed = self._task.ensemble, self._task.evaluator.placed
         train, x = placed(self._arrays(support)), self._inputs(x)
         asked = placed(Arrays(x, torch.zeros(len(x), dtype=torch.long), ensemble.classes))
-        with known_tokens(train.x, asked.x):
+        with known_tokens(ensemble.model, ensemble.on_host, train.x, asked.x):
             return ensemble.predict(self.state, Batch(train.x, train.y), asked.x, active)
 
     def _arrays(self, samples: Samples, what: str = "support") -> Arrays:

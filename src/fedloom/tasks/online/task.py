@@ -17,10 +17,10 @@ from fedloom.core.errors import CheckpointError, ClientError
 from fedloom.data.streams import Task
 from fedloom.experiment.callbacks import Callback
 from fedloom.experiment.checkpoint import Checkpoint
-from fedloom.experiment.deployed import known_tokens
 from fedloom.experiment.rundir import Columns, Kind, Status
 from fedloom.experiment.runtime import one_thread
 from fedloom.experiment.state_files import flat, nested
+from fedloom.experiment.tokens import known_tokens
 from fedloom.experiment.trainer import Record, Trainer, TrainerTask
 from fedloom.tasks.online.ensemble import MEMORY, state_bytes, task_bytes
 from fedloom.tasks.online.evaluate import StreamEvaluator
@@ -117,7 +117,7 @@ class OnlineTask(TrainerTask):
 
     def step(self) -> StreamStep:
         task = self.online.stream[self.round]
-        with known_tokens(task.train.x, task.test.x):
+        with known_tokens(self.ensemble.model, self.ensemble.on_host, task.train.x, task.test.x):
             return self._step(task)
 
     def _step(self, task: Task) -> StreamStep:

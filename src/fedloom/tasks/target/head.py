@@ -37,7 +37,7 @@ def linear_head(trained: TrainedRun, what: str) -> nn.Linear:
 def features_of(server: DeployedModel, x: Tensor) -> Tensor:
     """φ(x), [N, d], of inputs as the run's data hold them."""
     pieces = x.split(server.measurement.settings.batch_size)
-    with torch.no_grad():
+    with torch.no_grad(), server.known(x):
         return torch.cat([server.module.features(x.to(server.device)).flatten(1) for x in pieces]).cpu()  # type: ignore[operator]
 
 
