@@ -13,7 +13,7 @@ import torch
 
 from fedloom.core import exact
 
-backends = torch.backends
+backends: Any = torch.backends
 
 
 def settings() -> list[Any]:
@@ -21,7 +21,7 @@ def settings() -> list[Any]:
     reads: list[Callable[[], Any]] = [
         lambda: backends.cudnn.deterministic,
         lambda: backends.cudnn.benchmark,
-        lambda: torch.utils.deterministic.fill_uninitialized_memory,
+        lambda: vars(torch.utils)["deterministic"].fill_uninitialized_memory,
         torch.get_deterministic_debug_mode,
         lambda: backends.cudnn.allow_tf32,
         torch.get_float32_matmul_precision,
