@@ -31,7 +31,7 @@ from fedloom.core import subspace
 from fedloom.core.federation import Arrays
 from fedloom.core.local import Local
 from fedloom.experiment.console import plural
-from fedloom.experiment.runtime import one_thread
+from fedloom.experiment.runtime import reproducible
 from fedloom.models import models
 from fedloom.parts.adaptation import Maml
 from fedloom.parts.objectives import CrossEntropy
@@ -146,7 +146,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     found: dict[str, Any] = {**machine(), "repeats": given.repeats, "works": {}}
-    with one_thread():
+    with reproducible():
         for tasks, experts, inner in WORK:
             name = ", ".join(plural(*each) for each in ((tasks, "task"), (experts, "expert"), (inner, "inner step")))
             found["works"][name] = compare(tasks, experts, inner, given.repeats)

@@ -36,7 +36,7 @@ from fedloom.core.plan import ClientPlan
 from fedloom.core.round import federated_round
 from fedloom.core.server import Server
 from fedloom.engines import engines
-from fedloom.experiment.runtime import one_thread
+from fedloom.experiment.runtime import reproducible
 from fedloom.experiment.store import MemoryStore
 
 WORKLOADS = {"W1": ("W1", 100, 1), "W3": ("W1", 10, 5), "CNN": ("W2", 10, 1)}
@@ -142,7 +142,7 @@ def main() -> None:
         "command": f"python benchmarks/compute.py --repeats {args.repeats}", "machine": machine(),
         "engine": args.engine, "compute": args.compute,
     }  # fmt: skip
-    with one_thread():
+    with reproducible():
         for name in args.only:
             found[name] = compare(name, args.repeats, args.methods, args.engine, args.compute)
             print(name, *(f"{label}: {each}" for label, each in found[name].items()), sep="\n  ", flush=True)

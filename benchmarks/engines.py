@@ -40,7 +40,7 @@ from fedloom.core.plan import ClientPlan
 from fedloom.core.round import federated_round
 from fedloom.core.server import Server
 from fedloom.engines import engines
-from fedloom.experiment.runtime import one_thread
+from fedloom.experiment.runtime import reproducible
 from fedloom.experiment.store import MemoryStore
 from fedloom.models import models
 
@@ -176,7 +176,7 @@ def main() -> None:
     }
     command = f"python benchmarks/engines.py --repeats {args.repeats}"
     found: dict[str, Any] = {"command": command, "machine": machine(), "repeats": args.repeats}
-    with one_thread():
+    with reproducible():
         if "overhead" in args.only:
             found["driver, 10 of 1 000 000 clients"] = driver_overhead(args.repeats)
         for name in ("W1", "W2"):

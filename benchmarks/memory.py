@@ -43,13 +43,13 @@ def measure(name: str, method: str, rounds: int, times: int) -> dict[str, float]
 
     from fedloom.core.federation import Index, Split
     from fedloom.core.local import draw_cohort
-    from fedloom.experiment.runtime import one_thread
+    from fedloom.experiment.runtime import reproducible
 
     base, cohort = COHORTS[name]
     model, split, local, _ = workload(base)
     split = Split(split.arrays, Index.of([split.index[client] for client in range(len(split))] * times))
     before, peak = memory(os.getpid()), 0.0
-    with one_thread():
+    with reproducible():
         go, close = contestant(model, split, dataclasses.replace(local, epochs=1), method, cohort, "auto", "auto")
         for number in range(rounds):
             go(draw_cohort(len(split), cohort, seed=0, round=number), number)

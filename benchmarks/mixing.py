@@ -31,7 +31,7 @@ from record import machine, save
 from fedloom.core.context import Facts, RoundInfo
 from fedloom.core.parts import Mixing
 from fedloom.core.tree import Tree
-from fedloom.experiment.runtime import one_thread
+from fedloom.experiment.runtime import reproducible
 from fedloom.parts.mixing import AAggFFD, AAggFFS
 
 MB = 2**20
@@ -119,7 +119,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.repeats < 1:
         parser.error("a median needs at least one repeat.")
-    with one_thread():
+    with reproducible():
         found = {
             "command": " ".join(["python", *sys.argv]),
             "machine": machine() | {"numpy": np.__version__},

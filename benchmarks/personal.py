@@ -44,7 +44,7 @@ from fedloom.core.server import Server
 from fedloom.experiment.evaluate import Evaluator
 from fedloom.experiment.experiment import Evaluation, Experiment
 from fedloom.experiment.interpolation_eval import GRID, sweep
-from fedloom.experiment.runtime import one_thread
+from fedloom.experiment.runtime import reproducible
 from fedloom.experiment.setup import make_plan
 from fedloom.methods import make
 from fedloom.metrics import Predictions, predictions
@@ -204,7 +204,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.repeats < 2:
         parser.error("quartiles need at least two repeats.")
-    with one_thread():
+    with reproducible():
         found = {
             "command": " ".join(["python", *sys.argv]),
             "machine": machine(),

@@ -41,7 +41,7 @@ from fedloom.core.server import Server
 from fedloom.engines import engines
 from fedloom.engines.packed import pack, unpack
 from fedloom.engines.ray import Ray
-from fedloom.experiment.runtime import one_thread
+from fedloom.experiment.runtime import reproducible
 from fedloom.experiment.store import DiskStore, MemoryStore
 
 
@@ -290,7 +290,7 @@ def main() -> None:
     }
     for name in args.only:
         label, measure = parts[name]
-        with one_thread():
+        with reproducible():
             found[label] = measure()
         print(label, json.dumps(found[label]), flush=True)
         save(found, args.out)

@@ -36,7 +36,7 @@ from fedloom.core.server import Server
 from fedloom.data import federate
 from fedloom.data.augment import pipeline
 from fedloom.engines import engines
-from fedloom.experiment.runtime import one_thread
+from fedloom.experiment.runtime import reproducible
 from fedloom.experiment.setup import server_data
 from fedloom.experiment.store import MemoryStore
 from fedloom.models import models
@@ -123,7 +123,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=STEPS, help="local steps that are timed a turn")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    with one_thread():
+    with reproducible():
         found = compare(args.repeats, args.steps)
     found |= {
         "command": f"python benchmarks/target.py --repeats {args.repeats} --steps {args.steps}",

@@ -25,7 +25,7 @@ from fedloom.compute.cohort import BatchSchedule, CohortNet, SGDRule, train
 from fedloom.compute.cohort.windows import SHORT, best_window, factorable
 from fedloom.core.layout import Layout
 from fedloom.core.local import Local
-from fedloom.experiment.runtime import one_thread
+from fedloom.experiment.runtime import reproducible
 from fedloom.models import models
 
 CLIENTS, SAMPLES, BATCHES, EPOCHS, MOMENTA = (1, 5), (30, 90, 430, 860), (10, 50), (1, 10), (0.0, 0.9)
@@ -63,7 +63,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     cases = []
-    with one_thread():
+    with reproducible():
         for case in itertools.product(CLIENTS, SAMPLES, BATCHES, EPOCHS, MOMENTA):
             if case[2] <= case[1]:
                 named = dict(zip(("clients", "samples", "batch", "epochs", "momentum"), case, strict=True))

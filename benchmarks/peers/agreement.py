@@ -29,7 +29,7 @@ from fedloom.core.plan import ClientPlan
 from fedloom.core.round import federated_round
 from fedloom.core.server import Server
 from fedloom.engines import engines
-from fedloom.experiment.runtime import one_thread
+from fedloom.experiment.runtime import reproducible
 from fedloom.experiment.store import MemoryStore
 
 
@@ -95,7 +95,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     found: dict[str, Any] = {"command": "python benchmarks/peers/agreement.py", "torch": torch.__version__}
-    with one_thread():
+    with reproducible():
         for name in args.only:
             found[name] = drift(name, args.rounds, args.cohort)
             print(name, json.dumps(found[name], indent=1), flush=True)

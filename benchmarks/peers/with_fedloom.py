@@ -17,7 +17,7 @@ from fedloom.core.plan import ClientPlan
 from fedloom.core.round import federated_round
 from fedloom.core.server import Server
 from fedloom.engines import engines
-from fedloom.experiment.runtime import one_thread
+from fedloom.experiment.runtime import reproducible
 from fedloom.experiment.store import MemoryStore
 
 
@@ -31,7 +31,7 @@ def main() -> None:
     plan = ClientPlan.of(model, methods.fedavg(), split, local)
     plan = replace(plan, rounds=1000, cohort=work.cohorts.shape[1])  # what "auto" looks at
     compute = "auto" if "auto" in computes.names() else "batched"
-    with one_thread():
+    with reproducible():
         engine = engines.make("auto")(plan, computes.make(compute))
         print(f"{type(engine).__name__}, {compute}")
         server, store = Server.initial(plan, plan.theta0, plan.buffers0), MemoryStore()

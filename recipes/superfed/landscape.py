@@ -33,7 +33,7 @@ from fedloom.core.plan import ClientPlan
 from fedloom.data import sources
 from fedloom.experiment.experiment import Experiment
 from fedloom.experiment.federated import RunResult
-from fedloom.experiment.runtime import one_thread
+from fedloom.experiment.runtime import reproducible
 from fedloom.experiment.setup import make_plan, placed
 
 METHODS = ("FedAvg", "SuPerFed-MM", "SuPerFed-LM")
@@ -66,7 +66,7 @@ def measured(chosen: Experiment, where: Path, steps: int, axis: Any = None) -> d
     plan = make_plan(chosen, data, "cpu")
     w = result.snapshot.server.theta
     loss = cross_entropy(plan.model, plan.layout, data.test.x[:IMAGES], data.test.y[:IMAGES])
-    with one_thread():
+    with reproducible():
         own = own_models(plan, result)
         found = surface(loss, Plane.through(w, *own), steps=steps, batch=8)
         if axis is not None:

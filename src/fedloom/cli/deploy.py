@@ -136,7 +136,7 @@ def node(arguments: argparse.Namespace) -> int:
     from fedloom.deploy.data import look
     from fedloom.deploy.flower import require
     from fedloom.deploy.node import Node
-    from fedloom.experiment.runtime import one_thread
+    from fedloom.experiment.runtime import reproducible
 
     for option in ("data", "state", "server"):
         if not getattr(arguments, option):
@@ -167,7 +167,7 @@ def node(arguments: argparse.Namespace) -> int:
     made = Node(arguments.data, Path(arguments.state).expanduser(), tell, budget=budget(arguments), **limit)
     try:
         key = read_private_key(Path(arguments.key)) if arguments.key else own_key(made.home)
-        with one_thread():
+        with reproducible():
             if arguments.threads:
                 import torch
 

@@ -29,7 +29,7 @@ from fedloom.experiment.checkpoint import Checkpoint
 from fedloom.experiment.federated import FederatedTask, RoundStep, RunResult
 from fedloom.experiment.privacy import private_uplink
 from fedloom.experiment.rundir import Columns, RunDirectory, Status
-from fedloom.experiment.runtime import one_thread
+from fedloom.experiment.runtime import reproducible
 from fedloom.experiment.trainer import Record, Trainer
 
 BEGUN = "rounds_begun"  # the file of their number
@@ -249,7 +249,7 @@ def run(
         ClientError: if fewer than ``deploy.quorum`` nodes give a usable answer in time.
         CheckpointError: as ``fedloom.experiment.federated.run``.
     """
-    with one_thread():
+    with reproducible():
         known = None if out is None else Roster.stored(Path(out), resume)
         if known is not None and known.completed >= recipe.config.values["rounds"]:  # no node is needed
             roster = known

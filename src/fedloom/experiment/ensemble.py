@@ -26,7 +26,7 @@ from fedloom.core.slots import label
 from fedloom.data.augment import pipeline
 from fedloom.experiment.experiment import Experiment
 from fedloom.experiment.federated import RunResult
-from fedloom.experiment.runtime import one_thread, pick_device
+from fedloom.experiment.runtime import pick_device, reproducible
 from fedloom.experiment.setup import make_plan, placed, server_data
 from fedloom.experiment.snapshot import Snapshot
 from fedloom.parts.mixing.ssa import SelfSupervised, combined
@@ -96,7 +96,7 @@ def after_training(experiment: Experiment, result: RunResult, policy: Mixing | N
         raise ConfigError("the data have no unlabelled inputs of a target; choose one, like target=skew.")
     if policy.needs.losses:
         raise ConfigError(f"mixing {label(policy)!r} needs losses of a round in progress, but this run is over.")
-    with one_thread():
+    with reproducible():
         here = _Ensemble(experiment, result)
         data = here.data(views=policy.needs.views)
         p = mixing_weights(policy, here.plan, here.round, here.clients, here.models, here.buffers, data)
@@ -149,7 +149,7 @@ def sample_wise(experiment: Experiment, result: RunResult, policy: SelfSupervise
     Raises:
         ConfigError: if the last client models were not kept.
     """
-    with one_thread():
+    with reproducible():
         here = _Ensemble(experiment, result)
         test = here.federation.test
         logits, p = [], []

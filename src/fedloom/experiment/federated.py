@@ -32,7 +32,7 @@ from fedloom.experiment.experiment import Experiment
 from fedloom.experiment.failures import unpacked
 from fedloom.experiment.last_models import CohortModels, LastModels
 from fedloom.experiment.rundir import Columns, Kind, RunDirectory, Status, Table
-from fedloom.experiment.runtime import one_thread, own_draws, pick_device
+from fedloom.experiment.runtime import own_draws, pick_device, reproducible
 from fedloom.experiment.segments import MODELS, Segments
 from fedloom.experiment.server_average import ServerAverage
 from fedloom.experiment.setup import make_plan, make_server_data, placed
@@ -105,7 +105,7 @@ def run(
         ClientError: if all clients of a round fail with an exception, or the server model diverges.
         KeyboardInterrupt: on Ctrl-C, after a checkpoint.
     """
-    with one_thread(), own_draws():
+    with reproducible(), own_draws():
         task = FederatedTask(experiment, None if out is None else Path(out))
         summary = Trainer(task, out, checkpoint_every=checkpoint_every, keep=keep, callbacks=callbacks).run(resume)
         return task.result(summary)
@@ -123,7 +123,7 @@ def load(experiment: Experiment | Callable[[Path], FederatedTask], path: Path | 
     """
     directory = RunDirectory(path)
     stored = directory.continued()
-    with one_thread():
+    with reproducible():
         made = isinstance(experiment, Experiment)
         task = FederatedTask(experiment, directory.path) if made else experiment(directory.path)
     if changed := differences(stored.get("identity", {}), task.identity()):

@@ -25,7 +25,7 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 
 
 @contextmanager
-def one_thread() -> Iterator[None]:
+def reproducible() -> Iterator[None]:
     """Compute the same bits every time: with one thread, and on a GPU with deterministic kernels in full precision.
 
     One thread is also faster for small models, and adds in the same order on all engines. ``exact_gpu`` has the GPU's

@@ -28,7 +28,7 @@ from fedloom.experiment.deployed import Adapted, DeployedModel
 from fedloom.experiment.evaluate import Evaluator
 from fedloom.experiment.interpolation_eval import deployed_lambda, fill_interpolated
 from fedloom.experiment.loaded import LoadedModel
-from fedloom.experiment.runtime import one_thread
+from fedloom.experiment.runtime import reproducible
 from fedloom.experiment.snapshot import Snapshot
 from fedloom.experiment.store import MemoryStore
 from fedloom.experiment.tokens import known_tokens
@@ -166,7 +166,7 @@ class TrainedRun(RunRecords):
         store = MemoryStore()
         if plan.private_size:
             compute, states = computes.make("live")(plan), InitialStates(plan, server, store)
-            with one_thread():
+            with reproducible():
                 for ahead in range(rounds):
                     down = replace(server, round=server.round + ahead).broadcast(plan)
                     (result,) = compute.work(replace(down, invited=(number,)), [number], [states(number)])
@@ -199,7 +199,7 @@ class TrainedRun(RunRecords):
             fill_interpolated(state, server, at, theta, buffers)
         if support is None:
             return self._model(plan, theta, buffers, at)
-        with torch.no_grad(), one_thread():
+        with torch.no_grad(), reproducible():
             fitted = meta.fitted(plan, loaded.net, theta, buffers, support)
             if fitted is not None:
                 return self._model(plan, fitted, buffers)

@@ -19,7 +19,7 @@ from fedloom.experiment.atomic import as_file, write_whole
 from fedloom.experiment.callbacks import Callback
 from fedloom.experiment.checkpoint import Checkpoint
 from fedloom.experiment.rundir import Columns, Kind, RunDirectory, Status, Table
-from fedloom.experiment.runtime import one_thread, pick_device, reason_against_bf16
+from fedloom.experiment.runtime import pick_device, reason_against_bf16, reproducible
 from fedloom.experiment.teacher import load_teacher
 from fedloom.experiment.trainer import Record, Trainer, TrainerTask
 from fedloom.parts.objectives.guidance import multiplier
@@ -78,7 +78,7 @@ def run(
         Diverged: if a loss is infinite or NaN.
         KeyboardInterrupt: on Ctrl-C, after a checkpoint.
     """
-    with one_thread(), torch.random.fork_rng(devices=[]):
+    with reproducible(), torch.random.fork_rng(devices=[]):
         task = DistillTask(experiment, cache or (None if out is None else Path(out) / "answers"))
         trainer = Trainer(task, out, checkpoint_every=checkpoint_every, keep=keep, callbacks=callbacks)
         return task.result(trainer.run(resume, or_begin=True))

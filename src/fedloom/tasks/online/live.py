@@ -14,7 +14,7 @@ from fedloom.core.federation import Arrays
 from fedloom.core.parts import Batch
 from fedloom.data.streams import Task
 from fedloom.experiment.deployed import inputs_like, labelled_like
-from fedloom.experiment.runtime import one_thread
+from fedloom.experiment.runtime import reproducible
 from fedloom.experiment.tokens import known_tokens
 from fedloom.experiment.trained import RunRecords
 from fedloom.tasks.online.task import OnlineTask
@@ -73,7 +73,7 @@ class Live(RunRecords):
             ConfigError: if there is no support sample.
             DataError: if inputs or labels do not fit the run's.
         """
-        with one_thread():
+        with reproducible():
             active = torch.tensor(self._task.online.hedge.active(self.total))
             logits = self._logits(support, x, active.tolist())
             finite = torch.isfinite(logits).flatten(1).all(1).cpu()
@@ -96,7 +96,7 @@ class Live(RunRecords):
             ConfigError: if there is no support sample.
             DataError: if inputs or labels do not fit the run's.
         """
-        with one_thread():
+        with reproducible():
             self._observe(support, answers)
 
     def _observe(self, support: Samples, answers: Samples | None) -> None:

@@ -18,7 +18,7 @@ from fedloom.data.streams import Task
 from fedloom.experiment.callbacks import Callback
 from fedloom.experiment.checkpoint import Checkpoint
 from fedloom.experiment.rundir import Columns, Kind, Status
-from fedloom.experiment.runtime import one_thread
+from fedloom.experiment.runtime import reproducible
 from fedloom.experiment.state_files import flat, nested
 from fedloom.experiment.tokens import known_tokens
 from fedloom.experiment.trainer import Record, Trainer, TrainerTask
@@ -74,7 +74,7 @@ def run(
         ClientError: if no expert's predictions are finite.
         KeyboardInterrupt: on Ctrl-C, after a checkpoint.
     """
-    with one_thread():
+    with reproducible():
         task = OnlineTask(online)
         summary = Trainer(task, out, checkpoint_every=checkpoint_every, keep=keep, callbacks=callbacks).run(resume)
         return OnlineResult(task.history, summary, task.state, online.hedge.p(task.total))

@@ -20,7 +20,7 @@ from fedloom.experiment.callbacks import Callback
 from fedloom.experiment.checkpoint import Checkpoint
 from fedloom.experiment.experiment import Experiment
 from fedloom.experiment.rundir import Columns, Kind, RunDirectory, Status
-from fedloom.experiment.runtime import one_thread
+from fedloom.experiment.runtime import reproducible
 from fedloom.experiment.trackers import Tracker
 from fedloom.experiment.trainer import Record, Trainer, TrainerTask
 from fedloom.metrics import direction
@@ -98,7 +98,7 @@ def search(
             budget. Runs that both begin with, and comparisons of the same candidates, are taken over, not repeated.
     """
     finished_before = out is not None and RunDirectory(out).status is Status.FINISHED
-    with one_thread():
+    with reproducible():
         task = SearchTask(experiment, None if out is None else Path(out), known)
         summary = Trainer(task, out, checkpoint_every=checkpoint_every, keep=keep, callbacks=callbacks).run(resume)
     if out is not None and summary["status"] == Status.FINISHED.value and not finished_before:

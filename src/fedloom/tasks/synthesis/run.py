@@ -22,7 +22,7 @@ from fedloom.experiment.atomic import write_whole
 from fedloom.experiment.callbacks import Callback
 from fedloom.experiment.experiment import Experiment
 from fedloom.experiment.federated import RoundStep, RunResult, run
-from fedloom.experiment.runtime import environment, one_thread, pick_device
+from fedloom.experiment.runtime import environment, pick_device, reproducible
 from fedloom.metrics.neighbours import alike
 from fedloom.tasks.synthesis.grid import grid, value_range
 from fedloom.tasks.synthesis.judge import CACHE, EvalConfig, EvalResult, SyntheticEvaluator
@@ -163,7 +163,7 @@ def synthesize(
     judge = judge or EvalConfig()
     if cache is None and out is not None:
         cache = out / CACHE
-    with one_thread():
+    with reproducible():
         evaluator = SyntheticEvaluator(
             experiment.federation, judge, experiment.seed, cache, pick_device(experiment.device)
         )

@@ -19,7 +19,7 @@ from fedloom.core import rng
 from fedloom.core.checks import at_least, positive
 from fedloom.experiment.deployed import DeployedModel
 from fedloom.experiment.privacy import Spent, spent
-from fedloom.experiment.runtime import one_thread
+from fedloom.experiment.runtime import reproducible
 from fedloom.experiment.trained import TrainedRun
 from fedloom.tasks.target.exchange import Exchange
 from fedloom.tasks.target.head import features_of, linear_head, with_head
@@ -126,7 +126,7 @@ class CCVR:
                 private (``local.dp_clip``) and no private uplink does.
         """
         head = linear_head(trained, "ccvr")
-        with one_thread():
+        with reproducible():
             gaussians = statistics(trained, head.out_features)
             weight, bias = self.fit(head, *gaussians.draw(self.samples, self.seed))
         return with_head(trained.server, trained.server.module, weight, bias)

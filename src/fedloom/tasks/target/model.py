@@ -27,7 +27,7 @@ from fedloom.experiment.deployed import DeployedModel
 from fedloom.experiment.ensemble import last_models, mixing_weights
 from fedloom.experiment.federated import RunResult
 from fedloom.experiment.privacy import Spent, spent
-from fedloom.experiment.runtime import one_thread
+from fedloom.experiment.runtime import reproducible
 from fedloom.experiment.setup import server_data
 from fedloom.experiment.trained import TrainedRun
 from fedloom.parts.mixing.ssa import SelfSupervised
@@ -143,7 +143,7 @@ class ClassModels:
         total, train = self.total, self.trained.federation.train
         classes = linear_head(self.trained, "a model for a target").out_features
         total.check(self.trained.plan.local)
-        with one_thread():
+        with reproducible():
             clients = [train.client(k) for k in range(self.trained.federation.seen)]
             held = [(self.features(own.x), own.y.cpu()) for own in clients]
             sums = [ClassSums.of(*one, classes) for one in held]
@@ -242,7 +242,7 @@ class ClassModels:
         clients, models, buffers = last_models(run.plan, run.snapshot)
         given = self.server.inputs(x)
         facts = self.facts(given, resamples, seed)
-        with one_thread():
+        with reproducible():
             scores = self.discriminant.scores(self.features(given))
             r = torch.softmax(scores + torch.from_numpy(facts.prior.shares).log(), -1)
             sizes = torch.from_numpy(run.plan.population.sizes[clients]).double()
@@ -285,7 +285,7 @@ class ClassModels:
             )
         change = pipeline(views, run.federation.train.arrays)
         clients, models, buffers = last_models(run.plan, run.snapshot)
-        with one_thread():
+        with reproducible():
             given = self.server.inputs(x)
             data = server_data(run.plan, given.to(models.device), change)
             own = mixing_weights(policy or SelfSupervised(), run.plan, rounds, clients, models, buffers, data)
@@ -294,7 +294,7 @@ class ClassModels:
 
     def facts(self, given: Tensor, resamples: int = 200, seed: int = 0) -> TargetFacts:
         """Class shares, clients and the check of inputs [M, ...] as the run's data hold them."""
-        with one_thread():
+        with reproducible():
             discriminant, phi = self.discriminant, self.features(given)
             prior = target_prior(discriminant.scores(phi), resamples, seed=seed)
             pi = torch.from_numpy(prior.shares)
