@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fedloom.core.errors import DataError, nearest
+from fedloom.core.exact import exact_gpu
 from fedloom.core.federation import Arrays
 from fedloom.core.targets import NUMBERS, TRUTHS
 from fedloom.data.augment import Scale
@@ -71,7 +72,7 @@ class DeployedModel:
 
     def _outputs(self, x: Tensor) -> Tensor:
         """The module's outputs on inputs in the type of the run's data, on the module's device."""
-        with torch.no_grad(), self.known(x):
+        with torch.no_grad(), exact_gpu(), self.known(x):  # as the run's own evaluation
             return self.module(x.to(self.device))
 
     def known(self, x: Tensor) -> AbstractContextManager[None]:

@@ -19,6 +19,7 @@ from fedloom.core.client import State
 from fedloom.core.cohort import InitialStates
 from fedloom.core.context import Batch
 from fedloom.core.errors import ClientError, ConfigError, nearest
+from fedloom.core.exact import exact_gpu
 from fedloom.core.federation import Arrays, Index, Population, Split
 from fedloom.core.parts import Paired, Submodels
 from fedloom.core.plan import ClientPlan
@@ -227,7 +228,8 @@ class TrainedRun(RunRecords):
         for clients in (np.flatnonzero(tested), np.flatnonzero(~tested)):
             if len(clients):
                 server, store = self.snapshot.server, self.snapshot.store
-                found[clients], _ = deployed_lambda(self.evaluator, federation, server, store, clients)
+                with exact_gpu():
+                    found[clients], _ = deployed_lambda(self.evaluator, federation, server, store, clients)
         return found
 
     def _number(self, client: int | str) -> int:
