@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import os
 from collections.abc import Iterator
 
 import pytest
@@ -12,8 +11,7 @@ import torch
 from helpers.vision import declare_operators
 from hypothesis import HealthCheck, settings
 
-from fedloom.core.exact import has_gpu
-from fedloom.experiment import runtime
+from fedloom.core.forked import hide_gpus, sees_gpu
 
 settings.register_profile(
     "fedloom", deadline=None, max_examples=40, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
@@ -21,30 +19,6 @@ settings.register_profile(
 settings.load_profile("fedloom")
 torch.set_num_threads(1)
 declare_operators()
-GPU, VISIBLE = has_gpu(), os.environ.get("CUDA_VISIBLE_DEVICES")  # before the variable is set for commands
-
-
-@pytest.fixture(autouse=True, scope="session")
-def on_the_host() -> Iterator[None]:
-    """Tests mean the CPU unless they name a GPU: ``device=auto`` is the CPU, and commands that tests start see no GPU.
-
-    Many compare with numbers on the host, to the bit, or fork, which a process that uses a GPU cannot.
-    """
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runtime, "has_gpu", lambda: False)
-        patch.setenv("CUDA_VISIBLE_DEVICES", "")
-        yield
-
-
-@pytest.fixture(autouse=True)
-def visible(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tests that are marked ``cuda`` see the GPUs."""
-    if request.node.get_closest_marker("cuda") is None:
-        return
-    if VISIBLE is None:
-        monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    else:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", VISIBLE)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -56,15 +30,29 @@ def returned_memory() -> Iterator[None]:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add ``--quick``."""
+    """Add ``--quick`` and ``--gpu``."""
     parser.addoption("--quick", action="store_true", help="only the first case of each test that is not marked slow")
+    parser.addoption("--gpu", action="store_true", help="only the tests that need a GPU")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Hide GPUs from all tests but those that need one, before anything asks for them.
+
+    Many compare with numbers on the host, to the bit, or fork, which a process that uses a GPU cannot.
+    """
+    if not config.getoption("--gpu"):
+        hide_gpus()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skip tests that need a GPU which is not there; with ``--quick``, keep the first case of every other test."""
+    """Choose the tests that need a GPU, or the others; with ``--quick``, the first case of each."""
+    gpu = config.getoption("--gpu")
+    reason = None if gpu and sees_gpu() else "there is no GPU" if gpu else "run them with --gpu, where there is a GPU"
     for item in items:
-        if item.get_closest_marker("cuda") is not None and not GPU:
-            item.add_marker(pytest.mark.skip(reason="there is no CUDA device"))
+        if reason and item.get_closest_marker("cuda") is not None:
+            item.add_marker(pytest.mark.skip(reason=reason))
+    if gpu:
+        items[:] = [item for item in items if item.get_closest_marker("cuda") is not None]
     if not config.getoption("--quick"):
         return
     kept: dict[str, pytest.Item] = {}

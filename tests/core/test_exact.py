@@ -42,7 +42,7 @@ def settings() -> list[Any]:
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A machine that claims to have a GPU, with PyTorch's own settings, which the test may change."""
-    monkeypatch.setattr(exact, "has_gpu", lambda: True)
+    monkeypatch.setattr(exact, "sees_gpu", lambda: True)
     monkeypatch.delenv(exact.WORKSPACE, raising=False)
     products = backends.cuda.matmul.fp32_precision
     with warnings.catch_warnings():
@@ -106,7 +106,7 @@ def test_a_model_may_still_use_the_settings_of_cudnn(gpu: None) -> None:
 
 
 def test_without_a_gpu_nothing_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exact, "has_gpu", lambda: False)
+    monkeypatch.setattr(exact, "sees_gpu", lambda: False)
     monkeypatch.delenv(exact.WORKSPACE, raising=False)
     found = settings()
     with exact.exact_gpu():

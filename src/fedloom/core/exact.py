@@ -6,18 +6,13 @@ import os
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from functools import cache
 from typing import Any
 
 import torch
 
+from fedloom.core.forked import sees_gpu
+
 WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
-
-
-@cache
-def has_gpu() -> bool:
-    """Whether PyTorch can use a GPU. A process asks once, and those that it forks do not ask again."""
-    return torch.cuda.is_available()
 
 
 def prepare_gpu() -> None:
@@ -36,7 +31,7 @@ def exact_gpu() -> Iterator[None]:
     numbers have 10 bits after the point. An operation without a deterministic kernel still runs, with PyTorch's
     warning, which names it. Without a GPU nothing is changed.
     """
-    if not has_gpu():
+    if not sees_gpu():
         yield
         return
     prepare_gpu()

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from fedloom.core.errors import ConfigError, nearest
-from fedloom.core.exact import exact_gpu, has_gpu, prepare_gpu
+from fedloom.core.exact import exact_gpu, prepare_gpu
 
 PACKAGES = ("fedloom", "torch", "numpy", "scipy", "omegaconf", "safetensors", "pyarrow")
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
@@ -69,7 +69,7 @@ def pick_device(wanted: str, among: Sequence[str] = ("cpu", "cuda")) -> str:
         ConfigError: for a device that is unknown, not available, or of another kind.
     """
     if wanted == "auto":
-        wanted = "cuda" if "cuda" in among and has_gpu() else "cpu"
+        wanted = "cuda" if "cuda" in among and torch.cuda.is_available() else "cpu"
     if not re.fullmatch(r"cpu|cuda(:\d+)?", wanted):
         raise ConfigError(f"unknown device {wanted!r}; {nearest(wanted, ('auto', 'cpu', 'cuda', 'cuda:1'))}")
     kind, _, number = wanted.partition(":")

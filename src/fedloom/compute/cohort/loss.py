@@ -22,5 +22,8 @@ def cross_entropy(logits: Tensor, labels: Tensor, weights: Tensor) -> tuple[Tens
     at = labels[..., None]
     losses = -(logp.gather(-1, at)[..., 0] * weights).flatten(1).sum(1)
     grad = logp.exp_()
-    grad.scatter_add_(-1, at, grad.new_full((), -1.0).expand_as(at))
+    if grad.device.type == "cpu":
+        grad.scatter_add_(-1, at, grad.new_full((), -1.0).expand_as(at))
+    else:  # to scatter would sort there, for sums in a fixed order
+        grad.sub_((torch.arange(grad.shape[-1], device=grad.device) == at).to(grad.dtype))
     return losses, grad.mul_(weights[..., None])
