@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import distilling
-from helpers.federations import classes
+from helpers.federations import Shaken, classes
 from helpers.runs import assert_same_records, go, leaves, theta
 from torch import nn
 
@@ -102,20 +102,31 @@ def test_a_gpu_gives_the_cpus_run(name: str, compute: str) -> None:
         torch.testing.assert_close(other.cpu(), one, rtol=0, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}")
 
 
+LOCALS = {
+    "plain": Local(epochs=5, batch_size=4, lr=0.05),
+    "all": Local(epochs=5, batch_size=4, lr=0.05, lr_decay=0.9, clip=0.2, momentum=0.8, weight_decay=0.1),
+}
+
+
 @cuda
 @pytest.mark.slow
+@pytest.mark.parametrize("local", LOCALS)
 @pytest.mark.parametrize("name", ["fedavg", "scaffold"])
-def test_steps_recorded_as_cuda_graphs_have_the_same_bits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_recorded_as_cuda_graphs_have_the_same_bits(
+    name: str, local: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     settings: dict[str, Any] = {
-        "compute": "batched", "device": "cuda", "rounds": 5, "model": network, "federation": classes(shape=(1, 6, 6)),
-        "local": Local(epochs=5, batch_size=4, lr=0.05),
+        "compute": "batched", "device": "cuda", "rounds": 5, "model": network, "local": LOCALS[local],
+        "federation": classes((8, 8, 8, 8), shape=(1, 6, 6)), "augment": (Shaken(),) if local == "all" else (),
     }  # fmt: skip
-    replayed = []
-    monkeypatch.setattr(replay, "cuda_graph", lambda step, make=replay.cuda_graph: replayed.append(1) or make(step))
-    recorded = go(name, **settings)
-    assert replayed, "no step was recorded"
+    recorded: list[int] = []
+    monkeypatch.setattr(replay, "cuda_graph", lambda step, make=replay.cuda_graph: recorded.append(1) or make(step))
+    there = go(name, **settings)
+    assert len(recorded) == 1, "the same step in all rounds, whatever its learning rate"
     monkeypatch.setattr(descent, "recorder", lambda device: None)
-    assert (theta(recorded) == theta(go(name, **settings))).all()
+    assert (theta(there) == theta(go(name, **settings))).all()
+    here = go(name, **settings | {"device": "cpu"})
+    torch.testing.assert_close(torch.from_numpy(theta(there)), torch.from_numpy(theta(here)), rtol=0, atol=1e-9)
 
 
 @cuda
