@@ -37,7 +37,7 @@ from fedloom.core.round import federated_round
 from fedloom.core.server import Server
 from fedloom.data.augment import pipeline
 from fedloom.engines import engines
-from fedloom.experiment.runtime import one_thread
+from fedloom.experiment.runtime import reproducible
 from fedloom.experiment.store import MemoryStore
 
 WORKLOADS = {"W1": ("W1", 100, 1), "W3": ("W1", 10, 5), "CNN": ("W2", 10, 1), "recipe": ("W2", 10, 1)}
@@ -121,7 +121,7 @@ def main() -> None:
         "command": f"python benchmarks/device.py --repeats {args.repeats}",
         "machine": machine() | ({"gpu": torch.cuda.get_device_name()} if args.device != "cpu" else {}),
     }
-    with one_thread():
+    with reproducible():
         for name in args.only:
             found[name] = compare(name, args.repeats, args.device, args.contestants)
             print(name, *(f"{label}: {each}" for label, each in found[name].items()), sep="\n  ", flush=True)

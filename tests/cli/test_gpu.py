@@ -21,7 +21,7 @@ COMMANDS = {
     "run, adapted": ("run", "method=pfldyn", *SMALL),
     "run, private": ("run", "method=fedavg", "local.dp_clip=1", "local.dp_noise=1", *SMALL),
     "run, compressed": ("run", "method=feddyn", "method.uplink=[top_k]", *SMALL),
-    "run, images": ("run", "method=scaffold", "model=two_cnn", "augment=[crop,flip]", "local.clip=1", "clients=5", "rounds=2"),
+    "run, images": ("run", "method=scaffold", "model=two_cnn", "augment=[crop,flip]", "local.clip=1", "rounds=2"),
     "online": ("online", "tasks=4", "local.steps=2", "model.hidden=[8]", "measures.ltm_every=2"),
     "distill": ("distill", "epochs=2", "teacher_epochs=2", "teacher.hidden=[16]"),
     "synthesize, energy": ("synthesize", "method=fedevg", "model.channels=[8,8]", "rounds=1", *GENERATED),

@@ -10,7 +10,7 @@ import warnings
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from functools import cache
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,26 +26,21 @@ OFTEN = 3  # a step is recorded after so many equal ones, since to record one ta
 KEPT = 32  # recordings per network, since cohorts and batches have several sizes
 
 
-def cuda_graph(operations: Callable[[], None]) -> Callable[[], None]:
-    """Record operations on CUDA tensors as a CUDA graph.
-
-    All graphs share the memory of their intermediate values: no two are replayed at the same time, and none reads what
-    another one has computed.
-    """
+def cuda_graph(operations: Callable[[], None], pool: Any = None) -> Callable[[], None]:
+    """Record operations on CUDA tensors as a CUDA graph, with its intermediate values in a pool of memory."""
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=_pool(), capture_error_mode="thread_local"):
+    with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
         operations()
     return graph.replay
 
 
-@cache
-def _pool() -> Any:
-    return torch.cuda.graph_pool_handle()
-
-
 def recorder(device: torch.device) -> Recorder | None:
-    """The recorder of operations on a device; None if recording gains nothing there."""
-    return cuda_graph if device.type == "cuda" else None
+    """A recorder of operations on a device; None if recording gains nothing there.
+
+    What it records shares one pool, which is as large as the largest step: no two graphs are replayed at the same time,
+    and none reads what another one has computed. The pool ends with the last graph, so networks have their own.
+    """
+    return partial(cuda_graph, pool=torch.cuda.graph_pool_handle()) if device.type == "cuda" else None
 
 
 @dataclass
