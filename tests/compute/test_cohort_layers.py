@@ -10,7 +10,7 @@ from models.cases import LARGE, NAMES, make, samples
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedloom.compute.cohort import CohortNet, Draws
+from fedloom.compute.cohort import CohortNet, Draws, convolution
 from fedloom.core.layout import Layout
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 5e-6}
@@ -140,6 +140,19 @@ def test_first_layers(name: str) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(factory(), nn.ReLU(), nn.Flatten()).double()
     check(model, torch.randn(len(ROWS), max(ROWS), *shape, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("first", [False, True], ids=["within", "first"])
+@pytest.mark.parametrize(
+    "name", [n for n in LAYERS if ("convolution" in n and "pointwise" not in n) or n == "single channel"]
+)
+def test_convolutions_in_groups_of_clients(name: str, first: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, where the kernels of all clients are one call."""
+    asked: list[int] = []
+    monkeypatch.setattr(convolution, "SMALL", 0)
+    monkeypatch.setattr(convolution, "prefers_groups", lambda x: asked.append(len(x)) or True)
+    test_first_layers(name) if first else test_layers(name, torch.float64)
+    assert asked
 
 
 def test_embedding() -> None:
