@@ -364,7 +364,7 @@ class ClientWork:
     def _checked(self, result: Result) -> Result:
         """The result, or a failure if any of its values is not finite."""
         trees = ({"": result.update, "buffers": result.buffers}, *result.uploads.values(), *result.state.values())
-        if all(map(tree.finite, trees)):
+        if tree.finite(*trees):
             return result
         return self._left_out(FailureKind.DIVERGED, f"its update is not finite (training loss {result.loss:.3g})")
 

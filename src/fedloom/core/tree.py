@@ -10,15 +10,23 @@ from torch import Tensor
 Tree = dict[str, Tensor]
 
 
-def finite(tree: Mapping[str, Tensor]) -> bool:
-    """Whether every number in the tree is finite.
+def finite(*trees: Mapping[str, Tensor]) -> bool:
+    """Whether every number in the trees is finite.
 
-    A sum is finite only if every term is, so one reduction suffices except for the rare overflow of a finite tree.
+    A sum is finite only if every term is, so one reduction suffices except for the rare overflow of finite numbers; a
+    GPU is waited for once.
 
-    >>> finite({"a": torch.tensor([1.0, float("nan")])}), finite({"a": torch.tensor([3e38, 3e38])})
+    >>> finite({"a": torch.tensor([1.0, float("nan")])}), finite({"a": torch.tensor([3e38])}, {"a": torch.tensor([3e38])})
     (False, True)
     """
-    return all(bool(torch.isfinite(v.sum())) or bool(torch.isfinite(v).all()) for v in tree.values())
+    values = [value for tree in trees for value in tree.values() if value.numel()]
+    if not values:
+        return True
+    if len({value.device for value in values}) == 1:
+        sums = [value.sum() for value in values]
+        if torch.isfinite(sums[0] if len(sums) == 1 else torch.stack(sums).sum()):
+            return True
+    return all(bool(torch.isfinite(value).all()) for value in values)
 
 
 def copied(t: Tensor, device: torch.device | str | None = None) -> Tensor:

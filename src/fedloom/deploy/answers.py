@@ -76,7 +76,7 @@ def read_result(client: int, answer: Packet, down: Broadcast, plan: ClientPlan, 
             shape, kind = (found.shape, SLICES) if shapes is None else (shapes[place, name][0], shapes[place, name][1:])
             if tuple(found.shape) != tuple(shape) or found.dtype not in kind:
                 raise WireError(f"the slice {place}/{name} in its answer has another shape or type than clients upload")
-    if not all(map(finite, ({"": update, "buffers": buffers}, *uploads.values()))):
+    if not finite({"": update, "buffers": buffers}, *uploads.values()):
         raise WireError("its answer is not finite")
     loss, sent = answer.facts.get("loss"), answer.facts.get("sent")
     counted = isinstance(sent, list) and len(sent) == 2 and all(map(is_count, sent))
