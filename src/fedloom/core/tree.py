@@ -16,7 +16,8 @@ def finite(*trees: Mapping[str, Tensor]) -> bool:
     A sum is finite only if every term is, so one reduction suffices except for the rare overflow of finite numbers; a
     GPU is waited for once.
 
-    >>> finite({"a": torch.tensor([1.0, float("nan")])}), finite({"a": torch.tensor([3e38])}, {"a": torch.tensor([3e38])})
+    >>> large = {"a": torch.tensor([3e38])}
+    >>> finite({"a": torch.tensor([1.0, float("nan")])}), finite(large, large)
     (False, True)
     """
     values = [value for tree in trees for value in tree.values() if value.numel()]
