@@ -18,7 +18,7 @@ from fedloom.data import federate
 from fedloom.experiment.callbacks import EarlyStopping
 from fedloom.experiment.experiment import Evaluation
 from fedloom.experiment.federated import run
-from fedloom.experiment.runtime import pick_device
+from fedloom.experiment.runtime import environment, pick_device
 from fedloom.parts.mixing import FLTrust
 from fedloom.parts.objectives import loss
 
@@ -36,6 +36,13 @@ def test_pytorchs_own_draws_go_on_as_if_there_had_been_no_run(compute: str) -> N
 def test_devices_that_there_are_not(wanted: str) -> None:
     with pytest.raises(ConfigError, match=f"unknown device '{wanted}'"):
         pick_device(wanted)
+
+
+def test_the_gpu_in_use_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = environment()["machine"]
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "GPU X")
+    assert environment()["machine"] == f"{host}, GPU X"
 
 
 def test_an_engine_without_gpus_refuses_one() -> None:

@@ -96,8 +96,9 @@ def reason_against_bf16(device: str) -> str | None:
 
 
 def environment() -> dict[str, Any]:
-    """Package versions, machine type, and the git revision of the sources if they are in a repository."""
-    return {"versions": dict(_versions()), "machine": platform.machine(), "git": revision(Path(__file__))}
+    """Package versions, the machine with the GPU in use, and the git revision of the sources if a repository has them."""
+    gpu = f", {torch.cuda.get_device_name()}" if torch.cuda.is_initialized() else ""
+    return {"versions": dict(_versions()), "machine": platform.machine() + gpu, "git": revision(Path(__file__))}
 
 
 @cache
