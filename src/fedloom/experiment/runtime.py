@@ -96,7 +96,7 @@ def reason_against_bf16(device: str) -> str | None:
 
 
 def environment() -> dict[str, Any]:
-    """Package versions, the machine with the GPU in use, and the git revision of the sources if a repository has them."""
+    """Package versions, the machine with its GPU in use, and the git revision of the sources if they have one."""
     gpu = f", {torch.cuda.get_device_name()}" if torch.cuda.is_initialized() else ""
     return {"versions": dict(_versions()), "machine": platform.machine() + gpu, "git": revision(Path(__file__))}
 
