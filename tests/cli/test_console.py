@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import io
 import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
+from helpers.commands import Cli
 from rich.console import Console
 
+from fedloom.compute.batched import Batched
 from fedloom.core.parts import Paired, Submodels
 from fedloom.experiment.callbacks import RunInfo
 from fedloom.experiment.console import make_console, results
@@ -162,3 +166,22 @@ def test_the_number_to_read_follows_the_method(name: str):
         assert headline(made, Evaluation()) == "global/accuracy"
     if name in ("ditto", "superfed_mm", "fedper", "lg_fedavg", "fedrep", "fedbn", "p_avg_proto", "per_fedavg"):
         assert headline(made, Evaluation()) == "clients/accuracy/mean"
+
+
+def test_a_full_gpu_is_a_sentence_and_other_faults_are_not_hidden(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ("run", "-q", "method=fedavg", "rounds=1", "engine=serial", "out=a")
+    monkeypatch.setattr(Batched, "fold", _raises(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")))
+    code, _, err = cli(*words)
+    assert (code, err) == (
+        2, "fedloom: the GPU has not enough memory; choose smaller batches or cohorts, compute=live, or device=cpu.\n"
+    )  # fmt: skip
+    monkeypatch.setattr(Batched, "fold", _raises(RuntimeError("a fault")))
+    with pytest.raises(RuntimeError, match="a fault"):
+        cli(*words[:-1], "out=b")
+
+
+def _raises(error: Exception) -> Callable[..., Any]:
+    def refuse(*args: Any) -> Any:
+        raise error
+
+    return refuse

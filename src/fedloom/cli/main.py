@@ -13,6 +13,7 @@ from fedloom.cli.help import COMMANDS, HELP, OPTIONS
 from fedloom.core.errors import ConfigError, FedLoomError, closest, nearest
 
 OK, MISTAKE, INTERRUPTED = 0, 2, 130
+GPU_IS_FULL = "OutOfMemoryError"  # by its name, because to import PyTorch takes seconds
 VALUED = ("--out", "--client", "--format", "--log", *OPTIONS)
 """Options with a value."""
 LIGHT = ("list", "completion")
@@ -77,22 +78,24 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         silence_stdout()
         return OK
-    except (OSError, MemoryError) as error:
-        if "--debug" in words:
+    except (OSError, MemoryError, RuntimeError) as error:
+        if "--debug" in words or (isinstance(error, RuntimeError) and type(error).__name__ != GPU_IS_FULL):
             raise
         print(f"fedloom: {_of_machine(error)}", file=sys.stderr)
         _discard_output()
         return MISTAKE
 
 
-def _of_machine(error: OSError | MemoryError) -> str:
-    """What the operating system refused, as a sentence.
+def _of_machine(error: OSError | MemoryError | RuntimeError) -> str:
+    """What the operating system or a GPU refused, as a sentence.
 
     >>> _of_machine(OSError(28, "No space left on device", "out/page.html"))
     'out/page.html: No space left on device.'
     """
     if isinstance(error, MemoryError):
         return f"there is not enough memory{f' ({error})' if str(error) else ''}; choose smaller sizes."
+    if isinstance(error, RuntimeError):
+        return "the GPU has not enough memory; choose smaller batches or cohorts, compute=live, or device=cpu."
     return f"{f'{error.filename}: ' if error.filename else ''}{error.strerror or error}."
 
 

@@ -43,7 +43,8 @@ from fedloom.core.plan import ClientPlan
 LONGEST = 25  # largest block: more clients would not fit into the caches
 MEMORY = 60 << 20  # target size of a block's models and activations, in bytes
 PAIRED = 16 << 20  # the same for pairs of models, all of whose vectors are read in every step
-ON_GPU = 128, 4 << 30  # both on a GPU, where a cohort should be one block, for fewer launches; not yet measured on one
+ON_GPU = 128, 4 << 30  # both on a GPU, where a cohort should be one block, for fewer launches
+SHARE = 8  # of a GPU's whole memory, which a block gets at most: as much again lies in copies and recordings
 
 
 _reasons: WeakKeyDictionary[nn.Module, dict[tuple[object, ...], str | None]] = WeakKeyDictionary()  # of trials
@@ -118,6 +119,8 @@ class Batched:
         longest, memory = LONGEST, PAIRED if self.has_paired_rounds else MEMORY
         if on_gpu:
             longest, memory = ON_GPU
+            if plan.device.startswith("cuda"):
+                memory = min(memory, torch.cuda.get_device_properties(plan.device).total_memory // SHARE)
         self.longest = min(longest, max(memory // _bytes(plan), 1))
         self.shares = shares or (1 if on_gpu else EVEN)
         self.net: CohortNet | None = None  # built on first use: the main process of ``processes`` needs none
