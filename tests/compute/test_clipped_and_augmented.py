@@ -10,6 +10,7 @@ import torch
 from helpers.federations import Shaken, classes
 from helpers.networks import IMAGE, images
 from helpers.runs import assert_same_run, go
+from torch import nn
 
 from fedloom.compute.batched import _Block
 from fedloom.compute.cohort import BatchSchedule
@@ -17,6 +18,7 @@ from fedloom.compute.cohort import schedule as schedules
 from fedloom.compute.cohort.schedule import inputs
 from fedloom.core.local import Local
 from fedloom.core.method import Method
+from fedloom.data.augment.base import Augmentation, Draws, Scale
 from fedloom.parts.drift import FedDynDrift
 from fedloom.parts.objectives import CrossEntropy, Proximal
 
@@ -35,6 +37,36 @@ METHODS: dict[str, Any] = {
     "fedcm": "fedcm", "fedper": "fedper",
     "feddyn+prox": Method("c", (CrossEntropy(), Proximal(0.4)), FedDynDrift(0.5)),
 }  # fmt: skip
+
+
+class Undrawn(Augmentation):
+    """Augmentation without random parameters."""
+
+    def draw(self, count: int, shape: tuple[int, ...], rng: np.random.Generator) -> Draws:
+        return {}
+
+
+class Centred(Undrawn):
+    """Subtracts the mean image of a mini-batch."""
+
+    def apply(self, x: torch.Tensor, drawn: Draws, scale: Scale) -> torch.Tensor:
+        return x - x.mean(0)
+
+
+class Smaller(Undrawn):
+    """Cuts a row and a column off."""
+
+    def apply(self, x: torch.Tensor, drawn: Draws, scale: Scale) -> torch.Tensor:
+        return x[:, :, 1:, 1:]
+
+
+class Strict(Undrawn):
+    """Refuses large numbers."""
+
+    def apply(self, x: torch.Tensor, drawn: Draws, scale: Scale) -> torch.Tensor:
+        if x.max() > 50:
+            raise ValueError("an image that is too bright")
+        return x
 
 
 @pytest.fixture
@@ -79,6 +111,30 @@ def test_a_client_whose_gradient_is_not_finite_is_left_out_alone() -> None:
     runs = [go("fedavg", compute=compute, **settings) for compute in ("live", "batched")]
     assert [{failure.client for failure in run.failures} for run in runs] == [{1}, {1}]
     assert_same_run(*runs, TOLERANCE)
+
+
+def shrinking_net() -> nn.Module:
+    """A network for images of any size."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(2, 3, 2), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(12, 3))
+
+
+@pytest.mark.usefixtures("_no_lockstep")
+@pytest.mark.parametrize("change", [Centred(), Smaller()])
+def test_a_mini_batch_may_be_augmented_as_a_whole(change: Augmentation, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No image depends on those of another client, and inputs may change their shape."""
+    same: dict[str, Any] = {"federation": classes((7, 12, 5, 9), shape=IMAGE), "model": shrinking_net}
+    both("fedavg", monkeypatch, local=LOCALS["no clip"], augment=(change,), **same)
+
+
+@pytest.mark.usefixtures("_no_lockstep")
+def test_a_client_whose_images_cannot_be_augmented_is_left_out_alone() -> None:
+    given = classes(SIZES, shape=IMAGE)
+    given.train.arrays.x[torch.from_numpy(given.train.index[1])] += 100
+    settings: dict[str, Any] = {"federation": given, "model": shrinking_net, "augment": (Strict(),), "rounds": 2}
+    reference, batched = (go("fedavg", compute=compute, **settings) for compute in ("live", "batched"))
+    assert {(failure.client, failure.kind) for failure in reference.failures} == {(1, "code")}
+    assert_same_run(reference, batched, TOLERANCE)
 
 
 def test_many_steps_are_augmented_at_once_where_memory_is_large(monkeypatch: pytest.MonkeyPatch) -> None:

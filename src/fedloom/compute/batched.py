@@ -199,9 +199,8 @@ class _Block:
     def plain(self) -> Iterator[Result] | None:
         """The results of plain rounds; None if these clients' rounds are not plain."""
         work = self._descent()
-        if work is None:
+        if work is None or (done := self._trained(work)) is None:
             return None
-        done = self._trained(work)
         held = [self._vectors(row) for row in done.models()]
         return self._finished(work, held, done.losses)
 
@@ -219,6 +218,7 @@ class _Block:
             load(plan, down, job.client, job.state, at)
             job.moved_private = True
         shared = self._trained(work)
+        assert shared is not None, "separate rounds have no augmentation"
         w, v = memory[:, :size], memory[:, size : 2 * size]
         w.copy_(shared.models())
         pull, local = personal.pull or 0.0, plan.local
@@ -234,9 +234,8 @@ class _Block:
     def summed(self, weights: np.ndarray) -> Fold | None:
         """The fold of plain rounds by ``TrainedCohort.mixed``, from no client's own update; None if impossible."""
         work = self._descent()
-        if work is None:
+        if work is None or (done := self._trained(work)) is None:
             return None
-        done = self._trained(work)
         p = done.losses.new_tensor(weights[done.schedule.order]).to(self.net.theta)
         total = done.mixed(p)
         if not torch.isfinite(total).all():  # a client diverged: find out which one
@@ -310,8 +309,8 @@ class _Block:
         y = plan.data.labels(flat, owners).unflatten(0, schedule.rows.shape)
         return _Descent(schedule, x, y, contexts, rule)
 
-    def _trained(self, work: _Descent) -> TrainedCohort:
-        """Train the received models, or the clients' own if parts of them are private."""
+    def _trained(self, work: _Descent) -> TrainedCohort | None:
+        """Train the received models, or the clients' own if parts of them are private; None if augmentation fails."""
         plan, down, order = self.plan, self.down, work.schedule.order
         if plan.has_private:
             for row, number in enumerate(order):
@@ -319,7 +318,12 @@ class _Block:
         theta = None if plan.has_private else down.theta
         clients = [self.clients[number] for number in order]
         change = augmentation(plan, down.round, clients, work.schedule)
-        return train(self.net, theta, work.schedule, work.x, work.y, work.rule, self._draws(clients), change=change)
+        try:
+            return train(self.net, theta, work.schedule, work.x, work.y, work.rule, self._draws(clients), change=change)
+        except Exception:
+            if change is None:
+                raise
+            return None  # in lockstep it becomes the failure of that client alone
 
     def _finished(self, work: _Descent, held: Sequence[Vectors], losses: Tensor) -> Iterator[Result]:
         """The clients' results, in the block's order, from their memories and losses [C] in the schedule's."""

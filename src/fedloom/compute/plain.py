@@ -88,6 +88,9 @@ def affine_rule(
 def augmentation(plan: ClientPlan, round: int, clients: Sequence[int], schedule: BatchSchedule) -> Change | None:
     """How the mini-batches of a schedule are augmented, with the draws of ``core.batches``; None if they are not.
 
+    The library's augmentations treat every image by itself, so that the mini-batches of all clients pass them at once.
+    A user's may combine those of a mini-batch, and get one client's at a time.
+
     Args:
         plan: the client plan.
         round: the round.
@@ -97,14 +100,19 @@ def augmentation(plan: ClientPlan, round: int, clients: Sequence[int], schedule:
     change = plan.augment
     if change is None:
         return None
+    steps: Sequence[object] = getattr(change, "steps", (change,))
+    ours = all(type(one).__module__.startswith("fedloom.") for one in steps)
 
-    def augmented(x: Tensor, steps: range) -> Tensor:
+    def augmented(x: Tensor, numbers: range) -> Tensor:
         draws = [
             (rng.stream(plan.seed, "augment", round, client, step, 0), size)
-            for step in steps
+            for step in numbers
             for client, size in zip(clients, schedule.sizes[step], strict=False)
         ]
-        return change(x, draws)
+        if ours:
+            return change(x, draws)
+        parts = x.split([size for _, size in draws])
+        return torch.cat([change(part, [draw]) for part, draw in zip(parts, draws, strict=True)])
 
     return augmented
 

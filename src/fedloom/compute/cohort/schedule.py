@@ -74,8 +74,8 @@ class BatchSchedule:
 def inputs(schedule: BatchSchedule, x: Tensor, change: Change | None = None) -> Iterator[Tensor]:
     """The inputs [c, B, ...] of every step, from the clients' samples [C, n, ...].
 
-    ``change`` may replace them, as random augmentation does; it never sees padding. On a GPU it gets as many steps at a
-    time as ``AHEAD`` bytes hold, since each call makes the host send random numbers.
+    ``change`` may replace them, as random augmentation does, by others of any shape; it never sees padding. On a GPU it
+    gets as many steps at a time as ``AHEAD`` bytes hold, since each call makes the host send random numbers.
     """
     if change is None:
         yield from (taken(x, places) for places in schedule.places)
@@ -88,8 +88,9 @@ def inputs(schedule: BatchSchedule, x: Tensor, change: Change | None = None) -> 
         flat = [each.flatten(0, 1) for each in found]
         kept = [each if rows is None else each[rows] for each, rows in zip(flat, real, strict=True)]
         changed = change(torch.cat(kept), numbers).split([len(each) for each in kept])
-        for whole, part, rows in zip(found, changed, real, strict=True):
-            yield (part if rows is None else whole.flatten(0, 1).index_copy(0, rows, part)).view_as(whole)
+        for number, part, rows in zip(numbers, changed, real, strict=True):
+            padded = part if rows is None else part[_with_padding(schedule.sizes[number]).to(part.device)]
+            yield padded.unflatten(0, schedule.places[number].shape)
 
 
 def steps_ahead(x: Tensor, places: Tensor) -> int:
@@ -104,6 +105,17 @@ def _real(x: Tensor, sizes: Sequence[int]) -> Tensor | None:
         return None
     rows = np.concatenate([np.arange(row * width, row * width + size) for row, size in enumerate(sizes)])
     return torch.from_numpy(rows).to(x.device)
+
+
+def _with_padding(sizes: Sequence[int]) -> Tensor:
+    """Where each of [c · B] rows is among those that are no padding; padding is its client's first row.
+
+    >>> _with_padding([3, 1]).tolist()
+    [0, 1, 2, 3, 3, 3]
+    """
+    starts, width = np.cumsum([0, *sizes[:-1]]), np.arange(max(sizes))
+    at = starts[:, None] + np.where(width < np.array(sizes)[:, None], width, 0)
+    return torch.from_numpy(at.reshape(-1))
 
 
 def taken(values: Tensor, places: Tensor) -> Tensor:
