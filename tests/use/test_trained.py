@@ -200,6 +200,14 @@ def test_wrong_arguments_end_in_one_sentence(tmp_path: Path) -> None:
             call()
 
 
+@pytest.mark.parametrize("given", [{"compute": "live"}, {"compute_settings": {"shares": 1}}])
+def test_a_run_is_loaded_however_its_clients_would_be_stepped_now(given: dict[str, Any], tmp_path: Path) -> None:
+    """With compute=auto that depends on the version, and models remain what they are."""
+    result = run(experiment(compute="batched", rounds=1), tmp_path / "run")
+    again = load(experiment(**({"compute": "batched"} | given), rounds=1), tmp_path / "run")
+    assert torch.equal(again.snapshot.server.theta, result.snapshot.server.theta)
+
+
 def test_a_run_from_python_is_loaded_with_its_arguments(tmp_path: Path) -> None:
     federation = fl.data.federate("digits", "iid", clients=3)
     settings = {"rounds": 1, "local": Local(lr=0.05)}

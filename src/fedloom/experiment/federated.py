@@ -41,7 +41,7 @@ from fedloom.experiment.state_files import LostState, StatePlace
 from fedloom.experiment.store import CLIENTS, DiskStore, collect_garbage, make_store, shared_folder
 from fedloom.experiment.summary import headline, should_stop, summarise, warnings
 from fedloom.experiment.trained import TrainedRun
-from fedloom.experiment.trainer import Record, Trainer, TrainerTask, differences
+from fedloom.experiment.trainer import Record, Trainer, TrainerTask
 from fedloom.metrics import auroc, divergence_from_uniform
 
 
@@ -126,7 +126,7 @@ def load(experiment: Experiment | Callable[[Path], FederatedTask], path: Path | 
     with reproducible():
         made = isinstance(experiment, Experiment)
         task = FederatedTask(experiment, directory.path) if made else experiment(directory.path)
-    if changed := differences(stored.get("identity", {}), task.identity()):
+    if changed := fingerprint.of_other_models(stored.get("identity", {}), task.identity()):
         raise CheckpointError(f"{path} is not a run of this experiment: {'; '.join(changed)}.")
     return task.trained(trainer.load(task, directory), directory.summary())
 

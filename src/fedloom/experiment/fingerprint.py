@@ -18,9 +18,11 @@ from fedloom.core.local import Local
 from fedloom.core.plan import ClientPlan
 from fedloom.data.augment import augmentation
 from fedloom.experiment.experiment import Experiment
+from fedloom.experiment.trainer import differences
 
 ADAM = ("beta1", "beta2")
 SAMPLED = 1000  # number of input rows in the digest
+STEPPED = ("compute", "shares")  # how clients are stepped; with compute=auto, other versions may choose otherwise
 
 
 def describe(experiment: Experiment, plan: ClientPlan) -> dict[str, Any]:
@@ -72,6 +74,18 @@ def describe(experiment: Experiment, plan: ClientPlan) -> dict[str, Any]:
         "compute": compute,  # computes differ by rounding, and so do blocks of clients
         **({"shares": shares} if compute == "batched" and shares else {}),
     }
+
+
+def of_other_models(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """The settings that differ in two descriptions and say that one's models are not the other's.
+
+    How clients are stepped decides how a run goes on, but not what the models are that it has trained.
+
+    >>> of_other_models({"seed": 0, "compute": "live"}, {"seed": 1, "compute": "batched"})
+    ['seed: 0 → 1']
+    """
+    left, right = ({key: value for key, value in one.items() if key not in STEPPED} for one in (old, new))
+    return differences(left, right)
 
 
 def about(experiment: Experiment, plan: ClientPlan) -> dict[str, Any]:

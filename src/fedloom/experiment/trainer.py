@@ -196,8 +196,10 @@ class Trainer:
         config = {**kept, **task.config, **marks, "identity": identity, **environment()}
         stored = directory.continued() if resume and (directory.begun or not or_begin) else None
         if stored is not None and (changed := differences(stored.get("identity", {}), identity)):
-            why = "; ".join(changed)
-            if [*(one.partition(":")[0] for one in changed)] == ["rounds"]:  # only there if results depend on it
+            why, names = "; ".join(changed), [one.partition(":")[0] for one in changed]
+            if names == ["compute"]:  # compute=auto may have had another choice, in another version
+                why += f"; compute={stored['identity']['compute']} continues it"
+            if names == ["rounds"]:  # only there if results depend on it
                 why += (
                     f", and what {task.name} does depends on the number of its rounds; start a new run with "
                     f"rounds={task.rounds} in another directory, with out="
