@@ -10,7 +10,9 @@ import torch
 from helpers.federations import Shaken, classes
 from helpers.networks import IMAGE, images
 from helpers.runs import assert_same_run, go
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from fedloom.compute.batched import _Block
 from fedloom.compute.cohort import BatchSchedule
@@ -143,6 +145,38 @@ def test_a_client_whose_images_cannot_be_augmented_is_left_out_alone() -> None:
     )
     assert {(failure.client, failure.kind) for failure in reference.failures} == {(1, "code")}
     assert_same_run(reference, batched, TOLERANCE)
+
+
+class Largest(TorchDispatchMode):
+    """The number of values in the largest tensor that a block makes, views aside."""
+
+    size = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        given = {one.untyped_storage().data_ptr() for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)}
+        for one in tree_leaves(made):
+            if isinstance(one, Tensor) and one.untyped_storage().data_ptr() not in given:
+                self.size = max(self.size, one.numel())
+        return made
+
+
+@pytest.mark.parametrize("augment", [(), (Shaken(),)], ids=["as they are", "augmented"])
+@pytest.mark.parametrize("clip", [0.3, None])
+def test_samples_stay_in_their_data_set_until_a_step_needs_them(
+    clip: float | None, augment: tuple[Augmentation, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy of all of a client's samples may be larger than everything else."""
+    given, seen, summed = classes((400,), shape=IMAGE), Largest(), _Block.summed
+
+    def watched(block: _Block, weights: np.ndarray) -> Any:
+        with seen:
+            return summed(block, weights)
+
+    monkeypatch.setattr(_Block, "summed", watched)
+    same: dict[str, Any] = {"federation": given, "model": images("group"), "augment": augment, "rounds": 1}
+    go("fedavg", compute="batched", local=Local(batch_size=4, lr=0.1, clip=clip), **same)
+    assert 0 < seen.size < given.train.arrays.x.numel() / 4
 
 
 def test_many_steps_are_augmented_at_once_where_memory_is_large(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedloom.compute.cohort import BatchSchedule, CohortNet, Draws, SGDRule, TrainedCohort, train
+from fedloom.compute.cohort import BatchSchedule, CohortNet, Draws, Rows, SGDRule, TrainedCohort, train
 from fedloom.compute.cohort.coordinates import coordinates
 from fedloom.compute.cohort.pairs import PairedNet, pays
 from fedloom.compute.cohort.parameters import new_rows
@@ -305,7 +305,7 @@ class _Block:
         clients = torch.tensor(self.clients)[torch.from_numpy(schedule.order)]
         flat = schedule.rows.flatten()
         owners = clients.repeat_interleave(schedule.rows.shape[1]).to(flat.device)
-        x = plan.data.arrays.x[flat].unflatten(0, schedule.rows.shape)
+        x = Rows(plan.data.arrays.x, schedule.rows)
         y = plan.data.labels(flat, owners).unflatten(0, schedule.rows.shape)
         return _Descent(schedule, x, y, contexts, rule)
 
@@ -351,14 +351,14 @@ class _Descent:
 
     Attributes:
         schedule: the clients' mini-batches.
-        x: their samples [C, n, ...], in the schedule's order.
+        x: their samples, in the schedule's order.
         y: the labels [C, n, ...].
         contexts: the clients' contexts, in the block's order.
         rule: the update rule.
     """
 
     schedule: BatchSchedule
-    x: Tensor
+    x: Rows
     y: Tensor
     contexts: list[dict[str, Context]]
     rule: SGDRule

@@ -11,7 +11,7 @@ from fedloom.compute.cohort.layers import CohortLayer, Draws, Lookup, Unsupporte
 from fedloom.compute.cohort.loss import cross_entropy
 from fedloom.compute.cohort.net import CohortNet
 from fedloom.compute.cohort.parameters import Parameter, SGDRule
-from fedloom.compute.cohort.schedule import BatchSchedule, Change
+from fedloom.compute.cohort.schedule import BatchSchedule, Change, Rows
 
 __all__ = [
     "BatchSchedule",
@@ -21,6 +21,7 @@ __all__ = [
     "Draws",
     "Lookup",
     "Parameter",
+    "Rows",
     "SGDRule",
     "TrainedCohort",
     "Unsupported",

@@ -15,7 +15,7 @@ from fedloom.compute.cohort.loss import cross_entropy
 from fedloom.compute.cohort.net import CohortNet
 from fedloom.compute.cohort.parameters import SGDRule
 from fedloom.compute.cohort.replay import Replays, Step, recorder
-from fedloom.compute.cohort.schedule import BatchSchedule, Change, inputs, taken
+from fedloom.compute.cohort.schedule import BatchSchedule, Change, Rows, inputs, taken
 from fedloom.compute.cohort.trace import Program
 from fedloom.compute.cohort.windows import Window, best_window, factorable, windows
 
@@ -60,7 +60,7 @@ class TrainedCohort:
 
 
 def train(
-    net: CohortNet, theta: Tensor | None, schedule: BatchSchedule, x: Tensor, y: Tensor, rule: SGDRule,
+    net: CohortNet, theta: Tensor | None, schedule: BatchSchedule, x: Tensor | Rows, y: Tensor, rule: SGDRule,
     draws: Draws | None = None, window: int | None = None, program: Program | None = None, frozen: Collection[str] = (),
     change: Change | None = None,
 ) -> TrainedCohort:  # fmt: skip
@@ -70,7 +70,7 @@ def train(
         net: the network, with room for at least C clients.
         theta: the common starting point θ [P]; None if each client starts from its row of the net.
         schedule: the clients' mini-batches, on the device of the samples.
-        x: the samples [C, n, ...] of the schedule's ``rows``.
+        x: the samples [C, n, ...] of the schedule's ``rows``, copied or not.
         y: their labels [C, n, ...].
         rule: the update rule; its constant is in the schedule's order.
         draws: generators for random layers, in the schedule's order; None if there are none.
@@ -80,26 +80,26 @@ def train(
         frozen: names of parameters that stay as they are.
         change: what is done to the inputs of each step, or None.
     """
-    count = len(schedule.steps)
+    count, like = len(schedule.steps), x.like if isinstance(x, Rows) else x
     whole = program or net.program
     plain = draws is None and program is None and not frozen
-    by_rows = rule.clip is not None or (plain and x.device.type != "cpu")
+    by_rows = rule.clip is not None or (plain and like.device.type != "cpu")
     if by_rows:
         assert not frozen, "the gradients of frozen parameters are not written"
         net.step_by_rows(rule)
     else:
         net.descend(rule, frozen)
-    total = torch.zeros(count, dtype=torch.float64, device=x.device)
+    total = torch.zeros(count, dtype=torch.float64, device=like.device)
     first = None
-    longest = best_window(whole, schedule, x, rule) if window is None else window
+    longest = best_window(whole, schedule, like, rule) if window is None else window
     if by_rows or change:
         longest = 0
-    factor = factorable(whole, schedule, x, rule, longest)
+    factor = factorable(whole, schedule, like, rule, longest)
     if theta is not None:
         _fill(net, count, theta, factor)
     if factor:
         shorter, layer = factored(whole, rule)
-        for part in windows(schedule, x, longest):
+        for part in windows(schedule, x.copied if isinstance(x, Rows) else x, longest):
             _open(net, layer, theta, rule, part)
             for places, number in zip(part.inputs, part.numbers, strict=True):
                 rows = schedule.places[number]
@@ -112,7 +112,7 @@ def train(
     else:
         step = partial(_row_step if by_rows else _step, net, whole)
         if plain:
-            step = _recorded(net, step, rule, by_rows, x.device)
+            step = _recorded(net, step, rule, by_rows, like.device)
         each = zip(inputs(schedule, x, change), schedule.places, schedule.weights, strict=True)
         for number, (batch, places, weights) in enumerate(each):
             _draw(net, draws, schedule.sizes[number])

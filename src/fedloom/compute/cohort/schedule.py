@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -13,6 +14,34 @@ Change = Callable[[Tensor, range], Tensor]
 """New inputs [N, ...] for those of the given steps, one step and in it one client after the other."""
 
 AHEAD = 1 << 29  # bytes
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Samples of clients that stay in their data set until a step needs them, since a copy may be large.
+
+    Attributes:
+        held: the data set [N, ...].
+        rows: the samples of each client, as rows of the data set, int64 [C, n].
+    """
+
+    held: Tensor
+    rows: Tensor
+
+    @property
+    def like(self) -> Tensor:
+        """A view of the data set with a row for each client, [C, N, ...], which has the device and the type."""
+        return self.held.expand(len(self.rows), *self.held.shape)
+
+    @cached_property
+    def copied(self) -> Tensor:
+        """The samples of each client, [C, n, ...]."""
+        return self.held[self.rows]
+
+    def __getitem__(self, places: Tensor) -> Tensor:
+        """The first c clients' samples at the given positions [c, B], [c, B, ...]."""
+        at = self.rows[: len(places)].gather(1, places)
+        return self.held.index_select(0, at.flatten()).unflatten(0, at.shape)
 
 
 @dataclass(frozen=True)
@@ -71,7 +100,7 @@ class BatchSchedule:
         return replace(self, rows=self.rows.to(device), places=places, weights=weights)
 
 
-def inputs(schedule: BatchSchedule, x: Tensor, change: Change | None = None) -> Iterator[Tensor]:
+def inputs(schedule: BatchSchedule, x: Tensor | Rows, change: Change | None = None) -> Iterator[Tensor]:
     """The inputs [c, B, ...] of every step, from the clients' samples [C, n, ...].
 
     ``change`` may replace them, as random augmentation does, by others of any shape; it never sees padding. On a GPU it
@@ -80,7 +109,7 @@ def inputs(schedule: BatchSchedule, x: Tensor, change: Change | None = None) -> 
     if change is None:
         yield from (taken(x, places) for places in schedule.places)
         return
-    length = steps_ahead(x, schedule.places[0])
+    length = steps_ahead(x.like if isinstance(x, Rows) else x, schedule.places[0])
     for start in range(0, len(schedule.places), length):
         numbers = range(start, min(start + length, len(schedule.places)))
         found = [taken(x, schedule.places[number]) for number in numbers]
@@ -118,8 +147,10 @@ def _with_padding(sizes: Sequence[int]) -> Tensor:
     return torch.from_numpy(at.reshape(-1))
 
 
-def taken(values: Tensor, places: Tensor) -> Tensor:
+def taken(values: Tensor | Rows, places: Tensor) -> Tensor:
     """Every client's values at the given positions: from [C, n, ...] to [c, B, ...]."""
+    if isinstance(values, Rows):
+        return values[places]
     count, width = places.shape
     at = places + values.shape[1] * torch.arange(count, device=places.device)[:, None]
     return values.flatten(0, 1).index_select(0, at.flatten()).view(count, width, *values.shape[2:])
