@@ -21,6 +21,7 @@ from fedloom.core.buffers import SecondBuffers, untouched
 from fedloom.core.context import Batch, Context, Model
 from fedloom.core.errors import ConfigError, in_words
 from fedloom.core.example_privacy import noised
+from fedloom.core.explain import advice
 from fedloom.core.failure import Failure, FailureKind
 from fedloom.core.message import ClientEnd, Message, Slice
 from fedloom.core.parts import UPDATE, Paired, Part
@@ -376,7 +377,7 @@ class ClientWork:
                 ". A mini-batch of one sample has no variance for batch normalisation: choose another "
                 "local.batch_size, or group normalisation"
             )
-        return self._left_out(FailureKind.CODE, reason, "".join(traceback.format_exception(error)))
+        return self._left_out(FailureKind.CODE, reason + advice(error), "".join(traceback.format_exception(error)))
 
     def _left_out(self, kind: FailureKind, reason: str, trace: str = "") -> Result:
         return Result(self.client, failure=Failure(self.down.round, self.client, kind, reason, self.stage, trace))

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import difflib
 import sys
-import traceback
-from collections.abc import Callable, Iterable
-from typing import TypeVar
-
-Result = TypeVar("Result")
+from collections.abc import Iterable
 
 
 class FedLoomError(Exception):
@@ -42,19 +38,6 @@ class ClientError(FedLoomError, RuntimeError):
 
 class LossError(ClientError):
     """The loss of the received model cannot be computed at some of the clients that were asked for it."""
-
-
-def or_error(work: Callable[[], Result], sentence: str, kind: type[ClientError] = ClientError) -> Result | ClientError:
-    """Return the result of ``work``; an exception in a part, which any worker would raise, becomes a ClientError."""
-    try:
-        return work()
-    except Exception as error:
-        return kind(f"{sentence}: {with_type(error)}.", "".join(traceback.format_exception(error)))
-
-
-def loss_or_error(work: Callable[[], Result]) -> Result | ClientError:
-    """Return the losses that ``work`` computes; an exception becomes a LossError, in words that follow a client."""
-    return or_error(work, "its loss of the received model cannot be computed", LossError)
 
 
 def first_line(error: BaseException, most: int | None = None) -> str:

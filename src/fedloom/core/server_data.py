@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fedloom.core import rng
+from fedloom.core.errors import ConfigError
 from fedloom.core.layout import Layout, call
 
 CHUNK = 500  # inputs per forward pass, which bounds the views held in memory
@@ -64,7 +65,8 @@ class ServerData:
 
     def views(self, x: Tensor, round: int, *counters: int) -> tuple[Tensor, Tensor]:
         """Two random views of inputs [N, ...]; a function of the seed, the round and the counters alone."""
-        assert self.change is not None
+        if self.change is None:
+            raise ConfigError("views of the server's inputs need a part that declares them: needs = Needs(views=True).")
         streams = (rng.stream(self.seed, "target view", round, view, *counters) for view in (0, 1))
         first, second = (self.change(x, [(stream, len(x))]) for stream in streams)
         return first, second

@@ -21,8 +21,9 @@ import torch
 from fedloom.core.aggregate import Fold
 from fedloom.core.client import Broadcast, Result
 from fedloom.core.engine import Compute, ComputeFactory, Place
-from fedloom.core.errors import CheckpointError, ConfigError, loss_or_error, or_error
+from fedloom.core.errors import CheckpointError, ConfigError
 from fedloom.core.exact import exact_gpu
+from fedloom.core.explain import loss_or_error, or_error
 from fedloom.core.plan import ClientPlan
 from fedloom.engines.packed import Packed, pack, unpack
 from fedloom.engines.worker import Block

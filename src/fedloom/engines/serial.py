@@ -10,7 +10,8 @@ import numpy as np
 from fedloom.core.aggregate import Fold
 from fedloom.core.client import Broadcast
 from fedloom.core.engine import ComputeFactory, Engine, States
-from fedloom.core.errors import ClientError, loss_or_error
+from fedloom.core.errors import ClientError
+from fedloom.core.explain import loss_or_error
 from fedloom.core.plan import ClientPlan
 
 

@@ -20,7 +20,7 @@ from fedloom.core import forked
 from fedloom.core.aggregate import Fold, fold
 from fedloom.core.client import Broadcast, Result, State
 from fedloom.core.engine import Compute
-from fedloom.core.errors import loss_or_error, or_error
+from fedloom.core.explain import loss_or_error, or_error
 from fedloom.core.plan import ClientPlan
 from fedloom.engines.shared import Segment
 
