@@ -20,6 +20,8 @@ from fedloom.core.federation import Arrays, Federation, Index, Split
 from fedloom.experiment.experiment import Evaluation
 from fedloom.experiment.federated import FederatedTask, run
 from fedloom.experiment.loaded import Measurement
+from fedloom.experiment.report.rundata import load
+from fedloom.experiment.rundir import RunDirectory
 from fedloom.metrics import ece, top_k
 from fedloom.models import models
 
@@ -57,6 +59,29 @@ def test_records_are_the_metrics_of_the_final_model(tmp_path) -> None:
     assert record["clients/ece/mean"] == pytest.approx(last["ece"].mean())
     assert record["clients/ece/worst"] == pytest.approx(last["ece"].max())
     assert record["clients/accuracy/worst"] == pytest.approx(last["accuracy"].min())
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedper", "centralised"])
+def test_the_table_of_clients_has_their_names_if_they_have_any(method: str, tmp_path) -> None:
+    plain = settings()
+    named = plain | {"federation": replace(plain["federation"], names=("ann", "bob", "cy"))}
+    run(experiment(method, **plain), tmp_path / "plain")
+    run(experiment(method, **named), tmp_path / "named")
+    first, second = (pq.read_table(tmp_path / name / "clients.parquet") for name in ("plain", "named"))
+    assert second.column_names[:3] == ["round", "client", "name"]
+    assert second["name"].to_pylist() == ["ann", "bob", "cy"] * 2
+    assert second.drop_columns("name").equals(first)
+
+
+def test_a_run_whose_table_has_no_names_yet_is_continued(tmp_path) -> None:
+    given = settings()
+    given["federation"] = replace(given["federation"], names=("ann", "bob", "cy"))
+    run(experiment("fedavg", **given), tmp_path / "run")
+    table = pq.read_table(tmp_path / "run" / "clients.parquet").drop_columns("name")
+    pq.write_table(table, tmp_path / "run" / "clients.parquet")
+    run(experiment("fedavg", **given | {"rounds": 3}), tmp_path / "run", resume=tmp_path / "run")
+    assert RunDirectory(tmp_path / "run").clients()["name"].tolist() == [None] * 6 + ["ann", "bob", "cy"]
+    assert load(tmp_path / "run").clients["name"].tolist() == ["ann", "bob", "cy"]
 
 
 def test_private_models_are_measured_with_the_same_metrics() -> None:

@@ -171,6 +171,9 @@ class Evaluator(LoadedModel):
             record |= _renamed(numbers, "server_average")
         if table is not None:
             table = {self.measurement.loss_name if key == "loss" else key: column for key, column in table.items()}
+            if self.federation.names:
+                named = np.array(self.federation.names, dtype=object)[table["client"]]
+                table = {"client": table.pop("client"), "name": named, **table}
         return record, table
 
     def deployed(self, server: Server, store: Store) -> tuple[dict[str, Any], dict[str, np.ndarray] | None]:

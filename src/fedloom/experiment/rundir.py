@@ -2,7 +2,8 @@
 
 - ``config.yaml``: all resolved settings, with ``kind``, ``version``, seed, package versions and the git revision;
 - ``metrics.jsonl``: one object per round;
-- ``clients.parquet``: round, client, n, accuracy, loss and other metrics of each client's deployed model;
+- ``clients.parquet``: round, client, its name if clients have names, n, accuracy, loss and other metrics of its
+  deployed model;
 - ``mixing.parquet``: round, client, p and, if a policy or ``evaluation.what=[received]`` needs it, the client's
   training ``loss`` F_i(θ^t) of the received model, or ``held_out_loss`` on its validation samples; NaN if there is
   none;
@@ -86,15 +87,20 @@ class Table:
         self.blocks.append({"round": np.full(rows, round, dtype=np.int64), **columns})
 
     def write(self) -> None:
-        """Write all rows, atomically; NaN where a round lacks a column, such as a metric that a resumed run adds."""
+        """Write all rows, atomically; NaN where a round lacks a column, such as a metric that a resumed run adds.
+
+        In a column of names it is null.
+        """
         if not self.blocks:
             return
         import pyarrow as pa  # slow to import, and not needed before the first checkpoint
         import pyarrow.parquet as pq
 
-        names = dict.fromkeys(name for block in self.blocks for name in block)
+        kinds = {name: column.dtype for block in self.blocks for name, column in block.items()}
+        lacking = {name: None if kind.kind == "O" else np.nan for name, kind in kinds.items()}
         columns = {
-            name: np.concatenate([b.get(name, np.full(len(b["round"]), np.nan)) for b in self.blocks]) for name in names
+            name: np.concatenate([b[name] if name in b else np.full(len(b["round"]), value) for b in self.blocks])
+            for name, value in lacking.items()
         }
         self.blocks = [columns]
         sink = pa.BufferOutputStream()
@@ -217,7 +223,7 @@ class RunDirectory:
             return {}
 
     def clients(self) -> Columns:
-        """Metrics per evaluated round and client: columns round, client, n, accuracy, loss, …."""
+        """Metrics per evaluated round and client: columns round, client, name (if clients have names), n, …."""
         return self.table("clients")
 
     def mixing(self) -> Columns:
