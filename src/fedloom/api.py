@@ -18,7 +18,7 @@ from fedloom.config.schema import COMMANDS, Config, read_run
 from fedloom.core.checks import one_of
 from fedloom.core.errors import ConfigError, in_words, outside
 from fedloom.core.federation import Federation
-from fedloom.core.local import Local
+from fedloom.core.local import Local, check_one_size
 from fedloom.core.method import Method
 from fedloom.core.parts import Term
 from fedloom.experiment import federated
@@ -88,6 +88,8 @@ def run(
         UserWarning: of what ``summary["warnings"]`` says: many updates were left out, or the final loss is not finite.
     """
     experiment = _experiment(method, federation, model, conditions, loss)
+    if {"participation", "cohort"} <= conditions.keys() and not resume:
+        check_one_size(experiment.federation.seen, experiment.participation, experiment.cohort)
     for one in callbacks if isinstance(callbacks, Iterable) else [None]:
         if not isinstance(one, Callback):
             raise ConfigError("callbacks must be a list of callbacks, like [fl.EarlyStopping('global/loss')].")

@@ -284,3 +284,33 @@ def test_a_new_condition_is_a_key_by_itself():
     made = Conditions(federation=None, **arguments(Conditions, sections, config.values))
     assert (made.weather, made.hours) == (Weather(3.0), 7)
     assert (made.engine, made.engine_settings) == ("processes", {"workers": 2})
+
+
+FIRST = ["method=fedavg", "clients=20"]
+
+
+def test_participation_and_cohort_may_not_contradict_each_other(tmp_path: Path):
+    recipe = write(tmp_path / "recipe.yaml", "method: fedavg\nclients: 20\nparticipation: 0.3\ncohort: 3\n")
+    for words, base in (
+        (["participation=.3", "cohort=3"], None),
+        ([], recipe),
+        (["participation=.2", "cohort=5"], recipe),
+    ):
+        with pytest.raises(ConfigError, match=r"both set the size of cohorts; leave one out\."):
+            resolve([*FIRST, *words], base)
+    with pytest.raises(ConfigError, match=r"participation=0\.3 and cohort=3 both set the size of cohorts"):
+        sweep(["method=fedavg,feddyn", "participation=.15,.3", "cohort=3"])
+    for words in (["cohort=3"], ["participation=.15", "cohort=3"], ["participation=.3", "cohort=null"]):
+        assert resolve([*FIRST, *words])["participation"] in (0.5, 0.15, 0.3)
+    assert resolve(["cohort=4"], recipe)["cohort"] == 4
+    assert resolve(["cohort=null"], recipe)["cohort"] is None
+
+
+def test_a_complete_recipe_has_both_and_a_participation_does_not_vanish_in_it(tmp_path: Path):
+    made = resolve([*FIRST, "cohort=3"])
+    recipe = write(tmp_path / "recipe.yaml", to_yaml(made))
+    assert resolve([], recipe).values == made.values
+    assert resolve(["cohort=4"], recipe)["cohort"] == 4
+    with pytest.raises(ConfigError, match=r"participation=0\.2 and cohort=3 .*; leave one out, or add cohort=null\."):
+        resolve(["participation=.2"], recipe)
+    assert build(resolve(["participation=.2", "cohort=null"], recipe)).cohort_size == 4

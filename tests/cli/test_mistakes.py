@@ -65,6 +65,7 @@ MISTAKES = {
     "run method=scaffold local.optimiser=adam": "drift 'scaffold'",
     "run participation=2": "participation is 2, but it must lie in (0, 1]",
     "run cohort=21": "between 1 and the number of clients, 20",
+    "run participation=.3 cohort=3": "participation=0.3 and cohort=3 both set the size of cohorts; leave one out.",
     "run clients=5000": "more clients than samples",
     "run partition=shards partition.shards=1000": "more shards than samples",
     "run partition.alpha=-1": "alpha",

@@ -141,6 +141,16 @@ def test_a_run_does_not_go_on_with_other_settings(word: str, said: str, cli: Cli
 
 
 @pytest.mark.usefixtures("no_pages")
+def test_a_cohort_beside_the_default_participation_is_kept_in_recipes_and_runs_that_go_on(cli: Cli, tmp_path: Path):
+    assert cli("run", "method=fedavg", "rounds=1", "cohort=3", "out=run", *SMALL, "-q")[0] == 0
+    assert cli("run", "run/config.yaml", "out=again", "-q")[0] == 0
+    assert cli("run", "resume=run", "rounds=2", "-q")[0] == 0
+    assert [record["cohort"] for name in ("run", "again") for record in metrics(tmp_path / name)] == [3, 3, 3]
+    code, _, err = cli("run", "run/config.yaml", "participation=.2", "out=third", "-q")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "participation=0.2 and cohort=3 both set the size of cohorts; leave one out, or add cohort=null." in err
+
+
 def test_a_sweep(cli: Cli, tmp_path: Path):
     words = ("method=fedavg,feddyn", "local.lr=.1,.2", "seed=1,2", "rounds=1", "out=sweep", *SMALL)
     code, out, _ = cli("run", "-m", *words, "-q")

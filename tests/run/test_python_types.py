@@ -37,6 +37,10 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "rounds": (go(rounds="three"), r"rounds is 'three', but it must be a whole number\."),
     "half a round": (go(rounds=1.5), r"rounds is 1\.5, but it must be a whole number\."),
     "participation": (go(participation="half"), r"participation is 'half', but it must be a number\."),
+    "participation and cohort": (
+        go(participation=0.5, cohort=3),
+        r"participation=0\.5 and cohort=3 both set the size of cohorts; leave one out\.",
+    ),
     "a setting of local training": (go(lr=0.1), r"run has no argument 'lr'; write local=fl\.Local\(lr=0\.1\)\."),
     "a setting of the evaluation": (go(every=2), r"'every'; write evaluation=fl\.Evaluation\(every=2\)\."),
     "an argument of run, misspelt": (go(callback=[]), r"did you mean 'callbacks'\?"),
@@ -118,6 +122,14 @@ def test_numbers_of_numpy_and_mappings_are_taken() -> None:
         local={"lr": np.float32(0.5), "epochs": 1}, evaluation={"what": "global", "metrics": ["accuracy", "top2"]},
     )  # fmt: skip
     assert {"global/accuracy", "global/top2"} <= result.history[-1].keys()
+
+
+def test_participation_and_cohort_may_agree_and_a_run_with_both_goes_on(tmp_path) -> None:
+    assert len(go(participation=0.5, cohort=2)().history) == 1
+    both = replace(_experiment("fedavg", FEDERATION, "logistic", {"rounds": 1}), participation=0.5, cohort=3)
+    fl.run(both, out=tmp_path / "run")
+    again = {"participation": 0.5, "cohort": 3, "rounds": 2, "out": tmp_path / "run", "resume": True}
+    assert len(go(**again)().history) == 2
 
 
 def test_what_is_imported_on_first_use_can_be_completed() -> None:

@@ -13,6 +13,7 @@ from fedloom.config.build import COMMON, DATA, MODEL, Shared, model_factory
 from fedloom.config.schema import CommandSchema, Config
 from fedloom.config.sections import Choice, MethodChoice, Record, Terms, arguments, sections_of
 from fedloom.core.federation import Federation
+from fedloom.core.local import check_one_size
 from fedloom.core.method import Method
 from fedloom.core.slots import SEVERAL, SLOTS
 from fedloom.data import federate, noises, partitions, targets
@@ -42,6 +43,19 @@ def has_clients(data: Mapping[str, Any]) -> bool:
     path = data.get("path") if data.get("name") == "npz" else None
     named = data.get("client") is not None or data.get("by_client") is True
     return named or (isinstance(path, str) and names_clients(Path(path).expanduser()))
+
+
+def one_size(recipe: set[str], words: set[str], full: Mapping[str, Any]) -> None:
+    """Raise a ``ConfigError`` if ``participation`` would be given in vain, because ``cohort`` overrides it.
+
+    A recipe with all conditions, such as the ``config.yaml`` of a run, was written by FedLoom and has both keys.
+    """
+    both = {"participation", "cohort"}
+    by_hand = not CONDITIONS.keys() <= recipe and both <= recipe and not words & both
+    if by_hand or "participation" in words:
+        clients = None if full["unseen"] else full["clients"]
+        remedy = "" if "cohort" in words or by_hand else ", or add cohort=null"
+        check_one_size(clients, full["participation"], full["cohort"], remedy)
 
 
 RUN = CommandSchema(
@@ -82,6 +96,7 @@ RUN = CommandSchema(
         "method=fedavg,feddyn",
         *(() if {"data", "evaluation"} & named else ("evaluation.target=0.9",)),  # both reach it on digits
     ),
+    agree=one_size,
     may_change=("engine", "compute", "device", "client_state", "checkpoint", "trackers"),
     may_grow="rounds",
 )

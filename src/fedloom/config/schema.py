@@ -65,6 +65,7 @@ class CommandSchema:
         defaults: values of keys where they differ from the default of a signature.
         fitting: defaults that go with a choice, by key and name, or by key and a condition on what is given below it.
         comparison: overrides to add where the first key is not set, given the keys that are.
+        agree: raises a ``ConfigError`` if keys given in a recipe and on a command line contradict each other.
         short: abbreviations of dotted keys.
         may_change: keys that a continued run may change, since what was computed so far does not depend on them.
         may_grow: a key that a continued run may change upwards.
@@ -75,6 +76,7 @@ class CommandSchema:
     defaults: Mapping[str, Any]
     fitting: Mapping[tuple[str, str | Condition], Mapping[str, Any]] = field(default_factory=dict)
     comparison: Callable[[set[str]], Sequence[str]] = lambda named: ()
+    agree: Callable[[set[str], set[str], Mapping[str, Any]], None] = lambda recipe, words, full: None
     short: Mapping[str, str] = field(default_factory=dict)
     may_change: tuple[str, ...] = ("device",)
     may_grow: str = ""
@@ -186,6 +188,7 @@ class CommandSchema:
                 out = out or convert("out", place, Path | None)
                 try:
                     found.append(Config(self.complete(recipe, words), out, swept=swept))
+                    self.agree({*recipe}, {key[0] for key in words}, found[-1].values)
                 except ConfigError as error:
                     raise ConfigError(self._apart(overrides) or str(error)) from error
                 continue

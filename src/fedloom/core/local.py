@@ -189,6 +189,27 @@ def cohort_size(clients: int, participation: float, cohort: int | None = None) -
     return max(int(participation * clients + 1e-9), 1)
 
 
+def check_one_size(clients: int | None, participation: float, cohort: int | None, remedy: str = "") -> None:
+    """Raise a ``ConfigError`` if a participation and a cohort that were both given differ in the cohort's size.
+
+    >>> check_one_size(6, 0.5, 3)
+    >>> check_one_size(20, 0.5, 3)
+    Traceback (most recent call last):
+    ...
+    fedloom.core.errors.ConfigError: participation=0.5 and cohort=3 both set the size of cohorts; leave one out.
+
+    Args:
+        clients: K; None if it is not known yet, and they then count as different.
+        participation: C.
+        cohort: |S_t|; None if it was not given.
+        remedy: what else can be done, as the end of the sentence.
+    """
+    if cohort is not None and (clients is None or cohort_size(clients, participation) != cohort):
+        raise ConfigError(
+            f"participation={participation:g} and cohort={cohort} both set the size of cohorts; leave one out{remedy}."
+        )
+
+
 def draw_cohort(clients: int, size: int, seed: int, round: int, *, probability: float | None = None) -> np.ndarray:
     """The cohort S_t, sorted, int64: ``size`` clients without replacement, or every client with ``probability``.
 

@@ -39,7 +39,7 @@ class Experiment:
         model: a factory for an initialised model; called once, under a seed that depends on ``seed`` alone.
         rounds: T, the number of communication rounds.
         participation: C in (0, 1]; the cohort has max(⌊C·K⌋, 1) clients.
-        cohort: cohort size, instead of ``participation``.
+        cohort: cohort size, instead of ``participation``, which then has no effect.
         sampling: ``fixed`` (exactly that many clients) or ``bernoulli`` (each client independently with that
             probability).
         local: settings of local training.
