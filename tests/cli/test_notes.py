@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import re
+import warnings
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 from helpers.commands import Cli
+from rich.console import Console
 
 import fedloom as fl
-from fedloom.experiment.console import results
+from fedloom.cli import run as train
+from fedloom.experiment.console import notes, results
 from fedloom.experiment.report.groups import form_of
 from fedloom.experiment.rundir import RunDirectory
 from fedloom.metrics import names
@@ -65,6 +70,33 @@ def test_notes_of_a_quiet_run_are_tidy_on_standard_error(cli: Cli, tmp_path: Pat
     assert line.startswith("note: patients: column 'pressure' has mean 130 and standard deviation 17.8")
     code, out, err = cli(*words, "data.standardise=true", "-q")
     assert (code, err) == (0, "")
+
+
+def test_a_note_of_some_runs_of_a_sweep_names_them(cli: Cli, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("run", "-m", "method=fedavg", *SMALL, "local.lr=.1,1e30,1e32")
+    told = [line for line in cli(*words).out.splitlines() if line.startswith("note: ")]
+    assert any("left out" in line for line in told)
+    assert all(line.startswith("note: fedavg, local.lr=1e+30; fedavg, local.lr=1e+32: ") for line in told)
+    rows: list[tuple[str, dict[str, list[str]]]] = [("a", {"warnings": ["x.", "y."]}), ("b", {"warnings": ["x."]})]
+    notes(Console(), rows)
+    notes(Console(), [(str(n), {"warnings": ["z."] if n else []}) for n in range(6)])
+    assert capsys.readouterr().out.splitlines() == ["note: x.", "note: a: y.", "", "note: 1; 2; 3 and 2 more: z.", ""]
+
+
+def test_a_warning_in_a_sweep_names_the_run_that_raised_it(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = train.command.run
+
+    def run(experiment: Any, *words: Any, **settings: Any) -> Any:
+        warnings.warn("the disk is slow.", stacklevel=1)
+        return real(experiment, *words, **settings)
+
+    monkeypatch.setattr(train, "command", replace(train.command, run=run))
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        two, one = (cli("run", "-m", f"method={names}", *SMALL).out for names in ("fedavg,feddyn", "fedavg"))
+    assert "note: fedavg: the disk is slow." in two
+    assert "note: feddyn: the disk is slow." in two
+    assert "note: the disk is slow." in one
 
 
 def test_runs_that_differ_in_the_seed_are_summed_up_below_the_table(cli: Cli, tmp_path: Path) -> None:

@@ -23,7 +23,16 @@ from fedloom.core import forked
 from fedloom.core.client import Failure
 from fedloom.core.errors import CheckpointError, ClientError, ConfigError, FedLoomError
 from fedloom.experiment.callbacks import Callback
-from fedloom.experiment.console import going_on, make_console, note, notes, print_raw, relpath, show_warnings
+from fedloom.experiment.console import (
+    going_on,
+    make_console,
+    note,
+    notes,
+    print_raw,
+    relpath,
+    show_warnings,
+    warnings_of,
+)
 from fedloom.experiment.progress import LineProgress, NullProgress, make_progress
 from fedloom.experiment.rundir import RunDirectory
 
@@ -169,7 +178,8 @@ class Command:
                 display.label = batch.title(job) + (f" ({number} of {len(work)})" if len(work) > 1 else "")
                 settings["callbacks"].insert(0, self.progress(display))
             try:
-                self.run(experiment, job, batch, resume=job.resume, **settings)
+                with warnings_of(batch.title(job) if batch.is_sweep else ""):
+                    self.run(experiment, job, batch, resume=job.resume, **settings)
                 if not self._is_done(job):
                     raise CheckpointError(
                         f"the run {relpath(job.directory)} is not complete: its last files could not be written; make "
@@ -206,7 +216,7 @@ class Command:
                 console.print(self.table(rows))
                 for text in [*lines, *self.remarks(rows)]:
                     print_raw(console, text)
-                notes(console, (summary for _, summary in rows))
+                notes(console, rows)
         many = "ies" if batch.is_sweep else "y"
         places = [
             (f"run director{many}", batch.parent),

@@ -190,11 +190,33 @@ def print_raw(console: Console, text: str, end: str = "\n") -> None:
     console.print(text, markup=False, soft_wrap=True, end=end)
 
 
-def notes(console: Console, summaries: Iterable[Mapping[str, Any]]) -> None:
-    """Print the warnings of finished runs, each once, and an empty line."""
-    for warning in dict.fromkeys(said for summary in summaries for said in summary.get("warnings") or []):
-        print_raw(console, f"note: {warning}")
+def notes(console: Console, rows: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
+    """Print the warnings of finished runs, given by label and summary, and an empty line.
+
+    Each is printed once, with the labels of its runs unless all of them have it.
+    """
+    found: dict[str, list[str]] = {}
+    for label, summary in rows:
+        for warning in dict.fromkeys(summary.get("warnings") or []):
+            found.setdefault(warning, []).append(label)
+    for warning, labels in found.items():
+        more = f" and {len(labels) - 3} more" if len(labels) > 3 else ""
+        whose = "" if len(labels) == len(rows) else f"{'; '.join(labels[:3])}{more}: "
+        print_raw(console, f"note: {whose}{warning}")
     console.print()
+
+
+@contextmanager
+def warnings_of(label: str) -> Iterator[None]:
+    """Name a run in the warnings that it raises; without a label they are as they are."""
+    with warnings.catch_warnings():  # also if another run has raised the same
+        shown = warnings.showwarning
+
+        def show(message: Warning | str, *args: Any, **kwargs: Any) -> None:
+            shown(f"{label}: {message}" if label else message, *args, **kwargs)  # type: ignore[arg-type]
+
+        warnings.showwarning = show
+        yield
 
 
 def figures(first: str, heads: Iterable[str]) -> Table:
