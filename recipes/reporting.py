@@ -44,11 +44,13 @@ def left_out(history: Sequence[Mapping[str, Any]]) -> float:
 
 
 def shares(results: Mapping[str, Any], *path: str) -> Iterator[tuple[str, float]]:
-    """Every ``left_out`` in stored results, with the names above it.
+    """Every ``left_out`` in stored results, with the names above it; 0 for runs that store only 0 ``failures``.
 
-    >>> list(shares({"runs": {"FedAvg": {"seed0": {"left_out": 0.5}}}}))
-    [('FedAvg, seed0', 0.5)]
+    >>> list(shares({"runs": {"FedAvg": {"seed0": {"left_out": 0.5}, "seed1": {"failures": 0}}}}))
+    [('FedAvg, seed0', 0.5), ('FedAvg, seed1', 0.0)]
     """
+    if results.get("failures") == 0 and "left_out" not in results:
+        yield ", ".join(name for name in path if name not in GENERAL), 0.0
     for key, value in results.items():
         if key == "left_out":
             yield ", ".join(name for name in path if name not in GENERAL), float(value)
