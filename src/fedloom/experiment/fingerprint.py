@@ -18,7 +18,6 @@ from fedloom.core.local import Local
 from fedloom.core.plan import ClientPlan
 from fedloom.data.augment import augmentation
 from fedloom.experiment.experiment import Experiment
-from fedloom.experiment.trainer import differences
 
 ADAM = ("beta1", "beta2")
 SAMPLED = 1000  # number of input rows in the digest
@@ -74,6 +73,22 @@ def describe(experiment: Experiment, plan: ClientPlan) -> dict[str, Any]:
         "compute": compute,  # computes differ by rounding, and so do blocks of clients
         **({"shares": shares} if compute == "batched" and shares else {}),
     }
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """The settings that differ, each as ``name: old → new``.
+
+    >>> differences({"a": {"b": 1}, "c": 2}, {"a": {"b": 3}, "c": 2})
+    ['a.b: 1 → 3']
+    """
+    found = []
+    for key in [*old, *(key for key in new if key not in old)]:
+        a, b = old.get(key), new.get(key)
+        if isinstance(a, Mapping) and isinstance(b, Mapping):
+            found += differences(a, b, f"{prefix}{key}.")
+        elif a != b:
+            found.append(f"{prefix}{key}: {a} → {b}")
+    return found
 
 
 def of_other_models(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:

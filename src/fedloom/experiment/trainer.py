@@ -19,6 +19,7 @@ from fedloom.core.errors import CheckpointError, ConfigError
 from fedloom.experiment import checkpoint as checkpoints
 from fedloom.experiment.callbacks import Callback, RunInfo, added, numbers
 from fedloom.experiment.checkpoint import Checkpoint
+from fedloom.experiment.fingerprint import differences
 from fedloom.experiment.interrupt import Interruptible
 from fedloom.experiment.rundir import VERSION, Columns, Kind, RunDirectory, Status
 from fedloom.experiment.runtime import environment
@@ -317,19 +318,3 @@ def load(task: TrainerTask, directory: RunDirectory) -> list[Record]:
     with checkpoints.refusing(found[-1]):
         task.restore(checkpoints.read(found[-1]))
     return [record for record in directory.metrics() if record["round"] <= task.round]
-
-
-def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """The settings that differ, each as ``name: old → new``.
-
-    >>> differences({"a": {"b": 1}, "c": 2}, {"a": {"b": 3}, "c": 2})
-    ['a.b: 1 → 3']
-    """
-    found = []
-    for key in [*old, *(key for key in new if key not in old)]:
-        a, b = old.get(key), new.get(key)
-        if isinstance(a, Mapping) and isinstance(b, Mapping):
-            found += differences(a, b, f"{prefix}{key}.")
-        elif a != b:
-            found.append(f"{prefix}{key}: {a} → {b}")
-    return found
