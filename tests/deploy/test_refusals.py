@@ -286,7 +286,7 @@ def test_a_node_that_measures_nonsense_spoils_nobody_elses_numbers(wrong: dict[s
     transport.close()
     table = RunDirectory(tmp_path / "out").clients()
     assert table["client"].tolist() == [1, 2, 3]
-    assert set(table) == {"round", "client", "n", "accuracy", "loss"}
+    assert set(table) == {"round", "client", "name", "n", "accuracy", "loss"}
     assert result.history[0]["clients/accuracy/mean"] == pytest.approx(table["accuracy"].mean())
 
 

@@ -23,9 +23,11 @@ SMALL = (
 
 
 def small(*words: str) -> list[str]:
-    """A small configuration, with other words; one that names its model has none of the usual model's settings."""
-    named = any(word.startswith("model=") for word in words)
-    return [*(word for word in SMALL if not (named and word.startswith("model."))), *words]
+    """A small configuration, with other words; a model has none of the usual one's settings, a cohort its own size."""
+    given = {word.partition("=")[0] for word in words}
+    instead = {"model": "model.", "cohort": "participation="}
+    left_out = tuple(start for key, start in instead.items() if key in given)
+    return [*(word for word in SMALL if not word.startswith(left_out)), *words]
 
 
 def config(*words: str) -> Config:

@@ -130,7 +130,7 @@ def commanded(words: list[str], where: Path, output: Path | None) -> subprocess.
 def test_memory_that_does_not_suffice_is_one_sentence(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def hungry(words: list[str]) -> int:
+    def hungry(words: list[str], is_program: bool) -> int:
         raise MemoryError("Unable to allocate 477. GiB")
 
     monkeypatch.setattr(import_module("fedloom.cli.main"), "_dispatch", hungry)
