@@ -60,16 +60,16 @@ class Convolution(CohortLayer):
     def forward(self, x: Tensor) -> Tensor:
         small = self.groups == 1 and len(x) > 1 and self._products(x) <= SMALL
         if x.ndim == 5 and (small or (self.narrow and x.is_cpu)):
-            self.way_back = self._backward_unfolded
+            self.way_back = Convolution._backward_unfolded
             return self._unfolded(x)
         if x.ndim == 5 and len(x) > 1 and prefers_groups(x):
-            self.way_back = self._backward_grouped
+            self.way_back = Convolution._backward_grouped
             return self._grouped(x)
-        self.way_back = self._backward_by_client
+        self.way_back = Convolution._backward_by_client
         return self._by_client(x)
 
     def backward(self, grad: Tensor) -> tuple[Tensor | None]:
-        return (self.way_back(grad),)
+        return (self.way_back(self, grad),)
 
     def _products(self, x: Tensor) -> int:
         """Multiplications of one client's forward pass."""
