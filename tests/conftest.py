@@ -52,13 +52,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if reason and item.get_closest_marker("cuda") is not None:
             item.add_marker(pytest.mark.skip(reason=reason))
     if gpu:
-        items[:] = [item for item in items if item.get_closest_marker("cuda") is not None]
+        _keep(config, items, {item for item in items if item.get_closest_marker("cuda") is not None})
     if not config.getoption("--quick"):
         return
     kept: dict[str, pytest.Item] = {}
     for item in items:
         if item.get_closest_marker("slow") is None:
             kept.setdefault(item.nodeid.partition("[")[0], item)
-    chosen = set(kept.values())
+    _keep(config, items, set(kept.values()))
+
+
+def _keep(config: pytest.Config, items: list[pytest.Item], chosen: set[pytest.Item]) -> None:
     config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
     items[:] = [item for item in items if item in chosen]
