@@ -18,6 +18,7 @@ from helpers.runs import assert_same_run, experiment, go, theta
 from torch import Tensor, nn
 
 from fedloom.compute.cohort import CohortNet, SGDRule
+from fedloom.compute.cohort.layers import Product
 from fedloom.config import online
 from fedloom.core.errors import ConfigError
 from fedloom.core.layout import Layout
@@ -139,3 +140,33 @@ def test_online_learning_keeps_the_precision_of_its_dtype() -> None:
         online.build(
             online.ONLINE.resolve(["local.precision=bf16", "tasks=2", "data=digits", "stream=k_way"])
         ).ensemble()
+
+
+@pytest.mark.parametrize("clients", [1, 2])
+def test_products_that_stay_rounded_change_no_bit(clients: int) -> None:
+    torch.manual_seed(0)
+    model = cnn()
+    layout, x, found = Layout.of(model), torch.randn(clients, 50, 3, 32, 32), []
+    for stays in (True, False):
+        net = CohortNet(model, layout, clients, operand_dtype=torch.bfloat16)
+        products = [step.layer for step in net.program.steps if isinstance(step.layer, Product)]
+        assert [layer.stays_rounded for layer in products] == [True, True, True, True, False]
+        for layer in products:
+            layer.stays_rounded &= stays
+        net.theta.copy_(layout.read(model)[0])
+        (logits,) = net.forward(x)
+        assert logits.dtype == torch.float32
+        net.backward(torch.sin(torch.arange(logits.numel())).view_as(logits))
+        found.append((logits.clone(), net.grad.clone()))
+    assert all(map(torch.equal, *found))
+
+
+@pytest.mark.parametrize(
+    "between", [nn.MaxPool2d(3, 2), nn.Tanh(), nn.AvgPool2d(2), nn.Dropout(0.5), nn.GroupNorm(2, 4)]
+)
+def test_layers_that_compute_get_unrounded_values(between: nn.Module) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), between, nn.Conv2d(4, 4, 3), nn.Flatten(), nn.LazyLinear(2))
+    model(torch.zeros(1, 3, 12, 12))
+    net = CohortNet(model, Layout.of(model), 2, operand_dtype=torch.bfloat16)
+    products = [step.layer for step in net.program.steps if isinstance(step.layer, Product)]
+    assert [layer.stays_rounded for layer in products] == [False, True, False]

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedloom.compute.cohort.layers import CohortLayer, Lookup, Unsupported, cohort_layer, required
+from fedloom.compute.cohort.layers import CohortLayer, Lookup, Product, Unsupported, cohort_layer, required
 from fedloom.compute.cohort.parameters import Parameter
 
 aten = torch.ops.aten
@@ -42,7 +42,7 @@ def is_narrow(module: nn.Conv1d | nn.Conv2d) -> bool:
     )
 
 
-class Convolution(CohortLayer):
+class Convolution(Product):
     """A convolution with per-client kernels: [c, B, in, height, width] to [c, B, out, height', width'].
 
     Signals [c, B, in, length] are processed client by client. Images, kernels and output gradients are rounded to the
@@ -58,6 +58,7 @@ class Convolution(CohortLayer):
         self.kernel = list(weight.value.shape[3:])
 
     def forward(self, x: Tensor) -> Tensor:
+        self.dtype = x.dtype
         small = self.groups == 1 and len(x) > 1 and self._products(x) <= SMALL
         if x.ndim == 5 and (small or (self.narrow and x.is_cpu)):
             self.way_back = Convolution._backward_unfolded
@@ -89,7 +90,7 @@ class Convolution(CohortLayer):
         self.x = self._side_by_side(x)
         bias = None if self.bias is None else self.bias.value[:count].to(self.kernels.dtype).flatten()
         y = aten.convolution(self.x, self.kernels, bias, *self._settings(count))
-        return y.unflatten(1, (count, -1)).transpose(0, 1).to(x.dtype)
+        return y.unflatten(1, (count, -1)).transpose(0, 1).to(self.made)
 
     def _backward_grouped(self, grad: Tensor) -> Tensor | None:
         count, bias, delta = len(grad), self.bias, self._side_by_side(grad)
@@ -101,7 +102,7 @@ class Convolution(CohortLayer):
         self.weight.take(kernels.unflatten(0, (count, -1)))
         if bias is not None:
             bias.take(biases.unflatten(0, (count, -1)))
-        return back.unflatten(1, (count, -1)).transpose(0, 1).to(grad.dtype) if self.input_gradient else None
+        return back.unflatten(1, (count, -1)).transpose(0, 1).to(self.dtype) if self.input_gradient else None
 
     def _side_by_side(self, x: Tensor) -> Tensor:
         """The clients' images [c, B, channels, ...] as [B, c · channels, ...], in the dtype of the kernels."""
@@ -119,17 +120,17 @@ class Convolution(CohortLayer):
             aten.convolution(images, self.kernels[i], None if biases is None else biases[i], *self._settings())
             for i, images in enumerate(self.x)
         ]
-        return _stacked(made, x.dtype)
+        return _stacked(made, self.made)
 
     def _backward_by_client(self, grad: Tensor) -> Tensor | None:
-        dtype, grad, bias = grad.dtype, _channels_last(grad, self.kernels.dtype), self.bias
+        grad, bias = _channels_last(grad, self.kernels.dtype), self.bias
         outputs = [grad.shape[2]] if bias is not None else None
         mask = [self.input_gradient, True, bias is not None]
         made = [
             aten.convolution_backward(delta, images, self.kernels[i], outputs, *self._settings(), mask)
             for i, (delta, images) in enumerate(zip(grad, self.x, strict=True))
         ]
-        passed = _stacked([each[0] for each in made], dtype) if self.input_gradient else None
+        passed = _stacked([each[0] for each in made], self.dtype) if self.input_gradient else None
         self.weight.take(torch.stack([each[1] for each in made]))
         if bias is not None:
             bias.take(torch.stack([each[2] for each in made]))
@@ -145,7 +146,7 @@ class Convolution(CohortLayer):
             y = torch.bmm(self.patches, self.w.mT)
         else:
             y = torch.baddbmm(self.bias.value[:count, None].to(self.w.dtype), self.patches, self.w.mT)
-        return y.to(x.dtype).view(count, rows, height, width, -1).permute(0, 1, 4, 2, 3)
+        return y.to(self.made).view(count, rows, height, width, -1).permute(0, 1, 4, 2, 3)
 
     def _patches(self, x: Tensor, height: int, width: int) -> Tensor:
         """The input patch of every output position, [c, B · height' · width', kernel height · kernel width · in]."""
@@ -163,10 +164,11 @@ class Convolution(CohortLayer):
         rounded = delta.to(self.w.dtype)
         passed = None
         if self.input_gradient:
-            passed = self._folded(torch.bmm(rounded, self.w).to(grad.dtype), *grad.shape[3:])
+            patches = torch.bmm(rounded, self.w).to(self.weight.value.dtype)
+            passed = self._folded(patches, *grad.shape[3:]).to(self.dtype)
         self.weight.take_product(rounded, self.patches)
         if self.bias is not None:
-            self.bias.take(delta.sum(1))
+            self.bias.take(delta.sum(1, dtype=self.bias.value.dtype))
         return passed
 
     def _folded(self, patches: Tensor, height: int, width: int) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from fedloom.compute.cohort.layers import CohortLayer, Lookup, Unsupported, cohort_layer, required
+from fedloom.compute.cohort.layers import CohortLayer, Lookup, Product, Unsupported, cohort_layer, required
 from fedloom.compute.cohort.parameters import Parameter
 
 
@@ -16,7 +16,7 @@ def linear(module: nn.Linear, lookup: Lookup) -> CohortLayer:
     return Linear(weight, lookup("bias"))
 
 
-class Linear(CohortLayer):
+class Linear(Product):
     """y = x Wᵀ + b for every client: [c, B, ..., in] to [c, B, ..., out].
 
     Backward: ∂x = δ W, ∂W = δᵀ x, ∂b = Σ_rows δ, where δ is the gradient of y. The factors x, W and δ of products are
@@ -27,24 +27,24 @@ class Linear(CohortLayer):
         self.weight, self.bias = weight, bias
 
     def forward(self, x: Tensor) -> Tensor:
-        self.shape = x.shape
+        self.shape, self.dtype = x.shape, x.dtype
         _, self.w = self.weight.operand(len(x))
         self.x = x.flatten(1, -2).to(self.w.dtype)  # [c, n, in]
         if self.bias is None:
             y = torch.bmm(self.x, self.w.mT)
         else:
             y = torch.baddbmm(self.bias.value[: len(x), None].to(self.w.dtype), self.x, self.w.mT)
-        return y.to(x.dtype).view(*self.shape[:-1], -1)
+        return y.to(self.made).view(*self.shape[:-1], -1)
 
     def backward(self, grad: Tensor) -> tuple[Tensor | None]:
         delta = grad.reshape(len(grad), -1, grad.shape[-1])  # [c, n, out]
         rounded = delta.to(self.w.dtype)
         passed = None
         if self.input_gradient:  # before the weights change
-            passed = torch.bmm(rounded, self.w).to(grad.dtype).view(self.shape)
+            passed = torch.bmm(rounded, self.w).to(self.dtype).view(self.shape)
         self.weight.take_product(rounded, self.x)
         if self.bias is not None:
-            self.bias.take(delta.sum(1))
+            self.bias.take(delta.sum(1, dtype=self.bias.value.dtype))
         return (passed,)
 
 

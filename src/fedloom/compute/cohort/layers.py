@@ -39,6 +39,8 @@ class CohortLayer(ABC):
         in_place: whether forward may overwrite its input; set when the network is compiled.
         input_gradient: whether backward must return the gradient of the input; False if no trained parameter comes
             before.
+        selects: whether each value of the output is one of the input's or zero, and each gradient likewise: rounding
+            before such a layer is rounding after it, to the bit.
         draws: the random streams; None outside training.
     """
 
@@ -46,11 +48,30 @@ class CohortLayer(ABC):
     keeps_output = False
     in_place = False
     input_gradient = True
+    selects = False
     draws: Draws | None = None
 
     @abstractmethod
     def backward(self, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients of the inputs, from that of the output; parameter gradients are applied or stored on the way."""
+
+
+class Product(CohortLayer):
+    """A layer that multiplies its input by a weight, with both factors rounded to the dtype of the weight's operands.
+
+    Attributes:
+        weight: the weight.
+        stays_rounded: whether the output keeps that dtype, because all that reads it rounds to it anyway; set when the
+            network is compiled.
+    """
+
+    weight: Parameter
+    stays_rounded = False
+
+    @property
+    def made(self) -> torch.dtype:
+        """The dtype of the output."""
+        return self.weight.operand_dtype if self.stays_rounded else self.weight.value.dtype
 
 
 Lookup = Callable[[str], Parameter | None]

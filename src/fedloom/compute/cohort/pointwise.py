@@ -15,7 +15,7 @@ aten = torch.ops.aten
 class ReLU(CohortLayer):
     """max(x, 0)."""
 
-    keeps_output = True
+    keeps_output = selects = True
 
     def forward(self, x: Tensor) -> Tensor:
         self.y = torch.relu_(x) if self.in_place else torch.relu(x)
@@ -93,7 +93,7 @@ class LeakyReLU(CohortLayer):
 class Identity(CohortLayer):
     """The input, unchanged."""
 
-    keeps_output = True
+    keeps_output = selects = True
 
     def forward(self, x: Tensor) -> Tensor:
         return x
@@ -132,7 +132,7 @@ class Divide(CohortLayer):
 class Flatten(CohortLayer):
     """Flatten axes ``start`` to ``end`` of a sample's value; they count from 1, axis 0 being that of the rows."""
 
-    keeps_output = True
+    keeps_output = selects = True
 
     def __init__(self, start: int = 1, end: int = -1) -> None:
         if start < 1:

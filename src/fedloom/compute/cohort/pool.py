@@ -39,6 +39,8 @@ class MaxPool(CohortLayer):
         self, window: list[int], stride: list[int], padding: list[int], dilation: list[int], ceil: bool, signal: bool
     ) -> None:
         self.settings, self.signal = (window, stride, padding, dilation, ceil), signal
+        reach = [(size - 1) * step + 1 for size, step in zip(window, dilation, strict=True)]
+        self.selects = all(size <= step for size, step in zip(reach, stride or window, strict=True))
 
     def forward(self, x: Tensor) -> Tensor:
         self.x = images(x[..., None, :] if self.signal else x)

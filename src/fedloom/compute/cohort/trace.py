@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from fedloom.compute.cohort.layers import CohortLayer, Lookup, Unsupported, factory_of
+from fedloom.compute.cohort.layers import CohortLayer, Lookup, Product, Unsupported, factory_of
 from fedloom.compute.cohort.parameters import Parameter
 from fedloom.compute.cohort.pointwise import Add, Divide, Flatten, Identity, Mean, ReLU, Sigmoid, Tanh
 from fedloom.compute.cohort.pool import MaxPool
@@ -147,6 +147,7 @@ class _Compiler:
                 self._call(node)
         program = _pooled_first(Program(tuple(self.steps), self.values, outputs))
         _allow_in_place(program)
+        _leave_rounded(program)
         _skip_input_gradients(program)
         return program
 
@@ -225,6 +226,23 @@ def _allow_in_place(program: Program) -> None:
         number = step.inputs[0]
         alone = readers[number] == 1 and number not in program.outputs
         step.layer.in_place = number in made and alone and not made[number].keeps_output
+
+
+def _leave_rounded(program: Program) -> None:
+    """Let products stay rounded where layers that only select lead to other products, which round their factors."""
+    readers = _readers(program)
+    reader = {number: step for step in program.steps for number in step.inputs}
+
+    def is_rounded(number: int) -> bool:
+        """Whether all that is computed from a value begins with rounding it."""
+        if readers[number] != 1 or number in program.outputs:
+            return False
+        step = reader[number]
+        return isinstance(step.layer, Product) or (step.layer.selects and is_rounded(step.output))
+
+    for step in program.steps:
+        if isinstance(step.layer, Product):
+            step.layer.stays_rounded = is_rounded(step.output)
 
 
 def _skip_input_gradients(program: Program) -> None:
