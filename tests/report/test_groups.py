@@ -72,6 +72,24 @@ def test_runs_of_other_commands_are_averaged_over_seeds(command: str, cli: Cli) 
     assert paired_table([one, other]) is not None
 
 
+@pytest.mark.parametrize(
+    ("split", "grouped"),
+    [
+        ("${seed}", {"kd": [1, 2], "ce": [1, 2]}),
+        # one teacher, which has the seed of its data
+        pytest.param("3", {"kd": [1, 2], "ce": [3]}, marks=pytest.mark.slow),
+        pytest.param(
+            "1,2", {"kd, split_seed=1": [1, 2], "kd, split_seed=2": [1, 2], "ce": [1, 2]}, marks=pytest.mark.slow
+        ),
+    ],
+)
+def test_a_split_drawn_by_the_seed_separates_no_seeds(split: str, grouped: dict[str, list[int]], cli: Cli) -> None:
+    words = ("method=kd", "epochs=2", "teacher_epochs=1", "teacher=mlp", "model=logistic", f"split_seed={split}")
+    answer = cli("distill", "-m", "-q", *words, "seed=1,2", "out=there")
+    assert answer.code == 0, answer.err
+    assert {one.label: [int(run.seed) for run in one.runs] for one in read_groups(["there"])} == grouped
+
+
 def python_distillation(out: Path, seed: int, method: str, teacher: int, split: int = 0) -> Path:
     make = lambda width: models.make("mlp", classes=10, inputs=(1, 8, 8), hidden=(width,))  # noqa: E731
     with torch.random.fork_rng():

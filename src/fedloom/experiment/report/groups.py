@@ -49,19 +49,39 @@ def _given(run: RunData) -> tuple[Any, ...]:
     return *run.samples, run.facts.get("teacher")
 
 
+def _is_seed(key: str) -> bool:
+    """Whether a setting is a further seed, like ``split_seed``."""
+    return key.endswith("seed")
+
+
+def _follow(runs: Sequence[RunData]) -> frozenset[str]:
+    """The further seeds that are each run's own seed in runs of several seeds, as with ``split_seed=${seed}``."""
+    if len({run.seed for run in runs}) == 1:
+        return frozenset()
+    return frozenset(k for k in _identity(runs[0]) if _is_seed(k) and all(_identity(r).get(k) == r.seed for r in runs))
+
+
+def _described(runs: Sequence[RunData]) -> dict[str, str]:
+    """What defines the runs of a group, as text."""
+    return _identity(runs[0]) | dict.fromkeys(_follow(runs), "${seed}")
+
+
+def _dealt(run: RunData) -> dict[str, str]:
+    """The settings of what clients or tasks hold; a further seed that is the run's own is the same as another's."""
+    found = {key: value for key, value in _identity(run).items() if key.partition(".")[0] in DEALT}
+    return {key: "${seed}" if _is_seed(key) and value == run.seed else value for key, value in found.items()}
+
+
 def on_the_same_data(a: RunGroup, b: RunGroup) -> bool:
     """Whether the runs of two groups deal the same data to the same clients, where they have the same seed."""
-    first, second = (
-        {key: value for key, value in _identity(member.runs[0]).items() if key.partition(".")[0] in DEALT}
-        for member in (a, b)
-    )
-    here, there = ({run.seed: run.samples for run in member.runs} for member in (a, b))
-    return first == second and all(here[seed] == there[seed] for seed in here.keys() & there.keys() - {NO_SEED})
+    here, there = ({run.seed: (_dealt(run), run.samples) for run in member.runs} for member in (a, b))
+    common = here.keys() & there.keys() - {NO_SEED}
+    return all(here[seed] == there[seed] for seed in common) if common else _dealt(a.runs[0]) == _dealt(b.runs[0])
 
 
-def _labels(runs: Sequence[RunData]) -> list[str]:
+def _labels(teams: Sequence[Sequence[RunData]]) -> list[str]:
     """The method's name and, if several groups share it, up to three settings that differ."""
-    identities = [_identity(run) for run in runs]
+    runs, identities = [team[0] for team in teams], [_described(team) for team in teams]
     labels = []
     for run, identity in zip(runs, identities, strict=True):
         rivals = [other for r, other in zip(runs, identities, strict=True) if r.method == run.method]
@@ -91,18 +111,26 @@ def _place(run: RunData, teams: list[list[RunData]]) -> None:
 def group(runs: Sequence[RunData]) -> list[RunGroup]:
     """Group runs that share everything but the seed: FedAvg first, then in the given order; one run for each seed.
 
-    Runs with the same settings and seed on other data, as hand-made federations may be, belong to different groups.
+    A further seed that is the run's own in all of them, as with ``split_seed=${seed}``, does not separate them. Runs
+    with the same settings and seed on other data, as hand-made federations may be, belong to different groups.
     """
-    alike: dict[tuple[Any, ...], list[list[RunData]]] = {}
+    alike: dict[tuple[Any, ...], list[RunData]] = {}
     for run in runs:
-        _place(run, alike.setdefault((run.method, *sorted(_identity(run).items())), []))
-    members = [team for teams in alike.values() for team in teams]
+        fixed = [(key, value) for key, value in _identity(run).items() if not _is_seed(key)]
+        alike.setdefault((run.method, *sorted(fixed)), []).append(run)
+    teams: dict[tuple[Any, ...], list[list[RunData]]] = {}
+    for shared_by_all, several in alike.items():
+        follow = _follow(several)
+        for run in several:
+            own = [(k, value) for k, value in _identity(run).items() if _is_seed(k) and k not in follow]
+            _place(run, teams.setdefault((shared_by_all, *sorted(own)), []))
+    members = [team for found in teams.values() for team in found]
     together = sorted(members, key=lambda found: found[0].method != "fedavg")
     first = [found[0] for found in together]
     styles = line_styles([run.method for run in first])
     return [
         RunGroup(label, run.method, tuple(found), style)
-        for label, run, found, style in zip(_labels(first), first, together, styles, strict=True)
+        for label, run, found, style in zip(_labels(together), first, together, styles, strict=True)
     ]
 
 
