@@ -8,8 +8,11 @@ import pandas as pd
 import pytest
 
 from fedloom.cli.search import remarks, table
+from fedloom.methods import methods
 from fedloom.tasks.search import results
 from fedloom.tasks.search.settings import SearchSettings
+from fedloom.tasks.search.space import Space
+from fedloom.tasks.search.task import SearchExperiment, SearchTask
 
 
 def record(role: str, label: str, seed: int, score: float, stage: str = "compare") -> dict:
@@ -46,6 +49,27 @@ def test_fedavg_alone_is_no_comparison() -> None:
     assert found["verdict"] == (
         "Nothing but fedavg was run to its end, so nothing is decided; set a larger search.budget."
     )
+
+
+@pytest.mark.parametrize("maximise", [True, False])
+def test_of_equal_candidates_the_reference_is_taken(maximise: bool, tmp_path: Path) -> None:
+    tried = history("fedavg", "feddyn")
+    equal = [one | {"score": 0.5 + one["seed"] / 100} if one["stage"] == "compare" else one for one in tried]
+    settings = SearchSettings(goal="global/accuracy" if maximise else "global/loss")
+    found = results.summary(equal, settings, maximise, "fedavg")
+    assert found["verdict"] == "No finalist is better than fedavg on the held-out seeds: take fedavg."
+    results.write(tmp_path, equal, settings, maximise, "fedavg", lambda candidate: candidate)
+    assert "fedavg" in (tmp_path / "winner.yaml").read_text()
+
+
+def test_the_winner_whose_parts_are_left_out_is_no_equal_of_the_reference() -> None:
+    def nothing(candidate: dict, seed: int, validate: bool):
+        raise AssertionError
+
+    task = SearchTask(SearchExperiment(nothing, dict, Space(methods, (), (), {}), SearchSettings(seeds=3), 2, 0))
+    tried = history("fedavg", "feddyn")
+    task.history = [one | {"score": 0.5} if one["stage"] == "compare" else one for one in tried]
+    assert [role for role, _ in task._compared()] == ["finalist 1", "fedavg"]
 
 
 def test_several_searches_are_told_apart() -> None:

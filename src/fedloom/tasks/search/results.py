@@ -53,7 +53,7 @@ def scores(history: Sequence[Record]) -> dict[str, dict[int, float]]:
 
 
 def winner(history: Sequence[Record], roles: Sequence[str], seeds: int, maximise: bool) -> str | None:
-    """The role with the best mean on held-out seeds; None while runs are missing."""
+    """The role with the best mean on held-out seeds, the first of equal ones; None while runs are missing."""
     found = scores(history)
     if not roles or any(len(found.get(role, ())) < seeds for role in roles):
         return None
@@ -81,7 +81,7 @@ def summary(history: Sequence[Record], settings: SearchSettings, maximise: bool,
     found, about = scores(history), {r["role"]: r for r in history if r["stage"] == "compare"}
     ranking = []
     others = [role for role in found if role.startswith("finalist")]
-    for role in [*others, *([reference] if reference in found else [])]:
+    for role in [*([reference] if reference in found else []), *others]:  # the first of equal ones is ahead
         x = np.array(list(found[role].values()))
         over = None if role == reference else gain(found[role], found.get(reference, {}), maximise, len(others))
         ranking.append(

@@ -170,7 +170,8 @@ class SearchTask(TrainerTask):
         reference = results.best_of_method(self.tried, REFERENCE, self.maximise)
         if reference is not None:
             found.append((REFERENCE, reference))
-        winner = results.winner(self.history, [role for role, _ in found], self.settings.seeds, self.maximise)
+        roles = sorted((role for role, _ in found), key=lambda role: role != REFERENCE)  # it wins if means are equal
+        winner = results.winner(self.history, roles, self.settings.seeds, self.maximise)
         if winner is None or winner == REFERENCE:
             return found
         candidate = dict(found)[winner]
