@@ -80,11 +80,17 @@ def reports_errors(main: Callable[P, int]) -> Callable[P, int]:
     return wrapped
 
 
-def notes(results: dict[str, Any]) -> list[str]:
-    """The end of a page: the runs that excluded updates, with their shares, and the hand-written ``notes``."""
+def notes(results: dict[str, Any], made: int = 0) -> list[str]:
+    """The end of a page: the runs that excluded updates, with their shares, and the hand-written ``notes``.
+
+    ``made`` is the number of all runs, where a recipe knows it: those without a count are reported, too.
+    """
     text, runs = [], list(shares(results))
-    if runs:
+    if runs or made:
         text += ["", "## Excluded client updates", ""]
+    if made > len(runs):
+        text += [f"Not recorded in {made - len(runs)} of {made} runs.", *([""] if runs else [])]
+    if runs:
         wrong = [one for one in runs if one[1]]
         text += [f"Of {len(runs)} runs in which they were counted, {len(wrong) or 'none'} excluded an update."]
         if wrong:

@@ -151,8 +151,10 @@ class Trained:
     def in_rounds(self, name: str, cell: dict[str, Any]) -> None:
         """Add FedSSA in rounds, with clients continuing from its mixtures; the last p is learnt as after training."""
         seen = self.experiment(Method("fedssa", (CrossEntropy(),), mixing=DESCENT), TARGETS[name])
-        custom = after_training(seen, self.run(seen, name), DESCENT)
+        result = self.run(seen, name)
+        custom = after_training(seen, result, DESCENT)
         cell |= {ROUNDS: common.rounded(custom.accuracy), f"client, {ROUNDS}": int(custom.p.argmax())}
+        cell["left_out"] = common.left_out(result.history)
         if self.place:
             cell[JUMPS] = jumps(self.place / name.replace(" ", "_") / "mixing.parquet")
 
@@ -179,6 +181,7 @@ def missing(
             for name, target in TARGETS.items():
                 if "oracle" not in rows.get(name, {}):
                     trained.once(target, rows.setdefault(name, {}))
+                    rows["left_out"] = common.left_out(trained.result.history)
             yield f"{order}, seed {seed}"
     for name in only:
         for order in orders:
@@ -230,12 +233,16 @@ def tables(study: Study, results: dict[str, Any]) -> str:
         "learnt once, on the last client models, by Adam at .01 with λ_var 1 and by SGD at .01 with λ_var 10, 160 "
         "steps each; in rounds: by the latter, with clients continuing from its mixtures. Oracle: the head of "
         "target_head for the true class shares. Error of shares: half of Σ |π_c - true share|, in percent. The "
-        "settings of target_fit were chosen on seed 0. A dash: not run.",
+        "settings of target_fit were chosen on seed 0. The server has the inputs of the first "
+        f"{scale['unlabelled']} test images of a target, or of all where there are fewer; the paper gives it all. A "
+        "dash: not run.",
     ]
     for order, seeds in results["runs"].items():
         text += ["", f"## {ORDERS[order][0]}", "", *table(seeds), "", f"Seeds {', '.join(seeds)}."]
     text += ["", f"`{results['command']}`. {results['machine']}."]
-    return "\n".join([*text, *common.notes(results)])
+    rows = [row for seeds in results["runs"].values() for row in seeds.values()]
+    in_rounds = sum(ROUNDS in row[name] for row in rows for name in TARGETS if name in row)
+    return "\n".join([*text, *common.notes(results, len(rows) + in_rounds)])
 
 
 @common.reports_errors
@@ -269,7 +276,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             results |= {"machine": common.machine(), "scale": vars(study.scale)}
             common.write(stored, results)
     common.write(stored.with_suffix(".md"), tables(study, results))
-    return 0
+    return common.verdict(results)
 
 
 if __name__ == "__main__":

@@ -76,6 +76,7 @@ def trial(data: str, split: str, uplink: tuple[Uplink, ...], seed: int, target: 
         "up": round((last["comm/bytes"] - down) / MEGA, 4) if reached else None,
         "total": round(last["comm/bytes"] / MEGA, 4) if reached else None,
         "best": round(best, 5),
+        "left_out": round(reporting.left_out(history), 4),
     }
 
 
@@ -130,7 +131,7 @@ def tables(results: dict[str, Any]) -> str:
             ])  # fmt: skip
         header = ["compressor", "setting", "rounds", "up, MB", "up and down, MB", "gain", ""]
         text += ["", f"## {words}", "", reporting.table(header, rows)]
-    return "\n".join([*text, *reporting.notes(results)]) + "\n"
+    return "\n".join([*text, *reporting.notes(results, len(results["runs"]))]) + "\n"
 
 
 def picture(results: dict[str, Any], path: Path) -> None:
@@ -168,7 +169,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         collect(stored, given.data, given.seeds, given.target)
     path.with_suffix(".md").write_text(tables(stored.results))
     picture(stored.results, path.with_suffix(".png"))
-    return 0
+    return reporting.verdict(stored.results)
 
 
 if __name__ == "__main__":

@@ -62,6 +62,7 @@ def model(settings: dict[str, float], seed: int) -> dict[str, Any]:
     return {
         "accuracy": round(last["global/accuracy"], 5),
         "epsilon": None if epsilon is None else round(epsilon, 3),
+        "left_out": round(reporting.left_out(result.history), 4),
         "inside": sorted(map(int, rows)),
         "phi": np.round(logit_confidence(p), 3).tolist(),
     }
@@ -105,7 +106,7 @@ def tables(results: dict[str, Any]) -> str:
                 *(mean_error([getattr(one, key) for one in found], 100) for key in Inference._fields),
             ])  # fmt: skip
     header = ["training", "ε", "test accuracy", "attack", "AUC", "advantage", "TPR at 1 % FPR"]
-    return "\n".join([*text, "", reporting.table(header, rows), *reporting.notes(results)]) + "\n"
+    return "\n".join([*text, "", reporting.table(header, rows), *reporting.notes(results, len(results["runs"]))]) + "\n"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -122,7 +123,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 stored(f"{words} | model {seed}", partial(model, settings, seed))
         stored.save()
     path.with_suffix(".md").write_text(tables(stored.results))
-    return 0
+    return reporting.verdict(stored.results)
 
 
 if __name__ == "__main__":

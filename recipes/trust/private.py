@@ -86,9 +86,11 @@ def trial(data: str, label: str, epsilon: float, lr: float, bound: float, seed: 
         device="cpu",
         seed=seed,
     )
-    last = run(experiment).history[-1]
+    history = run(experiment).history
+    last = history[-1]
     spent = {"epsilon": round(last["privacy/epsilon"], 4)} if uplink else {}
-    return {"deployed": round(last["clients/accuracy/mean"], 5), "server": round(last["global/accuracy"], 5), **spent}
+    measured = {"deployed": round(last["clients/accuracy/mean"], 5), "server": round(last["global/accuracy"], 5)}
+    return {**measured, "left_out": round(reporting.left_out(history), 4), **spent}
 
 
 def name(label: str, epsilon: float, lr: float, bound: float, seed: int) -> str:
@@ -144,7 +146,7 @@ def tables(results: dict[str, Any]) -> str:
     text += ["", "## Settings", "", "Learning rate and bound C, as chosen on seed 0.", ""]
     rows = [[label, *("{:g}, {:g}".format(*by[f"{e:g}"]) for e in EPSILONS)] for label, by in results["chosen"].items()]
     text += [reporting.table(header, rows)]
-    return "\n".join([*text, *reporting.notes(results)]) + "\n"
+    return "\n".join([*text, *reporting.notes(results, len(results["runs"]))]) + "\n"
 
 
 def picture(results: dict[str, Any], path: Path) -> None:
@@ -184,7 +186,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         collect(stored, given.data, given.seeds, given.rounds)
     path.with_suffix(".md").write_text(tables(stored.results))
     picture(stored.results, path.with_suffix(".png"))
-    return 0
+    return reporting.verdict(stored.results)
 
 
 if __name__ == "__main__":

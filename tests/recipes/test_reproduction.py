@@ -208,3 +208,5 @@ def test_a_page_names_the_runs_that_excluded_updates_alone(reproduction: ModuleT
     del runs["a"]["1"]
     assert "Of 1 runs in which they were counted, none excluded an update." in "\n".join(notes({"runs": runs}))
     assert notes({"runs": {"b": runs["b"]}}) == []
+    assert "\n\nNot recorded in 1 of 2 runs.\n\nOf 1 runs in which" in "\n".join(notes({"runs": runs}, made=2))
+    assert notes({"runs": {"b": runs["b"]}}, made=1)[-1] == "Not recorded in 1 of 1 runs."

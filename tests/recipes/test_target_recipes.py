@@ -234,6 +234,8 @@ def test_heads_serve_nine_targets_from_one_run(recipe: Callable[..., Path], monk
     out = recipe("heads", "--seeds", 1, 2, "--order", "in order", "--in-rounds", "client 1")
     found = stored(out, "heads")
     assert list(found["runs"]) == ["in order"]
+    for row in found["runs"]["in order"].values():
+        assert row.pop("left_out") == row["client 1"]["left_out"] == 0.0  # of FedAvg, and of FedSSA in rounds
     for cells in found["runs"]["in order"].values():
         assert [name.split()[0] for name in cells] == ["client"] * 5 + ["imbalanced"] * 3 + ["uniform"]
         assert len({cell["FedAvg"] for cell in cells.values()}) > 1
@@ -248,6 +250,7 @@ def test_heads_serve_nine_targets_from_one_run(recipe: Callable[..., Path], monk
     counts = [cells["client 1"]["jumps"] for cells in found["runs"]["in order"].values()]
     assert all(0 <= count < rounds for count in counts)
     assert f"moved to another client: client 1: {counts[0]}, {counts[1]}." in text
+    assert "Of 4 runs in which they were counted, none excluded an update." in text
     recipe("heads", "--table")
     assert (out / "heads.md").read_text() == text
 

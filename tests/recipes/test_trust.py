@@ -47,6 +47,7 @@ def test_hostile_clients(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert hostile.main(["--table"]) == 0
     assert (small / "hostile_digits.md").read_text() == page
     assert "| backdoor |" in page
+    assert "Of 37 runs in which they were counted, none excluded an update." in page
 
 
 @pytest.mark.slow
@@ -61,6 +62,10 @@ def test_private_and_compressed_runs(small: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(compressed, "ROUNDS", 3)
     assert compressed.main(["--target", "0.2", "--seeds", "1"]) == 0
     runs = json.loads((small / "compressed_digits.json").read_text())["runs"]
+    for name in ("private", "compressed"):
+        page = (small / f"{name}_digits.md").read_text()
+        assert "runs in which they were counted, none excluded an update." in page
+        assert "Not recorded" not in page
     assert runs["iid | none | seed 1"]["up"] > runs["iid | QSGD(bits=2, slices=('update',)) | seed 1"]["up"] / 3
 
 
@@ -69,7 +74,9 @@ def test_audits(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     few = {"plain SGD": {"dp_clip": float("inf")}, "private": {"dp_clip": 1.0}}
     membership = recipe("membership", monkeypatch, TRAINING=few, MODELS=6, ROUNDS=2)
     assert membership.main(["--models", "6"]) == 0
-    assert (small / "membership.md").read_text().count("LiRA") == 2
+    page = (small / "membership.md").read_text()
+    assert page.count("LiRA") == 2
+    assert "Of 12 runs in which they were counted, none excluded an update." in page
     inversion = recipe("inversion", monkeypatch, TRAINING={"plain SGD": {}}, DIGITS=8, STEPS=40)
     assert inversion.main() == 0
     found = json.loads((small / "inversion.json").read_text())["runs"]["plain SGD"]
