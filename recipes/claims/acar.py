@@ -174,7 +174,7 @@ RESULTS: dict[str, Result] = {
                             ("DiSK, eq. (6.5)", "KD", published[0]), ("DiSK, eq. (6.5)", "CE", published[1]),
                             ("KD", "CE", published[2]), **PERCENT)
     ], "Table 6.3 has ResNet10-xxs on CIFAR-100; the other claims extend its order to the other cases."),
-    "sides/table_7_1": Result("Stronger local losses (Acar)", "CIFAR-10, a small CNN, 40 rounds", [
+    "sides/table_7_1": Result("Stronger local losses (Acar)", "CIFAR-10, a small CNN, 40 rounds, the server's model", [
         *claims("table 7.1", "{} needs fewer rounds than {}", "runs > {} > *",
                 ("FedAvg distillation", "FedAvg cross entropy", "403 : 1634"),
                 ("FedAvg robustness", "FedAvg cross entropy", "808 : 1634"),

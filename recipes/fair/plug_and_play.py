@@ -5,8 +5,9 @@
 
 The settings of silo.py and device.py; Fashion-MNIST dealt to 1000 clients by Dirichlet(.01) stands in for TinyImageNet.
 An algorithm's own setting (FedProx's mu, a server learning rate) is the value with which it has the best average on
-seed 0 without AAggFF; with AAggFF it keeps this value. The CDF is the paper's for Heart, else the one with which FedAvg
-has the highest worst 10 % on seed 0.
+the tuning seeds without AAggFF; with AAggFF it keeps this value. The published runs on Heart have FedProx's mu at .001;
+1 is chosen here. The CDF is the paper's for Heart, else the one with which FedAvg has the highest worst 10 % on the
+tuning seed.
 """
 
 from __future__ import annotations

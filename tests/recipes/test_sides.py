@@ -57,13 +57,33 @@ def test_table_7_1_runs_goes_on_and_writes_the_table_again(tmp_path: Path, recip
         ("FedDyn both", "1"): (2, [2]),
         ("FedAvg robustness", "0"): (4, [2, 4]),
     }
+    assert all(len(cell["average"]) == len(cell["rounds"]) for name in runs if name != "teacher"
+               for cell in runs[name].values())  # fmt: skip
     text = (out / "table_7_1.md").read_text()
+    assert "average of all clients' last models reaches" in text
     assert "| FedDyn | both |" in text
     assert "250 (6.54)" in text
     assert "(2 of 2)" in text, "all seeds of FedAvg reach the target"
     assert (out / "table_7_1.png").read_bytes().startswith(b"\x89PNG")
     assert recipe("--table", "--runs", tmp_path / "none", "--out", out) == 0
     assert (out / "table_7_1.md").read_text() == text
+
+
+def test_the_table_is_about_the_average_model_where_all_runs_recorded_it(recipe: Callable[..., int]) -> None:
+    module = importlib.import_module("table_7_1")
+
+    def cell(**more: list[float]) -> dict:
+        return {"done": 4, "rounds": [2, 4], "accuracy": [0.2, 0.3], "left_out": 0.0, **more}
+
+    runs = {module.BASE: {"0": cell(average=[0.1, 0.25])}, "FedDyn both": {"0": cell(average=[0.1, 0.5])}}
+    page = module.table({"command": "", "runs": runs})
+    assert "Rounds until the average of all clients' last models reaches" in page
+    assert "| FedDyn | both | 4 (1 of 1) | 50.0 | 50.0 |" in page
+    runs["FedAvg both"] = {"0": cell()}  # an older run
+    page = module.table({"command": "", "runs": runs})
+    assert "Rounds until the server's model reaches" in page
+    assert "was not recorded in all runs." in page
+    assert "| FedDyn | both | 4 (1 of 1) | 30.0 | 30.0 |" in page
 
 
 def test_every_cell_of_the_table_is_its_loss_and_its_drift(recipe: Callable[..., int]) -> None:
