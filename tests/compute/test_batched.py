@@ -264,7 +264,7 @@ def test_pairs_of_models_are_stepped_in_one_pass(
     same = settings("plain") | {"local": local}
     reference = go(paired(name), **same)
     monkeypatch.setattr("fedloom.compute.cohort.coordinates.GAIN", gain)
-    monkeypatch.setattr("fedloom.compute.batched.has_separate_rounds", lambda plan: False)
+    monkeypatch.setattr("fedloom.compute.plain.has_separate_rounds", lambda plan: False)
     monkeypatch.setattr(_Block, "lockstep", None)
     assert_same_run(reference, go(paired(name), compute="batched", **same), TOLERANCE)
 
@@ -277,9 +277,9 @@ def test_first_layers_of_pairs_have_coordinates_on_one_or_more_batches(
     """Clients of different sizes leave the block at different steps, in the middle of a window or at its end."""
     same = settings("plain") | {"local": Local(epochs=2, batch_size=4, lr=0.1, weight_decay=0.05)}
     reference = go(paired(name), **same)
-    monkeypatch.setattr("fedloom.compute.batched.coordinates", lambda *args: samples)
+    monkeypatch.setattr("fedloom.compute.paired.coordinates", lambda *args: samples)
     monkeypatch.setattr(_Block, "lockstep", None)
-    monkeypatch.setattr("fedloom.compute.batched.has_separate_rounds", lambda plan: False)
+    monkeypatch.setattr("fedloom.compute.plain.has_separate_rounds", lambda plan: False)
     assert_same_run(reference, go(paired(name), compute="batched", **same), TOLERANCE)
 
 

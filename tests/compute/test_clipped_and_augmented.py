@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from fedloom.compute.batched import _Block
 from fedloom.compute.cohort import BatchSchedule
 from fedloom.compute.cohort import schedule as schedules
 from fedloom.compute.cohort.schedule import inputs
+from fedloom.core.errors import ClientError
 from fedloom.core.local import Local
 from fedloom.core.method import Method
 from fedloom.data.augment.base import Augmentation, Draws, Scale
@@ -70,6 +72,26 @@ class Strict(Undrawn):
         if x.max() > 50:
             raise ValueError("an image that is too bright")
         return x
+
+
+class OfAnySize(Augmentation):
+    """Cuts off as many rows as are drawn for a mini-batch."""
+
+    def draw(self, count: int, shape: tuple[int, ...], rng: np.random.Generator) -> Draws:
+        return {"left": torch.full((count,), int(rng.integers(3, 6)))}
+
+    def apply(self, x: torch.Tensor, drawn: Draws, scale: Scale) -> torch.Tensor:
+        return x[:, :, : int(drawn["left"][0])]
+
+
+class Changed(Undrawn):
+    """What it returns is no batch of images."""
+
+    def __init__(self, how: Callable[[torch.Tensor], Any]) -> None:
+        object.__setattr__(self, "how", how)
+
+    def apply(self, x: torch.Tensor, drawn: Draws, scale: Scale) -> torch.Tensor:
+        return self.how(x)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 @pytest.fixture
@@ -145,6 +167,61 @@ def test_a_client_whose_images_cannot_be_augmented_is_left_out_alone() -> None:
     )
     assert {(failure.client, failure.kind) for failure in reference.failures} == {(1, "code")}
     assert_same_run(reference, batched, TOLERANCE)
+
+
+def test_mini_batches_of_different_sizes_are_trained_live_and_it_is_said() -> None:
+    same: dict[str, Any] = {"federation": classes(SIZES, shape=IMAGE), "model": shrinking_net}
+    for name in ("fedavg", "ditto"):
+        reference = go(name, augment=(OfAnySize(),), **same)
+        with pytest.warns(UserWarning, match=r"clients are not stepped in one pass, .* to be equal size") as said:
+            batched = go(name, augment=(OfAnySize(),), compute="batched", compute_settings=ONE_BLOCK, **same)
+        assert len(said) == 1
+        assert not reference.failures
+        assert_same_run(reference, batched, TOLERANCE)
+
+
+def test_a_fault_of_augmented_blocks_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lockstep gives the right numbers, so that only the time would tell."""
+    same: dict[str, Any] = {"federation": classes(SIZES, shape=IMAGE), "model": shrinking_net, "augment": (Centred(),)}
+    reference = go("fedavg", **same)
+
+    def faulty(*args: Any, **settings: Any) -> Any:
+        raise RuntimeError("a fault of ours")
+
+    monkeypatch.setattr("fedloom.compute.batched.train", faulty)
+    with pytest.warns(UserWarning, match=r"clients are not stepped in one pass, which is slower: a fault of ours\."):
+        batched = go("fedavg", compute="batched", compute_settings=ONE_BLOCK, **same)
+    assert_same_run(reference, batched, TOLERANCE)
+
+
+@pytest.mark.parametrize("compute", ["live", "batched"])
+@pytest.mark.parametrize(
+    ("change", "made"),
+    [
+        (Tensor.float, r"a Tensor of shape \[4, 2, 5, 5\], torch.float32 on cpu,"),
+        (lambda x: x[1:], r"a Tensor of shape \[3, 2, 5, 5\], torch.float64 on cpu,"),
+        (lambda x: x.flatten(1), r"a Tensor of shape \[4, 50\], torch.float64 on cpu,"),
+        (Tensor.numpy, r"an ndarray of shape \[4, 2, 5, 5\]"),
+        (lambda x: None, "None"),
+    ],
+)
+@pytest.mark.parametrize("name", ["fedavg", "ditto"])
+def test_an_augmentation_returns_as_many_images_of_the_same_type(
+    name: str, change: Callable[[torch.Tensor], Any], made: str, compute: str
+) -> None:
+    given, wanted = r"images of shape \[4, 2, 5, 5\], torch.float64 on cpu", r"as many images \[N, C, H, W\]"
+    sentence = f"augmentation 'changed' returned {made} for {given}; it must return {wanted} of the same type"
+    same: dict[str, Any] = {"federation": classes(SIZES, shape=IMAGE), "model": shrinking_net}
+    with pytest.raises(ClientError, match=sentence):
+        go(name, compute=compute, augment=(Changed(change),), **same)
+
+
+@pytest.mark.parametrize("compute", ["live", "batched"])
+@pytest.mark.parametrize("name", ["fedavg", "ditto"])
+def test_images_that_the_model_cannot_take_fail_at_every_client(name: str, compute: str) -> None:
+    same: dict[str, Any] = {"federation": classes(SIZES, shape=IMAGE), "model": images("group")}
+    with pytest.raises(ClientError, match="every client of the round failed"):
+        go(name, compute=compute, augment=(Smaller(),), **same)
 
 
 class Largest(TorchDispatchMode):

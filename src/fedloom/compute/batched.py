@@ -9,6 +9,7 @@ model has no cohort form are run by the live compute.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,23 +20,23 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedloom.compute import plain
 from fedloom.compute.cohort import BatchSchedule, CohortNet, Draws, Rows, SGDRule, TrainedCohort, train
-from fedloom.compute.cohort.coordinates import coordinates
 from fedloom.compute.cohort.pairs import PairedNet, pays
 from fedloom.compute.cohort.parameters import new_rows
 from fedloom.compute.cohort.pointwise import Dropout
 from fedloom.compute.cohort.trial import trial_reason
 from fedloom.compute.live import Live
 from fedloom.compute.lockstep import Lockstep
-from fedloom.compute.paired import PairedRound, has_paired_rounds
+from fedloom.compute.paired import PairedRound, has_paired_rounds, samples_with_coordinates
 from fedloom.compute.phases import PhasedRound, has_phased_rounds
-from fedloom.compute.plain import affine_rule, augmentation, has_dropout, has_plain_rounds, has_separate_rounds
 from fedloom.compute.results import finished
 from fedloom.core import rng
 from fedloom.core.aggregate import EVEN, Fold, even_blocks, fold
 from fedloom.core.client import Broadcast, ClientWork, Result, State, Vectors, load
 from fedloom.core.context import Context
 from fedloom.core.engine import States
+from fedloom.core.errors import in_one_line
 from fedloom.core.layout import call
 from fedloom.core.parts import UPDATE, Paired
 from fedloom.core.plan import ClientPlan
@@ -59,7 +60,7 @@ def reason_against(plan: ClientPlan) -> str | None:
         return "local steps differentiate through an adaptation"
     if method.needs("model") or not method.predicts:
         return "a part calls the model on inputs of its own"
-    if plan.has_twin and has_dropout(plan):
+    if plan.has_twin and plain.has_dropout(plan):
         return "two views of every sample pass layers of dropout"
     return _reason_against_model(plan.model, outputs_of(plan), plan.data.arrays.x)
 
@@ -88,19 +89,6 @@ def outputs_of(plan: ClientPlan) -> str:
     return "features" if any(part.needs.features for part in trains) else "logits"
 
 
-def needs_only_sums(plan: ClientPlan) -> bool:
-    """Whether no part needs a client's own update or state; an evaluation may, without changing any bit of the sum."""
-    method = plan.method
-    own = (
-        method.hooks["end"]
-        or method.hooks["send"]
-        or method.hooks["init_client"]
-        or method.uploading
-        or plan.private_size
-    )
-    return not (own or plan.forges or method.needs("updates") or plan.layout.buffers)
-
-
 class Batched:
     """The batched compute; see the module's docstring."""
 
@@ -109,12 +97,12 @@ class Batched:
     def __init__(self, plan: ClientPlan, shares: int | None = None) -> None:
         self.plan, self.live = plan, Live(plan)
         on_gpu = plan.device != "cpu"
-        self.has_plain_rounds = has_plain_rounds(plan)
-        self.has_separate_rounds = has_separate_rounds(plan)
+        self.has_plain_rounds = plain.has_plain_rounds(plan)
+        self.has_separate_rounds = plain.has_separate_rounds(plan)
         self.has_phased_rounds = has_phased_rounds(plan)
         self.samples, self.has_paired_rounds = 0, False
         if not self.has_separate_rounds and has_paired_rounds(plan):
-            self.samples = _coordinates(plan)
+            self.samples = samples_with_coordinates(plan)
             self.has_paired_rounds = on_gpu or pays(plan.layout, self.samples)
         longest, memory = LONGEST, PAIRED if self.has_paired_rounds else MEMORY
         if on_gpu:
@@ -124,7 +112,7 @@ class Batched:
         self.longest = min(longest, max(memory // _bytes(plan), 1))
         self.shares = shares or (1 if on_gpu else EVEN)
         self.net: CohortNet | None = None  # built on first use: the main process of ``processes`` needs none
-        self.sums = needs_only_sums(plan)
+        self.sums, self.told = plain.needs_only_sums(plan), ""
 
     def blocks(self, members: int) -> list[range]:
         """Blocks of equal size, as large as memory allows."""
@@ -143,7 +131,24 @@ class Batched:
                 results = block.phased()
             elif self.has_paired_rounds:
                 results = block.paired()
-            yield from block.lockstep() if results is None else results
+            yield from self._apart(block) if results is None else results
+
+    def _apart(self, block: _Block) -> list[Result]:
+        """The results in lockstep, or live where augmented inputs do not pass the network together.
+
+        What failed together but for no client is said once, since nothing else would show it.
+        """
+        try:
+            found = list(block.lockstep())
+        except Exception as error:
+            if self.plan.augment is None or isinstance(error, torch.OutOfMemoryError):
+                raise
+            block.error = error
+            found = list(self.live.work(block.down, block.clients, [job.state for job in block.jobs]))
+        if block.error is not None and not self.told and not any(result.failure for result in found):
+            self.told = f"clients are not stepped in one pass, which is slower: {in_one_line(block.error)}."
+            warnings.warn(self.told, stacklevel=2)
+        return found
 
     def fold(
         self, down: Broadcast, clients: Sequence[int], states: Sequence[State], weights: np.ndarray | None
@@ -195,6 +200,7 @@ class _Block:
         self.net = compute.network()
         self.clients = list(clients)
         self.jobs = [ClientWork(self.plan, down, c, state) for c, state in zip(clients, states, strict=True)]
+        self.error: Exception | None = None  # why they could not be trained together
 
     def plain(self) -> Iterator[Result] | None:
         """The results of plain rounds; None if these clients' rounds are not plain."""
@@ -266,7 +272,8 @@ class _Block:
         try:
             contexts = [job.begin(int(steps)) for job, steps in zip(jobs, schedule.steps, strict=True)]
             results = PairedRound(plan, net, self.down, jobs, schedule, contexts, memory, draws, self._pair).run()
-        except Exception:  # in lockstep it becomes the failure of that client alone
+        except Exception as error:  # in lockstep it becomes the failure of that client alone
+            self.error = error
             return None
         return None if results is None else iter(results)
 
@@ -297,8 +304,9 @@ class _Block:
         try:
             contexts = [job.begin(len(each)) if hooked else {} for job, each in zip(self.jobs, batches, strict=True)]
             ordered = [contexts[number] for number in schedule.order]
-            rule = affine_rule(plan, self.down.lr, ordered, lambda: self.compute.constants)
-        except Exception:  # in lockstep it becomes the failure of that client alone
+            rule = plain.affine_rule(plan, self.down.lr, ordered, lambda: self.compute.constants)
+        except Exception as error:  # in lockstep it becomes the failure of that client alone
+            self.error = error
             return None
         if rule is None:
             return None
@@ -317,13 +325,14 @@ class _Block:
                 load(plan, down, self.clients[number], self.jobs[number].state, self._vectors(self.net.theta[row]))
         theta = None if plan.has_private else down.theta
         clients = [self.clients[number] for number in order]
-        change = augmentation(plan, down.round, clients, work.schedule)
+        change = plain.augmentation(plan, down.round, clients, work.schedule)
         try:
             return train(self.net, theta, work.schedule, work.x, work.y, work.rule, self._draws(clients), change=change)
-        except Exception:
-            if change is None:
+        except Exception as error:
+            if change is None or isinstance(error, torch.OutOfMemoryError):
                 raise
-            return None  # in lockstep it becomes the failure of that client alone
+            self.error = error  # in lockstep it becomes the failure of that client alone
+            return None
 
     def _finished(self, work: _Descent, held: Sequence[Vectors], losses: Tensor) -> Iterator[Result]:
         """The clients' results, in the block's order, from their memories and losses [C] in the schedule's."""
@@ -375,15 +384,6 @@ class _Module:
     def __call__(self, *inputs: Any, **named: Any) -> Any:
         self.module.train()
         return call(self.module, self.plan.layout.named(self.row, self.plan.buffers0), inputs, named)
-
-
-def _coordinates(plan: ClientPlan) -> int:
-    """The number of samples on which the first layer of a paired method has coordinates."""
-    personal, largest = plan.method.personal, int(plan.data.index.sizes.max())
-    if plan.operand_dtype is not None or not isinstance(personal, Paired):
-        return 0
-    passes = 1 if plan.memory else personal.passes
-    return coordinates(plan.model, plan.layout, largest, plan.local.batch_size or largest, passes)
 
 
 def _bytes(plan: ClientPlan) -> int:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedloom.compute.cohort import BatchSchedule, Draws, cross_entropy
-from fedloom.compute.cohort.coordinates import GRAD, RECEIVED, SHARED
+from fedloom.compute.cohort.coordinates import GRAD, RECEIVED, SHARED, coordinates
 from fedloom.compute.cohort.pairs import PairedNet
 from fedloom.compute.cohort.schedule import taken
 from fedloom.compute.cohort.windows import windows
@@ -29,6 +29,15 @@ def has_paired_rounds(plan: ClientPlan) -> bool:
     inputs = plan.augment is not None or plan.teacher is not None
     optimiser = plan.local.optimiser != "sgd" or plan.local.nesterov or plan.local.clip is not None
     return plan.is_paired and plan.method.is_cross_entropy and not (changed or inputs or optimiser)
+
+
+def samples_with_coordinates(plan: ClientPlan) -> int:
+    """The number of samples on which the first layer of a paired method has coordinates."""
+    personal, largest = plan.method.personal, int(plan.data.index.sizes.max())
+    if plan.operand_dtype is not None or not isinstance(personal, Paired):
+        return 0
+    passes = 1 if plan.memory else personal.passes
+    return coordinates(plan.model, plan.layout, largest, plan.local.batch_size or largest, passes)
 
 
 @dataclass

@@ -48,6 +48,19 @@ def _is_affine(plan: ClientPlan) -> bool:
     return method.is_cross_entropy and affine and not (changed or optimiser)
 
 
+def needs_only_sums(plan: ClientPlan) -> bool:
+    """Whether no part needs a client's own update or state; an evaluation may, without changing any bit of the sum."""
+    method = plan.method
+    own = (
+        method.hooks["end"]
+        or method.hooks["send"]
+        or method.hooks["init_client"]
+        or method.uploading
+        or plan.private_size
+    )
+    return not (own or plan.forges or method.needs("updates") or plan.layout.buffers)
+
+
 def affine_rule(
     plan: ClientPlan, lr: float, contexts: Sequence[dict[str, Context]], rows: Callable[[], Tensor]
 ) -> SGDRule | None:

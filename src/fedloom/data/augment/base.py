@@ -12,7 +12,7 @@ import torch
 from numpy.random import Generator
 from torch import Tensor
 
-from fedloom.core.errors import ConfigError
+from fedloom.core.errors import ConfigError, in_words
 from fedloom.core.federation import Arrays
 from fedloom.core.registry import Registry
 
@@ -65,7 +65,7 @@ class Augmentation(ABC):
 
     @abstractmethod
     def apply(self, x: Tensor, drawn: Draws, scale: Scale) -> Tensor:
-        """Transformed images [N, C, H, W]."""
+        """Transformed images [N, C, H, W] of the type and on the device of ``x``; their height and width may differ."""
 
 
 augmentations = Registry[Augmentation]("augmentation")
@@ -103,7 +103,11 @@ class Pipeline:
     std: tuple[float, ...] = ()
 
     def __call__(self, x: Tensor, draws: Sequence[tuple[Generator, int]]) -> Tensor:
-        """Transformed images [N, C, H, W]; each (generator, n) of ``draws`` decides for the next n images."""
+        """Transformed images [N, C, H, W]; each (generator, n) of ``draws`` decides for the next n images.
+
+        Raises:
+            ValueError: if a step does not return as many images of the same type.
+        """
         shape = tuple(x.shape[1:])
         drawn = [[step.draw(count, shape, rng) for step in self.steps] for rng, count in draws]
         scale = Scale.of(x, self.mean, self.std)
@@ -114,8 +118,21 @@ class Pipeline:
                 pixels = step.pixels
             parts = [mine[number] for mine in drawn]
             together = parts[0] if len(parts) == 1 else {k: torch.cat([p[k] for p in parts]) for k in parts[0]}
-            x = step.apply(x, {k: v.to(x.device) for k, v in together.items()}, scale)
+            x = _images(step.apply(x, {k: v.to(x.device) for k, v in together.items()}, scale), x, step)
         return scale.stored(x) if pixels else x
+
+
+def _images(made: object, x: Tensor, step: Augmentation) -> Tensor:
+    """What an augmentation made of images [N, C, H, W]; an error unless it is as many images of the same type."""
+    found = in_words(made)
+    if isinstance(made, Tensor):
+        if (len(made.shape[1:]), *made.shape[:1], made.dtype, made.device) == (3, len(x), x.dtype, x.device):
+            return made
+        found += f", {made.dtype} on {made.device},"
+    raise ValueError(
+        f"augmentation {type(step).__name__.lower()!r} returned {found} for images of shape {list(x.shape)}, {x.dtype} "
+        f"on {x.device}; it must return as many images [N, C, H, W] of the same type"
+    )
 
 
 def pipeline(given: Sequence[str | Mapping[str, Any] | Augmentation], arrays: Arrays) -> Pipeline:
