@@ -6,6 +6,7 @@ import multiprocessing as mp
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -102,7 +103,11 @@ def trials() -> None:
     assert str(trial.trial_reason(model, "logits", x)).endswith("has other outputs")
     trial._difference = die
     assert str(trial.trial_reason(model, "logits", x)).endswith("cannot be tried (the process that tried it died)")
-    trial._difference = difference
+    trial._difference, forked.LONGEST = lambda *args: time.sleep(60), 0.5
+    assert str(trial.trial_reason(model, "logits", x)).endswith("gave no answer within 0.5 seconds)")
+    works, forked._backward = forked._backward, lambda: time.sleep(60)
+    assert not forked.backward_works()
+    trial._difference, forked._backward, forked.LONGEST = difference, works, 600
     worker = mp.get_context("fork").Process(target=lambda: sys.exit(3 + forked.backward_spoils()), daemon=True)
     worker.start()
     worker.join()

@@ -18,6 +18,8 @@ import torch
 
 T = TypeVar("T")
 
+LONGEST = 600.0  # seconds that a child may take, far more than any does: one that waits for a lost lock never ends
+
 
 def hide_gpus() -> None:
     """Let this process, and those that it starts, see no GPU; to be called before anything asks CUDA for them."""
@@ -52,6 +54,7 @@ def in_child(action: Callable[[], T]) -> T:
 
     Raises:
         EOFError: if it raises an exception, or the child dies.
+        TimeoutError: if it takes longer than ``LONGEST``, as where another thread held a lock when this process forked.
         OSError: if the system cannot fork now.
     """
     answers, answer = mp.Pipe(duplex=False)
@@ -66,6 +69,8 @@ def in_child(action: Callable[[], T]) -> T:
             os._exit(0)  # leaves the buffers and exit handlers to the parent
     answer.close()
     try:
+        if not answers.poll(LONGEST):
+            raise TimeoutError(f"a forked process gave no answer within {LONGEST:g} seconds")
         return answers.recv()
     finally:
         answers.close()

@@ -39,6 +39,8 @@ def trial_reason(model: nn.Module, outputs: Outputs, samples: Tensor) -> str | N
         return forked.in_child(trial)
     except EOFError:
         return "the model's batched form cannot be tried (the process that tried it died)"
+    except TimeoutError as error:
+        return f"the model's batched form cannot be tried ({error})"
 
 
 def _reason(model: nn.Module, outputs: Outputs, samples: Tensor) -> str | None:
