@@ -47,6 +47,18 @@ def settings(federation: Federation, **model: Any) -> Experiment:
     return experiment("fedavg", federation=federation, model=lstm, rounds=1)
 
 
+def test_a_sample_may_be_one_token() -> None:
+    rows = torch.arange(40) % 5
+    federation = fl.data.federate((rows, rows % 2), "iid", clients=2)
+    for size in (4, 5):
+        made = experiment("fedavg", federation=federation, model=lambda n=size: nn.Embedding(n, 2), rounds=1)
+        if size == 5:
+            assert not run(made).failures
+        else:
+            with pytest.raises(ConfigError, match="the data have tokens up to 4: give the model a vocabulary of 5"):
+                run(made)
+
+
 @pytest.mark.parametrize("test", [False, True], ids=["training", "test"])
 @pytest.mark.parametrize(
     ("rare", "sentence"),

@@ -22,8 +22,9 @@ def extreme_rows(inputs: Sequence[Tensor]) -> list[Tensor]:
     [tensor([0, 9]), tensor([0, 9])]
     """
     found = [x for x in inputs if x.numel() and not x.is_floating_point()]
-    rows = [x[at] for x in found for at in (x.flatten(1).amin(1).argmin(), x.flatten(1).amax(1).argmax())]
-    return [row.cpu() for row in rows]
+    flat = [x.reshape(len(x), -1) for x in found]  # a sample may be one number
+    at = [(each.amin(1).argmin(), each.amax(1).argmax()) for each in flat]
+    return [x[row].cpu() for x, ends in zip(found, at, strict=True) for row in ends]
 
 
 @contextmanager
