@@ -69,7 +69,7 @@ class Corrects(Drift):
     source: str = "down"
 
     def begin(self, ctx: Context) -> Tree:
-        return {"mean": ctx.received}
+        return {"mean": ctx.received} if self.source != "nothing" else None  # pyright: ignore[reportReturnType]
 
     def grad(self, grad: Tensor, w: Tensor, ctx: Context) -> Tensor:
         match self.source:
@@ -77,6 +77,8 @@ class Corrects(Drift):
                 return grad + ctx.down["control"]
             case "state":
                 return grad + ctx.state["control"]
+            case "nothing":
+                return grad + (ctx.local or {})["control"]
             case _:
                 kept = ctx.local
                 return grad + kept["control"]
@@ -89,6 +91,7 @@ class Corrects(Drift):
         ("down", "ctx.down['control'], but ctx.down holds nothing: name it in its downloads, and return it from"),
         ("state", "ctx.state['control'], but ctx.state holds nothing: return it from init_client and end."),
         ("local", "ctx.local['control'], but ctx.local holds mean: return it from begin."),
+        ("nothing", "ctx.local['control'], but ctx.local holds nothing: return it from begin."),
     ],
 )
 def test_a_part_that_reads_what_it_was_not_given(source: str, sentence: str, compute: str) -> None:

@@ -71,7 +71,7 @@ def _missing(part: Part, frame: FrameType, line: int, error: BaseException) -> I
                 yield ago[field], f"{who} reads {name}.{field}, which it does not declare: give the class {declared}"
         if isinstance(value, Context) and isinstance(error, KeyError) and error.args:
             for field, how in FILLED.items():
-                held, key = getattr(value, field), error.args[0]
+                held, key = getattr(value, field) or {}, error.args[0]
                 if field in ago and isinstance(key, str) and key not in held:
                     holds = f"{name}.{field} holds {', '.join(held) or 'nothing'}"
                     yield ago[field], f"{who} reads {name}.{field}[{key!r}], but {holds}: {how}"
