@@ -5,16 +5,21 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import signal
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.deaths import child
 from helpers.runs import assert_same_state, experiment
 
 from fedloom import methods
 from fedloom.core.errors import CheckpointError, ConfigError
 from fedloom.experiment import checkpoint
+from fedloom.experiment.callbacks import Callback
 from fedloom.experiment.federated import run
+from fedloom.experiment.rundir import RunDirectory, Status
 
 
 @pytest.mark.parametrize("relative", [False, True])
@@ -76,3 +81,21 @@ def test_a_run_whose_disk_was_full_before_its_first_checkpoint_begins_anew(
     shutil.rmtree(tmp_path / "run" / "checkpoint")
     with pytest.raises(CheckpointError, match="has lost its checkpoints"):
         run(experiment(rounds=6), tmp_path / "run", resume=True)
+
+
+@pytest.mark.parametrize("since", [2, 4])
+def test_a_run_killed_while_it_goes_on_is_not_finished(since: int, tmp_path: Path) -> None:
+    run(experiment("fedavg", rounds=4), tmp_path / "run", checkpoint_every=2, keep=9)
+    start = tmp_path / "run/checkpoint" / f"round-{since:06d}"
+
+    class Deadly(Callback):
+        def on_round(self, record: Mapping[str, Any]) -> None:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    longer = experiment("fedavg", rounds=8)
+    assert child(lambda: run(longer, tmp_path / "run", resume=start, callbacks=[Deadly()])) == -signal.SIGKILL
+    directory = RunDirectory(tmp_path / "run")
+    assert [record["round"] for record in directory.metrics()] == [*range(1, since + 2)]
+    assert directory.status is Status.UNFINISHED
+    run(longer, tmp_path / "run", resume=True)
+    assert directory.status is Status.FINISHED

@@ -343,7 +343,10 @@ class RunDirectory:
 
     def rewind(self, round: int) -> list[dict[str, Any]]:
         """Discard everything after a checkpointed round; return the remaining records."""
-        history = [record for record in self.metrics() if record["round"] <= round]
+        found = self.metrics()
+        history = [record for record in found if record["round"] <= round]
+        if len(history) < len(found):
+            self._reopen()
         lines = "".join(json.dumps(record) + "\n" for record in history)
         atomic.write_whole(self.path / "metrics.jsonl", lines.encode())
         for table in self.tables.values():
@@ -356,6 +359,7 @@ class RunDirectory:
         Raises:
             CheckpointError: if the disk is full; existing checkpoints stay valid.
         """
+        self._reopen()
         try:
             atomic.append(self.path / "metrics.jsonl", json.dumps(record) + "\n")
         except OSError as error:
@@ -365,6 +369,10 @@ class RunDirectory:
             ) from error
         for name, columns in (tables or {}).items():
             self.tables[name].add(record["round"], columns)
+
+    def _reopen(self) -> None:
+        """Remove the summary of an earlier end, so that a run killed while it goes on is not taken for a finished one."""
+        atomic.discard(self.path / "summary.json")
 
     def write_tables(self) -> None:
         """Write both parquet files, and wait until all records are on disk."""
