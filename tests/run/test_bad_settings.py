@@ -26,6 +26,7 @@ from fedloom.models import models
 from fedloom.parts.drift import FedDynDrift
 from fedloom.parts.objectives import Proximal, SquaredError
 from fedloom.parts.server import SGD, Adagrad, Adam, Extrapolated, Yogi
+from fedloom.tasks.distill.training import SGDConfig
 
 NAN, INF = float("nan"), float("inf")
 
@@ -44,6 +45,12 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     "participation 2": (lambda: experiment(participation=2.0), r"participation is 2, but it must lie in \(0, 1\]"),
     "cohort 0": (lambda: experiment(cohort=0), r"cohort is 0, but it must lie between 1 and .* 6"),
     "cohort 7": (lambda: experiment(cohort=7), r"cohort is 7, but it must lie between 1 and .* 6"),
+    "a Bernoulli cohort that is always empty": (
+        lambda: experiment(participation=1e-300, sampling="bernoulli"),
+        r"nearly all cohorts would be empty; with 6 clients it must be at least 0\.000167",
+    ),
+    "weight decay": (lambda: Local(weight_decay=INF), r"weight_decay must be at least 0 and finite"),
+    "weight decay of a student": (lambda: SGDConfig(weight_decay=INF), r"weight_decay must be at least 0 and finite"),
     "sampling": (lambda: experiment(sampling="fix"), r"unknown sampling 'fix'; did you mean 'fixed'\?"),
     "drop rate 1": (lambda: experiment(drop_rate=1.0), r"drop_rate is 1, but it must lie in \[0, 1\)"),
     "drop rate -1": (lambda: experiment(drop_rate=-0.5), r"drop_rate is -0\.5, but it must lie in \[0, 1\)"),

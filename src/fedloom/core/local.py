@@ -89,7 +89,7 @@ class Local:
             "decay_every must be at least 1": self.decay_every >= 1,
             "momentum must lie in [0, 1)": 0 <= self.momentum < 1,
             "nesterov needs momentum above 0": not self.nesterov or self.momentum > 0,
-            "weight_decay must be at least 0": self.weight_decay >= 0,
+            "weight_decay must be at least 0 and finite": 0 <= self.weight_decay < float("inf"),
             "clip must be positive": self.clip is None or self.clip > 0,
             "optimiser must be sgd or adam": self.optimiser in ("sgd", "adam"),
             "momentum belongs to sgd; adam has beta1": self.optimiser == "sgd" or self.momentum == 0,

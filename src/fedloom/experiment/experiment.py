@@ -116,6 +116,11 @@ class Experiment:
         if self.rounds > ROUNDS:
             raise ConfigError(f"rounds is {self.rounds:.3g}, but at most {ROUNDS:,} are allowed.")
         one_of("unknown sampling", self.sampling, ("fixed", "bernoulli"))
+        if self.expected_cohort is not None and self.expected_cohort < 1e-3:  # empty ones are drawn again
+            raise ConfigError(
+                f"participation is {self.participation:g}, so that with sampling=bernoulli nearly all cohorts would be "
+                f"empty; with {self.federation.seen} clients it must be at least {1e-3 / self.federation.seen:.3g}."
+            )
         if not 0 <= self.drop_rate < 1:
             raise ConfigError(f"drop_rate is {self.drop_rate:g}, but it must lie in [0, 1).")
         one_of("unknown dtype", self.dtype, DTYPES)

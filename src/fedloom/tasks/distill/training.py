@@ -50,7 +50,7 @@ class SGDConfig:
             "lr must be positive and finite": 0 < self.lr < float("inf"),
             "momentum must lie in [0, 1)": 0 <= self.momentum < 1,
             "nesterov needs momentum above 0": not self.nesterov or self.momentum > 0,
-            "weight_decay must be at least 0": self.weight_decay >= 0,
+            "weight_decay must be at least 0 and finite": 0 <= self.weight_decay < float("inf"),
             "clip must be positive": self.clip is None or self.clip > 0,
             f"precision must be {' or '.join(PRECISIONS)}": self.precision in PRECISIONS,
         }
