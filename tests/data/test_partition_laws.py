@@ -22,6 +22,7 @@ from fedloom.data.partitions import (
     Shards,
     partitions,
 )
+from fedloom.data.partitions.base import lognormal_sizes
 from fedloom.data.partitions.dirichlet import fill
 
 KINDS = [
@@ -114,6 +115,12 @@ def test_lognormal_sizes_have_the_asked_deviation() -> None:
     assert np.log(index.sizes).std() == pytest.approx(0.5, rel=0.06)
     balanced = DirichletBalanced(1.0, sigma=0.5)(np.arange(1_000_000) % 10, 2000, stream(0, "partition"))
     assert np.log(balanced.sizes).std() == pytest.approx(0.5, rel=0.06)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_lognormal_sizes_beyond_what_numbers_hold_are_all_of_one_client(seed: int) -> None:
+    for sigma in (1e4, 1e30):
+        assert sorted(lognormal_sizes(100, 3, sigma, stream(seed, "partition"))) == [0, 0, 100]
 
 
 def entropies(labels: np.ndarray, index: object) -> np.ndarray:

@@ -13,7 +13,7 @@ from torch import Tensor
 from fedloom.core.errors import ConfigError
 from fedloom.parts.objectives.guidance import budget, multiplier
 from fedloom.tasks import distill
-from fedloom.tasks.distill import Guide, disk
+from fedloom.tasks.distill import Guide, disk, distillers
 from fedloom.tasks.distill.records import misplaced
 from fedloom.tasks.distill.taps import Outputs
 from fedloom.tasks.distill.terms import SelectiveResponse
@@ -121,3 +121,10 @@ def test_a_run_says_where_its_guide_helps(vectors: Problem) -> None:
 def test_impossible_switches_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ConfigError):
         disk(**wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["fitnet", "semckd", "simkd", "simkd_disk"])
+@pytest.mark.parametrize("beta", [-1.0, float("inf"), float("nan")])
+def test_a_weight_that_no_loss_can_have_is_refused(name: str, beta: float) -> None:
+    with pytest.raises(ConfigError, match=rf"{name}: beta must be .*, not {beta}"):
+        distillers.make(name, beta=beta)

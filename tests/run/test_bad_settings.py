@@ -107,11 +107,12 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
         for m in (-0.1, 1.0, NAN)
     },
     **{
-        f"{rule.__name__} {key}": (lambda rule=rule, key=key, value=value: rule(**{key: value}), sentence)
+        f"{rule.__name__} {key} {value}": (lambda rule=rule, key=key, value=value: rule(**{key: value}), sentence)
         for rule in (Adam, Yogi, Adagrad)
         for key, value, sentence in [
             ("lr", 0.0, r"\blr\b.* not 0"),
             ("tau", 0.0, r"\btau\b.* not 0"),
+            ("tau", 1e30, r"\btau must be at most 1e18, .* not 1e\+30"),
             ("beta1", 1.0, r"beta1 is 1, but it must lie in \[0, 1\)"),
             ("beta2", -0.1, r"beta2 is -0\.1, but it must lie in \[0, 1\)"),
         ]

@@ -190,7 +190,7 @@ def test_wrong_arguments_end_in_one_sentence(tmp_path: Path) -> None:
         (lambda: use.client(0).evaluate(x, y + 3), DataError, "label 3, but there are 3 classes"),
         (lambda: fl.load(7), ConfigError, "load needs the path of a run directory, not 7"),  # type: ignore[arg-type]
         (lambda: fl.load(tmp_path), CheckpointError, "is not a run directory"),
-        (lambda: use.client(0).predict([[1], [1, 2]]), DataError, "x has rows of different lengths"),
+        (lambda: use.client(0).predict([[1], [1, 2]]), DataError, "x holds arrays of different shapes"),
         (lambda: fl.run("fedavg", [1], "mlp"), ConfigError, "federation is a list of 1; make one"),  # type: ignore[arg-type]
         (lambda: fl.run(3, use.federation, "mlp"), ConfigError, "the method is 3"),  # type: ignore[arg-type]
         (lambda: fl.run("fedavg", use.federation, 3), ConfigError, "the model is 3"),  # type: ignore[arg-type]

@@ -260,8 +260,4 @@ def as_tensor(what: str, given: Any) -> Tensor:
     Raises:
         DataError: if they are not numbers.
     """
-    try:
-        array = given if isinstance(given, Tensor) else np.asarray(given)
-    except ValueError as error:
-        raise DataError(f"{what} has rows of different lengths.") from error
-    return numbers(array, what)
+    return numbers(given, what)

@@ -371,7 +371,7 @@ class RunDirectory:
             self.tables[name].add(record["round"], columns)
 
     def _reopen(self) -> None:
-        """Remove the summary of an earlier end, so that a run killed while it goes on is not taken for a finished one."""
+        """Remove the summary of an earlier end: a run that is killed while it goes on is not a finished one."""
         atomic.discard(self.path / "summary.json")
 
     def write_tables(self) -> None:

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,7 +21,7 @@ from fedloom.core.errors import DataError, nearest, outside
 from fedloom.data.own.columns import Columns, read
 from fedloom.data.own.labels import coded, with_kind
 from fedloom.data.own.tables import encoded, is_frame
-from fedloom.data.sources.arrays import from_tensors, inputs
+from fedloom.data.sources.arrays import as_array, from_tensors, inputs
 from fedloom.data.sources.base import Source
 from fedloom.data.sources.scale import standardised, warn_of_scales
 
@@ -127,7 +128,10 @@ def _per_client(data: Any) -> tuple[list[Any], list[str] | None]:
             raise DataError("the mapping of data sets is empty; give at least one client.")
         if {"x", "y"} <= data.keys():
             return [(data["x"], data["y"])], None
-        return list(data.values()), [str(key) for key in data]
+        owners = [str(key) for key in data]
+        if len(set(owners)) < len(owners):
+            raise DataError(f"two data sets are those of client {Counter(owners).most_common(1)[0][0]!r}; join them.")
+        return list(data.values()), owners
     if isinstance(data, list):
         if not data:
             raise DataError("the list of data sets is empty; give at least one client.")
@@ -199,7 +203,7 @@ def _clients(
         return np.repeat(np.array(owners), sizes[: len(parts)]), None
     if client is None or isinstance(client, str):
         return parts[0].client, ids_test
-    ids = np.asarray(client)
+    ids = as_array(client, f"{name}: client")
     if ids.dtype.kind == "O":
         if lost := sum(one is None or one != one for one in ids.ravel()):  # NaN differs from itself
             raise DataError(f"{name}: {lost} of {ids.size} samples have no client; drop them, or give each one.")

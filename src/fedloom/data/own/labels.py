@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedloom.core.errors import DataError
 from fedloom.data.own.tables import categories, is_frame
-from fedloom.data.sources.arrays import as_array, targets
+from fedloom.data.sources.arrays import as_array, numbers, targets
 
 
 def coded(parts: Sequence[Any], names: Sequence[Sequence[str]], what: str) -> tuple[list[Tensor], tuple[str, ...]]:
@@ -86,7 +86,8 @@ def with_kind(found: Sequence[Tensor], x: Sequence[Tensor]) -> list[Tensor]:
 def _raw(part: Any, what: str) -> np.ndarray:
     """Targets as an array of numbers or texts."""
     if isinstance(part, Tensor):
-        return part.detach().cpu().numpy()
+        held = numbers(part.detach().cpu(), f"{what}: y")
+        return (held.float() if held.dtype == torch.bfloat16 else held).numpy()
     if is_frame(part):
         part = part.to_numpy()
     elif hasattr(part, "isna"):  # a pandas series

@@ -73,7 +73,7 @@ def encoded(frames: Sequence[Any], what: str) -> tuple[list[np.ndarray], list[st
         if all(pd.api.types.is_numeric_dtype(one.dtype) for one in series):
             names.append(str(column))
             for block, one in zip(blocks, series, strict=True):
-                block.append(one.to_numpy(dtype=np.float32)[:, None])
+                block.append(_narrowed(one, f"{what}: column {column!r}")[:, None])
             continue
         if any(_in_time(one) for one in series):
             raise DataError(
@@ -159,6 +159,22 @@ def complete(series: Sequence[Any], what: str) -> None:
         raise DataError(
             f"{what} lacks values in {lost} of {sum(map(len, series))} rows; fill them, or drop those rows."
         )
+
+
+def _narrowed(column: Any, what: str) -> np.ndarray:
+    """A column of real numbers as float32 [N].
+
+    Raises:
+        DataError: if it holds complex numbers, or numbers beyond float32.
+    """
+    values = column.to_numpy()
+    if values.dtype.kind == "c":
+        raise DataError(f"{what} holds complex numbers; give real and imaginary part as two columns.")
+    with np.errstate(over="ignore"):
+        made = column.to_numpy(dtype=np.float32)
+    if np.isinf(made).any() and np.isfinite(wide := column.to_numpy(dtype=np.float64)).all():
+        raise DataError(f"{what} holds numbers beyond float32, up to {np.abs(wide).max():.1e}; scale them.")
+    return made
 
 
 def _in_time(column: Any) -> bool:

@@ -131,7 +131,11 @@ def lognormal_sizes(samples: int, clients: int, sigma: float, rng: Generator) ->
     >>> lognormal_sizes(100, 4, 0.5, np.random.default_rng(0)).sum()
     np.int64(100)
     """
-    share = np.exp(sigma * rng.standard_normal(clients))
+    logs = sigma * rng.standard_normal(clients)
+    with np.errstate(over="ignore"):
+        share = np.exp(logs)
+    if not 0 < share.sum() < np.inf:  # beyond what numbers hold, for a huge σ
+        share = np.exp(logs - logs.max())
     exact = share / share.sum() * samples
     sizes = np.floor(exact).astype(np.int64)
     sizes[np.argsort(sizes - exact, kind="stable")[: samples - sizes.sum()]] += 1  # the largest remainders round up

@@ -173,7 +173,10 @@ def inputs(x: Tensor | np.ndarray, what: str = "x", warn: bool = True) -> Tensor
             "convolutional models take them first; give x.transpose(0, 3, 1, 2), or bytes (uint8) in this order.",
             stacklevel=outside(),
         )
-    return x.to(torch.float32 if x.is_floating_point() else torch.int64)
+    made = x.to(torch.float32 if x.is_floating_point() else torch.int64)
+    if x.dtype == torch.float64 and bool(torch.isinf(made).any()) and bool(torch.isfinite(x).all()):
+        raise DataError(f"{what} holds numbers beyond float32, up to {float(x.abs().max()):.1e}; scale them.")
+    return made
 
 
 def as_array(value: Any, what: str) -> np.ndarray:
@@ -185,8 +188,11 @@ def as_array(value: Any, what: str) -> np.ndarray:
     fedloom.core.errors.DataError: x holds arrays of different shapes, or under names; pad or join them to one array ...
 
     Raises:
-        DataError: if it is several.
+        DataError: if it is several, or some of its values are masked.
     """
+    if np.ma.is_masked(value):
+        lost = int(np.ma.count_masked(value))
+        raise DataError(f"{what} has {lost} masked values; fill them in, or drop the samples that lack them.")
     try:
         if not isinstance(value, Mapping):
             return np.asarray(value)
@@ -223,9 +229,11 @@ def numbers(array: Tensor | np.ndarray, what: str) -> Tensor:
         DataError: if it is a single number, or does not hold real numbers.
     """
     if isinstance(array, Tensor):
+        if array.layout is not torch.strided:
+            raise DataError(f"{what} is a sparse tensor; give a dense one, {what.rpartition(' ')[2]}.to_dense().")
         kind, shown = ("c" if array.is_complex() else "f"), str(array.dtype)
     else:
-        array = np.asarray(array)
+        array = as_array(array, what)
         kind, shown = array.dtype.kind, str(array.dtype)
     if kind not in "buif":
         told = {"U": "text", "S": "text", "O": "Python objects", "c": "complex numbers"}.get(kind, "no plain numbers")

@@ -151,6 +151,8 @@ def intervals(seed: int = 0, samples: int = 1000, test_samples: int = 100) -> So
     >>> tuple(source.train.x.shape), source.train.y.float().mean().item()
     ((1000, 1), 0.5)
     """
+    at_least(1, "intervals: ", samples=samples)
+    at_least(0, "intervals: ", test_samples=test_samples)
 
     def draw(purpose: str, count: int) -> Arrays:
         rng = stream(seed, f"intervals {purpose}", count)
@@ -182,6 +184,8 @@ def six_gaussians(seed: int = 0, samples: int = 1000, test_samples: int = 1000, 
     ((1000, 2), ('red', 'green', 'blue'))
     """
     positive("six_gaussians: ", r=r)
+    at_least(1, "six_gaussians: ", samples=samples)
+    at_least(0, "six_gaussians: ", test_samples=test_samples)
     centres = np.array(list(CENTRES.values()))  # [class, cluster, 2]
 
     def draw(purpose: str, count: int) -> Arrays:

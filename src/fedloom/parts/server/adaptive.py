@@ -35,6 +35,10 @@ class Adaptive(ServerOptimizer, ABC):
 
     def __post_init__(self) -> None:
         positive("the server's ", lr=self.lr, tau=self.tau)
+        if self.tau > 1e18:
+            raise ConfigError(
+                f"the server's tau must be at most 1e18, so that float32 holds its square, not {self.tau}."
+            )
         for name, value in vars(self).items():
             if name.startswith("beta") and not 0 <= value < 1:
                 raise ConfigError(f"the server's {name} is {value:g}, but it must lie in [0, 1).")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fedloom.core.checks import probability
+from fedloom.core.checks import at_least, positive, probability
 from fedloom.tasks.distill.attention import SemanticAttention
 from fedloom.tasks.distill.method import Distiller, Guide, distillers
 from fedloom.tasks.distill.terms import Hint, Labels, Response, Reuse, SelectiveResponse, SelectiveReuse
@@ -142,6 +142,7 @@ def fitnet(alpha: float = 0.5, tau: float = 4.0, beta: float = 50.0, layer: int 
         layer: index of the map in both networks, from the end if negative.
         warm: whether to start from a student trained on the labels.
     """
+    at_least(0, "fitnet: ", beta=beta)
     terms = (labels(alpha), Response(1 - alpha, tau), Hint(beta, layer))
     return Distiller("fitnet", terms, warm=warm, citation=ROMERO)
 
@@ -161,6 +162,7 @@ def semckd(
         width: width of queries and keys.
         warm: whether to start from a student trained on the labels.
     """
+    at_least(0, "semckd: ", beta=beta)
     terms = (labels(alpha), Response(1 - alpha, tau), SemanticAttention(beta, width))
     return Distiller("semckd", terms, warm=warm, citation=SEMCKD)
 
@@ -175,6 +177,7 @@ def simkd(beta: float = 1.0, warm: bool = False) -> Distiller:
         beta: the weight of the distance.
         warm: whether to start from a student trained on the labels.
     """
+    positive("simkd: ", beta=beta)
     return Distiller("simkd", (Reuse(beta),), warm=warm, citation=SIMKD)
 
 
@@ -203,6 +206,7 @@ def simkd_disk(
         guide_lr: the guide's learning rate; the thesis gives .1 for student and guide.
         warm: whether to start from a student trained on the labels.
     """
+    positive("simkd_disk: ", beta=beta)
     guide = Guide(
         passes=guide_passes, lam_min=lam_min, lam_max=lam_max, lam_period=lam_period, delta=delta, lr=guide_lr
     )
