@@ -65,6 +65,16 @@ def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
         run(experiment(rounds=2), tmp_path / "run", resume=1.5)  # type: ignore[arg-type]
 
 
+def test_records_that_cannot_be_opened_are_named(tmp_path: Path) -> None:
+    run(experiment(rounds=1), tmp_path / "run")
+    (tmp_path / "run/metrics.jsonl").unlink()
+    (tmp_path / "run/metrics.jsonl").mkdir()
+    with pytest.raises(CheckpointError, match=r"metrics\.jsonl cannot be read \(Is a directory\)"):
+        RunDirectory(tmp_path / "run").metrics()
+    with pytest.raises(CheckpointError, match=r"metrics\.jsonl cannot be read \(Is a directory\)"):
+        run(experiment(rounds=2), tmp_path / "run", resume=True)
+
+
 def test_a_run_whose_disk_was_full_before_its_first_checkpoint_begins_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -204,7 +204,11 @@ class RunDirectory:
     def _lines(self) -> list[dict[str, Any]]:
         """All valid records in ``metrics.jsonl``, in file order."""
         path, found, broken = self.path / "metrics.jsonl", [], 0
-        for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []:
+        try:
+            text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+        except OSError as error:
+            raise CheckpointError(f"{path} cannot be read ({error.strerror}).") from error
+        for line in text.splitlines():
             try:
                 record = json.loads(line)
                 found.append({**record, "round": int(record["round"])})
