@@ -137,3 +137,10 @@ def test_a_dry_run_prints_the_configuration_with_the_judge(cli: Cli, tmp_path: P
     assert "name: fedevg" in out
     assert "every: 7" in out
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("key", ["classifier", "augment", "inception"])
+def test_a_dry_run_refuses_what_the_judge_cannot_use(key: str, cli: Cli) -> None:
+    code, out, err = cli("synthesize", "--dry-run", f"judge.{key}=nonsense")
+    assert (code, out) == (2, "")
+    assert "'nonsense'" in err

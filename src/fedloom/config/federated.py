@@ -23,7 +23,7 @@ from fedloom.experiment.experiment import Experiment
 from fedloom.experiment.rundir import Kind
 from fedloom.experiment.runtime import pick_device
 from fedloom.methods import methods
-from fedloom.tasks.synthesis.judge import EvalConfig
+from fedloom.tasks.synthesis.judge import EvalConfig, SyntheticEvaluator
 from fedloom.tasks.synthesis.take import require_samples
 
 METHOD = MethodChoice(
@@ -146,8 +146,9 @@ def build_synthesis(config: Config, shared: Shared | None = None) -> Experiment:
         ConfigError: for a method that generates no samples, and as ``build``.
     """
     require_samples(build_method(config))
-    JUDGE.instantiate(config["judge"])
-    return build(config, shared)
+    judge, experiment = JUDGE.instantiate(config["judge"]), build(config, shared)
+    SyntheticEvaluator(experiment.federation, judge)  # refuses what it cannot evaluate
+    return experiment
 
 
 def build_method(config: Config) -> Method:
