@@ -107,3 +107,26 @@ def test_a_class_without_samples_is_no_gap() -> None:
 def test_floats_that_may_be_classes_are_refused_with_both_ways_out(y: np.ndarray, advice: str) -> None:
     with pytest.raises(FedLoomError, match=advice):
         run("fedavg", federate((X, y), "iid", 4), "logistic", rounds=1)
+
+
+SITE = pd.DataFrame({"a": X[:, 0], "b": X[:, 1], "sex": np.where(X[:, 2] > 0, "f", "m"), "ill": Y})
+
+
+def test_tables_of_clients_are_joined_by_the_names_of_their_columns() -> None:
+    turned = SITE[["sex", "ill", "b", "a"]]
+    straight, mixed = (federate([SITE, other], label="ill", held_out=0.0).train.arrays for other in (SITE, turned))
+    assert torch.equal(straight.x, mixed.x)
+    assert torch.equal(straight.y, mixed.y)
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (SITE.assign(ward="A").drop(columns="b"), r"not all tables have the columns 'b', 'ward'; give features="),
+        (SITE.assign(a="1,5"), r"column 'a' holds numbers in some tables and texts in others; convert it"),
+        (pd.concat([SITE, SITE[["b"]]], axis=1), r"several columns named 'b'"),
+    ],
+)
+def test_tables_of_clients_with_unlike_columns_are_refused(other: pd.DataFrame, message: str) -> None:
+    with pytest.raises(FedLoomError, match=message):
+        federate([SITE, other], label="ill", held_out=0.0)

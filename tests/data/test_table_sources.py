@@ -241,3 +241,17 @@ def test_what_is_no_table_gets_one_sentence(tmp_path: Path) -> None:
         with pytest.raises(DataError, match=re.escape(sentence)) as refused:
             sources.make("table", **{"path": str(path), **settings})
         assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"a;ill\n1,5;no\n2,5;yes\n", "separates its columns by semicolons; write it with commas, and with points"),
+        (b"a\till\n1.5\tno\n2.5\tyes\n", "separates its columns by tabs; write it with commas"),
+        ("a,ill\n1.5,n\u00e9\n2.5,yes\n".encode("latin-1"), "is not encoded in UTF-8; write it in that encoding"),
+    ],
+)
+def test_a_table_in_another_format_is_refused_with_what_to_do(tmp_path: Path, content: bytes, message: str) -> None:
+    (tmp_path / "own.csv").write_bytes(content)
+    with pytest.raises(DataError, match=message):
+        sources.make("table", path=str(tmp_path / "own.csv"), label=("ill",))

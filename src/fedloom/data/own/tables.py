@@ -40,7 +40,8 @@ def clients_of(column: Any, what: str) -> np.ndarray:
 def encoded(frames: Sequence[Any], what: str) -> tuple[list[np.ndarray], list[str]]:
     """Input columns of several frames as float32 [N, D], with one-hot categories, and the D names.
 
-    The categories of a column are those of all frames together, sorted, or in the order that pandas has for them.
+    Columns are found by their names, in the order of the first frame. The categories of a column are those of all
+    frames together, sorted, or in the order that pandas has for them.
 
     >>> import pandas as pd
     >>> tables, names = encoded([pd.DataFrame({"age": [30, 40], "sex": ["f", "m"]})], "people")
@@ -48,17 +49,18 @@ def encoded(frames: Sequence[Any], what: str) -> tuple[list[np.ndarray], list[st
     ([[30.0, 1.0, 0.0], [40.0, 0.0, 1.0]], ['age', 'sex=f', 'sex=m'])
 
     Raises:
-        DataError: for missing values, dates, and texts that are not categories.
+        DataError: for missing values, dates, texts that are not categories, and frames with different columns.
     """
     import pandas as pd
 
     columns = list(frames[0].columns)
-    for frame in frames[1:]:
-        if list(frame.columns) != columns:
-            raise DataError(f"{what}: the tables have different columns; give features=[...], which all of them have.")
+    shared = [column for column in columns if all(column in frame.columns for frame in frames)]
+    if others := [one for frame in frames for one in frame.columns if one not in shared]:
+        told = ", ".join(map(repr, dict.fromkeys(map(str, others))))
+        raise DataError(f"{what}: not all tables have the columns {told}; give features=[...], which all of them have.")
     if not columns:
         raise DataError(f"{what} has no column other than label and client; there is nothing to learn from.")
-    if double := sorted({str(column) for column in columns if columns.count(column) > 1}):
+    if double := sorted({str(one) for frame in frames for one in frame.columns[frame.columns.duplicated()]}):
         raise DataError(f"{what} has several columns named {', '.join(map(repr, double))}; rename them.")
     if "Unnamed: 0" in columns:
         raise DataError(
@@ -78,6 +80,11 @@ def encoded(frames: Sequence[Any], what: str) -> tuple[list[np.ndarray], list[st
         if any(_in_time(one) for one in series):
             raise DataError(
                 f"{what}: column {column!r} holds dates; turn it into numbers, or leave it out of features=."
+            )
+        if any(pd.api.types.is_numeric_dtype(one.dtype) for one in series):
+            raise DataError(
+                f"{what}: column {column!r} holds numbers in some tables and texts in others; convert it, so that "
+                "all have the same."
             )
         known = categories(series) or sorted({str(value) for one in series for value in one.unique()})
         if len(known) > CATEGORIES:

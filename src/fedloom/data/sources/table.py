@@ -86,16 +86,21 @@ def read_frame(path: Path, texts: Collection[str] = ()) -> Any:
     """
     import pandas as pd
 
+    csv = path.name.lower().endswith(CSV)
     try:
-        return (
-            pd.read_csv(path, dtype=dict.fromkeys(texts, str))
-            if path.name.lower().endswith(CSV)
-            else pd.read_parquet(path)
-        )
+        frame = pd.read_csv(path, dtype=dict.fromkeys(texts, str)) if csv else pd.read_parquet(path)
     except FileNotFoundError:
         raise DataError(f"there is no file {path}.") from None
+    except UnicodeDecodeError:
+        raise DataError(f"{path} is not encoded in UTF-8; write it in that encoding.") from None
     except Exception as error:  # readers fail in their own ways
         raise DataError(f"{path} cannot be read as a table ({in_one_line(error)}).") from error
+    heading = str(frame.columns[0]) if csv and len(frame.columns) == 1 else ""
+    if apart := next((name for sign, name in ((";", "semicolons"), ("\t", "tabs")) if sign in heading), None):
+        raise DataError(
+            f"{path} separates its columns by {apart}; write it with commas, and with points in decimal numbers."
+        )
+    return frame
 
 
 def in_order(frame: Any, column: str, what: str) -> Any:
