@@ -11,7 +11,7 @@ import pyarrow.parquet as parquet
 import pytest
 
 from fedloom.experiment.report.comparisons import ablation_table, baselines, paired_table
-from fedloom.experiment.report.figures import distribution, gains
+from fedloom.experiment.report.figures import curves, distribution, gains
 from fedloom.experiment.report.groups import read, targets
 from fedloom.experiment.report.results import fairness_table, final_table, measured, rounds_done, scopes
 from fedloom.experiment.report.rundata import load
@@ -158,3 +158,18 @@ def test_shares_of_right_samples_are_in_per_cent_everywhere(make_run) -> None:
     table = final_table(groups, scopes(groups)[0])
     shown = [one for one in table.columns if one.over == "top5, %"]
     assert [one.cells[0].text for one in shown] == ["87.50", "87.50"]
+
+
+def test_metrics_that_a_run_was_asked_for_have_a_curve_and_a_column(make_run) -> None:
+    run = make_run(rounds=2)
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    rows[-1] |= {"global/auroc": 0.75, "clients/own/mean": 0.5, "clients/own/worst10": 0.25, "global/other": 1.0}
+    (run / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    groups = read([run])
+    first, second = scopes(groups)[:2]
+    assert [name for name, *_ in measured(groups, first)] == ["accuracy", "auroc", "loss"]
+    assert [name for name, *_ in measured(groups, second)] == ["accuracy", "own", "loss"]
+    columns = {f"{one.over}: {one.title}": one.cells[0].text for one in final_table(groups, first).columns}
+    assert columns["auroc: final round"] == "0.7500"
+    assert "auroc: best round" not in columns
+    assert "auroc" in [chart.y.label for chart in curves(groups, first)]

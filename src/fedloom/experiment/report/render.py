@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -39,18 +40,23 @@ _LATEX = {
     "…": r"\ldots{}",
 }
 
+_MINUS = re.compile(r"(?<![\w-])-(?=\d)")
+"""The sign of a negative number, which LaTeX would set as a hyphen."""
+
 
 def latex_escape(value: Any) -> str:
     r"""Escape a value for LaTeX; text that a template marks as safe is unchanged.
 
     >>> print(latex_escape("50 % of_x ± 1"))
     50 \% of\_x $\pm$ 1
+    >>> print(latex_escape("-1.5 of run-1"))
+    $-$1.5 of run-1
     """
     if isinstance(value, Markup):
         return value
     text = str(value)
     inside = " ".join(text.split()) or " " * bool(text)
-    return inside.translate(str.maketrans(_LATEX))
+    return _MINUS.sub("$-$", inside.translate(str.maketrans(_LATEX)))
 
 
 def write(path: Path, content: bytes | str) -> Path:

@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 import pandas as pd
 
-from fedloom.experiment.console import SYNTHETIC
+from fedloom.experiment.console import METRIC, SYNTHETIC, TOP
 from fedloom.experiment.report.charts import Form
 from fedloom.experiment.report.groups import RunGroup, all_runs, counts, form_of, has
 from fedloom.experiment.report.rundata import RunData
@@ -33,6 +33,7 @@ from fedloom.metrics import (
     divergence_from_uniform,
     final_smoothed,
     hardest_weight,
+    names,
     summary,
 )
 
@@ -123,9 +124,21 @@ def judged_by(groups: Sequence[RunGroup]) -> list[str]:
     )
 
 
+def recorded(groups: Sequence[RunGroup]) -> list[str]:
+    """The metrics of records other than losses: those by which runs are judged, then the others that they asked for.
+
+    One that is not registered here, since a program defined it, is known by its worst tenth of the clients.
+    """
+    keys = dict.fromkeys(key for run in all_runs(groups) for key in run.columns)
+    known = {*names()} | {key.split("/")[1] for key in keys if re.fullmatch(r"clients/[^/]+/worst10", key)}
+    found = [match[1] or match[2] for key in keys if (match := METRIC.fullmatch(key))]
+    every = [*judged_by(groups), *(name for name in found if name in known or TOP.fullmatch(name))]
+    return [name for name in dict.fromkeys(every) if name != "cross_entropy"]
+
+
 def measured(groups: Sequence[RunGroup], scope: Scope) -> list[tuple[str, str, Form, Direction]]:
-    """Name, key, form and direction of the metrics of an evaluation for which there are data; the loss is last."""
-    found = [(name, scope.key(name)) for name in judged_by(groups) if name != "cross_entropy"]
+    """Name, key, form and direction of the metrics of an evaluation for which there are data; losses are last."""
+    found = [(name, scope.key(name)) for name in recorded(groups)]
     found += [("loss", scope.loss), ("cross entropy", scope.key("cross_entropy"))]
     return [(name, key, form_of(key), direction(key)) for name, key in found if has(groups, key)]
 
@@ -200,15 +213,20 @@ def result_word(groups: Sequence[RunGroup]) -> str:
 
 
 def final_table(groups: Sequence[RunGroup], scope: Scope) -> ReportTable:
-    """Accuracy and loss of one evaluation: final or selected round, best round, and smoothed; updates left out."""
+    """Metrics and losses of one evaluation: final or selected round, best round, and smoothed; updates left out.
+
+    Of metrics by which no run is judged, only the final or selected round is shown.
+    """
     rounds = ["; ".join(dict.fromkeys(rounds_done(run) for run in member.runs)) for member in groups]
     columns = [words("n", [str(len(member.runs)) for member in groups]), words("rounds", rounds)]
     word = result_word(groups)
     for name, key, kind, better in measured(groups, scope):
         form, over = FORMATS[kind], heading(name, kind)
         figures: dict[str, Callable[[RunData], float | None]] = {word: partial(RunData.result, key=key)}
-        figures["best round"] = partial(_best, key=key, direction=better)
-        if name not in ("loss", "cross entropy") and any(_smoothed(run, key) is not None for run in all_runs(groups)):
+        judging, losses = name in judged_by(groups), name in ("loss", "cross entropy")
+        if judging or losses:
+            figures["best round"] = partial(_best, key=key, direction=better)
+        if judging and any(_smoothed(run, key) is not None for run in all_runs(groups)):
             figures[f"EMA {EMA:g}"] = partial(_smoothed, key=key)
         columns += [column(title, per_run(groups, f), form, better, over=over) for title, f in figures.items()]
     if any(run.share_left_out is not None for run in all_runs(groups)):

@@ -22,12 +22,12 @@ class Format(Protocol):
 
 
 def as_percent(value: float, brief: bool = False) -> str:
-    """Format a fraction in per cent, without the sign.
+    """Format a fraction in per cent, without the per cent sign; what rounds to zero has no minus.
 
-    >>> as_percent(0.98765)
-    '98.77'
+    >>> as_percent(0.98765), as_percent(-0.00001)
+    ('98.77', '0.00')
     """
-    return f"{100 * value:.2f}"
+    return f"{100 * value:z.2f}"
 
 
 def as_number(value: float, brief: bool = False) -> str:
