@@ -97,6 +97,7 @@ def test_all_clients_of_a_stored_run(name: str, tmp_path: Path) -> None:
         assert found["accuracy"] == row["accuracy"]
         assert found["loss"] == pytest.approx(row["loss"], rel=1e-12)
         assert "lambda" not in row or model.lam == row["lambda"]
+        assert model.lam is None or type(model.lam) is float
     assert list(trained.history["round"]) == [1, 2, 3]
     assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")}
 

@@ -227,7 +227,15 @@ class Split:
         return y if self.relabel is None else self.relabel[clients, y]
 
     def client(self, client: int) -> Arrays:
-        """One client's samples, as copies."""
+        """One client's samples, as copies.
+
+        >>> Split(Arrays(torch.zeros(1, 1), torch.tensor([0]), classes=2), Index.of([[0]])).client("north")
+        Traceback (most recent call last):
+        ...
+        fedloom.core.errors.DataError: clients of a split have numbers: client(federation.names.index('north')).
+        """
+        if isinstance(client, str):
+            raise DataError(f"clients of a split have numbers: client(federation.names.index({client!r})).")
         rows = torch.from_numpy(self.index[client])
         return replace(self.arrays, x=self.arrays.x[rows], y=self.labels(rows, client))
 

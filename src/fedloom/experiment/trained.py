@@ -139,7 +139,7 @@ class TrainedRun(RunRecords):
         if not plan.method.adaptation.is_identity:
             own = self.federation.train.client(number)
             support = Batch(own.x, own.y)
-        at = self._lambdas[number] if plan.is_paired else None
+        at = float(self._lambdas[number]) if plan.is_paired else None
         level = int(self.evaluator.level_of(np.array([number]), snapshot.server)[0])
         model = self._deployed(plan, snapshot.store.get(number), at, level, support)
         return replace(model, arrays=self.federation.train.named(number))

@@ -79,7 +79,7 @@ def augmentation(given: str | Mapping[str, Any] | Augmentation) -> Augmentation:
     Cutout(size=8)
 
     Raises:
-        ConfigError: for unknown names and settings.
+        ConfigError: for unknown names and settings, and a registered class of another kind.
     """
     if isinstance(given, Augmentation):
         return given
@@ -88,7 +88,12 @@ def augmentation(given: str | Mapping[str, Any] | Augmentation) -> Augmentation:
     name = settings.pop("name", None)
     if not isinstance(name, str):
         raise ConfigError(f"an augmentation is a name, or a mapping with a name and settings, not {given!r}.")
-    return augmentations.make(name, **settings)
+    made = augmentations.make(name, **settings)
+    if not isinstance(made, Augmentation):
+        raise ConfigError(
+            f"augmentation {name!r} is not derived from fedloom.data.augment.Augmentation, as it must be."
+        )
+    return made
 
 
 @dataclass(frozen=True)
