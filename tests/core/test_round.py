@@ -121,7 +121,7 @@ def test_a_client_whose_loss_is_not_finite_is_left_out_before_work() -> None:
     method = Method("m", LOSS, mixing=ByLoss())
     federation = marked(2, 1e308)
     result = go(method, federation=federation, model=lambda: scaled(headless()), rounds=1)
-    assert [str(f) for f in result.failures] == ["round 0, client 2: its loss of the received model is not finite"]
+    assert [str(f) for f in result.failures] == ["round 1, client 2: its loss of the received model is not finite"]
     assert result.history[0]["comm/up_params"] == (15 + 1) * (len(SIZES) - 1)
 
 

@@ -143,7 +143,7 @@ def test_too_few_answers_stop_the_run_and_it_goes_on_later(undisturbed: RunResul
     out = tmp_path / "run"
     transport = in_process(config(*WORDS), tmp_path)
     transport.route = lambda name, number, blob: [] if number == 2 and name in ("node-1", "node-3") else [blob]
-    with pytest.raises(ClientError, match=r"round 1: 2 of 4 nodes gave a usable answer .* fewer than deploy.quorum=3"):
+    with pytest.raises(ClientError, match=r"round 2: 2 of 4 nodes gave a usable answer .* fewer than deploy.quorum=3"):
         run(Recipe.of(config(*WORDS, "deploy.quorum=3")), transport, 4, out=out)
     result = run(Recipe.of(config(*WORDS, "deploy.quorum=3")), transport, 4, out=out, resume=True)
     transport.close()

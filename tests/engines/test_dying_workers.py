@@ -66,7 +66,7 @@ def test_a_client_that_always_kills_its_worker_is_named_and_left_out(name: str, 
     settings = {"federation": marked(VICTIM), "model": guarded(suicide(10**6, diary)), "rounds": 2}
     result = go(name, engine="processes", engine_settings={"workers": 2}, **settings)
     assert [(f.round, f.client) for f in result.failures] == [(0, VICTIM), (1, VICTIM)]
-    assert str(result.failures[0]) == f"round 0, client {VICTIM}: its worker process died 3 times"
+    assert str(result.failures[0]) == f"round 1, client {VICTIM}: its worker process died 3 times"
     assert diary.read_text() == 6 * "x"
     assert [record["failures"] for record in result.history] == [1, 1]
     assert VICTIM not in dict(result.snapshot.store)
@@ -280,7 +280,7 @@ def test_the_others_of_a_block_count_when_one_always_kills_its_worker(tmp_path: 
     settings |= {"model": guarded(suicide(10**6, diary))}
     result = go("scaffold", engine="processes", engine_settings={"workers": 2}, **settings)
     assert [str(f) for f in result.failures] == [
-        f"round {t}, client {VICTIM}: its worker process died 3 times" for t in (0, 1)
+        f"round {t}, client {VICTIM}: its worker process died 3 times" for t in (1, 2)
     ]
     assert diary.read_text() == 6 * "x"
     assert_same_run(there, result)
@@ -361,6 +361,6 @@ def test_an_error_in_every_worker_ends_the_run_with_a_sentence() -> None:
     federation = marked(0)
     federation.train.arrays.x[:, 0] = MARK
     with pytest.raises(
-        ClientError, match=r"round 0, client 0: failed in step 1 of 4: RuntimeError: the sample is cursed"
+        ClientError, match=r"round 1, client 0: failed in step 1 of 4: RuntimeError: the sample is cursed"
     ):
         run(experiment(federation=federation, model=guarded(stumble), engine="processes"))

@@ -107,8 +107,8 @@ def test_only_accepted_results_are_committed(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize(
     ("kind", "sentence"),
     [
-        (FailureKind.ABSENT, "round 0: none of 6 clients answered, the first because it is offline; check that"),
-        (FailureKind.REFUSED, "every client of the round failed; the first was round 0, client 0: it is offline"),
+        (FailureKind.ABSENT, "round 1: none of 6 clients answered, the first because it is offline; check that"),
+        (FailureKind.REFUSED, "every client of the round failed; the first was round 1, client 0: it is offline"),
     ],
 )
 def test_a_round_without_anybody_stops_the_run(

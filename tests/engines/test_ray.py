@@ -120,7 +120,7 @@ def test_a_client_that_kills_its_workers_is_left_out_by_name(
     there = go("feddyn", model=guarded(stumble), **given)
     with pytest.warns(UserWarning, match="a worker of the cluster died"):
         result = on_ray("feddyn", model=guarded(suicide(10**6, diary)), **given)
-    assert [str(f) for f in result.failures] == [f"round 0, client {VICTIM}: its worker process died 4 times"]
+    assert [str(f) for f in result.failures] == [f"round 1, client {VICTIM}: its worker process died 4 times"]
     assert_same_run(there, result)
     assert capfd.readouterr() == ("", ""), "what nodes report is not for the terminal"
 
@@ -129,7 +129,7 @@ def test_faults_in_the_code_end_the_run_with_a_sentence(lent: Lent) -> None:
     del lent
     federation = marked(0)
     federation.train.arrays.x[:, 0] = MARK
-    with pytest.raises(ClientError, match="round 0, client 0: failed in step 1 of 4: RuntimeError: the sample is cur"):
+    with pytest.raises(ClientError, match="round 1, client 0: failed in step 1 of 4: RuntimeError: the sample is cur"):
         on_ray(federation=federation, model=guarded(stumble))
 
 

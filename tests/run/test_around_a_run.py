@@ -60,7 +60,7 @@ def test_losses_that_cannot_be_computed_end_the_run_alike(engine: str) -> None:
 
     method = methods.make("aaggff_d").with_loss(loss(broken))
     sentence = (
-        r"^every client of the round failed; the first was round 0, client 0: its loss of the received model cannot be "
+        r"^every client of the round failed; the first was round 1, client 0: its loss of the received model cannot be "
         r"computed: ValueError: no such loss\.\n"
     )
     with pytest.raises(ClientError, match=sentence):

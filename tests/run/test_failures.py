@@ -71,7 +71,7 @@ def test_an_update_that_is_not_finite_is_left_out(name: str, engine: str) -> Non
     assert [(f.round, f.client) for f in result.failures] == [(t, VICTIM) for t in range(3)]
     assert {f.kind for f in result.failures} == {FailureKind.DIVERGED}
     assert "its update is not finite" in str(result.failures[0])
-    assert str(result.failures[0]).startswith(f"round 0, client {VICTIM}: ")
+    assert str(result.failures[0]).startswith(f"round 1, client {VICTIM}: ")
     assert [record["failures"] for record in result.history] == [1, 1, 1]
     assert result.summary["left_out"]["count"] == 3
     first = result.summary["failures"][0]
@@ -136,7 +136,7 @@ def test_the_sentence_of_an_error_ends_once() -> None:
 def test_one_client_raising_is_a_failure_that_names_the_stage() -> None:
     result = go(federation=marked(VICTIM), model=guarded(stumble), rounds=1)
     assert [str(f) for f in result.failures] == [
-        f"round 0, client {VICTIM}: failed in step 1 of 4: RuntimeError: the sample is cursed"
+        f"round 1, client {VICTIM}: failed in step 1 of 4: RuntimeError: the sample is cursed"
     ]
     assert result.failures[0].kind is FailureKind.CODE
     assert "in stumble" in result.failures[0].trace
@@ -150,7 +150,7 @@ def test_all_clients_raising_is_a_fault_in_the_code(engine: str) -> None:
     with pytest.raises(ClientError) as caught:
         go(**settings)
     text = str(caught.value)
-    assert text.startswith("every client of the round failed; the first was round 0, client ")
+    assert text.startswith("every client of the round failed; the first was round 1, client ")
     assert "failed in step 1 of" in text
     assert "RuntimeError: the sample is cursed" in text
     assert "in stumble" in caught.value.trace
@@ -166,7 +166,7 @@ class Broken(Term):
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_faulty_part_ends_the_run_on_every_engine(engine: str) -> None:
-    with pytest.raises(ClientError, match="every client of the round failed; the first was round 0, client 0: failed"):
+    with pytest.raises(ClientError, match="every client of the round failed; the first was round 1, client 0: failed"):
         go(Method("broken", (Broken(),)), engine=engine)
 
 

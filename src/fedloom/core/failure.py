@@ -22,7 +22,7 @@ class Failure:
     """A client left out of a round's aggregation, and why.
 
     Attributes:
-        round: t, from 0.
+        round: t, from 0; messages count rounds from 1, as records do.
         client: its number.
         kind: what went wrong.
         reason: the reason of the failure, as text.
@@ -42,4 +42,4 @@ class Failure:
 
     def __str__(self) -> str:
         where = f"failed in {self.stage}: " if self.kind is FailureKind.CODE and self.stage else ""
-        return f"round {self.round}, client {self.client}: {where}{self.reason}"
+        return f"round {self.round + 1}, client {self.client}: {where}{self.reason}"

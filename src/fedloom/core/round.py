@@ -247,6 +247,6 @@ def _refuse_if_broken(report: Report, members: np.ndarray) -> None:
             error.add_note(f"The first client's failure:\n{first.trace}")
         raise error
     raise ClientError(
-        f"round {errors[0].round}: none of {len(started)} clients answered, the first because {errors[0].reason}; "
+        f"round {errors[0].round + 1}: none of {len(started)} clients answered, the first because {errors[0].reason}; "
         "check that clients are running and can reach the server, or give them more time."
     )

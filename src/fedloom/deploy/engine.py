@@ -243,7 +243,7 @@ class Deployed(Engine):
         if usable < quorum:
             reasons = "; ".join(map(str, lacking.values()))
             raise ClientError(
-                f"round {down.round}: {usable} of {len(clients)} nodes gave a usable answer in time, fewer than "
+                f"round {down.round + 1}: {usable} of {len(clients)} nodes gave a usable answer in time, fewer than "
                 f"deploy.quorum={quorum} ({reasons[:500]}); check that nodes are running, and continue with resume=…"
             )
         return found

@@ -104,7 +104,7 @@ class Actor:
             return self._kept(task, folded)
 
         return self._answers(
-            round, down, blocks, work, partial(or_error, sentence=f"round {round}: uploads do not fold")
+            round, down, blocks, work, partial(or_error, sentence=f"round {round + 1}: uploads do not fold")
         )
 
     def work(self, round: int, down: Packed, blocks: Packed) -> Packed:
@@ -115,7 +115,8 @@ class Actor:
             task.save(results)
             return results
 
-        return self._answers(round, down, blocks, work, partial(or_error, sentence=f"round {round}: local work failed"))
+        failed = partial(or_error, sentence=f"round {round + 1}: local work failed")
+        return self._answers(round, down, blocks, work, failed)
 
     def chain(self, total: Packed | None, numbers: Sequence[int], sums: Packed | None = None) -> Packed:
         """The running total over earlier blocks, with the kept sums of the given blocks, or given ones, added."""

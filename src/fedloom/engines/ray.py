@@ -243,7 +243,8 @@ class _Blocks:
         except ray.exceptions.RayError as error:
             cause = getattr(error, "cause", None)
             if cause is not None and not isinstance(cause, ray.exceptions.RayError):
-                raise ClientError(f"round {self.t}: sums cannot be added: {type(cause).__name__}: {cause}.") from None
+                told = f"{type(cause).__name__}: {cause}"
+                raise ClientError(f"round {self.t + 1}: sums cannot be added: {told}.") from None
             self.cluster.buried()
             return None
 

@@ -112,7 +112,7 @@ def _work(plan: ClientPlan, computes: list[Compute], segment: Segment, slots: li
             number, message, end = content
             task: BlockTask = slots[number].load(message)
             work = partial(_folded, plan.levels[task.level], computes[task.level], down, task, slots[number])
-            pipe.send_bytes(slots[number].dump(or_error(work, f"round {down.round}: uploads do not fold"), end)[0])
+            pipe.send_bytes(slots[number].dump(or_error(work, f"round {down.round + 1}: uploads do not fold"), end)[0])
 
 
 def _folded(plan: ClientPlan, compute: Compute, down: Broadcast, task: BlockTask, slot: Segment) -> Fold:
