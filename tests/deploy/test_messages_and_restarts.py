@@ -136,7 +136,7 @@ def test_a_lost_state_folder_is_named(tmp_path: Path) -> None:
     transport.close()
     (failure,) = result.failures
     assert (failure.client, failure.kind) == (1, "refused")
-    assert "node-1: the state of round 0 that counted is not in" in failure.reason
+    assert "node-1: the state of round 1 that counted is not in" in failure.reason
 
 
 def test_too_few_answers_stop_the_run_and_it_goes_on_later(undisturbed: RunResult, tmp_path: Path) -> None:
@@ -284,5 +284,5 @@ def test_states_that_nobody_can_ask_for_are_dropped(tmp_path: Path) -> None:
         node.confirm(current, oldest=max(t - 2, 0))
         current = node.propose(t, f"{t:032x}", {"drift": {"h": torch.zeros(1)}})
     assert sorted(path.name[:9] for path in tmp_path.iterdir()) == [f"{t:09d}" for t in (16, 17, 18, 19)]
-    with pytest.raises(CheckpointError, match="the state of round 3 that counted is not in"):
+    with pytest.raises(CheckpointError, match="the state of round 4 that counted is not in"):
         node.confirm(f"{3:09d}-{3:032x}", oldest=0)

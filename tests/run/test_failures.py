@@ -198,7 +198,7 @@ def test_in_python_updates_that_were_left_out_are_told() -> None:
 def test_a_server_model_that_overflows_ends_the_run() -> None:
     """Every single update is finite, their extrapolation is not."""
     method = Method("far", (make("fedavg").objective[0],), mixing=Uniform(), server=make("fedavgm", lr=1e308).server)
-    with pytest.raises(ClientError, match="the server model is no longer finite; lower the learning rate"):
+    with pytest.raises(ClientError, match="round 1: the server model is no longer finite; lower the learning rate"):
         go(method, local=Local(steps=3, batch_size=0, lr=50.0), model=linear_layers)
 
 

@@ -61,7 +61,7 @@ class Versions:
         if base is not None:
             if base not in found:
                 raise CheckpointError(
-                    f"the state of round {base.partition('-')[0].lstrip('0') or 0} that counted is not in "
+                    f"the state of round {int(base.partition('-')[0]) + 1} that counted is not in "
                     f"{self.folder}; bring the folder back, or let a new run begin."
                 )
             if found[base].suffix == ".pending":
