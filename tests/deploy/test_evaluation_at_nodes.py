@@ -57,3 +57,12 @@ def test_absent_nodes_are_not_counted_as_refusing_to_evaluate(tmp_path: Path) ->
     result = run(recipe, transport, 4)
     transport.close()
     assert result.history[0]["deploy/unmeasured"] == 0
+
+
+def test_a_server_without_test_samples_does_not_say_that_nothing_was_evaluated(tmp_path: Path) -> None:
+    words = ["deploy.inputs=[1,8,8]", "deploy.classes=10", "rounds=1", "evaluation.what=[global,clients]"]
+    transport = in_process(config("rounds=1"), tmp_path)
+    result = run(Recipe.of(config(*words)), transport, 4)
+    transport.close()
+    assert "clients/accuracy/mean" in result.history[0]
+    assert not result.summary["warnings"]

@@ -193,9 +193,6 @@ class FederatedTask(TrainerTask):
         noisy = privacy.private_uplink(experiment) or experiment.local.dp_noise
         if self.accountant is None and self.examples is None and noisy:
             self.warnings.append(privacy.MISSING)
-        tested = len(everyone.test) or len(everyone.held_out.index.rows) or traits.states == "clients"
-        if evaluation.what == ("clients",) and not tested:
-            self.warnings.append(UNTESTED)
 
     def open(self) -> None:
         experiment = self.experiment
@@ -209,6 +206,9 @@ class FederatedTask(TrainerTask):
             self.warnings.append(said)
         if tolerance := self.traits.tolerance:
             self.warnings.append(f"engine={experiment.engine} gives the serial engine's results up to {tolerance:g}.")
+        tested = len(self.federation.test) or len(self.federation.held_out.index.rows)
+        if experiment.evaluation.what == ("clients",) and not tested and self.traits.states == "driver":
+            self.warnings.append(UNTESTED)
 
     def close(self) -> None:
         if self.engine is not None:
