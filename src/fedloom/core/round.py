@@ -158,7 +158,8 @@ def federated_round(
 
     if not tree.finite({"": theta}):
         raise ClientError(
-            f"round {server.round + 1}: the server model is no longer finite; lower the learning rate or clip gradients."
+            f"round {server.round + 1}: the server model is no longer finite; lower the learning rate or clip "
+            "gradients."
         )
     return Server(theta, buffers, returned.apart(states, theta, buffers), server.round + 1), report
 
