@@ -37,6 +37,18 @@ def test_a_plan_that_says_nothing_of_a_run(about: str, cli: Cli, tmp_path: Path)
     assert "does not describe run 'a'" in err
 
 
+@pytest.mark.parametrize("left", [0.0, 0.5, 0.99])
+def test_a_plan_that_was_cut_short_loses_no_runs(left: float, cli: Cli, tmp_path: Path) -> None:
+    words = ("method=fedavg,fedprox", "clients=2", "rounds=1", "model=logistic")
+    assert cli("run", "-q", "-m", *words, "out=sweep").code == 0
+    plan = tmp_path / "sweep" / "sweep.yaml"
+    lines = plan.read_text().splitlines(keepends=True)
+    plan.write_text("".join(lines[: int(left * len(lines))]))
+    answer = cli("run", "-q", "resume=sweep")
+    assert answer.code == 2
+    assert "sweep.yaml was cut short, so that runs would be lost; bring back a copy of it." in answer.err
+
+
 @pytest.mark.slow
 def test_a_report_follows_no_links(cli: Cli, tmp_path: Path) -> None:
     assert cli("run", "-q", "method=fedavg", "rounds=1", "out=there", *SMALL).code == 0

@@ -225,6 +225,15 @@ def test_another_experiment_is_not_continued(images: Problem, tmp_path: Path):
         distill.run(images.experiment(kd(), epochs=4), tmp_path / "run", resume=True)
 
 
+def test_a_run_that_has_lost_its_configuration_does_not_begin_anew(images: Problem, tmp_path: Path):
+    distill.run(images.experiment(kd(), epochs=2), tmp_path / "run")
+    (tmp_path / "run" / "config.yaml").unlink()
+    kept = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    with pytest.raises(CheckpointError, match="has lost its config.yaml, although rounds are on record"):
+        distill.run(images.experiment(kd(), epochs=2), tmp_path / "run", resume=True)
+    assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == kept
+
+
 def test_the_reported_model_is_the_best_on_validation_samples(images: Problem):
     run = distill.run(images.experiment(kd(), epochs=9))
     main = [r for r in run.history if r["phase"] == "main"]

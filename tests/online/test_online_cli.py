@@ -36,6 +36,15 @@ def test_a_run_leaves_a_directory_a_table_and_a_page(cli: Cli) -> None:
     assert len(summary["hedge"]["p"]) == 2
 
 
+def test_a_configuration_that_was_cut_short_is_told(cli: Cli) -> None:
+    assert cli("learner=moml", *QUICK, "out=cut", "-q").code == 0
+    config = Path("cut/config.yaml")
+    config.write_text(config.read_text().replace("kind: online", "kind: onlin"))
+    answer = cli("resume=cut", "-q")
+    assert answer.code == 2
+    assert "cut/config.yaml is damaged: there is no kind 'onlin' of runs." in answer.err
+
+
 @pytest.mark.slow
 def test_without_a_learner_three_are_compared(cli: Cli) -> None:
     answer = cli(*QUICK, "out=three", "-q")

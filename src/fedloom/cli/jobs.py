@@ -23,6 +23,7 @@ from fedloom.experiment.lock import Lock
 from fedloom.experiment.rundir import RunDirectory
 
 PLAN = "sweep.yaml"
+FIRST, LAST = "# The runs of a sweep; the last line is '# end'.\n", "# end\n"
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,8 @@ class RunPlan:
         }
         try:
             self.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(self.parent / PLAN, OmegaConf.to_yaml(OmegaConf.create(runs)).encode())
+            text = FIRST + OmegaConf.to_yaml(OmegaConf.create(runs)) + LAST
+            write_whole(self.parent / PLAN, text.encode())
         except OSError as error:
             raise CheckpointError(f"the folder {self.parent} cannot be written: {error.strerror}.") from error
 
@@ -152,7 +154,10 @@ def _read_plan(schema: CommandSchema, parent: Path) -> RunPlan:
     """The runs of a stored plan; those that have a run directory are resumed."""
     jobs = []
     home = parent.resolve()
-    for name, about in read(parent / PLAN).items():
+    runs, text = read(parent / PLAN), (parent / PLAN).read_text(encoding="utf-8")
+    if not runs or (text.startswith(FIRST) and not text.endswith(LAST)):
+        raise CheckpointError(f"{parent / PLAN} was cut short, so that runs would be lost; bring back a copy of it.")
+    for name, about in runs.items():
         directory = parent / name
         if not name.isprintable() or home not in (directory.resolve(), directory.resolve().parent):
             raise CheckpointError(f"{parent / PLAN} has a run {name!r}, but all runs must lie in this folder.")

@@ -188,8 +188,10 @@ class RunDirectory:
     def kind(self) -> Kind:
         """The task that the run belongs to."""
         config = self.config()
-        if "kind" in config:
-            return Kind(config["kind"])
+        if (kind := config.get("kind")) is not None:
+            if kind not in list(Kind):
+                raise CheckpointError(f"{self.path / 'config.yaml'} is damaged: there is no kind {kind!r} of runs.")
+            return Kind(kind)
         if config.get("command") == "distill":
             return Kind.DISTILL
         if "learner" in config or "learners" in config.get("identity", {}):

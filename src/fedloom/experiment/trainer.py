@@ -195,6 +195,11 @@ class Trainer:
         marks = {"kind": task.kind.value, "version": VERSION}
         kept = {"checkpoint": {"every": self.checkpoint_every, "keep": self.keep}}
         config = {**kept, **task.config, **marks, "identity": identity, **environment()}
+        if or_begin and not directory.begun and directory.metrics():
+            raise CheckpointError(
+                f"{directory.path} has lost its config.yaml, although rounds are on record; bring back a copy of it, or "
+                "start again in another directory."
+            )
         stored = directory.continued() if resume and (directory.begun or not or_begin) else None
         if stored is not None and (changed := differences(stored.get("identity", {}), identity)):
             why, names = "; ".join(changed), [one.partition(":")[0] for one in changed]
