@@ -37,6 +37,15 @@ def test_a_plan_that_says_nothing_of_a_run(about: str, cli: Cli, tmp_path: Path)
     assert "does not describe run 'a'" in err
 
 
+def test_a_run_of_a_sweep_that_has_lost_its_configuration_is_told(cli: Cli, tmp_path: Path) -> None:
+    words = ("method=fedavg,fedprox", "clients=2", "rounds=1", "model=logistic")
+    assert cli("run", "-q", "-m", *words, "out=sweep").code == 0
+    (tmp_path / "sweep" / "fedavg-0" / "config.yaml").unlink()
+    answer = cli("run", "-q", "resume=sweep")
+    assert (answer.code, answer.out) == (2, "")
+    assert "fedavg-0 has lost its config.yaml, although rounds are on record; bring back a copy" in answer.err
+
+
 @pytest.mark.parametrize("left", [0.0, 0.5, 0.99])
 def test_a_plan_that_was_cut_short_loses_no_runs(left: float, cli: Cli, tmp_path: Path) -> None:
     words = ("method=fedavg,fedprox", "clients=2", "rounds=1", "model=logistic")

@@ -229,7 +229,7 @@ def test_a_run_that_has_lost_its_configuration_does_not_begin_anew(images: Probl
     distill.run(images.experiment(kd(), epochs=2), tmp_path / "run")
     (tmp_path / "run" / "config.yaml").unlink()
     kept = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
-    with pytest.raises(CheckpointError, match="has lost its config.yaml, although rounds are on record"):
+    with pytest.raises(CheckpointError, match=r"has lost its config\.yaml, although rounds are on record"):
         distill.run(images.experiment(kd(), epochs=2), tmp_path / "run", resume=True)
     assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == kept
 

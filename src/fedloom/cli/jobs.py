@@ -163,8 +163,14 @@ def _read_plan(schema: CommandSchema, parent: Path) -> RunPlan:
             raise CheckpointError(f"{parent / PLAN} has a run {name!r}, but all runs must lie in this folder.")
         if not isinstance(about, dict) or not isinstance(about.get("config"), dict) or "label" not in about:
             raise CheckpointError(f"{parent / PLAN} does not describe run {name!r}: label and config are missing.")
+        run = RunDirectory(directory)
+        if not run.begun and run.metrics():
+            raise CheckpointError(
+                f"{directory} has lost its config.yaml, although rounds are on record; bring back a copy of it, or "
+                "start again in another directory."
+            )
         config = Config(schema.complete(about["config"]))
-        jobs.append(Job(config, directory, RunDirectory(directory).begun, str(about["label"])))
+        jobs.append(Job(config, directory, run.begun, str(about["label"])))
     return RunPlan(parent, jobs)
 
 

@@ -197,8 +197,8 @@ class Trainer:
         config = {**kept, **task.config, **marks, "identity": identity, **environment()}
         if or_begin and not directory.begun and directory.metrics():
             raise CheckpointError(
-                f"{directory.path} has lost its config.yaml, although rounds are on record; bring back a copy of it, or "
-                "start again in another directory."
+                f"{directory.path} has lost its config.yaml, although rounds are on record; bring back a copy of it, "
+                "or start again in another directory."
             )
         stored = directory.continued() if resume and (directory.begun or not or_begin) else None
         if stored is not None and (changed := differences(stored.get("identity", {}), identity)):
