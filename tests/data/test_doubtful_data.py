@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -110,6 +111,7 @@ def test_floats_that_may_be_classes_are_refused_with_both_ways_out(y: np.ndarray
 
 
 SITE = pd.DataFrame({"a": X[:, 0], "b": X[:, 1], "sex": np.where(X[:, 2] > 0, "f", "m"), "ill": Y})
+LACKING = [np.nan, np.nan, *X[2:, 0]]
 
 
 def test_tables_of_clients_are_joined_by_the_names_of_their_columns() -> None:
@@ -130,3 +132,52 @@ def test_tables_of_clients_are_joined_by_the_names_of_their_columns() -> None:
 def test_tables_of_clients_with_unlike_columns_are_refused(other: pd.DataFrame, message: str) -> None:
     with pytest.raises(FedLoomError, match=message):
         federate([SITE, other], label="ill", held_out=0.0)
+
+
+REFUSED: dict[str, tuple[Callable[[], object], str]] = {
+    "complex": (lambda: federate((X + 1j, Y), "iid", 5), r"x holds complex numbers"),
+    "masked inputs": (lambda: federate((np.ma.masked_greater(X, 1), Y), "iid", 5), r"x has \d+ masked values; fill"),
+    "masked labels": (lambda: federate((X, np.ma.masked_equal(Y, 1)), "iid", 5), r"y has \d+ masked values; fill"),
+    "masked clients": (lambda: federate((X, Y), client=np.ma.masked_equal(Y, 1)), r"client has \d+ masked values"),
+    "sparse inputs": (
+        lambda: federate((torch.zeros(60, 3).to_sparse(), Y), "iid", 5),
+        r"x is a sparse tensor; .*x\.to_d",
+    ),
+    "sparse labels": (lambda: federate((X, torch.ones(60).to_sparse()), "iid", 5), r"y is a sparse tensor"),
+    "beyond float32": (
+        lambda: federate((1e200 * X.astype(float), Y), "iid", 5),
+        r"x holds numbers beyond float32, up to \d.*; scale",
+    ),
+    "a column beyond float32": (
+        lambda: federate(SITE.assign(a=1e200), "iid", 5, label="ill"),
+        r"column 'a' holds numbers beyond float32, up to 1\.0e\+200; scale",
+    ),
+    "a complex column": (
+        lambda: federate(SITE.assign(a=1j), "iid", 5, label="ill"),
+        r"column 'a' holds complex numbers",
+    ),
+    "two data sets of a client": (lambda: federate({"1": (X, Y), 1: (X, Y)}), r"two data sets .* client '1'; join"),
+    "images of whole numbers": (
+        lambda: federate((np.zeros((60, 8, 8), np.uint16), Y), "iid", 5),
+        r"give images as bytes, uint8",
+    ),
+    "several columns that lack values": (
+        lambda: federate(SITE.assign(a=LACKING, b=LACKING[::-1], sex=None), "iid", 5, label="ill"),
+        r"columns lack values, 'a' in 2, 'b' in 2, 'sex' in 60 of 60 rows; fill or drop them",
+    ),
+    "a client as number and text": (
+        lambda: federate((X, Y), client=np.array([1, "1"] * 30, object)),
+        r"client 1 is a text in some samples and a number in others",
+    ),
+    "a client as number and text in a table": (
+        lambda: federate(SITE.assign(who=[1, "1"] * 30), label="ill", client="who"),
+        r"client 1 is a text in some samples and a number in others",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_samples_that_are_no_numbers_or_no_one_client_s_are_refused(case: str) -> None:
+    call, sentence = REFUSED[case]
+    with pytest.raises(FedLoomError, match=sentence):
+        call()

@@ -211,7 +211,6 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "clients": (lambda: federate((X, Y), "iid", "five"), r"clients is 'five', but it must be a whole number"),
     "alpha": (lambda: federate((X, Y), {"alpha": 1}, 5), r"the partition is a dict; give the name"),
     "named source": (lambda: federate("digits", "iid", 5, y=Y), r"y= belongs to own data"),
-    "complex": (lambda: federate((X + 1j, Y), "iid", 5), r"x holds complex numbers"),
     "clients that lack": (
         lambda: federate((X, Y), client=pd.Series([None, np.nan, *WHO[2:]])),
         r"2 of 60 samples have no client",
@@ -248,28 +247,6 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "test sets, names": (
         lambda: federate({"a": (X, Y)}, test={"b": (X, Y)}),
         r"names client 'b', which has no data set",
-    ),
-    "masked inputs": (lambda: federate((np.ma.masked_greater(X, 1), Y), "iid", 5), r"x has \d+ masked values; fill"),
-    "masked labels": (lambda: federate((X, np.ma.masked_equal(Y, 1)), "iid", 5), r"y has \d+ masked values; fill"),
-    "masked clients": (lambda: federate((X, Y), client=np.ma.masked_equal(Y, 1)), r"client has \d+ masked values"),
-    "sparse inputs": (
-        lambda: federate((torch.zeros(60, 3).to_sparse(), Y), "iid", 5),
-        r"x is a sparse tensor; .*x\.to_d",
-    ),
-    "sparse labels": (lambda: federate((X, torch.ones(60).to_sparse()), "iid", 5), r"y is a sparse tensor"),
-    "beyond float32": (
-        lambda: federate((1e200 * X.astype(float), Y), "iid", 5),
-        r"x holds numbers beyond float32, up to \d.*; scale",
-    ),
-    "a column beyond float32": (
-        lambda: federate(frame(a=1e200), "iid", 5, label="class"),
-        r"column 'a' holds numbers beyond float32, up to 1\.0e\+200; scale",
-    ),
-    "a complex column": (lambda: federate(frame(a=1j), "iid", 5, label="class"), r"column 'a' holds complex numbers"),
-    "two data sets of a client": (lambda: federate({"1": (X, Y), 1: (X, Y)}), r"two data sets .* client '1'; join"),
-    "images of whole numbers": (
-        lambda: federate((np.zeros((60, 8, 8), np.uint16), Y), "iid", 5),
-        r"give images as bytes, uint8",
     ),
 }
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from fedloom.core.errors import DataError, nearest, outside
 from fedloom.data.own.columns import Columns, read
 from fedloom.data.own.labels import coded, with_kind
-from fedloom.data.own.tables import encoded, is_frame
+from fedloom.data.own.tables import as_texts, encoded, is_frame
 from fedloom.data.sources.arrays import as_array, from_tensors, inputs
 from fedloom.data.sources.base import Source
 from fedloom.data.sources.scale import standardised, warn_of_scales
@@ -207,7 +207,7 @@ def _clients(
     if ids.dtype.kind == "O":
         if lost := sum(one is None or one != one for one in ids.ravel()):  # NaN differs from itself
             raise DataError(f"{name}: {lost} of {ids.size} samples have no client; drop them, or give each one.")
-        ids = ids.astype(str)
+        ids = as_texts(ids, name)
     if ids.ndim != 1 or len(ids) != sizes[0]:
         raise DataError(
             f"{name} has {sizes[0]} samples, but client ids of shape {list(ids.shape)}; give one per sample."

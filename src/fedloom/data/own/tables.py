@@ -34,7 +34,19 @@ def clients_of(column: Any, what: str) -> np.ndarray:
     ids = column.to_numpy()
     if ids.dtype.kind == "f" and (ids == np.rint(ids)).all() and (np.abs(ids) < 2**53).all():
         ids = ids.astype(np.int64)  # in a table in which other rows lack it, a whole number is read as a float
-    return ids if ids.dtype.kind in "iu" else np.array([str(one) for one in ids])
+    return ids if ids.dtype.kind in "iu" else as_texts(ids, what)
+
+
+def as_texts(ids: np.ndarray, what: str) -> np.ndarray:
+    """Client ids as texts, in the same shape.
+
+    Raises:
+        DataError: if a client would be that of a text and that of a number.
+    """
+    texts, others = ({str(one) for one in ids.ravel() if isinstance(one, str) is kind} for kind in (True, False))
+    if double := sorted(texts & others):
+        raise DataError(f"{what}: client {double[0]} is a text in some samples and a number in others; convert them.")
+    return np.array([str(one) for one in ids.ravel()], dtype=str).reshape(ids.shape)
 
 
 def encoded(frames: Sequence[Any], what: str) -> tuple[list[np.ndarray], list[str]]:
@@ -69,6 +81,10 @@ def encoded(frames: Sequence[Any], what: str) -> tuple[list[np.ndarray], list[st
         )
     blocks: list[list[np.ndarray]] = [[] for _ in frames]
     names: list[str] = []
+    counts = {column: sum(int(frame[column].isna().sum()) for frame in frames) for column in columns}
+    if len(lacking := {column: count for column, count in counts.items() if count}) > 1:
+        told = ", ".join(f"{str(column)!r} in {count}" for column, count in lacking.items())
+        raise DataError(f"{what}: columns lack values, {told} of {sum(map(len, frames))} rows; fill or drop them.")
     for column in columns:
         series = [frame[column] for frame in frames]
         complete(series, f"{what}: column {column!r}")
