@@ -71,6 +71,14 @@ def test_one_data_set_with_pictures(only_this_folder: Path, capsys: pytest.Captu
     assert (out.parent / "letters-clients.png").stat().st_size > 1000
 
 
+def test_classes_with_names_are_told_below_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [f"{k % 7},{('setosa', 'versicolor')[k % 2]}" for k in range(40)]
+    (tmp_path / "iris.csv").write_text("\n".join(["a,kind", *rows]))
+    words = ["data.label=kind", "partition=iid", "clients=2"]
+    assert main(["data", f"table:{tmp_path / 'iris.csv'}", *words]) == 0
+    assert "classes: 0 setosa, 1 versicolor" in capsys.readouterr().out
+
+
 def test_natural_clients_are_the_default(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["data", "synthetic", "data.clients=7"]) == 0
     said = capsys.readouterr().out

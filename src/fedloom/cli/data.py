@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fedloom.cli.partition import grid, is_small, picture_path, write_picture
+from fedloom.cli.partition import grid, is_small, legend, picture_path, write_picture
 from fedloom.config.build import DATA, Shared
 from fedloom.config.federated import RUN, build_federation
 from fedloom.config.overrides import split_words
@@ -98,12 +98,14 @@ def show(console: Console, name: str, source: Source, federation: Federation, mo
     if (files := PLACES.get(name)) and not moved and (paths := files.look()):
         size = format_size(sum(map(size_of, paths)))
         print_raw(console, f"files: {folder_of(paths)} ({size}{checksums(files, paths)})")
-    tables = [splits(source), statistics_table(federation)]
+    tables, told = [splits(source), statistics_table(federation)], ""
     if federation.train.arrays.has_classes and is_small(federation):
         tables.append(grid(federation))
+        told = legend(federation)
     for made in tables:
         console.print()
         console.print(made)
+    print_raw(console, told, end="")
 
 
 def checksums(files: Files, paths: list[Path]) -> str:

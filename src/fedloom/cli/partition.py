@@ -53,7 +53,7 @@ def command(arguments: argparse.Namespace) -> int:
         return 0
     if has_classes and is_small(federation):
         console.print(grid(federation))
-        console.print()
+        print_raw(console, legend(federation))
     made = plain_table()
     for key, value in statistics(federation).items():
         found = value.items() if isinstance(value, dict) else [("", value)]
@@ -119,6 +119,13 @@ def grid(federation: Federation) -> Table:
         name = federation.names[client] if federation.names else str(client)
         made.add_row(name, str(row.sum()), Text(" ".join(blocks), style="cyan"))
     return made
+
+
+def legend(federation: Federation) -> str:
+    """The names of the classes that a ``grid`` numbers; empty if there are none, or it shows them."""
+    names = federation.train.arrays.names
+    numbered = any(len(name) > 1 for name in names)
+    return f"classes: {', '.join(f'{c} {name}' for c, name in enumerate(names))}\n" if numbered else ""
 
 
 def _number(value: float) -> str:
