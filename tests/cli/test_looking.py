@@ -21,6 +21,11 @@ from fedloom.core.slots import SLOTS
 ENTRIES = [(name, key) for found in KINDS.values() for key, choice in found for name in choice.registry.names()]
 
 
+def test_the_package_is_the_command() -> None:
+    said = subprocess.run([sys.executable, "-m", "fedloom", "--version"], capture_output=True, text=True, check=True)
+    assert said.stdout.startswith("fedloom ")
+
+
 @pytest.mark.parametrize("line", ["", "--help", "run -h", "list -h", "partition --help", "report -h"])
 def test_help(line: str, cli: Cli):
     code, out, err = cli(*line.split())
