@@ -12,8 +12,10 @@ import pytest
 import torch
 from helpers.commands import Cli
 from omegaconf import OmegaConf
+from rich.text import Text
 
 import fedloom as fl
+from fedloom.cli.distill import table
 from fedloom.config.distill import DISTILL
 from fedloom.core.errors import CheckpointError, ConfigError
 from fedloom.data import sources
@@ -76,6 +78,13 @@ def test_several_values_are_a_sweep(cli: Cli, tmp_path: Path):
     names = {path.name for path in (tmp_path / "sweep").iterdir() if (path / "summary.json").exists()}
     assert names == {"teacher", *(f"kd-alpha={a}-{s}" for a in (0.1, 0.9) for s in (1, 2))}
     assert "kd, alpha=0.9, seed 2" in out
+
+
+def test_every_teacher_has_a_row_of_its_own() -> None:
+    big, small = ({"accuracy": a, "parameters": 9, "macs": 9} for a in (0.9, 0.8))
+    rows = [("kd", {"teacher": big}), ("disk", {"teacher": big}), ("simkd", {"teacher": small})]
+    assert [*table(rows).columns[0].cells][:2] == [Text("teacher of kd"), Text("teacher of simkd")]
+    assert [*table(rows[:2]).columns[0].cells] == [Text("teacher"), Text("kd"), Text("disk")]
 
 
 def test_means_over_seeds_are_of_the_selected_students(cli: Cli, tmp_path: Path) -> None:

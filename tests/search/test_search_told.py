@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
 
+from fedloom.cli.main import main
 from fedloom.cli.search import remarks, table
+from fedloom.experiment.progress import NullProgress
 from fedloom.methods import methods
 from fedloom.tasks.search import results
 from fedloom.tasks.search.settings import SearchSettings
@@ -70,6 +74,20 @@ def test_the_winner_whose_parts_are_left_out_is_no_equal_of_the_reference() -> N
     tried = history("fedavg", "feddyn")
     task.history = [one | {"score": 0.5} if one["stage"] == "compare" else one for one in tried]
     assert [role for role, _ in task._compared()] == ["finalist 1", "fedavg"]
+
+
+def test_ctrl_c_counts_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("optuna")
+
+    def pressed(self: NullProgress, record: dict[str, Any]) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(NullProgress, "on_round", pressed)
+    words = ("clients=2", "rounds=1", "model=logistic", "search.budget=2", "search.methods=[fedavg]")
+    assert main(["search", *words, f"out={tmp_path / 'run'}", "-q"]) == 130
+    assert "stopped after run 1 of search; continue with: fedloom search resume=" in capsys.readouterr().err
 
 
 def test_several_searches_are_told_apart() -> None:

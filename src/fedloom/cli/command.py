@@ -203,7 +203,8 @@ class Command:
         at = RunDirectory(job.directory).summary().get("rounds", 0)
         who = f"{job.label}, seed {job.config['seed']}" if batch.is_sweep else job.label
         how = f"fedloom {self.schema.command} resume={relpath(batch.parent)}"
-        return f"stopped after round {at} of {who}; continue with: {how}"
+        step = {"search": "run", "online": "task"}.get(self.schema.command, "round")
+        return f"stopped after {step} {at} of {who}; continue with: {how}"
 
     def show(self, consoles: Sequence[Console], batch: RunPlan) -> None:
         """Write figures and pages; print the results and the paths of all files."""

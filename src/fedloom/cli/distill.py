@@ -68,10 +68,15 @@ def table(rows: Rows) -> Table:
     """A table of methods: accuracy, passes and size of the students and of the teacher."""
     heads = ("accuracy", "best on test", "passes", "for guide", "parameters", "MACs", "smaller by", "time")
     shown = figures("method", heads)
-    taught = next((summary["teacher"] for _, summary in rows if summary.get("teacher")), None)
-    if taught:
+    found: dict[str, tuple[str, Any]] = {}
+    for label, summary in rows:
+        if summary.get("teacher"):
+            found.setdefault(str(summary["teacher"]), (label, summary["teacher"]))
+    for label, taught in found.values():
         cells = (number("accuracy", taught["accuracy"]), ABSENT, ABSENT, ABSENT, count(taught["parameters"]))
-        shown.add_row(Text("teacher"), *cells, count(taught["macs"]), ABSENT, ABSENT)
+        shown.add_row(
+            Text("teacher" if len(found) == 1 else f"teacher of {label}"), *cells, count(taught["macs"]), ABSENT, ABSENT
+        )
     for label, summary in rows:
         student, ratio = summary.get("student") or {}, summary.get("ratio") or {}
         shown.add_row(
