@@ -214,7 +214,7 @@ def test_min_size_is_kept_or_refused_after_bounded_redraws() -> None:
     [
         (Iid(), 101, "more clients than samples"),
         (Iid(), None, "needs a number of clients"),
-        (Iid(), 0, "at least 1 client"),
+        (Iid(), 0, "at least 1 client, not clients=0"),
         (Shards(11), 10, "more shards than samples"),
         (Pathological(11), 10, "there are only 10"),
         (Pathological(2), 4, "cannot hold all 10 classes"),

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 import torch
 from helpers.federations import classes
@@ -16,9 +17,10 @@ from helpers.runs import experiment
 from torch import nn
 
 from fedloom.core.errors import ConfigError
-from fedloom.core.federation import Index, Split
+from fedloom.core.federation import Federation, Index, Split
 from fedloom.core.local import Local
 from fedloom.core.method import Method
+from fedloom.data import federate
 from fedloom.experiment.experiment import Evaluation
 from fedloom.experiment.federated import run
 from fedloom.methods import make
@@ -39,6 +41,11 @@ def starved() -> Any:
 
 CASES: dict[str, tuple[Callable[[], Any], str]] = {
     "no augmentation": (lambda: experiment(augment=(3,)), "an augmentation is a name, or a mapping .*, not 3"),
+    "samples to choose by": (
+        lambda: make("superfed_mm", min_validation=-1),
+        r"min_validation must be at least 0, not -1",
+    ),
+    "beyond": (lambda: make("propfair", beyond="flat"), r"unknown beyond 'flat'; there are: published, tangent"),
     "many rounds": (lambda: experiment(rounds=10**30), r"rounds is 1e\+30, but whole numbers"),
     "rounds": (lambda: experiment(rounds=0), r"rounds is 0, but at least 1 is needed"),
     "participation 0": (lambda: experiment(participation=0.0), r"participation is 0, but it must lie in \(0, 1\]"),
@@ -178,6 +185,12 @@ class Narrow(nn.Module):
         return self.linear(x)
 
 
+def people() -> Federation:
+    """A table of ages and two towns, which are three columns of inputs."""
+    table = pd.DataFrame({"age": [0.0, 1, 2, 3] * 5, "town": ["x", "y"] * 10, "ill": [0, 1, 1, 0] * 5})
+    return federate(table, "iid", 2, label="ill")
+
+
 class Mute(Narrow):
     """Refuses inputs without a word, as a bare assertion does."""
 
@@ -188,6 +201,11 @@ class Mute(Narrow):
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "inputs": ({"model": lambda: Narrow(3, 3)}, r"the model does not take inputs of shape \(4,\): "),
     "no message": ({"model": lambda: Mute(4, 3)}, r"does not take inputs of shape \(4,\): AssertionError$"),
+    "columns": (
+        {"model": lambda: Narrow(2, 2), "federation": people()},
+        r"does not take inputs of shape \(3,\): .*; the table has 3 columns of inputs, one for each category",
+    ),
+    "views": ({"views": ("bluur",)}, r"unknown augmentation 'bluur'; did you mean 'blur'\?"),
     "outputs": ({"model": lambda: Narrow(4, 2)}, r"the model has 2 outputs, but the data have 3 classes\."),
     "device": ({"device": "gpu"}, r"unknown device 'gpu'; did you mean 'cpu'\?"),
     "squared error of classes": (

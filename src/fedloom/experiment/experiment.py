@@ -20,7 +20,7 @@ from fedloom.core.method import Method
 from fedloom.core.parts import Submodels
 from fedloom.core.settings import check_fields
 from fedloom.core.slots import label
-from fedloom.data.augment import Augmentation, pipeline
+from fedloom.data.augment import Augmentation, augmentation, pipeline
 from fedloom.experiment.evaluation import Evaluation, check_evaluation
 from fedloom.methods import methods
 
@@ -161,6 +161,8 @@ class Experiment:
                 raise ConfigError(f"{self.method.who_needs(need)} {told}")
         if self.method.needs("views"):
             pipeline(self.views, federation.train.arrays)
+        for one in self.views:  # of methods without any, too, so that a slip in a name is told
+            augmentation(one)
         if self.teacher is not None and not self.method.needs("teacher"):
             raise ConfigError(
                 f"method {self.method.name!r} learns from no teacher; leave teacher= out, "

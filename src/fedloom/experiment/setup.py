@@ -123,8 +123,10 @@ def make_plan(experiment: Experiment, federation: Federation, device: str) -> Cl
         raise
     except Exception as error:
         told = f"the model does not take inputs of shape {tuple(sample.shape[1:])}: {first_line(error)}"
-        size = federation.provenance.get("source", {}).get("vocabulary", 0)
-        raise ConfigError(f"{told}{_hint(error, tokens, size)}") from error
+        source = federation.provenance.get("source", {})
+        if columns := source.get("columns"):
+            told += f"; the table has {len(columns)} columns of inputs, one for each category of a text"
+        raise ConfigError(f"{told}{_hint(error, tokens, source.get('vocabulary', 0))}") from error
     if not isinstance(out, Tensor):
         raise ConfigError(f"the model returns {in_words(out)}; return the logits alone.")
     if isinstance(model, Wrapped) or experiment.method.needs("features"):

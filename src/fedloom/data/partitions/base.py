@@ -91,7 +91,7 @@ class Partition(ABC):
             if self.needs_clients:
                 raise DataError(f"partition {self.name!r} needs a number of clients.")
         elif clients < 1:
-            raise DataError(f"there must be at least 1 client, not {clients}.")
+            raise DataError(f"there must be at least 1 client, not clients={clients}.")
         elif clients > samples:
             raise DataError(
                 f"{samples} samples cannot be dealt to {clients} clients: there are more clients than samples."

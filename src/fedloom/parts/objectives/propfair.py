@@ -47,7 +47,7 @@ class PropFair(Term):
 
     def __post_init__(self) -> None:
         positive("objective 'propfair': ", M=self.M, eps=self.eps)
-        one_of("objective 'propfair' has no slope", self.beyond, SLOPES)
+        one_of("objective 'propfair': unknown beyond", self.beyond, SLOPES)
 
     def loss(self, out: Output, batch: Batch, ctx: Context) -> Tensor:
         """A scalar for the batch, []."""

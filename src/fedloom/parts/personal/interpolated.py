@@ -59,6 +59,7 @@ class Subspace(Paired):
 
     def __post_init__(self) -> None:
         at_least(0, "personal 'subspace': ", mu=self.mu, nu=self.nu, start_round=self.start_round)
+        at_least(0, "personal 'subspace': ", min_validation=self.min_validation)
 
     def views(self, step: StepInfo, extra: Tensor, ctx: Context) -> tuple[View, ...]:
         """One view at a random interpolation; at w alone before round L."""
