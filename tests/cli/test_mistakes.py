@@ -46,6 +46,7 @@ MISTAKES = {
     "run method=fedavg method.objective.proximal.mu=1": "method.objective=[cross_entropy, proximal]",
     "run data=digit": "unknown data source 'digit'; did you mean 'digits'?",
     "run data=visits.csv": "to read it, write table:visits.csv",
+    "run data.name=table:visits.csv": "write {name: table, path: visits.csv}",
     "run data=.": "to read it, write folder:.",
     "data table:visits.csv": "there is no file",
     "data npz:visits.npz": "visits.npz",

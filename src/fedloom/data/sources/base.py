@@ -74,6 +74,9 @@ class Sources(Registry[Source]):
 
     def __getitem__(self, name: str) -> Entry[Source]:
         if isinstance(name, str) and name not in self:
+            kind, colon, path = name.partition(":")
+            if colon and kind in (*READERS.values(), "folder"):
+                raise ConfigError(f"{name!r} has a path in its name; write {{name: {kind}, path: {path}}}.")
             if reader := READERS.get(Path(name).suffix.lower()):
                 raise ConfigError(f"{name!r} is a file, not a data source; to read it, write {reader}:{name}.")
             if name and Path(name).is_dir():
