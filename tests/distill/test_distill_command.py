@@ -203,6 +203,10 @@ def test_the_student_is_loaded_predicts_and_is_exported(method: str, cli: Cli) -
         fl.load("there")
     with pytest.raises(ConfigError, match=r"load takes run directories; .* safetensors"):
         fl.load("there/model.safetensors")
+    content = Path("there/model.safetensors").read_bytes()
+    Path("there/model.safetensors").write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(CheckpointError, match=r"holds no student .*its numbers are not those that were written"):
+        fl.distill.load("there")
     summary = json.loads(Path("there/summary.json").read_text())
     Path("there/summary.json").write_text(json.dumps({**summary, "status": "interrupted"}))
     with pytest.raises(CheckpointError, match="has not ended"):

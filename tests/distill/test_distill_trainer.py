@@ -328,6 +328,12 @@ def test_a_teacher_may_be_a_federated_run_or_one_of_distillation(digits: Splits,
     for teacher in ("federated", "central"):
         student = distill.run(DistillExperiment(kd(), digits, partial(make, hidden=(4,)), tmp_path / teacher, epochs=2))
         assert student.summary["teacher"]["parameters"] == 1210
+        damage = tmp_path / teacher / "model.safetensors"
+        damage.write_bytes(damage.read_bytes()[:-1] + b"!")
+        with pytest.raises(
+            ConfigError, match=r"model\.safetensors cannot be read: its numbers are not those that were"
+        ):
+            distill.run(DistillExperiment(kd(), digits, partial(make, hidden=(4,)), tmp_path / teacher, epochs=2))
     with pytest.raises(ConfigError, match="not a run directory"):
         distill.run(DistillExperiment(kd(), digits, partial(make, hidden=(4,)), tmp_path / "nix", epochs=2))
 

@@ -66,10 +66,12 @@ def discard(path: Path) -> None:
         os.remove(path)
 
 
-def as_file(named: dict[str, Tensor]) -> bytes:
-    """Serialise named tensors as the content of a safetensors file."""
+def as_file(named: dict[str, Tensor], metadata: dict[str, str] | None = None) -> bytes:
+    """Serialise named tensors, and texts about them, as the content of a safetensors file."""
     import torch  # slow to import, and the other functions do without
     from safetensors.torch import save as save_tensors
 
     plain = torch.contiguous_format
-    return save_tensors({k: v.detach().cpu().clone(memory_format=plain).contiguous() for k, v in named.items()})
+    return save_tensors(
+        {k: v.detach().cpu().clone(memory_format=plain).contiguous() for k, v in named.items()}, metadata
+    )

@@ -31,6 +31,7 @@ from fedloom.experiment.evaluation import UNTESTED, check_means, check_measured
 from fedloom.experiment.experiment import Experiment
 from fedloom.experiment.failures import unpacked
 from fedloom.experiment.last_models import CohortModels, LastModels
+from fedloom.experiment.model_files import as_model_file
 from fedloom.experiment.rundir import Columns, Kind, RunDirectory, Status, Table
 from fedloom.experiment.runtime import own_draws, pick_device, reproducible
 from fedloom.experiment.segments import MODELS, Segments
@@ -351,7 +352,7 @@ class FederatedTask(TrainerTask):
                 torch.cat([one.theta, self.plan.theta0[layout.shared_size :]]),
                 torch.cat([one.buffers, self.plan.buffers0[layout.shared_buffers :]]),
             )
-            atomic.write_whole(directory.path / f"{name}.safetensors", atomic.as_file(named))
+            atomic.write_whole(directory.path / f"{name}.safetensors", as_model_file(named))
 
     def result(self, summary: dict[str, Any]) -> RunResult:
         """The result of the run, with the final server model."""

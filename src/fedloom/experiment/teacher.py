@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from fedloom.core.compose import compose, resolve_method
@@ -17,6 +16,7 @@ from fedloom.core.errors import CheckpointError, ConfigError, in_one_line
 from fedloom.core.federation import Federation
 from fedloom.core.settings import from_plain, validate
 from fedloom.experiment.conventions import compare, conventions
+from fedloom.experiment.model_files import read_model_file
 from fedloom.experiment.rundir import Kind, RunDirectory, Status
 from fedloom.methods import methods
 from fedloom.models import models
@@ -54,7 +54,7 @@ def _from_run(path: Path, federation: Federation) -> nn.Module:
     run = RunDirectory(path)
     config = _finished(run)
     try:
-        weights = load_file(path / "model.safetensors")
+        weights = read_model_file(path / "model.safetensors")
     except (SafetensorError, OSError) as error:
         raise ConfigError(
             f"the teacher's model {path / 'model.safetensors'} cannot be read: {in_one_line(error)}."

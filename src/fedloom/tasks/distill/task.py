@@ -10,14 +10,14 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from fedloom.core.errors import ConfigError, in_one_line
 from fedloom.data.augment import pipeline
-from fedloom.experiment.atomic import as_file, write_whole
+from fedloom.experiment.atomic import write_whole
 from fedloom.experiment.callbacks import Callback
 from fedloom.experiment.checkpoint import Checkpoint
+from fedloom.experiment.model_files import as_model_file, read_model_file
 from fedloom.experiment.rundir import Columns, Kind, RunDirectory, Status, Table
 from fedloom.experiment.runtime import pick_device, reason_against_bf16, reproducible
 from fedloom.experiment.teacher import load_teacher
@@ -293,8 +293,8 @@ class DistillTask(TrainerTask):
     def write(self, directory: RunDirectory, status: Status) -> None:
         if not status.ended:
             return
-        write_whole(directory.path / "model.safetensors", as_file(self._chosen()))
-        write_whole(directory.path / "last.safetensors", as_file(dict(self.learner.student.state_dict())))
+        write_whole(directory.path / "model.safetensors", as_model_file(self._chosen()))
+        write_whole(directory.path / "last.safetensors", as_model_file(self.learner.student.state_dict()))
         if self.guide_values is not None:
             table = Table(directory.path / "guide.parquet")
             g, right = (t.cpu().numpy() for t in self.guide_values)
@@ -328,7 +328,7 @@ def begin_with(student: nn.Module, start: Path) -> int:
         raise ConfigError(f"start={start} is a {kind} run of {name!r}, but a warm start is a distill run of 'ce'.")
     try:
         passes = int(directory.summary()["passes"])
-        student.load_state_dict(load_file(start / "last.safetensors"))
+        student.load_state_dict(read_model_file(start / "last.safetensors"))
     except (OSError, SafetensorError, RuntimeError, KeyError, ValueError) as error:
         raise ConfigError(
             f"start={start} holds no trained student of this shape ({in_one_line(error, 150)})."

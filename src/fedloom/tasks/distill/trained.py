@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import nn
 
 from fedloom.core.errors import CheckpointError, in_one_line
@@ -17,6 +16,7 @@ from fedloom.experiment.conventions import table_of
 from fedloom.experiment.deployed import DeployedModel
 from fedloom.experiment.evaluation import Evaluation
 from fedloom.experiment.loaded import Measurement
+from fedloom.experiment.model_files import read_model_file
 from fedloom.experiment.rundir import RunDirectory
 from fedloom.experiment.teacher import load_teacher
 from fedloom.experiment.trained import RunRecords
@@ -74,7 +74,7 @@ def load(
         dtype,
     )
     try:
-        learner.deploy(load_file(path / "model.safetensors"))
+        learner.deploy(read_model_file(path / "model.safetensors"))
     except (OSError, SafetensorError, RuntimeError) as error:
         raise CheckpointError(f"{path} holds no student that fits its settings ({in_one_line(error, 150)}).") from error
     module = learner if learner.reuse is not None else learner.student

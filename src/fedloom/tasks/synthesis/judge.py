@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 
 from fedloom.core.checks import at_least
@@ -22,7 +21,8 @@ from fedloom.core.errors import ConfigError
 from fedloom.core.federation import Arrays, Federation
 from fedloom.core.rng import stream
 from fedloom.data.sources.generated import pixels
-from fedloom.experiment.atomic import as_file, write_whole
+from fedloom.experiment.atomic import write_whole
+from fedloom.experiment.model_files import as_model_file, read_model_file
 from fedloom.experiment.setup import placed
 from fedloom.metrics import fairness
 from fedloom.metrics.distribution import fid, kid
@@ -174,7 +174,7 @@ class SyntheticEvaluator:
         facts["fit.steps"] = torch.tensor(made.steps)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(path, as_file({**made.model.state_dict(), **facts}), alone=False)
+            write_whole(path, as_model_file({**made.model.state_dict(), **facts}), alone=False)
         except OSError as error:
             warnings.warn(
                 f"the judge {path} cannot be written ({error.strerror or error}), so it is trained again next time.",
@@ -196,7 +196,7 @@ class SyntheticEvaluator:
         with torch.random.fork_rng(devices=[]):  # initialisation must not change the global random state
             model = classifier(self.classifier, self.test).to(self.test.x.device)
         try:
-            stored = load_file(path)
+            stored = read_model_file(path)
             facts = [stored.pop(f"fit.{name}").item() for name in ("steps", "loss", "accuracy")]
             model.load_state_dict(stored)
         except (OSError, KeyError, RuntimeError, SafetensorError):
