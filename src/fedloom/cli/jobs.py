@@ -21,6 +21,7 @@ from fedloom.core.slots import SEVERAL, SLOTS
 from fedloom.experiment.atomic import write_whole
 from fedloom.experiment.lock import Lock
 from fedloom.experiment.rundir import RunDirectory
+from fedloom.experiment.trainer import refuse_lost_config
 
 PLAN = "sweep.yaml"
 FIRST, LAST = "# The runs of a sweep; the last line is '# end'.\n", "# end\n"
@@ -164,11 +165,7 @@ def _read_plan(schema: CommandSchema, parent: Path) -> RunPlan:
         if not isinstance(about, dict) or not isinstance(about.get("config"), dict) or "label" not in about:
             raise CheckpointError(f"{parent / PLAN} does not describe run {name!r}: label and config are missing.")
         run = RunDirectory(directory)
-        if not run.begun and run.metrics():
-            raise CheckpointError(
-                f"{directory} has lost its config.yaml, although rounds are on record; bring back a copy of it, or "
-                "start again in another directory."
-            )
+        refuse_lost_config(run)
         config = Config(schema.complete(about["config"]))
         jobs.append(Job(config, directory, run.begun, str(about["label"])))
     return RunPlan(parent, jobs)

@@ -51,6 +51,12 @@ def checksum(named: Mapping[str, Tensor]) -> str:
     """The SHA-256 of tensors with their names, types and shapes, in the order of the names."""
     digest = hashlib.sha256()
     for name, value in sorted(named.items()):
-        digest.update(f"{name} {value.dtype} {list(value.shape)};".encode())
-        digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        for part in (f"{name};".encode(), *content(value)):
+            digest.update(part)
     return digest.hexdigest()
+
+
+def content(value: Tensor) -> tuple[bytes, memoryview]:
+    """Type and shape of a tensor as text, and its bytes."""
+    flat = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    return f"{value.dtype}{tuple(value.shape)}".encode(), flat.numpy().data

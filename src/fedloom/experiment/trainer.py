@@ -195,11 +195,8 @@ class Trainer:
         marks = {"kind": task.kind.value, "version": VERSION}
         kept = {"checkpoint": {"every": self.checkpoint_every, "keep": self.keep}}
         config = {**kept, **task.config, **marks, "identity": identity, **environment()}
-        if or_begin and not directory.begun and directory.metrics():
-            raise CheckpointError(
-                f"{directory.path} has lost its config.yaml, although rounds are on record; bring back a copy of it, "
-                "or start again in another directory."
-            )
+        if or_begin:
+            refuse_lost_config(directory)
         stored = directory.continued() if resume and (directory.begun or not or_begin) else None
         if stored is not None and (changed := differences(stored.get("identity", {}), identity)):
             why, names = "; ".join(changed), [one.partition(":")[0] for one in changed]
@@ -323,3 +320,12 @@ def load(task: TrainerTask, directory: RunDirectory) -> list[Record]:
     with checkpoints.refusing(found[-1]):
         task.restore(checkpoints.read(found[-1]))
     return [record for record in directory.metrics() if record["round"] <= task.round]
+
+
+def refuse_lost_config(directory: RunDirectory) -> None:
+    """Raise ``CheckpointError`` if rounds are on record without a configuration: a new run would replace them."""
+    if not directory.begun and directory.metrics():
+        raise CheckpointError(
+            f"{directory.path} has lost its config.yaml, although rounds are on record; bring back a copy of it, or "
+            "start again in another directory."
+        )

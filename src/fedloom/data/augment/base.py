@@ -131,7 +131,7 @@ def _images(made: object, x: Tensor, step: Augmentation) -> Tensor:
     """What an augmentation made of images [N, C, H, W]; an error unless it is as many images of the same type."""
     found = in_words(made)
     if isinstance(made, Tensor):
-        if (len(made.shape[1:]), *made.shape[:1], made.dtype, made.device) == (3, len(x), x.dtype, x.device):
+        if made.ndim == 4 and len(made) == len(x) and made.dtype == x.dtype and made.device == x.device:
             return made
         found += f", {made.dtype} on {made.device},"
     raise ValueError(

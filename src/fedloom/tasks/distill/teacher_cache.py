@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from fedloom.core.checks import one_of
 from fedloom.core.errors import CheckpointError, ConfigError
+from fedloom.experiment.model_files import content
 from fedloom.tasks.distill.data import Inputs
 from fedloom.tasks.distill.taps import FeatureTap, Outputs
 
@@ -37,8 +38,8 @@ def _digest(tensors: Iterable[Tensor]) -> str:
     """A checksum like ``digest`` of tensors that arrive one after the other."""
     hasher = hashlib.blake2b(digest_size=12)
     for t in tensors:
-        hasher.update(f"{t.dtype}{tuple(t.shape)}".encode())
-        hasher.update(t.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        for part in content(t):
+            hasher.update(part)
     return hasher.hexdigest()
 
 
