@@ -291,6 +291,17 @@ def test_a_folder_of_runs_stands_for_all_of_them(make_run, tmp_path: Path) -> No
         build([tmp_path / "empty"], tmp_path / "out")
 
 
+def test_a_run_inside_a_folder_that_lost_its_configuration_is_named(make_run, tmp_path: Path) -> None:
+    kept, lost = (make_run(seed=seed, rounds=2, files=()) for seed in (1, 2))
+    (lost / "config.yaml").unlink()
+    with pytest.warns(UserWarning, match=r"runs/run1 lacks config\.yaml and is left out\.$"):
+        page = build([tmp_path / "runs"], tmp_path / "out")
+    assert page.read_bytes() == build([kept], tmp_path / "again").read_bytes()
+    (kept / "config.yaml").unlink()
+    with pytest.raises(FedLoomError, match=r"contains none; .*run0, .*run1 lack config\.yaml\.$"):
+        build([tmp_path / "runs"], tmp_path / "out")
+
+
 @pytest.mark.parametrize("missing", ["config.yaml", "metrics.jsonl"])
 def test_not_a_run_directory_names_the_missing_file(make_run, tmp_path: Path, missing: str) -> None:
     run = make_run(rounds=2)

@@ -142,9 +142,14 @@ def run_directories(given: Iterable[Path | str]) -> Iterator[Path]:
     """
     for path in map(Path, given):
         if path.is_dir() and not any((path / name).exists() for name in ("config.yaml", "metrics.jsonl")):
-            inside = sorted(f.parent for f in path.rglob("metrics.jsonl") if (f.parent / "config.yaml").exists())
+            found = sorted(file.parent for file in path.rglob("metrics.jsonl"))
+            inside = [run for run in found if (run / "config.yaml").exists()]
+            lost = [str(run) for run in found if run not in inside]
+            words = f"{', '.join(lost)} {'lacks' if len(lost) == 1 else 'lack'} config.yaml"
             if not inside:
-                raise ConfigError(f"{str(path)!r} is not a run directory and contains none.")
+                raise ConfigError(f"{str(path)!r} is not a run directory and contains none{lost and f'; {words}' or ''}.")
+            if lost:
+                warnings.warn(f"{words} and {'is' if len(lost) == 1 else 'are'} left out.", stacklevel=3)
             yield from inside
         else:
             yield path
