@@ -66,3 +66,12 @@ def test_a_server_without_test_samples_does_not_say_that_nothing_was_evaluated(t
     transport.close()
     assert "clients/accuracy/mean" in result.history[0]
     assert not result.summary["warnings"]
+
+
+def test_a_deployment_whose_nodes_have_no_test_samples_says_so(tmp_path: Path) -> None:
+    transport = in_process(made := config("rounds=1", "held_out=0", "evaluation.what=[clients]"), tmp_path)
+    result = run(Recipe.of(made), transport, 4)
+    transport.close()
+    assert "clients/accuracy/mean" not in result.history[0]
+    (said,) = result.summary["warnings"]
+    assert said.startswith("no node has test samples, so that clients are not evaluated; keep some of each node's")

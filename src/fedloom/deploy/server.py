@@ -116,6 +116,12 @@ def _joined(blob: bytes, terms: Deployment) -> tuple[Sizes | None, str]:
     return None, f"refused: {printable(str(facts.get('reason', 'it gave no reason')))[:1000]}"
 
 
+UNTESTED = (
+    "no node has test samples, so that clients are not evaluated; keep some of each node's with held_out=0.2, or "
+    "leave evaluation.what=clients out."
+)
+
+
 class DeployTask(FederatedTask):
     """A federated task whose clients are nodes.
 
@@ -135,6 +141,8 @@ class DeployTask(FederatedTask):
             self.cohort_seed = secrets.randbits(62)
         self.make_engine = EngineFactory(self._engine, Deployed.traits)
         self.traits = Deployed.traits
+        if "clients" in self.experiment.evaluation.what and not any(tested for *_, tested in roster.nodes.values()):
+            self.warnings.append(UNTESTED)
 
     def _engine(self, plan: ClientPlan, compute: ComputeFactory) -> Deployed:
         deployment, experiment, transport = self.recipe.deployment, self.experiment, self.transport
