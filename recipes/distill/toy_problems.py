@@ -36,7 +36,6 @@ def inside(x: Tensor, a: Tensor, b: Tensor, kappa: float) -> Tensor:
     return torch.sigmoid(kappa * (x - a)) - torch.sigmoid(kappa * (x - b))
 
 
-@cache
 def intervals(
     kappa: float = KAPPA, scale: float = SCALE, seed: int = 0, samples: int = 1000, within: float = END
 ) -> Toy:
@@ -54,8 +53,11 @@ def intervals(
         within: students start in [0, within]; below 9, on the left. By geometry the minima B and C are equally good,
             and the one that a student reaches depends on where it starts.
     """
-    if within < END:
-        return replace(intervals(kappa, scale, seed, samples), start=_sorted(2, within))
+    return replace(_line(kappa, scale, seed, samples), start=_sorted(2, within))
+
+
+@cache
+def _line(kappa: float, scale: float, seed: int, samples: int) -> Toy:
     source = sources.make("intervals", seed=seed, samples=samples)
 
     def scores(h: Tensor) -> Tensor:

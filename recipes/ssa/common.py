@@ -183,6 +183,7 @@ class Runs:
     place: Path
     scale: Scale = field(default_factory=Scale)
     spent: float = 0.0
+    opened: dict[Path, tuple[Experiment, RunResult]] = field(default_factory=dict, repr=False)
 
     def experiment(self, name: str, partition: str, clients: int, target: str, seed: int) -> Experiment:
         """A method under the paper's conditions, at this scale."""
@@ -196,12 +197,14 @@ class Runs:
     def finished(
         self, name: str, partition: str, clients: int, seed: int, target: str = "none"
     ) -> tuple[Experiment, RunResult]:
-        """The finished run; it is started or continued if necessary."""
-        chosen = self.experiment(name, partition, clients, target, seed)
+        """The finished run; it is started or continued if necessary, and read once."""
         where, started = self.where(name, partition, clients, target, seed), cpu_seconds()
-        result = run(chosen, where, resume=(where / "config.yaml").exists(), checkpoint_every=8, keep=1)
-        self.spent += cpu_seconds() - started
-        return chosen, result
+        if where not in self.opened:
+            chosen = self.experiment(name, partition, clients, target, seed)
+            resume = (where / "config.yaml").exists()
+            self.opened[where] = chosen, run(chosen, where, resume=resume, checkpoint_every=8, keep=1)
+            self.spent += cpu_seconds() - started
+        return self.opened[where]
 
     def on(self, experiment: Experiment, target: str) -> Experiment:
         """A run that did not use a target, evaluated on one."""

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ import pytest
 from helpers.pictures import look_alike
 from matplotlib.figure import Figure
 
+from fedloom.data import federate
 from fedloom.experiment.runtime import reason_against_bf16
 
 FOLDER = Path(__file__).parents[2] / "recipes" / "feddyn"
@@ -41,12 +43,16 @@ def test_table_a4_runs_and_writes_the_table_again(
     tmp_path: Path, recipe: Callable[..., int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = importlib.import_module("table_a4")
-    points, few = module.grid, {50: 2, 10: 1, 1: 1, 1000: 3, 200: 2, 20: 1}  # by the grid's epochs and steps
-    monkeypatch.setattr(module, "grid", lambda method: [replace(one, work=few[one.work]) for one in points(method)])
+    grids = {method: list(module.grid(method)) for method in module.METHODS}
+    assert {method: len(points) for method, points in grids.items()} == {
+        "FedDyn": 18, "SCAFFOLD": 6, "FedAvg": 6, "FedProx": 12
+    }  # fmt: skip
+    monkeypatch.setattr(module, "grid", lambda method: [replace(one, work=1) for one in grids[method][:4]])
+    monkeypatch.setattr(module, "SURVIVORS", 2)
     assert recipe("table_a4", "--seeds", 0, "--settings", "type1", "--limit", 1, "--draws", 1, "--out", tmp_path) == 0
     found = json.loads((tmp_path / "table_a4.json").read_text())["settings"]["type1"]
     tried = {name: len(points) for name, points in found["grid"].items()}
-    assert tried == {"FedDyn": 18 + 3, "SCAFFOLD": 6 + 3, "FedAvg": 6 + 3, "FedProx": 12 + 3}
+    assert tried == dict.fromkeys(module.METHODS, 4 + 2)
     assert [run["cost"] for run in found["draws"]["0"]["runs"].values()] == [1, 2, 1, 1]
     assert [run["rounds"] for run in found["draws"]["0"]["runs"].values()] == [1, 1, 1, 1]
     assert 1.4 < found["draws"]["0"]["optimum"] < 1.6
@@ -86,6 +92,9 @@ def test_cifar_runs_and_says_what_the_paper_sent(
     x, y = random.integers(0, 255, (200, 32, 32, 3), dtype=np.uint8), np.arange(200) % 10
     np.savez(tmp_path / "cifar10.npz", x_train=x, y_train=y, x_test=x[:20], y_test=y[:20])
     monkeypatch.setenv("FEDLOOM_DATA", str(tmp_path))
+    module = importlib.import_module("cifar")
+    few = partial(federate, "cifar10", clients=20, held_out=0.0)
+    monkeypatch.setattr(module, "deal", lambda data, split, seed: few(module.SPLITS[split], seed=seed))
     chosen = ("--settings", "cifar10_dir3_all", "cifar10_iid", "--only", "SCAFFOLD", "--rounds", 1, "--seeds", 0)
     assert recipe("cifar", *chosen, "--runs", tmp_path / "runs", "--out", out) == 0
     text = (out / "cifar10_dir3_all.md").read_text()

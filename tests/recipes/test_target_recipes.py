@@ -14,9 +14,12 @@ import pytest
 import torch
 from helpers.pictures import look_alike
 
+from fedloom.core.method import Method
+from fedloom.core.parts import Mixing
 from fedloom.experiment.ensemble import sample_wise
 from fedloom.parts.mixing import SelfSupervised
 from fedloom.parts.mixing.ssa import ssa_loss
+from fedloom.parts.objectives import CrossEntropy
 
 FOLDER = Path(__file__).parents[2] / "recipes" / "ssa"
 SMALL = ("--rounds", 1, "--images", 200)
@@ -35,8 +38,10 @@ def conditions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 @pytest.fixture
-def recipe(conditions: ModuleType, tmp_path: Path) -> Callable[..., Path]:
+def recipe(conditions: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
     """``recipe("table_1", "--only", "FedAvg")`` runs it for one round: where its results are."""
+    mixing = fewer(conditions.DESCENT)
+    monkeypatch.setitem(conditions.METHODS, "FedSSA", lambda: Method("fedssa_sgd", (CrossEntropy(),), mixing=mixing))
 
     def run(name: str, *arguments: object, code: int = 0) -> Path:
         where = ("--runs", tmp_path / "runs", "--out", tmp_path / "out")
@@ -48,6 +53,11 @@ def recipe(conditions: ModuleType, tmp_path: Path) -> Callable[..., Path]:
 
 def stored(out: Path, name: str) -> dict:
     return json.loads((out / f"{name}.json").read_text())
+
+
+def fewer(policy: Mixing) -> Mixing:
+    """The policy, in 20 steps if it takes steps."""
+    return replace(policy, steps=20) if isinstance(policy, SelfSupervised) else policy
 
 
 def test_the_methods_are_the_papers(conditions: ModuleType) -> None:
@@ -133,6 +143,11 @@ def test_weights_are_learnt_for_finished_runs(recipe: Callable[..., Path], monke
     for name, value in (("VARIANCES", (10.0,)), ("ENTROPIES", (1e-3,)), ("RATES", (0.01,)), ("EPOCHS", (10,))):
         monkeypatch.setattr(module, name, value)
     monkeypatch.setattr(module, "PLUGGED", ("FedAvg", "SCAFFOLD"))
+    monkeypatch.setattr(module, "STEPS_A_PASS", 2)
+    for name in ("ADAM", "DESCENT"):
+        monkeypatch.setattr(module, name, fewer(getattr(module, name)))
+    for name in ("POLICIES", "REPEATED"):
+        monkeypatch.setattr(module, name, {words: fewer(policy) for words, policy in getattr(module, name).items()})
     recipe("table_1", "--scale", "small", "--partition", "niid_1", "--only", "FedAvg", "--targets", "skew")
     out = recipe("weights", "--seeds", 1)
     found, rows = (
@@ -227,17 +242,21 @@ def test_without_data_it_says_so(
 
 
 @pytest.mark.slow
-def test_heads_serve_nine_targets_from_one_run(recipe: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_heads_serve_all_targets_from_one_run(recipe: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     module = importlib.import_module("heads")
+    assert [name.split()[0] for name in module.TARGETS] == ["client"] * 5 + ["imbalanced"] * 3 + ["uniform"]
+    names = ("client 1", "client 2", "imbalanced 10", "uniform")
+    monkeypatch.setattr(module, "TARGETS", {name: module.TARGETS[name] for name in names})
+    monkeypatch.setattr(module, "SKEWED", 2)
     for name in ("ADAM", "DESCENT"):
-        monkeypatch.setattr(module, name, replace(getattr(module, name), steps=module.common.STEPS_A_PASS))
+        monkeypatch.setattr(module, name, fewer(getattr(module, name)))
     out = recipe("heads", "--seeds", 1, 2, "--order", "in order", "--in-rounds", "client 1")
     found = stored(out, "heads")
     assert list(found["runs"]) == ["in order"]
     for row in found["runs"]["in order"].values():
         assert row.pop("left_out") == row["client 1"]["left_out"] == 0.0  # of FedAvg, and of FedSSA in rounds
     for cells in found["runs"]["in order"].values():
-        assert [name.split()[0] for name in cells] == ["client"] * 5 + ["imbalanced"] * 3 + ["uniform"]
+        assert tuple(cells) == names
         assert len({cell["FedAvg"] for cell in cells.values()}) > 1
         for cell in cells.values():
             once = ("FedAvg", "FedSSA, Adam", "FedSSA, SGD", "target_fit", "target_head", "oracle")
@@ -261,6 +280,8 @@ def test_heads_of_another_study_have_results_of_their_own(
 ) -> None:
     module = importlib.import_module("heads")
     monkeypatch.setattr(module, "TARGETS", {name: module.TARGETS[name] for name in ("client 1", "uniform")})
+    for name in ("ADAM", "DESCENT"):
+        monkeypatch.setattr(module, name, fewer(getattr(module, name)))
     asked = ("heads", "--study", "published", "--seeds", 1, "--order", "NIID-2", "--in-rounds")
     found = stored(recipe(*asked), "heads_published")
     assert (found["scale"]["epochs"], found["scale"]["lr"], found["scale"]["images"]) == (10, 0.01, 200)

@@ -7,7 +7,6 @@ from math import copysign, inf, sqrt
 
 import numpy as np
 import torch
-from scipy.stats import chi2
 from torch import Tensor
 
 from fedloom.core.errors import ConfigError
@@ -77,6 +76,8 @@ def target_prior(scores: Tensor, resamples: int = 200, coverage: float = 0.95, s
 
 def _most(likelihood: Tensor, pi: Tensor, coverage: float) -> Tensor:
     """The largest shares (1 - t)π_c + t, [C], at which mixing in class c alone does not contradict the inputs."""
+    from scipy.stats import chi2  # slow to import
+
     mixture, least = likelihood @ pi, -float(chi2.ppf(coverage, 1)) / 2
     ratio = likelihood / mixture[:, None]
     low, high = torch.zeros_like(pi), (likelihood > 0).any(0).to(pi)
