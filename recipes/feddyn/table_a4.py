@@ -252,7 +252,6 @@ def report(results: dict[str, Any], out: Path) -> None:
     """Write the results so far."""
     common.write(out / "table_a4.json", results)
     common.write(out / "table_a4.md", tables(results))
-    picture(results, out / "table_a4.png")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -268,6 +267,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     results = common.read(args.out / "table_a4.json") or {"command": "", "machine": "", "settings": {}}
     if args.table:
         report(results, args.out)
+        picture(results, args.out / "table_a4.png")
         return common.verdict(results)
     command = "python recipes/feddyn/table_a4.py --seeds " + " ".join(map(str, args.seeds))
     results |= {"command": command, "machine": common.machine()}
@@ -294,6 +294,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                         points[found["chosen"][name]], federation, here["target"], args.limit, seed
                     )
                     report(results, args.out)
+    picture(results, args.out / "table_a4.png")
     return common.verdict(results)
 
 

@@ -128,6 +128,10 @@ def report(name: str, results: dict[str, Any], out: Path) -> None:
         results["notes"] = written
     common.write(out / f"{name}.json", results)
     common.write(out / f"{name}.md", page(name, results))
+
+
+def draw(name: str, results: Mapping[str, Any], out: Path) -> None:
+    """The pictures, one for each number of steps."""
     for steps, found in results["runs"].items():
         counts = Counter(seed for seeds in found.values() for seed in sorted(seeds))
         if counts:  # the picture is of the seed that most learners have
@@ -231,6 +235,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     results |= common.read(args.out / f"{args.stream}.json")
     if args.table:
         report(args.stream, results, args.out)
+        draw(args.stream, results, args.out)
         return 0
     said = f"python recipes/online/streams.py --stream {args.stream}"
     for name in ("steps", "tasks", "seeds", "learners"):
@@ -258,6 +263,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 except ClientError as error:
                     diverged.setdefault(learner, {})[str(seed)] = str(error)
                 report(args.stream, results, args.out)
+    draw(args.stream, results, args.out)
     return 0
 
 

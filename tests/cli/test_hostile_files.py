@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from helpers.commands import Cli
+from omegaconf import OmegaConf
 
 from fedloom.core import yaml
 from fedloom.experiment import runtime
@@ -103,6 +104,21 @@ def test_yaml_is_read_as_omegaconf_reads_it(tmp_path: Path) -> None:
         path.write_text(text)
         with pytest.raises(yaml.YAMLProblem, match=sentence):
             yaml.load(path)
+
+
+@pytest.mark.parametrize("text", ["a: {b: [1, 2.5, .nan, x, '???']}\nc: {}", "1: a\ntrue: b", "a: !!binary aGVsbG8=",
+                                  "a: &x {b: [1]}\nc: *x\nd: x${a}", "- {a: 1}\n- [2, [3]]"])  # fmt: skip
+def test_plain_data_are_what_omegaconf_makes_of_them(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "some.yaml"
+    path.write_text(text)
+    assert repr(yaml.load(path)) == repr(OmegaConf.to_container(OmegaConf.load(path), resolve=False))
+
+
+def test_what_a_file_names_twice_can_be_changed_alone(tmp_path: Path) -> None:
+    (tmp_path / "some.yaml").write_text("a: &x {b: [1]}\nc: *x")
+    found = yaml.load(tmp_path / "some.yaml")
+    found["a"]["b"].append(2)
+    assert found["c"] == {"b": [1]}
 
 
 @pytest.mark.parametrize("text", BURNING)

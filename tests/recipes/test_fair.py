@@ -34,8 +34,8 @@ def trials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     module.deal.cache_clear()
     few = replace(module.SETTINGS["fashion_dirichlet"], clients=8, cohort=3, lrs=(0.03, 0.3))
     monkeypatch.setitem(module.SETTINGS, "fashion_dirichlet", few)
-    for name in ("heart", "heart_published"):
-        monkeypatch.setitem(module.SETTINGS, name, replace(module.SETTINGS[name], tuning=(0, 1)))
+    for name, seeds in (("heart", (0,)), ("heart_published", (0, 1))):
+        monkeypatch.setitem(module.SETTINGS, name, replace(module.SETTINGS[name], tuning=seeds))
     return module
 
 
@@ -171,7 +171,12 @@ def test_device_takes_fedavgs_rate_and_tries_every_cdf(recipe: Callable[..., Pat
 
 
 @pytest.mark.slow
-def test_plug_keeps_the_settings_that_an_algorithm_has_alone(recipe: Callable[..., Path], trials: ModuleType) -> None:
+def test_plug_keeps_the_settings_that_an_algorithm_has_alone(
+    recipe: Callable[..., Path], trials: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    algorithms = importlib.import_module("plug_and_play").ALGORITHMS
+    for name, (preset, axes) in algorithms.items():
+        monkeypatch.setitem(algorithms, name, (preset, {key: values[1:] for key, values in axes.items()}))
     out = recipe("plug_and_play", "--data", "heart", "fashion_dirichlet", "--seeds", 2)
     data = json.loads((out / "plug_and_play.json").read_text())["data"]
     for found in data.values():

@@ -59,6 +59,7 @@ def test_table_a4_runs_and_writes_the_table_again(
 
     text = (tmp_path / "table_a4.md").read_text()
     assert re.search(r"\| type1 \| 1\.5.* \| 1\+ \(17\) \| 2\+ \(88\) \| 1\+ \(20\) \| 1\+ \(18\) \|", text)
+    assert (tmp_path / "table_a4.png").read_bytes().startswith(b"\x89PNG")
     (tmp_path / "table_a4.md").unlink()
     assert recipe("table_a4", "--table", "--out", tmp_path) == 0
     assert (tmp_path / "table_a4.md").read_text() == text

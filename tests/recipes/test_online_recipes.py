@@ -110,6 +110,7 @@ def test_several_seeds_of_a_stream(
     ours = np.mean([100 * np.mean(runs["MOML"][s]["ctm"]) - 100 * np.mean(runs["FTML"][s]["ctm"]) for s in "01"])
     assert f"| MOML − FTML | {ours:+.2f} ± " in text
     assert "/runs" not in "".join(found["commands"])
+    assert (tmp_path / "out" / f"{stream}_K2.png").read_bytes().startswith(b"\x89PNG")
     assert study.main(["--table", *places]) == 0
     assert (tmp_path / "out" / f"{stream}.md").read_text() == text
 

@@ -23,9 +23,10 @@ def recipe() -> ModuleType:
 
 
 def test_searches_are_compared(recipe: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    words = ("data=digits", "clients=4", "rounds=2", "model=logistic", "search.budget=14",
+    words = ("data=digits", "clients=4", "rounds=2", "model=logistic", "search.budget=10",
              "search.methods=[fedavg,fedrep]")  # fmt: skip
     monkeypatch.setattr(recipe, "DATA", {"digits": words})
+    monkeypatch.setattr(recipe, "COMMON", (*recipe.COMMON, "search.seeds=2"))
     monkeypatch.setattr(recipe, "RUNS", tmp_path / "runs")
     assert recipe.main(["--data", "digits", "--seeds", "0", "50", "--out", str(tmp_path)]) == 0
     runs = json.loads((tmp_path / "compositions.json").read_text())["runs"]["digits"]

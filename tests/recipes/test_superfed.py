@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -212,6 +213,9 @@ def test_the_columns_are_those_of_table_2_2(monkeypatch: pytest.MonkeyPatch) -> 
 def test_table_2_7(tmp_path: Path, recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
     table = importlib.import_module("table_2_7")
     monkeypatch.setitem(table.SCALES, "reduced", replace(table.SCALES["reduced"], clients=50))
+    shelf = table.common
+    few = partial(shelf.experiment, local=replace(shelf.LOCAL, epochs=2))
+    monkeypatch.setattr(shelf, "experiment", few)
     out, runs = tmp_path / "out", tmp_path / "runs"
     where = ("--runs", runs, "--out", out, "--rounds", 5, "--seeds", 0, 1, "--only", "SuPerFed-MM")
     assert recipe("table_2_7", *where, "--starts", 0, 0.4, 0.8, "--nus", 0, 2, "--mus", 0.01) == 0

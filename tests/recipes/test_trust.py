@@ -40,6 +40,8 @@ def test_hostile_clients(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hostile = recipe(
         "hostile", monkeypatch, AGGREGATORS={"mean": (Mixing(),), "FLTrust": (FLTrust(100),)}, ATTACKS=attacks
     )
+    once = hostile.common.local(epochs=1)
+    monkeypatch.setattr(hostile.common, "local", lambda: once)
     assert hostile.main(["--rounds", "2", "--seeds", "1"]) == 0
     stored = json.loads((small / "hostile_digits.json").read_text())
     assert len(stored["runs"]) == 2 * 2 * (5 + 4) + 1

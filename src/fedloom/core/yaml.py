@@ -39,7 +39,21 @@ def load(path: Path) -> Any:
         found = {} if found is None else {found: None}
     elif not isinstance(found, dict | list):
         raise yaml.YAMLError("it holds one value alone")
-    return OmegaConf.to_container(OmegaConf.create(found), resolve=False)
+    try:
+        return _plain(found)
+    except TypeError:
+        return OmegaConf.to_container(OmegaConf.create(found), resolve=False)
+
+
+def _plain(value: Any) -> Any:
+    """A copy of what OmegaConf, which is slow, would leave as it is; for anything else a ``TypeError``."""
+    if isinstance(value, dict) and all(type(key) is str for key in value):
+        return {key: _plain(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_plain(one) for one in value]
+    if type(value) in (int, float, bool, type(None)) or (type(value) is str and "${" not in value):
+        return value
+    raise TypeError
 
 
 def _measure(text: str) -> None:
