@@ -5,15 +5,13 @@ from __future__ import annotations
 import os
 import signal
 from dataclasses import replace
-from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
 from helpers.federations import CLASSES, FEATURES, SIZES, Shaken, classes
-from helpers.marks import first_quick
 from helpers.networks import IMAGE, fixed, images, tanh_net
-from helpers.runs import assert_same_run, experiment, go, theta
+from helpers.runs import LIVE, assert_same_run, experiment, go, theta
 from torch import Tensor, nn
 
 from fedloom.compute import computes, note, reason_against_batched
@@ -30,7 +28,6 @@ from fedloom.core.method import Method
 from fedloom.core.parts import Drift, Personal
 from fedloom.core.views import StepInfo, View
 from fedloom.experiment.experiment import Evaluation
-from fedloom.experiment.federated import RunResult, run
 from fedloom.methods import make, methods
 from fedloom.models import models
 from fedloom.parts.drift import FedDynDrift, Scaffold
@@ -49,9 +46,11 @@ LOCALS = {
     "momentum": Local(epochs=2, batch_size=0, lr=0.1, momentum=0.8),
     "clipped": Local(epochs=1, batch_size=4, lr=0.1, clip=0.5, weight_decay=0.05),
 }
-LIVE = {  # they have no form for a cohort
-    "per_fedavg", "p_avg_proto", "pfldyn", "pflscaf", "fedevg", "fedevg_kept", "fedproto", "fedcgan", "fedcvae",
-}  # fmt: skip
+EVERY = [  # a method without a form for a cohort runs live, whatever the settings
+    pytest.param(name, local, marks=[pytest.mark.slow] if local != "plain" else [])
+    for name in (*methods.names(), *BOTH)
+    for local in (("plain",) if name in LIVE else LOCALS)
+]
 
 
 @pytest.fixture(autouse=True)
@@ -61,22 +60,16 @@ def _large_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedloom.core.aggregate.SHARE", 2)
 
 
-def settings(local: str, average: bool = True, **changes: Any) -> dict[str, Any]:
-    what = ("global", "clients", "average") if average else ("global",)
-    return {"local": LOCALS[local], "evaluation": Evaluation(what=what), "drop_rate": 0.15, "seed": 11} | changes
+def settings(local: str, average: bool = True, every: int = 1, **changes: Any) -> dict[str, Any]:
+    evaluation = Evaluation(what=("global", "clients", "average") if average else ("global",), every=every)
+    return {"local": LOCALS[local], "evaluation": evaluation, "drop_rate": 0.15, "seed": 11} | changes
 
 
-@cache
-def live(name: str, local: str) -> RunResult:
-    return run(experiment(BOTH.get(name) or make(name), **settings(local, average=name != "ifca")))
-
-
-@pytest.mark.parametrize("local", first_quick({name: name for name in LOCALS}))
-@pytest.mark.parametrize("name", [*methods.names(), *BOTH])
+@pytest.mark.parametrize(("name", "local"), EVERY)
 def test_every_method_agrees_with_the_live_compute(name: str, local: str) -> None:
-    method = BOTH.get(name) or make(name)
-    result = run(experiment(method, compute="batched", **settings(local, average=name != "ifca")))
-    assert_same_run(live(name, local), result, TOLERANCE)
+    same = settings(local, average=name != "ifca", every=2, rounds=2)
+    live, result = (go(BOTH.get(name) or name, compute=c, **same) for c in ("live", "batched"))
+    assert_same_run(live, result, TOLERANCE)
     said = [w for w in result.summary["warnings"] if "compute=batched" in w]
     assert len(said) == (name in LIVE)
 

@@ -7,7 +7,6 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -135,6 +134,5 @@ def programs() -> None:
         assert (os.environ.pop("CUDA_VISIBLE_DEVICES", None) == "") == hidden, line
 
 
-@pytest.mark.parametrize("action", [same_bits, spoilt, spoilt_between_rounds, trials, programs])
-def test_with_a_gpu_in_sight(action: Callable[[], None]) -> None:
-    with_gpu_in_sight(action)
+def test_with_a_gpu_in_sight() -> None:
+    with_gpu_in_sight(same_bits, spoilt, spoilt_between_rounds, trials, programs)

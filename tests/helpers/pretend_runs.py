@@ -28,9 +28,9 @@ from fedloom.experiment.experiment import Evaluation, Experiment
 from fedloom.methods import make, methods
 from helpers.federations import classes
 from helpers.pretend import DEVICE, PretendDevice
-from helpers.runs import GENTLE, experiment
+from helpers.runs import GENTLE, LIVE, experiment
 
-SIZES = (5, 6, 3)  # one or two steps of a client: more of them would do the same again
+SIZES = (5, 4, 3)  # one or two steps of a client: more of them would do the same again
 EVERYTHING = Evaluation(what=("global", "clients", "average", "train", "received"), every=2)
 QUIET = Evaluation(what=())
 SHORT = Local(batch_size=4, lr=0.2)
@@ -69,7 +69,7 @@ def sized(name: str, **changes: Any) -> Experiment:
     conditions = conditions | {"federation": classes(SIZES)} | changes
     unseen = {"average"} if name == "ifca" else set()  # its clients have no model of their own between rounds
     if conditions["compute"] == "batched":  # evaluation of these models takes no part in it: seen after the other one
-        unseen |= {"global", "clients"}
+        unseen |= {"global", "clients", "train"}
     seen = tuple(what for what in conditions["evaluation"].what if what not in unseen)
     return experiment(method, **conditions | {"evaluation": replace(conditions["evaluation"], what=seen)})
 
@@ -86,7 +86,8 @@ def cases(compute: str) -> dict[str, Callable[[], Experiment]]:
         "layers": ("fedavg", images),
         "layers, step by step": ("feddyn", images | {"local": CLIPPED}),
     }
-    named = {name: (name, {}) for name in methods.names()} | others
+    skipped = LIVE if compute == "batched" else set()
+    named = {name: (name, {}) for name in methods.names() if name not in skipped} | others
     return {
         name: lambda method=method, changes=changes: sized(method, compute=compute, **changes)
         for name, (method, changes) in named.items()

@@ -14,15 +14,21 @@ import torch
 from fedloom.core import forked
 
 
-def with_gpu_in_sight(action: Callable[[], None]) -> None:
-    """Run a function of a module in a new interpreter, whose autograd nothing has used yet."""
+def with_gpu_in_sight(*actions: Callable[[], None]) -> None:
+    """Run functions of a module in an interpreter whose autograd nothing has used yet: a new one, forked for each."""
     with ProcessPoolExecutor(1, mp.get_context("spawn"), initializer=_see_gpu) as fresh:
-        fresh.submit(_checked, action).result(timeout=300)
+        fresh.submit(_each, actions).result(timeout=300)
 
 
 def backward() -> None:
     """A first backward pass, as user code may run one."""
     torch.ones(2, requires_grad=True).sum().backward()
+
+
+def _each(actions: tuple[Callable[[], None], ...]) -> None:
+    for action in actions:
+        with ProcessPoolExecutor(1, mp.get_context("fork")) as child:
+            child.submit(_checked, action).result()
 
 
 def _checked(action: Callable[[], None]) -> None:
