@@ -58,6 +58,7 @@ def _large_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """The few clients of these federations lie in two or three blocks."""
     monkeypatch.setattr("fedloom.core.aggregate.LAST", 2)
     monkeypatch.setattr("fedloom.core.aggregate.SHARE", 2)
+    monkeypatch.setattr("fedloom.compute.batched.EVEN", 2)
 
 
 def settings(local: str, average: bool = True, every: int = 1, **changes: Any) -> dict[str, Any]:

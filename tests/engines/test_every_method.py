@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from fedloom.parts.uplink import QSGD, ClipNoise, RandomK, SecureSum, SignCompre
 
 SERVED = Local(epochs=2, batch_size=4, lr=0.2, lr_decay=0.9, weight_decay=0.01, clip=0.9, stragglers=0.3)
 PLAIN = Local(epochs=2, batch_size=4, lr=0.1, lr_decay=0.9)
+SHORT = GENTLE | {"feddf": {"steps": 10}}
 EVERYTHING = Evaluation(what=("global", "clients", "average", "train"), every=3)
 
 # Combinations of parts that no named method has.
@@ -86,10 +88,11 @@ def _large_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """The few clients of these federations lie in two or three blocks."""
     monkeypatch.setattr("fedloom.core.aggregate.LAST", 2)
     monkeypatch.setattr("fedloom.core.aggregate.SHARE", 2)
+    monkeypatch.setattr(import_module("fedloom.compute.batched"), "EVEN", 2)
 
 
 def conditions(name: str, engine: str = "serial", settings: Any = None, **changes: Any) -> Experiment:
-    method = MIXED[name] if name in MIXED else make(name, **GENTLE.get(name, {}))
+    method = MIXED[name] if name in MIXED else make(name, **SHORT.get(name, {}))
     cohort = None if method.needs("full_participation") else 5
     defaults = {"cohort": cohort, "rounds": 3, "drop_rate": 0.15, "local": SERVED, "evaluation": EVERYTHING, "seed": 11}
     if name == "ifca":  # whose clients have no model of their own from one round to the next

@@ -26,7 +26,6 @@ QUIET = Evaluation(what=())
 GENTLE: dict[str, dict[str, Any]] = {  # instead of defaults that ask for smaller learning rates, or for time
     "pfedme": {"lam": 3.0},
     "fedssa": {"steps": 10, "feed_back": True},
-    "feddf": {"steps": 10},
 }
 LIVE = {  # they have no form for a cohort: compute=batched is compute=live
     "per_fedavg", "p_avg_proto", "pfldyn", "pflscaf", "fedevg", "fedevg_kept", "fedproto", "fedcgan", "fedcvae",
