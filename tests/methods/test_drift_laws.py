@@ -10,7 +10,7 @@ import torch
 from helpers.federations import SIZES, classes
 from helpers.networks import tanh_net
 from helpers.runs import assert_same_run, assert_same_state, experiment, go, leaves, theta
-from methods.test_convex import DIM, EXACT, quadratics, squares
+from methods.test_convex import DIM, EXACT, FEW, quadratics, squares
 
 from fedloom.core.context import Batch, Output
 from fedloom.core.errors import ConfigError
@@ -144,13 +144,13 @@ def test_feddc_uses_the_rate_really_applied() -> None:
 
 
 @pytest.mark.parametrize("gradient", [True, False])
-@pytest.mark.parametrize("local", [EXACT, Local(steps=10, batch_size=0, lr=0.1)], ids=["exact", "ten steps"])
+@pytest.mark.parametrize("local", [EXACT, FEW], ids=["exact", "five steps"])
 @pytest.mark.slow
 def test_feddc_reaches_the_minimiser_with_exact_and_with_few_steps(gradient: bool, local: Local) -> None:
     """There h_i = -∇F_i/α, and its mean vanishes."""
     problem, alpha = quadratics(), 0.7
     best = problem.solution(np.ones(len(problem.n)))
-    result = problem.run(squares(FedDCDrift(alpha, gradient), Uniform()), 150, local)
+    result = problem.run(squares(FedDCDrift(alpha, gradient), Uniform()), 60, local)
     np.testing.assert_allclose(theta(result), best, rtol=0, atol=1e-6)
     drifts = [states(result)[f"client {i}/drift/h"] for i in range(len(problem.n))]
     for i, h in enumerate(drifts):
@@ -163,7 +163,7 @@ def test_with_part_of_the_clients_feddc_rests_only_over_everyone() -> None:
     problem = quadratics()
     best = problem.solution(np.ones(len(problem.n)))
     ends = {
-        e: theta(problem.run(squares(FedDCDrift(0.7, average_over_all=e), Uniform()), 130, EXACT, cohort=2))
+        e: theta(problem.run(squares(FedDCDrift(0.7, average_over_all=e), Uniform()), 100, EXACT, cohort=2))
         for e in (True, False)
     }
     np.testing.assert_allclose(ends[True], best, rtol=0, atol=1e-6)
@@ -229,7 +229,7 @@ def test_fedsplit_reaches_the_minimiser() -> None:
     """And there u_i = x, so that z_i = x - s∇F_i(x)."""
     problem, s = quadratics(), 1 / 0.7
     best = problem.solution(np.ones(len(problem.n)))
-    result = problem.run(squares(FedSplitDrift(s), Uniform()), 60, EXACT)
+    result = problem.run(squares(FedSplitDrift(s), Uniform()), 30, EXACT)
     np.testing.assert_allclose(theta(result), best, rtol=0, atol=1e-6)
     pulls = []
     for i in range(len(problem.n)):
@@ -244,7 +244,7 @@ def test_all_reaches_the_minimiser_with_part_of_the_clients_and_act_does_not() -
     problem = quadratics()
     best = problem.solution(np.ones(len(problem.n)))
     ends = {
-        active: theta(problem.run(squares(FedSplitDrift(1 / 0.7, active), Uniform()), 130, EXACT, cohort=2))
+        active: theta(problem.run(squares(FedSplitDrift(1 / 0.7, active), Uniform()), 60, EXACT, cohort=2))
         for active in (False, True)
     }
     np.testing.assert_allclose(ends[False], best, rtol=0, atol=1e-6)

@@ -183,12 +183,12 @@ def test_solved_to_the_end_the_state_is_the_gradient_at_the_new_model() -> None:
     np.testing.assert_allclose(found.state["0"]["nabla"][0].numpy(), SCALES[5] ** 2 * (w - CENTRES[5]), atol=1e-10)
 
 
-@pytest.mark.parametrize("learner", [Moml(10.0), Ftml(draws=0)], ids=["moml", "ftml"])
-def test_a_convex_problem_is_solved(learner: OnlineLearner) -> None:
+@pytest.mark.parametrize(("learner", "times"), [(Moml(10.0), 15), (Ftml(draws=0), 3)], ids=["moml", "ftml"])
+def test_a_convex_problem_is_solved(learner: OnlineLearner, times: int) -> None:
     """Tasks in random order, a few times over: the model comes to the minimum of their sum, which OGD does not."""
-    order = np.concatenate([np.random.default_rng(i).permutation(8) for i in range(15)])
+    order = np.concatenate([np.random.default_rng(i).permutation(8) for i in range(times)])
     best = (SCALES[:8] ** 2 * CENTRES[:8]).sum(0) / (SCALES[:8] ** 2).sum(0)
-    local = Local(steps=6, batch_size=0, lr=0.08)
+    local = Local(steps=4, batch_size=0, lr=0.12)
     w = run(convex(learner, CENTRES[order], SCALES[order], local=local)).state["0"]["w"][0].numpy()
     greedy = run(convex(Mogd(), CENTRES[order], SCALES[order], local=local)).state["0"]["w"][0].numpy()
     assert 5 * np.linalg.norm(w - best) < 0.6 < np.linalg.norm(greedy - best)
