@@ -168,9 +168,7 @@ def content(out: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", distillers.names())
 def test_a_run_that_was_stopped_goes_on_to_the_same_bits(images: Problem, name: str, tmp_path: Path):
-    experiment = images.experiment(
-        distillers.make(name), epochs=12, warmup_epochs=2 if name in ("kd", "disk") else None
-    )
+    experiment = images.experiment(distillers.make(name), epochs=8, warmup_epochs=2 if name in ("kd", "disk") else None)
     distill.run(experiment, tmp_path / "whole")
     out = tmp_path / "stopped"
     last = 1

@@ -175,7 +175,7 @@ def test_no_forward_pass_grows_with_a_client(part: Adaptation, monkeypatch: pyte
 @pytest.mark.parametrize("name", ["distill", "robust", "distill_robust", "moon", "feddecorr", "propfair", "fedprox"])
 @pytest.mark.slow
 def test_other_terms_of_the_objective_adapt_too(name: str) -> None:
-    """With no inner steps MAML is the method itself; with some it runs, on every engine and as a deployed model."""
+    """With no inner steps MAML is the method itself; with some it runs, in processes, too, and as a deployed model."""
     plain = make(name)
     same = {"local": LOCAL, "rounds": 2}
     still = go(replace(plain, adaptation=Maml(steps=0)), **same)
@@ -185,8 +185,9 @@ def test_other_terms_of_the_objective_adapt_too(name: str) -> None:
         assert not serial.failures
         assert abs(serial.history[-1]["train/loss"]) < 10, "classes that nobody can know do not count"
         assert 0 <= serial.history[-1]["clients/accuracy/mean"] <= 1
-        other = go(replace(plain, adaptation=part), evaluation=CLIENTS, engine="processes", **same)
-        assert_same_run(serial, other)
+        if isinstance(part, Maml):
+            other = go(replace(plain, adaptation=part), evaluation=CLIENTS, engine="processes", **same)
+            assert_same_run(serial, other)
 
 
 def test_running_statistics_move_with_adapted_training() -> None:

@@ -144,7 +144,7 @@ def test_samples_of_a_class_come_from_those_who_have_it() -> None:
     """Every client lacks some class, one has a single sample; samples still end up in the cluster of their class."""
     data = clusters([[20, 20, 0], [0, 20, 20], [20, 0, 20], [0, 0, 1]])
     method = make("fedevg", beta=0.3, gamma=0.3, beta_final=0.05)
-    result = go(method, federation=data, rounds=40, local=Local(steps=40, batch_size=10, lr=0.1))
+    result = go(method, federation=data, rounds=20, local=Local(steps=40, batch_size=10, lr=0.1))
     assert not result.failures
     x, y = state(result)["x"], state(result)["y"]
     centres = torch.eye(CLASSES, FEATURES, dtype=torch.float64)

@@ -131,7 +131,7 @@ def trained(name: str, rounds: int) -> tuple[nn.Module, Tensor]:
 @pytest.mark.slow
 def test_what_is_made_looks_like_the_data(name: str) -> None:
     """Each class is bright where it should be; before training it is not."""
-    net, after = trained(name, 30)
+    net, after = trained(name, 20)
     halves = []
     for at in (Layout.of(net).read(net)[0], after):
         x, y = sample(net, at, per_class=20)

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from helpers import drifting, fair, generative, losses, meta, nested, personal, reference, robust, synthetic, target
 from helpers.federations import classes
-from helpers.marks import first_quick
 from helpers.networks import tanh_net
 from helpers.reference import World
 from helpers.runs import GENTLE, experiment, leaves
@@ -145,7 +144,11 @@ CASES = [(name, settings) for name in NAMES for settings in (GENTLE.get(name, {}
 # Defaults go with every local setting, settings of one's own with two: plain steps, and all that a step can have.
 TWO = {"steps and decay of weights", "momentum"}
 CASES_OF = {key: [c for c in CASES if key in TWO or c[1] == GENTLE.get(c[0], {})] for key in LOCALS}
-RUNS = {f"{n}-{s}-{key}" if s else f"{n}-{key}": (n, s, key) for key, cases in CASES_OF.items() for n, s in cases}
+RUNS = [
+    pytest.param(n, s, key, id=f"{n}-{s}-{key}" if s else f"{n}-{key}", marks=[pytest.mark.slow] if number else [])
+    for number, (key, cases) in enumerate(CASES_OF.items())
+    for n, s in cases
+]
 
 
 def world(local: Local, **changes: Any) -> World:
@@ -160,9 +163,8 @@ def ran(name: str, settings: dict[str, Any], local: Local) -> RunResult:
     return run(experiment(method, **conditions))
 
 
-@pytest.mark.parametrize("chosen", first_quick(RUNS))
-def test_method_follows_its_equations(chosen: tuple[str, dict[str, Any], str]) -> None:
-    name, settings, key = chosen
+@pytest.mark.parametrize(("name", "settings", "key"), RUNS)
+def test_method_follows_its_equations(name: str, settings: dict[str, Any], key: str) -> None:
     if name not in ORACLES:
         pytest.fail(
             f"method {name!r} has no oracle: derive its update in NumPy in tests/helpers/reference.py "

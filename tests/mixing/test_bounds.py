@@ -149,7 +149,7 @@ def many(count: int) -> list[tuple[int, int, int]]:
 @pytest.mark.parametrize("adversary", ADVERSARIES)
 def test_theorem_for_silos_on_many_short_sequences(adversary: str) -> None:
     names = list(CDFS)
-    for k, rounds, seed in many(64):
+    for k, rounds, seed in many(32):
         high = 1.0 if seed % 4 == 0 else 1 / k
         policy = AAggFFS(names[seed % len(names)], c2=high)
         found = play(policy, ADVERSARIES[adversary], k, rounds, seed, high)
@@ -166,7 +166,7 @@ def test_theorem_for_silos_over_two_hundred_rounds(adversary: str, k: int) -> No
 @pytest.mark.parametrize("adversary", ADVERSARIES)
 def test_theorem_for_devices_with_the_gradient_itself(adversary: str) -> None:
     names = list(CDFS)
-    for k, rounds, seed in many(60):
+    for k, rounds, seed in many(32):
         found = play(ExactLeader(names[seed % len(names)]), ADVERSARIES[adversary], k, rounds, seed)
         assert excess(*found, device(k, 1.0)) <= 1
     for k in (2, 5, 20):
@@ -177,7 +177,7 @@ def test_theorem_for_devices_with_the_gradient_itself(adversary: str) -> None:
 def test_devices_with_all_clients(adversary: str) -> None:
     """The losses ⟨p, g̃⟩ that the part works on obey 2Ľ√(T log K) always; decision losses 2L√(T log K) at these T."""
     names = list(CDFS)
-    for k, rounds, seed in [*many(40), (2, 200, 0), (5, 200, 0), (20, 200, 0)]:
+    for k, rounds, seed in [*many(24), (2, 200, 0), (5, 200, 0), (20, 200, 0)]:
         policy = AAggFFD(names[seed % len(names)])
         decisions, responses = play(policy, ADVERSARIES[adversary], k, rounds, seed)
         gradients = [linearised_gradient(p, r, r.mean()) for p, r in zip(decisions, responses, strict=True)]

@@ -64,8 +64,16 @@ def run_poisoned(name: str, engine: str = "serial", **changes: Any) -> RunResult
     return go(name, federation=poisoned(), model=model, engine=engine, **{"local": FULL_VIEW} | changes)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("name", [n for n in methods.names() if n not in ("centralised", "local")])
+NAMES = [name for name in methods.names() if name not in ("centralised", "local")]
+IN_WORKERS = [  # one for every kind of message, state and model that workers have to do with
+    "fedavg", "scaffold", "feddc", "fedsplit", "fednova", "moon", "fedproto", "fedmgda", "afl", "fedssa", "krum",
+    "per_fedavg", "fedrep", "apfl", "superfed_mm", "fedhen", "heterofl", "ifca", "fedevg",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "engine"), [*((name, "serial") for name in NAMES), *((name, "processes") for name in IN_WORKERS)]
+)
 def test_an_update_that_is_not_finite_is_left_out(name: str, engine: str) -> None:
     result = run_poisoned(name, engine, rounds=3)
     assert [(f.round, f.client) for f in result.failures] == [(t, VICTIM) for t in range(3)]

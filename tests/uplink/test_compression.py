@@ -37,7 +37,7 @@ def sent(part: Uplink, x: np.ndarray = X, seed: int = 0, state: Any = None) -> t
     return done.message["update"], done.state
 
 
-def many(part: Uplink, draws: int = 20000) -> np.ndarray:
+def many(part: Uplink, draws: int = 5000) -> np.ndarray:
     """Independent draws of C(x) [draws, P]."""
     return np.array([sent(part, seed=seed)[0].value.numpy() for seed in range(draws)])
 
