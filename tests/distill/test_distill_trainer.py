@@ -370,7 +370,7 @@ def test_a_student_learns_digits_from_a_teacher(digits: Splits):
     assert teacher.summary["selected"]["accuracy"] > 0.95
     for method in (kd(0.5), disk(0.5, top_k=2, guide_lr=0.001, lam_period=0), simkd(warm=True)):
         student = distill.run(
-            DistillExperiment(method, digits, partial(make, hidden=(8,)), teacher.model, 40, training=training)
+            DistillExperiment(method, digits, partial(make, hidden=(8,)), teacher.model, 24, training=training)
         )
         assert student.summary["selected"]["accuracy"] > 0.75
         assert student.summary["student"]["macs"] < student.summary["teacher"]["macs"]
