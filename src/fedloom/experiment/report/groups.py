@@ -145,11 +145,12 @@ def run_directories(given: Iterable[Path | str]) -> Iterator[Path]:
             found = sorted(file.parent for file in path.rglob("metrics.jsonl"))
             inside = [run for run in found if (run / "config.yaml").exists()]
             lost = [str(run) for run in found if run not in inside]
-            words = f"{', '.join(lost)} {'lacks' if len(lost) == 1 else 'lack'} config.yaml"
+            said = f"{', '.join(lost)} {'lacks' if len(lost) == 1 else 'lack'} config.yaml"
             if not inside:
-                raise ConfigError(f"{str(path)!r} is not a run directory and contains none{lost and f'; {words}' or ''}.")
+                why = f"; {said}" if lost else ""
+                raise ConfigError(f"{str(path)!r} is not a run directory and contains none{why}.")
             if lost:
-                warnings.warn(f"{words} and {'is' if len(lost) == 1 else 'are'} left out.", stacklevel=3)
+                warnings.warn(f"{said} and {'is' if len(lost) == 1 else 'are'} left out.", stacklevel=3)
             yield from inside
         else:
             yield path
