@@ -166,12 +166,11 @@ class Study:
         pyplot.close(figure)
 
     def report(self, runs: Path, out: Path, facts: dict[str, Any]) -> dict[str, Any]:
-        """Update the stored results, and write tables and figure from them."""
+        """Update the stored results, and write the tables from them."""
         stored = out / f"{self.name}.json"
         results = self.collect(runs, {"machine": "", **common.read(stored), **facts})
         common.write(stored, results)
         common.write(out / f"{self.name}.md", self.tables(results))
-        self.picture(results, out / f"{self.name}.png")
         return results
 
     def run(self, args: argparse.Namespace) -> int:
@@ -185,7 +184,7 @@ class Study:
         )
         facts = {"command": command, "machine": common.machine(), "target": args.target or self.targets[0]}
         if args.table:
-            return common.verdict(self.report(runs, args.out, facts={}))
+            return self.finished(self.report(runs, args.out, facts={}), args.out)
         results: dict[str, Any] = {}
         for seed in args.seeds:
             for name in args.only:
@@ -193,6 +192,11 @@ class Study:
                 chosen = self.experiment(name, seed, args.rounds, args.engine, args.target, args.precision)
                 run(chosen, where, resume=where.exists(), checkpoint_every=25)
                 results = self.report(runs, args.out, facts)
+        return self.finished(results, args.out)
+
+    def finished(self, results: dict[str, Any], out: Path) -> int:
+        """Draw the picture of the results; returns the exit code."""
+        self.picture(results, out / f"{self.name}.png")
         return common.verdict(results)
 
 

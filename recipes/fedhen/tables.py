@@ -208,14 +208,13 @@ def picture(results: dict[str, Any], path: Path) -> None:
 
 
 def report(runs: Path, out: Path, facts: dict[str, Any], spent: dict[str, float] | None = None) -> None:
-    """Update the stored results, and write table and figure from them."""
+    """Update the stored results, and write the tables from them."""
     results = collect(runs, reporting.read(out / "tables.json")) | facts
     for key, seconds in (spent or {}).items():
         total = results.setdefault("core_seconds", {})
         total[key] = round(total.get(key, 0.0) + seconds, 1)
     reporting.write(out / "tables.json", results)
     reporting.write(out / "tables.md", tables(results))
-    picture(results, out / "tables.png")
 
 
 @reporting.reports_errors
@@ -232,7 +231,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = parser.parse_args(arguments)
     if args.table:
         report(args.runs, args.out, {})
-        return reporting.verdict(reporting.read(args.out / "tables.json"))
+        return finished(args.out)
     for seed, split in product(args.seeds, args.splits):
         federation = data(split, seed)
         for name in args.only:
@@ -241,7 +240,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             run(experiment(METHODS[name], federation, seed, args.rounds), where, resume=where.exists())
             spent = {f"{split}, {name}": reporting.cpu_seconds() - started}
             report(args.runs, args.out, {"machine": reporting.machine()}, spent)
-    return reporting.verdict(reporting.read(args.out / "tables.json"))
+    return finished(args.out)
+
+
+def finished(out: Path) -> int:
+    """Draw the picture of the stored results; returns the exit code."""
+    results = reporting.read(out / "tables.json")
+    picture(results, out / "tables.png")
+    return reporting.verdict(results)
 
 
 if __name__ == "__main__":

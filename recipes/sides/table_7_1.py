@@ -217,11 +217,10 @@ def picture(results: dict[str, Any], path: Path) -> None:
 
 
 def report(runs: Path, out: Path, facts: dict[str, Any]) -> None:
-    """Update the stored results, and write table and figure from them."""
+    """Update the stored results, and write the table from them."""
     results = collect(runs, reporting.read(out / "table_7_1.json")) | facts
     reporting.write(out / "table_7_1.json", results)
     reporting.write(out / "table_7_1.md", table(results))
-    picture(results, out / "table_7_1.png")
 
 
 @reporting.reports_errors
@@ -238,7 +237,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = parser.parse_args(arguments)
     if args.table:
         report(args.runs, args.out, {})
-        return reporting.verdict(reporting.read(args.out / "table_7_1.json"))
+        return finished(args.out)
     facts = {"machine": f"One thread of {reporting.machine()}"}
     for seed in args.seeds:
         federation, home = data(seed), args.runs / f"seed{seed}"
@@ -249,7 +248,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             chosen = experiment(CASES[name], federation, known, seed, args.rounds)
             run(chosen, where, resume=where.exists())
             report(args.runs, args.out, facts)
-    return reporting.verdict(reporting.read(args.out / "table_7_1.json"))
+    return finished(args.out)
+
+
+def finished(out: Path) -> int:
+    """Draw the picture of the stored results; returns the exit code."""
+    results = reporting.read(out / "table_7_1.json")
+    picture(results, out / "table_7_1.png")
+    return reporting.verdict(results)
 
 
 if __name__ == "__main__":

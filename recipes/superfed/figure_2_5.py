@@ -109,11 +109,9 @@ def draw(results: dict[str, Any], path: Path) -> None:
 
 
 def write(results: dict[str, Any], path: Path) -> None:
-    """Numbers, page and picture."""
-    drawn = path.with_suffix(".png")
+    """Numbers and page."""
     common.write(path, results)
-    common.write(path.with_suffix(".md"), page(results, drawn.name))
-    draw(results, drawn)
+    common.write(path.with_suffix(".md"), page(results, path.with_suffix(".png").name))
 
 
 @common.reports_errors
@@ -135,7 +133,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     results = {"command": command, "notes": [], "runs": {}} | common.read(stored)
     if args.table:
         write(results, stored)
-        return common.verdict(results)
+        return finished(results, stored)
     mnist, rounds = sources.make("mnist"), args.rounds or pathological.ROUNDS[args.clients]
     for seed in args.seeds:
         federation = pathological.data(mnist, args.clients, seed)
@@ -144,6 +142,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             result, _ = common.done(chosen, pathological.place(args.runs, args.clients, name, seed, settings))
             results["runs"].setdefault(name, {})[str(seed)] = swept(chosen, federation, result)
             write(results | {"machine": common.machine()}, stored)
+    return finished(results, stored)
+
+
+def finished(results: dict[str, Any], stored: Path) -> int:
+    """Draw the picture of the results; returns the exit code."""
+    draw(results, stored.with_suffix(".png"))
     return common.verdict(results)
 
 

@@ -243,11 +243,16 @@ def picture(scale: str, key: str, cell: Mapping[str, Any], runs: Path, methods: 
     pyplot.close(figure)
 
 
-def report(path: Path, runs: Path, methods: Sequence[str]) -> None:
-    """Tables from the stored results, and pictures of the available sets."""
+def report(path: Path, methods: Sequence[str]) -> None:
+    """Tables from the stored results."""
     results = read(path)
     if not results:
         raise SystemExit(f"there are no results in {path} yet.")
     write(path.with_suffix(".md"), text(results, methods))
-    for key, cell in results["cells"].items():
+
+
+def draw(path: Path, runs: Path, methods: Sequence[str]) -> None:
+    """Pictures of the available sets of all stored cells."""
+    results = read(path)
+    for key, cell in results.get("cells", {}).items():
         picture(results["scale"], key, cell, runs, methods, path.parent / picture_name(results["scale"], key))

@@ -106,12 +106,17 @@ def given_sets(arguments: argparse.Namespace, seed: int, parts: Federation, spc:
 
 def do(arguments: argparse.Namespace) -> None:
     """Run whatever was requested and is missing."""
+    path = arguments.out / f"homogenise_{arguments.scale}.json"
     if arguments.table:
-        report(arguments.out / f"homogenise_{arguments.scale}.json")
-        return
+        report(path)
+    else:
+        _run(arguments, path)
+    picture(read(path), path.with_suffix(".png"))
+
+
+def _run(arguments: argparse.Namespace, path: Path) -> None:
     scale = table_4_2.SCALES[arguments.scale]
     data = table_4_2.source(*next(iter(scale.sides.items())))
-    path = arguments.out / f"homogenise_{arguments.scale}.json"
     for seed in arguments.seeds:
         parts = table_4_2.federation(data, 10, ALPHA, seed)
         given = given_sets(arguments, seed, parts, scale.spc)
@@ -136,7 +141,7 @@ def at(run: dict[str, Any], key: str, share: float) -> float:
 
 
 def report(path: Path) -> None:
-    """Table and picture from the stored results."""
+    """The table from the stored results."""
     results = read(path)
     if not results:
         raise SystemExit(f"there are no results in {path} yet.")
@@ -158,7 +163,6 @@ def report(path: Path) -> None:
     lines += [WORDS.format(times=TIMES[path.stem[11:]], data=results["data"]), "", table(heads, rows), ""]
     lines += [f"`{results['command']}`, seeds {', '.join(seeds)}. {results['machine']}.", *notes(results)]
     write(path.with_suffix(".md"), "\n".join(lines))
-    picture(results, path.with_suffix(".png"))
 
 
 def picture(results: dict[str, Any], path: Path) -> None:

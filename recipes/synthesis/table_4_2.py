@@ -165,8 +165,13 @@ def do(arguments: argparse.Namespace, say: Callable[[str], None] = print) -> Non
     """Run whatever was requested and is missing, writing the results after each run."""
     path, home = arguments.out / f"table_4_2_{arguments.stem}.json", arguments.runs / arguments.stem
     if arguments.table:
-        common.report(path, arguments.runs, METHODS + VARIANTS)
-        return
+        common.report(path, METHODS + VARIANTS)
+    else:
+        _run(arguments, home, path, say)
+    common.draw(path, arguments.runs, METHODS + VARIANTS)
+
+
+def _run(arguments: argparse.Namespace, home: Path, path: Path, say: Callable[[str], None]) -> None:
     scale = SCALES[arguments.scale]
     if arguments.rounds:
         scale = replace(scale, rounds=arguments.rounds)
@@ -218,7 +223,7 @@ def _cell(
             f"FID {shown['fid']:.1f}, recognised {100 * shown['recognised']:.0f} %, "
             f"diversity {shown['diversity']:.2f} ({found['seconds']:.0f} s)"
         )
-        common.report(path, arguments.runs, METHODS + VARIANTS)
+        common.report(path, METHODS + VARIANTS)
 
 
 def options(parser: argparse.ArgumentParser) -> None:

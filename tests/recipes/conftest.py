@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -20,3 +22,16 @@ def own_modules() -> Iterator[None]:
     for name, module in list(sys.modules.items()):
         if (getattr(module, "__file__", None) or "").startswith(RECIPES):
             del sys.modules[name]
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> Callable[[ModuleType], AbstractContextManager[None]]:
+    """A context in which a recipe leaves out its picture, which takes longer to draw than a small run."""
+
+    @contextmanager
+    def without(module: ModuleType) -> Iterator[None]:
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "picture", lambda *_: None)
+            yield
+
+    return without

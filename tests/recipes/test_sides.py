@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib
 import json
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -35,11 +37,15 @@ def photographs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("photographs")
 @pytest.mark.slow
-def test_table_7_1_runs_goes_on_and_writes_the_table_again(tmp_path: Path, recipe: Callable[..., int]) -> None:
+def test_table_7_1_runs_goes_on_and_writes_the_table_again(
+    tmp_path: Path, recipe: Callable[..., int], undrawn: Callable[[ModuleType], AbstractContextManager[None]]
+) -> None:
+    module = importlib.import_module("table_7_1")
     out = tmp_path / "out"
     where = ("--runs", tmp_path / "runs", "--out", out, "--epochs", 1)
     some = ("--only", "FedAvg cross entropy", "FedDyn both")
-    assert recipe(*where, "--seeds", 0, 1, "--rounds", 2, *some) == 0
+    with undrawn(module):
+        assert recipe(*where, "--seeds", 0, 1, "--rounds", 2, *some) == 0
     taught = tmp_path / "runs" / "seed0" / "teacher" / "metrics.jsonl"
     teacher = taught.read_text()
     assert recipe(*where, "--seeds", 0, "--rounds", 4, "--only", "FedDyn both", "FedAvg robustness") == 0
@@ -65,7 +71,8 @@ def test_table_7_1_runs_goes_on_and_writes_the_table_again(tmp_path: Path, recip
     assert "250 (6.54)" in text
     assert "(2 of 2)" in text, "all seeds of FedAvg reach the target"
     assert (out / "table_7_1.png").read_bytes().startswith(b"\x89PNG")
-    assert recipe("--table", "--runs", tmp_path / "none", "--out", out) == 0
+    with undrawn(module):
+        assert recipe("--table", "--runs", tmp_path / "none", "--out", out) == 0
     assert (out / "table_7_1.md").read_text() == text
 
 
