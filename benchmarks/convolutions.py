@@ -3,8 +3,9 @@
     python benchmarks/convolutions.py [--out FILE]
 
 Milliseconds of one recorded pass (a CUDA graph of it, mean of 20 replays) for c clients with batches of B images, in
-float32 with and without TF32, and with factors rounded to bfloat16. Client by client and unfolded are the layer's own
-ways; grouped is the library's call alone, channels last or first, without bringing images into that order.
+float32 with and without TF32, and with factors rounded to bfloat16; first layers need no gradient of their images.
+Client by client and unfolded are the layer's own ways; grouped is the library's call alone, channels last or first,
+without bringing images into that order.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from fedloom.core.layout import Leaf
 SHAPES = {  # clients, images, channels in and out, side of the kernel and of the images, padding
     "FedDyn's CNN, first": (10, 50, 3, 64, 5, 32, 0),
     "FedDyn's CNN, second": (10, 50, 64, 64, 5, 14, 0),
+    "FedDyn's CNN, first, of all clients": (100, 50, 3, 64, 5, 32, 0),
     "McMahan's CNN, first": (100, 10, 1, 32, 5, 28, 2),
     "McMahan's CNN, second": (100, 10, 32, 64, 5, 14, 2),
     "a block of a ResNet": (10, 64, 64, 64, 3, 32, 1),
@@ -57,19 +59,19 @@ def milliseconds(work: Callable[[], Any], times: int = 20) -> float:
     return round((time.perf_counter() - begin) / times * 1e3, 3)
 
 
-def compare(shape: tuple[int, ...], rounded: torch.dtype | None) -> dict[str, float]:
-    """Milliseconds of each way."""
+def compare(shape: tuple[int, ...], rounded: torch.dtype | None, first: bool) -> dict[str, float]:
+    """Milliseconds of each way; a first layer has no gradient of its inputs."""
     c, batch, into, out, side, image, pad = shape
     leaf = Leaf.of("weight", nn.Conv2d(into, out, side).weight)
     theta = torch.randn(c, leaf.size, device="cuda") * 0.05
     weight = Parameter(leaf, theta, torch.zeros_like(theta), rounded)
     x = torch.randn(c, batch, into, image, image, device="cuda")
-    convolution.prefers_groups = lambda x: False
     found = {}
     for label, small in WAYS.items():
         convolution.SMALL = small
+        convolution.is_on_gpu = lambda x, unfolded=bool(small): unfolded
         layer = Convolution(weight, None, [1, 1], [pad, pad], [1, 1], groups=1)
-        layer.input_gradient = True
+        layer.input_gradient = not first
         grad = torch.randn_like(layer.forward(x))
 
         def once(layer: Convolution = layer, grad: Tensor = grad) -> None:
@@ -85,7 +87,7 @@ def compare(shape: tuple[int, ...], rounded: torch.dtype | None) -> dict[str, fl
 
         def grouped(images: Tensor = images, kernels: Tensor = kernels, grads: Tensor = grads) -> None:
             aten.convolution(images, kernels, None, *settings)
-            aten.convolution_backward(grads, images, kernels, None, *settings, [True, True, False])
+            aten.convolution_backward(grads, images, kernels, None, *settings, [not first, True, False])
 
         found[f"grouped, channels {label}"] = milliseconds(grouped)
     return found
@@ -107,7 +109,7 @@ def main() -> None:
         if rounded and tf32:
             continue
         for name, shape in SHAPES.items():
-            found.setdefault(kind, {})[name] = compare(shape, rounded)
+            found.setdefault(kind, {})[name] = compare(shape, rounded, ", first" in name)
             print(kind, name, found[kind][name], flush=True)
             save(found, args.out)
 

@@ -1,10 +1,11 @@
 """What a round costs on a GPU: each compute, with recorded steps and without, against a bare loop on that GPU.
 
-    python benchmarks/device.py [--device cuda] [--repeats 9] [--only W1 W3 CNN recipe] [--out FILE]
+    python benchmarks/device.py [--device cuda] [--repeats 9] [--only W1 W3 CNN recipe everybody] [--out FILE]
 
 W1: TwoNN, 1000 clients of 60 samples, cohort 100, batch 10, 1 epoch.   W3: the same with a cohort of 10 and 5 epochs.
 CNN: FedDyn's, 100 clients of 500 images, cohort 10, batch 50, 1 epoch.   recipe: the same in bfloat16 with gradients
 clipped and images cropped and flipped, as in recipes/feddyn/cifar.py (the floor neither clips nor augments).
+everybody: that with a cohort of 100.
 The floor is the plain PyTorch loop of ``benchmarks/engines.py`` with model and samples on the GPU. All contestants
 take turns on the same cohort; a ratio compares two rounds of one turn (above 1: faster than the floor) and is the
 median over turns, with the quartiles beside it. Every round ends when the GPU has finished it.
@@ -40,7 +41,13 @@ from fedloom.engines import engines
 from fedloom.experiment.runtime import reproducible
 from fedloom.experiment.store import MemoryStore
 
-WORKLOADS = {"W1": ("W1", 100, 1), "W3": ("W1", 10, 5), "CNN": ("W2", 10, 1), "recipe": ("W2", 10, 1)}
+WORKLOADS = {
+    "W1": ("W1", 100, 1),
+    "W3": ("W1", 10, 5),
+    "CNN": ("W2", 10, 1),
+    "recipe": ("W2", 10, 1),
+    "everybody": ("W2", 100, 1),
+}
 CONTESTANTS = ("live", "batched", "batched, not recorded", "batched, feddyn", "batched, scaffold", "batched, ditto")
 
 
@@ -83,7 +90,7 @@ def compare(name: str, repeats: int, device: str, labels: list[str]) -> dict[str
     local, split = dataclasses.replace(local, epochs=epochs), placed(split, device)
     bare = copy.deepcopy(model).to(device)
     rounds: dict[str, Callable] = {"floor": lambda cohort, r, local=local: bare_round(bare, split, local, cohort, r)}
-    recipe = name == "recipe"
+    recipe = name in ("recipe", "everybody")
     if recipe:
         local = dataclasses.replace(local, clip=10, weight_decay=1e-3, precision="bf16")
     rounds |= {label: contestant(model, split, local, label, size, device, recipe) for label in labels}

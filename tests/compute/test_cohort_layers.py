@@ -150,7 +150,7 @@ def test_convolutions_in_groups_of_clients(name: str, first: bool, monkeypatch: 
     """As on a GPU, where the kernels of all clients are one call."""
     asked: list[int] = []
     monkeypatch.setattr(convolution, "SMALL", 0)
-    monkeypatch.setattr(convolution, "prefers_groups", lambda x: asked.append(len(x)) or True)
+    monkeypatch.setattr(convolution, "is_on_gpu", lambda x: asked.append(len(x)) or True)
     test_first_layers(name) if first else test_layers(name, torch.float64)
     assert asked
 

@@ -2,7 +2,9 @@
 
 A call of the convolution library has a fixed cost per client. If a client's product is small, unfolding the images of
 all clients followed by one batched product is faster; if it is large, the library's kernel is. On a GPU that is one
-call of a grouped convolution, with a group for each client (``benchmarks/convolutions.py``).
+call of a grouped convolution, with a group for each client, except for a first layer on images of a few channels:
+there the library calls its kernel group by group, and large products are unfolded, too
+(``benchmarks/convolutions.py``).
 """
 
 from __future__ import annotations
@@ -14,11 +16,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedloom.compute.cohort.layers import CohortLayer, Lookup, Product, Unsupported, cohort_layer, required
-from fedloom.compute.cohort.parameters import Parameter
+from fedloom.compute.cohort.parameters import Parameter, product
 
 aten = torch.ops.aten
 SMALL = 4e6  # multiplications per client and forward pass up to which convolutions are unfolded
-FEW = 8  # channels per client below which a GPU is faster on images whose channels are not last
+FEW = 8  # channels per client below which a GPU's grouped convolutions are slow, and slower with channels last
+SPREAD = 4  # how many times the memory of the output may unfolded images of few channels take
+LINE = 16  # bytes: rows of the factors start at multiples of this on a GPU, whose matrix units need it
 
 
 @cohort_layer(nn.Conv1d, nn.Conv2d)
@@ -59,11 +63,11 @@ class Convolution(Product):
 
     def forward(self, x: Tensor) -> Tensor:
         self.dtype = x.dtype
-        small = self.groups == 1 and len(x) > 1 and self._products(x) <= SMALL
-        if x.ndim == 5 and (small or (self.narrow and x.is_cpu)):
+        several = x.ndim == 5 and len(x) > 1
+        if (several and self._unfolds(x)) or (x.ndim == 5 and self.narrow and x.is_cpu):
             self.way_back = Convolution._backward_unfolded
             return self._unfolded(x)
-        if x.ndim == 5 and len(x) > 1 and prefers_groups(x):
+        if several and is_on_gpu(x):
             self.way_back = Convolution._backward_grouped
             return self._grouped(x)
         self.way_back = Convolution._backward_by_client
@@ -71,6 +75,13 @@ class Convolution(Product):
 
     def backward(self, grad: Tensor) -> tuple[Tensor | None]:
         return (self.way_back(self, grad),)
+
+    def _unfolds(self, x: Tensor) -> bool:
+        """Whether one product of unfolded images is faster than the library's kernels."""
+        if self.groups > 1:
+            return False
+        few = x.shape[2] < FEW and self.weight.matrix.shape[2] <= SPREAD * self.weight.matrix.shape[1]
+        return self._products(x) <= SMALL or (few and not self.input_gradient and is_on_gpu(x))
 
     def _products(self, x: Tensor) -> int:
         """Multiplications of one client's forward pass."""
@@ -105,8 +116,10 @@ class Convolution(Product):
         return back.unflatten(1, (count, -1)).transpose(0, 1).to(self.dtype) if self.input_gradient else None
 
     def _side_by_side(self, x: Tensor) -> Tensor:
-        """The clients' images [c, B, channels, ...] as [B, c · channels, ...], in the dtype of the kernels."""
-        return x.to(self.kernels.dtype).transpose(0, 1).flatten(1, 2).contiguous(memory_format=self.order)
+        """The clients' images [c, B, channels, ...] as [B, c · channels, ...], in dtype and order of the kernels."""
+        if self.order is torch.channels_last:
+            return _held(x.permute(1, 3, 4, 0, 2), self.kernels.dtype).flatten(3).permute(0, 3, 1, 2)
+        return _held(x.transpose(0, 1), self.kernels.dtype).flatten(1, 2)
 
     def _settings(self, count: int = 1) -> tuple[list[int], list[int], list[int], bool, list[int], int]:
         """What a call of the library needs to know beside its tensors, for so many clients."""
@@ -142,33 +155,53 @@ class Convolution(Product):
         self.shape = x.shape
         _, self.w = self.weight.operand(count)
         self.patches = self._patches(x.to(self.w.dtype), height, width)
-        if self.bias is None:
-            y = torch.bmm(self.patches, self.w.mT)
-        else:
-            y = torch.baddbmm(self.bias.value[:count, None].to(self.w.dtype), self.patches, self.w.mT)
+        bias = None if self.bias is None else self.bias.value[:count, None].to(self.w.dtype)
+        if spare := self.patches.shape[2] - self.w.shape[2]:
+            ends = self.w.new_zeros(*self.w.shape[:2], spare)
+            if bias is not None:
+                ends[..., 0] = bias[:, 0]
+            self.w, bias = torch.cat([self.w, ends], 2), None
+        y = torch.bmm(self.patches, self.w.mT) if bias is None else torch.baddbmm(bias, self.patches, self.w.mT)
         return y.to(self.made).view(count, rows, height, width, -1).permute(0, 1, 4, 2, 3)
 
     def _patches(self, x: Tensor, height: int, width: int) -> Tensor:
-        """The input patch of every output position, [c, B · height' · width', kernel height · kernel width · in]."""
+        """The input patch of every output position, [c, B · height' · width', kernel height · kernel width · in].
+
+        On a GPU rows that would not be aligned have a one for the bias after them, and zeros.
+        """
         lines = x.permute(0, 1, 3, 4, 2)  # [c, B, height, width, in]
         (top, left), (down, right), (far, wide) = self.padding, self.stride, self.dilation
         lines = F.pad(lines, (0, 0, left, left, top, top)) if top or left else lines.contiguous()
         client, row, line, place, one = lines.stride()
         shape = (*x.shape[:2], height, width, *self.kernel, x.shape[2])
         strides = (client, row, down * line, right * place, far * line, wide * place, one)
-        return lines.as_strided(shape, strides).reshape(len(x), -1, prod(shape[4:]))
+        found, size = lines.as_strided(shape, strides), prod(shape[4:])
+        if not is_on_gpu(x) or size * x.element_size() % LINE == 0:
+            return found.reshape(len(x), -1, size)
+        step = LINE // x.element_size()
+        made = lines.new_zeros(*shape[:4], -(-(size + (self.bias is not None)) // step) * step)
+        made[..., :size].unflatten(4, shape[4:]).copy_(found)
+        if self.bias is not None:
+            made[..., size] = 1
+        return made.flatten(1, 3)
 
     def _backward_unfolded(self, grad: Tensor) -> Tensor | None:
-        count = len(grad)
+        count, size, bias = len(grad), self.weight.matrix.shape[2], self.bias
         delta = grad.permute(0, 1, 3, 4, 2).reshape(count, -1, grad.shape[2])  # [c, B · height' · width', out]
         rounded = delta.to(self.w.dtype)
         passed = None
         if self.input_gradient:
-            patches = torch.bmm(rounded, self.w).to(self.weight.value.dtype)
+            patches = torch.bmm(rounded, self.w[..., :size]).to(self.weight.value.dtype)
             passed = self._folded(patches, *grad.shape[3:]).to(self.dtype)
-        self.weight.take_product(rounded, self.patches)
-        if self.bias is not None:
-            self.bias.take(delta.sum(1, dtype=self.bias.value.dtype))
+        if self.patches.shape[2] == size:
+            self.weight.take_product(rounded, self.patches)
+            if bias is not None:
+                bias.take(delta.sum(1, dtype=bias.value.dtype))
+            return passed
+        made = product(rounded, self.patches, self.weight.value.dtype)
+        self.weight.take_matrix(made[..., :size])
+        if bias is not None:
+            bias.take(made[..., size])
         return passed
 
     def _folded(self, patches: Tensor, height: int, width: int) -> Tensor:
@@ -186,16 +219,21 @@ class Convolution(Product):
         return inner.permute(0, 1, 4, 2, 3)
 
 
-def prefers_groups(x: Tensor) -> bool:
-    """Whether one grouped convolution is faster than one per client: on a GPU, by 1.5 to 5 times on an H100."""
+def is_on_gpu(x: Tensor) -> bool:
+    """Whether few large calls are faster than many small ones, such as one grouped convolution than one per client."""
     return not x.is_cpu
 
 
 def _channels_last(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Images in memory order [c, B, height, width, channels]; signals contiguous. One pass if they are rounded, too."""
-    order = x.permute(0, 1, 3, 4, 2) if x.ndim == 5 else x
-    held = order.contiguous() if x.dtype == dtype else order.to(dtype, memory_format=torch.contiguous_format)
-    return held.permute(0, 1, 4, 2, 3) if x.ndim == 5 else held
+    """Images in memory order [c, B, height, width, channels]; signals contiguous."""
+    if x.ndim != 5:
+        return _held(x, dtype)
+    return _held(x.permute(0, 1, 3, 4, 2), dtype).permute(0, 1, 4, 2, 3)
+
+
+def _held(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Contiguous values of this dtype, made in one pass."""
+    return x.contiguous() if x.dtype == dtype else x.to(dtype, memory_format=torch.contiguous_format)
 
 
 def _stacked(values: list[Tensor], dtype: torch.dtype) -> Tensor:

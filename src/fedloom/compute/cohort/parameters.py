@@ -113,6 +113,9 @@ class Parameter:
         if self.grad is None or self.frozen:
             return
         count, rule = len(left), self.rule
+        if left.dtype != self.value.dtype and not left.is_cpu:
+            self.take_matrix(product(left, right, self.value.dtype))
+            return
         left, right = left.to(self.value.dtype), right.to(self.value.dtype)
         if rule is None:
             assert self._grad_matrix is not None
@@ -124,6 +127,10 @@ class Parameter:
         else:
             self.matrix[:count].baddbmm_(left.mT, right, beta=rule.decay_factor, alpha=-rule.lr)
             self._shift(count, rule)
+
+    def take_matrix(self, made: Tensor) -> None:
+        """Receive a gradient as matrices [c, out, in]."""
+        self.take(_views(self.leaf, made.flatten(1))[0])
 
     def take(self, grad: Tensor) -> None:
         """Receive a gradient [c, ...]."""
@@ -156,6 +163,16 @@ class Parameter:
         if self._constant is not None:
             velocity.add_(self._constant[:count])
         value.add_(velocity, alpha=-rule.lr)
+
+
+def product(left: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
+    """leftᵀ · right [c, out, in], from [c, n, out] and [c, n, in], summed in this dtype.
+
+    The matrix units of a GPU multiply rounded factors and sum in float32; a CPU's would round the sums, too.
+    """
+    if left.dtype == torch.bfloat16 and dtype == torch.float32 and left.is_cuda:
+        return torch.bmm(left.mT, right, out_dtype=dtype)
+    return torch.bmm(left.to(dtype).mT, right.to(dtype))
 
 
 def _views(leaf: Leaf, flat: Tensor) -> tuple[Tensor, Tensor]:
