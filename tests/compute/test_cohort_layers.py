@@ -92,6 +92,7 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "large convolution": (lambda: nn.Conv2d(64, 64, 3, padding=1), (64, 8, 8)),
     "large convolution with stride": (lambda: nn.Conv2d(64, 128, 3, 2), (64, 16, 16)),
     "single channel": (lambda: nn.Conv2d(1, 3, 3), (1, 6, 6)),
+    "convolution of few channels": (lambda: nn.Conv2d(3, 8, 3, (2, 1), 1), (3, 6, 6)),
     "signal": (lambda: nn.Conv1d(2, 3, 3, 2, 1), (2, 9)),
     "group normalisation": (lambda: nn.GroupNorm(2, 4), IMAGE),
     "group normalisation of signals": (lambda: nn.GroupNorm(2, 4), (4, 7)),
@@ -146,10 +147,12 @@ def test_first_layers(name: str) -> None:
 @pytest.mark.parametrize(
     "name", [n for n in LAYERS if ("convolution" in n and "pointwise" not in n) or n == "single channel"]
 )
-def test_convolutions_in_groups_of_clients(name: str, first: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a GPU, where the kernels of all clients are one call."""
+@pytest.mark.parametrize("many", [0, 32], ids=["unfolded", "grouped"])
+def test_convolutions_in_groups_of_clients(name: str, first: bool, many: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, where the kernels of all clients are one call; first layers of few channels are unfolded."""
     asked: list[int] = []
     monkeypatch.setattr(convolution, "SMALL", 0)
+    monkeypatch.setattr(convolution, "MANY", many)
     monkeypatch.setattr(convolution, "is_on_gpu", lambda x: asked.append(len(x)) or True)
     test_first_layers(name) if first else test_layers(name, torch.float64)
     assert asked

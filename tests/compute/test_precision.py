@@ -17,7 +17,7 @@ from helpers.networks import IMAGE, images
 from helpers.runs import assert_same_run, experiment, go, theta
 from torch import Tensor, nn
 
-from fedloom.compute.cohort import CohortNet, SGDRule
+from fedloom.compute.cohort import CohortNet, SGDRule, convolution
 from fedloom.compute.cohort.layers import Product
 from fedloom.config import online
 from fedloom.core.errors import ConfigError
@@ -67,12 +67,16 @@ def cnn() -> nn.Module:
     return models.make("feddyn_cnn", classes=10, inputs=(3, 32, 32))
 
 
+@pytest.mark.parametrize("on_gpu", [False, True], ids=["", "as on a GPU"])
 @pytest.mark.parametrize(
     ("make", "bound"),
     [(lambda: smooth(4), 3 * 4 * UNIT), (lambda: smooth(64), 3 * 4 * UNIT), (cnn, 5 * UNIT**0.5)],
     ids=["small", "large", "kinks"],
 )
-def test_gradients_are_those_of_full_precision_up_to_rounding(make: Callable[[], nn.Module], bound: float) -> None:
+def test_gradients_are_those_of_full_precision_up_to_rounding(
+    make: Callable[[], nn.Module], bound: float, on_gpu: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(convolution, "is_on_gpu", lambda x: on_gpu)
     torch.manual_seed(0)
     model = make()
     layout = Layout.of(model)

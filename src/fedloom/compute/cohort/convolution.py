@@ -21,6 +21,7 @@ from fedloom.compute.cohort.parameters import Parameter, product
 aten = torch.ops.aten
 SMALL = 4e6  # multiplications per client and forward pass up to which convolutions are unfolded
 FEW = 8  # channels per client below which a GPU's grouped convolutions are slow, and slower with channels last
+MANY = 32  # clients from which unfolded images of few channels are faster there in full precision, too
 SPREAD = 4  # how many times the memory of the output may unfolded images of few channels take
 LINE = 16  # bytes: rows of the factors start at multiples of this on a GPU, whose matrix units need it
 
@@ -80,8 +81,11 @@ class Convolution(Product):
         """Whether one product of unfolded images is faster than the library's kernels."""
         if self.groups > 1:
             return False
-        few = x.shape[2] < FEW and self.weight.matrix.shape[2] <= SPREAD * self.weight.matrix.shape[1]
-        return self._products(x) <= SMALL or (few and not self.input_gradient and is_on_gpu(x))
+        if self._products(x) <= SMALL:
+            return True
+        _, out, size = self.weight.matrix.shape
+        few = x.shape[2] < FEW and size <= SPREAD * out and not self.input_gradient
+        return few and is_on_gpu(x) and (self.weight.is_rounded or len(x) >= MANY)
 
     def _products(self, x: Tensor) -> int:
         """Multiplications of one client's forward pass."""
