@@ -20,8 +20,9 @@ CHANGED = (  # on 2026-11-22; the recipes in brackets still have older results
 )
 NOT_RUN = (
     "Acar: FedDyn on EMNIST-L and Shakespeare, with many clients, and except Dirichlet .3 (MNIST) and .6 (CIFAR-10 and "
-    "-100, there without FedProx) with a tenth of 100 clients; with other splits, or all clients in every round, there "
-    "are the first rounds alone, far from the targets (tables 2.1 to 2.3, A.2, A.3); PFLDyn and PFLScaf at the "
+    "-100, there without FedProx) with a tenth of 100 clients; with other splits of CIFAR there are the first rounds "
+    "alone, far from the targets, and with all clients in every round 80 rounds of FedDyn, 9 to 80 of FedAvg and up to "
+    "8 of SCAFFOLD (tables 2.1 to 2.3, A.2, A.3); PFLDyn and PFLScaf at the "
     "thesis' scale, with 3 and 7 classes (tables 3.1, 3.2, A.5, A.6), and on CIFAR-100 and miniImageNet (A.7); "
     "FedHeN on CIFAR-10 and CIFAR-100 (4.1, 4.2); online streams of miniImageNet and of 3 and 4 classes, and B-MOML "
     "on CIFAR-100 (5.1 to 5.4, A.8 to A.10); distillation at full scale, and on TinyImageNet and ImageNet (6.3, 6.4, "
@@ -37,7 +38,11 @@ WITHOUT: Mapping[str, str] = {
     **{
         f"feddyn/{data}_{setting}": "its runs ended far below the published targets"
         for data in ("cifar10", "cifar100")
-        for setting in ("iid", "dir3", "iid_all", "dir6_all", "dir3_all")
+        for setting in ("iid", "dir3")
+    },
+    **{
+        f"feddyn/{setting}_all": "FedDyn reaches the lower published target, but the other runs ended before that"
+        for setting in ("cifar10_iid", "cifar100_iid", "cifar100_dir6", "cifar100_dir3")
     },
     "distill/federated": "a question of our own: a teacher at the clients",
     "online/omniglot_5": "a question of our own: characters that no two tasks share",
