@@ -69,3 +69,12 @@ def test_what_is_not_a_setting_is_refused() -> None:
         table.superfed_mm(layers=True)
     with pytest.raises(AttributeError, match="no method 'fedavgg'; did you mean 'fedavg'"):
         _ = table.fedavgg
+
+
+def test_a_refused_value_is_named_as_the_method_names_it() -> None:
+    with pytest.raises(
+        ConfigError, match=r"the server's lr must be .*, not -1\.0\. In method 'pfedme', 'beta' sets server\.lr\."
+    ):
+        make("pfedme", beta=-1.0)
+    with pytest.raises(ConfigError, match=r"momentum is -1, but it must lie in \[0, 1\)\.$"):
+        make("fedavgm", momentum=-1.0)

@@ -57,7 +57,14 @@ def factory(
             value = checked(f"{what}: {name}", value, signature.parameters[name].annotation)
             for place, field in places[name]:
                 changes[place][field] = value
-        new: dict[str, Any] = {place: replace(part, **changes[place]) for place, part in parts.items()}  # pyright: ignore
+        new: dict[str, Any] = {}
+        for place, part in parts.items():
+            try:
+                new[place] = replace(part, **changes[place])  # pyright: ignore[reportArgumentType]
+            except ConfigError as error:
+                renamed = ((names.get(f"{place}.{field}", field), field) for field in changes[place])
+                said = [f"{name!r} sets {place}.{field}" for name, field in renamed if name != field]
+                raise ConfigError(f"{error} In {what}, {' and '.join(said)}." if said else str(error)) from error
         for slot in SEVERAL:
             new[slot] = tuple(new.pop(place) for place in parts if place.startswith(f"{slot}."))
         return replace(method, **new)
