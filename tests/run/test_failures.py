@@ -88,6 +88,24 @@ def test_an_update_that_is_not_finite_is_left_out(name: str, engine: str) -> Non
     assert np.isfinite(theta(result)).all()
 
 
+class Demanding(CrossEntropy):
+    """Refuses logits that are not finite, as decompositions of matrices do."""
+
+    def loss(self, out: Output, batch: Batch, ctx: Context) -> torch.Tensor:
+        if not torch.isfinite(out.logits).all():
+            raise ValueError("no convergence")
+        return super().loss(out, batch, ctx)
+
+
+@pytest.mark.parametrize("compute", ["live", "batched"])
+def test_an_exception_for_a_model_that_is_not_finite_is_a_divergence(compute: str) -> None:
+    result = go(Method("demanding", (Demanding(),)), federation=poisoned(), model=linear_layers, compute=compute,
+                local=FULL_VIEW, rounds=2)  # fmt: skip
+    assert [(f.client, f.kind) for f in result.failures] == [(VICTIM, FailureKind.DIVERGED)] * 2
+    assert "its model is not finite in step 2 of 4 (ValueError: no convergence)" in str(result.failures[0])
+    assert "raise ValueError" in result.failures[0].trace
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("name", ["fedavg", "fedprox", "fedexp", "fedadam", "fednova"])
 def test_coefficients_of_the_others_are_renormalised(name: str, engine: str) -> None:

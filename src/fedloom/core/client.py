@@ -196,6 +196,7 @@ class ClientWork:
     def __init__(self, plan: ClientPlan, down: Broadcast, client: int, state: State) -> None:
         self.plan, self.down, self.client, self.state = plan, down, client, state
         self.stage = "receiving the model"
+        self.at: Vectors | None = None  # once the model is there
         self.moved_private = not plan.is_paired  # a second model that no view moved is as it starts, and is not kept
         self.second = SecondBuffers(plan, state.get("personal", {}), down.buffers)
 
@@ -205,6 +206,7 @@ class ClientWork:
         batches = plan.batches(down.round, client)
         supports = plan.batches(down.round, client, "support") if plan.is_meta else []
         load(plan, down, client, self.state, at)
+        self.at = at
         seen = self.begin(len(batches))
         trained = TrainState.of(plan, at.theta)
         layers = LayerViews(plan.layout)
@@ -370,14 +372,19 @@ class ClientWork:
         return self._left_out(FailureKind.DIVERGED, f"its update is not finite (training loss {result.loss:.3g})")
 
     def failed(self, error: Exception) -> Result:
-        """The failure for an exception raised during the work, with stage, cause and traceback."""
-        reason = f"{type(error).__name__}: {error}".rstrip(".")
+        """The failure for an exception raised during the work, with stage, cause and traceback.
+
+        A client whose model is not finite any more has diverged, whatever raised an exception for that.
+        """
+        reason, trace = f"{type(error).__name__}: {error}".rstrip("."), "".join(traceback.format_exception(error))
+        if self.at is not None and not tree.finite({"": self.at.theta, "model": self.at.model}):
+            return self._left_out(FailureKind.DIVERGED, f"its model is not finite in {self.stage} ({reason})", trace)
         if str(error).startswith(ONE_VALUE):
             reason += (
                 ". A mini-batch of one sample has no variance for batch normalisation: choose another "
                 "local.batch_size, or group normalisation"
             )
-        return self._left_out(FailureKind.CODE, reason + advice(error), "".join(traceback.format_exception(error)))
+        return self._left_out(FailureKind.CODE, reason + advice(error), trace)
 
     def _left_out(self, kind: FailureKind, reason: str, trace: str = "") -> Result:
         return Result(self.client, failure=Failure(self.down.round, self.client, kind, reason, self.stage, trace))
