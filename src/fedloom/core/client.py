@@ -374,11 +374,11 @@ class ClientWork:
     def failed(self, error: Exception) -> Result:
         """The failure for an exception raised during the work, with stage, cause and traceback.
 
-        A client whose model is not finite any more has diverged, whatever raised an exception for that.
+        A client whose model has lost its norm, ‖θ‖² being infinite or NaN, has diverged, whatever raised an exception.
         """
         reason, trace = f"{type(error).__name__}: {error}".rstrip("."), "".join(traceback.format_exception(error))
-        if self.at is not None and not tree.finite({"": self.at.theta, "model": self.at.model}):
-            return self._left_out(FailureKind.DIVERGED, f"its model is not finite in {self.stage} ({reason})", trace)
+        if self.at is not None and not all(bool(v.square().sum().isfinite()) for v in (self.at.theta, self.at.model)):
+            return self._left_out(FailureKind.DIVERGED, f"its model diverged before {self.stage}: {reason}", trace)
         if str(error).startswith(ONE_VALUE):
             reason += (
                 ". A mini-batch of one sample has no variance for batch normalisation: choose another "
