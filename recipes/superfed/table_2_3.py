@@ -13,9 +13,9 @@ rate has fallen to .0013 when the local models of 500 rounds are first trained.
 
 Differences from the publication: a tenth of each client's images is held out; clients with 50 or more of these choose
 lambda on them, others use .5. A run takes up to 6 minutes of a core with 500 clients, up to 30 with 100.
-Interrupted runs continue from their last checkpoint. The stored results of the text's settings have 24 rounds with 100
-clients and 12 with 50, where a client takes part about once; tables therefore also show the participating clients
-alone.
+Interrupted runs continue from their last checkpoint. The stored results of the text's settings have 12 rounds with 50
+clients, and with 100 clients 24 for APFL, Ditto and pFedMe, where a client takes part about once; tables therefore also
+show the participating clients alone.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def tables(results: dict[str, Any]) -> str:
         "if there is one). Gains over FedAvg are paired by seed, with 95 % intervals. SuPerFed's clients choose λ on"
     ]
     text += ["50 or more validation images of their own, or use λ = .5 if they have fewer; in results with the text's"]
-    text += ["settings, they chose on any number."]
+    text += ["settings and 50 or 500 clients, they chose on any number."]
     for number, clients in enumerate(sorted(ROUNDS)):
         if not (cells := results["runs"].get(str(clients))):
             continue
