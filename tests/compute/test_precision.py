@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from fedloom.compute.cohort import CohortNet, SGDRule, convolution
 from fedloom.compute.cohort.layers import Product
+from fedloom.compute.cohort.parameters import product
 from fedloom.config import online
 from fedloom.core.errors import ConfigError
 from fedloom.core.layout import Layout
@@ -54,6 +55,16 @@ def test_a_linear_layer_multiplies_rounded_factors_and_moves_unrounded_weights()
     expected = weight.double() - 0.1 * rounded(delta).mT @ rounded(x)
     torch.testing.assert_close(net.parameters["weight"].value.double(), expected, rtol=0, atol=1e-5)
     torch.testing.assert_close(net.parameters["bias"].value, bias - 0.1 * delta.sum(1), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+def test_products_of_rounded_factors_are_summed_in_full(device: str) -> None:
+    """A sum of 4096 terms would be off by some 1e-3 of itself if it were rounded, or kept, in bfloat16."""
+    torch.manual_seed(0)
+    left, right = torch.rand(2, 4096, 3).bfloat16(), torch.rand(2, 4096, 5).bfloat16()
+    made = product(left.to(device), right.to(device), torch.float32).cpu()
+    assert made.dtype == torch.float32
+    torch.testing.assert_close(made.double(), left.double().mT @ right.double(), rtol=1e-5, atol=0)
 
 
 def smooth(channels: int) -> nn.Module:

@@ -21,7 +21,7 @@ from fedloom.compute.cohort.parameters import Parameter, product
 aten = torch.ops.aten
 SMALL = 4e6  # multiplications per client and forward pass up to which convolutions are unfolded
 FEW = 8  # channels per client below which a GPU's grouped convolutions are slow, and slower with channels last
-MANY = 32  # clients from which unfolded images of few channels are faster there in full precision, too
+MANY = 32  # clients from which they are unfolded there in full precision, too: slower with 10, faster with 100
 SPREAD = 4  # how many times the memory of the output may unfolded images of few channels take
 LINE = 16  # bytes: rows of the factors start at multiples of this on a GPU, whose matrix units need it
 
@@ -224,7 +224,7 @@ class Convolution(Product):
 
 
 def is_on_gpu(x: Tensor) -> bool:
-    """Whether few large calls are faster than many small ones, such as one grouped convolution than one per client."""
+    """Whether values lie on a GPU, where few large calls are faster than many small ones."""
     return not x.is_cpu
 
 
