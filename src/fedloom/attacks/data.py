@@ -33,8 +33,7 @@ class LabelFlip(Attack):
     def poison(self, data: Split, hostile: np.ndarray, seed: int) -> Split:
         """The labels are flipped as they are fetched, so that no array is copied."""
         single_labels("label_flip", data.arrays)
-        names = torch.arange(data.arrays.classes, device=data.arrays.y.device).expand(len(data), -1)
-        relabel = (names if data.relabel is None else data.relabel).clone()
+        relabel = torch.arange(data.arrays.classes, device=data.arrays.y.device).repeat(len(data), 1)
         relabel[hostile] = data.arrays.classes - 1 - relabel[hostile]
         return replace(data, relabel=relabel)
 
@@ -87,7 +86,7 @@ class Backdoor(Attack):
     def poison(self, data: Split, hostile: np.ndarray, seed: int) -> Split:
         """Stamped samples are appended to the arrays and take the place of the original ones at their clients."""
         arrays = data.arrays
-        self._check(arrays, data.relabel)
+        self._check(arrays)
         rows, end = [data.index[client] for client in range(len(data))], len(arrays)
         chosen = [np.zeros(0, dtype=np.int64)]
         for client in hostile:
@@ -120,11 +119,9 @@ class Backdoor(Attack):
         others = test.take(torch.nonzero(test.y != self.target)[:, 0])
         return replace(others, x=self.stamp(others), y=torch.full_like(others.y, self.target))
 
-    def _check(self, arrays: Arrays, relabel: Tensor | None) -> None:
+    def _check(self, arrays: Arrays) -> None:
         mine = "attack 'backdoor'"
         single_labels("backdoor", arrays)
-        if relabel is not None:
-            raise ConfigError(f"{mine} has one target class, but here each client names its labels differently.")
         if not 0 <= self.target < arrays.classes:
             raise ConfigError(f"{mine}: the target is {self.target}, but there are {arrays.classes} classes.")
         if not arrays.x.is_floating_point() or self.size > arrays.x.shape[-1]:

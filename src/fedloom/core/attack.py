@@ -63,6 +63,11 @@ class Attack:
         """Whether hostile clients know the honest updates of their cohort."""
         return self._overrides("collude")
 
+    @property
+    def targets_classes(self) -> bool:
+        """Whether the attack wants certain classes predicted."""
+        return self._overrides("goal")
+
     def poison(self, data: Split, hostile: np.ndarray, seed: int) -> Split:
         """Return the clients' training data with those of hostile clients [f] changed."""
         return data

@@ -299,6 +299,7 @@ class Federation:
         provenance: source, partition and seed, as plain data for the run directory.
         unseen: number of clients, the last ones, that are only evaluated.
         unlabelled: unlabelled inputs of a target distribution, if there is one.
+        own_classes: whether the arrays carry labels that each client numbered in its own way; see ``classes_alike``.
 
     Raises:
         DataError: if there is no client to train, or the splits list different clients.
@@ -312,6 +313,7 @@ class Federation:
     provenance: Mapping[str, Any] = field(default_factory=dict)
     unseen: int = 0
     unlabelled: Unlabelled | None = None
+    own_classes: bool = False
 
     def __post_init__(self) -> None:
         if not len(self.train):
@@ -350,6 +352,20 @@ class Federation:
         """C, the number of classes."""
         return self.train.arrays.classes
 
+    @property
+    def classes_alike(self) -> bool:
+        """Whether a class has the same number at all clients, so that class numbers may be compared across them.
+
+        >>> from fedloom.data import federate
+        >>> from fedloom.data.partitions import Alid
+        >>> alid = [federate("digits", Alid(2, 20, names=names), clients=20) for names in ("all", "local")]
+        >>> federate("digits", "iid", clients=4).classes_alike, [one.classes_alike for one in alid]
+        (True, [False, False])
+        """
+        return not self.own_classes and all(
+            split.relabel is None for split in (self.train, self.validation, self.held_out)
+        )
+
     def pooled(self) -> Federation:
         """The same data at one client, as centralised training (the oracle of the papers) sees it."""
         return replace(
@@ -360,4 +376,5 @@ class Federation:
             names=("everyone",),
             provenance={**self.provenance, "pooled": True},
             unseen=0,
+            own_classes=not self.classes_alike,
         )

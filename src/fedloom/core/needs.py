@@ -16,6 +16,7 @@ class Needs:
         itself: in ``on_step``, the very model whose loss the step descends, not a second or an adapted one.
         features: the model's features, in addition to its logits.
         label_counts: the number of samples of each class at the client.
+        common_classes: class numbers that mean the same at all clients.
         one_class: one class per sample, not one at every position of it.
         received: for a term, the logits of the received model on the mini-batch.
         samples: all of the client's training samples at once.
@@ -39,6 +40,7 @@ class Needs:
     itself: bool = False
     features: bool = False
     label_counts: bool = False
+    common_classes: bool = False
     one_class: bool = False
     received: bool = False
     samples: bool = False

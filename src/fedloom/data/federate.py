@@ -262,7 +262,7 @@ def with_own_labels(federation: Federation, classes: int) -> Federation:
         changed[id(arrays)] = replace(arrays, y=y, classes=classes, names=())
     train, validation, held_out = (Split(changed[id(split.arrays)], split.index) for split in splits)
     test = held_out.arrays.take(held_out.index.rows)
-    return replace(federation, train=train, validation=validation, held_out=held_out, test=test)
+    return replace(federation, train=train, validation=validation, held_out=held_out, test=test, own_classes=True)
 
 
 def count_unseen(clients: int, share: float) -> int:

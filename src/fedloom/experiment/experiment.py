@@ -25,6 +25,10 @@ from fedloom.experiment.evaluation import Evaluation, check_evaluation
 from fedloom.methods import methods
 
 ROUNDS = 100_000_000
+OWN_CLASSES = (
+    "but each of these clients numbers the classes in its own way; choose data with common class numbers, like "
+    "partition=acid in place of alid"
+)
 CLIENT_STATE = ("auto", "memory", "disk", "shared")
 
 
@@ -151,6 +155,7 @@ class Experiment:
                       "views=[jitter,blur]."),
             "teacher": (self.teacher is None, "needs a trained model to learn from; give its run directory, with "
                         "teacher=runs/...."),
+            "common_classes": (not federation.classes_alike, f"goes by the numbers of classes, {OWN_CLASSES}."),
             "sgd": (self.local.optimiser != "sgd", "reads gradients from displacements and so needs local training by "
                     f"sgd, not {self.local.optimiser}."),
             "validation": (not validation.index.sizes.all(), "takes responses on validation samples, but some clients "
@@ -203,6 +208,8 @@ class Experiment:
                 f"attack.fraction={attack.fraction:g} of {self.federation.seen} clients is none; "
                 f"take at least {least:.3g}, or attack=none."
             )
+        if attack.targets_classes and not self.federation.classes_alike:
+            raise ConfigError(f"hostile clients of this attack aim at classes by their numbers, {OWN_CLASSES}.")
         if not attack.colludes:
             return
         hidden = [label(uplink) for uplink in method.uplink if uplink.only_sums]

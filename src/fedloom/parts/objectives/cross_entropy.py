@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fedloom.core.context import Batch, Context, Output
 from fedloom.core.errors import ConfigError
+from fedloom.core.needs import Needs
 from fedloom.core.parts import Term
 from fedloom.core.slots import objectives
 from fedloom.core.targets import CLASSES, row_means
@@ -60,6 +61,7 @@ class WeightedCrossEntropy(Term):
 
     weights: tuple[float, ...]
 
+    needs = Needs(common_classes=True)
     targets = CLASSES
 
     def __post_init__(self) -> None:

@@ -37,7 +37,7 @@ class Distillation(Term):
     alpha: float = 0.1
     tau: float = 3.5
 
-    needs = Needs(teacher=True)
+    needs = Needs(teacher=True, common_classes=True)
     targets, learns = CLASSES, True
     citation = """@article{hinton2015distilling, title={Distilling the Knowledge in a Neural Network},
   author={Hinton, Geoffrey and Vinyals, Oriol and Dean, Jeff}, journal={arXiv:1503.02531}, year={2015}}"""

@@ -77,7 +77,7 @@ class Selective(Term):
     guide_lr: float = 0.02
     steps: int = 3
 
-    needs = Needs(teacher=True, itself=True, rounds=True)
+    needs = Needs(teacher=True, common_classes=True, itself=True, rounds=True)
     targets, learns = CLASSES, True
     uploads = {"guide": Reduce.MIX}  # noqa: RUF012
     downloads = ("guide",)

@@ -136,7 +136,7 @@ class SyntheticEvaluator:
         y = federation.train.arrays.y
         if y.is_floating_point() or y.ndim != 1:
             raise ConfigError("synthetic sets are evaluated by class, but these data have no classes.")
-        if federation.train.relabel is not None:
+        if not federation.classes_alike:
             raise ConfigError("clients that number the classes differently have no synthetic set of the same classes.")
         self.settings, self.seed, self.cache = settings or EvalConfig(), seed, cache
         self.federation = placed(federation, torch.float32, device)

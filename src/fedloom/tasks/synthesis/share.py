@@ -38,7 +38,7 @@ def shared(federation: Federation, arrays: Arrays, times: int = 1) -> Federation
         [20, 20, 20, 20, 20]
     """
     split = federation.train
-    if split.relabel is not None:
+    if not federation.classes_alike:
         raise DataError("clients that number the classes differently cannot share labelled samples.")
     if arrays.x.shape[1:] != split.arrays.x.shape[1:] or arrays.classes != split.arrays.classes:
         raise DataError(

@@ -25,7 +25,7 @@ def linear_head(trained: TrainedRun, what: str) -> nn.Linear:
     head = getattr(module, "head", None)
     if trained.apart:
         raise ConfigError("the clients of this run kept their data to themselves; there are no class statistics.")
-    if trained.federation.train.relabel is not None:
+    if not trained.federation.classes_alike:
         raise ConfigError(f"{what} needs classes with the same numbers at all clients, but each of these has its own.")
     fits = isinstance(head, nn.Linear) and head.bias is not None and hasattr(module, "features")
     if trained.plan.targets not in (None, CLASSES) or trained.federation.train.arrays.y.ndim != 1 or not fits:
