@@ -48,38 +48,12 @@ def test_a_terminal_shows_at_once_what_it_waits_for(monkeypatch: pytest.MonkeyPa
         def isatty(self) -> bool:
             return True
 
-    for words, shown in (("run method=nonsense", "loading PyTorch ..."), ("list nonsense", "")):
+    for words, shown in (("list nonsense", "loading PyTorch ..."), ("completion nonsense", "")):
         monkeypatch.setattr(sys, "stderr", Terminal())
         assert main(words.split()) == 2
         first, _, rest = sys.stderr.getvalue().rpartition("\r")  # type: ignore[attr-defined]
         assert first == (f"{shown}\r{' ' * len(shown)}" if shown else "")
         assert rest.startswith("fedloom: ")
-
-
-@pytest.mark.slow
-def test_a_list_shown_before_comes_without_pytorch_until_the_code_changes(tmp_path: Path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-
-    def ask(words: str, change: str = "pass") -> tuple[str, bool]:
-        code = f"import sys; from fedloom.cli import main, listing; {change}; assert main({words.split()!r}) == 0"
-        code += "; print('torch' in sys.modules)"
-        done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60)
-        *shown, last = done.stdout.splitlines()
-        return "\n".join(shown), last == "True"
-
-    first, slow = ask("list methods feddyn")
-    assert slow
-    assert ask("list methods feddyn") == (first, False)
-    found = [{"rows": [{"name": "looked up"}]}]
-    looks = f"listing.import_module = lambda _: type('', (), {{'look_up': lambda words: {found}}})"
-    assert ask("list methods feddyn", looks) == (first, False)
-    again = ask("list methods feddyn", f"{looks}; listing.fingerprint = lambda: 'other code'")[0]
-    assert again.split() == ["name", "looked", "up"]
-    (stored,) = (tmp_path / "fedloom" / "lists").iterdir()
-    stored.write_text("{")
-    assert ask("list methods feddyn", looks)[0] == again
-    assert ask("list parts", looks)[0] == again
-    assert ask("list parts")[0] == again, "from the file"
 
 
 def test_version(cli: Cli):

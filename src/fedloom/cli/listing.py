@@ -1,33 +1,22 @@
-"""``fedloom list``: tables of all choices and settings.
-
-They follow from the installed code alone, so that what was shown before is read from a file, without importing PyTorch.
-"""
+"""``fedloom list``: tables of all choices and settings."""
 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
-import os
-import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
-from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 from rich.text import Text
 
-from fedloom.experiment.atomic import write_whole
+from fedloom.cli.catalogue import look_up
 from fedloom.experiment.console import make_console, plain_table, print_raw
-
-PACKAGE = Path(__file__).parents[1]
 
 
 def command(arguments: argparse.Namespace) -> int:
     """Print a table of one kind, or the details of one name."""
-    console, pieces = make_console(), remembered(arguments.words)
+    console, pieces = make_console(), look_up(arguments.words)
     if arguments.json:
         print_raw(console, json.dumps(plain(pieces), indent=1, ensure_ascii=False))
         return 0
@@ -35,30 +24,6 @@ def command(arguments: argparse.Namespace) -> int:
         for one in shown(piece, number):
             console.print(one)
     return 0
-
-
-def remembered(words: Sequence[str]) -> list[dict[str, Any]]:
-    """What ``catalogue.look_up`` returns, from the file of an earlier call if the code has not changed since."""
-    if "torch" in sys.modules:  # no time to save, and the caller may have registered entries
-        return import_module("fedloom.cli.catalogue").look_up(words)
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedloom" / "lists"
-    path = home / f"{hashlib.sha256(' '.join(words).encode()).hexdigest()[:16]}.json"
-    code = fingerprint()
-    with suppress(OSError, ValueError, TypeError, KeyError):
-        stored = json.loads(path.read_text(encoding="utf-8"))
-        if (stored["code"], stored["words"]) == (code, list(words)):
-            return stored["pieces"]
-    pieces = import_module("fedloom.cli.catalogue").look_up(words)
-    with suppress(OSError):
-        home.mkdir(parents=True, exist_ok=True)
-        write_whole(path, json.dumps({"code": code, "words": list(words), "pieces": pieces}).encode())
-    return pieces
-
-
-def fingerprint() -> str:
-    """Changes whenever a file of the package does."""
-    found = sorted((str(path), path.stat().st_mtime_ns, path.stat().st_size) for path in PACKAGE.rglob("*.py"))
-    return hashlib.sha256(repr((found, sys.version)).encode()).hexdigest()
 
 
 def plain(pieces: Sequence[Mapping[str, Any]]) -> list[Any]:

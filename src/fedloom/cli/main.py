@@ -16,8 +16,6 @@ OK, MISTAKE, INTERRUPTED = 0, 2, 130
 GPU_IS_FULL = "OutOfMemoryError"  # by its name, because to import PyTorch takes seconds
 VALUED = ("--out", "--client", "--format", "--log", *OPTIONS)
 """Options with a value."""
-LIGHT = ("list", "completion")
-"""Commands that import no PyTorch."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -133,7 +131,7 @@ def _dispatch(words: list[str], is_program: bool) -> int:
         return OK
     with _loading(command):
         run = import_module(f"fedloom.cli.{module}").command
-    if command not in LIGHT:
+    if command != "completion":
         from fedloom.experiment.console import make_console, show_warnings
 
         show_warnings(make_console(sys.stderr))  # unless the command chooses another console
@@ -143,7 +141,7 @@ def _dispatch(words: list[str], is_program: bool) -> int:
 @contextmanager
 def _loading(command: str) -> Iterator[None]:
     """Say on a terminal why nothing happens yet: importing PyTorch takes a second or two."""
-    words = "" if command in LIGHT or not sys.stderr.isatty() else "loading PyTorch ..."
+    words = "" if command == "completion" or not sys.stderr.isatty() else "loading PyTorch ..."
     print(words, end="", file=sys.stderr, flush=True)
     try:
         yield
