@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -233,29 +232,6 @@ def test_conversion(value, annotation, made):
 def test_refused_conversion(value, annotation):
     with pytest.raises(ConfigError, match=r"^key is .*, but it must be "):
         convert("key", value, annotation)
-
-
-@pytest.mark.parametrize(
-    ("word", "said"),
-    [
-        ("states=disk", "unknown key 'states'; it is called 'client_state' now."),
-        ("track=[mlflow]", "unknown key 'track'; it is called 'trackers' now."),
-        ("evaluation.on=[global]", "evaluation has no setting 'on'; it is called 'what' now."),
-        ("local.optimizer=adam", "local has no setting 'optimizer'; it is called 'optimiser' now."),
-    ],
-)
-def test_old_keys_are_refused_with_the_new_name(word: str, said: str):
-    with pytest.raises(ConfigError, match=re.escape(said)):
-        resolve([word])
-
-
-def test_old_recipes_and_run_directories_are_refused_with_the_new_name(tmp_path: Path):
-    text = "local: {optimizer: adam}\n"
-    recipe = write(tmp_path / "a.yaml", text)
-    write(tmp_path / "config.yaml", f"method: fedavg\n{text}kind: federated\nidentity: {{}}\n")
-    for words, base in (([], recipe), ([f"resume={tmp_path}"], None)):
-        with pytest.raises(ConfigError, match=r"^local has no setting 'optimizer'; it is called 'optimiser' now\.$"):
-            resolve(words, base)
 
 
 @dataclass(frozen=True)

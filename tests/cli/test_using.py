@@ -117,8 +117,8 @@ def test_models_for_targets(cli: Cli) -> None:
     assert cli("target", "run=kept", "data=low.npz", "method=target_head", "method.steps=3").err == (
         "fedloom: method for a target 'target_head' has no setting 'steps'; there are: resamples, seed.\n"
     )
-    for words in (("method.mixing=target_fit",), ("method.server=target_head",), ("method=target_prior",)):
-        assert "take fedloom target run=DIR data=FILE method=target" in cli("run", *words).err
+    for method in ("target_fit", "target_head", "target_prior"):
+        assert f"take fedloom target run=DIR data=FILE method={method}" in cli("run", f"method={method}").err
     ssa = ("method=fedssa", "method.variance=10", "method.views=[blur]", "method.steps=50", "--out", "ssa.safetensors")
     code, out, _ = cli("target", "run=kept", "data=low.npz", *ssa)
     assert code == 0

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,13 +9,11 @@ from hypothesis import strategies as st
 from fedloom.core.documentation import documentation
 from fedloom.core.errors import ConfigError
 from fedloom.core.registry import Entry, Registry
-from fedloom.core.renamed import hint
 from fedloom.core.slots import SLOTS, label
 from fedloom.data import sources
 from fedloom.engines import engines
 from fedloom.methods import methods
 from fedloom.models import models
-from fedloom.tasks.distill import distillers
 
 
 def shapes() -> Registry[str]:
@@ -112,70 +107,6 @@ def test_every_method_is_data(name: str) -> None:
     assert method.name == name
     assert methods[name].summary
     assert hash(method) == hash(methods.make(name))
-
-
-BUDGET = "least lam_min, most lam_max, period lam_period, top top_k"
-OLD = f"""
-personal: everything local_only, renewed reinitialised, head private_head, body private_body, head_first alternating
-personal: apart decoupled, depth early_exit, width width_slice, moreau pfedme
-personal ditto: pull_in lam
-personal pfedme: pull_in lam, rate personal_lr
-personal subspace: start start_round
-personal alternating: share head_fraction
-personal early_exit: simple simple_fraction, side side_weight
-personal decoupled: simple simple_fraction
-personal width_slice: shares widths
-drift dynamic: by_size size_weighted
-drift dc: everyone average_over_all
-mixing ssa: epochs steps
-mixing term: tilt lam
-mixing propfair: baseline M
-mixing aaggff_s: low c1, high c2
-mixing aaggff_d: low c1, high c2
-objective propfair: baseline M
-objective energy: last beta_final
-objective selective: {BUDGET}, rate guide_lr
-method ditto: pull_in lam
-method pfedme: pull_in lam, rate personal_lr
-method superfed_mm: start start_round
-method fedrep: share head_fraction
-method fedhen: simple simple_fraction, side side_weight
-method noside: simple simple_fraction
-method heterofl: shares widths
-method feddyn: by_size size_weighted
-method feddc: everyone average_over_all
-method fedssa: epochs steps
-method term: tilt lam
-method propfair: baseline M
-method fedevg: last beta_final, kept method=fedevg_kept
-method disk: {BUDGET}, rate guide_lr
-method of distillation disk: {BUDGET}
-method of distillation simkd_disk: least lam_min, most lam_max, period lam_period
-"""
-
-
-def old_names() -> Iterator[tuple[str, str, str, str]]:
-    """Kind, name of what has the setting (or "", if the name itself is old), old and new name."""
-    kinds = {registry.kind for registry in (methods, distillers, *SLOTS.values())}
-    for line in OLD.strip().splitlines():
-        what, _, pairs = line.partition(": ")
-        kind, name = (what, "") if what in kinds else what.rsplit(" ", 1)
-        for pair in pairs.split(", "):
-            old, new = pair.split()
-            yield kind, name, old, new
-
-
-@pytest.mark.parametrize(("kind", "name", "old", "new"), list(old_names()))
-def test_an_old_name_is_refused_with_the_new_one(kind: str, name: str, old: str, new: str) -> None:
-    registry = next(r for r in (methods, distillers, *SLOTS.values()) if r.kind == kind)
-    with pytest.raises(ConfigError, match=rf"{old!r}; (it is called {new!r} now|take {re.escape(new)} instead)\.$"):
-        registry.make(name or old, **({old: 1} if name else {}))
-
-
-def test_an_old_name_has_a_new_one_only_where_that_is_valid() -> None:
-    assert hint("key", "states", ["client_state", "seed"]) == "it is called 'client_state' now."
-    assert hint("judge", "most", ["max_steps", "loss_tol"]) == "it is called 'max_steps' now."
-    assert hint("model 'mlp'", "head", ["hidden", "norm"]).startswith("there are: ")
 
 
 @pytest.mark.parametrize("entry", [*models, *sources], ids=lambda entry: f"{entry.kind} {entry.name}")

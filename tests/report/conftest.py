@@ -14,6 +14,8 @@ import pytest
 from helpers.commands import cli
 from omegaconf import OmegaConf
 
+from fedloom.experiment.rundir import VERSION
+
 __all__ = ["cli"]
 
 MODEL = 1000  # parameters
@@ -56,6 +58,8 @@ def write_run(
             "seed": seed,
         },
         "checkpoint": {"every": 10},
+        "kind": "federated",
+        "version": VERSION,
         "versions": {"fedloom": "0.1.0"},
     }
     OmegaConf.save(OmegaConf.create({**settings, **(config or {})}), path / "config.yaml")

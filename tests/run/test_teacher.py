@@ -130,7 +130,7 @@ def test_no_such_run(refused: Callable[..., str]) -> None:
     assert inside.endswith("/teacher.\n")
 
 
-@pytest.mark.parametrize("status", ["interrupted", "failed: the server model diverged", None])
+@pytest.mark.parametrize("status", ["interrupted", "failed", None])
 def test_an_unfinished_run(folder: Path, refused: Callable[..., str], status: str | None) -> None:
     """One that was stopped has a model file too; one that was killed has no summary."""
     path = folder / "teacher" / "summary.json"
@@ -199,23 +199,13 @@ def test_a_run_that_leaves_parameters_at_its_clients(folder: Path, refused: Call
     assert "'fedper', which keeps parameters at its clients" in refused("teacher=personal")
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "sentence"),
-    [
-        ("method", {"name": "ditto", "pull_in": 1.0}, "it is called 'lam' now"),
-        ("model", {"name": "mlp", "units": [16]}, "model 'mlp' has no setting 'units'"),
-    ],
-)
-def test_a_run_of_version_1_whose_settings_have_other_names(
-    folder: Path, refused: Callable[..., str], key: str, value: dict[str, Any], sentence: str
-) -> None:
+def test_a_run_of_a_model_without_one_of_its_settings(folder: Path, refused: Callable[..., str]) -> None:
     config: Any = OmegaConf.load("teacher/config.yaml")
-    config[key] = value
-    del config["kind"], config["version"]
+    config["model"] = {"name": "mlp", "units": [16]}
     OmegaConf.save(config, "teacher/config.yaml")
     said = refused("teacher=teacher")
     assert "cannot be used: " in said
-    assert sentence in said
+    assert "model 'mlp' has no setting 'units'" in said
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.yaml", "summary.json"])

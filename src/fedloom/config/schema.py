@@ -15,8 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 from fedloom.config.overrides import PATHS, Key, ParsedOverride, combinations, parse
 from fedloom.config.sections import Choice, Record, Section, Tree, merge
 from fedloom.core import yaml
-from fedloom.core.errors import CheckpointError, ConfigError, first_line
-from fedloom.core.renamed import hint, renamed
+from fedloom.core.errors import CheckpointError, ConfigError, first_line, nearest
 from fedloom.core.settings import EMPTY, bare, convert, flatten, format_value, signature, to_plain
 from fedloom.experiment.rundir import PROVENANCE, Kind, RunDirectory
 
@@ -301,14 +300,14 @@ class CommandSchema:
                 "these are settings of a deployment; start it with fedloom deploy local or deploy server."
             )
         keys = [*self.sections, *self.short, *PATHS]
-        told = hint("key", key, keys)
+        told = nearest(key, keys, "key")
         records = {name: section for name, section in self.sections.items() if isinstance(section, Record)}
         inside = [f"{name}.{key}" for name, record in records.items() if key in signature(record.factory)]
         choices = {name: section for name, section in self.sections.items() if isinstance(section, Choice)}
         inside += [f"{name}.{key}" for name, one in choices.items() if key in one.slots]
         if not inside:
             inside = [f"{n}.{key}" for n, one in choices.items() if any(key in e.parameters for e in one.registry)]
-        if inside and renamed(key, keys) is None and not difflib.get_close_matches(key, keys, n=1, cutoff=0.7):
+        if inside and not difflib.get_close_matches(key, keys, n=1, cutoff=0.7):
             told = f"did you mean {' or '.join(map(repr, inside[:2]))}? There are: {', '.join(sorted(keys))}."
         return ConfigError(f"unknown key {key!r}; {told}")
 

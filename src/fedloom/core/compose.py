@@ -7,11 +7,10 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
 
-from fedloom.core.errors import ConfigError
+from fedloom.core.errors import ConfigError, nearest
 from fedloom.core.method import Method
 from fedloom.core.parts import Part
 from fedloom.core.registry import Entry, Registry
-from fedloom.core.renamed import hint
 from fedloom.core.settings import from_plain, to_plain, validate
 from fedloom.core.slots import SEVERAL, SLOTS, label
 
@@ -33,7 +32,9 @@ def resolve_method(methods: Registry[Method], given: Mapping[str, Any]) -> dict[
     for key in own:
         if key not in entry.parameters:
             what = f"method {entry.name!r}"
-            raise ConfigError(f"{what} has no setting or slot {key!r}; {hint(what, key, [*entry.parameters, *SLOTS])}")
+            raise ConfigError(
+                f"{what} has no setting or slot {key!r}; {nearest(key, [*entry.parameters, *SLOTS], what)}"
+            )
     found = {"name": entry.name, **validate(f"method {entry.name!r}", "method.", entry.parameters, own)}
     preset, parts = _preset(methods, found), {slot: given[slot] for slot in SLOTS if given.get(slot)}
     resolved = found | _parts(preset, parts)

@@ -92,14 +92,34 @@ def in_words(value: object) -> str:
     return f"{kind} of {len(value)}" if isinstance(value, list | tuple) else kind
 
 
-def nearest(name: str, valid: Iterable[str]) -> str:
+ELSEWHERE = {
+    ("key", "learning_rate"): "local.lr", ("local", "learning_rate"): "local.lr",
+    ("key", "optimizer"): "local.optimiser", ("key", "algorithm"): "method", ("key", "strategy"): "method",
+    ("objective", "mse"): "squared_error",
+    ("method", "fedala"): "apfl with method.learn=true (docs/personal.md says why FedALA is not here)",
+    ("method", "ccvr"): "fedloom target run=DIR method=ccvr, on a finished run,",
+    **{
+        ("method", name): f"fedloom target run=DIR data=FILE method={name}, after a run of any method,"
+        for name in ("target_fit", "target_head", "target_prior")
+    },
+}  # fmt: skip
+"""What to write instead of words of other libraries and other commands, by what is asked for and the word."""
+
+
+def nearest(name: str, valid: Iterable[str], what: str = "") -> str:
     """The hint that ends an "unknown ..." message: the closest valid name, then all valid names.
+
+    ``what`` is asked for: the kind of name, or what has the setting.
 
     >>> nearest("fedavgg", ["fedavg", "feddyn"])
     "did you mean 'fedavg'? There are: fedavg, feddyn."
     >>> nearest("--fast", ["--json", "--quiet"])  # dashes do not make options alike
     'there are: --json, --quiet.'
+    >>> nearest("mse", ["cross_entropy", "squared_error"], "objective")
+    'take squared_error instead.'
     """
+    if instead := ELSEWHERE.get((what, name)):
+        return f"take {instead} instead."
     valid = sorted(valid)
     close = closest(name, valid)
     return (f"did you mean {close!r}? There are" if close else "there are") + f": {', '.join(valid) or 'none'}."

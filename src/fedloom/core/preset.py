@@ -9,9 +9,8 @@ from inspect import Parameter, Signature
 from typing import Any, get_type_hints
 
 from fedloom.core.documentation import documentation
-from fedloom.core.errors import ConfigError
+from fedloom.core.errors import ConfigError, nearest
 from fedloom.core.method import Method
-from fedloom.core.renamed import hint
 from fedloom.core.settings import checked
 from fedloom.core.slots import SEVERAL
 
@@ -52,7 +51,7 @@ def factory(
         what = f"method {method.name!r}"
         for name in settings:
             if name not in signature.parameters:
-                raise ConfigError(f"{what} has no setting {name!r}; {hint(what, name, signature.parameters)}")
+                raise ConfigError(f"{what} has no setting {name!r}; {nearest(name, signature.parameters, what)}")
         for name, value in signature.bind(*values, **settings).arguments.items():
             value = checked(f"{what}: {name}", value, signature.parameters[name].annotation)
             for place, field in places[name]:

@@ -13,8 +13,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Generic, TypeVar, overload
 
 from fedloom.core.documentation import documentation
-from fedloom.core.errors import ConfigError
-from fedloom.core.renamed import hint
+from fedloom.core.errors import ConfigError, nearest
 from fedloom.core.settings import checked, signature
 
 T = TypeVar("T")
@@ -49,7 +48,7 @@ class Entry(Generic[T]):
         for name in settings:
             if name not in known:
                 what = f"{self.kind} {self.name!r}"
-                raise ConfigError(f"{what} has no setting {name!r}; {hint(what, name, known)}")
+                raise ConfigError(f"{what} has no setting {name!r}; {nearest(name, known, what)}")
         missing = [n for n, p in known.items() if p.default is p.empty and n not in settings]
         if missing:
             raise ConfigError(f"{self.kind} {self.name!r} needs a value for {', '.join(map(repr, missing))}.")
@@ -112,7 +111,7 @@ class Registry(Generic[T]):
 
     def __getitem__(self, name: str) -> Entry[T]:
         if not isinstance(name, str) or (found := self.canonical(name)) not in self._entries:
-            raise ConfigError(f"unknown {self.kind} {name!r}; {hint(self.kind, str(name), self._entries)}")
+            raise ConfigError(f"unknown {self.kind} {name!r}; {nearest(str(name), self._entries, self.kind)}")
         return self._entries[found]
 
     def canonical(self, name: str) -> str:

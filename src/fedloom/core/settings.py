@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from fedloom.core.errors import ConfigError, in_words, nearest
-from fedloom.core.renamed import hint
 
 LARGEST = 2**63 - 1
 EMPTY = inspect.Parameter.empty
@@ -53,7 +52,7 @@ def validate(
     """
     for name in given:
         if name not in parameters:
-            advice = hint(where, name, parameters) if parameters else "it has none."
+            advice = nearest(name, parameters, where) if parameters else "it has none."
             raise ConfigError(f"{where} has no setting {name!r}; {advice}")
     found: dict[str, Any] = {}
     for name, parameter in parameters.items():
@@ -209,7 +208,7 @@ def check_fields(made: Any, prefix: str = "") -> None:
         if is_dataclass(kind) and isinstance(kind, type) and isinstance(value, Mapping):
             known = _signature(kind)
             if lost := next((key for key in value if key not in known), None):
-                raise ConfigError(f"{prefix}{name} has no setting {lost!r}; {hint(name, str(lost), known)}")
+                raise ConfigError(f"{prefix}{name} has no setting {lost!r}; {nearest(str(lost), known, name)}")
             value = kind(**value)
         elif is_dataclass(kind) and isinstance(kind, type) and not isinstance(value, kind):
             raise ConfigError(

@@ -312,13 +312,13 @@ def _columns(summary: Mapping[str, Any], first: str) -> dict[str, str]:
         "parameters sent": count(final.get("comm/params")),
         "failures": str(lost) if (lost := _left_out(summary)) else ABSENT,
         "time": duration(summary.get("seconds")),
-        "status": ABSENT if status == "finished" else status.partition(":")[0],
+        "status": ABSENT if status == "finished" else status,
     }
 
 
 def _left_out(summary: Mapping[str, Any]) -> int:
-    """Number of updates that were left out; version 0.1 used another key."""
-    return (summary.get("left_out") or {}).get("count", summary.get("failure_count", 0))
+    """Number of updates that were left out."""
+    return (summary.get("left_out") or {}).get("count", 0)
 
 
 def note(console: Console, message: object) -> None:

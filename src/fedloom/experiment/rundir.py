@@ -30,7 +30,7 @@ from fedloom.experiment.integrity import missing
 from fedloom.experiment.lock import Lock
 
 VERSION = 2
-"""Format version; version 1, of FedLoom 0.1, can be read but not resumed."""
+"""Format version; a directory of another one can be read but not resumed."""
 
 PROVENANCE = ("identity", "about", "kind", "version", "versions", "machine", "git")
 """Keys of ``config.yaml`` that record how a run was made; it is a recipe without them."""
@@ -70,7 +70,7 @@ class Status(StrEnum):
         """The status in the content of ``summary.json``, which is empty for a run without one."""
         if not summary:
             return Status.UNFINISHED
-        status = str(summary.get("status", Status.FINISHED)).partition(":")[0]  # version 1 adds the reason
+        status = summary.get("status")
         return Status(status) if status in list(Status) else Status.UNFINISHED
 
 
@@ -127,8 +127,8 @@ class Table:
 class RunDirectory:
     """The directory of one run; every file in it is complete at any time.
 
-    It can also be read if it comes from version 0.1, or from a run that is still running or was killed; ``notes`` then
-    lists, in sentences, what could not be read.
+    It can also be read if its run is still running or was killed; ``notes`` then lists, in sentences, what could not be
+    read.
     """
 
     def __init__(self, path: Path | str) -> None:
@@ -180,23 +180,12 @@ class RunDirectory:
         return _with_text_keys(stored)
 
     @property
-    def version(self) -> int:
-        """The format version of the directory; 1 for FedLoom 0.1."""
-        return int(self.config().get("version", 1))
-
-    @property
     def kind(self) -> Kind:
         """The task that the run belongs to."""
-        config = self.config()
-        if (kind := config.get("kind")) is not None:
-            if kind not in list(Kind):
-                raise CheckpointError(f"{self.path / 'config.yaml'} is damaged: there is no kind {kind!r} of runs.")
-            return Kind(kind)
-        if config.get("command") == "distill":
-            return Kind.DISTILL
-        if "learner" in config or "learners" in config.get("identity", {}):
-            return Kind.ONLINE
-        return Kind.SYNTHESIS if "judge" in config else Kind.FEDERATED
+        kind = self.config().get("kind")
+        if kind not in list(Kind):
+            raise CheckpointError(f"{self.path / 'config.yaml'} is damaged: there is no kind {kind!r} of runs.")
+        return Kind(kind)
 
     def metrics(self) -> list[dict[str, Any]]:
         """The records in round order; the last one of a repeated round, without incomplete lines."""
@@ -314,9 +303,9 @@ class RunDirectory:
             CheckpointError: if this is not a run directory, or has another format version.
         """
         config = self.config()
-        if config.get("version", 1) != VERSION:
+        if config.get("version") != VERSION:
             raise CheckpointError(
-                f"{self.path} was written by another version of FedLoom (format {config.get('version', 1)}, this one "
+                f"{self.path} was written by another version of FedLoom (format {config.get('version')}, this one "
                 f"writes {VERSION}): it can be read but not continued; start a new run in another directory."
             )
         for name in WRITTEN:
