@@ -21,9 +21,9 @@ from fedloom.core.buffers import SecondBuffers, untouched
 from fedloom.core.context import Batch, Context, Model
 from fedloom.core.errors import ConfigError, in_words
 from fedloom.core.example_privacy import noised
-from fedloom.core.explain import advice
 from fedloom.core.failure import Failure, FailureKind
 from fedloom.core.message import ClientEnd, Message, Slice
+from fedloom.core.missing_needs import hint
 from fedloom.core.parts import UPDATE, Paired, Part
 from fedloom.core.plan import ClientPlan
 from fedloom.core.returned import own_copy
@@ -384,7 +384,7 @@ class ClientWork:
                 ". A mini-batch of one sample has no variance for batch normalisation: choose another "
                 "local.batch_size, or group normalisation"
             )
-        return self._left_out(FailureKind.CODE, reason + advice(error), trace)
+        return self._left_out(FailureKind.CODE, reason + hint(error), trace)
 
     def _left_out(self, kind: FailureKind, reason: str, trace: str = "") -> Result:
         return Result(self.client, failure=Failure(self.down.round, self.client, kind, reason, self.stage, trace))

@@ -27,8 +27,8 @@ from fedloom.core.cohort import Cohort, InitialStates, Report
 from fedloom.core.context import RoundInfo
 from fedloom.core.engine import Engine
 from fedloom.core.errors import ClientError, ConfigError, in_words, nearest
-from fedloom.core.explain import advising
 from fedloom.core.method import Method
+from fedloom.core.missing_needs import with_hint
 from fedloom.core.parts import UPDATE, Halves, Part, Reduce, Reduced
 from fedloom.core.plan import ClientPlan
 from fedloom.core.server import Server, Store
@@ -39,7 +39,7 @@ from fedloom.core.tree import Tree
 ROUNDING = 1e-6  # by which mixing coefficients may miss the simplex
 
 
-@advising
+@with_hint
 def federated_round(
     plan: ClientPlan,
     engine: Engine,

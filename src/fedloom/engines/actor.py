@@ -23,7 +23,7 @@ from fedloom.core.client import Broadcast, Result
 from fedloom.core.engine import Compute, ComputeFactory, Place
 from fedloom.core.errors import CheckpointError, ConfigError
 from fedloom.core.exact import exact_gpu
-from fedloom.core.explain import loss_or_error, or_error
+from fedloom.core.missing_needs import as_client_error, as_loss_error
 from fedloom.core.plan import ClientPlan
 from fedloom.engines.packed import Packed, pack, unpack
 from fedloom.engines.worker import Block
@@ -104,7 +104,7 @@ class Actor:
             return self._kept(task, folded)
 
         return self._answers(
-            round, down, blocks, work, partial(or_error, sentence=f"round {round + 1}: uploads do not fold")
+            round, down, blocks, work, partial(as_client_error, sentence=f"round {round + 1}: uploads do not fold")
         )
 
     def work(self, round: int, down: Packed, blocks: Packed) -> Packed:
@@ -115,7 +115,7 @@ class Actor:
             task.save(results)
             return results
 
-        failed = partial(or_error, sentence=f"round {round + 1}: local work failed")
+        failed = partial(as_client_error, sentence=f"round {round + 1}: local work failed")
         return self._answers(round, down, blocks, work, failed)
 
     def chain(self, total: Packed | None, numbers: Sequence[int], sums: Packed | None = None) -> Packed:
@@ -134,7 +134,7 @@ class Actor:
             states = dict(zip(task.clients, task.states, strict=True))
             return compute.losses(received, np.array(task.clients), states.__getitem__, held_out)
 
-        return self._answers(round, down, blocks, work, loss_or_error)
+        return self._answers(round, down, blocks, work, as_loss_error)
 
     def _answers(
         self,

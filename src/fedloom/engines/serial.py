@@ -11,7 +11,7 @@ from fedloom.core.aggregate import Fold
 from fedloom.core.client import Broadcast
 from fedloom.core.engine import ComputeFactory, Engine, States
 from fedloom.core.errors import ClientError
-from fedloom.core.explain import loss_or_error
+from fedloom.core.missing_needs import as_loss_error
 from fedloom.core.plan import ClientPlan
 
 
@@ -34,7 +34,7 @@ class Serial(Engine):
         self, down: Broadcast, clients: np.ndarray, states: States, level: int = 0, held_out: bool = False
     ) -> np.ndarray:
         work = partial(self.computes[level].losses, down, clients, states, held_out)
-        if isinstance(found := loss_or_error(work), ClientError):
+        if isinstance(found := as_loss_error(work), ClientError):
             raise found
         return found
 

@@ -20,7 +20,7 @@ from fedloom.core import forked
 from fedloom.core.aggregate import Fold, fold
 from fedloom.core.client import Broadcast, Result, State
 from fedloom.core.engine import Compute
-from fedloom.core.explain import loss_or_error, or_error
+from fedloom.core.missing_needs import as_client_error, as_loss_error
 from fedloom.core.plan import ClientPlan
 from fedloom.engines.shared import Segment
 
@@ -107,12 +107,14 @@ def _work(plan: ClientPlan, computes: list[Compute], segment: Segment, slots: li
             level, clients, states, held_out = content
             own = lambda client, states=states: states.get(client, {})  # noqa: E731
             work = partial(computes[level].losses, down, clients, own, held_out)
-            pipe.send(loss_or_error(work))
+            pipe.send(as_loss_error(work))
         else:
             number, message, end = content
             task: BlockTask = slots[number].load(message)
             work = partial(_folded, plan.levels[task.level], computes[task.level], down, task, slots[number])
-            pipe.send_bytes(slots[number].dump(or_error(work, f"round {down.round + 1}: uploads do not fold"), end)[0])
+            pipe.send_bytes(
+                slots[number].dump(as_client_error(work, f"round {down.round + 1}: uploads do not fold"), end)[0]
+            )
 
 
 def _folded(plan: ClientPlan, compute: Compute, down: Broadcast, task: BlockTask, slot: Segment) -> Fold:
