@@ -39,16 +39,16 @@ from fedloom.core.context import Batch
 from fedloom.core.federation import Arrays, Federation, Index, Split
 from fedloom.core.local import Local
 from fedloom.core.meta import deployed
-from fedloom.core.parts import Paired
+from fedloom.core.parts import Paired, Use
 from fedloom.core.server import Server
 from fedloom.experiment.evaluate import Evaluator
 from fedloom.experiment.experiment import Evaluation, Experiment
-from fedloom.experiment.interpolation_eval import GRID, sweep
 from fedloom.experiment.runtime import reproducible
 from fedloom.experiment.setup import make_plan
 from fedloom.methods import make
 from fedloom.metrics import Predictions, predictions
 from fedloom.models import models
+from fedloom.parts.personal.interpolated import GRID
 
 METHODS = ("fedavg", "superfed_mm", "superfed_lm", "apfl", "ditto", "pfedme")
 WORK = {  # model, samples, inputs, batch
@@ -144,7 +144,8 @@ def together(evaluator: Evaluator, server: Server, states: States) -> np.ndarray
     """Every client's loss with each of its models [models, clients], as a run's evaluation finds it."""
     split, everyone = evaluator.federation.held_out, np.arange(len(evaluator.federation))
     if evaluator.plan.method.personal.random:
-        return sweep(evaluator, server, states, split, everyone)["loss"]
+        choices = [[Use(lam=lam)] * len(everyone) for lam in GRID]
+        return evaluator.values(split, server, states, everyone, choices)["loss"]
     return evaluator.clients(server, states)[1]["loss"][None]
 
 

@@ -25,12 +25,13 @@ from loss_surface import barrier
 from protocol import mean_error
 
 from fedloom.core.federation import Federation
+from fedloom.core.parts import Use
 from fedloom.data import sources
 from fedloom.experiment.evaluate import Evaluator
 from fedloom.experiment.experiment import Experiment
 from fedloom.experiment.federated import RunResult
-from fedloom.experiment.interpolation_eval import GRID, sweep
 from fedloom.experiment.setup import make_plan, placed
+from fedloom.parts.personal.interpolated import GRID
 
 METHODS = ("APFL", "SuPerFed-MM", "SuPerFed-LM")
 CLIENTS = 500
@@ -47,7 +48,8 @@ def swept(chosen: Experiment, federation: Federation, result: RunResult) -> dict
     measure = evaluator(chosen, federation)
     held, known = measure.federation.held_out, result.snapshot.store
     clients = np.array(sorted(client for client, _ in known if held.index.sizes[client]))
-    found = sweep(measure, result.snapshot.server, known, held, clients)
+    choices = [[Use(lam=lam)] * len(clients) for lam in GRID]
+    found = measure.values(held, result.snapshot.server, known, clients, choices)
     accuracy, loss = found["accuracy"], found["loss"]
     return {
         "clients": len(clients),

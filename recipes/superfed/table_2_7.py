@@ -36,10 +36,11 @@ from protocol import gained, mean_error
 from published import TABLE_2_7
 
 from fedloom.core.federation import Federation
+from fedloom.core.parts import Use
 from fedloom.data import federate, sources
 from fedloom.data.partitions import Pathological
-from fedloom.experiment.interpolation_eval import GRID, sweep
 from fedloom.models import models
+from fedloom.parts.personal.interpolated import GRID
 
 METHODS = ("SuPerFed-MM", "SuPerFed-LM")
 STARTS = (0.0, 0.2, 0.4, 0.6, 0.8)
@@ -110,7 +111,8 @@ def figures(point: Point, scale: Scale, federation: Federation, where: Path, see
     measure = evaluator(chosen, federation)
     held, snapshot, table = measure.federation.held_out, result.snapshot, common.last_table(where)
     clients = np.array([c for c in sorted(common.trained(where, point.rounds)) if held.index.sizes[c]])
-    found = sweep(measure, snapshot.server, snapshot.store, held, clients)
+    choices = [[Use(lam=lam)] * len(clients) for lam in GRID]
+    found = measure.values(held, snapshot.server, snapshot.store, clients, choices)
     whole = common.cell(where)["validation"]
     text: dict[str, Any] = {"rounds": point.rounds, "deployed": [whole["mean"][-1], whole["std"][-1]]}
     text["left_out"] = common.left_out(result.history)

@@ -15,7 +15,19 @@ from torch import Tensor
 
 from fedloom.core.context import Batch, Context, Facts, Output, RoundInfo
 from fedloom.core.errors import ClientError, ConfigError
-from fedloom.core.parts import ClientEnd, Drift, Halves, Mixing, Model, Personal, Reduce, ServerOptimizer, Term, Uplink
+from fedloom.core.parts import (
+    ClientEnd,
+    Drift,
+    Halves,
+    Mixing,
+    Model,
+    Personal,
+    Reduce,
+    ServerOptimizer,
+    Term,
+    Uplink,
+    Use,
+)
 from fedloom.core.tree import Tree
 from fedloom.methods import make
 from fedloom.parts.drift import Scaffold
@@ -69,13 +81,14 @@ def test_declarations_have_their_form(declared: dict[str, Any], sentence: str) -
         ({"extras": 0.5}, "extras is 0.5, but it must be a tuple of numbers in"),
         *(({"extras": (one,)}, rf"extras is \({one!r},\), but it must be a tuple") for one in (2, -0.5, np.nan, "a")),
         *(
-            ({"deployed": lambda self, extra, one=one: one}, f"deployed returned {one!r}, but it must return a number")
-            for one in (5, -1, np.nan, "a")
+            ({"uses": lambda *_, one=one: (Use(lam=one),)}, f"uses returned λ = {one!r}, but it must be a number")
+            for one in (5, -1, np.nan, "a", None)
         ),
         (
-            {"extras": (0.5,), "deployed": lambda self, extra: 2 * float(extra[0])},
-            r"deployed returned 2.0 for the scalars \[1.0\], but it must return a number",
+            {"extras": (0.5,), "uses": lambda self, client, own, _: (Use(lam=2 * float(own()["private"][-1])),)},
+            r"uses returned λ = 2.0 for the scalars \[1.0\], but it must be a number",
         ),
+        *(({"uses": lambda *_, one=one: one}, "but it must be a tuple of Use") for one in ((), 1.0, [Use()])),
     ],
 )
 def test_scalars_of_paired_parts_lie_between_0_and_1(declared: dict[str, Any], sentence: str) -> None:

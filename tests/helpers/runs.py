@@ -12,7 +12,6 @@ from torch import Tensor
 from fedloom import methods
 from fedloom.core.local import Local
 from fedloom.core.method import Method
-from fedloom.core.parts import Submodels
 from fedloom.experiment.experiment import Evaluation, Experiment
 from fedloom.experiment.federated import RunResult, run
 from fedloom.experiment.snapshot import Snapshot
@@ -55,7 +54,7 @@ def experiment(method: Method | str = "fedavg", **changes: Any) -> Experiment:
     settings |= changes
     if settings["federation"] is None:
         settings["federation"] = classes()
-    if isinstance(made.personal, Submodels) and not made.personal.chosen and "model" not in changes:
+    if made.personal.levels and not made.personal.chosen and "model" not in changes:
         settings["model"] = wide_net if isinstance(made.personal, WidthSlice) else two_ends
     if isinstance(made.personal, PrivateNorm) and settings["model"] in (tanh_net, linear_layers):
         plain = settings["model"]

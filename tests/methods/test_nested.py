@@ -321,8 +321,10 @@ def test_every_level_is_measured(name: str) -> None:
     with torch.no_grad():
         right = (level.model(one.x).argmax(1) == one.y).double().mean()
     evaluator = Evaluator(plan, made.federation, Evaluation(what=("clients",)))
-    values = evaluator.by_level(found.snapshot.server, np.array([0, 3]))
-    assert values["accuracy"][1] == pytest.approx(float(right))
+    snapshot, clients = found.snapshot, np.array([0, 3])
+    used = evaluator.chosen(snapshot.server, snapshot.store, clients)
+    values = evaluator.values(evaluator.federation.held_out, snapshot.server, snapshot.store, clients, [used])
+    assert values["accuracy"][0, 1] == pytest.approx(float(right))
 
 
 def test_a_level_without_clients_has_no_average() -> None:

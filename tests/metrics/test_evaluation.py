@@ -17,9 +17,9 @@ from torch import nn
 
 from fedloom.core.errors import ConfigError
 from fedloom.core.federation import Arrays, Federation, Index, Split
+from fedloom.experiment.evaluation import Measurement
 from fedloom.experiment.experiment import Evaluation
 from fedloom.experiment.federated import FederatedTask, run
-from fedloom.experiment.loaded import Measurement
 from fedloom.experiment.report.rundata import load
 from fedloom.experiment.rundir import RunDirectory
 from fedloom.metrics import ece, top_k

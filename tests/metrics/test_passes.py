@@ -19,7 +19,7 @@ from fedloom.core.federation import Federation, Index, Split
 from fedloom.core.local import Local
 from fedloom.core.method import Method
 from fedloom.engines import engines
-from fedloom.experiment import batched_eval as passes
+from fedloom.experiment import evaluate as passes
 from fedloom.experiment.evaluate import Evaluator
 from fedloom.experiment.experiment import Evaluation
 from fedloom.experiment.federated import RunResult, run

@@ -18,7 +18,7 @@ from torch import Tensor
 from fedloom.core.context import NO_ROUND, Batch, Output
 from fedloom.core.errors import ConfigError
 from fedloom.core.hooks import overrides
-from fedloom.core.parts import UPDATE, Paired, Submodels, Term
+from fedloom.core.parts import UPDATE, Paired, Personal, Term
 from fedloom.core.plan import ClientPlan
 from fedloom.core.slots import label
 from fedloom.core.views import StepInfo
@@ -94,7 +94,7 @@ def check(plan: ClientPlan) -> None:
         reads = [name for name in ("model", "label_counts", "samples", "losses") if getattr(needs, name)]
         sends = [name for name in part.uploads if name not in (UPDATE, *part.boundable)]
         uplink = place.startswith("uplink")
-        chooses = isinstance(part, Submodels) and part.chosen and len(part.levels) > 1
+        chooses = isinstance(part, Personal) and part.chosen and len(part.levels) > 1
         if chooses or reads or (sends and not uplink):
             what = "chooses by losses" if chooses else f"reads {reads[0]!r}" if reads else f"sends {sends[0]!r}"
             raise ConfigError(f"{other} {what} of the data, which {mine} does not make private.")

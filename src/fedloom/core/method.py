@@ -26,6 +26,7 @@ from fedloom.core.parts import (
     ServerOptimizer,
     Term,
     Uplink,
+    Use,
 )
 from fedloom.core.slots import BASES, SEVERAL, SLOTS, label
 from fedloom.core.targets import TargetKind
@@ -384,10 +385,15 @@ def _check_scalars(who: str, personal: Paired) -> None:
     if not (isinstance(extras, tuple | list) and all(map(_in_unit_interval, extras))):
         raise ConfigError(f"{who}: extras is {extras!r:.60}, but it must be a tuple of numbers in [0, 1], like (0.5,).")
     for values in {tuple(extras), (0.0,) * len(extras), (1.0,) * len(extras)}:  # training may move them anywhere
-        at: Any = personal.deployed(torch.tensor(values))
-        if at is not None and not _in_unit_interval(at):
+        own = {"private": torch.tensor(values), "buffers": torch.zeros(0)}
+        uses: Any = personal.uses(0, lambda own=own: own, 0)
+        if not (isinstance(uses, tuple) and uses and all(isinstance(use, Use) for use in uses)):
+            raise ConfigError(
+                f"{who}: uses returned {uses!r:.60}, but it must be a tuple of Use(...), like (Use(lam=1.0),)."
+            )
+        for at in (use.lam for use in uses if not _in_unit_interval(use.lam)):
             told = f"{at!r:.60}" + f" for the scalars {list(values)}" * bool(values)
-            raise ConfigError(f"{who}: deployed returned {told}, but it must return a number in [0, 1], or None.")
+            raise ConfigError(f"{who}: uses returned λ = {told}, but it must be a number in [0, 1].")
 
 
 def _in_unit_interval(value: object) -> bool:

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -172,16 +172,90 @@ class Drift(Part):
     displaces: ClassVar[bool] = True
 
 
+class Use(NamedTuple):
+    """A model that a client may use.
+
+    Attributes:
+        level: the index of its network among the ``levels``.
+        lam: λ of (1 - λ)w + λv, where a client mixes the received w with a model v of its own.
+    """
+
+    level: int = 0
+    lam: float | None = None
+
+
+class Weights(NamedTuple):
+    """Parameters [P] and buffers [buffers] of a model."""
+
+    theta: Tensor
+    buffers: Tensor
+
+
 @dataclass(frozen=True)
 class Personal(Part):
-    """Personalisation: which parameters a client keeps to itself; the identity shares all of them.
+    """Personalisation: which parameters a client keeps to itself, and which model it uses; the identity shares all.
 
     Some of the model's parameters may be private. ``Paired`` parts share all of them and give the client a second copy
     v beside the received w; ``Submodels`` parts give clients of different capacity different parts of one network.
     Private values are kept beside the part's own client state, under the names ``private`` and ``buffers``.
+
+    Attributes:
+        random: whether local steps draw random numbers.
+        keeps_own: a client keeps a whole model of its own, so that no parameter that it uses is common to all clients.
+        judged: the clients' samples on which ``choices`` are compared: by the loss on those for training, or by the
+            first metric on those for validation.
     """
 
-    random: ClassVar[bool] = False  # whether local steps draw random numbers
+    random: ClassVar[bool] = False
+    keeps_own: ClassVar[bool] = False
+    judged: ClassVar[Literal["train", "validation"]] = "validation"
+
+    @property
+    def levels(self) -> tuple[str, ...]:
+        """Names of the networks that clients train, the largest first; () if all train the same one."""
+        return ()
+
+    def level(self, client: int) -> int:
+        """Return the index of the network that a client trains."""
+        return 0
+
+    def exit_weights(self, level: int) -> tuple[float, ...]:
+        """Return the weights of the losses at that network's exits ``ends(x)``, in order; () for its output alone."""
+        return ()
+
+    @property
+    def choices(self) -> tuple[Use, ...]:
+        """The models among which a client may choose the one it uses; () if there is no choice."""
+        return ()
+
+    @property
+    def chosen(self) -> bool:
+        """Whether clients train the level with the lowest loss on their samples in a round, not that of ``level``."""
+        return bool(self.levels and self.choices)
+
+    def uses(self, client: int, own: Callable[[], Tree | None], samples: int) -> tuple[Use, ...]:
+        """Return the model that a client uses outside training, or all ``choices``, of which it takes the best one.
+
+        Args:
+            client: the client's number.
+            own: returns the part's state at the client, with ``private`` and ``buffers``; None if it keeps neither.
+            samples: number of the client's samples on which choices would be compared (``judged``).
+        """
+        return (Use(self.level(client)),)
+
+    def fill(self, use: Use, shared: Weights, first: Weights, own: Tree | None, into: Weights) -> None:
+        """Write the client's own values of the model that it uses.
+
+        Args:
+            use: the model.
+            shared: the shared values, as received.
+            first: the initial private values.
+            own: as in ``uses``.
+            into: the memory of the private values, or with ``keeps_own`` of all values.
+        """
+        mine = own or {}
+        into.theta.copy_(mine.get("private", first.theta))
+        into.buffers.copy_(mine.get("buffers", first.buffers))
 
     @property
     def frozen(self) -> bool:
@@ -217,6 +291,7 @@ class Paired(Personal):
     fresh: ClassVar[bool] = False  # v starts from another random initialisation, not from the received model
     restarts: ClassVar[bool] = False  # v starts so in every round; what is kept of it is for deployment
     plain: ClassVar[bool] = False  # all steps are θ ← θ - ηg, whatever the momentum or optimiser of local training
+    keeps_own = True
 
     @property
     def extras(self) -> tuple[float, ...]:
@@ -237,13 +312,19 @@ class Paired(Personal):
         """Return what the method's regularisers add to a view's gradients."""
         return RegGrad()
 
-    def deployed(self, extra: Tensor) -> float | None:
-        """Return λ of the deployed model (1 - λ)w + λv; None if each client chooses it on its validation samples."""
-        return 1.0
+    def uses(self, client: int, own: Callable[[], Tree | None], samples: int) -> tuple[Use, ...]:
+        """λ = 1, v; or λ = 0, w, at a client whose v was never trained. ``private`` holds v [P] and the E scalars."""
+        return (Use(lam=0.0 if own() is None else 1.0),)
 
-    def chooses(self, samples: int) -> bool:
-        """Whether this many validation samples suffice to choose λ, if ``deployed`` leaves it open; else λ = 0.5."""
-        return samples > 0
+    def fill(self, use: Use, shared: Weights, first: Weights, own: Tree | None, into: Weights) -> None:
+        """(1 - λ)w + λv [P], with the buffers of the client's own passes; for λ = 0, or without any, the server's."""
+        into.theta.copy_(shared.theta)
+        into.buffers.copy_(shared.buffers)
+        if own is None:
+            return
+        torch.lerp(shared.theta, own["private"][: len(shared.theta)], use.lam or 0.0, out=into.theta)
+        if use.lam and len(own["buffers"]):
+            into.buffers.copy_(own["buffers"])
 
 
 @dataclass(frozen=True)
@@ -251,21 +332,7 @@ class Submodels(Personal):
     """Base class of parts for clients of different capacity: each trains the part of the network of its *level*.
 
     The server keeps one vector θ [P]; a level is a smaller network whose parameters are at known positions of θ.
-
-    Attributes:
-        chosen: in every round clients take the level with the lowest loss on their samples, instead of ``level``.
     """
-
-    chosen: ClassVar[bool] = False
-
-    @property
-    def levels(self) -> tuple[str, ...]:
-        """Names of the levels, the largest first."""
-        return ()
-
-    def level(self, client: int) -> int:
-        """Return the index of a client's level."""
-        return 0
 
     def whole(self, model: nn.Module) -> nn.Module:
         """Return the server's network, derived from the experiment's model."""
@@ -274,10 +341,6 @@ class Submodels(Personal):
     def network(self, whole: nn.Module, level: int) -> nn.Module:
         """Return a level's network, each of whose parameters is one of ``whole`` or a slice of one."""
         return whole
-
-    def exit_weights(self, level: int) -> tuple[float, ...]:
-        """Return the weights of the losses at that network's exits ``ends(x)``, in order; () for its output alone."""
-        return ()
 
 
 @dataclass(frozen=True)

@@ -161,21 +161,20 @@ class ClientPlan:
     @property
     def has_levels(self) -> bool:
         """Whether clients train networks of different sizes."""
-        return isinstance(self.method.personal, Submodels) and self.submodel is None
+        return bool(self.method.personal.levels) and self.submodel is None
 
     @property
     def chooses(self) -> bool:
         """Whether clients choose their level in every round."""
-        personal = self.method.personal
-        return isinstance(personal, Submodels) and personal.chosen
+        return self.method.personal.chosen
 
     @cached_property
     def level(self) -> np.ndarray:
         """The level of every client, int64 [K]."""
-        personal = self.method.personal
-        if not isinstance(personal, Submodels):
-            return np.zeros(self.population.clients, dtype=np.int64)
-        return np.array([personal.level(client) for client in range(self.population.clients)])
+        clients, personal = self.population.clients, self.method.personal
+        if not personal.levels:
+            return np.zeros(clients, dtype=np.int64)
+        return np.array([personal.level(client) for client in range(clients)])
 
     @property
     def forges(self) -> bool:

@@ -23,7 +23,7 @@ from fedloom.core.errors import ConfigError
 from fedloom.core.hooks import overrides
 from fedloom.core.layout import Layout
 from fedloom.core.method import Method
-from fedloom.core.parts import Adaptation, Drift, Part, Submodels
+from fedloom.core.parts import Adaptation, Drift, Part, Personal, Submodels
 from fedloom.core.slots import label
 
 
@@ -92,7 +92,7 @@ def refuse(method: Method, layout: Layout) -> None:
         ConfigError: if a part is not defined for them, or the model has batch statistics.
     """
     personal = method.personal
-    if not isinstance(personal, Submodels):
+    if not personal.levels:
         return
     mine = f"personal {label(personal)!r}"
     several = "models of several clusters" if personal.chosen else "networks of different size"
@@ -106,7 +106,7 @@ def refuse(method: Method, layout: Layout) -> None:
         raise ConfigError(f"{mine} cannot mix the buffer {buffer!r} of {several}; {remedy}.")
 
 
-def _why(part: Part, personal: Submodels) -> str:
+def _why(part: Part, personal: Personal) -> str:
     if isinstance(part, Adaptation) and not part.is_identity:
         return "adapts one network to every client"
     if part.needs.updates or part.needs.target or "update" in part.uploads:

@@ -17,7 +17,6 @@ from fedloom.config.schema import Config
 from fedloom.config.sections import arguments
 from fedloom.core.errors import ConfigError
 from fedloom.core.federation import Arrays, Federation, Index, Split
-from fedloom.core.parts import Submodels
 from fedloom.core.slots import label
 from fedloom.deploy.assignment import Assignment, bench, settings_of
 from fedloom.deploy.data import DataSpec, NodeData
@@ -150,7 +149,7 @@ class Recipe:
         ):
             if name in what:
                 raise ConfigError(f"evaluation.what={name} {why}; a deployment can measure global and clients.")
-        if isinstance(method.personal, Submodels) and method.personal.chosen:
+        if method.personal.chosen:
             raise ConfigError(
                 f"with personal {label(method.personal)!r} clients choose among several models, which is not deployed."
             )

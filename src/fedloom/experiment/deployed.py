@@ -22,8 +22,8 @@ from fedloom.data.own.tables import in_columns, is_frame, with_categories
 from fedloom.data.own.texts import in_tokens
 from fedloom.data.sources.arrays import numbers
 from fedloom.data.sources.images import to_images
+from fedloom.experiment.evaluation import Measurement
 from fedloom.experiment.export import SAMPLES, export
-from fedloom.experiment.loaded import Measurement
 from fedloom.experiment.tokens import known_tokens
 from fedloom.metrics import Predictions
 

@@ -1,27 +1,129 @@
-"""Evaluation of the server model, of every client's deployed model, and of means of models over clients or rounds."""
+"""Evaluation: of the server model, of the model that every client uses, and of means of models over clients or rounds.
+
+Which model a client uses its personal part says (``Personal.uses``, ``Personal.fill``), candidates and samples as data:
+clients that may choose are judged together here. A model that clients have in common takes one pass over all their
+samples. Models of which each client has its own differ in some parameters, which ``fill`` writes; the others are common
+to all. If a client's pass is small, call overhead dominates: models of several clients are stacked, their samples
+padded to one length, and ``torch.func.vmap`` runs them together; common parameters are not copied. A large pass is
+dominated by arithmetic and gains nothing; on a CPU, stacked weights would even slow it down.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import copy
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.func import vmap
 
+from fedloom.core import meta as adapting
 from fedloom.core import rng
+from fedloom.core.client import State
+from fedloom.core.context import Batch
 from fedloom.core.federation import Arrays, Federation, Split
-from fedloom.core.parts import Submodels
+from fedloom.core.layout import Leaf, LiveModule, call
+from fedloom.core.objective import Net
+from fedloom.core.parts import Personal, Use, Weights
 from fedloom.core.plan import ClientPlan
 from fedloom.core.server import Server, Store
-from fedloom.experiment import batched_eval, interpolation_eval
-from fedloom.experiment.evaluation import Evaluation
+from fedloom.core.tree import Tree
+from fedloom.experiment.evaluation import Evaluation, Measurement
 from fedloom.experiment.last_models import ClientModels
-from fedloom.experiment.loaded import RELIABILITY, LoadedModel, Values, owned_labels
 from fedloom.experiment.server_average import ServerAverage
-from fedloom.metrics import Predictions, direction, fairness
+from fedloom.metrics import Predictions, direction, fairness, reliability, summary
 from fedloom.metrics.prediction import reliability_of
+
+Values = dict[str, np.ndarray]
+"""Metrics by name, one value per client."""
+RELIABILITY = "reliability"
+SHARED = Use()  # the model of clients that have no choice
+SHOWN = (0.0, 0.5, 1.0)  # λ that are always reported if clients choose theirs
+SMALL = 32  # on a CPU, models are stacked up to this many samples per client; on a GPU always
+LIGHT = 256 << 10  # and up to this many bytes of private parameters per model; beyond, stacking costs memory
+VECTORS = 256 << 20  # largest size of stacked parameters, in bytes
+
+
+class LoadedModel:
+    """A module in evaluation mode that holds one model at a time.
+
+    Args:
+        plan: the client plan, with the layout of parameters and buffers.
+        settings: metrics and batch size.
+    """
+
+    def __init__(self, plan: ClientPlan, settings: Evaluation) -> None:
+        self.plan, self.settings = plan, settings
+        self.live = LiveModule(copy.deepcopy(plan.model), plan.layout, plan.device)
+        self.live.module.eval()
+        self.net = Net(self.live.module, plan)
+        self.measurement = Measurement(settings, plan.targets, plan.method.test_loss)
+        self.name = "" if plan.submodel is None else plan.submodel.name
+
+    def load(self, shared: Tensor, buffers: Tensor, state: State | None = None, use: Use = SHARED) -> None:
+        """Load the model that a client with this state uses; without one, that of a client that never participated.
+
+        ``shared`` [P] and ``buffers`` are what it received.
+        """
+        split, own = self.plan.layout.shared_size, self.plan.layout.shared_buffers
+        self.live.theta[:split].copy_(shared)
+        self.live.buffers[:own].copy_(buffers)
+        at, places = self.own
+        self.fill(Weights(shared, buffers), state, use, self.live.theta[at:], self.live.buffers[places:])
+
+    def fill(self, shared: Weights, state: State | None, use: Use, theta: Tensor, buffers: Tensor) -> None:
+        """Write a client's own values of the model that it uses, those from the offsets ``own`` on."""
+        plan = self.plan
+        first = Weights(plan.theta0[plan.layout.shared_size :], plan.buffers0[plan.layout.shared_buffers :])
+        plan.method.personal.fill(use, shared, first, kept(state), Weights(theta, buffers))
+
+    @property
+    def own(self) -> tuple[int, int]:
+        """The offsets at which a client's own parameters and buffers start."""
+        layout = self.plan.layout
+        return (0, 0) if self.plan.method.personal.keeps_own else (layout.shared_size, layout.shared_buffers)
+
+    def scores(self, arrays: Arrays, rows: np.ndarray | None = None, labels: Tensor | None = None) -> Predictions:
+        """The quantities that the metrics need from the loaded model's predictions, from one pass over the rows.
+
+        ``labels`` overrides the arrays' targets where clients relabel classes.
+        """
+        at = torch.arange(len(arrays)) if rows is None else torch.from_numpy(rows)
+        found = []
+        device, size = self.live.theta.device, self.settings.batch_size
+        with torch.inference_mode():
+            for number, part in enumerate(at.split(size)):
+                y = arrays.y[part] if labels is None else labels[number * size : number * size + len(part)]
+                x, y = arrays.x[part].to(device), y.to(device)
+                found.append(self.measurement.predictions(self.live.module(x), y))
+        return Predictions.joined(found)
+
+    def on(
+        self, name: str, arrays: Arrays, rows: np.ndarray | None = None, labels: Tensor | None = None
+    ) -> dict[str, Any]:
+        """Loss and metrics of the loaded model as ``<name>/loss``, ``<name>/accuracy`` and so on.
+
+        Where the objective has no loss outside training it is ``<name>/cross_entropy`` (``Measurement.loss_name``).
+
+        With the metric ``ece`` also its bins, ``<name>/reliability``: rows (fraction, confidence, accuracy).
+        """
+        found = self.scores(arrays, rows, labels)
+        record: dict[str, Any] = {f"{name}/{self.measurement.loss_name}": found.value("loss")}
+        record |= {f"{name}/{metric}": found.value(metric) for metric in self.measurement.metrics}
+        if f"{name}/ece" in record:  # its bins, for the page; empty ones as zeros
+            record[f"{name}/{RELIABILITY}"] = np.nan_to_num(reliability(*found.kept["confidence"])).tolist()
+        return record
+
+    def by_client(self, found: Predictions, offsets: np.ndarray) -> Values:
+        """Metrics and loss of each client [K], and with ``ece`` sums in bins of confidence, ``reliability`` [K, 15, 3].
+
+        Client k has the samples ``offsets[k]:offsets[k + 1]``.
+        """
+        values = {name: found.by_group(name, offsets) for name in (*self.settings.metrics, "loss")}
+        return values | ({RELIABILITY: found.bins(offsets)} if "ece" in self.settings.metrics else {})
 
 
 class Evaluator(LoadedModel):
@@ -36,36 +138,116 @@ class Evaluator(LoadedModel):
     def __init__(self, plan: ClientPlan, federation: Federation, settings: Evaluation) -> None:
         super().__init__(plan, settings)
         self.federation = federation
-        self.name = "" if plan.submodel is None else plan.submodel.name
-        levels = plan.levels if plan.has_levels else ()
-        self.levels = [Evaluator(level, federation, settings) for level in levels]
+        self.networks = [LoadedModel(level, settings) for level in plan.levels] if plan.has_levels else [self]
 
     def clients(self, server: Server, store: Store) -> tuple[dict[str, Any], Values]:
-        """Evaluate every client's deployed model on its own test samples; return a summary and one row per client.
+        """Evaluate the model that every client uses on its own test samples; return a summary and one row per client.
 
-        A shared model, or one per level, takes one pass over all samples; private, adapted and interpolated models are
-        evaluated as described in ``fedloom.experiment.batched_eval``.
+        Where clients choose λ, the table has theirs as ``lambda``, and the summary what all would have with one λ, and
+        with the λ that is best on their *test* samples, as in some published tables (``as_published``). Where they
+        choose a level, the table has it as ``cluster``.
         """
-        split = self.federation.held_out
-        rows, sizes = split.index.rows, split.index.sizes
-        tested = np.flatnonzero(sizes)
-        n, offsets = sizes[tested], np.concatenate([[0], np.cumsum(sizes[tested])])
-        record: dict[str, Any] = {}
-        adapts, whole = not self.plan.method.adaptation.is_identity, self.plan.layout.size
-        if self.plan.is_paired:
-            values, record = interpolation_eval.deployed(self, self.federation, server, store, tested)
-        elif self.levels:
-            values = self.by_level(server, tested)
-        elif adapts or self.plan.layout.shared_size < whole:
-            values = self.by_client(self.own(server, store, tested), offsets)
+        split, personal = self.federation.held_out, self.plan.method.personal
+        tested, n = np.flatnonzero(split.index.sizes), split.index.sizes
+        used, record = self.chosen(server, store, tested), {}
+        if personal.choices and not self.plan.has_levels:
+            every = self.values(split, server, store, tested, [[use] * len(tested) for use in personal.choices])
+            record = self.with_every(every, personal.choices)
+            places = [personal.choices.index(use) for use in used]
+            values = {name: column[places, np.arange(len(tested))] for name, column in every.items()}
         else:
-            self.load(server.theta, server.buffers)
-            values = self.by_client(self.scores(split.arrays, rows, owned_labels(split)), offsets)
+            values = {name: column[0] for name, column in self.values(split, server, store, tested, [used]).items()}
         bins = values.pop(RELIABILITY, None)
         if bins is not None:  # of all clients' samples, for the page; empty bins as zeros
             record[f"clients/{RELIABILITY}"] = np.nan_to_num(reliability_of(bins.sum(0))).tolist()
-        table = {"client": tested, "n": n, **values}
+        table = {"client": tested, "n": n[tested]}
+        if personal.chosen:
+            table["cluster"] = np.array([use.level for use in used])
+        table |= values
+        if self.plan.is_paired:
+            table["lambda"] = np.array([use.lam for use in used], dtype=float)
         return record | self.summary(table), table
+
+    def chosen(self, server: Server, store: Store, clients: np.ndarray) -> list[Use]:
+        """The model that each client uses; all that may choose are judged together, each on its own samples.
+
+        They take the best by the loss on their training samples, or by the first metric on their validation samples.
+        """
+        personal = self.plan.method.personal
+        if type(personal).uses is Personal.uses and not personal.levels:
+            return [SHARED] * len(clients)
+        split = self.federation.train if personal.judged == "train" else self.federation.validation
+        samples = split.index.sizes[clients] if personal.choices else np.zeros(len(clients), dtype=np.int64)
+        uses = [
+            personal.uses(client, lambda client=client: kept(store.get(client)), count)
+            for client, count in zip(clients.tolist(), samples.tolist(), strict=True)
+        ]
+        several = np.flatnonzero([len(one) > 1 for one in uses])
+        if len(several):
+            candidates = list(zip(*(uses[k] for k in several), strict=True))
+            values = self.values(split, server, store, clients[several], candidates)
+            metric = "loss" if personal.judged == "train" else self.judging
+            for k, at in zip(several, best(values, metric), strict=True):
+                uses[k] = (uses[k][at],)
+        return [one for (one,) in uses]
+
+    @property
+    def judging(self) -> str:
+        """The metric by which models are judged on validation samples: the first one of the evaluation, or the loss."""
+        return (*self.settings.metrics, "loss")[0]
+
+    def values(
+        self, split: Split, server: Server, store: Store, clients: np.ndarray, uses: Sequence[Sequence[Use]]
+    ) -> Values:
+        """Metrics and loss of M models of each client on its samples of the split, [M, clients] each.
+
+        If the method adapts models, each is adapted first, on all the client's training samples.
+
+        Args:
+            split: the samples.
+            server: the source of shared values.
+            store: the source of the clients' own.
+            clients: the clients, int64 [clients].
+            uses: the models, [M][clients].
+        """
+        plan, shared = self.plan, Weights(server.theta, server.buffers)
+        adapts = not plan.method.adaptation.is_identity
+        if not (plan.has_private or plan.method.personal.keeps_own or adapts):
+            rows = [self._in_common(split, server, clients, row) for row in uses]
+        else:
+            place = {client: number for number, client in enumerate(clients.tolist())}
+
+            def fill(client: int, number: int, theta: Tensor, buffers: Tensor) -> None:
+                self.fill(shared, store.get(client), uses[number][place[client]], theta, buffers)
+
+            self.load(server.theta, server.buffers)
+            support = self.federation.train if adapts else None
+            offsets = np.concatenate([[0], np.cumsum(split.index.sizes[clients])])
+            found = through(self, split, clients, fill, self.own, len(uses), support)
+            rows = [self.by_client(one, offsets) for one in found]
+        return {metric: np.stack([row[metric] for row in rows]) for metric in rows[0]}
+
+    def _in_common(self, split: Split, server: Server, clients: np.ndarray, uses: Sequence[Use]) -> Values:
+        """Metrics and loss of each client's model, [clients] each, if all clients of a level have the same."""
+        level, values = np.array([use.level for use in uses], dtype=np.int64), {}
+        for number in np.unique(level):
+            network, of = self.networks[number], np.flatnonzero(level == number)
+            network.load(network.plan.own(server.theta), server.buffers)
+            index = split.index.pick(clients[of])
+            scores = network.scores(split.arrays, index.rows, labels_of(split, clients[of]))
+            for metric, column in self.by_client(scores, index.offsets).items():
+                values.setdefault(metric, np.full((len(clients), *column.shape[1:]), np.nan))[of] = column
+        return values
+
+    def with_every(self, values: Values, choices: Sequence[Use]) -> dict[str, float]:
+        """What clients have with λ = 0, .5 and 1, and with the λ that is best on the samples of ``values``."""
+        metric, everyone = self.judging, np.arange(values["loss"].shape[1])
+        names = {name: name for name in self.settings.metrics} | {"loss": self.measurement.loss_name}
+        shown: dict[str, Any] = {f"lambda/{use.lam:g}": at for at, use in enumerate(choices) if use.lam in SHOWN}
+        shown["as_published"] = best(values, metric)
+        over = {(place, name): summary(values[name][row, everyone]) for place, row in shown.items() for name in names}
+        record = {f"{place}/{names[name]}/mean": found["mean"] for (place, name), found in over.items()}
+        return record | {f"as_published/{metric}/std": over["as_published", metric]["std"]}
 
     def summary(self, table: Mapping[str, np.ndarray]) -> dict[str, Any]:
         """Mean loss and the fairness of every metric in a table of clients (``client``, ``n``, ``loss``, metrics)."""
@@ -76,9 +258,10 @@ class Evaluator(LoadedModel):
         if self.federation.unseen:
             new = tested >= self.federation.seen
             groups |= {"seen": ~new, "unseen": new}
-        if self.levels:
-            level = table["cluster"] if "cluster" in table else self.level_of(tested)
-            groups |= {f"clients/{name}": level == n for n, name in enumerate(self.names) if (level == n).any()}
+        personal = self.plan.method.personal
+        if personal.levels:
+            level = table.get("cluster", np.array([personal.level(int(client)) for client in tested]))
+            groups |= {f"clients/{name}": level == n for n, name in enumerate(personal.levels) if (level == n).any()}
         for metric in self.measurement.metrics:
             for name, of in groups.items():
                 figures = fairness.summary(table[metric][of], n[of], direction(metric))
@@ -93,60 +276,6 @@ class Evaluator(LoadedModel):
         y = split.arrays.y[torch.from_numpy(split.index.rows).to(split.arrays.y.device)]
         real = (y != padding).reshape(len(y), -1).any(1).cpu().numpy()
         return np.bincount(split.index.owners, weights=real, minlength=len(split.index))[tested] > 0
-
-    def own(self, server: Server, store: Store, tested: np.ndarray) -> Predictions:
-        """Predictions of each tested client's model, with its private parameters, on its own test samples.
-
-        If the method adapts models, each is adapted first, on all the client's training samples.
-        """
-        layout, federation = self.plan.layout, self.federation
-        split = layout.shared_size, layout.shared_buffers
-        self.load(server.theta, server.buffers)
-
-        def fill(client: int, number: int, theta: Tensor, buffers: Tensor) -> None:
-            self.fill_private(store.get(client), theta, buffers)
-
-        support = None if self.plan.method.adaptation.is_identity else federation.train
-        return batched_eval.through(self, federation.held_out, tested, fill, split, support=support)[0]
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The levels' names; () if all clients train the same network."""
-        personal = self.plan.method.personal
-        return personal.levels if isinstance(personal, Submodels) else ()
-
-    def level_of(self, clients: np.ndarray, server: Server | None = None) -> np.ndarray:
-        """The levels of clients, including clients that never train, int64 [clients].
-
-        Clients that choose their level take the one whose server model has the lowest loss on their training samples.
-        """
-        personal = self.plan.method.personal
-        if not isinstance(personal, Submodels):
-            return np.zeros(len(clients), dtype=np.int64)
-        if self.plan.chooses and server is not None:
-            train, levels = self.federation.train, range(len(self.levels))
-            losses = [self.of_level(number, server, train, clients)["loss"] for number in levels]
-            return np.nan_to_num(losses, nan=np.inf).argmin(0)
-        return np.array([personal.level(int(client)) for client in clients])
-
-    def of_level(self, number: int, server: Server, split: Split, clients: np.ndarray) -> Values:
-        """Metrics and loss of a level's network on each client's samples of the split, [clients] each."""
-        evaluator, index = self.levels[number], split.index.pick(clients)
-        evaluator.load(self.plan.levels[number].own(server.theta), server.buffers)
-        owners = torch.from_numpy(np.repeat(clients, index.sizes)).to(split.arrays.y.device)
-        labels = None if split.relabel is None else split.labels(torch.from_numpy(index.rows), owners)
-        return self.by_client(evaluator.scores(split.arrays, index.rows, labels), index.offsets)
-
-    def by_level(self, server: Server, tested: np.ndarray) -> Values:
-        """Metrics and loss of each tested client's level network on its own test samples, float64 [clients] each."""
-        levels = self.level_of(tested, server)
-        values: Values = {"cluster": levels} if self.plan.chooses else {}
-        for number in range(len(self.levels)):
-            of = np.flatnonzero(levels == number)
-            if len(of):
-                for metric, column in self.of_level(number, server, self.federation.held_out, tested[of]).items():
-                    values.setdefault(metric, np.full((len(tested), *column.shape[1:]), np.nan))[of] = column
-        return values
 
     def measure(
         self,
@@ -183,17 +312,17 @@ class Evaluator(LoadedModel):
         on, federation = self.settings.what, self.federation
         if "clients" in on and len(federation.held_out.index.rows):
             record, table = self.clients(server, store)
-        for evaluator, level in zip(self.levels, self.plan.levels, strict=False):
-            if "global" in on and evaluator.name:
-                evaluator.load(level.own(server.theta), server.buffers)
-                record |= evaluator.on(f"global/{evaluator.name}", federation.test)
+        for network in self.networks if "global" in on else ():
+            if name := network.name:
+                network.load(network.plan.own(server.theta), server.buffers)
+                record |= network.on(f"global/{name}", federation.test)
         if "global" in on or "train" in on:
             self.load(server.theta, server.buffers)
         if "global" in on:
             record |= self.on("global", federation.test)
         if "train" in on:
             split = federation.train.first(federation.seen)
-            numbers = self.on("train", split.arrays, split.index.rows, owned_labels(split))
+            numbers = self.on("train", split.arrays, split.index.rows, labels_of(split, np.arange(len(split.index))))
             record |= {f"global/{key.replace('/', '_')}": value for key, value in numbers.items()}
         return record, table
 
@@ -213,12 +342,12 @@ class Evaluator(LoadedModel):
         there is no model to average.
         """
         split, federation = self.plan.layout.shared_size, self.federation
-        if self.levels:
+        if self.plan.has_levels:
             record: dict[str, Any] = {}
-            for number, evaluator in enumerate(self.levels):
+            for number, network in enumerate(self.networks):
                 if models.members(number):
-                    evaluator.load(models.mean(number), server.buffers)
-                    record |= evaluator.on("/".join(filter(None, (name, evaluator.name))), federation.test)
+                    network.load(models.mean(number), server.buffers)
+                    record |= network.on("/".join(filter(None, (name, network.name))), federation.test)
             return record
         if not models.members(0):
             return {}
@@ -240,3 +369,218 @@ def _renamed(record: dict[str, Any], scope: str) -> dict[str, Any]:
     """
     short = {key: key.removeprefix("global/").removeprefix("clients/") for key in record}
     return {f"{scope}/{short[key]}": value for key, value in record.items()}
+
+
+def kept(state: State | None) -> Tree | None:
+    """The personal part's state with the private values in a client's state; None if there are none."""
+    mine = (state or {}).get("personal", {})
+    return mine if "private" in mine else None
+
+
+def best(values: Values, metric: str) -> np.ndarray:
+    """The index of each client's best model, int64 [clients], of values [M, clients]: by the metric, then by the loss.
+
+    >>> best({"accuracy": np.array([[0.5, 1], [1, 1]]), "loss": np.array([[2, 1], [2, 3]])}, "accuracy").tolist()
+    [1, 0]
+    """
+    signed = values[metric] * (1 if direction(metric) == "max" else -1)
+    top = np.nan_to_num(signed, nan=-np.inf)
+    return np.where(top == top.max(0), values["loss"], np.inf).argmin(0)
+
+
+def labels_of(split: Split, clients: np.ndarray) -> Tensor | None:
+    """Targets of all rows of these clients, in their order, with their own labels; None if there is no relabelling."""
+    if split.relabel is None:
+        return None
+    index = split.index.pick(clients)
+    owners = torch.from_numpy(np.repeat(clients, index.sizes)).to(split.relabel.device)
+    return split.labels(torch.from_numpy(index.rows), owners)
+
+
+class Fill(Protocol):
+    """Writes a client's own parameters and buffers of the model with the given number."""
+
+    def __call__(self, client: int, number: int, theta: Tensor, buffers: Tensor) -> None:
+        """Overwrite ``theta`` [A] and ``buffers`` [B]."""
+        ...
+
+
+def stackable(loaded: LoadedModel) -> bool:
+    """Whether models of this architecture can be stacked: no module or term declares ``stackable = False``."""
+    terms = loaded.plan.method.objective if not loaded.plan.method.adaptation.is_identity else ()
+    return all(getattr(one, "stackable", True) for one in (*loaded.live.module.modules(), *terms))
+
+
+def pays(loaded: LoadedModel, samples: np.ndarray, own: int) -> np.ndarray:
+    """Whether stacking pays, bool [K], given the clients' sample counts [K] and the bytes of their own parameters."""
+    light = loaded.live.theta.is_cuda or own <= LIGHT
+    return (samples <= (np.inf if loaded.live.theta.is_cuda else SMALL)) & light & stackable(loaded)
+
+
+def padded(rows: Sequence[np.ndarray]) -> tuple[Tensor, Tensor]:
+    """Row numbers int64 [C, n], padded with each client's first, and the mask of real ones, bool [C, n].
+
+    >>> at, real = padded([np.array([4]), np.array([7, 8])])
+    >>> at.tolist(), real.tolist()
+    ([[4, 4], [7, 8]], [[True, False], [True, True]])
+    """
+    width = max(map(len, rows))
+    at = np.stack([np.concatenate([r, np.repeat(r[:1], width - len(r))]) for r in rows])
+    real = np.arange(width) < np.array([len(r) for r in rows])[:, None]
+    return torch.from_numpy(at), torch.from_numpy(real)
+
+
+def groups(sizes: Sequence[int], together: Sequence[bool], limit: int, models: int) -> Iterator[slice]:
+    """Runs of consecutive clients to evaluate together, up to ``limit`` padded samples and ``models`` models.
+
+    >>> [(s.start, s.stop) for s in groups([2, 3, 9, 2, 2, 2], [True, True, False, True, True, True], 6, 5)]
+    [(0, 2), (2, 3), (3, 6)]
+    """
+    start = 0
+    for end in range(1, len(sizes) + 1):
+        here = slice(start, end + 1)
+        full = end == len(sizes) or not all(together[here]) or (end + 1 - start) > models
+        if full or max(sizes[here]) * (end + 1 - start) > limit:
+            yield slice(start, end)
+            start = end
+
+
+def through(
+    loaded: LoadedModel, split: Split, clients: np.ndarray, fill: Fill, own: tuple[int, int], count: int = 1,
+    support: Split | None = None,
+) -> list[Predictions]:  # fmt: skip
+    """Predictions of every client's models 0 .. count - 1 on its samples of the split.
+
+    Args:
+        loaded: the module, holding everything that is common to all models.
+        split: the samples.
+        clients: the clients, each with at least one sample, int64 [K].
+        fill: writes what is a client's own.
+        own: the offsets at which a client's own parameters and buffers start.
+        count: number of models per client.
+        support: adapt each client's model to its samples of this split first (requires ``count=1``).
+
+    Returns:
+        The predictions for each model number, over all samples in client order.
+    """
+    sizes, limit = split.index.sizes[clients], max(1, loaded.settings.batch_size // count)
+    if support is not None:
+        sizes, limit = sizes + support.index.sizes[clients], min(limit, adapting.PIECE)
+    live = loaded.live
+    vector = (len(live.theta) - own[0]) * live.theta.element_size()
+    together = (pays(loaded, sizes, vector) & (sizes <= limit)).tolist()
+    collected = Collected(loaded, count)
+    with torch.inference_mode() if support is None else torch.no_grad():
+        for group in groups(sizes.tolist(), together, limit, VECTORS // max(1, count * vector)):
+            members = [int(client) for client in clients[group]]
+            if together[group.start]:
+                try:
+                    collected.add(*_stacked(loaded, split, members, fill, own, count, support))
+                    continue
+                except RuntimeError:  # vmap does not support the model; any other error is raised again below
+                    together[group.stop :] = [False] * (len(together) - group.stop)
+            for client in members:
+                for logits, y in _alone(loaded, split, client, fill, own, count, support):
+                    collected.add(logits, y)
+    return collected.found()
+
+
+def _alone(
+    loaded: LoadedModel, split: Split, client: int, fill: Fill, own: tuple[int, int], count: int, support: Split | None
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Logits [count, N, ...] and targets [N] of one client's samples, in batches."""
+    live, plan = loaded.live, loaded.plan
+    rows, place = torch.from_numpy(split.index[client]), (live.theta[own[0] :], live.buffers[own[1] :])
+    if count == 1:
+        fill(client, 0, *place)
+    if support is not None:
+        at = torch.from_numpy(support.index[client])
+        batch = Batch(support.arrays.x[at].to(live.theta.device), support.labels(at, client).to(live.theta.device))
+        predict = adapting.deployed(plan, loaded.net, live.theta, live.buffers, batch)
+        yield predict(split.arrays.x[rows].to(live.theta.device))[None], split.labels(rows, client)
+        return
+    for part in rows.split(loaded.settings.batch_size):
+        x, out = split.arrays.x[part].to(live.theta.device), []
+        for number in range(count):
+            if count > 1:
+                fill(client, number, *place)
+            out.append(live.module(x))
+        yield torch.stack(out), split.labels(part, client)
+
+
+def _gathered(split: Split, members: list[int]) -> tuple[Tensor, Tensor, Tensor]:
+    """Inputs [C, n, ...] and targets [C, n] of clients, padded to one length, and the mask bool [C, n] of real ones."""
+    at, real = padded([split.index[client] for client in members])
+    owners = torch.tensor(members, device=split.arrays.y.device).repeat_interleave(at.shape[1])
+    flat = at.reshape(-1)
+    return split.arrays.x[flat].unflatten(0, at.shape), split.labels(flat, owners).unflatten(0, at.shape), real
+
+
+def _stacked(
+    loaded: LoadedModel, split: Split, members: list[int], fill: Fill, own: tuple[int, int], count: int,
+    support: Split | None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Logits [count, N, ...] and targets [N] of several clients' samples, concatenated, from one pass."""
+    live, plan, layout = loaded.live, loaded.plan, loaded.plan.layout
+    theta = live.theta.new_empty(len(members), count, len(live.theta) - own[0])
+    buffers = live.buffers.new_empty(len(members), count, len(live.buffers) - own[1])
+    for row, client in enumerate(members):
+        for number in range(count):
+            fill(client, number, theta[row, number], buffers[row, number])
+    x, y, real = _gathered(split, members)
+    same, device = layout.named(live.theta, live.buffers), live.theta.device
+
+    def adapted(theta: Tensor, buffers: Tensor, x: Tensor, sx: Tensor, sy: Tensor, mask: Tensor) -> Tensor:
+        whole = torch.cat([live.theta[: own[0]], theta]) if len(theta) else live.theta
+        kept = torch.cat([live.buffers[: own[1]], buffers]) if len(buffers) else live.buffers
+        return adapting.deployed(plan, loaded.net, whole, kept, Batch(sx, sy, mask))(x)
+
+    def logits(theta: Tensor, buffers: Tensor, x: Tensor) -> Tensor:
+        mine = _named(layout.parameters, theta, own[0]) | _named(layout.buffers, buffers, own[1])
+        return call(live.module, same | mine, (x,))
+
+    if support is None:
+        out = vmap(vmap(logits, in_dims=(0, 0, None)))(theta, buffers, x.to(device))  # [C, count, n, ...]
+    else:
+        sx, sy, mask = _gathered(support, members)
+        batch = sx.to(device), sy.to(device), mask.to(device, theta.dtype)
+        out = vmap(adapted)(theta[:, 0], buffers[:, 0], x.to(device), *batch)[:, None]
+    return out.movedim(1, 0)[:, real.to(device)], y[real.to(y.device)]
+
+
+def _named(leaves: Sequence[Leaf], vector: Tensor, start: int) -> dict[str, Tensor]:
+    """Views of the trailing leaves in a vector that starts at offset ``start``."""
+    found, at = {}, -start
+    for leaf in leaves:
+        if at >= 0:
+            found[leaf.name] = leaf.view(vector[at : at + leaf.size])
+        at += leaf.size
+    return found
+
+
+class Collected:
+    """Accumulates logits and reduces them to what the metrics need, about one batch at a time."""
+
+    def __init__(self, loaded: LoadedModel, count: int) -> None:
+        self.loaded, self.count = loaded, count
+        self.waiting: list[tuple[Tensor, Tensor]] = []
+        self.parts: list[list[Predictions]] = []
+
+    def add(self, logits: Tensor, y: Tensor) -> None:
+        """Add logits [count, N, ...] and the targets [N, ...] of the samples."""
+        self.waiting.append((logits, y.to(logits.device)))
+        if self.count * sum(len(y) for _, y in self.waiting) >= self.loaded.settings.batch_size:
+            self._measure()
+
+    def _measure(self) -> None:
+        out = torch.cat([logits for logits, _ in self.waiting], 1)
+        y = torch.cat([y for _, y in self.waiting])
+        many = y.expand(self.count, *y.shape).flatten(0, 1)
+        self.parts.append(self.loaded.measurement.predictions(out.flatten(0, 1), many).split(self.count))
+        self.waiting.clear()
+
+    def found(self) -> list[Predictions]:
+        """The predictions for each model number."""
+        if self.waiting:
+            self._measure()
+        return [Predictions.joined(parts) for parts in zip(*self.parts, strict=True)]

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from torch import Tensor
+
 from fedloom.core.checks import at_least, one_of
 from fedloom.core.errors import ConfigError, nearest
 from fedloom.core.method import Method
-from fedloom.core.parts import Submodels
 from fedloom.core.settings import check_fields
 from fedloom.core.slots import label
 from fedloom.core.targets import NUMBERS, TargetKind
-from fedloom.metrics import direction, lookup, names
+from fedloom.metrics import Predictions, direction, lookup, names, predictions
 from fedloom.metrics.fairness import FIGURES
+from fedloom.metrics.measures import TestLoss
 
 EVALUATIONS = ("global", "clients", "average", "cohort", "train", "received")
 OTHERS = ("as_published", "attack", "lambda", "mixing")  # what else records hold, with some methods
@@ -159,6 +161,36 @@ class Evaluation:
         return replace(self, metrics=metrics, what=what, metric=metric)
 
 
+@dataclass(frozen=True)
+class Measurement:
+    """The interpretation and measurement of a model's outputs.
+
+    Attributes:
+        settings: metrics, padding and batch size.
+        targets: the kind of targets that the objective declares; None infers it from the data.
+        loss: the objective's own test loss; None if it has none, and the cross entropy is reported.
+    """
+
+    settings: Evaluation
+    targets: TargetKind | None = None
+    loss: TestLoss | None = None
+
+    @property
+    def loss_name(self) -> str:
+        """The name of the loss: ``loss`` if it is the objective's own, else ``cross_entropy``."""
+        return "cross_entropy" if self.loss is None else "loss"
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """The metrics that suit the targets: they are recorded in every evaluation, also where they are NaN."""
+        return tuple(name for name in self.settings.metrics if self.targets in (None, *lookup(name).suits))
+
+    def predictions(self, out: Tensor, y: Tensor) -> Predictions:
+        """The quantities that the metrics and the test loss need from outputs on one batch."""
+        settings = self.settings
+        return predictions(settings.metrics, out, y, settings.padding, loss=self.loss, declared=self.targets)
+
+
 UNTESTED = (
     "no model was evaluated for lack of test samples; keep some of each client's, with held_out=0.2, or give test=."
 )
@@ -167,7 +199,7 @@ UNTESTED = (
 def check_evaluation(method: Method, evaluation: Evaluation) -> None:
     """Raise a ``ConfigError`` for an evaluation that the method does not support."""
     means, personal = [what for what in ("average", "cohort") if what in evaluation.what], method.personal
-    if means and isinstance(personal, Submodels) and personal.chosen:
+    if means and personal.chosen:
         raise ConfigError(
             f"evaluation.what={means[0]} is the mean of one model of each client, but with personal "
             f"{label(personal)!r} clients train another one in every round; leave it out."
@@ -222,7 +254,7 @@ def check_means(method: Method, evaluation: Evaluation, common: bool, held: bool
             f"evaluation.what={means[0]} measures a mean of models on test samples, but there are none; leave it out, "
             "or set some aside, as with held_out=0.2."
         )
-    if isinstance(method.personal, Submodels):
+    if method.personal.levels:
         raise ConfigError(
             f"evaluation.what={means[0]} measures networks of different size on a common test set, but there is none; "
             "leave it out."

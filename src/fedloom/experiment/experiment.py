@@ -17,7 +17,6 @@ from fedloom.core.errors import ConfigError, in_words
 from fedloom.core.federation import Federation
 from fedloom.core.local import Local, cohort_size
 from fedloom.core.method import Method
-from fedloom.core.parts import Submodels
 from fedloom.core.settings import check_fields
 from fedloom.core.slots import label
 from fedloom.data.augment import Augmentation, augmentation, pipeline
@@ -218,7 +217,7 @@ class Experiment:
                 f"hostile clients of this attack see individual updates, but uplink {hidden[0]!r} reveals only sums; "
                 "choose an attack that needs none, like attack=sign_flip."
             )
-        if isinstance(method.personal, Submodels):
+        if method.personal.levels:
             raise ConfigError(
                 f"hostile clients of this attack see updates of equal size, but with personal "
                 f"{label(method.personal)!r} they differ; choose an attack that needs none, like attack=sign_flip."

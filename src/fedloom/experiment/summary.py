@@ -10,7 +10,6 @@ from fedloom.core.client import Failure, FailureKind
 from fedloom.core.hooks import overrides
 from fedloom.core.meta import NEVER
 from fedloom.core.method import Method
-from fedloom.core.parts import Paired, Submodels
 from fedloom.core.plan import ClientPlan
 from fedloom.core.slots import label
 from fedloom.experiment.conventions import conventions
@@ -35,10 +34,10 @@ def headline(method: Method, evaluation: Evaluation) -> str:
         return evaluation.metric
     personal = method.personal
     own = (
-        isinstance(personal, Paired)
+        personal.keeps_own
         or (any(overrides(personal, hook) for hook in ("private", "private_in")) and personal.kept)
         or not method.adaptation.is_identity
-        or (isinstance(personal, Submodels) and personal.chosen)
+        or personal.chosen
     )
     return f"clients/{first}/mean" if own else f"global/{first}"
 

@@ -21,14 +21,12 @@ from fedloom.core.context import Batch
 from fedloom.core.errors import ClientError, ConfigError, nearest
 from fedloom.core.exact import exact_gpu
 from fedloom.core.federation import Arrays, Index, Population, Split
-from fedloom.core.parts import Paired, Submodels
+from fedloom.core.parts import Use
 from fedloom.core.plan import ClientPlan
 from fedloom.core.slots import label
 from fedloom.experiment.conventions import table_of
 from fedloom.experiment.deployed import Adapted, DeployedModel
-from fedloom.experiment.evaluate import Evaluator
-from fedloom.experiment.interpolation_eval import deployed_lambda, fill_interpolated
-from fedloom.experiment.loaded import LoadedModel
+from fedloom.experiment.evaluate import Evaluator, LoadedModel, kept
 from fedloom.experiment.runtime import reproducible
 from fedloom.experiment.snapshot import Snapshot
 from fedloom.experiment.store import MemoryStore
@@ -139,9 +137,7 @@ class TrainedRun(RunRecords):
         if not plan.method.adaptation.is_identity:
             own = self.federation.train.client(number)
             support = Batch(own.x, own.y)
-        at = float(self._lambdas[number]) if plan.is_paired else None
-        level = int(self.evaluator.level_of(np.array([number]), snapshot.server)[0])
-        model = self._deployed(plan, snapshot.store.get(number), at, level, support)
+        model = self._deployed(plan, snapshot.store.get(number), self._uses[number], support)
         return replace(model, arrays=self.federation.train.named(number))
 
     def adapt(self, x: Any, y: Any, rounds: int = 10) -> DeployedModel:
@@ -174,32 +170,21 @@ class TrainedRun(RunRecords):
                     if (failure := result.failure) is not None:
                         raise ClientError(f"the new client cannot train: {failure.reason}.", failure.trace)
                     store.update({number: result.state})
-        state, at = store.get(number), None
-        if isinstance(plan.method.personal, Paired):
-            private = (state or {}).get("personal", {}).get("private")
-            fixed = 0.0 if private is None else plan.method.personal.deployed(private[plan.layout.size :])
-            at = 0.5 if fixed is None else fixed
+        state = store.get(number)
         support = None if plan.method.adaptation.is_identity else Batch(data.x, data.y)
-        levels = range(len(plan.levels)) if plan.chooses else [int(plan.level[number])]
-        models = [self._deployed(plan, state, at, level, support) for level in levels]
+        uses = plan.method.personal.uses(number, lambda: kept(state), 0)
+        models = [self._deployed(plan, state, use, support) for use in uses]
         loss = self.evaluator.measurement.loss_name
         return models[0] if len(models) == 1 else min(models, key=lambda one: one.evaluate(x, y)[loss])
 
-    def _deployed(
-        self, plan: ClientPlan, state: State | None, at: float | None, level: int, support: Batch | None
-    ) -> DeployedModel:
-        """The model of a client with this state, λ, level and samples to adapt to."""
-        server = self.snapshot.server
-        if isinstance(plan.method.personal, Submodels):
-            one = plan.levels[level]
-            return self._model(one, one.own(server.theta), server.buffers)
+    def _deployed(self, plan: ClientPlan, state: State | None, use: Use, support: Batch | None) -> DeployedModel:
+        """The model that a client with this state uses, adapted to ``support`` if there are any samples."""
+        server, plan = self.snapshot.server, plan.levels[use.level]
         loaded = LoadedModel(plan, self.evaluator.settings)
-        loaded.load(server.theta, server.buffers, None if at is not None else state)
+        loaded.load(plan.own(server.theta), server.buffers, state, use)
         theta, buffers = loaded.live.theta, loaded.live.buffers
-        if at is not None:
-            fill_interpolated(state, server, at, theta, buffers)
         if support is None:
-            return self._model(plan, theta, buffers, at)
+            return self._model(plan, theta, buffers, use.lam)
         with torch.no_grad(), reproducible():
             fitted = meta.fitted(plan, loaded.net, theta, buffers, support)
             if fitted is not None:
@@ -221,16 +206,15 @@ class TrainedRun(RunRecords):
         return DeployedModel(module, federation.train.arrays, self.evaluator.measurement, lam, table)
 
     @cached_property
-    def _lambdas(self) -> np.ndarray:
-        """λ of every client's deployed model [K]; those of tested clients are chosen together, as in the evaluation."""
-        federation, found = self.federation, np.zeros(len(self.federation))
-        tested = federation.held_out.index.sizes > 0
+    def _uses(self) -> list[Use]:
+        """The model that every client uses [K]; those with test samples choose together, as in the evaluation."""
+        server, store, uses = self.snapshot.server, self.snapshot.store, [Use()] * len(self.federation)
+        tested = self.federation.held_out.index.sizes > 0
         for clients in (np.flatnonzero(tested), np.flatnonzero(~tested)):
-            if len(clients):
-                server, store = self.snapshot.server, self.snapshot.store
-                with exact_gpu():
-                    found[clients], _ = deployed_lambda(self.evaluator, federation, server, store, clients)
-        return found
+            with exact_gpu():
+                for client, use in zip(clients, self.evaluator.chosen(server, store, clients), strict=True):
+                    uses[client] = use
+        return uses
 
     def _number(self, client: int | str) -> int:
         names, clients = self.federation.names, len(self.federation)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -10,8 +11,9 @@ from torch import Tensor, nn
 
 from fedloom.core import rng
 from fedloom.core.checks import at_least
-from fedloom.core.parts import Submodels
+from fedloom.core.parts import Submodels, Use
 from fedloom.core.slots import personals
+from fedloom.core.tree import Tree
 
 
 class Several(nn.Module):
@@ -51,7 +53,7 @@ class Clustered(Submodels):
 
     clusters: int = 2
 
-    chosen = True
+    judged = "train"
     citation = """@inproceedings{ghosh2020ifca, title={An Efficient Framework for Clustered Federated Learning},
   author={Ghosh, Avishek and Chung, Jichan and Yin, Dong and Ramchandran, Kannan},
   booktitle={Advances in Neural Information Processing Systems}, year={2020}}"""
@@ -63,6 +65,14 @@ class Clustered(Submodels):
     def levels(self) -> tuple[str, ...]:
         """One level per cluster."""
         return tuple(f"cluster_{number}" for number in range(self.clusters))
+
+    @property
+    def choices(self) -> tuple[Use, ...]:
+        """All k models."""
+        return tuple(Use(number) for number in range(self.clusters))
+
+    def uses(self, client: int, own: Callable[[], Tree | None], samples: int) -> tuple[Use, ...]:
+        return self.choices
 
     def whole(self, model: nn.Module) -> nn.Module:
         """All k models as one module."""

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from fedloom.core.checks import at_least, probability
 from fedloom.core.context import Context
-from fedloom.core.parts import Needs, Paired
+from fedloom.core.parts import Needs, Paired, Use
 from fedloom.core.slots import personals
+from fedloom.core.tree import Tree
 from fedloom.core.views import Pair, RegGrad, StepInfo, View
+
+GRID = tuple(round(0.1 * i, 1) for i in range(11))
 
 
 @personals.register(name="subspace")
@@ -77,11 +81,15 @@ class Subspace(Paired):
         across = 2 * self.nu * wv / (ww * vv)  # 2νc / (‖w‖‖v‖)
         return RegGrad((self.mu - across * wv / ww, across, -self.mu), (-across * wv / vv, across, 0.0))
 
-    def deployed(self, extra: Tensor) -> float | None:
-        return None
+    @property
+    def choices(self) -> tuple[Use, ...]:
+        """λ = 0, 0.1, ..., 1."""
+        return tuple(Use(lam=lam) for lam in GRID)
 
-    def chooses(self, samples: int) -> bool:
-        return samples >= max(self.min_validation, 1)
+    def uses(self, client: int, own: Callable[[], Tree | None], samples: int) -> tuple[Use, ...]:
+        if own() is None:
+            return (Use(lam=0.0),)
+        return self.choices if samples >= max(self.min_validation, 1) else (Use(lam=0.5),)
 
 
 @personals.register(name="apfl")
@@ -130,6 +138,8 @@ class APFL(Paired):
         """The gradient of α."""
         return RegGrad(extra=at.slope()[None] if self.learn and view.private else None)
 
-    def deployed(self, extra: Tensor) -> float | None:
-        """The fixed α, or the client's learnt one."""
-        return float(extra[0]) if self.learn else self.alpha
+    def uses(self, client: int, own: Callable[[], Tree | None], samples: int) -> tuple[Use, ...]:
+        """The fixed α, or the client's learnt one; w if it never participated."""
+        if (mine := own()) is None:
+            return (Use(lam=0.0),)
+        return (Use(lam=float(mine["private"][-1]) if self.learn else self.alpha),)
