@@ -145,7 +145,7 @@ def lost_draws(m: Any, x: Tensor) -> Tensor:
 
 def mean_of_the_batch(m: Any, x: Tensor) -> Tensor:
     h = torch.tanh(m.a(x))
-    return m.c(h + h.mean(-2, keepdim=True))
+    return m.c(h + h.mean(-2, keepdim=True)) if m.training else m.c(h)
 
 
 def in_place_once(m: Any, x: Tensor) -> Tensor:
@@ -208,7 +208,6 @@ def normed(m: Any) -> None:
 LIVE: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "coin": (lambda: Net(coin), "draws random numbers"),
     "Python's coin": (lambda: Net(python_coin), "draws random numbers"),
-    "counter": (lambda: Net(counter), "sets the attribute 'calls'"),
     "no_grad": (lambda: Net(without_gradients), "without gradients"),
     "autocast": (lambda: Net(under_autocast), "under autocast"),
     "in-place statement": (lambda: Net(statement), "overwrites a value in place"),

@@ -20,6 +20,7 @@ from fedloom.core.errors import ConfigError
 from fedloom.core.hooks import overrides
 from fedloom.core.parts import UPDATE, Paired, Personal, Term
 from fedloom.core.plan import ClientPlan
+from fedloom.core.probe import APART
 from fedloom.core.slots import label
 from fedloom.core.views import StepInfo
 
@@ -72,6 +73,11 @@ def check(plan: ClientPlan) -> None:
         buffer, remedy = plan.layout.hindering_buffer
         raise ConfigError(
             f"{mine} needs the gradient of each sample, but buffer {buffer!r} couples those of a batch; {remedy}."
+        )
+    if plan.traits.mixes_in_training:
+        raise ConfigError(
+            f"{mine} needs the gradient of each sample, but the model's outputs for one depend on the others of its "
+            f"batch; {APART}."
         )
     others = (
         (method.adaptation, plan.is_meta),

@@ -227,39 +227,26 @@ class LiveModule:
         self.parameters = [module.get_parameter(leaf.name) for leaf in layout.parameters]
         self.tensors = [views[leaf.name] for leaf in layout.parameters]
         self._states: list[tuple[dict[str, Tensor | None], str, Tensor]] = []
-        self._constants: list[tuple[dict[str, Tensor | None], str, str, Tensor, int]] = []
         for path, owner in module.named_modules():
             prefix = f"{path}." if path else ""
             for name, parameter in owner.named_parameters(recurse=False):
                 if prefix + name in grads:
                     parameter.data = views[prefix + name]
                     parameter.grad = grads[prefix + name]
-            for name, buffer in owner.named_buffers(recurse=False):
+            for name, _ in owner.named_buffers(recurse=False):
                 if prefix + name in views:
                     view = views[prefix + name].data  # views would share one version counter
                     owner._buffers[name] = view
                     self._states.append((owner._buffers, name, view))
-                elif name not in owner._non_persistent_buffers_set and not buffer.is_floating_point():
-                    self._constants.append((owner._buffers, name, prefix + name, buffer, buffer._version))
 
     def settle(self) -> None:
-        """Write buffers that a forward pass replaced by new tensors to ``buffers``.
-
-        Raises:
-            ValueError: if the passes changed a buffer that is a constant of the layout, which no client would forget.
-        """
+        """Write buffers that a forward pass replaced by new tensors to ``buffers``."""
         for owned, name, view in self._states:
             if (new := owned[name]) is not view:
                 owned[name] = view
                 if new is not None:
                     with torch.no_grad():
                         view.copy_(new)
-        for owned, name, path, buffer, version in self._constants:
-            if owned[name] is not buffer or buffer._version != version:
-                raise ValueError(
-                    f"the model changes its buffer {path!r} of whole numbers while it is trained, but only buffers of "
-                    "floats are part of a model that is sent and averaged; make it one, like torch.zeros(())"
-                )
 
 
 def _states(module: nn.Module) -> dict[str, Tensor]:

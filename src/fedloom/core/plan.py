@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedloom.core import rng, submodels
+from fedloom.core import probe, rng, submodels
 from fedloom.core.attack import Attack
 from fedloom.core.context import Facts
 from fedloom.core.errors import ConfigError, in_words
@@ -143,6 +143,11 @@ class ClientPlan:
         shape = tuple(arrays.x.shape[1:])
         clients, expected = self.population.clients, self.expected_cohort
         return Facts(shape, arrays.classes, low, high, clients, self.rounds, self.seed, expected, self.noise_seed)
+
+    @cached_property
+    def traits(self) -> probe.ModelTraits:
+        """What the model's passes do besides computing each sample's outputs; tried when first asked."""
+        return probe.traits(self.model, self.layout, self.data.arrays.x)
 
     @cached_property
     def levels(self) -> tuple[ClientPlan, ...]:

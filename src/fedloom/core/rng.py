@@ -7,6 +7,9 @@ interrupted run resumes to the same bits.
 from __future__ import annotations
 
 import hashlib
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -54,3 +57,28 @@ def default_generator(device: str) -> torch.Generator:
     if place.type != "cuda":
         return torch.default_generator
     return torch.cuda.default_generators[torch.cuda.current_device() if place.index is None else place.index]
+
+
+@contextmanager
+def undisturbed() -> Iterator[Callable[[], bool]]:
+    """Give the global CPU generators of PyTorch, Python and NumPy back as they were; yields whether any was used.
+
+    >>> with undisturbed() as drawn:
+    ...     before, _ = drawn(), random.random()
+    ...     before, drawn()
+    (False, True)
+    """
+    torchs, pythons = torch.default_generator.get_state(), random.getstate()
+    numpys = np.random.get_state(legacy=False)
+
+    def drawn() -> bool:
+        now = np.random.get_state(legacy=False)["state"]
+        same = all(np.array_equal(value, now[key]) for key, value in numpys["state"].items())
+        return not (same and torch.equal(torchs, torch.default_generator.get_state()) and pythons == random.getstate())
+
+    try:
+        yield drawn
+    finally:
+        torch.default_generator.set_state(torchs)
+        random.setstate(pythons)
+        np.random.set_state(numpys)

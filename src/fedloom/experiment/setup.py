@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from fedloom.core import example_privacy, rng
+from fedloom.core import example_privacy, probe, rng
 from fedloom.core.errors import ConfigError, FedLoomError, first_line, in_words
 from fedloom.core.federation import Arrays, Federation, Split, Unlabelled
 from fedloom.core.method import Method
@@ -27,6 +27,8 @@ from fedloom.experiment.teacher import load_teacher
 from fedloom.experiment.tokens import extreme_rows
 from fedloom.models import Copies, Wrapped, wrapped
 from fedloom.models.narrow import with_safe_convolutions
+
+OURS = {"fedloom", "torch"}
 
 
 def make_model(factory: Callable[[], nn.Module]) -> nn.Module:
@@ -132,12 +134,35 @@ def make_plan(experiment: Experiment, federation: Federation, device: str) -> Cl
     if isinstance(model, Wrapped) or experiment.method.needs("features"):
         wrapped.check(model, sample)
     _levels(plan, sample)
+    if experiment.method.predicts and not _of_the_library(model):
+        _traits(plan)
     _auxiliary(experiment.method, out)
     if not experiment.method.predicts:
         return plan
     return replace(
         plan, targets=check_targets(experiment.method, federation.train.arrays, out, experiment.evaluation.metrics)
     )
+
+
+def _of_the_library(model: nn.Module) -> bool:
+    """Whether a network is one of ours, all of which compute each sample's outputs from its parameters and buffers."""
+    kinds = {type(module).__module__.partition(".")[0] for module in model.modules()}
+    return type(model).__module__.startswith("fedloom.models.") and not isinstance(model, Wrapped) and kinds <= OURS
+
+
+def _traits(plan: ClientPlan) -> None:
+    """Raise ``ConfigError`` for a model whose outputs depend on other samples, or on earlier passes."""
+    if memory := plan.traits.memory:
+        raise ConfigError(
+            f"the model's forward pass changes {memory}, which is no part of the model that is sent: what one client "
+            "did would change the next one's passes; keep it in a stored buffer of floats, like "
+            "self.register_buffer('passes', torch.zeros(())), or compute it anew in every pass."
+        )
+    if plan.traits.mixes:
+        raise ConfigError(
+            "the model's outputs for a sample depend on the others of its batch even in evaluation, so that results "
+            f"would depend on evaluation.batch_size; {probe.APART}."
+        )
 
 
 def _extreme_tokens(federation: Federation) -> Tensor:

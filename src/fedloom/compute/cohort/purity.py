@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
-import numpy as np
-import torch
 from torch import fx, nn
 
 from fedloom.compute.cohort.layers import Unsupported
+from fedloom.core import probe, rng
 
-TENSORS = {"training", "_parameters", "_buffers", "_modules"}
-PLAIN = (bool, int, float, str, type(None))
 VIEWS = (nn.Flatten, nn.Identity, nn.Dropout)  # their results may be the input itself
 VIEW_CALLS = {"flatten", "contiguous"}
 UPDATES = {f"i{name}" for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul")} | {"setitem"}
@@ -41,42 +36,23 @@ def observed(model: nn.Module) -> Iterator[None]:
         Unsupported: if the block draws random numbers, or sets attributes of modules to other values.
     """
     modules = list(model.modules())
-    modes, held = [module.training for module in modules], [_attributes(module) for module in modules]
-    states = torch.get_rng_state(), random.getstate(), np.random.get_state()
+    modes, held = [module.training for module in modules], [probe.attributes(module) for module in modules]
     model.train()
-    begun = [_attributes(module) for module in modules]
-    try:
-        yield
-        drawn = not torch.equal(states[0], torch.get_rng_state()) or states[1] != random.getstate()
-        if drawn or not _equal(states[2], np.random.get_state()):
-            raise Unsupported("the model's forward pass draws random numbers")
-        for module, before in zip(modules, begun, strict=True):
-            after = _attributes(module)
-            names = [name for name in before | after if not _same(before.get(name), after.get(name))]
-            if names:
-                raise Unsupported(f"the model's forward pass sets the attribute {names[0]!r}")
-    finally:
-        torch.set_rng_state(states[0])
-        random.setstate(states[1])
-        np.random.set_state(states[2])
-        for module, mode, before in zip(modules, modes, held, strict=True):
-            module.training = mode
-            for name in _attributes(module).keys() - before.keys():
-                del vars(module)[name]
-            vars(module).update(before)
-
-
-def _attributes(module: nn.Module) -> dict[str, object]:
-    return {name: value for name, value in vars(module).items() if name not in TENSORS}
-
-
-def _same(before: object, after: object) -> bool:
-    return before is after or (isinstance(before, PLAIN) and type(before) is type(after) and before == after)
-
-
-def _equal(before: Any, after: Any) -> bool:
-    """Whether two states of NumPy's generator are equal."""
-    return all(np.array_equal(a, b) for a, b in zip(before, after, strict=True))
+    begun = [probe.attributes(module) for module in modules]
+    with rng.undisturbed() as drawn:
+        try:
+            yield
+            if drawn():
+                raise Unsupported("the model's forward pass draws random numbers")
+            for module, before in zip(modules, begun, strict=True):
+                if name := probe.changed(before, probe.attributes(module)):
+                    raise Unsupported(f"the model's forward pass sets the attribute {name!r}")
+        finally:
+            for module, mode, before in zip(modules, modes, held, strict=True):
+                module.training = mode
+                for name in probe.attributes(module).keys() - before.keys():
+                    del vars(module)[name]
+                vars(module).update(before)
 
 
 def refuse_overwriting(graph: fx.Graph, root: nn.Module) -> None:
