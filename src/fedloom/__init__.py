@@ -57,7 +57,7 @@ _HOMES = {
 
 def __getattr__(name: str) -> Any:
     """Import on first use, so that ``fedloom --help`` does not wait for PyTorch."""
-    if name in ("attacks", "data", "distill", "methods", "metrics", "models", "online", "target"):
+    if name in ("data", "methods", "metrics", "models"):
         return import_module(f"fedloom.{name}")
     if name == "objectives":
         return import_module("fedloom.parts.objectives")
@@ -68,6 +68,11 @@ def __getattr__(name: str) -> Any:
             value = getattr(import_module(home), name)
             globals()[name] = value
             return value
+    from fedloom.applications import find
+
+    application = None if name.startswith("_") else find(name)
+    if application is not None and application.module:
+        return import_module(application.module)
     raise AttributeError(f"module 'fedloom' has no attribute {name!r}")
 
 

@@ -12,9 +12,10 @@ from typing import Any
 from torch import nn
 
 from fedloom import methods
+from fedloom.applications import applications, at, of_kind
 from fedloom.config.build import following
-from fedloom.config.federated import RUN, SYNTHESIZE, build
-from fedloom.config.schema import COMMANDS, Config, read_run
+from fedloom.config.federated import build
+from fedloom.config.schema import DEPLOYED, Config, read_run
 from fedloom.core.checks import one_of
 from fedloom.core.errors import ConfigError, in_words, outside
 from fedloom.core.federation import Federation
@@ -25,7 +26,7 @@ from fedloom.experiment import federated
 from fedloom.experiment.callbacks import Callback
 from fedloom.experiment.experiment import Evaluation, Experiment
 from fedloom.experiment.federated import RunResult
-from fedloom.experiment.rundir import Kind, RunDirectory
+from fedloom.experiment.rundir import RunDirectory
 from fedloom.experiment.trained import TrainedRun
 from fedloom.models import Copies, models
 from fedloom.parts import objectives
@@ -35,13 +36,6 @@ Model = Callable[[], nn.Module] | nn.Module | str
 
 ARGUMENTS = {"loss", "out", "resume", "checkpoint_every", "keep", "callbacks"}
 """Arguments of ``run`` other than method, federation, model and the fields of ``Experiment``."""
-
-ELSEWHERE = {
-    Kind.DISTILL: "its student is read with fl.distill.load(path)",
-    Kind.ONLINE: "its learner is read with fl.online.load(path)",
-    Kind.SEARCH: "load one of the runs that it compared, in the folder runs inside it",
-}
-"""How to load the kinds of run that ``load`` does not read."""
 
 
 def run(
@@ -112,6 +106,8 @@ def load(
 ) -> TrainedRun:
     """The models in a run directory, to predict and evaluate with: the server's, every client's, and new clients'.
 
+    A run of another application gives what that one's own ``load`` gives, like the student of ``fedloom distill``.
+
     Args:
         path: the run directory, of a finished or running run; its newest checkpoint is read.
         method: for runs started from Python, which do not record how to make their data and model: the arguments that
@@ -122,8 +118,8 @@ def load(
         conditions: likewise.
 
     Raises:
-        ConfigError: if it is a run of another kind (the message says how to load it), or one started from Python and
-            the arguments are missing.
+        ConfigError: if it is a search (load one of its runs), or a run started from Python and the arguments are
+            missing.
         CheckpointError: if it is not a run directory, holds another experiment, or has no checkpoint that can be read.
         DataError: if the run's data are not on this machine; of a deployment, only what its server read is needed.
     """
@@ -135,17 +131,14 @@ def load(
             f"{path} is a file, but load takes run directories; the tensors of an exported model are read with "
             "safetensors.torch.load_file, and fit the module of the run's model."
         )
-    stored, kind = directory.config(), directory.kind
-    if kind in ELSEWHERE:
-        raise ConfigError(f"{path} is a run of fedloom {COMMANDS[kind]}; {ELSEWHERE[kind]}.")
-    if "deploy" in stored:
+    stored = directory.config()
+    by = applications()["deploy"] if DEPLOYED in stored else of_kind(directory.kind)
+    if by.load:
         if method is not None:
-            raise ConfigError(f"{path} is a deployment, whose data are at its nodes; load it by its path alone.")
-        from fedloom.deploy import trained
-
+            raise ConfigError(f"{path} is a run of fedloom {by.name}; load it by its path alone.")
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # as below
-            return trained.load(path)
+            warnings.simplefilter("ignore")  # these warnings were shown when the run started
+            return at(by.load)(path)
     if method is not None:
         return federated.load(_experiment(method, federation, model, conditions, loss), path)
     if "method" not in stored:
@@ -153,10 +146,9 @@ def load(
             f"{directory.path} was started from Python; give load the arguments that run was given, "
             "load(path, method, federation, model), and its further settings."
         )
-    schema = RUN if kind is Kind.FEDERATED else SYNTHESIZE
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # these warnings were shown when the run started
-        made = build(Config(schema.complete(read_run(directory.path))))
+        made = build(Config(at(by.schema).complete(read_run(directory.path))))
     return federated.load(made, path)
 
 

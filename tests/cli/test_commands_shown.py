@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from fedloom.cli.help import COMMANDS, HELP
+from fedloom.cli.help import commands, help_of, overview
 
 ROOT = Path(__file__).parents[2]
 TRAINS = ("run", "online", "distill", "synthesize", "search")
@@ -23,7 +23,7 @@ def shown() -> Iterator[str]:
     """Command lines without comments, joined where they continue on the next line."""
     pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
     blocks = [block for page in pages for block in re.findall(r"^```\w*\n(.*?)^```", page.read_text(), re.M | re.S)]
-    for text in [*blocks, HELP, *(text for text, _, _ in COMMANDS.values())]:
+    for text in [*blocks, overview(), *map(help_of, commands().values())]:
         for line in re.sub(r" \\\n\s*", " ", text).splitlines():
             match = re.match(r"\s*(fedloom (?:run|online|distill|synthesize|search|list|data|partition)\b.*)", line)
             if match and not re.search(r"[|<\[]key|…\]| \| |COMMAND|<slot>", match[1]):

@@ -17,7 +17,6 @@ from fedloom.core.errors import ConfigError
 from fedloom.core.settings import convert
 from fedloom.core.slots import label
 from fedloom.engines import engines
-from fedloom.experiment.rundir import Kind
 from fedloom.methods import methods
 
 
@@ -254,7 +253,7 @@ class Conditions:
 
 def test_a_new_condition_is_a_key_by_itself():
     sections = sections_of(Conditions, ("federation",), engine=engines)
-    schema = CommandSchema(Kind.FEDERATED, sections, defaults={})
+    schema = CommandSchema("federated", sections, defaults={})
     config = schema.resolve(["engine=processes", "engine.workers=2", "weather.wind=3", "hours=7"])
     assert config.values == {"weather": {"wind": 3.0}, "hours": 7, "engine": {"name": "processes", "workers": 2}}
     made = Conditions(federation=None, **arguments(Conditions, sections, config.values))

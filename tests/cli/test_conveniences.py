@@ -12,7 +12,7 @@ import pytest
 from helpers.commands import Cli
 
 from fedloom.cli.catalogue import KINDS, names_of
-from fedloom.cli.help import COMMANDS, HELP
+from fedloom.cli.help import commands, help_of, overview
 from fedloom.config import resolve
 from fedloom.metrics import registry as metrics
 
@@ -20,9 +20,9 @@ SMALL = ("rounds=2", "clients=3", "partition=iid", "model.hidden=[4]")
 
 
 def test_help_of_a_command_is_what_its_option_prints(cli: Cli) -> None:
-    assert cli("help").out == HELP
-    for name, (text, _, _) in COMMANDS.items():
-        assert cli("help", name).out == cli(name, "--help").out == text
+    assert cli("help").out == overview()
+    for name, command in commands().items():
+        assert cli("help", name).out == cli(name, "--help").out == help_of(command)
     assert cli("help", "rnu").err.startswith("fedloom: unknown command 'rnu'; did you mean 'run'?")
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from helpers.commands import Cli
 
-from fedloom.cli.help import COMMANDS
+from fedloom.cli.help import commands
 from fedloom.config.online import ONLINE
 from fedloom.core.errors import ConfigError
 from fedloom.tasks.online import learners
@@ -42,7 +42,7 @@ def test_a_configuration_that_was_cut_short_is_told(cli: Cli) -> None:
     config.write_text(config.read_text().replace("kind: online", "kind: onlin"))
     answer = cli("resume=cut", "-q")
     assert answer.code == 2
-    assert "cut/config.yaml is damaged: there is no kind 'onlin' of runs." in answer.err
+    assert "no installed application leaves runs of kind 'onlin'; install the package that made it." in answer.err
 
 
 @pytest.mark.slow
@@ -149,7 +149,7 @@ def test_a_mistake_is_one_sentence(cli: Cli, words: str) -> None:
 
 
 def test_the_help_names_every_learner() -> None:
-    text = COMMANDS["online"][0]
+    text = commands()["online"].help
     assert [name for name in learners.names() if name not in text] == []
 
 

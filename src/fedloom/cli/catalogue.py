@@ -8,13 +8,10 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from fedloom.config.distill import DISTILL, DISTILLER
-from fedloom.config.federated import METHOD, RUN, SYNTHESIZE
-from fedloom.config.online import LEARNER, ONLINE, STREAM
+from fedloom.applications import applications, at
+from fedloom.config.federated import METHOD, RUN
 from fedloom.config.schema import CommandSchema
-from fedloom.config.search import SEARCH
 from fedloom.config.sections import Choice, Record, Value
-from fedloom.config.target import TARGET_METHOD
 from fedloom.core.documentation import documentation
 from fedloom.core.errors import ConfigError, FedLoomError, nearest
 from fedloom.core.method import Method
@@ -24,7 +21,7 @@ from fedloom.core.slots import label
 from fedloom.data import augmentations
 from fedloom.metrics import registry as metrics
 
-SCHEMAS = (RUN, SYNTHESIZE, ONLINE, DISTILL, SEARCH)
+SCHEMAS: tuple[CommandSchema, ...] = tuple(at(one.schema) for one in applications().values() if one.schema)
 Row = dict[str, str]
 Piece = dict[str, Any]
 """A table, ``rows`` with a ``title`` if there are several, or the details of a name."""
@@ -37,8 +34,7 @@ KINDS: dict[str, list[tuple[str, Choice]]] = {
 KINDS["parts"] = [(f"method.{slot}", choice) for slot, choice in METHOD.slots.items()]
 KINDS |= {f"{slot}s": [(f"method.{slot}", choice)] for slot, choice in METHOD.slots.items()}
 KINDS |= {"augmentations": [("augment", Choice(augmentations))], "metrics": []}
-KINDS |= {"learners": [("learner", LEARNER)], "streams": [("stream", STREAM)], "distillers": [("method", DISTILLER)]}
-KINDS |= {"target_methods": [("method", TARGET_METHOD)]}
+KINDS |= {kind: [(c.key, at(c.place))] for one in applications().values() for kind, c in one.choices.items()}
 KINDS["settings"] = []
 """The choices of each kind, with their keys."""
 

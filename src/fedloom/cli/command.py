@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from rich.table import Table
 
+from fedloom.applications import applications, at, of_kind
 from fedloom.cli.jobs import Job, RunPlan, plan
-from fedloom.cli.report import over_seeds
 from fedloom.config.build import Shared, run_settings
 from fedloom.config.overrides import split_words
 from fedloom.config.schema import CommandSchema, Config, to_yaml
@@ -78,7 +78,7 @@ class Command:
         build: makes and checks the experiment of a configuration.
         run: runs one experiment, with ``resume``, ``checkpoint_every``, ``keep`` and ``callbacks``.
         table: makes the table of results.
-        files: writes figures and pages of the labelled runs; returns the paths to print, with a word for each.
+        files: the paths of the labelled runs' files to print, with a word for each.
         remarks: makes sentences to print below the table.
         progress: wraps the progress display.
         last_file: the file that a run writes last.
@@ -92,7 +92,7 @@ class Command:
     build: Callable[[Config, Shared], Any]
     run: Callable[..., Any]
     table: Callable[[Rows], Table]
-    files: Callable[[RunPlan, Sequence[tuple[str, Path]]], Sequence[tuple[str, Path]]]
+    files: Callable[[RunPlan, Sequence[tuple[str, Path]]], Sequence[tuple[str, Path]]] = lambda batch, runs: ()
     remarks: Callable[[Rows], Sequence[str]] = lambda rows: ()
     progress: Callable[[NullProgress], Callback] = lambda progress: progress
     last_file: str = "summary.json"
@@ -200,21 +200,23 @@ class Command:
         """The sentence on how to continue after Ctrl-C."""
         if not batch.is_begun:
             return UNBEGUN
-        at = RunDirectory(job.directory).summary().get("rounds", 0)
+        done = RunDirectory(job.directory).summary().get("rounds", 0)
         who = f"{job.label}, seed {job.config['seed']}" if batch.is_sweep else job.label
         how = f"fedloom {self.schema.command} resume={relpath(batch.parent)}"
-        step = {"search": "run", "online": "task"}.get(self.schema.command, "round")
-        return f"stopped after {step} {at} of {who}; continue with: {how}"
+        step = of_kind(self.schema.kind).step
+        return f"stopped after {step} {done} of {who}; continue with: {how}"
 
     def show(self, consoles: Sequence[Console], batch: RunPlan) -> None:
         """Write figures and pages; print the results and the paths of all files."""
         found = [(batch.title(job), RunDirectory(job.directory)) for job in batch.jobs if job.is_begun]
         rows = [(label, run.summary()) for label, run in found]
-        lines = [*over_seeds([run.path for _, run in found])] if len(found) > 1 else []
         for console in consoles:
             with going_on(console):
                 console.print()
                 console.print(self.table(rows))
+        lines, files = self._after([(label, run.path) for label, run in found], batch.parent)
+        for console in consoles:
+            with going_on(console):
                 for text in [*lines, *self.remarks(rows)]:
                     print_raw(console, text)
                 notes(console, rows)
@@ -222,12 +224,24 @@ class Command:
         places = [
             (f"run director{many}", batch.parent),
             *self.files(batch, [(label, run.path) for label, run in found]),
+            *files,
         ]
         width = max(len(word) for word, _ in places) + 1
         for console in consoles:
             with going_on(console):
                 for word, path in places:
                     print_raw(console, f"{word + ':':<{width}} {relpath(path)}")
+
+    @staticmethod
+    def _after(runs: Sequence[tuple[str, Path]], parent: Path) -> tuple[list[str], list[tuple[str, Path]]]:
+        """The sentences and files that applications add to results."""
+        lines: list[str] = []
+        files: list[tuple[str, Path]] = []
+        for one in applications().values() if runs else ():
+            if one.after:
+                more = at(one.after)(runs, parent)
+                lines, files = [*lines, *more[0]], [*files, *more[1]]
+        return lines, files
 
     def _summaries(self, batch: RunPlan) -> Iterator[dict[str, Any]]:
         """The runs for ``--json``: name, directory, and what is in ``summary.json``."""

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Iterator, Mapping
 
 from fedloom.cli.catalogue import KINDS, SCHEMAS, names_of
-from fedloom.cli.help import COMMANDS
+from fedloom.cli.help import commands
 from fedloom.config.federated import RUN
 from fedloom.config.schema import CommandSchema
 from fedloom.config.sections import Choice, Record, Section
@@ -58,15 +58,15 @@ def command(arguments: argparse.Namespace) -> int:
     if shell not in SHELLS or len(arguments.words) > 1:
         raise ConfigError(f"fedloom completion takes the name of a shell; {nearest(shell, SHELLS)}")
     schemas = {schema.command: schema for schema in SCHEMAS}
-    cases = (f'        *"fedloom {name} "*) found="{" ".join(words(name, schemas))}" ;;' for name in COMMANDS)
-    print(SHELLS[shell].format(cases="\n".join(cases), commands=" ".join((*COMMANDS, "help"))), end="")
+    cases = (f'        *"fedloom {name} "*) found="{" ".join(words(name, schemas))}" ;;' for name in commands())
+    print(SHELLS[shell].format(cases="\n".join(cases), commands=" ".join((*commands(), "help"))), end="")
     return 0
 
 
 def words(name: str, schemas: Mapping[str, CommandSchema]) -> Iterator[str]:
     """All words of a command: options, keys, and names where a key takes one."""
-    for option in COMMANDS[name][2]:
-        yield option.split()[-1]
+    for option in commands()[name].options:
+        yield option.rstrip("=").split()[-1]
     if name == "list":
         yield from KINDS
         yield from sorted({one for kind in KINDS for one in names_of(kind)})

@@ -15,10 +15,9 @@ from typing import Any
 
 from rich.table import Table
 
+from fedloom.applications import applications
 from fedloom.cli.command import Command, Stopped
-from fedloom.cli.help import DEPLOY_HELP
 from fedloom.cli.jobs import Job, RunPlan
-from fedloom.cli.report import page
 from fedloom.config.build import Shared
 from fedloom.config.federated import build_federation, build_method
 from fedloom.config.schema import CommandSchema, Config
@@ -34,7 +33,7 @@ HOST = re.compile(r"[\w.-]+|\[[\da-fA-F:.]+\]", re.ASCII)  # a name, or an addre
 def command(arguments: argparse.Namespace) -> int:
     """Run a subcommand."""
     if not arguments.words:
-        print(DEPLOY_HELP, end="")
+        print(applications()["deploy"].help, end="")
         return 0
     name, *arguments.words = arguments.words
     known: dict[str, Callable[[argparse.Namespace], int]] = {
@@ -80,9 +79,9 @@ def _training(
     def run(arguments: argparse.Namespace) -> int:
         arguments.multirun = False
         say = (lambda sentence: None) if arguments.quiet else partial(print, file=sys.stderr, flush=True)
-        return Command(
-            schema, lambda config: build_method(config).name, build, partial(train, say=say), results, page,
-        )(arguments)  # fmt: skip
+        return Command(schema, lambda config: build_method(config).name, build, partial(train, say=say), results)(
+            arguments
+        )
 
     return run
 

@@ -12,7 +12,6 @@ from rich.text import Text
 
 from fedloom.cli.command import Command, Rows
 from fedloom.cli.jobs import Job, RunPlan
-from fedloom.cli.report import page
 from fedloom.config.build import run_settings
 from fedloom.config.distill import DISTILL, PENDING, build, build_teacher
 from fedloom.config.schema import Config
@@ -107,4 +106,4 @@ def remarks(rows: Rows) -> list[str]:
     return told
 
 
-command = Command(DISTILL, lambda config: config["method.name"], build, train, table, page, remarks=remarks, plans=True)
+command = Command(DISTILL, lambda config: config["method.name"], build, train, table, remarks=remarks, plans=True)

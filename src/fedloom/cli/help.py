@@ -1,23 +1,14 @@
-"""Texts of ``fedloom --help`` and ``fedloom COMMAND --help``, and the module of each command; imports nothing."""
+"""Texts of ``fedloom --help`` and ``fedloom COMMAND --help``, and the records of the library's own commands."""
+
+from __future__ import annotations
+
+from fedloom.applications import PLACES, TRAINS, Application, applications
 
 HELP = """FedLoom: federated learning when clients differ.
 
 usage: fedloom COMMAND …
 
-  run         train a federated method; leaves a run directory with curves, tables and checkpoints
-  distill     train a small model, the student, with a larger one as its teacher
-  online      learn from a stream of tasks with bounded memory
-  synthesize  train a method that makes labelled synthetic data, and evaluate the data
-  search      find the composition of parts that suits these clients
-  list        list methods, parts, data sets, partitions, models, …, and all settings
-  data        list the data sets on this machine, or describe one of them
-  partition   show how data are distributed over clients, without training
-  report      compare runs on one page
-  predict     predict with a model of a finished run
-  target      make a model for another party's unlabelled inputs, from a finished run
-  export      write a model of a finished run to a file: safetensors, torch-export or onnx
-  deploy      train with real clients: a server, nodes that keep their data, certificates
-  completion  print a script that completes commands, keys and names in bash or zsh
+{commands}
 
 get started:
   fedloom run                                    FedAvg against FedDyn on real digits, in seconds
@@ -25,20 +16,8 @@ get started:
   fedloom list settings                          every key with its default
   fedloom help COMMAND                           keys, options and examples of a command
 
+  fedloom COMMAND … --import MODULE              with the parts, data, models, … that a module of yours registers
   fedloom --version
-"""
-
-PLACES = """  checkpoint.every=10     rounds between checkpoints; trackers=[tensorboard,mlflow,wandb] log all, too
-  out=DIR                 the run directory; by default runs/<date>/<time>-<method>-<seed>
-  resume=DIR              continue a run or a sweep where it stopped, with identical results
-
-options:
-  -m, --multirun          run every combination of keys with several values, like seed=1,2,3
-  -q, --quiet             print the results only, without progress
-  --json                  print names, directories and summaries of the runs as JSON, and nothing else
-  --log FILE              also append one line per round, and the results, to a file
-  --dry-run               check the settings, print the complete configuration (a valid recipe), and stop
-  --debug                 print tracebacks of errors, and of clients that failed
 """
 
 RUN = f"""Train a federated method.
@@ -63,101 +42,6 @@ examples:
   fedloom run resume=runs/2026-01-31/093000-feddyn-0 rounds=200
 """
 
-SYNTHESIZE = f"""Train a method that makes labelled synthetic data, and evaluate the data.
-
-usage: fedloom synthesize [RECIPE.yaml] [key=value …] [-m] [-q] [--json] [--log FILE] [--dry-run] [--debug]
-
-Takes the keys of fedloom run and those below judge, the evaluation of the synthetic set. Methods: fedevg (the default;
-no model is sent), fedcgan and fedcvae (both networks are sent, as in FedAvg). The run directory also contains
-synthetic.npz and synthetic.parquet (images, labels and provenance), synthetic.json (the evaluation) and figures; either
-file can be the data of another run: data=generated data.path=DIR/synthetic.npz.
-
-  judge.every=50          rounds between evaluations, each with a figure and numbers; 0 evaluates at the end only
-  judge.per_class=10      samples of each class drawn from a generator; FedEvg's own number is method.per_class
-  judge.classifier=auto   the network trained on the set, and the one trained on real data for comparison
-  judge.max_steps=2000    maximum number of training steps of either; also judge.lr, .batch_size, .loss_tol, .augment
-{PLACES}
-examples:
-  fedloom synthesize
-  fedloom synthesize -m method=fedevg,fedcgan,fedcvae rounds=200 judge.every=50
-"""
-
-ONLINE = f"""Learn from a stream of tasks, each of which is predicted before it is learned.
-
-usage: fedloom online [RECIPE.yaml] [key=value …] [-m] [-q] [--json] [--log FILE] [--dry-run] [--debug]
-
-Without a learner, moml, ftml and mogd are compared. Keys (for all of them: fedloom list settings):
-
-  learner=moml            moml, b_moml, moml_nabla0, ftml, mogd, toe, toe_continued, fs; settings: learner.alpha=5
-  adaptation=maml         adaptation of the model to a task: adaptation.lr=0.1 adaptation.steps=5; or proto
-  data=mnist stream=s_mnist tasks=1000     streams: s_mnist, transformed, k_way, with settings (stream.ways=3); natural,
-                          one task per writer, role or user; in_order, as the rows of data=table:FILE data.time=COLUMN
-  model=mlp model.hidden=[200]
-  local.steps=10 local.lr=0.1 local.batch_size=10 local.weight_decay=1e-3 local.clip=3
-  measures.ltm_every=50   tasks between evaluations on all tasks so far; measures.efficiency_every=10 likewise with
-                          fewer samples
-  learner.alpha=[1,5,10]  a list is a grid of experts, combined by Hedge: hedge.gamma=0.1
-  seed=1 support=10 dtype=float32 device=auto
-{PLACES}
-A resumed run may have more tasks: resume=DIR tasks=2000.
-
-examples:
-  fedloom online
-  fedloom online learner=moml model.hidden=[200] tasks=1000 adaptation.lr=[0.1,0.01] learner.alpha=[1,5,10]
-  fedloom online -m learner=moml,ftml stream=k_way adaptation=proto seed=1,2
-  fedloom online data=mnist stream=natural stream.train=60 stream.test=20
-"""
-
-DISTILL = f"""Train a small model, the student, with a larger one as its teacher.
-
-usage: fedloom distill [RECIPE.yaml] [key=value …] [-m] [-q] [--json] [--log FILE] [--dry-run] [--debug]
-
-Without a method, cross entropy (ce), distillation (kd) and selective distillation (disk) are compared. Keys (for
-all of them: fedloom list settings):
-
-  method=disk             ce, kd, disk, fitnet, semckd, simkd, simkd_disk; settings as method.alpha=0.1
-  data=fashion_mnist      a name; samples=10000 uses a subset, and validation=0.1 sets a fraction aside for selection
-  model=fedssa_cnn        the student, with settings like model.channels=[2,4]
-  teacher=two_cnn         a model to train first (teacher_epochs=20, teacher_training.lr=0.05), or a run directory
-  teacher=timm            any network of timm, likewise model=timm: teacher.network=resnet18 teacher.weights=FILE
-                          teacher.head=true keeps its classifier, and teacher_epochs=0 trains nothing
-  epochs=40               the student's passes over the data, equal for all methods, warm start included; with
-                          budget=published the method's rounds, of which each has three passes for DiSK
-  warmup_epochs=10        passes of the warm start; start=DIR uses the student of a run of ce instead
-  training.lr=0.05 training.batch_size=50 augment=[crop,flip] cache=auto seed=1 device=auto
-{PLACES}
-examples:
-  fedloom distill                                         three methods on real digits, in seconds
-  fedloom distill method=disk data=fashion_mnist teacher=two_cnn model=fedssa_cnn model.channels=[2,4]
-  fedloom distill -m method=simkd,simkd_disk teacher=runs/2026-01-31/093000-fedavg-0 data=mnist model=mlp
-"""
-
-SEARCH = f"""Find the composition of parts that suits these clients: which method, with which parts and settings.
-
-usage: fedloom search [RECIPE.yaml] [key=value …] [-m] [-q] [--json] [--log FILE] [--dry-run] [--debug]
-
-Candidates start from the named methods; later ones replace a part of one and change its settings, as a tree-structured
-Parzen estimator (Optuna) proposes, and end early if they fall behind. They are compared on validation samples. The
-best ones, FedAvg, and the best one without each of its parts are then trained on held-out seeds and tested on test
-samples. Takes the keys of fedloom run and those below search (for all of them: fedloom list settings):
-
-  search.budget=1000      total for all candidates, in search.unit: rounds, bytes or minutes
-  search.goal=clients/accuracy/worst10    what to maximise or minimise: any metric of the records
-  search.equal=bytes      candidates that communicate more than FedAvg get fewer rounds
-  search.methods=[fedavg,feddyn,ditto]    the named methods to start from, instead of all that fit
-  search.also=[local.lr,local.weight_decay]   further keys to search, around their values
-  search.finalists=3 search.seeds=3       the final comparison
-  method.uplink=[clip_noise]              a part that every candidate has
-
-The run directory contains candidates.csv, ranking.csv, winner.yaml (a recipe for fedloom run), figures/pareto.svg,
-study.db (for Optuna's dashboard) and the runs of the final comparison, for fedloom report. Needs the extra search:
-pip install "fedloom[search]".
-{PLACES}
-examples:
-  fedloom search data=fashion_mnist partition=dirichlet partition.alpha=0.1 clients=100 participation=0.1
-  fedloom search rounds=30 search.budget=600 search.goal=clients/accuracy/worst10
-"""
-
 LIST = """List what can be chosen, and all settings.
 
 usage: fedloom list KIND [NAME] [--json]
@@ -169,16 +53,13 @@ usage: fedloom list KIND [NAME] [--json]
   fedloom list partitions   partition=       how samples are distributed over clients
   fedloom list noises       noise=           label noise in training samples
   fedloom list targets      target=          label distributions of the target data
-  fedloom list target_methods                methods of fedloom target
   fedloom list augmentations   augment=      random transformations of images
   fedloom list models       model=           networks
   fedloom list engines      engine=          where the clients' local training runs
   fedloom list computes     compute=         how clients are trained, one by one or in batches
   fedloom list metrics      evaluation.metrics=  what is measured
   fedloom list attacks      attack=          what hostile clients do, for studies
-  fedloom list learners     learner=         fedloom online: online methods
-  fedloom list streams      stream=          fedloom online: streams of tasks
-  fedloom list distillers   method=          fedloom distill: methods of distillation
+{choices}
   fedloom list settings                      all keys of all commands, with defaults and meanings; or those of a
                                              command or section: fedloom list settings distill, … judge, … local
 
@@ -221,18 +102,6 @@ example:
   fedloom partition data=digits partition=pathological partition.classes=2 clients=10
 """
 
-REPORT = """Compare runs on one page, with figures and tables.
-
-usage: fedloom report DIR… [--out DIR] [--figures] [--watch] [--debug]
-
-A DIR is a run directory or a folder of run directories. The page is written into --out; by default into DIR if there
-is only one, otherwise into report/.
-
-options:
-  --figures               also write every figure as PDF and SVG, for papers
-  --watch                 while runs are in progress, rewrite the page as they grow; an open page reloads itself
-"""
-
 PREDICT = """Predict with a model of a finished run.
 
 usage: fedloom predict run=DIR FILE [--client N] [--out FILE] [--debug]
@@ -250,36 +119,6 @@ example:
   fedloom predict run=runs/2026-01-31/093000-fedrep-0 test.npz --client 7
 """
 
-TARGET = """Make models for another party's unlabelled inputs, from a finished run.
-
-usage: fedloom target run=DIR data=FILE [data=FILE …] [method=METHOD] [--out FILE] [--json] [--debug]
-       fedloom target run=DIR method=ccvr [--out FILE] [--debug]
-
-FILE is an .npz file with inputs x [N, …] as the run's data hold them, an .npy file of them, or, if the run's data were
-a table, a .csv or .parquet table with its input columns; labels are not needed. For each file: the estimated class
-shares with intervals, the clients that hold training samples of these classes, a check that the inputs differ from the
-clients' data in their class shares alone, and a model for these shares, as safetensors. With targets (y in the .npz
-file, or the run's label column), it and the server's model are measured on standard error; targets change nothing.
-
-  method=target_head      the server's model with another head (the default)
-  method=target_fit       the clients' last models, mixed with weights fitted to the inputs' estimated classes; the run
-                          must have kept them, with evaluation.what=[global,average]; method.steps=60 method.lr=0.2
-  method=fedssa           the clients' last models, mixed by FedSSA, learnt once; method.variance=10 method.views=[blur]
-  method=target_prior     class shares, clients and check alone, no model
-  method=ccvr             needs no inputs: the server's model with its head trained again, on features drawn from
-                          the clients' class statistics (classifier calibration); against label skew
-
-options:
-  --out FILE              the model's file, which must not exist; by default <run>-<file>.safetensors
-  --json                  print everything as JSON
-
-Settings of each method: fedloom list target_methods.
-
-examples:
-  fedloom target run=runs/2026-01-31/093000-fedavg-0 data=buyer.npz
-  fedloom target run=runs/2026-01-31/093000-fedavg-0 data=north.npz data=south.npz method=target_fit
-"""
-
 EXPORT = """Write a model of a finished run to a file.
 
 usage: fedloom export run=DIR [--client N] [--format FORMAT] [--out FILE] [--debug]
@@ -293,43 +132,6 @@ example:
   fedloom export run=runs/2026-01-31/093000-fedrep-0 --client 7 --format onnx
 """
 
-DEPLOY_HELP = """Train a federated method with real clients, which keep their data and their states (docs/deploy.md).
-
-usage: fedloom deploy server [RECIPE.yaml] [key=value …] [--insecure] [-q] [--dry-run] [--debug]
-       fedloom deploy node --data DATA --state DIR --server HOST:PORT --ca FILE --key FILE [--epsilon E] [--delta D]
-                           [--limit BYTES] [--threads N] [--poll S]
-       fedloom deploy local [RECIPE.yaml] [key=value …] [--nodes N] [--insecure] [-q] [--debug]
-       fedloom deploy certificates DIR [--hosts NAME,…] [--nodes N or NAME,…]
-       fedloom deploy status DIR
-
-  server        wait for all nodes to join, then run the recipe; takes the keys of fedloom run, and:
-                  deploy.nodes=4              number of nodes; by default one for each registered key
-                  deploy.deadline=600         seconds that a round waits; late answers are dropped
-                  deploy.quorum=1             least number of usable answers, or the run stops
-                  deploy.host=0.0.0.0 deploy.port=9440 deploy.certificates=DIR
-                  deploy.inputs=[1,28,28] deploy.classes=10      where the server has no data=… of its own
-  node          hold one client's data and answer the server; after a crash or restart it continues where it was
-                  --data    an npz file, a folder of images by class, a CSV or parquet table with a column label, or
-                            package.module:function
-                  --state   its own folder, for what the method keeps at the client
-                  --epsilon the privacy budget ε of any one sample over all runs together, for the δ of --delta, 1e-5 by
-                            default; with it the node trains only with its own noise and evaluates nothing
-                  --limit   largest message in bytes, 1 GiB by default
-                  --threads cores to compute with, 1 by default; with another number results round differently
-                  --poll    seconds between two polls for messages, at most; 1 by default
-  local         distribute data=… to nodes on this machine, and run server and nodes
-  certificates  make an authority, a server certificate for --hosts and this machine, and node keys
-  status        how far a run is, and when each node last answered
-
-Connections are encrypted and nodes known by their keys unless --insecure is typed. Needs pip install 'fedloom[flower]'.
-
-examples:
-  fedloom deploy local method=feddyn rounds=10 --nodes 4
-  fedloom deploy certificates certificates --hosts fed.example.org --nodes clinic-a,clinic-b
-  fedloom deploy server recipe.yaml deploy.host=0.0.0.0 out=runs/trial
-  fedloom deploy server resume=runs/trial
-"""
-
 COMPLETION = """Print a script that completes commands, keys and names in a shell.
 
 usage: fedloom completion bash|zsh
@@ -341,27 +143,79 @@ examples:
 Write it again after an update.
 """
 
-TRAINS = ("-m --multirun", "-q --quiet", "--dry-run", "--json", "--log")
+COMMANDS = (
+    Application(
+        "run",
+        "train a federated method; leaves a run directory with curves, tables and checkpoints",
+        RUN,
+        "fedloom.cli.run:command",
+        TRAINS,
+        kind="federated",
+        schema="fedloom.config.federated:RUN",
+    ),
+    Application(
+        "list",
+        "list methods, parts, data sets, partitions, models, …, and all settings",
+        LIST,
+        "fedloom.cli.listing:command",
+        ("--json",),
+    ),
+    Application(
+        "data",
+        "list the data sets on this machine, or describe one of them",
+        DATA,
+        "fedloom.cli.data:command",
+        ("--out=",),
+    ),
+    Application(
+        "partition",
+        "show how data are distributed over clients, without training",
+        PARTITION,
+        "fedloom.cli.partition:command",
+        ("--out=", "--json"),
+    ),
+    Application(
+        "predict",
+        "predict with a model of a finished run",
+        PREDICT,
+        "fedloom.cli.predict:command",
+        ("--client=", "--out="),
+    ),
+    Application(
+        "export",
+        "write a model of a finished run to a file: safetensors, torch-export or onnx",
+        EXPORT,
+        "fedloom.cli.export:command",
+        ("--client=", "--format=", "--out="),
+    ),
+    Application(
+        "completion",
+        "print a script that completes commands, keys and names in bash or zsh",
+        COMPLETION,
+        "fedloom.cli.completion:command",
+    ),
+)
+"""The library's own commands."""
 
-OPTIONS = (
-    "--data", "--state", "--server", "--ca", "--key", "--epsilon", "--delta", "--limit", "--threads", "--poll",
-    "--nodes", "--hosts",
-)  # fmt: skip
 
-COMMANDS: dict[str, tuple[str, str, tuple[str, ...]]] = {
-    "run": (RUN, "run", TRAINS),
-    "distill": (DISTILL, "distill", TRAINS),
-    "online": (ONLINE, "online", TRAINS),
-    "synthesize": (SYNTHESIZE, "synthesize", TRAINS),
-    "search": (SEARCH, "search", TRAINS),
-    "list": (LIST, "listing", ("--json",)),
-    "completion": (COMPLETION, "completion", ()),
-    "data": (DATA, "data", ("--out",)),
-    "partition": (PARTITION, "partition", ("--out", "--json")),
-    "report": (REPORT, "report", ("--out", "--figures", "--watch")),
-    "predict": (PREDICT, "predict", ("--client", "--out")),
-    "target": (TARGET, "target", ("--out", "--json")),
-    "export": (EXPORT, "export", ("--client", "--format", "--out")),
-    "deploy": (DEPLOY_HELP, "deploy", (*TRAINS[1:], "--insecure", *OPTIONS)),
-}
-"""Every command's help, module and options."""
+def commands() -> dict[str, Application]:
+    """All commands by name, also those of other packages."""
+    return {name: one for name, one in applications().items() if one.command}
+
+
+def overview() -> str:
+    """What ``fedloom --help`` prints."""
+    width = max(map(len, commands())) + 2
+    return HELP.format(commands="\n".join(f"  {name:<{width}}{one.summary}" for name, one in commands().items()))
+
+
+def help_of(application: Application) -> str:
+    """What ``fedloom COMMAND --help`` prints."""
+    if application.help is not LIST:
+        return application.help
+    rows = [
+        f"  {f'fedloom list {kind}':<25} {f'{one.key}=':<16} {one.what}"
+        for application in applications().values()
+        for kind, one in application.choices.items()
+    ]
+    return LIST.format(choices="\n".join(rows))

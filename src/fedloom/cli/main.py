@@ -9,13 +9,12 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import NoReturn
 
-from fedloom.cli.help import COMMANDS, HELP, OPTIONS
+from fedloom.applications import at, find, installed
+from fedloom.cli.help import commands, help_of, overview
 from fedloom.core.errors import ConfigError, FedLoomError, closest, nearest
 
 OK, MISTAKE, INTERRUPTED = 0, 2, 130
 GPU_IS_FULL = "OutOfMemoryError"  # by its name, because to import PyTorch takes seconds
-VALUED = ("--out", "--client", "--format", "--log", *OPTIONS)
-"""Options with a value."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -23,10 +22,13 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, command: str, options: Sequence[str]) -> None:
         super().__init__(prog=f"fedloom {command}", add_help=False, allow_abbrev=False)
-        self.options = ["-h", "--help", "--debug", *(name for pair in options for name in pair.split())]
+        names = (name for pair in options for name in pair.rstrip("=").split())
+        self.options = ["-h", "--help", "--debug", "--import", *names]
         self.add_argument("words", nargs="*")
+        self.add_argument("--import", dest="imports", action="append", default=[])
         for names in ("-h --help", "--debug", *options):
-            self.add_argument(*names.split(), action="store" if names in VALUED else "store_true")
+            action = "store" if names.endswith("=") else "store_true"
+            self.add_argument(*names.rstrip("=").split(), action=action)
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"{message}; see {self.prog} --help.")
@@ -111,7 +113,7 @@ def _dispatch(words: list[str], is_program: bool) -> int:
     if words[:1] == ["help"]:  # fedloom help run
         words = [*words[1:], "--help"]
     if not words or words[0] in ("-h", "--help"):
-        print(HELP, end="")
+        print(overview(), end="")
         return OK
     if words[0] in ("-V", "--version"):
         from fedloom import __version__  # slow to find
@@ -119,23 +121,40 @@ def _dispatch(words: list[str], is_program: bool) -> int:
         print(f"fedloom {__version__}")
         return OK
     command, *rest = words
-    if command not in COMMANDS:
+    application = find(command)
+    if application is None or not application.command:
         if "=" in command:
             raise ConfigError(f"the command is missing before {command!r}; did you mean: fedloom run {command} …?")
-        raise ConfigError(f"unknown command {command!r}; {nearest(command, [*COMMANDS, 'help'])}")
-    text, module, options = COMMANDS[command]
-    arguments = Parser(command, options).read(rest)
+        raise ConfigError(f"unknown command {command!r}; {nearest(command, [*commands(), 'help'])}")
+    arguments = Parser(command, application.options).read(rest)
     arguments.is_program = is_program  # the process is for this command alone
     if arguments.help or (command == "list" and not arguments.words):
-        print(text, end="")
+        print(help_of(application), end="")
         return OK
     with _loading(command):
-        run = import_module(f"fedloom.cli.{module}").command
+        installed("fedloom.plugins")
+        for module in arguments.imports:
+            _import(module)
+        run = at(application.command)
     if command != "completion":
         from fedloom.experiment.console import make_console, show_warnings
 
         show_warnings(make_console(sys.stderr))  # unless the command chooses another console
     return run(arguments)
+
+
+def _import(module: str) -> None:
+    """Import a module of the user, also from the working directory, for the names that it registers.
+
+    Raises:
+        ConfigError: if it cannot be imported.
+    """
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        import_module(module)
+    except ImportError as error:
+        raise ConfigError(f"--import {module}: {error}; name a module that can be imported here.") from error
 
 
 @contextmanager

@@ -9,7 +9,6 @@ from rich.table import Table
 from rich.text import Text
 
 from fedloom.cli.command import Command, Rows, in_directory
-from fedloom.cli.report import page
 from fedloom.config.online import ONLINE, build
 from fedloom.experiment.callbacks import Callback, RunInfo
 from fedloom.experiment.console import ABSENT, duration, figures, format_size, number
@@ -55,6 +54,4 @@ def table(rows: Rows) -> Table:
     return shown
 
 
-command = Command(
-    ONLINE, lambda config: config["learner.name"], build, in_directory(run), table, page, progress=EveryNth
-)
+command = Command(ONLINE, lambda config: config["learner.name"], build, in_directory(run), table, progress=EveryNth)

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from fedloom import distill
 from fedloom.api import load
+from fedloom.applications import of_kind
 from fedloom.core.errors import ConfigError, DataError
 from fedloom.data.own.tables import is_frame
 from fedloom.data.sources.arrays import inputs
@@ -23,7 +23,7 @@ from fedloom.data.sources.table import CSV, read_frame
 from fedloom.experiment.atomic import write_whole
 from fedloom.experiment.console import relpath
 from fedloom.experiment.deployed import DeployedModel
-from fedloom.experiment.rundir import Kind, RunDirectory
+from fedloom.experiment.rundir import RunDirectory
 from fedloom.experiment.trained import TrainedRun
 
 Files = dict[str, Any]  # arrays by name; x may be a pandas frame
@@ -56,13 +56,15 @@ def command(arguments: argparse.Namespace) -> int:
 
 
 def chosen(path: Path, client: str | None) -> DeployedModel:
-    """The model of a client, by its number or name, or the server's; of a distillation, the student."""
-    directory = RunDirectory(path)
-    if directory.begun and directory.kind is Kind.DISTILL:
-        if client is not None:
-            raise ConfigError(f"{path} is a run of fedloom distill, which trains one model; leave out --client.")
-        return distill.load(path).model
+    """The model of a client, by its number or name, or the server's; of a run that trains one model, that."""
     run = trained(path)
+    if not isinstance(run, TrainedRun):
+        who, model = f"{path} is a run of fedloom {of_kind(RunDirectory(path).kind).name}", getattr(run, "model", None)
+        if not isinstance(model, DeployedModel):
+            raise ConfigError(f"{who}, which is used from Python: fl.load({str(path)!r}).")
+        if client is not None:
+            raise ConfigError(f"{who}, which trains one model; leave out --client.")
+        return model
     if client is None:
         return run.server
     names = run.federation.names
@@ -74,14 +76,14 @@ def chosen(path: Path, client: str | None) -> DeployedModel:
     return run.client(client)
 
 
-def trained(path: Path) -> TrainedRun:
-    """The models of a federated run.
+def trained(path: Path) -> Any:
+    """What ``fl.load`` reads of a run: of a federated one, its models.
 
     Raises:
         ConfigError: if it was started from Python, and as ``fedloom.load``.
     """
     directory = RunDirectory(path)
-    if directory.begun and directory.kind in (Kind.FEDERATED, Kind.SYNTHESIS) and "method" not in directory.config():
+    if directory.begun and not of_kind(directory.kind).load and "method" not in directory.config():
         raise ConfigError(
             f"{path} was started from Python, which does not record its data and model; use it there, with "
             "fl.load(path, method, federation, model)."

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
-from fedloom.cli.jobs import PLAN, RunPlan
+from fedloom.cli.jobs import PLAN
 from fedloom.core import yaml
 from fedloom.core.errors import ConfigError
 from fedloom.experiment.console import (
@@ -96,8 +96,9 @@ def over_seeds(runs: Sequence[Path]) -> Iterator[str]:
             yield f"{member.label}: {', '.join(told)} (mean ± s.e., n = {len(member.runs)})"
 
 
-def page(batch: RunPlan, runs: Sequence[tuple[str, Path]]) -> list[tuple[str, Path]]:
-    """The page of a command's runs, beside them."""
+def after(runs: Sequence[tuple[str, Path]], parent: Path) -> tuple[list[str], list[tuple[str, Path]]]:
+    """The lines of runs that differ only in the seed, and the page of all, beside them."""
     from fedloom.experiment.report import build
 
-    return [("page", build([directory for _, directory in runs], batch.parent))] if runs else []
+    directories = [directory for _, directory in runs]
+    return [*over_seeds(directories)] if len(runs) > 1 else [], [("page", build(directories, parent))]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 from fedloom.cli.command import Command, Rows, in_directory
-from fedloom.cli.report import page
 from fedloom.config.build import DATA, Shared
 from fedloom.config.federated import RUN, build, build_method
 from fedloom.config.schema import Config
@@ -36,8 +35,7 @@ command = Command(
     build,
     in_directory(run),
     results,
-    page,
-    remarks,
+    remarks=remarks,
     check=FederatedTask,
     hints=hints,
 )

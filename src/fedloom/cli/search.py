@@ -71,4 +71,13 @@ def files(batch: RunPlan, runs: Sequence[tuple[str, Path]]) -> list[tuple[str, P
     return [(word, path) for word, path in found if path.exists()]
 
 
-command = Command(SEARCH, lambda config: "search", build, in_directory(search), table, files, remarks, BudgetProgress)
+command = Command(
+    SEARCH,
+    lambda config: "search",
+    build,
+    in_directory(search),
+    table,
+    files=files,
+    remarks=remarks,
+    progress=BudgetProgress,
+)

@@ -11,7 +11,6 @@ from rich.text import Text
 
 from fedloom.cli.command import Command, Rows
 from fedloom.cli.jobs import Job, RunPlan
-from fedloom.cli.report import page
 from fedloom.config.federated import JUDGE, SYNTHESIZE, build_method, build_synthesis
 from fedloom.experiment.console import ABSENT, SYNTHETIC, count, duration, figures
 from fedloom.tasks.synthesis.judge import CACHE
@@ -52,13 +51,12 @@ def _cell(head: str, value: float | None) -> str:
 
 
 def files(batch: RunPlan, runs: Sequence[tuple[str, Path]]) -> list[tuple[str, Path]]:
-    """The files and figures of each run's set, and the page."""
-    found = [
+    """The files and figures of each run's set."""
+    return [
         place
         for _, directory in runs
         for place in (("set", directory / "synthetic.npz"), ("figure", directory / "figures" / "synthetic.png"))
     ]
-    return [*found, *page(batch, runs)]
 
 
 command = Command(
@@ -67,7 +65,7 @@ command = Command(
     build_synthesis,
     train,
     table,
-    files,
-    lambda rows: [SYNTHETIC],
+    files=files,
+    remarks=lambda rows: [SYNTHETIC],
     last_file="synthetic.json",
 )

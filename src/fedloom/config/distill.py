@@ -14,7 +14,6 @@ from fedloom.config.sections import Choice, Record, Tree, arguments, sections_of
 from fedloom.core.errors import ConfigError, nearest
 from fedloom.data.sources import Source
 from fedloom.data.sources.images import as_bytes
-from fedloom.experiment.rundir import Kind
 from fedloom.experiment.runtime import pick_device
 from fedloom.experiment.teacher import load_teacher
 from fedloom.models import models
@@ -62,7 +61,7 @@ CONDITIONS = sections_of(DistillExperiment, ("method", "data", "model", "teacher
 SPLITS = sections_of(Splits.of, ("source", "seed"))
 
 DISTILL = CommandSchema(
-    Kind.DISTILL,
+    "distill",
     {
         "method": DISTILLER,
         "data": DATA,

@@ -20,7 +20,7 @@ from fedloom.data import federate, noises, partitions, targets
 from fedloom.data.sources.arrays import names_clients
 from fedloom.engines import engines
 from fedloom.experiment.experiment import Experiment
-from fedloom.experiment.rundir import Kind
+from fedloom.experiment.rundir import FEDERATED
 from fedloom.experiment.runtime import pick_device
 from fedloom.methods import methods
 from fedloom.tasks.synthesis.judge import EvalConfig, SyntheticEvaluator
@@ -59,7 +59,7 @@ def one_size(recipe: set[str], words: set[str], full: Mapping[str, Any]) -> None
 
 
 RUN = CommandSchema(
-    Kind.FEDERATED,
+    FEDERATED,
     {
         "method": METHOD,
         "data": DATA,
@@ -104,7 +104,7 @@ RUN = CommandSchema(
 JUDGE = Record(EvalConfig)
 SYNTHESIZE = replace(
     RUN,
-    kind=Kind.SYNTHESIS,
+    kind="synthesis",
     sections={**RUN.sections, "judge": JUDGE},
     defaults={**RUN.defaults, "method": "fedevg"},
     comparison=lambda named: (),

@@ -13,7 +13,6 @@ from fedloom.core.settings import is_grid, signature
 from fedloom.core.slots import adaptations
 from fedloom.data import task_stream
 from fedloom.data.streams import streams
-from fedloom.experiment.rundir import Kind
 from fedloom.tasks.online.experiment import Online
 from fedloom.tasks.online.experts import ExpertConfig, grid
 from fedloom.tasks.online.learners import learners
@@ -28,7 +27,7 @@ STREAM = Choice(streams)
 CONDITIONS = sections_of(Online, ("name", "experts", "stream", "model", "objective", "config"))
 
 ONLINE = CommandSchema(
-    Kind.ONLINE,
+    "online",
     {
         **EXPERT,
         "data": DATA,

@@ -12,20 +12,14 @@ from typing import Any
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from fedloom.applications import of_kind
 from fedloom.config.overrides import PATHS, Key, ParsedOverride, combinations, parse
 from fedloom.config.sections import Choice, Record, Section, Tree, merge
 from fedloom.core import yaml
 from fedloom.core.errors import CheckpointError, ConfigError, first_line, nearest
 from fedloom.core.settings import EMPTY, bare, convert, flatten, format_value, signature, to_plain
-from fedloom.experiment.rundir import PROVENANCE, Kind, RunDirectory
+from fedloom.experiment.rundir import PROVENANCE, RunDirectory
 
-COMMANDS = {
-    Kind.FEDERATED: "run",
-    Kind.SYNTHESIS: "synthesize",
-    Kind.ONLINE: "online",
-    Kind.DISTILL: "distill",
-    Kind.SEARCH: "search",
-}
 DEPLOYED = "deploy"  # the key that only deployments have
 Condition = Callable[[Mapping[str, Any]], bool]
 
@@ -59,7 +53,7 @@ class CommandSchema:
     """The keys of a command and their defaults.
 
     Args:
-        kind: of the task that the command runs.
+        kind: of the runs that the command leaves.
         sections: what each key holds, in the order of ``config.yaml``.
         defaults: values of keys where they differ from the default of a signature.
         fitting: defaults that go with a choice, by key and name, or by key and a condition on what is given below it.
@@ -70,7 +64,7 @@ class CommandSchema:
         may_grow: a key that a continued run may change upwards.
     """
 
-    kind: Kind
+    kind: str
     sections: Mapping[str, Section]
     defaults: Mapping[str, Any]
     fitting: Mapping[tuple[str, str | Condition], Mapping[str, Any]] = field(default_factory=dict)
@@ -83,7 +77,7 @@ class CommandSchema:
     @property
     def command(self) -> str:
         """The command's name."""
-        return COMMANDS[self.kind]
+        return of_kind(self.kind).name
 
     def resolve(self, words: Sequence[str] = (), base: Path | str | None = None) -> Config:
         """One configuration from a recipe and overrides; the order of overrides does not matter.
@@ -155,8 +149,8 @@ class CommandSchema:
         """
         directory = RunDirectory(path)
         stored, kind = directory.config(), directory.kind
-        if kind is not self.kind:
-            raise ConfigError(f"{path} is a run of fedloom {COMMANDS[kind]}, not of fedloom {self.command}.")
+        if kind != self.kind:
+            raise ConfigError(f"{path} is a run of fedloom {of_kind(kind).name}, not of fedloom {self.command}.")
         if next(iter(self.sections)) not in stored:
             raise ConfigError(f"{path} was started from Python; {instead}.")
         return directory, Config(self.complete(read_run(directory.path)))
@@ -231,7 +225,7 @@ class CommandSchema:
         stored, kind = read_run(directory), RunDirectory(directory).kind
         deployed = DEPLOYED in stored
         if kind != self.kind or deployed != (DEPLOYED in self.sections):
-            how = f"fedloom {COMMANDS[kind]} resume={directory}"
+            how = f"fedloom {of_kind(kind).name} resume={directory}"
             if deployed:
                 local = f"fedloom deploy local resume={directory}"
                 how = f"{local} if its nodes ran on this machine, and with fedloom deploy server otherwise"

@@ -16,7 +16,6 @@ from fedloom.core.federation import Federation, Index, Split
 from fedloom.core.slots import SLOTS
 from fedloom.experiment.experiment import Experiment
 from fedloom.experiment.federated import FederatedTask
-from fedloom.experiment.rundir import Kind
 from fedloom.methods import methods
 from fedloom.tasks.search.settings import SearchSettings
 from fedloom.tasks.search.space import Candidate, Range, Space
@@ -26,7 +25,7 @@ SETTINGS = Record(SearchSettings)
 
 SEARCH = replace(
     RUN,
-    kind=Kind.SEARCH,
+    kind="search",
     sections={**RUN.sections, "search": SETTINGS},
     comparison=lambda named: (),
     may_grow="",

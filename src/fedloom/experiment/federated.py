@@ -32,7 +32,7 @@ from fedloom.experiment.experiment import Experiment
 from fedloom.experiment.failures import unpacked
 from fedloom.experiment.last_models import CohortModels, LastModels
 from fedloom.experiment.model_files import as_model_file
-from fedloom.experiment.rundir import Columns, Kind, RunDirectory, Status, Table
+from fedloom.experiment.rundir import FEDERATED, Columns, RunDirectory, Status, Table
 from fedloom.experiment.runtime import own_draws, pick_device, reproducible
 from fedloom.experiment.segments import MODELS, Segments
 from fedloom.experiment.server_average import ServerAverage
@@ -150,7 +150,7 @@ class FederatedTask(TrainerTask):
         self.cohort_seed, self.repeated = experiment.seed, 0
         self.out = out
         method = experiment.method
-        self.kind = Kind.SYNTHESIS if "judge" in experiment.config else Kind.FEDERATED
+        self.kind = "synthesis" if "judge" in experiment.config else FEDERATED
         self.name, self.rounds, self.seed = method.name, experiment.rounds, experiment.seed
         self.citations = "\n\n".join(method.citations()) + "\n"
         self.make_engine = engines.make(experiment.engine, **experiment.engine_settings)
@@ -163,7 +163,7 @@ class FederatedTask(TrainerTask):
         self.config = experiment.config
         if "method" not in self.config:  # started from Python
             self.config = {**self.config, "about": fingerprint.about(experiment, self.plan)}
-        judged = self.plan.layout.shared_size > 0 or self.kind is Kind.SYNTHESIS  # else it is never trained
+        judged = self.plan.layout.shared_size > 0 or self.kind == "synthesis"  # else it is never trained
         asked = experiment.evaluation if judged else experiment.evaluation.of_clients()
         evaluation = asked.fitted(self.plan.targets or CLASSES, judged and len(federation.test) > 0)
         check_means(method, evaluation, len(federation.test) > 0, len(federation.held_out.index.rows) > 0)

@@ -38,17 +38,10 @@ PROVENANCE = ("identity", "about", "kind", "version", "versions", "machine", "gi
 WRITTEN = ("metrics.jsonl", "checkpoint", "clients", "figures")
 """Files and folders that are written into; all others are replaced atomically."""
 
+FEDERATED = "federated"
+"""The kind of runs that the library itself leaves; an application's record says which are its own."""
+
 Columns = dict[str, np.ndarray]
-
-
-class Kind(StrEnum):
-    """The task that a run belongs to."""
-
-    FEDERATED = "federated"
-    SYNTHESIS = "synthesis"
-    ONLINE = "online"
-    DISTILL = "distill"
-    SEARCH = "search"
 
 
 class Status(StrEnum):
@@ -180,12 +173,12 @@ class RunDirectory:
         return _with_text_keys(stored)
 
     @property
-    def kind(self) -> Kind:
-        """The task that the run belongs to."""
+    def kind(self) -> str:
+        """Which application's run it is."""
         kind = self.config().get("kind")
-        if kind not in list(Kind):
-            raise CheckpointError(f"{self.path / 'config.yaml'} is damaged: there is no kind {kind!r} of runs.")
-        return Kind(kind)
+        if not isinstance(kind, str):
+            raise CheckpointError(f"{self.path / 'config.yaml'} is damaged: it does not say which kind of run this is.")
+        return kind
 
     def metrics(self) -> list[dict[str, Any]]:
         """The records in round order; the last one of a repeated round, without incomplete lines."""

@@ -11,21 +11,16 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
+from fedloom.applications import of_kind
 from fedloom.core.compose import compose, resolve_method
 from fedloom.core.errors import CheckpointError, ConfigError, in_one_line
 from fedloom.core.federation import Federation
 from fedloom.core.settings import from_plain, validate
 from fedloom.experiment.conventions import compare, conventions
 from fedloom.experiment.model_files import read_model_file
-from fedloom.experiment.rundir import Kind, RunDirectory, Status
+from fedloom.experiment.rundir import FEDERATED, RunDirectory, Status
 from fedloom.methods import methods
 from fedloom.models import models
-
-NO_TEACHERS = {
-    Kind.ONLINE: "it is a run of fedloom online, whose model every task changes; take one of fedloom run or distill.",
-    Kind.SEARCH: "it is a run of fedloom search; take one of the runs that it compared, in its folder runs.",
-}
-"""Kinds of run that leave no model to learn from."""
 
 
 def load_teacher(given: nn.Module | Path | str, federation: Federation, dtype: torch.dtype, device: str) -> nn.Module:
@@ -85,7 +80,7 @@ def _from_run(path: Path, federation: Federation) -> nn.Module:
 def _refuse_private(run: RunDirectory, config: Mapping[str, Any], model: nn.Module) -> None:
     """Raise ``ConfigError`` if a run keeps some parameters at its clients."""
     given = config.get("method")
-    if run.kind is Kind.DISTILL or not isinstance(given, dict):
+    if "clients" not in config or not isinstance(given, dict):
         return
     personal = compose(methods, resolve_method(methods, given)).personal
     if any(map(personal.private_in(model), model.state_dict())):
@@ -101,13 +96,16 @@ def _finished(run: RunDirectory) -> Mapping[str, Any]:
         config, summary, status = run.config(), run.summary(), run.status
     except CheckpointError as error:
         raise ConfigError(f"teacher={error}") from error
-    if run.kind in NO_TEACHERS:
-        raise ConfigError(f"teacher={run.path} cannot be used: {NO_TEACHERS[run.kind]}")
     if "summary.json could not be read." in run.notes:
         raise ConfigError(
             f"the teacher's run directory {run.path} cannot be read: {' '.join(dict.fromkeys(run.notes))}"
         )
     if not status.ended or not (run.path / "model.safetensors").is_file():
+        if status.ended and run.kind != FEDERATED:
+            raise ConfigError(
+                f"teacher={run.path} cannot be used: it is a run of fedloom {of_kind(run.kind).name}, which leaves no "
+                "model to learn from; take one of fedloom run."
+            )
         why = "still running, or killed" if status is Status.UNFINISHED else summary["status"]
         why = "it holds no model" if status.ended else why
         raise ConfigError(f"teacher={run.path} has not finished ({why}); continue it first, with resume={run.path}.")

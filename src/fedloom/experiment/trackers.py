@@ -65,7 +65,7 @@ class Tracker(Callback):
         tags = {
             "method": run.name,
             "seed": str(run.seed),
-            "kind": run.directory.kind.value,
+            "kind": run.directory.kind,
             "directory": str(folder),
             **{f"version.{name}": str(version) for name, version in (config.get("versions") or {}).items()},
             **({"git": str(config["git"])} if config.get("git") else {}),

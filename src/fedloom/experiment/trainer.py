@@ -21,7 +21,7 @@ from fedloom.experiment.callbacks import Callback, RunInfo, added, numbers
 from fedloom.experiment.checkpoint import Checkpoint
 from fedloom.experiment.fingerprint import differences
 from fedloom.experiment.interrupt import Interruptible
-from fedloom.experiment.rundir import VERSION, Columns, Kind, RunDirectory, Status
+from fedloom.experiment.rundir import VERSION, Columns, RunDirectory, Status
 from fedloom.experiment.runtime import environment
 
 Record = dict[str, Any]
@@ -44,7 +44,7 @@ class TrainerTask(ABC):
         model: maps what ``step`` returns to the server's model after it; None if there is none.
     """
 
-    kind: Kind
+    kind: str
     name: str
     rounds: int
     seed: int
@@ -192,7 +192,7 @@ class Trainer:
         if directory is None:
             return
         identity = task.identity()
-        marks = {"kind": task.kind.value, "version": VERSION}
+        marks = {"kind": task.kind, "version": VERSION}
         kept = {"checkpoint": {"every": self.checkpoint_every, "keep": self.keep}}
         config = {**kept, **task.config, **marks, "identity": identity, **environment()}
         if or_begin:

@@ -18,7 +18,7 @@ from fedloom.experiment.atomic import write_whole
 from fedloom.experiment.callbacks import Callback
 from fedloom.experiment.checkpoint import Checkpoint
 from fedloom.experiment.model_files import as_model_file, read_model_file
-from fedloom.experiment.rundir import Columns, Kind, RunDirectory, Status, Table
+from fedloom.experiment.rundir import Columns, RunDirectory, Status, Table
 from fedloom.experiment.runtime import pick_device, reason_against_bf16, reproducible
 from fedloom.experiment.teacher import load_teacher
 from fedloom.experiment.trainer import Record, Trainer, TrainerTask
@@ -92,7 +92,7 @@ class DistillTask(TrainerTask):
         cache: folder of the teacher's outputs if they are cached on disk.
     """
 
-    kind = Kind.DISTILL
+    kind = "distill"
 
     def __init__(self, experiment: DistillExperiment, cache: Path | None = None) -> None:
         super().__init__()
@@ -324,7 +324,7 @@ def begin_with(student: nn.Module, start: Path) -> int:
     config, kind = directory.config(), directory.kind
     method = (config.get("identity") or {}).get("method") or config.get("method")
     name = method.get("name") if isinstance(method, dict) else method
-    if kind is not Kind.DISTILL or name != "ce":
+    if kind != "distill" or name != "ce":
         raise ConfigError(f"start={start} is a {kind} run of {name!r}, but a warm start is a distill run of 'ce'.")
     try:
         passes = int(directory.summary()["passes"])

@@ -17,7 +17,7 @@ from fedloom.core.errors import CheckpointError, ClientError
 from fedloom.data.streams import Task
 from fedloom.experiment.callbacks import Callback
 from fedloom.experiment.checkpoint import Checkpoint
-from fedloom.experiment.rundir import Columns, Kind, Status
+from fedloom.experiment.rundir import Columns, Status
 from fedloom.experiment.runtime import reproducible
 from fedloom.experiment.state_files import flat, nested
 from fedloom.experiment.tokens import known_tokens
@@ -97,7 +97,7 @@ class StreamStep(NamedTuple):
 class OnlineTask(TrainerTask):
     """An online experiment as a task of the trainer; a round is one task of the stream."""
 
-    kind = Kind.ONLINE
+    kind = "online"
     headline = "ctm/accuracy/mean"
 
     def __init__(self, online: Online) -> None:

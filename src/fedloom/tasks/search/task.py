@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from fedloom.core.errors import ClientError, ConfigError, DataError
 from fedloom.core.rng import torch_seed
@@ -19,7 +19,7 @@ from fedloom.experiment import federated
 from fedloom.experiment.callbacks import Callback
 from fedloom.experiment.checkpoint import Checkpoint
 from fedloom.experiment.experiment import Experiment
-from fedloom.experiment.rundir import Columns, Kind, RunDirectory, Status
+from fedloom.experiment.rundir import Columns, RunDirectory, Status
 from fedloom.experiment.runtime import reproducible
 from fedloom.experiment.trackers import Tracker
 from fedloom.experiment.trainer import Record, Trainer, TrainerTask
@@ -109,6 +109,15 @@ def search(
     return summary
 
 
+def load(path: Path | str) -> NoReturn:
+    """What ``fl.load`` says of a search.
+
+    Raises:
+        ConfigError: in any case.
+    """
+    raise ConfigError(f"{path} is a run of fedloom search; load one of the runs that it compared, in its folder runs.")
+
+
 class SearchTask(TrainerTask):
     """A search as a task of the trainer; a round is one run.
 
@@ -118,7 +127,7 @@ class SearchTask(TrainerTask):
         known: records of other searches, as in ``search``.
     """
 
-    kind, name, headline = Kind.SEARCH, "search", "score"
+    kind, name, headline = "search", "search", "score"
 
     def __init__(
         self, experiment: SearchExperiment, out: Path | None = None, known: Sequence[Sequence[Record]] = ()

@@ -1,0 +1,88 @@
+"""Applications are light records: their code is imported when it is used, and other packages can add some."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import fedloom as fl
+from fedloom import applications as apps
+from fedloom.core.errors import ConfigError
+from fedloom.experiment.rundir import RunDirectory
+
+Cli = Callable[..., Any]
+
+
+@pytest.mark.parametrize("name", apps.ours())
+def test_every_place_of_a_record_exists(name: str) -> None:
+    one = apps.ours()[name]
+    places = [one.command, one.schema, one.load, one.after, *(listed.place for listed in one.choices.values())]
+    assert all(apps.at(place) is not None for place in places if place)
+    if one.module:
+        assert getattr(fl, name).__name__ == one.module
+    if one.schema:
+        assert (apps.at(one.schema).kind, apps.at(one.schema).command) == (one.kind, name)
+        assert apps.of_kind(one.kind) is one or apps.of_kind(one.kind) == one
+
+
+def test_records_and_errors_wait_for_no_pytorch() -> None:
+    words = [["help", "online"], ["deploy", "--help"], ["rnu"], ["run", "--nonsense"]]
+    check = "assert not {'torch', 'numpy', 'rich'} & sys.modules.keys()"
+    code = f"import sys; from fedloom.cli import main; assert [main(w) for w in {words}] == [0, 0, 2, 2]; {check}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "did you mean 'run'?" in done.stderr
+
+
+def test_a_kind_of_run_that_no_application_leaves() -> None:
+    with pytest.raises(ConfigError, match="no installed application leaves runs of kind 'hello'"):
+        apps.of_kind("hello")
+
+
+def test_a_package_whose_record_cannot_be_imported_is_named(monkeypatch: pytest.MonkeyPatch, cli: Cli) -> None:
+    def load() -> None:
+        raise ImportError("no module named 'gone'")
+
+    broken = SimpleNamespace(load=load, value="hello:application", dist=SimpleNamespace(name="hello-pkg"))
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [broken])
+    apps.installed.cache_clear()
+    try:
+        said = cli("help").err
+    finally:
+        apps.installed.cache_clear()
+    assert "hello:application, which the package hello-pkg adds to fedloom.applications, cannot be imported" in said
+
+
+MINE = """
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedloom.data.partitions import Partition, partitions
+
+
+@partitions.register(name="turns")
+@dataclass(frozen=True, kw_only=True)
+class Turns(Partition):
+    \"""Sample i goes to client i mod K.\"""
+
+    def owners(self, labels, clients, rng, groups=None):
+        return np.arange(len(labels)) % clients
+"""
+
+
+def test_a_module_of_ones_own_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine.py").write_text(MINE)
+    words = ["run", "--import", "mine", "partition=turns", "clients=4", "rounds=1", "model=logistic", "out=r", "-q"]
+    subprocess.run([sys.executable, "-m", "fedloom", *words], check=True, cwd=tmp_path, timeout=120)
+    assert RunDirectory(tmp_path / "r").config()["partition"]["name"] == "turns"
+    said = subprocess.run(
+        [sys.executable, "-m", "fedloom", "run", "--import", "yours"], cwd=tmp_path, capture_output=True, text=True
+    ).stderr
+    assert said == "fedloom: --import yours: No module named 'yours'; name a module that can be imported here.\n"
