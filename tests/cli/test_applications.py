@@ -79,7 +79,18 @@ class Turns(Partition):
 
 def test_a_module_of_ones_own_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mine.py").write_text(MINE)
-    words = ["run", "--import", "mine", "partition=turns", "clients=4", "rounds=1", "model=logistic", "out=r", "-q"]
+    words = [
+        "run",
+        "--import",
+        "mine",
+        "method=fedavg",
+        "partition=turns",
+        "clients=4",
+        "rounds=1",
+        "model=logistic",
+        "out=r",
+        "-q",
+    ]
     subprocess.run([sys.executable, "-m", "fedloom", *words], check=True, cwd=tmp_path, timeout=120)
     assert RunDirectory(tmp_path / "r").config()["partition"]["name"] == "turns"
     said = subprocess.run(
