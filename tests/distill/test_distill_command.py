@@ -155,7 +155,7 @@ def test_mistake(line: str, cli: Cli, tmp_path: Path):
 
 def test_a_start_is_checked_before_a_teacher_is_trained(cli: Cli, tmp_path: Path):
     (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "config.yaml").write_text("method: {name: fedavg}\n")
+    (tmp_path / "other" / "config.yaml").write_text("kind: federated\nmethod: {name: fedavg}\n")
     code, out, err = cli("distill", "method=kd", "start=other", "out=new")
     assert (code, out) == (2, "")
     assert err.endswith("other is a federated run of 'fedavg', but a warm start is a distill run of 'ce'.\n")
