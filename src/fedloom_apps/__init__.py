@@ -149,6 +149,7 @@ usage: fedloom deploy server [RECIPE.yaml] [key=value …] [--insecure] [-q] [--
        fedloom deploy local [RECIPE.yaml] [key=value …] [--nodes N] [--insecure] [-q] [--debug]
        fedloom deploy certificates DIR [--hosts NAME,…] [--nodes N or NAME,…]
        fedloom deploy status DIR
+       fedloom deploy agree STATE
 
   server        wait for all nodes to join, then run the recipe; takes the keys of fedloom run, and:
                   deploy.nodes=4              number of nodes; by default one for each registered key
@@ -168,6 +169,8 @@ usage: fedloom deploy server [RECIPE.yaml] [key=value …] [--insecure] [-q] [--
   local         distribute data=… to nodes on this machine, and run server and nodes
   certificates  make an authority, a server certificate for --hosts and this machine, and node keys
   status        how far a run is, and when each node last answered
+  agree         at a node: agree to the data specification that its server offered last; the first one is agreed to by
+                joining, and another one is refused until then
 
 Connections are encrypted and nodes known by their keys unless --insecure is typed. Needs pip install 'fedloom[flower]'.
 

@@ -108,7 +108,7 @@ def test_a_run_that_protects_too_little_is_not_joined(words: tuple[str, ...], se
 
 def test_a_node_with_a_budget_measures_nothing(tmp_path: Path) -> None:
     transport, told, recipe = thrifty(tmp_path, 50.0, *PRIVATE, "rounds=1", "evaluation.what=[clients]")
-    with pytest.warns(UserWarning, match="1 of 4 nodes refused .*; node-.: this node has a privacy budget"):
+    with pytest.warns(UserWarning, match="1 of 4 nodes refused .*; node-.: the order asks for quantities"):
         result = run(recipe, transport, 4)
     transport.close()
     assert any("measures no losses and no metrics" in line for line in told)

@@ -26,13 +26,16 @@ def test_clients_with_parts_of_the_model_measure_what_a_simulation_does(method: 
     assert not any("to evaluate" in said for said in result.summary["warnings"])
 
 
+WHY = "node-1: its data do not fit the data specification (data); its own log says more."
+
+
 def test_nodes_that_refuse_to_evaluate_are_counted_and_the_reason_is_told(tmp_path: Path) -> None:
     """Once while the run goes on, and in its summary; nodes with an answer are measured."""
     transport = in_process(made := config("rounds=2", "evaluation.what=[clients]"), tmp_path)
 
     def route(name: str, number: int, blob: bytes) -> list[bytes]:
         if name == "node-1" and EVALUATE in Order.read(transport.sent[name][number].order, 10**6).do:
-            facts = {"ticket": unpack(blob).facts["ticket"], "status": "refused", "reason": "my disk is full."}
+            facts = {"ticket": unpack(blob).facts["ticket"], "status": "refused", "code": "data"}
             return [pack("answer", facts)]
         return [blob]
 
@@ -41,11 +44,11 @@ def test_nodes_that_refuse_to_evaluate_are_counted_and_the_reason_is_told(tmp_pa
         result = run(Recipe.of(made), transport, 4)
     transport.close()
     assert [str(one.message) for one in said] == [
-        "round 1: 1 of 4 nodes refused or failed to evaluate the model; node-1: my disk is full."
+        f"round 1: 1 of 4 nodes refused or failed to evaluate the model; {WHY}"
     ]
     assert [record["deploy/unmeasured"] for record in result.history] == [1, 1]
     assert all("clients/accuracy/mean" in record for record in result.history)
-    told = "nodes refused or failed to evaluate the model 2 times; node-1: my disk is full."
+    told = f"nodes refused or failed to evaluate the model 2 times; {WHY}"
     assert told in result.summary["warnings"]
 
 

@@ -136,7 +136,7 @@ def test_a_lost_state_folder_is_named(tmp_path: Path) -> None:
     transport.close()
     (failure,) = result.failures
     assert (failure.client, failure.kind) == (1, "refused")
-    assert "node-1: the state of round 1 that counted is not in" in failure.reason
+    assert "node-1: a state that it should have kept is missing" in failure.reason
 
 
 def test_too_few_answers_stop_the_run_and_it_goes_on_later(undisturbed: RunResult, tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ def test_a_refusal_is_no_update_for_the_quorum_and_stops_nobody_else(tmp_path: P
     def refusing(name: str, number: int, blob: bytes) -> list[bytes]:
         if number != 2 or name not in ("node-1", "node-3"):
             return [blob]
-        says = {"status": "refused", "reason": "its data are gone"} if name == "node-1" else {"status": "done"}
+        says = {"status": "refused", "code": "data"} if name == "node-1" else {"status": "done"}
         return [pack("answer", {"ticket": unpack(blob).facts["ticket"], **says})]  # without an update
 
     found = []
@@ -166,7 +166,7 @@ def test_a_refusal_is_no_update_for_the_quorum_and_stops_nobody_else(tmp_path: P
         if quorum == 2:
             found = again(transport, ["deploy.quorum=2"]).failures
             continue
-        with pytest.raises(ClientError, match=r"2 of 4 nodes gave a usable .*quorum=3 .*1: its data are gone; "):
+        with pytest.raises(ClientError, match=r"2 of 4 nodes gave a usable .*quorum=3 .*1: its data do not fit .*; "):
             again(transport, ["deploy.quorum=3"])
         transport.close()
     assert [(f.round, f.client, f.kind) for f in found] == [(1, 1, "refused"), (1, 3, "refused")]
@@ -182,7 +182,7 @@ def test_a_quorum_that_refusals_leave_open_is_waited_for(tmp_path: Path) -> None
             transport.nodes[name] = None  # it has joined, and is offline when the round begins
         if number != 1 or name != "node-1":
             return [blob]
-        return [pack("answer", {"ticket": unpack(blob).facts["ticket"], "status": "refused", "reason": "not now"})]
+        return [pack("answer", {"ticket": unpack(blob).facts["ticket"], "status": "refused", "code": "state"})]
 
     receive = transport.receive
 

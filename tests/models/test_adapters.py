@@ -90,10 +90,11 @@ def packages(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     vit = SimpleNamespace(fixed_input_size=True, classifier="fc", num_classes=1000)
     stand_in(monkeypatch, "timm", create_model=create_model, get_pretrained_cfg=lambda name: vit)
-    config = SimpleNamespace(from_pretrained=lambda name: f"config of {name}")
+    config = SimpleNamespace(from_pretrained=lambda name, **settings: f"config of {name}{settings or ''}")
     stand_in(monkeypatch, "transformers", AutoModel=auto, AutoConfig=config)
 
 
+TRUST = {"trust_remote_code": False}
 INPUTS = {"efficientnet_b0": (3, 32, 32), "timm": (3, 8, 8), "distilbert": (7,)}
 
 
@@ -121,9 +122,9 @@ def test_what_the_packages_are_asked_for(packages: None) -> None:
     sized = {"pretrained": False, "num_classes": 0, "in_chans": 1, "img_size": (8, 8)}
     assert ASKED["timm"] == ("vit_tiny_patch16_224", sized)
     models.make("distilbert", classes=2, inputs=(7,), network="here")
-    assert ASKED["pretrained"] == (("here",), {})
+    assert ASKED["pretrained"] == (("here",), TRUST)
     models.make("distilbert", classes=2, inputs=(7,), pretrained=False)
-    assert ASKED["config"] == (("config of distilbert-base-uncased",), {})
+    assert ASKED["config"] == ((f"config of distilbert-base-uncased{TRUST}",), TRUST)
 
 
 @pytest.mark.parametrize("ending", ["safetensors", "pth", "pt"])

@@ -38,6 +38,7 @@ def command(arguments: argparse.Namespace) -> int:
     name, *arguments.words = arguments.words
     known: dict[str, Callable[[argparse.Namespace], int]] = {
         "server": serve, "node": node, "local": local, "certificates": certificates, "status": status,
+        "agree": agree,
     }  # fmt: skip
     if name not in known:
         raise ConfigError(f"unknown command 'deploy {name}'; {nearest(name, known)}")
@@ -226,6 +227,16 @@ def status(arguments: argparse.Namespace) -> int:
         row = (sizes[0], asked[client], counted[client], latest.get(client, "–"))
         table.add_row(name, *map(str, row))
     console.print(table)
+    return 0
+
+
+def agree(arguments: argparse.Namespace) -> int:
+    """Agree to the data specification that a server offered last to the node with this state folder."""
+    from fedloom.deploy.agreement import Agreement
+
+    if len(arguments.words) != 1:
+        raise ConfigError("fedloom deploy agree needs one folder, that of --state.")
+    print_raw(make_console(), f"agreed: {Agreement(Path(arguments.words[0]).expanduser()).accept()}")
     return 0
 
 

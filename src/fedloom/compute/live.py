@@ -118,7 +118,11 @@ class Live:
         for part in torch.arange(len(batch.x)).split(rows):
             twin = None if batch.twin is None else batch.twin[part]
             grads, losses = _each(one, ask.at, batch.x[part], batch.y[part], twin)
-            grad += clipping(torch.linalg.vector_norm(grads, dim=1), bound) @ grads
+            norms = torch.linalg.vector_norm(grads, dim=1)
+            if bound < float("inf") and not bool((usable := norms.isfinite()).all()):
+                # a sample without a gradient counts as 0: that it has none would be a bit without noise
+                norms, grads = norms.where(usable, 0.0), grads.where(usable[:, None], 0.0)
+            grad += clipping(norms, bound) @ grads
             total += losses.sum()
         return grad / len(batch.x), total / len(batch.x)
 

@@ -305,9 +305,11 @@ class ClientWork:
             if part.measured:
                 result.uploads.setdefault(place, {}).update(_measured(part, result.update))
         if forger is not None or plan.method.hooks["send"]:  # else the states by what is sent are those of ``end``
-            result = self._checked(result)
-            if result.failure is not None:
-                return result
+            checked = self._checked(result)
+            if checked.failure is not None:
+                if not plan.hides_divergence:
+                    return checked
+                result = self._emptied(result, at)
             self._send(result, seen)
         self._keep(result, at)
         return self._checked(result)
@@ -324,6 +326,20 @@ class ClientWork:
                 kept = self.second.own if plan.is_paired else at.buffers[buffers:]
                 private = {"private": at.theta[split:].clone(), "buffers": kept.clone()}
         with_private(result.state, private, "end")
+
+    def _emptied(self, result: Result, at: Vectors) -> Result:
+        """Zeros in place of work that diverged, with the client's state as it was: only noise is sent.
+
+        That a client was left out would be a bit about its data without noise.
+        """
+        load(self.plan, self.down, self.client, self.state, at)
+        self.moved_private = False
+        return Result(
+            self.client, torch.zeros_like(result.update), self.down.buffers.clone(),
+            {place: {name: torch.zeros_like(t) for name, t in one.items()} for place, one in result.uploads.items()},
+            {place: own for place in self.state if (own := own_state(self.state, place))},
+            None if result.moved is None else torch.zeros_like(result.moved), loss=result.loss,
+        )  # fmt: skip
 
     def _send(self, result: Result, seen: Mapping[str, Context]) -> None:
         """Apply the uplinks, in order, to everything that leaves the client."""

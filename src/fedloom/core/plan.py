@@ -196,6 +196,11 @@ class ClientPlan:
         """Whether noise, the clients' own or the server's, protects what clients upload."""
         return self.local.dp_clip is not None or any(uplink.is_private for uplink in self.method.uplink)
 
+    @property
+    def hides_divergence(self) -> bool:
+        """Whether clients add noise to what they send, which must then not depend on whether their work diverged."""
+        return any(uplink.is_private and not uplink.only_sums for uplink in self.method.uplink)
+
     def received(self, client: int, theta: Tensor) -> Tensor:
         """The entries of the server's parameters [P] that a client receives."""
         return self.levels[self.level[client]].own(theta)

@@ -19,13 +19,24 @@ from fedloom.core.method import Method
 from fedloom.core.plan import ClientPlan
 from fedloom.core.settings import from_plain, signature, to_plain, validate
 from fedloom.deploy.data import DataSpec, NodeData
+from fedloom.deploy.messages import Code, Refusal
 from fedloom.deploy.settings import DEPLOY
 from fedloom.experiment.experiment import Experiment
 from fedloom.experiment.setup import make_plan, placed
+from fedloom.models import models
 from fedloom.parts.uplink import ClipNoise
 
 SENT = ("method", "model", "local", "augment", "evaluation", "compute", "seed", "rounds", "dtype")
 """The keys of the configuration that are sent to nodes."""
+WORDS = {
+    "norm": ("none", "group", "batch"),
+    "padding": ("valid", "same"),
+    "activation": ("relu", "swish"),
+    "positions": ("last", "every"),
+}
+"""The settings of a model that are words, with those that a server may choose."""
+LARGEST = 1 << 20  # of a number among a model's settings
+DOWNLOADING = ("distilbert",)  # its configuration is on the hub, even without parameters
 
 
 @dataclass(frozen=True)
@@ -89,8 +100,7 @@ class Assignment:
         if strange := self.settings.keys() - set(SENT):
             raise ConfigError(f"an assignment sets {sorted(strange)[0]!r}, which is not for the server to set.")
         values = DEPLOY.complete(self.settings)
-        if values["model"].get("pretrained"):
-            raise ConfigError("model.pretrained=true makes nodes download weights; set it to false.")
+        closed(values["model"])
         return values
 
     def method(self) -> Method:
@@ -100,6 +110,39 @@ class Assignment:
             return made
         uplink = (replace(u, noise=self.noise) if isinstance(u, ClipNoise) else u for u in made.uplink)
         return replace(made, uplink=tuple(uplink))
+
+
+def closed(model: Mapping[str, Any]) -> None:
+    """Refuse a model that a node cannot make from numbers and words of closed lists alone.
+
+    What may name a file, a network of the hub or a library's own settings keeps its default.
+
+    Raises:
+        ConfigError: for such a setting, a number outside ±``LARGEST``, or a model that needs a download.
+
+    >>> closed({"name": "mlp", "hidden": [16], "norm": "none"})
+    >>> closed({"name": "timm", "weights": "/etc/passwd"})
+    Traceback (most recent call last):
+    ...
+    fedloom.core.errors.ConfigError: model.weights is not for a server to set.
+    """
+    name, own = model["name"], models[model["name"]].parameters
+    if name in DOWNLOADING:
+        raise ConfigError(f"model {name!r} makes nodes download a configuration; choose one that is made from sizes.")
+    for key, value in model.items():
+        if key == "name" or key not in own or (value == to_plain(own[key].default) and key != "pretrained"):
+            continue
+        listed = value if isinstance(value, list | tuple) else [value]
+        if key == "pretrained" and value is not False:
+            raise ConfigError("model.pretrained=true makes nodes download weights; set it to false.")
+        if not all(_harmless(key, one) for one in listed):
+            raise ConfigError(f"model.{key} is not for a server to set.")
+
+
+def _harmless(key: str, value: Any) -> bool:
+    if isinstance(value, str):
+        return value in WORDS.get(key, ())
+    return isinstance(value, bool) or (isinstance(value, int | float) and abs(value) <= LARGEST)
 
 
 def settings_of(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -143,9 +186,10 @@ def bench(assignment: Assignment, data: NodeData) -> Bench:
     federation = placed(_federation(data, client, clients), getattr(torch, experiment.dtype), "cpu")
     plan = make_plan(experiment, federation, "cpu")
     if assignment.model and assignment.model != model_digest(plan):
-        raise ConfigError(
+        raise Refusal(
+            Code.VERSION,
             "the model has other parameters here than at the server; install the same versions of fedloom and torch "
-            "as there."
+            "as there.",
         )
     whole = Population(clients, np.zeros(0, np.int64), assignment.mean_size or float(len(data.train)))
     plan = replace(plan, whole=whole, cohort=assignment.cohort, expected_cohort=assignment.expected_cohort)

@@ -10,6 +10,7 @@ from pathlib import Path
 from fedloom.core.checks import all_hold
 from fedloom.core.errors import CheckpointError, ConfigError
 from fedloom.core.plan import ClientPlan
+from fedloom.deploy.messages import Code, Refusal
 from fedloom.experiment.atomic import write_whole
 from fedloom.experiment.privacy import MISSING, ExampleAccountant, is_installed, together
 from fedloom.parts.uplink import ClipNoise
@@ -76,15 +77,17 @@ class Ledger:
         work = price(plan, samples, self.budget.delta)
         orders = self.orders + Counter([work])
         if len({one.kind for one in orders}) > 1:
-            raise ConfigError(
+            raise Refusal(
+                Code.BUDGET,
                 "this node has trained with mini-batches of another kind, Poisson samples or shuffled epochs, whose "
-                "privacy cannot be added to that of this order."
+                "privacy cannot be added to that of this order.",
             )
         epsilon = together(orders, self.budget.delta)
         if epsilon > self.budget.epsilon:
-            raise ConfigError(
+            raise Refusal(
+                Code.BUDGET,
                 f"this node's budget is ε = {self.budget.epsilon:g} (δ = {self.budget.delta:g}); with this order it "
-                f"would have spent {epsilon:.3g}."
+                f"would have spent {epsilon:.3g}.",
             )
         if count:
             entries = [{"work": asdict(one), "orders": number} for one, number in orders.items()]
@@ -104,7 +107,8 @@ def price(plan: ClientPlan, samples: int, delta: float) -> ExampleAccountant:
     for uplink in plan.method.uplink:
         if isinstance(uplink, ClipNoise) and uplink.noise_at == "client" and uplink.noise:
             return ExampleAccountant("shuffled", uplink.noise, 1, 1.0, delta)
-    raise ConfigError(
+    raise Refusal(
+        Code.BUDGET,
         "this node has a privacy budget and trains only with noise of its own: local.dp_clip with local.dp_noise, or "
-        "the uplink clip_noise with noise_at=client."
+        "the uplink clip_noise with noise_at=client.",
     )

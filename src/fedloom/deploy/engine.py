@@ -23,7 +23,18 @@ from fedloom.core.errors import ClientError, printable
 from fedloom.core.plan import ClientPlan
 from fedloom.deploy.answers import Shapes, measured, read_result, same_shapes, worked
 from fedloom.deploy.assignment import Assignment
-from fedloom.deploy.messages import EVALUATE, HELD_OUT, LOSSES, WORK, NodeRequest, Order, is_number, pack_broadcast
+from fedloom.deploy.messages import (
+    EVALUATE,
+    HELD_OUT,
+    LOSSES,
+    WORK,
+    Code,
+    NodeRequest,
+    Order,
+    is_number,
+    pack_broadcast,
+    reason_in,
+)
 from fedloom.deploy.transport import Delivered, Transport
 from fedloom.deploy.versions import FILE
 from fedloom.deploy.wire import LIMIT, Packet, WireError, unpack
@@ -228,7 +239,7 @@ class Deployed(Engine):
                 break  # those left are offline, and enough have answered
             for delivered in self.transport.receive(min(POLL, max(end - now, 0.01))):
                 self.tally.up += len(delivered.blob)
-                client = self._take(delivered, waiting, found)
+                client = self._take(delivered, waiting, found, down.round)
                 if client is not None and (failure := self._unusable(do, down, client, found[client], level)):
                     lacking[client] = failure
         self.tally.seconds += time.monotonic() - started
@@ -264,13 +275,16 @@ class Deployed(Engine):
             self.tally.down += sum(request.nbytes for request in fresh.values())
             self.transport.send(fresh)
 
-    def _take(self, delivered: Delivered, waiting: dict[str, int], found: dict[int, Packet | Failure]) -> int | None:
+    def _take(
+        self, delivered: Delivered, waiting: dict[str, int], found: dict[int, Packet | Failure], round: int
+    ) -> int | None:
         """Match an answer with its order and return the client; None if it is late, or answers another server."""
         client = self.numbers.get(delivered.node)
         try:
             answer = unpack(delivered.blob, self.terms.limit)
         except WireError as error:
-            answer = Packet("answer", {"status": "refused", "reason": f"its answer cannot be read: {error}"}, {})
+            reason = f"{delivered.node}: its answer cannot be read: {printable(str(error)).rstrip('.')}"
+            answer = Failure(round, -1 if client is None else client, FailureKind.REFUSED, reason)
             ticket = next((ticket for ticket, other in waiting.items() if other == client), "")
         else:
             ticket = str(answer.facts.get("ticket"))
@@ -304,12 +318,10 @@ class Deployed(Engine):
         facts, status = answer.facts, answer.facts.get("status")
         if status == "done":
             return None
-        kind = {"failed": FailureKind.CODE}.get(str(status), FailureKind.REFUSED)
+        kind = FailureKind.CODE if facts.get("code") == Code.FAILED else FailureKind.REFUSED
         if status == "left out" and facts.get("kind") in list(FailureKind):
             kind = FailureKind(facts["kind"])
-        reason = printable(str(facts.get("reason", "it gave no answer to the order")))[:1000].rstrip(".")
-        stage = printable(str(facts.get("stage", "")))[:100]
-        return Failure(down.round, client, kind, f"{self.names[client]}: {reason}", stage)
+        return Failure(down.round, client, kind, f"{self.names[client]}: {reason_in(facts)}")
 
     def _result(self, down: Broadcast, client: int, answer: Packet | Failure, level: int) -> Result:
         """A client's result as the serial engine would return it, with the version in place of its state."""

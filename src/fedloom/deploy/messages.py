@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any, NamedTuple, TypeGuard
 
 from torch import Tensor
 
 from fedloom.core.client import Broadcast
-from fedloom.core.errors import ConfigError
+from fedloom.core.errors import CheckpointError, ConfigError, DataError, FedLoomError
 from fedloom.core.settings import from_plain, signature, validate
 from fedloom.deploy.versions import FILE, TICKET
 from fedloom.deploy.wire import Packet, WireError, pack, unpack
@@ -17,6 +18,72 @@ from fedloom.experiment.state_files import flat, nested
 
 JOIN, LOSSES, HELD_OUT, WORK, EVALUATE = "join", "losses", "held_out_losses", "work", "evaluate"
 MOST = 2**40  # what numbers in answers stay below, so that they can be summed
+
+
+class Code(StrEnum):
+    """Why a node gives no result: all that it says of the reason to a server. The sentence is in the node's own log."""
+
+    MESSAGE = "message"
+    SETTINGS = "settings"
+    VERSION = "version"
+    AGREEMENT = "agreement"
+    DATA = "data"
+    BROADCAST = "broadcast"
+    STATE = "state"
+    UNCOVERED = "uncovered"
+    BUDGET = "budget"
+    FAILED = "failed"
+    STOPPED = "stopped"
+
+
+REASONS = {
+    Code.MESSAGE: "it cannot read the message",
+    Code.SETTINGS: "it does not take these settings from a server",
+    Code.VERSION: (
+        "its model has other parameters than the server's; install the same versions of fedloom and torch at both"
+    ),
+    Code.AGREEMENT: "its owner has agreed to another data specification",
+    Code.DATA: "its data do not fit the data specification",
+    Code.BROADCAST: "it does not take this model",
+    Code.STATE: "a state that it should have kept is missing or damaged",
+    Code.UNCOVERED: "the order asks for quantities that no noise covers",
+    Code.BUDGET: "the order does not suit its privacy budget",
+    Code.FAILED: "its work raised an exception",
+    Code.STOPPED: "it has stopped, and waits for its owner",
+}
+"""What the server's people read for each code."""
+
+
+def reason_in(facts: Mapping[str, Any]) -> str:
+    """The reason in an answer without a result, in words of the server's own."""
+    if facts.get("status") == "left out":
+        return {
+            "diverged": "its update is not finite", "code": REASONS[Code.FAILED],
+        }.get(str(facts.get("kind")), "it was left out")  # fmt: skip
+    code = facts.get("code")
+    if not isinstance(code, str) or code not in REASONS:
+        return "it gave no answer to the order"
+    return f"{REASONS[Code(code)]} ({code}); its own log says more"
+
+
+class Refusal(ConfigError):
+    """Raised where a node refuses an order; the server learns the code, the node's owner the sentence."""
+
+    def __init__(self, code: Code, sentence: str) -> None:
+        super().__init__(sentence)
+        self.code = code
+
+
+def code_of(error: Exception) -> Code:
+    """The code of an error.
+
+    >>> str(code_of(DataError("the value 'Smith' is no number"))), str(code_of(KeyError("Smith")))
+    ('data', 'failed')
+    """
+    if isinstance(error, Refusal):
+        return error.code
+    kinds = {WireError: Code.MESSAGE, DataError: Code.DATA, CheckpointError: Code.STATE, FedLoomError: Code.SETTINGS}
+    return next((code for kind, code in kinds.items() if isinstance(error, kind)), Code.FAILED)
 
 
 class NodeRequest(NamedTuple):

@@ -20,22 +20,38 @@ import torch
 from torch import Tensor
 
 from fedloom.compute import computes
-from fedloom.core.client import Broadcast, FailureKind, Result, State
+from fedloom.core.client import Broadcast, Result, State
 from fedloom.core.engine import Compute
-from fedloom.core.errors import CheckpointError, ConfigError, FedLoomError
+from fedloom.core.errors import CheckpointError, FedLoomError
 from fedloom.core.plan import ClientPlan
 from fedloom.core.server import Server, first_state
 from fedloom.core.targets import CLASSES
+from fedloom.deploy.agreement import Agreement
 from fedloom.deploy.assignment import Assignment, Bench, bench
 from fedloom.deploy.budget import Budget, Ledger
 from fedloom.deploy.data import NodeData, read
-from fedloom.deploy.messages import EVALUATE, HELD_OUT, JOIN, LOSSES, WORK, Order, read_broadcast
+from fedloom.deploy.messages import (
+    EVALUATE,
+    HELD_OUT,
+    JOIN,
+    LOSSES,
+    WORK,
+    Code,
+    Order,
+    Refusal,
+    code_of,
+    read_broadcast,
+)
+from fedloom.deploy.recipe import placeholder
 from fedloom.deploy.versions import Versions
 from fedloom.deploy.wire import LIMIT, WireError, pack
+from fedloom.experiment.atomic import write_whole
 from fedloom.experiment.evaluate import Evaluator
 from fedloom.experiment.lock import Lock
 from fedloom.experiment.state_files import flat
 
+MODERATE = 1e12  # largest value of a broadcast
+STOPPED = "stopped.txt"  # why a node with a budget answers no more
 RUN = 32  # longest run identifier, which names a folder
 
 
@@ -84,6 +100,7 @@ class Node:
         except CheckpointError:
             self.lock.release()
             raise
+        self.agreement = Agreement(state, tell)
         self._bench: tuple[str, Bench] | None = None
         self._samples: tuple[str, NodeData] | None = None
 
@@ -103,18 +120,21 @@ class Node:
                 self.tell("sending the last answer once more")
                 return again
             facts, tensors = self._do(asked, assignment, versions, broadcast)
-            facts["seconds"] = time.perf_counter() - started
+            if self.ledger is None:
+                facts["seconds"] = time.perf_counter() - started
             blob = pack("answer", {"ticket": ticket, **facts}, tensors)
             if WORK in asked.do:
                 versions.keep_answer(ticket, blob)
             return blob
         except FedLoomError as error:
             self.tell(f"refused: {error}")
-            return pack("answer", {"ticket": ticket, "status": "refused", "reason": str(error)})
-        except Exception as error:  # the server learns its name only: a message may hold data
-            self.tell(f"failed: {''.join(traceback.format_exception(error))}")
-            reason = f"{type(error).__name__}, whose traceback is in the node's log"
-            return pack("answer", {"ticket": ticket, "status": "failed", "reason": reason})
+            return _refused(ticket, code_of(error))
+        except Exception as error:
+            trace = "".join(traceback.format_exception(error))
+            self.tell(f"failed: {trace}")
+            if self.ledger is not None:
+                write_whole(self.home / STOPPED, trace.encode())
+            return _refused(ticket, Code.FAILED)
 
     def _versions(self, assignment: Assignment) -> Versions:
         if not (assignment.run.isalnum() and assignment.run.isascii() and len(assignment.run) <= RUN):
@@ -124,6 +144,12 @@ class Node:
     def _do(
         self, order: Order, assignment: Assignment, versions: Versions, broadcast: bytes
     ) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
+        if self.ledger is not None and (self.home / STOPPED).exists():
+            raise Refusal(
+                Code.STOPPED,
+                "this node has a privacy budget, and an exception, which may depend on its data, stopped it; "
+                f"delete {self.home / STOPPED} once you know why.",
+            )
         made = self._prepared(assignment)
         if JOIN in order.do:
             sizes = self._read(assignment).sizes
@@ -132,7 +158,8 @@ class Node:
             self.tell(
                 f"joined with {sizes[0]} samples for training, {sizes[1]} for validation and {sizes[2]} for tests"
             )
-            return {"status": "joined", "sizes": sizes, "threads": torch.get_num_threads()}, {}
+            facts = {"sizes": sizes, "threads": torch.get_num_threads(), "specification": self._agreed(assignment)[0]}
+            return {"status": "joined", **facts}, {}
         down = read_broadcast(broadcast, self.limit)
         plans = made.plan.levels
         if not 0 <= order.level < len(plans):
@@ -140,11 +167,15 @@ class Node:
         plan = plans[order.level]
         _check(made.plan if EVALUATE in order.do else plan, down)  # a node measures the part of the whole model
         if self.ledger is not None and set(order.do) != {WORK}:
-            raise ConfigError(
-                "this node has a privacy budget: it measures no losses and no metrics, which have no noise."
+            raise Refusal(
+                Code.UNCOVERED,
+                "this node has a privacy budget: it measures no losses and no metrics, which have no noise.",
             )
         if plan.is_private and {LOSSES, HELD_OUT} & set(order.do):
-            raise ConfigError("an order asks for losses of training or validation samples, which no noise covers.")
+            raise Refusal(
+                Code.UNCOVERED,
+                "an order asks for losses of training or validation samples, which no noise covers.",
+            )
         state = versions.confirm(order.base, order.oldest, prune=WORK in order.do)
         if EVALUATE in order.do:
             return self._evaluate(made, down, state), {}
@@ -174,12 +205,23 @@ class Node:
         key = json.dumps(assignment.facts, sort_keys=True)
         if self._bench is None or self._bench[0] != key:
             self._bench = None
-            self._bench = key, bench(assignment, self._read(assignment))
+            data = self._read(assignment)
+            if self.ledger is not None:  # what the settings alone do not suit is no reason to stop
+                samples = placeholder(assignment.spec)
+                bench(assignment, NodeData(samples, samples, samples))
+            try:
+                self._bench = key, bench(assignment, data)
+            except FedLoomError as error:
+                if self.ledger is None:
+                    raise
+                raise RuntimeError("the settings suit no data like this node's") from error
         return self._bench[1]
 
+    def _agreed(self, assignment: Assignment) -> tuple[str, int]:
+        return self.agreement.hold(assignment.spec, int(assignment.values["seed"]))
+
     def _read(self, assignment: Assignment) -> NodeData:
-        seed = int(assignment.values["seed"])
-        key = json.dumps([assignment.data, seed], sort_keys=True)
+        key, seed = self._agreed(assignment)
         if self._samples is None or self._samples[0] != key:
             self._samples = key, read(self.data, assignment.spec, seed)
         return self._samples[1]
@@ -199,10 +241,9 @@ class Node:
             failure = result.failure
             if failure.trace:
                 self.tell(failure.trace)
-            reason = failure.reason.partition(":")[0] if failure.trace else failure.reason
-            if private and failure.kind is FailureKind.DIVERGED:  # its reason would reveal the training loss
-                reason = "its update is not finite"
-            return {"status": "left out", "kind": failure.kind.value, "reason": reason, "stage": failure.stage}, {}
+            if failure.trace and self.ledger is not None:
+                raise RuntimeError(f"local work failed: {failure}")
+            return {"status": "left out", "kind": failure.kind.value}, {}
         uploads = {f"uploads|{key}": value for key, value in flat(result.uploads).items()}
         tensors = {"update": result.update, "buffers": result.buffers, **uploads}
         loss = {} if private else {"loss": result.loss}  # no noise covers it
@@ -234,5 +275,18 @@ def _check(plan: ClientPlan, down: Broadcast) -> None:
     found = {(place, name) for place, slices in down.parts.items() for name in slices}
     if not found <= wanted:
         raise WireError("the broadcast holds slices that no part of the method receives.")
-    if not all(bool(torch.isfinite(t).all()) for t in (down.theta, down.buffers)):
-        raise WireError("the received model is not finite.")
+    if not (0 <= down.lr < float("inf") and all(map(_moderate, [down.theta, down.buffers, *tensors_in(down.parts)]))):
+        raise Refusal(Code.BROADCAST, f"the received model has values that are not finite or beyond ±{MODERATE:g}.")
+
+
+def _moderate(values: Tensor) -> bool:
+    return not values.is_floating_point() or bool((values.abs() <= MODERATE).all())  # NaN is not
+
+
+def tensors_in(parts: State) -> list[Tensor]:
+    """All tensors of the parts of a broadcast."""
+    return [t for slices in parts.values() for t in slices.values()]
+
+
+def _refused(ticket: str, code: Code) -> bytes:
+    return pack("answer", {"ticket": ticket, "status": "refused", "code": code.value})

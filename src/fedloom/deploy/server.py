@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from fedloom.core.engine import ComputeFactory, EngineFactory
-from fedloom.core.errors import ConfigError, printable
+from fedloom.core.errors import ConfigError
 from fedloom.core.plan import ClientPlan
 from fedloom.deploy.answers import upload_shapes
 from fedloom.deploy.assignment import bench, model_digest
 from fedloom.deploy.data import NodeData
 from fedloom.deploy.engine import Deployed, ExchangeTerms, Tally, version_in
-from fedloom.deploy.messages import JOIN, NodeRequest, Order, is_count
+from fedloom.deploy.messages import JOIN, NodeRequest, Order, is_count, reason_in
 from fedloom.deploy.recipe import Recipe, Roster, Sizes, likely, placeholder
 from fedloom.deploy.settings import Deployment
 from fedloom.deploy.transport import Transport
@@ -113,7 +113,7 @@ def _joined(blob: bytes, terms: Deployment) -> tuple[Sizes | None, str]:
             threads = facts.get("threads")
             several = isinstance(threads, int) and 1 < threads < 2**16
             return (a, b, c), f"; it computes with {threads} threads and rounds differently" if several else ""
-    return None, f"refused: {printable(str(facts.get('reason', 'it gave no reason')))[:1000]}"
+    return None, f"refused: {reason_in(facts)}"
 
 
 UNTESTED = (

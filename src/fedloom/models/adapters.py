@@ -14,6 +14,25 @@ from fedloom.models.classifier import Classifier, image, models, shape, whole_nu
 from fedloom.models.weights import load_weights
 from fedloom.models.wrapped import Wrapped, wrap
 
+_SIZES = """
+    activation activation_dropout activation_function attention_bias attention_dropout
+    attention_probs_dropout_prob attn_pdrop bos_token_id classifier_activation classifier_dropout
+    classifier_dropout_prob d_ff d_kv d_model depths dim downsample_in_bottleneck downsample_in_first_stage
+    drop_path_rate dropout dropout_rate embd_pdrop embed_dim embedding_size encoder_attention_heads
+    encoder_ffn_dim encoder_layers encoder_stride eos_token_id ffn_dim head_dim hidden_act hidden_activation
+    hidden_dim hidden_dropout hidden_dropout_prob hidden_size hidden_sizes image_size initializer_range
+    intermediate_size layer_norm_eps layer_norm_epsilon layer_scale_init_value layer_type layerdrop
+    mask_token_id max_position_embeddings mlp_bias mlp_ratio n_ctx n_embd n_head n_heads n_inner n_layer
+    n_layers n_positions norm_epsilon num_attention_heads num_channels num_heads num_hidden_groups
+    num_hidden_layers num_key_value_heads num_layers num_stages pad_token_id patch_norm patch_size
+    position_embedding_type qkv_bias resid_pdrop rms_norm_eps rope_theta rotary_pct seq_classif_dropout
+    sep_token_id sinusoidal_pos_embds sliding_window strides summary_first_dropout type_vocab_size
+    use_absolute_embeddings use_bias vocab_size window_size
+"""
+CONFIGURABLE = frozenset(_SIZES.split())
+"""The keys of a network's configuration that ``config`` sets: sizes, rates and kinds of layers, none that names code or
+files."""
+TRUST = {"trust_remote_code": False}  # whatever a folder or the hub says
 EXTRAS = {"torchvision": "vision", "timm": "zoo", "transformers": "text", "peft": "text"}
 
 
@@ -156,14 +175,16 @@ def transformer(
         network: a folder with a network's ``config.json``, its name on the hub, or a kind of network, like ``bert``
             or ``vit``, with random parameters.
         pretrained: whether to load the folder's parameters; otherwise they are random.
-        config: changes to the network's configuration, like ``{num_hidden_layers: 2}``.
+        config: changes to the network's configuration, like ``{num_hidden_layers: 2}``: the sizes, rates and kinds of
+            layers in ``CONFIGURABLE``. No network runs code of its folder.
         lora: rank r of the adapters; 0 trains all parameters.
         lora_targets: endings of the names of the layers that get adapters; by default all linear layers of the encoder.
 
     Raises:
         ConfigError: if transformers or peft cannot be imported, the network cannot be made, has no linear head, or
-            ``lora`` is negative.
+            ``lora`` is negative, or ``config`` has another key.
     """
+    _check_config(config or {})
     package = _package("transformers", "transformers")
     pictures = len(inputs) == 3
     given = {**(config or {}), "num_labels": classes}
@@ -173,22 +194,36 @@ def transformer(
     else:
         shape("transformers", classes, inputs, 1, "sequences of token numbers, or images")
     auto = package.AutoModelForImageClassification if pictures else package.AutoModelForSequenceClassification
-    known = not pretrained and network in package.CONFIG_MAPPING
-    settings = _make(
-        "transformers", package.AutoConfig.for_model if known else package.AutoConfig.from_pretrained, network, **given
-    )
+    if not pretrained and network in package.CONFIG_MAPPING:
+        settings = _make("transformers", package.AutoConfig.for_model, network, **given)
+    else:
+        settings = _make("transformers", package.AutoConfig.from_pretrained, network, **given, **TRUST)
     if not pictures and getattr(settings, "pad_token_id", None) is None:
         settings.pad_token_id = 0
     if pretrained:
-        net = _make("transformers", auto.from_pretrained, network, config=settings)
+        net = _make("transformers", auto.from_pretrained, network, config=settings, **TRUST)
     else:
-        net = _make("transformers", auto.from_config, settings)
+        net = _make("transformers", auto.from_config, settings, **TRUST)
     linear = [n for n, m in net.named_modules() if isinstance(m, nn.Linear) and m.out_features == classes]
     if not linear:
         raise ConfigError(f"model 'transformers': network {network!r} has no linear layer for {classes} classes.")
     if lora:
         _adapt(net, whole_number("transformers", "lora", lora), lora_targets)
     return wrap(Logits(net, None if pictures else settings.pad_token_id), f"net.{linear[-1]}")
+
+
+def _check_config(config: dict[str, Any]) -> None:
+    """Raise ``ConfigError`` for a key that is not among ``CONFIGURABLE``, or whose value is no number or word."""
+    for key, value in config.items():
+        if key not in CONFIGURABLE:
+            raise ConfigError(
+                f"model 'transformers': config sets {key!r}, but it may set only sizes, rates and kinds of layers, "
+                "whose keys are fedloom.models.adapters.CONFIGURABLE."
+            )
+        if not all(
+            isinstance(one, bool | int | float | str) for one in (value if isinstance(value, list) else [value])
+        ):
+            raise ConfigError(f"model 'transformers': config.{key} must be a number, a word or a list of these.")
 
 
 def _adapt(net: Any, rank: int, targets: tuple[str, ...]) -> None:
@@ -239,9 +274,9 @@ def distilbert(
     shape("distilbert", classes, inputs, 1, "sequences of token numbers")
     package = _package("distilbert", "transformers")
     if pretrained:
-        net = _make("distilbert", package.AutoModel.from_pretrained, network)
+        net = _make("distilbert", package.AutoModel.from_pretrained, network, **TRUST)
     else:
-        config = _make("distilbert", package.AutoConfig.from_pretrained, network)
-        net = _make("distilbert", package.AutoModel.from_config, config)
+        config = _make("distilbert", package.AutoConfig.from_pretrained, network, **TRUST)
+        net = _make("distilbert", package.AutoModel.from_config, config, **TRUST)
     width = whole_number("distilbert", "hidden size", net.config.hidden_size)
     return Classifier(Encoder(net, width, net.config.pad_token_id or 0, dropout), width, classes)

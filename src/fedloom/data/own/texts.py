@@ -116,6 +116,6 @@ def _of_transformers(name: str) -> Any:
             'pip install "fedloom[text]" brings it.'
         ) from error
     try:
-        return AutoTokenizer.from_pretrained(name)
+        return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     except Exception as error:  # the hub and each file format fail in their own ways
         raise DataError(f"there is no tokeniser {name!r} ({in_one_line(error)}).") from error

@@ -1,0 +1,221 @@
+"""What a node owes a server that asks for code, files, cells of a table or bits without noise: nothing."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from helpers.deploying import config, in_process
+
+import fedloom.deploy.node as node_module
+from fedloom.cli import main
+from fedloom.core.errors import CheckpointError, ConfigError
+from fedloom.deploy.agreement import AGREED, OFFERED, Agreement
+from fedloom.deploy.assignment import settings_of
+from fedloom.deploy.budget import Budget
+from fedloom.deploy.data import DataSpec
+from fedloom.deploy.messages import Order, pack_broadcast, read_broadcast
+from fedloom.deploy.node import STOPPED, Node
+from fedloom.deploy.server import Recipe, run
+from fedloom.deploy.wire import unpack
+from fedloom.models import models
+
+TICKET = 32 * "0"
+TABLE = DataSpec((2,), 2, names=("no", "yes"), columns=("age", "weight"), label=("ill",))
+LOCAL_NOISE = ("method.uplink=[clip_noise]", "method.uplink.clip_noise.noise_at=client", "method.mixing=uniform")
+
+
+def table(path: Path, **changed: Any) -> str:
+    columns = {"age": np.arange(20.0), "weight": np.linspace(50, 90, 20), "ill": ["no", "yes"] * 10, "name": "Smith"}
+    pd.DataFrame(columns | changed).to_csv(path, index=False)
+    return str(path)
+
+
+def joining(spec: DataSpec, **settings: Any) -> bytes:
+    facts = {"run": "a1", "settings": settings_of(config().values) | settings, "data": vars(spec)}
+    return Order(TICKET, ("join",), facts).packed()
+
+
+def test_a_network_brings_no_code_with_its_configuration(tmp_path: Path) -> None:
+    """The key that would allow it is not one of ``config``'s, whatever folder is named."""
+    (tmp_path / "mine.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    about = {"model_type": "mine", "auto_map": {"AutoConfig": "mine.Mine"}}
+    (tmp_path / "config.json").write_text(json.dumps(about))
+    for key in ("trust_remote_code", "auto_map", "code_revision", "quantization_config", "cache_dir"):
+        with pytest.raises(ConfigError, match=f"config sets '{key}', but it may set only sizes"):
+            models.make("transformers", classes=2, inputs=(3,), network=str(tmp_path), config={key: True})
+    with pytest.raises(ConfigError, match=r"config.hidden_act must be a number, a word"):
+        models.make("transformers", classes=2, inputs=(3,), config={"hidden_act": {"a": 1}})
+    words = ("model=transformers", f"model.network={tmp_path}", "model.config={trust_remote_code: true}")
+    assert main(["run", "data=digits", "rounds=1", "--dry-run", *words]) != 0
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        {"name": "transformers", "network": "DIR", "config": {"trust_remote_code": True}},
+        {"name": "transformers", "network": "DIR"},
+        {"name": "transformers", "config": {"hidden_size": 8}},
+        {"name": "transformers", "lora": 2, "lora_targets": ["q_lin"]},
+        {"name": "timm", "network": "hf-hub:someone/network"},
+        {"name": "timm", "weights": "/etc/passwd"},
+        {"name": "timm", "pretrained": True},
+        {"name": "distilbert", "pretrained": False},
+        {"name": "distilbert", "network": "DIR", "pretrained": False},
+        {"name": "mlp", "hidden": [2**62]},
+        {"name": "mlp", "norm": "DIR"},
+    ],
+)
+def test_a_node_makes_networks_of_sizes_alone(model: dict[str, Any], tmp_path: Path) -> None:
+    """Nothing that names a file, a folder or a network of the hub is imported, opened or looked up."""
+    (folder := tmp_path / "net").mkdir()
+    (folder / "config.json").write_text("{}")
+    model = {key: str(folder) if value == "DIR" else value for key, value in model.items()}
+    opened: list[str] = []
+    sys.addaudithook(lambda event, args: opened.append(str(args[0])) if event in ("open", "socket.connect") else None)
+    node = Node(table(tmp_path / "mine.csv"), tmp_path / "state")
+    facts = unpack(node.answer(joining(TABLE, model=model))).facts
+    node.close()
+    assert facts == {"ticket": TICKET, "status": "refused", "code": "settings"}
+    assert not [path for path in opened if path.startswith((str(folder), "/etc/passwd"))]
+    assert not {"transformers", "timm"} & sys.modules.keys()
+
+
+def test_a_server_learns_nothing_of_a_table_from_refusals(tmp_path: Path) -> None:
+    """The specification is that of the first order; a code says that another one, whatever it asks for, is none."""
+    told: list[str] = []
+    node = Node(table(tmp_path / "mine.csv"), tmp_path / "state", told.append)
+    first = unpack(node.answer(joining(TABLE))).facts
+    assert first.keys() == {"ticket", "status", "sizes", "threads", "specification", "seconds"}
+    probes = [
+        replace(TABLE, label=("name",)),
+        replace(TABLE, names=("a", "b")),
+        replace(TABLE, range=(0.0, 10.0)),
+        replace(TABLE, range=(0.0, 1000.0)),
+        replace(TABLE, columns=("name", "age")),
+        replace(TABLE, columns=("age=1", "age=2")),
+        replace(TABLE, held_out=0.5),
+    ]
+    answers = [unpack(node.answer(joining(probe))).facts for probe in probes]
+    assert answers == [{"ticket": TICKET, "status": "refused", "code": "agreement"}] * len(probes)
+    assert unpack(node.answer(joining(TABLE))).facts["sizes"] == first["sizes"]
+    node.close()
+    assert any("another data specification" in line for line in told)
+    assert not any("Smith" in line for line in told)  # the table was not read for them
+
+
+def test_a_value_that_does_not_fit_is_told_to_the_owner_alone(tmp_path: Path) -> None:
+    told: list[str] = []
+    node = Node(table(tmp_path / "mine.csv"), tmp_path / "state", told.append)
+    facts = unpack(node.answer(joining(replace(TABLE, label=("name",))))).facts
+    node.close()
+    assert facts == {"ticket": TICKET, "status": "refused", "code": "data"}
+    assert "Smith" in told[-1]
+
+
+def test_the_seed_of_a_later_run_does_not_move_samples_between_the_splits(tmp_path: Path) -> None:
+    node, found = Node(table(tmp_path / "mine.csv"), tmp_path / "state"), []
+    for seed in (3, 4):
+        assert unpack(node.answer(joining(TABLE, seed=seed))).facts["status"] == "joined"
+        assert node._samples is not None
+        found.append(node._samples[1].test.x)
+    node.close()
+    assert torch.equal(*found)
+
+
+def test_the_owner_agrees_to_another_specification(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    node = Node(table(tmp_path / "mine.csv"), home := tmp_path / "state")
+    other = replace(TABLE, held_out=0.5)
+    before = unpack(node.answer(joining(TABLE))).facts
+    assert unpack(node.answer(joining(other))).facts["code"] == "agreement"
+    assert main(["deploy", "agree", str(home)]) == 0
+    assert '"held_out": 0.5' in capsys.readouterr().out
+    after = unpack(node.answer(joining(other))).facts
+    node.close()
+    assert (before["sizes"], after["sizes"]) == ([16, 0, 4], [10, 0, 10])
+    assert before["specification"] != after["specification"]
+    assert not (home / OFFERED).exists()
+    with pytest.raises(CheckpointError, match="no server has offered"):
+        Agreement(home).accept()
+    (home / AGREED).write_text("[]")
+    with pytest.raises(CheckpointError, match="damaged"):
+        Agreement(home).hold(TABLE, 0)
+
+
+def asked(tmp_path: Path, *words: str, peak: float | None = None) -> tuple[Node, Order, bytes]:
+    """A node of a private run with its order and broadcast; one value of its data is replaced by ``peak``."""
+    transport = in_process(made := config(*words, "rounds=1"), tmp_path)
+    run(Recipe.of(made), transport, 4)
+    transport.close()
+    order, broadcast = transport.sent["node-0"][-1]
+    node = transport.nodes["node-0"]
+    assert node is not None
+    if peak is not None:
+        with np.load(node.data) as held:
+            arrays = dict(held)
+        arrays["x_train"][:, 0, 0, 0] = 0
+        arrays["x_train"][0, 0, 0, 0] = peak
+        np.savez(node.data, **arrays)
+    return Node(node.data, node.home), Order.read(order, 10**7), broadcast
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("local.dp_clip=1.0", "local.dp_noise=1.0", "local.batch_size=0"), LOCAL_NOISE],
+    ids=["of samples", "of updates"],
+)
+def test_a_crafted_model_gives_no_bit_without_noise(
+    words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model whose output overflows for large values of one pixel: both nodes answer alike, with finite noise."""
+    said, finite = [], []
+    for number, peak in enumerate((0.1, 0.9)):
+        node, order, broadcast = asked(tmp_path / str(number), *words, peak=peak)
+        down = read_broadcast(broadcast, 10**7)
+        theta = torch.zeros_like(down.theta)
+        theta[0] = 2.3e38  # of the first pixel to the first of 16 hidden units
+        theta[16 * 65 : -10 : 16] = torch.arange(10.0)  # and of this unit to the outputs
+        crafted = pack_broadcast(replace(down, theta=theta))
+        for most, ticket in ((node_module.MODERATE, "1"), (float("inf"), "2")):
+            monkeypatch.setattr(node_module, "MODERATE", most)
+            packet = unpack(node.answer(replace(order, ticket=32 * ticket).packed(), crafted))
+            said.append({key: value for key, value in packet.facts.items() if key != "seconds"})
+            finite.append([bool(t.isfinite().all()) for t in packet.tensors.values()])
+            monkeypatch.undo()
+        node.close()
+    assert said[:2] == said[2:]
+    assert said[0] == {"ticket": 32 * "1", "status": "refused", "code": "broadcast"}
+    assert said[1]["status"] == "done"
+    assert "loss" not in said[1]
+    assert finite[1] == finite[3] == [True, True]
+
+
+def test_an_exception_at_a_node_with_a_budget_is_the_last_that_a_server_learns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether there was one may depend on its data: one bit, and the owner decides whether there is another."""
+    pytest.importorskip("dp_accounting", reason="the extra 'privacy' is not installed")
+    words = ("local.dp_clip=1.0", "local.dp_noise=5.0")
+    node, order, broadcast = asked(tmp_path, *words)
+    node.close()
+    told: list[str] = []
+    node = Node(node.data, node.home, told.append, budget=Budget(50.0))
+    monkeypatch.setattr("fedloom.compute.live._each", lambda *given: 1 / 0)
+    facts = []
+    for number in range(2):
+        facts.append(unpack(node.answer(replace(order, ticket=f"{number:032x}").packed(), broadcast)).facts)
+        monkeypatch.undo()
+    assert [one["code"] for one in facts] == ["failed", "stopped"]
+    assert "ZeroDivisionError" in (node.home / STOPPED).read_text()
+    (node.home / STOPPED).unlink()
+    answer = unpack(node.answer(replace(order, ticket=f"{2:032x}").packed(), broadcast)).facts
+    node.close()
+    assert answer.keys() == {"ticket", "status", "sent", "version"}  # neither a loss nor a time
