@@ -46,7 +46,7 @@ CLIENTS, SAMPLES, EPOCHS, BATCH = 5, 12_000, 10, 64
 STEPS = -(-SAMPLES // BATCH)  # of an epoch
 VIEWS = ("crop", "jitter", "blur")
 POLICIES: dict[str, Mixing] = {
-    "ssa": SelfSupervised(feed_back=True),
+    "ssa": SelfSupervised(optimiser="adam", feed_back=True),
     "ssa_similarity": Similarity(),
     "ssa_confidence": Confidence(),
 }

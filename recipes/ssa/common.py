@@ -70,7 +70,7 @@ TARGETS: dict[str, Target] = {
 
 STEPS_A_PASS = 16  # 1000 unlabelled inputs in batches of 64
 
-ADAM = SelfSupervised(steps=10 * STEPS_A_PASS, feed_back=True)
+ADAM = SelfSupervised(variance=1.0, optimiser="adam", steps=10 * STEPS_A_PASS, feed_back=True)
 """FedSSA's weights by Adam, in every round, as in algorithm 1."""
 
 DESCENT = replace(ADAM, optimiser="sgd", variance=10.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 from typing import Any
 
@@ -59,10 +60,10 @@ def p_of(policy: Any, of: RoundInfo) -> np.ndarray:
 
 
 POLICIES = {
-    "ssa": SelfSupervised(lr=0.2, batch_size=7, steps=12, draws=2, feed_back=True),
-    "confident": SelfSupervised(variance=10.0, lr=1.0, steps=10, feed_back=True),
-    "huge steps": SelfSupervised(lr=100.0, steps=10, feed_back=True),
-    "descent": SelfSupervised(optimiser="sgd", variance=10.0, lr=3.0, steps=10, feed_back=True),
+    "ssa": SelfSupervised(variance=1.0, optimiser="adam", lr=0.2, batch_size=7, steps=12, draws=2, feed_back=True),
+    "confident": SelfSupervised(optimiser="adam", lr=1.0, steps=10, feed_back=True),
+    "huge steps": SelfSupervised(variance=1.0, optimiser="adam", lr=100.0, steps=10, feed_back=True),
+    "descent": SelfSupervised(lr=3.0, steps=10, feed_back=True),
     "similarity": Similarity(),
     "confidence": Confidence(),
 }
@@ -120,18 +121,18 @@ def test_equal_models_get_equal_shares(policy: Any) -> None:
 def test_entropy_alone_leads_to_equal_shares_from_anywhere() -> None:
     z = torch.zeros(5, 4, 3, dtype=torch.float64)  # nobody says anything: cosine and variance have no slope
     start = torch.tensor([2.0, -1.0, 0.5, 0.0], dtype=torch.float64)
-    far = SelfSupervised(variance=0.0, entropy=1.0, lr=0.05).learnt(start, [(z, z)] * 10)
-    near = SelfSupervised(variance=0.0, entropy=1.0, lr=0.05).learnt(start, [(z, z)] * 2000)
+    far = SelfSupervised(optimiser="adam", variance=0.0, entropy=1.0, lr=0.05).learnt(start, [(z, z)] * 10)
+    near = SelfSupervised(optimiser="adam", variance=0.0, entropy=1.0, lr=0.05).learnt(start, [(z, z)] * 2000)
     assert np.ptp(far.numpy()) > 0.3
     np.testing.assert_allclose(near.numpy(), 0.25, atol=1e-6)
-    without = SelfSupervised(variance=0.0, entropy=0.0).learnt(start, [(z, z)] * 50)
+    without = SelfSupervised(optimiser="adam", variance=0.0, entropy=0.0).learnt(start, [(z, z)] * 50)
     np.testing.assert_allclose(without.numpy(), torch.softmax(start, 0).numpy(), atol=1e-6)
 
 
 def test_decision_is_the_one_of_the_derivation() -> None:
     """The same logits, the same steps: p after five epochs of Adam in NumPy."""
     first, second = logits(3)
-    policy = SelfSupervised(variance=2.0, entropy=0.1, lr=0.1)
+    policy = SelfSupervised(optimiser="adam", variance=2.0, entropy=0.1, lr=0.1)
     a, adam = np.zeros(4), target.Adam(0.1)
     for _ in range(5):
         a = a - adam.step(target.ssa_gradient(a, first.numpy(), second.numpy(), 2.0, 0.1))
@@ -157,7 +158,7 @@ def test_p_does_not_depend_on_how_often_the_same_inputs_are_given() -> None:
         replace(of, server_data=replace(data, inputs=data.inputs[:1].expand(n, -1, -1, -1), change=lambda x, _: x))
         for n in (8, 40)
     )
-    policy = SelfSupervised(lr=0.1, steps=30, batch_size=8, feed_back=True)
+    policy = SelfSupervised(variance=1.0, optimiser="adam", lr=0.1, steps=30, batch_size=8, feed_back=True)
     np.testing.assert_allclose(p_of(policy, once), p_of(policy, five), atol=1e-9)
     assert np.ptp(p_of(policy, once)) > 0.05
 
@@ -188,7 +189,7 @@ def test_the_least_loss_that_is_known() -> None:
     second = torch.stack([eye, eye[[1, 2, 0]], eye], 1)
     least = -1 - float(torch.softmax(eye[0], 0).var(correction=0))
     for optimiser, lr in (("adam", 0.1), ("sgd", 30.0)):
-        policy = SelfSupervised(optimiser=optimiser, entropy=0.0, lr=lr)  # pyright: ignore[reportArgumentType]
+        policy = SelfSupervised(variance=1.0, optimiser=optimiser, entropy=0.0, lr=lr)  # pyright: ignore[reportArgumentType]
         p = policy.learnt(torch.zeros(3, dtype=torch.float64), [(first, second)] * 300)
         assert p[0] > 0.99, optimiser
         assert float(ssa_loss(p.log(), first, second, entropy=0.0).mean()) == pytest.approx(least, abs=2e-3)
@@ -202,7 +203,9 @@ def test_a_model_that_knows_the_inputs_gets_the_largest_share() -> None:
     draw = np.random.default_rng(5)
     first, second = (torch.tensor(draw.normal(size=(40, 4, 3))) for _ in range(2))
     first[:, 2] = second[:, 2] = torch.eye(3, dtype=torch.float64)[torch.arange(40) % 3] * 6
-    p = SelfSupervised(lr=0.1).learnt(torch.zeros(4, dtype=torch.float64), [(first, second)] * 50)
+    p = SelfSupervised(variance=1.0, optimiser="adam", lr=0.1).learnt(
+        torch.zeros(4, dtype=torch.float64), [(first, second)] * 50
+    )
     assert p.argmax() == 2
     assert p[2] > 0.6
 
@@ -281,6 +284,19 @@ def test_views_are_made_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sizes == [6, 6, 6, 2]
 
 
+def test_a_read_out_that_is_one_client_is_told() -> None:
+    """The same weights in a loop, or an even mixture, are not."""
+    of = cohort()
+    alone = SelfSupervised(optimiser="adam", lr=1.0, steps=50)
+    of = replace(of, t=2, facts=of.facts._replace(rounds=3))
+    with pytest.warns(UserWarning, match=r"^FedSSA gives client \d+ \d+% of the weight\."):
+        assert p_of(alone, of).max() > 0.9
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert p_of(replace(alone, feed_back=True), of).max() > 0.9
+        assert p_of(SelfSupervised(steps=10), of).max() < 0.9
+
+
 def test_bad_settings() -> None:
     for settings, sentence in [
         ({"variance": -1.0}, "variance must be at least 0, not -1"),
@@ -337,7 +353,7 @@ def test_on_real_digits_the_client_with_the_targets_labels_counts_most(seed: int
         "rounds": 4, "local": Local(epochs=5, batch_size=16, lr=0.1), "views": ("blur",), "seed": seed,
         "evaluation": Evaluation(what=("global", "average")), "dtype": "float32",
     }  # fmt: skip
-    made = experiment(fedssa(variance=10.0, lr=0.02, steps=60, feed_back=True), **conditions)
+    made = experiment(fedssa(optimiser="adam", lr=0.02, steps=60, feed_back=True), **conditions)
     learnt, plain = run(made), go("fedavg", **conditions)
     p = after_training(made, learnt, made.method.mixing).p
     assert p.argmax() == 0

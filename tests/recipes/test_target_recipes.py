@@ -70,7 +70,7 @@ def test_the_methods_are_the_papers(conditions: ModuleType) -> None:
     assert (mixing["FedSSA"].variance, mixing["FedSSA"].entropy, mixing["FedSSA"].lr) == (10.0, 1e-3, 0.01)
     assert [mixing[name].optimiser for name in ("FedSSA", "FedSSA, Adam")] == ["sgd", "adam"]
     assert mixing["FedSSA, Adam"] == SelfSupervised(
-        steps=160, feed_back=True
+        variance=1.0, optimiser="adam", steps=160, feed_back=True
     )  # algorithm 1; ten passes over 1000 inputs
     assert conditions.SEED != conditions.TUNING
 

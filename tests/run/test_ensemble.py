@@ -62,7 +62,7 @@ def test_shares_by_samples_after_one_round_give_the_server_model_back() -> None:
 
 
 def test_a_mixture_that_is_not_fed_back_is_the_one_learnt_after_training() -> None:
-    policy = SelfSupervised(lr=0.1, steps=8, batch_size=8, draws=2)
+    policy = SelfSupervised(variance=1.0, optimiser="adam", lr=0.1, steps=8, batch_size=8, draws=2)
     made, result = finished(rounds=3)
     mixed = run(replace(made, method=replace(made.method, mixing=policy)))
     found = after_training(made, result, policy)
@@ -114,7 +114,7 @@ def test_buffers_are_mixed_like_parameters() -> None:
 
 def test_votes_are_those_of_the_definitions() -> None:
     made, result = finished()
-    votes = sample_wise(made, result, SelfSupervised(lr=0.2, steps=5, draws=2))
+    votes = sample_wise(made, result, SelfSupervised(variance=1.0, optimiser="adam", lr=0.2, steps=5, draws=2))
     plan = make_plan(made, made.federation, "cpu")
     clients, models, buffers = last_models(plan, result.snapshot)
     x, y = made.federation.test.x, made.federation.test.y
@@ -138,7 +138,7 @@ def test_votes_are_those_of_the_definitions() -> None:
 def test_samples_are_learnt_as_if_each_were_alone() -> None:
     draw = np.random.default_rng(0)
     first, second = (2 * torch.tensor(draw.normal(size=(1, 7, 4, 3))) for _ in range(2))
-    policy = SelfSupervised(variance=2.0, entropy=0.05, lr=0.2, steps=6)
+    policy = SelfSupervised(variance=2.0, optimiser="adam", entropy=0.05, lr=0.2, steps=6)
     together = sample_coefficients(first, second, policy).numpy()
     for m in range(7):
         a, adam = np.zeros(4), target.Adam(0.2)
@@ -151,7 +151,7 @@ def test_samples_are_learnt_as_if_each_were_alone() -> None:
 def test_several_draws_count_in_the_mean() -> None:
     draw = np.random.default_rng(1)
     first, second = (2 * torch.tensor(draw.normal(size=(3, 5, 4, 3))) for _ in range(2))
-    policy = SelfSupervised(lr=0.1, steps=4)
+    policy = SelfSupervised(variance=1.0, optimiser="adam", lr=0.1, steps=4)
     found = sample_coefficients(first, second, policy).numpy()
     a, adam = np.zeros(4), target.Adam(0.1)
     for _ in range(4):

@@ -164,7 +164,7 @@ def test_fedssa_for_a_buyer_is_fedssa_after_training() -> None:
         views=("blur",),
         evaluation=Evaluation(what=("global", "average")),
     )
-    result, policy = fl.run(made), SelfSupervised(variance=10.0, steps=40)
+    result, policy = fl.run(made), SelfSupervised(optimiser="adam", steps=40)
     expected = after_training(made, result, policy)
     unlabelled = made.federation.unlabelled
     assert unlabelled is not None

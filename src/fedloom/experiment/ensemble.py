@@ -31,7 +31,7 @@ from fedloom.experiment.setup import make_plan, placed, server_data
 from fedloom.experiment.snapshot import Snapshot
 from fedloom.parts.mixing.ssa import SelfSupervised, combined
 
-SAMPLE_WISE = SelfSupervised(lr=0.02, steps=10, draws=4)
+SAMPLE_WISE = SelfSupervised(variance=1.0, optimiser="adam", lr=0.02, steps=10, draws=4)
 
 
 @dataclass(frozen=True)

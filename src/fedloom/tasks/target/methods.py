@@ -107,9 +107,9 @@ class TargetSelfSupervised(TargetMethod):
     loss measures how confident a client is, not whether it is right.
 
     Args:
-        variance: λ_var ≥ 0, weight of confidence; 10 is often better than 1.
+        variance: λ_var ≥ 0, weight of confidence.
         entropy: λ_we ≥ 0, weight of collaboration.
-        optimiser: ``adam``, whose steps do not depend on the scale of the loss, or ``sgd``.
+        optimiser: ``sgd``, or ``adam``, whose steps do not depend on the scale of the loss.
         lr: learning rate of the optimiser.
         steps: number of its steps.
         batch_size: inputs per step.
