@@ -11,10 +11,17 @@ from typing import NoReturn
 
 from fedloom.applications import at, find, installed
 from fedloom.cli.help import commands, help_of, overview
-from fedloom.core.errors import ConfigError, FedLoomError, closest, nearest
+from fedloom.core.errors import (
+    GPU_IS_FULL,
+    ConfigError,
+    FedLoomError,
+    closest,
+    in_one_line,
+    is_out_of_memory,
+    nearest,
+)
 
 OK, MISTAKE, INTERRUPTED = 0, 2, 130
-GPU_IS_FULL = "OutOfMemoryError"  # by its name, because to import PyTorch takes seconds
 
 
 class Parser(argparse.ArgumentParser):
@@ -79,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         silence_stdout()
         return OK
     except (OSError, MemoryError, RuntimeError) as error:
-        if "--debug" in words or (isinstance(error, RuntimeError) and type(error).__name__ != GPU_IS_FULL):
+        if "--debug" in words or not (isinstance(error, OSError) or is_out_of_memory(error)):
             raise
         print(f"fedloom: {_of_machine(error)}", file=sys.stderr)
         _discard_output()
@@ -92,11 +99,12 @@ def _of_machine(error: OSError | MemoryError | RuntimeError) -> str:
     >>> _of_machine(OSError(28, "No space left on device", "out/page.html"))
     'out/page.html: No space left on device.'
     """
-    if isinstance(error, MemoryError):
-        return f"there is not enough memory{f' ({error})' if str(error) else ''}; choose smaller sizes."
-    if isinstance(error, RuntimeError):
+    if isinstance(error, OSError):
+        return f"{f'{error.filename}: ' if error.filename else ''}{error.strerror or error}."
+    if type(error).__name__ == GPU_IS_FULL:
         return "the GPU has not enough memory; choose smaller batches or cohorts, compute=live, or device=cpu."
-    return f"{f'{error.filename}: ' if error.filename else ''}{error.strerror or error}."
+    told = in_one_line(error).rpartition("DefaultCPUAllocator: ")[2]
+    return f"there is not enough memory{f' ({told})' if str(error) else ''}; choose smaller sizes."
 
 
 def _discard_output() -> None:

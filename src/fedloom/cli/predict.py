@@ -16,6 +16,7 @@ from torch import Tensor
 from fedloom.api import load
 from fedloom.applications import of_kind
 from fedloom.core.errors import ConfigError, DataError
+from fedloom.core.files import readable
 from fedloom.data.own.tables import is_frame
 from fedloom.data.sources.arrays import inputs
 from fedloom.data.sources.scale import rescaled
@@ -127,11 +128,13 @@ def read(path: Path, texts: Collection[str] = ()) -> Files:
     if path.name.lower().endswith((*CSV, ".parquet")):
         return {"x": read_frame(path, texts)}
     try:
-        with path.open("rb") as file:
+        with readable(path).open("rb") as file:
             stored = np.load(file, allow_pickle=False)
             found = {"x": stored} if isinstance(stored, np.ndarray) else dict(stored)
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}.") from error
+    except (DataError, MemoryError):
+        raise
     except Exception as error:  # zip, zlib and npy each fail in their own ways
         raise DataError(
             f"{path} cannot be read: it is truncated, or not a file of arrays (.npz, .npy) or a table (.csv, .parquet)."

@@ -14,7 +14,9 @@ from torch import nn
 from fedloom.config.schema import Config
 from fedloom.config.sections import Choice, Record, Section, sections_of
 from fedloom.core.checks import at_least
+from fedloom.core.errors import ConfigError
 from fedloom.core.federation import Arrays
+from fedloom.core.files import check_memory
 from fedloom.core.targets import TargetKind, outputs_for
 from fedloom.data import sources
 from fedloom.experiment.trackers import Tracker
@@ -101,8 +103,17 @@ def model_factory(
         ConfigError: for invalid settings.
     """
     make = functools.partial(MODEL.instantiate, values, **following(values["name"], arrays, targets))
-    with torch.device("meta"):
-        make()
+    try:
+        with torch.device("meta"):
+            made = make()
+    except RuntimeError as error:
+        if "overflow" not in str(error):
+            raise
+        raise ConfigError(
+            f"model={values['name']}: its layers are larger than any memory; choose smaller sizes."
+        ) from error
+    size = sum(t.numel() * t.element_size() for t in made.state_dict().values())
+    check_memory(f"model={values['name']}", size)
     return make
 
 

@@ -80,7 +80,7 @@ def parse(text: str, names: Mapping[str, Sequence[str]] | None = None) -> Parsed
         return ParsedOverride((key,), (literal.strip("'\"") or None,))
     try:
         override = OverridesParser.create().parse_override(text)
-    except HydraException as error:
+    except (HydraException, ValueError) as error:  # ValueError: a whole number of thousands of digits
         if simple := SIMPLE.fullmatch(text):  # characters that the grammar does not know, in a value that needs none
             return ParsedOverride(tuple(simple[1].split(".")), (simple[2],))
         raise ConfigError(

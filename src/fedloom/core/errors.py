@@ -6,6 +6,9 @@ import difflib
 import sys
 from collections.abc import Iterable
 
+GPU_IS_FULL = "OutOfMemoryError"  # by its name, because to import PyTorch takes seconds
+CPU_IS_FULL = ("DefaultCPUAllocator", "not enough memory")  # on Linux and macOS, and on Windows
+
 
 class FedLoomError(Exception):
     """Base class of all errors raised deliberately; the command line prints only the message and exits with 2."""
@@ -66,6 +69,17 @@ def in_one_line(error: BaseException, most: int = 200) -> str:
     ('shapes differ: [2] and [3]', 'AssertionError')
     """
     return (printable(str(error))[:most] or type(error).__name__).rstrip(".")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an exception says that the memory of this machine or of a GPU does not suffice.
+
+    >>> is_out_of_memory(RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"))
+    True
+    """
+    if isinstance(error, MemoryError) or type(error).__name__ == GPU_IS_FULL:
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in CPU_IS_FULL)
 
 
 def printable(text: str) -> str:

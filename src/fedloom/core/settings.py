@@ -130,6 +130,8 @@ def convert(key: str, value: Any, annotation: Any) -> Any:
     """
     try:
         return _convert(value, annotation)
+    except OverflowError:  # beyond every float
+        raise ConfigError(f"{key} holds a whole number of hundreds of digits; give one below 1e308.") from None
     except TypeError:
         if get_origin(annotation) is Literal and isinstance(value, str):
             raise ConfigError(f"{key} is {value!r}; {nearest(value, map(str, get_args(annotation)))}") from None

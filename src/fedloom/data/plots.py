@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from torch.nn.functional import pad
 
 from fedloom.core.errors import DataError
 from fedloom.core.federation import Arrays, Federation
+from fedloom.core.files import whole_file
 from fedloom.data.augment import Scale
 from fedloom.data.statistics import label_counts, statistics
 
@@ -69,13 +69,8 @@ def save(figure: Figure, path: str | Path, dpi: int) -> Path:
         OSError: if it cannot be written; nothing is left behind.
     """
     path = Path(path)
-    part = path.with_name(f".{path.name}.part")
-    try:
-        figure.savefig(part, dpi=dpi, format=path.suffix.lstrip(".") or "png")
-        os.replace(part, path)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
+    with whole_file(path) as file:
+        figure.savefig(file, dpi=dpi, format=path.suffix.lstrip(".") or "png")
     return path
 
 

@@ -7,17 +7,16 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fedloom.core import files
+
 if TYPE_CHECKING:
     from torch import Tensor
 
 
 def write_synced(path: Path, blob: bytes) -> None:
     """Write a file and wait until it is on disk."""
-    path.unlink(missing_ok=True)
-    with path.open("xb") as file:  # a new file: never write through a link
+    with files.new_file(path) as file:
         file.write(blob)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def sync_folder(folder: Path) -> None:
@@ -37,13 +36,8 @@ def write_whole(path: Path, blob: bytes, alone: bool = True) -> None:
         blob: the new content.
         alone: whether no other process may replace the file at the same time.
     """
-    part = path.with_name(f".{path.name}.part" if alone else f".{path.name}.{os.getpid()}.part")
-    try:
+    with files.replacement(path, alone) as part:
         write_synced(part, blob)
-        os.replace(part, path)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
 
 
 def append(path: Path, text: str, sync: bool = False) -> None:

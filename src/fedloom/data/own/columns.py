@@ -14,6 +14,7 @@ from fedloom.core.federation import Arrays
 from fedloom.data.own.tables import clients_of, is_frame
 from fedloom.data.sources.arrays import as_array
 from fedloom.data.sources.files import with_progress
+from fedloom.data.sources.formats import one_name_each
 from fedloom.data.sources.images import in_bytes
 
 
@@ -84,6 +85,7 @@ def _frame(
     what: str,
 ) -> Columns:  # fmt: skip
     columns = list(frame.columns)
+    one_name_each(columns, what)
     if label is None and y is None:
         raise DataError(
             f"{what} is a table; say which column is the target, with label=: {', '.join(map(str, columns))}."

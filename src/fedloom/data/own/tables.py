@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from datetime import date, time, timedelta
+from numbers import Number
 from typing import Any
 
 import numpy as np
 
-from fedloom.core.errors import DataError, nearest
+from fedloom.core.errors import DataError, in_words, nearest
+from fedloom.data.sources.formats import one_name_each
 from fedloom.data.sources.scale import rescaled
 
 CATEGORIES = 1000  # more in a column are rather identities
@@ -31,6 +33,7 @@ def clients_of(column: Any, what: str) -> np.ndarray:
     """
     if lost := int(column.isna().sum()):
         raise DataError(f"{what}: column {column.name!r} names no client in {lost} rows; drop or fill them.")
+    check_cells(column, f"{what}: column {column.name!r}")
     ids = column.to_numpy()
     if ids.dtype.kind == "f" and (ids == np.rint(ids)).all() and (np.abs(ids) < 2**53).all():
         ids = ids.astype(np.int64)  # in a table in which other rows lack it, a whole number is read as a float
@@ -72,8 +75,6 @@ def encoded(frames: Sequence[Any], what: str) -> tuple[list[np.ndarray], list[st
         raise DataError(f"{what}: not all tables have the columns {told}; give features=[...], which all of them have.")
     if not columns:
         raise DataError(f"{what} has no column other than label and client; there is nothing to learn from.")
-    if double := sorted({str(one) for frame in frames for one in frame.columns[frame.columns.duplicated()]}):
-        raise DataError(f"{what} has several columns named {', '.join(map(repr, double))}; rename them.")
     if "Unnamed: 0" in columns:
         raise DataError(
             f"{what} has the row numbers that pandas writes with a table as an input, column 'Unnamed: 0'; drop it, or "
@@ -102,6 +103,8 @@ def encoded(frames: Sequence[Any], what: str) -> tuple[list[np.ndarray], list[st
                 f"{what}: column {column!r} holds numbers in some tables and texts in others; convert it, so that "
                 "all have the same."
             )
+        for one in series:
+            check_cells(one, f"{what}: column {column!r}", numbers=True)
         known = categories(series) or sorted({str(value) for one in series for value in one.unique()})
         if len(known) > CATEGORIES:
             raise DataError(
@@ -139,6 +142,7 @@ def in_columns(frame: Any, columns: Sequence[str], scaled: Mapping[str, Any] | N
         DataError: if a column is missing or lacks values, is not numeric, or has a category that is not among the
             columns.
     """
+    one_name_each(frame.columns, "the table of inputs")
     names = {str(column): column for column in frame.columns}
     if list(frame.columns) == list(range(len(columns))) and not set(columns) <= names.keys():
         return frame.to_numpy(dtype=np.float32)
@@ -174,6 +178,20 @@ def with_categories(columns: Sequence[str]) -> set[str]:
     """
     parts = [name.split("=") for name in columns]
     return {"=".join(part[:end]) for part in parts for end in range(1, len(part))} - set(columns)
+
+
+def check_cells(column: Any, what: str, numbers: bool = False) -> None:
+    """Raise a ``DataError`` if cells hold several values each, or all hold ``numbers`` of no plain type."""
+    if column.dtype != object:
+        return
+    for cell in column:
+        if not isinstance(cell, Hashable):
+            raise DataError(f"{what} holds {in_words(cell)} in a cell; give one number or text, or leave it out.")
+    if numbers and len(column) and all(isinstance(cell, Number) and not isinstance(cell, bool) for cell in column):
+        raise DataError(
+            f"{what} holds numbers of type {type(column.iloc[0]).__name__}, like {str(column.iloc[0])[:20]}, which are "
+            "no floats and no whole numbers of 64 bits; convert them with astype(float), or scale them."
+        )
 
 
 def complete(series: Sequence[Any], what: str) -> None:

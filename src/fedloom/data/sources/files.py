@@ -168,16 +168,3 @@ def with_progress(items: Sequence[T], title: str, few: int = 2000) -> Iterator[T
         yield from items
     else:
         yield from track(items, title, console=console, transient=True)
-
-
-def check_memory(title: str, needed: int) -> None:
-    """Raise a ``DataError`` if this machine's memory cannot hold ``needed`` bytes."""
-    try:
-        there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, ValueError, OSError):  # not known on this platform
-        return
-    if needed > there:
-        raise DataError(
-            f"{title} needs {needed / 1e9:.1f} GB of memory, but there are {there / 1e9:.1f} GB; "
-            "choose smaller images or fewer of them."
-        )

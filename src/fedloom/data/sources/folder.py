@@ -12,11 +12,12 @@ from torch import Tensor
 
 from fedloom.core.errors import DataError
 from fedloom.core.federation import Arrays
+from fedloom.core.files import mapped, whole_file
 from fedloom.data.sources.arrays import inputs
 from fedloom.data.sources.base import Source, natural_clients, sources
 from fedloom.data.sources.files import with_progress
 from fedloom.data.sources.formats import stamp_of
-from fedloom.data.sources.images import by_class, read_image
+from fedloom.data.sources.images import by_class, folders_in, read_image
 
 
 @sources.register
@@ -72,7 +73,7 @@ def listed(pool: Path, by_client: bool) -> Listed:
     Raises:
         DataError: if a class has no images, or the folders of classes are in others, or not, against ``by_client``.
     """
-    outer = sorted(entry.name for entry in os.scandir(pool) if entry.is_dir() and entry.name[0] != ".")
+    outer = folders_in(pool)
     if not by_client and any(entry.is_dir() for name in outer for entry in os.scandir(pool / name)):
         raise DataError(
             f"{pool}: the folders in it hold folders; if they are those of clients, with one for each class, set "
@@ -95,16 +96,13 @@ def decoded(paths: list[Path], pool: Path, size: int, crop: bool) -> Tensor:
     """
     target = pool / f"fedloom-{stamp_of(paths, size, crop)}.npy"
     if not target.is_file():
-        part = target.with_name(f".{target.name}.part")
         try:
-            array = np.lib.format.open_memmap(part, "w+", np.float32, (len(paths), 3, size, size))
-            for row, path in enumerate(with_progress(paths, pool.name)):
-                array[row] = read_image(path, size, crop).transpose(2, 0, 1) / np.float32(255)
-            array.flush()
-            del array
-            os.replace(part, target)
+            with whole_file(target) as file:
+                array = mapped(file, np.float32, (len(paths), 3, size, size))
+                for row, path in enumerate(with_progress(paths, pool.name)):
+                    array[row] = read_image(path, size, crop).transpose(2, 0, 1) / np.float32(255)
+                array.flush()
+                del array
         except OSError as error:
             raise DataError(f"{target} cannot be written ({error.strerror or error}).") from error
-        finally:
-            part.unlink(missing_ok=True)
     return inputs(np.load(target, mmap_mode="r"))

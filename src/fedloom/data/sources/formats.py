@@ -7,10 +7,10 @@ import csv
 import gzip
 import hashlib
 import math
-import os
 import pickle
 import warnings
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -19,6 +19,7 @@ import numpy as np
 
 from fedloom.core.checks import one_of
 from fedloom.core.errors import DataError
+from fedloom.core.files import check_memory, readable, whole_file
 
 IDX_TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 UNKNOWN = ("", "?", "NaN", "nan")
@@ -32,16 +33,19 @@ def read_npz(path: Path, keys: Sequence[str], optional: Sequence[str] = ()) -> d
         DataError: if the file is missing, truncated or damaged, or lacks an array.
     """
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with np.load(readable(path), allow_pickle=False) as file:
             held = list(getattr(file, "files", ()))
             if missing := [key for key in keys if key not in held]:
                 raise DataError(f"{path} lacks {', '.join(missing)}; it holds {', '.join(held) or 'no named arrays'}.")
-            return {key: file[key] for key in (*keys, *optional) if key in held}
+            wanted = [key for key in (*keys, *optional) if key in held]
+            sizes = {info.filename: info.file_size for info in file.zip.infolist()}
+            check_memory(f"{path} unpacked", sum(sizes.get(f"{key}.npy", 0) for key in wanted))
+            return {key: file[key] for key in wanted}
     except FileNotFoundError as error:
         raise DataError(f"there is no file {path}.") from error
     except IsADirectoryError as error:
         raise DataError(f"{path} is a folder; name the npz file in it.") from error
-    except DataError:
+    except (DataError, MemoryError):
         raise
     except Exception as error:  # zip, zlib and npy each fail in their own ways
         reason = "" if "pickle" in str(error) else f" ({error})"  # NumPy would have it unpickled, which may run code
@@ -63,7 +67,9 @@ def read_npy_folder(path: Path, keys: Sequence[str], optional: Sequence[str] = (
     for key in (*keys, *optional):
         try:
             if key in held:
-                found[key] = np.load(held[key], mmap_mode="r", allow_pickle=False)
+                found[key] = np.load(readable(held[key]), mmap_mode="r", allow_pickle=False)
+        except DataError:
+            raise
         except Exception as error:
             raise DataError(f"{held[key]} is truncated or not an npy file of plain numbers ({error}).") from error
     return found
@@ -75,16 +81,8 @@ def write_npz(path: Path, **arrays: Any) -> None:
     Raises:
         OSError: if it cannot be written; nothing is left behind.
     """
-    part = path.with_name(f".{path.name}.part")
-    try:
-        with open(part, "wb") as file:
-            np.savez(file, **arrays)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
+    with whole_file(path) as file:
+        np.savez(file, **arrays)
 
 
 def cached(path: Path, stamp: str, make: Callable[[], np.ndarray]) -> np.ndarray:
@@ -111,7 +109,9 @@ def stamp_of(paths: Iterable[Path], *settings: Any) -> str:
     digest = hashlib.blake2b(repr(settings).encode(), digest_size=16)
     for path in paths:
         about = path.stat()
-        digest.update(f"{path.parent.name}/{path.name} {about.st_size} {about.st_mtime_ns}\n".encode())
+        digest.update(
+            f"{path.parent.name}/{path.name} {about.st_size} {about.st_mtime_ns}\n".encode(errors="surrogateescape")
+        )
     return digest.hexdigest()
 
 
@@ -133,7 +133,7 @@ def read_idx(path: str | Path, dims: int | None = None) -> np.ndarray:
     def truncated(promised: int, found: int) -> DataError:
         return DataError(f"{path} is truncated: its header promises {promised} bytes of data, but it holds {found}.")
 
-    with open(path, "rb") as raw:
+    with open(readable(path), "rb") as raw:
         gzipped = raw.read(2) == b"\x1f\x8b"
     try:
         with gzip.open(path) if gzipped else open(path, "rb") as file:
@@ -149,6 +149,7 @@ def read_idx(path: str | Path, dims: int | None = None) -> np.ndarray:
             promised = math.prod(shape) * dtype.itemsize
             if not gzipped and path.stat().st_size < 4 + len(header) + promised:  # before memory is allocated
                 raise truncated(promised, path.stat().st_size - 4 - len(header))
+            check_memory(f"{path} unpacked", promised)
             array = np.empty(shape, dtype)
             view = memoryview(array.reshape(-1).view(np.uint8))  # pyright: ignore[reportArgumentType]
             done = 0
@@ -190,8 +191,10 @@ def read_pickle(path: Path, keys: list[str]) -> dict[str, Any]:
         DataError: if the file is truncated or damaged, lacks a key, or contains anything but plain data.
     """
     try:
-        with open(path, "rb") as file:
+        with open(readable(path), "rb") as file:
             found = PlainUnpickler(file, encoding="latin1").load()
+    except (DataError, MemoryError):
+        raise
     except Exception as error:  # a damaged pickle fails in many ways
         raise DataError(f"{path} cannot be read as a pickle of plain data: {error}.") from error
     missing = [key for key in keys if not isinstance(found, dict) or key not in found]
@@ -216,10 +219,11 @@ def read_table(
         DataError: if the file is not text, a column is missing, or a row has the wrong number of cells.
     """
     try:
-        with open(path, newline="", encoding="utf-8-sig", errors="strict") as file:
+        with open(readable(path), newline="", encoding="utf-8-sig", errors="strict") as file:
             marks = csv.QUOTE_NONE if separator == "\t" else csv.QUOTE_MINIMAL
             reader = csv.reader(file, delimiter=separator, skipinitialspace=separator != "\t", quoting=marks)
             names = next(reader, []) if header else []
+            one_name_each(names, str(path))
             if missing := [name for name in columns if name not in names]:
                 raise DataError(f"{path} has no column {', '.join(missing)}; it has {', '.join(names) or 'nothing'}.")
             places, width = [names.index(name) for name in columns], len(names) if header else width
@@ -233,6 +237,12 @@ def read_table(
         raise DataError(f"{path} is not a text table ({error}).") from error
     except csv.Error as error:
         raise DataError(f"{path} is damaged: {error}.") from error
+
+
+def one_name_each(names: Iterable[Any], what: str) -> None:
+    """Raise a ``DataError`` if several columns have one name, of which one would be taken for another."""
+    if twice := [str(name) for name, count in Counter(names).items() if count > 1]:
+        raise DataError(f"{what} has several columns named {', '.join(map(repr, sorted(twice)))}; rename them.")
 
 
 def number(cell: str, where: object) -> float:

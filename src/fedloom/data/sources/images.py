@@ -16,7 +16,8 @@ from torch import Tensor
 
 from fedloom.core.errors import DataError
 from fedloom.core.federation import Arrays
-from fedloom.data.sources.files import check_memory, with_progress
+from fedloom.core.files import check_memory, readable
+from fedloom.data.sources.files import with_progress
 from fedloom.data.sources.formats import cached, stamp_of
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff")
@@ -109,6 +110,21 @@ def image_arrays(
     return Arrays(as_stored(raw, mean, std), y, len(names), tuple(names), mean, std)
 
 
+def folders_in(folder: Path) -> list[str]:
+    """The names of a folder's folders, sorted, without hidden ones.
+
+    Raises:
+        DataError: for a name that is not text, with which no class or client could be written down.
+    """
+    names = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and entry.name[0] != ".")
+    for name in names:
+        try:
+            name.encode()
+        except UnicodeEncodeError:
+            raise DataError(f"{folder} holds a folder {name!a}, whose name is not in UTF-8; rename it.") from None
+    return names
+
+
 def by_class(folder: Path, inner: str = "") -> tuple[list[Path], np.ndarray, list[str]]:
     """Image paths, class numbers [N] and class names of a folder with one sub-folder per class, in order of names.
 
@@ -119,7 +135,7 @@ def by_class(folder: Path, inner: str = "") -> tuple[list[Path], np.ndarray, lis
     Raises:
         DataError: if there are no classes, or a class has no images.
     """
-    names = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and entry.name[0] != ".")
+    names = folders_in(folder)
     if not names:
         raise DataError(f"{folder} holds no folders, but there should be one for each class.")
     found = []
@@ -178,7 +194,7 @@ def read_image(path: Path, size: int, crop: bool = False, resize: bool = True) -
     from PIL import Image
 
     try:
-        with Image.open(path) as file:
+        with Image.open(readable(path)) as file:
             wide, high = file.size
             if (wide, high) != (size, size) and not resize:
                 raise DataError(f"{path} is {wide} by {high} pixels, but {size} by {size} are expected.")
@@ -191,7 +207,7 @@ def read_image(path: Path, size: int, crop: bool = False, resize: bool = True) -
             elif picture.size != (size, size):
                 picture = picture.resize((size, size))
             return np.asarray(picture)
-    except DataError:
+    except (DataError, MemoryError):
         raise
     except Exception as error:  # each decoder fails in its own ways
         raise DataError(f"{path} is damaged or not an image ({error}).") from error

@@ -14,10 +14,11 @@ import torch
 from fedloom.core.checks import one_of
 from fedloom.core.errors import ConfigError, DataError
 from fedloom.core.federation import Arrays
+from fedloom.core.files import check_memory
 from fedloom.core.rng import stream
 from fedloom.data.sources import leaf
 from fedloom.data.sources.base import Source, cite, sources
-from fedloom.data.sources.files import check_memory, reads
+from fedloom.data.sources.files import reads
 
 ALPHABET = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"  # LEAF's
 CODE = np.full(256, ALPHABET.index(" "), dtype=np.uint8)  # other characters become a space

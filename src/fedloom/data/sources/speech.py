@@ -11,8 +11,9 @@ import torch
 
 from fedloom.core.errors import ConfigError, DataError
 from fedloom.core.federation import Arrays
+from fedloom.core.files import check_memory
 from fedloom.data.sources.base import Source, cite, natural_clients, sources
-from fedloom.data.sources.files import Files, check_memory, reads, with_progress
+from fedloom.data.sources.files import Files, reads, with_progress
 from fedloom.data.sources.formats import cached, stamp_of
 
 FOLDER = "speech_commands_v0.02"

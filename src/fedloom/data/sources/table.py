@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import csv
 import re
+import warnings
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 from fedloom.core.errors import DataError, first_line, in_one_line, nearest
+from fedloom.core.files import check_memory, readable
 from fedloom.data.sources.base import Source, sources
+from fedloom.data.sources.formats import one_name_each
 
 CSV = (".csv", *(f".csv.{packed}" for packed in ("gz", "bz2", "xz", "zip", "zst")))
+SEPARATORS = {";": "semicolons", "\t": "tabs"}
+COLUMNS = 100_000
 IN_DIGITS = re.compile(r"^\s*(\d{1,2})([./-])(\d{1,2})\2\d{2,4}\b")
 """A date whose day, month and year are numbers, the year at the end."""
 
@@ -84,23 +90,59 @@ def read_frame(path: Path, texts: Collection[str] = ()) -> Any:
     Raises:
         DataError: if there is no such file, or it is not a table.
     """
-    import pandas as pd
-
-    csv = path.name.lower().endswith(CSV)
     try:
-        frame = pd.read_csv(path, dtype=dict.fromkeys(texts, str)) if csv else pd.read_parquet(path)
+        frame = (_csv if path.name.lower().endswith(CSV) else _parquet)(readable(path), texts)
+    except (DataError, MemoryError):
+        raise
     except FileNotFoundError:
         raise DataError(f"there is no file {path}.") from None
     except UnicodeDecodeError:
         raise DataError(f"{path} is not encoded in UTF-8; write it in that encoding.") from None
     except Exception as error:  # readers fail in their own ways
         raise DataError(f"{path} cannot be read as a table ({in_one_line(error)}).") from error
-    heading = str(frame.columns[0]) if csv and len(frame.columns) == 1 else ""
-    if apart := next((name for sign, name in ((";", "semicolons"), ("\t", "tabs")) if sign in heading), None):
+    return frame
+
+
+def _csv(path: Path, texts: Collection[str]) -> Any:
+    import pandas as pd
+    from pandas.io.common import get_handle
+
+    with get_handle(path, "r", encoding="utf-8-sig", compression="infer") as opened:
+        header = next((row for row in csv.reader(opened.handle) if row), [])
+    if len(header) == 1 and (apart := next((name for sign, name in SEPARATORS.items() if sign in header[0]), None)):
         raise DataError(
             f"{path} separates its columns by {apart}; write it with commas, and with points in decimal numbers."
         )
-    return frame
+    _check_header(header, path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", pd.errors.ParserWarning)  # of values beyond the header, which would be lost
+        try:
+            return pd.read_csv(path, dtype=dict.fromkeys(texts, str), index_col=False)
+        except pd.errors.ParserWarning:
+            raise DataError(
+                f"{path} has more values in a row than the {len(header)} names in its header; name each column."
+            ) from None
+
+
+def _parquet(path: Path, texts: Collection[str]) -> Any:
+    import pandas as pd
+    import pyarrow.parquet as pq
+
+    with pq.ParquetFile(path) as file:
+        names = file.schema_arrow.names
+        _check_header(names, path)
+        check_memory(f"{path} unpacked", 8.0 * file.metadata.num_rows * len(names))
+    return pd.read_parquet(path)
+
+
+def _check_header(names: Sequence[str], path: Path) -> None:
+    """Raise a ``DataError`` if columns share a name, or are so many that a table of them takes minutes to read."""
+    one_name_each(names, str(path))
+    if len(names) > COLUMNS:
+        raise DataError(
+            f"{path} has {len(names):,} columns, and a table is read with at most {COLUMNS:,}; give wider data as one "
+            "array x, in an npz file."
+        )
 
 
 def in_order(frame: Any, column: str, what: str) -> Any:

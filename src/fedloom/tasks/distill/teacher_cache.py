@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from fedloom.core.checks import one_of
 from fedloom.core.errors import CheckpointError, ConfigError
+from fedloom.core.files import mapped, new_file
 from fedloom.experiment.model_files import content
 from fedloom.tasks.distill.data import Inputs
 from fedloom.tasks.distill.taps import FeatureTap, Outputs
@@ -168,7 +169,8 @@ class TeacherCache:
                     if name not in files:
                         shapes[name] = [len(self.x), *array.shape[1:]]
                         shape = tuple(shapes[name])
-                        files[name] = np.lib.format.open_memmap(part / f"{name}.npy", "w+", array.dtype, shape)
+                        with new_file(part / f"{name}.npy") as file:
+                            files[name] = mapped(file, array.dtype, shape)
                     files[name][rows] = array
             for file in files.values():
                 file.flush()

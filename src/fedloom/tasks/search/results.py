@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from omegaconf import OmegaConf
 
+from fedloom.core.files import whole_file
 from fedloom.experiment.atomic import write_whole
 from fedloom.experiment.trainer import Record
 from fedloom.metrics.comparison import paired
@@ -166,7 +167,8 @@ def write(
         candidate = next(r["candidate"] for r in history if r["role"] == flat[0]["role"])
         write_whole(folder / "winner.yaml", OmegaConf.to_yaml(OmegaConf.create(recipe(candidate))).encode())
     (folder / "figures").mkdir(exist_ok=True)
-    picture(tried, settings.goal, maximise).savefig(folder / "figures" / "pareto.svg")
+    with whole_file(folder / "figures" / "pareto.svg") as file:
+        picture(tried, settings.goal, maximise).savefig(file, format="svg")
 
 
 def front(points: Sequence[tuple[float, float]], maximise: bool) -> list[int]:

@@ -1,0 +1,113 @@
+"""Files: made new and replaced whole when written, and neither pipes, devices nor larger than memory when read."""
+
+from __future__ import annotations
+
+import math
+import os
+import stat
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from fedloom.core.errors import DataError
+
+CGROUP = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+
+
+@contextmanager
+def new_file(path: Path) -> Iterator[BinaryIO]:
+    """A new file to write into, never the target of a link; it is on disk when the block ends.
+
+    Raises:
+        OSError: if it cannot be written.
+    """
+    path.unlink(missing_ok=True)
+    with path.open("xb+") as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+
+
+@contextmanager
+def replacement(path: Path, alone: bool = True) -> Iterator[Path]:
+    """Where to write what replaces ``path`` when the block ends: readers see either the old content or the new one.
+
+    Args:
+        path: the file; a link is replaced itself.
+        alone: whether no other process may replace the file at the same time.
+
+    Raises:
+        OSError: if it cannot be written; nothing is left behind.
+    """
+    part = path.with_name(f".{path.name}.part" if alone else f".{path.name}.{os.getpid()}.part")
+    try:
+        yield part
+        os.replace(part, path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[BinaryIO]:
+    """A new file that replaces ``path``, see ``replacement``.
+
+    Raises:
+        OSError: if it cannot be written; nothing is left behind.
+    """
+    with replacement(path) as part, new_file(part) as file:
+        yield file
+
+
+def mapped(file: BinaryIO, dtype: DTypeLike, shape: tuple[int, ...]) -> np.memmap:
+    """A new array in an npy file that was opened for writing, mapped into memory."""
+    dtype = np.dtype(dtype)
+    about = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_2_0(file, about)
+    file.flush()
+    start = file.tell()
+    file.truncate(start + math.prod(shape) * dtype.itemsize)
+    return np.memmap(file, dtype, "r+", start, shape)
+
+
+def readable(path: Path) -> Path:
+    """The same path, unless reading it might never end; a path that does not exist is left to its reader.
+
+    Raises:
+        DataError: for a pipe, a socket or a device.
+    """
+    with suppress(OSError):
+        mode = path.stat().st_mode
+        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+            raise DataError(f"{path} is a pipe, a socket or a device, whose end is not known; give a file.")
+    return path
+
+
+def memory() -> float:
+    """Bytes of memory that this process may use, of the machine's, its container's or its own limit; inf if unknown."""
+    limits = [math.inf]
+    with suppress(AttributeError, ValueError, OSError):
+        limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    for limit in CGROUP:
+        with suppress(ValueError, OSError):  # ValueError: "max"
+            limits.append(int(Path(limit).read_text()))
+    if sys.platform != "win32":
+        import resource
+
+        if (most := resource.getrlimit(resource.RLIMIT_AS)[0]) != resource.RLIM_INFINITY:
+            limits.append(most)
+    return min(limits)
+
+
+def check_memory(title: str, needed: float) -> None:
+    """Raise a ``DataError`` if memory cannot hold ``needed`` bytes."""
+    if needed > (there := memory()):
+        raise DataError(
+            f"{title} needs {needed / 1e9:.1f} GB of memory, but there are {there / 1e9:.1f} GB; "
+            "choose smaller sizes or fewer samples."
+        )

@@ -1,0 +1,233 @@
+"""Files of strangers: nothing is written through a link, nothing endless is read, no table one column off."""
+
+import gzip
+import os
+import struct
+from collections.abc import Callable
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from helpers.commands import Cli, cli
+from PIL import Image
+
+from fedloom.cli.predict import read as read_inputs
+from fedloom.core import files
+from fedloom.core.errors import DataError
+from fedloom.data import plots, sources
+from fedloom.data.own import as_source
+from fedloom.data.sources.formats import cached, read_idx, read_npz, read_pickle, read_table, write_npz
+from fedloom.data.sources.images import read_image
+from fedloom.data.sources.table import read_frame
+
+__all__ = ["cli"]
+
+
+def images(folder: Path, *classes: str) -> Path:
+    for name in classes:
+        (folder / name).mkdir(parents=True)
+        for shade in (0, 200):
+            Image.fromarray(np.full((4, 4, 3), shade, np.uint8)).save(folder / name / f"{shade}.png")
+    return folder
+
+
+def _npz(folder: Path) -> None:
+    write_npz(folder / "x.npz", x=np.zeros(2))
+
+
+def _cache(folder: Path) -> None:
+    cached(folder / ".fedloom-images.npz", "stamp", lambda: np.zeros(2))
+
+
+def _folder(folder: Path) -> None:
+    sources.make("folder", path=str(folder / "images"), size=4)
+
+
+def _picture(folder: Path) -> None:
+    plots.save(plots.Figure(), folder / "plot.png", 50)
+
+
+@pytest.mark.parametrize("write", [_npz, _cache, _folder, _picture])
+def test_what_is_written_never_goes_through_a_link(write: Callable[[Path], None], tmp_path: Path) -> None:
+    """Every name at which a first write leaves a file is a link to a file of somebody's before the second."""
+    first, second, victim = tmp_path / "first", tmp_path / "second", tmp_path / "victim"
+    victim.write_text("precious")
+    for home in (first, second):
+        home.mkdir()
+        images(home / "images", "a")
+        for path in (home / "images" / "a").iterdir():
+            os.utime(path, (0, 0))  # the name of a folder's cache depends on it
+    write(first)
+    names = [path.relative_to(first) for path in first.rglob("*") if path.is_file()]
+    made = [name for name in names if not (second / name).exists()]
+    assert made
+    for name in made:
+        (second / name).with_name(f".{name.name}.part").symlink_to(victim)
+    write(second)
+    assert victim.read_text() == "precious"
+    assert sorted(path.name for path in second.rglob("*.part")) == []
+    assert all((second / name).read_bytes()[:4] == (first / name).read_bytes()[:4] for name in made)
+
+
+def test_a_mapped_file_holds_what_numpy_reads(tmp_path: Path) -> None:
+    with files.whole_file(tmp_path / "x.npy") as file:
+        array = files.mapped(file, np.float32, (3, 2))
+        array[:] = np.arange(6).reshape(3, 2)
+        array.flush()
+    assert np.load(tmp_path / "x.npy", mmap_mode="r").tolist() == [[0, 1], [2, 3], [4, 5]]
+
+
+READERS: dict[str, Callable[[Path], Any]] = {
+    "x.npz": lambda path: read_npz(path, ["x"]),
+    "x.idx": read_idx,
+    "x.pickle": lambda path: read_pickle(path, []),
+    "x.txt": lambda path: list(read_table(path)),
+    "x.csv": read_frame,
+    "x.parquet": read_frame,
+    "x.png": lambda path: read_image(path, 4),
+    "x.npy": read_inputs,
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize("endless", ["pipe", "device"])
+def test_a_pipe_or_a_device_is_refused_before_it_is_read(name: str, endless: str, tmp_path: Path) -> None:
+    if endless == "pipe":
+        os.mkfifo(tmp_path / name)
+    else:
+        (tmp_path / name).symlink_to("/dev/zero")
+    with pytest.raises(DataError, match="is a pipe, a socket or a device, whose end is not known"):
+        READERS[name](tmp_path / name)
+
+
+def test_what_unpacks_to_more_than_memory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    np.savez_compressed(tmp_path / "x.npz", x=np.zeros((1000, 1000)), y=np.zeros(1))
+    with gzip.open(tmp_path / "x.idx.gz", "wb") as file:
+        file.write(struct.pack(">BBBBI", 0, 0, 8, 1, 2_000_000) + bytes(2_000_000))
+    pq.write_table(pa.table({"x": np.zeros(200_000), "label": np.zeros(200_000)}), tmp_path / "x.parquet")
+    monkeypatch.setattr(files, "memory", lambda: 1e6)
+    for read in (
+        lambda p: read_npz(p / "x.npz", ["x"]),
+        lambda p: read_idx(p / "x.idx.gz"),
+        lambda p: read_frame(p / "x.parquet"),
+    ):
+        with pytest.raises(DataError, match=r"unpacked needs 0\.0 GB of memory, but there are 0\.0 GB"):
+            read(tmp_path)
+    assert list(read_npz(tmp_path / "x.npz", ["y"])) == ["y"]
+
+
+def test_memory_that_ends_while_a_file_is_read_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*args: Any, **settings: Any) -> None:
+        raise MemoryError("Unable to allocate 8 GiB")
+
+    np.savez(tmp_path / "x.npz", x=np.zeros(2))
+    monkeypatch.setattr(np.lib.npyio.NpzFile, "__getitem__", full)
+    for read in (lambda p: read_npz(p, ["x"]), read_inputs):
+        with pytest.raises(MemoryError):
+            read(tmp_path / "x.npz")
+
+
+def test_memory_of_the_cpu_that_does_not_suffice_is_one_sentence(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    def hungry(*args: Any) -> None:
+        torch.empty(2**50)
+
+    monkeypatch.setattr("fedloom.experiment.evaluate.Evaluator.deployed", hungry)
+    answer = cli("run", "method=fedavg", "model=logistic", "clients=2", "rounds=1")
+    assert answer.code == 2
+    assert answer.err.splitlines()[-1].startswith(
+        "fedloom: there is not enough memory (can't allocate memory: you tried"
+    )
+
+
+@pytest.mark.parametrize("size", ["4611686018427387904", "400000000"])
+def test_a_model_larger_than_memory_is_refused_before_it_is_made(
+    size: str, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "memory", lambda: 1e10)
+    answer = cli("run", "method=fedavg", "model=mlp", f"model.hidden=[{size}]", "--dry-run")
+    assert (answer.code, answer.out) == (2, "")
+    assert "smaller sizes" in answer.err.splitlines()[-1]
+
+
+@pytest.mark.parametrize("digits", [400, 5000])
+@pytest.mark.parametrize("key", ["local.lr", "rounds", "seed", "clients", "partition.alpha", "model.hidden"])
+def test_a_number_of_hundreds_of_digits_is_one_sentence(key: str, digits: int, cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text(f"{key}: {'1' * digits}\npartition: dirichlet\nmodel: mlp\n")
+    for words in (("recipe.yaml",), ("partition=dirichlet", "model=mlp", f"{key}={'1' * digits}")):
+        answer = cli("run", *words, "--dry-run")
+        assert (answer.code, answer.out) == (2, "")
+        assert answer.err.splitlines()[-1].startswith("fedloom: ")
+
+
+def csv(tmp_path: Path, text: str) -> Path:
+    (tmp_path / "table.csv").write_text(text)
+    return tmp_path / "table.csv"
+
+
+@pytest.mark.parametrize("end", ["9", "x"])
+def test_rows_with_a_value_more_than_the_header_are_not_read_one_column_off(end: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="more values in a row than the 3 names in its header"):
+        read_frame(csv(tmp_path, f"a,b,label\n1,2,0,{end}\n3,4,1,{end}\n"))
+
+
+def test_commas_at_the_ends_of_rows_are_no_values(tmp_path: Path) -> None:
+    frame = read_frame(csv(tmp_path, "a,b,label\n1,2,0,\n3,4,1,\n"))
+    assert frame.to_dict("list") == {"a": [1, 3], "b": [2, 4], "label": [0, 1]}
+
+
+@pytest.mark.parametrize("packed", [".csv", ".csv.gz", ".csv.xz", ".csv.zip"])
+def test_a_name_that_two_columns_have_is_refused(packed: str, tmp_path: Path) -> None:
+    frame = pd.DataFrame([[0, 1, 1], [1, 2, 0]], columns=pd.Index(["y", "a", "y"]))
+    frame.to_csv(tmp_path / f"t{packed}", index=False)
+    with pytest.raises(DataError, match="several columns named 'y'; rename them"):
+        sources.make("table", path=str(tmp_path / f"t{packed}"), label="y")
+    with pytest.raises(DataError, match="several columns named 'y'; rename them"):
+        as_source(frame, label="y")
+
+
+def test_two_columns_of_a_parquet_file_with_one_name(tmp_path: Path) -> None:
+    pq.write_table(pa.table([pa.array([1])] * 3, names=["y", "a", "y"]), tmp_path / "t.parquet")
+    with pytest.raises(DataError, match="several columns named 'y'; rename them"):
+        read_frame(tmp_path / "t.parquet")
+
+
+def test_a_table_of_too_many_columns_is_refused_at_once(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="100,001 columns, and a table is read with at most 100,000"):
+        read_frame(csv(tmp_path, ",".join(map(str, range(100_001))) + "\n"))
+
+
+CELLS = {
+    "lists": [[1, 2], [3]],
+    "mappings": [{"a": 1}, {"a": 2}],
+    "arrays": [np.zeros(2), np.ones(2)],
+    "numbers of 400 digits": [10**400, 10**401],
+    "decimals": [Decimal("1.5"), Decimal("2.5")],
+}
+
+
+@pytest.mark.parametrize("kind", CELLS)
+def test_cells_that_are_neither_numbers_nor_texts(kind: str) -> None:
+    frame = pd.DataFrame({"x": pd.Series(CELLS[kind], dtype=object), "more": [1.0, 2.0], "label": [0, 1]})
+    with pytest.raises(DataError, match=r"column 'x' holds (a |an |numbers of type)"):
+        as_source(frame, label="label")
+    if kind in ("lists", "mappings", "arrays"):
+        with pytest.raises(DataError, match=r"column 'x' holds an? "):
+            as_source(frame, label="label", client="x")
+
+
+def test_folders_whose_names_are_not_text(tmp_path: Path) -> None:
+    images(tmp_path / "set", "a", os.fsdecode(b"\xff\xfe"))
+    with pytest.raises(DataError, match=r"'\\udcff\\udcfe', whose name is not in UTF-8; rename it"):
+        sources.make("folder", path=str(tmp_path / "set"), size=4)
+
+
+def test_images_may_have_any_name(tmp_path: Path) -> None:
+    images(tmp_path / "set", "a", "b")
+    (tmp_path / "set" / "a" / "0.png").rename(tmp_path / "set" / "a" / os.fsdecode(b"\xff.png"))
+    assert len(sources.make("folder", path=str(tmp_path / "set"), size=4).train) == 4
