@@ -38,10 +38,14 @@ make = methods.make
 
 
 def preset(
-    method: Method, summary: str, note: str = "", names: Mapping[str, str] | None = None
-) -> Callable[..., Method]:
-    """Register a row of the table and turn it into a function with ``fedloom.core.preset.factory``."""
-    return methods.register(factory(method, summary, note, names))
+    name: str,
+    make: Callable[[str], Method],
+    summary: str,
+    note: str = "",
+    names: Mapping[str, str] | None = None,
+) -> None:
+    """Register a row of the table: ``make`` and ``fedloom.core.preset.factory`` are called when it is first used."""
+    methods.later(name, lambda: factory(make(name), summary, note, names), f"{__name__}.{name}")
 
 
 def __getattr__(name: str) -> Callable[..., Method]:
@@ -57,197 +61,237 @@ def __dir__() -> list[str]:
 
 # federated averaging and the two extremes: no communication, and pooled data
 preset(
-    Method("fedavg", CE, citation=MCMAHAN),
+    "fedavg",
+    lambda name: Method(name, CE, citation=MCMAHAN),
     "Local SGD on F_i, then the mean weighted by samples: θ ← Σ (n_i/n) θ_i.",
     "McMahan et al. 2017, algorithm 1. Every slot is at its identity.",
 )
 preset(
-    Method("local", CE, personal=personal.LocalOnly()),
+    "local",
+    lambda name: Method(name, CE, personal=personal.LocalOnly()),
     "No communication: every client trains its own model, round after round, and deploys it.",
 )
 preset(
-    Method("centralised", CE, pooled=True),
+    "centralised",
+    lambda name: Method(name, CE, pooled=True),
     "SGD on the pooled data of all clients: the oracle that federated methods are compared with.",
     "A round is one client's local training on the union of all clients' data; nothing is communicated.",
 )
 # against client drift
 preset(
-    Method("fedprox", (*CE, objectives.Proximal())),
+    "fedprox",
+    lambda name: Method(name, (*CE, objectives.Proximal())),
     "Local SGD on F_i(θ) + (μ/2)‖θ - θ^t‖², then the mean weighted by samples. Li et al., MLSys 2020.",
 )
 preset(
-    Method("scaffold", CE, drift.Scaffold(), mixing=mixing.Uniform()),
+    "scaffold",
+    lambda name: Method(name, CE, drift.Scaffold(), mixing=mixing.Uniform()),
     "Steps along g - c_i + c with control variates c_i, c; unweighted mean. Twice FedAvg's communication.",
     "Karimireddy et al., ICML 2020. Its first round is FedAvg's with uniform mixing.",
 )
 preset(
-    Method("feddyn", CE, drift.FedDynDrift(), mixing=mixing.Uniform()),
+    "feddyn",
+    lambda name: Method(name, CE, drift.FedDynDrift(), mixing=mixing.Uniform()),
     "Local argmin of F_i(θ) - ⟨h_i, θ⟩ + (α/2)‖θ - θ^t‖², then θ ← mean_S θ_i - h/α.",
     "Acar et al., ICLR 2021; thesis §2.2, algorithm 1.",
 )
 preset(
-    Method("fedcm", CE, drift.FedCMDrift()),
+    "fedcm",
+    lambda name: Method(name, CE, drift.FedCMDrift()),
     "Client momentum: steps along αg + (1 - α)d, where d is the direction in which the server last moved.",
     "Xu et al. 2021, algorithm 2. With α = 1 it is FedAvg." + MEAN,
 )
 preset(
-    Method("fednova", CE, drift.FedNovaDrift()),
+    "fednova",
+    lambda name: Method(name, CE, drift.FedNovaDrift()),
     "Normalised averaging: Δ = (Σ p_i τ_i) Σ p_i Δ_i/τ_i with τ_i the number of local steps, p_i = n_i/n.",
     "Wang et al., NeurIPS 2020. With equal τ_i it is FedAvg.",
 )
 preset(
-    Method("fedsplit", CE, drift.FedSplitDrift(), mixing=mixing.Uniform()),
+    "fedsplit",
+    lambda name: Method(name, CE, drift.FedSplitDrift(), mixing=mixing.Uniform()),
     "Operator splitting: u_i ≈ prox of sF_i at 2x - z_i, z_i ← z_i + 2(u_i - x), x ← mean z_i, by local SGD.",
     "Pathak & Wainwright, NeurIPS 2020; for partial participation Acar, thesis 2023, §A.1.1.",
 )
 preset(
-    Method("feddc", CE, drift.FedDCDrift(), mixing=mixing.Uniform()),
+    "feddc",
+    lambda name: Method(name, CE, drift.FedDCDrift(), mixing=mixing.Uniform()),
     "Local argmin of F_i(θ) + (α/2)‖h_i + θ - θ^t‖² + (1/(ηk))⟨θ, g_i - g⟩, h_i ← h_i + θ_i - θ^t, mean of θ_i + h_i.",
     "Gao et al., CVPR 2022. One and a half times FedAvg's communication.",
 )
 preset(
-    Method("feddecorr", (*CE, objectives.Decorrelation())),
+    "feddecorr",
+    lambda name: Method(name, (*CE, objectives.Decorrelation())),
     "Local SGD on F_i(θ) + (β/d²)‖K‖_F², K the correlations of a batch's features; mean weighted by samples.",
     "Shi et al., ICLR 2023. With β = 0 it is FedAvg.",
 )
 # mixing coefficients for fairness between clients, from the losses of the received model
 preset(
-    Method("afl", CE, mixing=mixing.AFL()),
+    "afl",
+    lambda name: Method(name, CE, mixing=mixing.AFL()),
     "Agnostic: p ← Proj_Δ(p + γF), towards min_θ max_p Σ p_i F_i. All clients in all rounds. Mohri et al., ICML 2019.",
 )
 preset(
-    Method("q_ffl", CE, mixing=mixing.QFFL()),
+    "q_ffl",
+    lambda name: Method(name, CE, mixing=mixing.QFFL()),
     "q-FedAvg: p_i ∝ n_i F_i^q, Δ = Σ n_i F_i^q LΔ_i / Σ n_i (qF_i^{q-1}‖LΔ_i‖² + LF_i^q), L = 1/η. Li et al., 2020.",
 )
 preset(
-    Method("term", CE, mixing=mixing.TERM()),
+    "term",
+    lambda name: Method(name, CE, mixing=mixing.TERM()),
     "Tilted risk: p_i ∝ n_i exp(λF_i). Li et al., ICLR 2021.",
 )
 preset(
-    Method("propfair", (objectives.PropFair(),)),
+    "propfair",
+    lambda name: Method(name, (objectives.PropFair(),)),
     "Proportional fairness: local steps on -log(M - ℓ), a line where M - ℓ < ε; the mean weighted by samples.",
     "Zhang et al., 2022, as its authors run it. With cross entropy and the mixing part ``propfair``, the factor "
     "1/(M - F) goes into the mixing coefficients instead (Hahn 2024, table 3.2).",
 )
 preset(
-    Method("fedmgda", CE, mixing=mixing.FedMGDA()),
+    "fedmgda",
+    lambda name: Method(name, CE, mixing=mixing.FedMGDA()),
     "FedMGDA+: θ ← θ - η Σ λ_i Δ_i/‖Δ_i‖, the shortest such mixture with |λ_i - n_i/n| ≤ ε. Hu et al., 2022.",
 )
 preset(
-    Method("aaggff_s", CE, mixing=mixing.AAggFFS()),
+    "aaggff_s",
+    lambda name: Method(name, CE, mixing=mixing.AAggFFS()),
     "AAggFF for silos: p by online Newton steps on CDF(F_i/F̄)/K. All clients in all rounds. Hahn et al., ICML 2024.",
 )
 preset(
-    Method("aaggff_d", CE, mixing=mixing.AAggFFD()),
+    "aaggff_d",
+    lambda name: Method(name, CE, mixing=mixing.AAggFFD()),
     "AAggFF for devices: p_i ∝ exp(-√(log K) Σ ğ_i / (Ľ√(t+1))), doubly robust gradients ğ. Hahn et al., ICML 2024.",
 )
 # less to send; method.uplink=[top_k] and so on makes any other method do so
 preset(
-    Method("fedpaq", CE, mixing=mixing.Uniform(), uplink=(uplink.QSGD(),)),
+    "fedpaq",
+    lambda name: Method(name, CE, mixing=mixing.Uniform(), uplink=(uplink.QSGD(),)),
     "The unweighted mean of updates, quantised without bias to a few bits per number. Reisizadeh et al., AISTATS 2020.",
     names={"uplink.0.slices": ""},
 )
 # less to know; method.uplink=clip_noise makes any other method private whose uploads have bounds
 preset(
-    Method("dp_fedavg", CE, mixing=mixing.Uniform(), uplink=(uplink.ClipNoise(),)),
+    "dp_fedavg",
+    lambda name: Method(name, CE, mixing=mixing.Uniform(), uplink=(uplink.ClipNoise(),)),
     "Client-level differential privacy: updates clipped to C, N(0, z²C²) on their sum. McMahan et al., ICLR 2018.",
     "Clipping adapts with ``quantile`` (Andrew et al. 2021); ε needs the extra ``privacy``.",
 )
 # mixing that survives hostile clients; method.mixing=krum and so on makes any other method do so
 preset(
-    Method("coordinate_median", CE, mixing=mixing.CoordinateMedian()),
+    "coordinate_median",
+    lambda name: Method(name, CE, mixing=mixing.CoordinateMedian()),
     "Δ_j = median_i Δ_ij in every coordinate: survives fewer than half of the clients. Yin et al., ICML 2018.",
 )
 preset(
-    Method("trimmed_mean", CE, mixing=mixing.TrimmedMean()),
+    "trimmed_mean",
+    lambda name: Method(name, CE, mixing=mixing.TrimmedMean()),
     "The mean of every coordinate without its largest and smallest values: survives that many. Yin et al., ICML 2018.",
 )
 preset(
-    Method("krum", CE, mixing=mixing.Krum()),
+    "krum",
+    lambda name: Method(name, CE, mixing=mixing.Krum()),
     "The update closest to its n - f - 2 nearest neighbours. Blanchard et al., NeurIPS 2017.",
     names={"mixing.selected": ""},
 )
 preset(
-    Method("multi_krum", CE, mixing=mixing.Krum(selected=None)),
+    "multi_krum",
+    lambda name: Method(name, CE, mixing=mixing.Krum(selected=None)),
     "The mean of the n - f updates closest to their n - f - 2 nearest neighbours. Blanchard et al., 2017.",
 )
 preset(
-    Method("rfa", CE, mixing=mixing.GeometricMedian()),
+    "rfa",
+    lambda name: Method(name, CE, mixing=mixing.GeometricMedian()),
     "Robust federated averaging: geometric median of the updates, by smoothed Weiszfeld steps. Pillutla et al., 2022.",
 )
 preset(
-    Method("centred_clipping", CE, mixing=mixing.CentredClipping()),
+    "centred_clipping",
+    lambda name: Method(name, CE, mixing=mixing.CentredClipping()),
     "v ← v + mean of Δ_i - v clipped to length τ, from the last round's v; θ ← θ - v. Karimireddy et al., ICML 2021.",
 )
 preset(
-    Method("norm_bounding", CE, mixing=mixing.NormBounding()),
+    "norm_bounding",
+    lambda name: Method(name, CE, mixing=mixing.NormBounding()),
     "FedAvg with updates clipped at the server: Δ = Σ (n_i/n) min(1, C/‖Δ_i‖) Δ_i. Sun et al. 2019.",
 )
 preset(
-    Method("fltrust", CE, mixing=mixing.FLTrust()),
+    "fltrust",
+    lambda name: Method(name, CE, mixing=mixing.FLTrust()),
     "Updates rescaled to the norm of the server's own, weighted by positive cosine with it. Cao et al., NDSS 2021.",
     "The server's data are those of one client, which takes part in every round. All clients in all rounds.",
 )
 # networks of different sizes, and several networks
 preset(
-    Method("fedhen", CE, personal=personal.EarlyExitSlice(), mixing=mixing.Uniform()),
+    "fedhen",
+    lambda name: Method(name, CE, personal=personal.EarlyExitSlice(), mixing=mixing.Uniform()),
     "Simple clients train up to the early exit, complex ones the whole network at both exits. Acar & Saligrama 2022.",
     "``f(w) + σ f([w]_M)``; the shared part M is the mean over all active clients, the rest over the complex ones.",
 )
 preset(
-    Method("noside", CE, personal=personal.EarlyExitSlice(side_weight=0.0), mixing=mixing.Uniform()),
+    "noside",
+    lambda name: Method(name, CE, personal=personal.EarlyExitSlice(side_weight=0.0), mixing=mixing.Uniform()),
     "FedHeN without the side objective, which is HeteroFL's rule by depth. Acar, thesis, algorithm 9.",
     names={"personal.side_weight": ""},
 )
 preset(
-    Method("decouple", CE, personal=personal.Decoupled(), mixing=mixing.Uniform()),
+    "decouple",
+    lambda name: Method(name, CE, personal=personal.Decoupled(), mixing=mixing.Uniform()),
     "FedAvg twice, separately: for the simple and for the complex network. Acar, thesis, algorithm 8.",
 )
 preset(
-    Method("heterofl", CE, personal=personal.WidthSlice(), mixing=mixing.Uniform()),
+    "heterofl",
+    lambda name: Method(name, CE, personal=personal.WidthSlice(), mixing=mixing.Uniform()),
     "Clients hold the first channels of each layer; parameters are averaged over their holders. Diao et al., 2021.",
 )
 preset(
-    Method("ifca", CE, personal=personal.Clustered(), mixing=mixing.Uniform()),
+    "ifca",
+    lambda name: Method(name, CE, personal=personal.Clustered(), mixing=mixing.Uniform()),
     "k models at the server; a client trains the one with the lowest loss on its samples. Ghosh et al., NeurIPS 2020.",
 )
 # stronger local objectives; each works with any drift correction, mixing and server optimiser
 preset(
-    Method("moon", (*CE, objectives.Contrastive())),
+    "moon",
+    lambda name: Method(name, (*CE, objectives.Contrastive())),
     "MOON: cross entropy - μ log[e^{cos(z, z_glob)/τ} / (e^{cos(z, z_glob)/τ} + e^{cos(z, z_prev)/τ})] on features z.",
     "Li, He & Song, CVPR 2021. Keeps every client's last model.",
 )
 preset(
-    Method("fedntd", (*CE, objectives.NotTrueDistillation())),
+    "fedntd",
+    lambda name: Method(name, (*CE, objectives.NotTrueDistillation())),
     "Not-true distillation: cross entropy + β τ² KL(q̃_glob‖q̃), with softmax q̃ over all classes but the true one.",
     "Lee et al., NeurIPS 2022. With β = 0 it is FedAvg.",
 )
 preset(
-    Method("fedlc", (objectives.CalibratedLogits(),)),
+    "fedlc",
+    lambda name: Method(name, (objectives.CalibratedLogits(),)),
     "Logit calibration: cross entropy of z_c - τ n_c^{-1/4}, with n_c the client's samples of class c.",
     "Zhang et al., ICML 2022. With τ = 0 it is FedAvg.",
 )
 preset(
-    Method("distill", (objectives.Distillation(),), citation=ACAR),
+    "distill",
+    lambda name: Method(name, (objectives.Distillation(),), citation=ACAR),
     "Clients minimise α·cross entropy + (1 - α)·τ² KL(teacher‖model) at temperature τ.",
     "Acar, thesis 2023, §7.2, eq. (7.3). Needs ``teacher=``, the run of a trained model; with α = 1 it is FedAvg.",
 )
 preset(
-    Method("disk", (objectives.Selective(),), citation=ACAR),
+    "disk",
+    lambda name: Method(name, (objectives.Selective(),), citation=ACAR),
     "Selective distillation in a federation: a guide decides where the model need not follow its teacher.",
     "Our composition of what Acar, thesis 2023, names as the next step in §7.2: DiSK (ch. 6) as the clients' "
     "objective, with a guide of C + 1 numbers that is federated like the model. Needs ``teacher=``, the run of a "
     "trained model; with K = 0 it is distillation.",
 )
 preset(
-    Method("robust", (objectives.Robustness(),), citation=ACAR),
+    "robust",
+    lambda name: Method(name, (objectives.Robustness(),), citation=ACAR),
     "Clients minimise α·cross entropy + (1 - α)·τ² KL between the predictions for two augmentations of a sample.",
     "Acar, thesis 2023, §7.2, eq. (7.2). Needs ``augment=``; with α = 1 it is FedAvg.",
     {"objective.0.labels": ""},
 )
 preset(
-    Method(
-        "distill_robust", (objectives.Distillation(), objectives.Robustness(alpha=0.1, labels=False)), citation=ACAR
+    "distill_robust",
+    lambda name: Method(
+        name, (objectives.Distillation(), objectives.Robustness(alpha=0.1, labels=False)), citation=ACAR
     ),
     "Distillation and robustness together: α·cross entropy + (1 - α)·τ² KL(teacher‖model) + (1 - α)·τ² KL of views.",
     "Acar, thesis 2023, §7.2, eq. (7.4). Needs ``teacher=`` and ``augment=``; with α = 1 it is FedAvg.",
@@ -255,146 +299,178 @@ preset(
 )
 # meta-learning: models trained to be adapted; method.adaptation=maml or proto does this for any method
 preset(
-    Method("per_fedavg", CE, adaptation=adaptation.Maml()),
+    "per_fedavg",
+    lambda name: Method(name, CE, adaptation=adaptation.Maml()),
     "Per-FedAvg: FedAvg on F_i∘T_i, where T_i is one or several gradient steps. Fallah et al., NeurIPS 2020.",
 )
 preset(
-    Method("p_avg_proto", CE, adaptation=adaptation.Prototypes()),
+    "p_avg_proto",
+    lambda name: Method(name, CE, adaptation=adaptation.Prototypes()),
     "FedAvg on F_i∘T_i, where T_i classifies by the nearest class mean of features. Acar, thesis 2023, ch. 3.",
 )
 preset(
-    Method("pfldyn", CE, drift.FedDynDrift(alpha=0.1), adaptation=adaptation.Prototypes(), mixing=mixing.Uniform()),
+    "pfldyn",
+    lambda name: Method(
+        name, CE, drift.FedDynDrift(alpha=0.1), adaptation=adaptation.Prototypes(), mixing=mixing.Uniform()
+    ),
     "PFLDyn (Proto): FedDyn on F_i∘T_i; PFLDyn (MAML) is the same with ``method.adaptation=maml``.",
     "Acar, thesis 2023, §3.3, algorithms 2 and 3, where α is chosen from 0.1 and 0.01.",
 )
 preset(
-    Method("pflscaf", CE, drift.Scaffold(), adaptation=adaptation.Prototypes(), mixing=mixing.Uniform()),
+    "pflscaf",
+    lambda name: Method(name, CE, drift.Scaffold(), adaptation=adaptation.Prototypes(), mixing=mixing.Uniform()),
     "PFLScaf (Proto): SCAFFOLD on F_i∘T_i; PFLScaf (MAML) is the same with ``method.adaptation=maml``.",
     "Acar, thesis 2023, §3.3, algorithms 2 and 3.",
 )
 # a global model that clients complete when they deploy it
 preset(
-    Method("fedrod", (objectives.BalancedSoftmax(),), adaptation=adaptation.PersonalHead()),
+    "fedrod",
+    lambda name: Method(name, (objectives.BalancedSoftmax(),), adaptation=adaptation.PersonalHead()),
     "A global model trained by the balanced softmax, and a personal linear head at each client. Chen & Chao, 2022.",
     "The personal head is fitted at deployment, since it does not influence the shared model. See ``PersonalHead``.",
 )
 preset(
-    Method("knn_per", CE, adaptation=adaptation.Neighbours()),
+    "knn_per",
+    lambda name: Method(name, CE, adaptation=adaptation.Neighbours()),
     "FedAvg; a client mixes the model with the votes of its k nearest training samples. Marfoq et al., ICML 2022.",
 )
 # private parameters
 preset(
-    Method("fedper", CE, personal=personal.PrivateHead()),
+    "fedper",
+    lambda name: Method(name, CE, personal=personal.PrivateHead()),
     "The body is shared and averaged, each client keeps its own head; both are trained together.",
     "Arivazhagan et al. 2019. A client that never participated deploys the shared body with the initial head.",
 )
 preset(
-    Method("lg_fedavg", CE, personal=personal.PrivateBody()),
+    "lg_fedavg",
+    lambda name: Method(name, CE, personal=personal.PrivateBody()),
     "The head is shared and averaged, each client keeps its own body. Liang et al. 2020.",
 )
 preset(
-    Method("fedrep", CE, personal=personal.Alternating()),
+    "fedrep",
+    lambda name: Method(name, CE, personal=personal.Alternating()),
     "First the private head is trained, then the shared body. Collins et al., 2021." + MEAN,
 )
 preset(
-    Method("fedbn", CE, personal=personal.PrivateNorm()),
+    "fedbn",
+    lambda name: Method(name, CE, personal=personal.PrivateNorm()),
     "Normalisation layers, statistics included, stay at the client. Li et al., ICLR 2021." + MEAN,
 )
 preset(
-    Method("fedbabu", CE, personal=personal.Alternating(head_fraction=0.0), adaptation=adaptation.FineTune()),
+    "fedbabu",
+    lambda name: Method(name, CE, personal=personal.Alternating(head_fraction=0.0), adaptation=adaptation.FineTune()),
     "Only the body is trained and averaged, with the head frozen at its start; clients then fine-tune the model.",
     "Oh, Kim & Yun, ICLR 2022. Fine-tuning takes gradient steps on all of a client's samples instead of epochs.",
     {"personal.head_fraction": ""},
 )
 preset(
-    Method("fedproto", (*CE, objectives.PrototypeAlignment()), personal=personal.LocalOnly()),
+    "fedproto",
+    lambda name: Method(name, (*CE, objectives.PrototypeAlignment()), personal=personal.LocalOnly()),
     "Clients keep their models and exchange class means C_y of features: cross entropy + (λ/d)‖r(x) - C_y‖².",
     "Tan et al., AAAI 2022. With λ = 0 it is local training.",
 )
 preset(
-    Method("apfl", CE, personal=personal.APFL()),
+    "apfl",
+    lambda name: Method(name, CE, personal=personal.APFL()),
     "w as in FedAvg, and v ← v - ηα∇F_i(αv + (1 - α)w); the mixture is deployed. Deng et al. 2020." + MEAN,
 )
 preset(
-    Method("ditto", CE, personal=personal.Ditto()),
+    "ditto",
+    lambda name: Method(name, CE, personal=personal.Ditto()),
     "w as in FedAvg; v minimises F_i(v) + (λ/2)‖v - θ^t‖² and is deployed. Li et al., ICML 2021." + MEAN,
 )
 preset(
-    Method("pfedme", CE, personal=personal.PFedMe(), server=server.SGD()),
+    "pfedme",
+    lambda name: Method(name, CE, personal=personal.PFedMe(), server=server.SGD()),
     "Moreau envelopes: v ≈ argmin F_i(v) + (λ/2)‖v - w‖², w ← w - ηλ(w - v). T. Dinh, Tran & Nguyen 2020.",
     "At the server θ ← (1 - β)θ + β·mean." + MEAN,
     {"server.lr": "beta", "server.momentum": ""},
 )
 preset(
-    Method("superfed_mm", CE, personal=personal.Subspace()),
+    "superfed_mm",
+    lambda name: Method(name, CE, personal=personal.Subspace()),
     "SuPerFed, model mixing: loss at (1 - λ)w + λv, λ ~ U(0, 1), + (μ/2)‖w - θ^t‖² + ν cos²(w, v). Hahn et al., 2022.",
     names={"personal.layers": ""},
 )
 preset(
-    Method("superfed_lm", CE, personal=personal.Subspace(layers=True)),
+    "superfed_lm",
+    lambda name: Method(name, CE, personal=personal.Subspace(layers=True)),
     "SuPerFed, layer mixing: as ``superfed_mm``, with one λ per layer. Hahn et al., 2022.",
     names={"personal.layers": ""},
 )
 # another server optimiser on Δ = Σ p_i (θ^t - θ_i)
 preset(
-    Method("fedavgm", CE, server=server.SGD(momentum=0.9)),
+    "fedavgm",
+    lambda name: Method(name, CE, server=server.SGD(momentum=0.9)),
     "Server momentum: m ← βm + Δ, θ ← θ - ηm. Hsu et al. 2019. With β = 0 and η = 1 it is FedAvg.",
 )
 preset(
-    Method("fedadam", CE, server=server.Adam()),
+    "fedadam",
+    lambda name: Method(name, CE, server=server.Adam()),
     "Adam at the server: v ← β₂v + (1-β₂)Δ², θ ← θ - η m/(√v + τ). Reddi et al., ICLR 2021.",
 )
 preset(
-    Method("fedyogi", CE, server=server.Yogi()),
+    "fedyogi",
+    lambda name: Method(name, CE, server=server.Yogi()),
     "Yogi at the server: v ← v - (1-β₂)Δ² sign(v - Δ²), θ ← θ - η m/(√v + τ). Reddi et al., ICLR 2021.",
 )
 preset(
-    Method("fedadagrad", CE, server=server.Adagrad()),
+    "fedadagrad",
+    lambda name: Method(name, CE, server=server.Adagrad()),
     "Adagrad at the server: v ← v + Δ², θ ← θ - η m/(√v + τ). Reddi et al., ICLR 2021 (β₁ = 0 in its experiments).",
 )
 preset(
-    Method("fedexp", CE, mixing=mixing.Uniform(), server=server.Extrapolated()),
+    "fedexp",
+    lambda name: Method(name, CE, mixing=mixing.Uniform(), server=server.Extrapolated()),
     "Extrapolation: θ ← θ - ηΔ, η = max{1, Σ‖Δ_i‖² / (2|S|(‖Δ‖² + ε))}, unweighted mean. Jhunjhunwala et al., 2023.",
 )
 # federated generation of labelled synthetic data
 preset(
-    Method("fedevg", (*CE, objectives.Energy()), personal=personal.Reinitialised()),
+    "fedevg",
+    lambda name: Method(name, (*CE, objectives.Energy()), personal=personal.Reinitialised()),
     "Server's samples x ← x - β_t Σ p_i e_i ∇E_i(x) / Σ p_i e_i + δε, E_i = -f_i(x)[y] learnt by clients. FedEvg.",
     "Hahn 2024, chapter IV. Clients train f_i on cross entropy + E(x, y) - E(x̆, y̆) + λ CE(f(x̃), y̆); x̆ are the samples "
     "after Langevin steps. No model parameter crosses the network. See ``Energy``.",
 )
 preset(
-    Method("fedevg_kept", (*CE, objectives.Energy(magnitude=0.1)), personal=personal.LocalOnly()),
+    "fedevg_kept",
+    lambda name: Method(name, (*CE, objectives.Energy(magnitude=0.1)), personal=personal.LocalOnly()),
     "FedEvg whose clients keep their models between rounds instead of reinitialising them.",
     "Kept models want short, gentle local work (5 steps of Adam at 5e-4 where new ones take 15 at 1e-3) and a β a few "
     "times smaller; with a class or two a client also raw weights and a magnitude of a few hundredths.",
 )
 preset(
-    Method("fedcgan", (objectives.Adversarial(),)),
+    "fedcgan",
+    lambda name: Method(name, (objectives.Adversarial(),)),
     "FedAvg on both networks of a conditional GAN: ς(-D(x, y)) + ς(D(G(z, y), y)) for D, ς(-D(G(z, y), y)) for G.",
     "Rasouli, Sun & Rajagopal, 2020, with labels; ς(a) = log(1 + e^a). Both are trained at once. See ``Adversarial``.",
 )
 preset(
-    Method("fedcvae", (objectives.Variational(),)),
+    "fedcvae",
+    lambda name: Method(name, (objectives.Variational(),)),
     "FedAvg on a conditional variational autoencoder: -log p(x | z, y) + β KL(q(z | x, y)‖N(0, I)).",
     "Sohn, Lee & Yan, 2015, in a federation as in Hahn, 2024, IV.4. All parameters are averaged. See ``Variational``.",
 )
 # models for a target distribution of which the server holds unlabelled inputs
 preset(
-    Method("fedssa", CE, mixing=mixing.SelfSupervised()),
+    "fedssa",
+    lambda name: Method(name, CE, mixing=mixing.SelfSupervised()),
     "θ ← Σ p_k θ_k, p = argmin of -cos(ŷ¹, ŷ²) - λ_var var ŷ + λ_we Σ p log p, ŷ = softmax(Σ p_k logits_k). FedSSA.",
     "ŷ¹ and ŷ² are predictions on two views of the target's unlabelled inputs; section 4.2. FedAvg whose last client "
     "models are mixed; algorithm 1, which mixes in every round, is ``feed_back=True``.",
 )
 preset(
-    Method("fedssa_similarity", CE, mixing=mixing.Similarity()),
+    "fedssa_similarity",
+    lambda name: Method(name, CE, mixing=mixing.Similarity()),
     "p_k ∝ mean cos(ŷ_k¹, ŷ_k²): models are weighted by their agreement on two views of an input. FedSSA, appendix D.",
 )
 preset(
-    Method("fedssa_confidence", CE, mixing=mixing.Confidence()),
+    "fedssa_confidence",
+    lambda name: Method(name, CE, mixing=mixing.Confidence()),
     "p_k ∝ mean var ŷ_k: models are weighted by their confidence on target inputs. FedSSA, appendix D.",
 )
 preset(
-    Method("feddf", CE, server=server.Ensemble()),
+    "feddf",
+    lambda name: Method(name, CE, server=server.Ensemble()),
     "FedAvg, then KL(softmax(mean of client logits) ‖ softmax(logits of θ)) on target inputs. Lin et al., 2020.",
 )

@@ -2,14 +2,18 @@
 
 A registry maps a name to a factory (a function or a frozen dataclass). The factory's signature *is* its configuration
 schema and its docstring *is* its description; the command line, ``fedloom list`` and the README's table read both from
-here.
+here. Names are known without the factories: a package says in which of its modules each one stands (``lazily``), and
+the module is imported when the name is first used.
 """
 
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
+from functools import cached_property, partial
+from importlib import import_module
 from typing import Any, Generic, TypeVar, overload
 
 from fedloom.core.documentation import documentation
@@ -22,11 +26,17 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class Entry(Generic[T]):
-    """One registered factory, with its signature and docstring."""
+    """One registered factory, with its signature and docstring; ``load`` imports or makes it, on first use."""
 
     kind: str
     name: str
-    factory: Callable[..., T]
+    load: Callable[[], Callable[..., T]]
+    place: str = ""  # module and name of its definition
+
+    @cached_property
+    def factory(self) -> Callable[..., T]:
+        """The function or class that is registered."""
+        return self.load()
 
     @property
     def summary(self) -> str:
@@ -81,6 +91,7 @@ class Registry(Generic[T]):
         self.kind = kind
         self._shared = shared or {}
         self._entries: dict[str, Entry[T]] = {}
+        self._names: dict[Callable[..., T], str] = {}  # of the factories that are loaded
 
     @overload
     def register(self, factory: F) -> F: ...
@@ -95,9 +106,8 @@ class Registry(Generic[T]):
                 raise ConfigError(
                     f"{self.kind} {key!r} has a setting called 'name', which is reserved for its own name; rename that."
                 )
-            if key in self._entries:
-                raise ConfigError(f"there are two {self.kind}s named {key!r}.")
-            self._entries[key] = Entry(self.kind, key, factory)
+            self.later(key, lambda: factory, f"{factory.__module__}.{factory.__qualname__}")
+            self._names.setdefault(factory, key)
             if (
                 missing := self._shared.keys()
                 & inspect.signature(factory).parameters - documentation(factory)[1].keys()
@@ -108,6 +118,42 @@ class Registry(Generic[T]):
             return factory
 
         return add if factory is None else add(factory)
+
+    def later(self, name: str, load: Callable[[], Callable[..., T]], place: str) -> None:
+        """Register a factory that ``load`` imports or makes when it is first used; ``place`` says where it is defined.
+
+        Raises:
+            ConfigError: if the name is that of a factory defined elsewhere. One defined in the same place is replaced,
+                as when a cell of a notebook is run again.
+        """
+        if name in self._entries and self._entries[name].place != place:
+            raise ConfigError(f"there are two {self.kind}s named {name!r}.")
+        self._entries[name] = Entry(self.kind, name, load, place)
+
+    def lazily(self, package: str, places: Mapping[str, str], *others: str) -> Callable[[str], Any]:
+        """Register factories of a package's modules by name; returns the ``__getattr__`` of the package.
+
+        Args:
+            package: the package's ``__name__``.
+            places: the module and attribute of each factory, like ``{"dynamic": "feddyn.FedDynDrift"}``.
+            others: modules and attributes that the package exports unregistered, likewise.
+        """
+        for name, place in places.items():
+            self.later(name, partial(_at, package, place), f"{package}.{place}")
+        homes = {place.rpartition(".")[2]: place for place in (*places.values(), *others)}
+
+        def attribute(name: str) -> Any:
+            if name not in homes:
+                raise AttributeError(f"module {package!r} has no attribute {name!r}")
+            value = _at(package, homes[name])
+            setattr(sys.modules[package], name, value)
+            return value
+
+        return attribute
+
+    def name_of(self, factory: Callable[..., Any]) -> str | None:
+        """The name under which a factory is registered, which it is as soon as its module is imported."""
+        return self._names.get(factory)
 
     def __getitem__(self, name: str) -> Entry[T]:
         if not isinstance(name, str) or (found := self.canonical(name)) not in self._entries:
@@ -141,8 +187,9 @@ class Registry(Generic[T]):
 
     def describe(self, made: Any) -> dict[str, Any]:
         """Registered name and settings of a frozen dataclass, as plain data."""
-        name = next((entry.name for entry in self if entry.factory is type(made)), type(made).__name__)
-        return {"name": name} | {f.name: getattr(made, f.name) for f in fields(made)}
+        return {"name": self.name_of(type(made)) or type(made).__name__} | {
+            f.name: getattr(made, f.name) for f in fields(made)
+        }
 
     def make(self, name: str, /, **settings: Any) -> T:
         """Call the factory registered under ``name`` with ``settings``; ``name:value`` gives its required setting."""
@@ -170,3 +217,9 @@ class Registry(Generic[T]):
             if first is not None and first[1].default is inspect.Parameter.empty:
                 return kind, {first[0]: value}
         return name, {}
+
+
+def _at(package: str, place: str) -> Any:
+    """The attribute of one of a package's modules."""
+    module, _, name = place.rpartition(".")
+    return getattr(import_module(f"{package}.{module}"), name)

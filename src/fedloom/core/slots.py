@@ -48,8 +48,5 @@ def label(part: Part) -> str:
     """
     if title := getattr(part, "title", ""):  # of a loss that the user brought
         return title
-    for registry in SLOTS.values():
-        for entry in registry:
-            if entry.factory is type(part):
-                return entry.name
-    return type(part).__name__.lower()
+    names = (registry.name_of(type(part)) for registry in SLOTS.values())
+    return next(filter(None, names), type(part).__name__.lower())

@@ -97,7 +97,13 @@ class Table:
         }
         self.blocks = [columns]
         sink = pa.BufferOutputStream()
-        pq.write_table(pa.table(columns), sink, compression="zstd")
+        arrays = {  # pyarrow would import pandas to look at an array of NumPy, or at a list
+            name: pa.array(column) if column.dtype.kind not in "iuf" else pa.Array.from_buffers(
+                pa.from_numpy_dtype(column.dtype), len(column), [None, pa.py_buffer(np.ascontiguousarray(column))]
+            )
+            for name, column in columns.items()
+        }  # fmt: skip
+        pq.write_table(pa.table(arrays), sink, compression="zstd")
         atomic.write_whole(self.path, sink.getvalue().to_pybytes())
 
     def read(self) -> Columns:

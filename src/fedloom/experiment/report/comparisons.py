@@ -128,8 +128,8 @@ def _slot(run: RunData, slot: str) -> str:
 @cache
 def _names() -> dict[str, str]:
     """The name under which each part is typed, by that of its class."""
-    import_module("fedloom.methods")  # registers all parts
-    return {entry.factory.__name__: entry.name for slot in SLOTS.values() for entry in slot}
+    import_module("fedloom.methods")  # knows all parts
+    return {entry.place.rpartition(".")[2]: entry.name for slot in SLOTS.values() for entry in slot}
 
 
 def ablation_table(groups: Sequence[RunGroup]) -> ReportTable | None:
