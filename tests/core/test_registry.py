@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import pkgutil
+import subprocess
+import sys
+from importlib import import_module
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -61,6 +66,47 @@ def test_two_of_one_name_are_refused() -> None:
     registry = shapes()
     with pytest.raises(ConfigError, match="two shapes named 'line'"):
         registry.register(name="line")(lambda: "x")
+
+
+def test_a_factory_that_is_defined_again_in_the_same_place_takes_the_place_of_the_first() -> None:
+    """As when a cell of a notebook is run twice."""
+    registry: Registry[str] = Registry("shape")
+
+    def cell(mark: str) -> None:
+        @registry.register
+        def ring(size: int = 1) -> str:
+            return mark * size
+
+    cell("o")
+    cell("O")
+    assert registry.names() == ["ring"]
+    assert registry.make("ring", size=2) == "OO"
+
+
+@pytest.mark.parametrize("slot", SLOTS)
+def test_a_package_names_all_that_its_modules_register(slot: str) -> None:
+    """Its tables are written by hand; a factory that is missing would be unknown until its module is imported."""
+    named = SLOTS[slot].names()
+    package = import_module(f"fedloom.parts.{'objectives' if slot == 'objective' else slot}")
+    for module in pkgutil.iter_modules(package.__path__):
+        import_module(f"{package.__name__}.{module.name}")
+    assert SLOTS[slot].names() == named
+    registered = {entry.factory.__name__ for entry in SLOTS[slot] if entry.place.startswith(package.__name__)}
+    assert registered <= set(package.__all__)
+    assert {name: getattr(package, name).__name__ for name in package.__all__} == {n: n for n in package.__all__}
+
+
+def test_names_are_known_before_anything_is_imported_for_them() -> None:
+    check = """
+import sys
+from fedloom import methods
+loaded = lambda: [name.rpartition('.')[2] for name in sys.modules if name.count('.') == 3 and '.parts.' in name]
+assert loaded() == ['cross_entropy'], loaded()
+assert len(methods.methods) == 70 and 'scaffold' in methods.methods
+methods.feddyn(alpha=0.1)
+assert loaded() == ['cross_entropy', 'feddyn', 'uniform'], loaded()
+"""
+    subprocess.run([sys.executable, "-c", check], check=True)
 
 
 def test_a_setting_called_name_is_refused() -> None:
