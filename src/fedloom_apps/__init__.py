@@ -232,7 +232,7 @@ APPLICATIONS = (
         "fedloom.cli.synthesize:command",
         TRAINS,
         kind="synthesis",
-        schema="fedloom.config.federated:SYNTHESIZE",
+        schema="fedloom.config.synthesis:SYNTHESIZE",
     ),
     Application(
         "target",

@@ -11,7 +11,8 @@ from rich.text import Text
 
 from fedloom.cli.command import Command, Rows
 from fedloom.cli.jobs import Job, RunPlan
-from fedloom.config.federated import JUDGE, SYNTHESIZE, build_method, build_synthesis
+from fedloom.config.federated import build_method
+from fedloom.config.synthesis import JUDGE, SYNTHESIZE, build_synthesis
 from fedloom.experiment.console import ABSENT, SYNTHETIC, count, duration, figures
 from fedloom.tasks.synthesis.judge import CACHE
 from fedloom.tasks.synthesis.run import synthesize

@@ -1,9 +1,8 @@
-"""The configurations of ``fedloom run`` and ``fedloom synthesize``."""
+"""The configuration of ``fedloom run``."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ from fedloom.attacks import attacks
 from fedloom.compute import computes
 from fedloom.config.build import COMMON, DATA, MODEL, Shared, model_factory
 from fedloom.config.schema import CommandSchema, Config
-from fedloom.config.sections import Choice, MethodChoice, Record, Terms, arguments, sections_of
+from fedloom.config.sections import Choice, MethodChoice, Terms, arguments, sections_of
 from fedloom.core.federation import Federation
 from fedloom.core.local import check_one_size
 from fedloom.core.method import Method
@@ -23,8 +22,6 @@ from fedloom.experiment.experiment import Experiment
 from fedloom.experiment.rundir import FEDERATED
 from fedloom.experiment.runtime import pick_device
 from fedloom.methods import methods
-from fedloom.tasks.synthesis.judge import EvalConfig, SyntheticEvaluator
-from fedloom.tasks.synthesis.take import require_samples
 
 METHOD = MethodChoice(
     methods, slots={slot: (Terms if slot in SEVERAL else Choice)(registry) for slot, registry in SLOTS.items()}
@@ -101,15 +98,6 @@ RUN = CommandSchema(
     may_grow="rounds",
 )
 
-JUDGE = Record(EvalConfig)
-SYNTHESIZE = replace(
-    RUN,
-    kind="synthesis",
-    sections={**RUN.sections, "judge": JUDGE},
-    defaults={**RUN.defaults, "method": "fedevg"},
-    comparison=lambda named: (),
-)
-
 
 resolve, sweep = RUN.resolve, RUN.sweep
 
@@ -122,7 +110,7 @@ def build(config: Config, shared: Shared | None = None) -> Experiment:
     ('feddyn+by_samples', 5, 50)
 
     Args:
-        config: of ``fedloom run`` or ``fedloom synthesize``.
+        config: of ``fedloom run``, or of another command with its keys.
         shared: the cache of a sweep, in which equal federations are built once.
 
     Raises:
@@ -137,18 +125,6 @@ def build(config: Config, shared: Shared | None = None) -> Experiment:
     federation = build_federation(config, shared)
     model = model_factory(values["model"], federation.train.arrays, method.targets)
     return Experiment(method=method, federation=federation, model=model, config=values, **conditions)
-
-
-def build_synthesis(config: Config, shared: Shared | None = None) -> Experiment:
-    """Build the experiment of ``fedloom synthesize``.
-
-    Raises:
-        ConfigError: for a method that generates no samples, and as ``build``.
-    """
-    require_samples(build_method(config))
-    judge, experiment = JUDGE.instantiate(config["judge"]), build(config, shared)
-    SyntheticEvaluator(experiment.federation, judge)  # refuses what it cannot evaluate
-    return experiment
 
 
 def build_method(config: Config) -> Method:
