@@ -24,7 +24,7 @@ from helpers.resuming import flip, keep_lines, truncate, work
 from helpers.runs import experiment
 from torch import nn
 
-from fedloom.core import described
+from fedloom.core import identity
 from fedloom.core.context import RoundInfo
 from fedloom.core.errors import CheckpointError, ConfigError
 from fedloom.core.federation import Federation, Split
@@ -190,8 +190,8 @@ def test_the_declarations_of_a_part_of_one_s_own_are_compared(tmp_path: Path) ->
 
         return experiment(replace(make("fedavg"), mixing=Reduced()), rounds=2)
 
-    assert described.part(given(Reduce.MEAN).method.mixing) == described.part(given(Reduce.MEAN).method.mixing)
-    assert described.part(given(Reduce.MEAN).method.mixing) != described.part(given(Reduce.SUM).method.mixing)
+    assert identity.of_part(given(Reduce.MEAN).method.mixing) == identity.of_part(given(Reduce.MEAN).method.mixing)
+    assert identity.of_part(given(Reduce.MEAN).method.mixing) != identity.of_part(given(Reduce.SUM).method.mixing)
 
 
 def test_the_module_in_which_a_function_of_one_s_own_stands_does_not_matter() -> None:
@@ -200,9 +200,9 @@ def test_the_module_in_which_a_function_of_one_s_own_stands_does_not_matter() ->
     def function(x: float) -> float:
         return x + 1
 
-    one = described.described(function)
+    one = identity.of_function(function)
     function.__module__ = "__main__"
-    assert described.described(function) == one
+    assert identity.of_function(function) == one
 
 
 def test_the_run_directory_itself_is_continued_from_its_newest_checkpoint(tmp_path: Path) -> None:
@@ -212,10 +212,9 @@ def test_the_run_directory_itself_is_continued_from_its_newest_checkpoint(tmp_pa
 
 
 @pytest.mark.parametrize("name", methods.names())
-def test_parts_of_this_library_are_described_as_they_always_were(name: str) -> None:
-    """So that runs of earlier versions can be continued."""
+def test_parts_of_this_library_are_described_by_their_settings_alone(name: str) -> None:
     for part in make(name).parts.values():
-        assert described.part(part) == repr(part)
+        assert identity.of_part(part) == repr(part)
 
 
 def test_an_existing_run_is_not_overwritten(copy: Path) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
+from warnings import warn
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ from fedloom.core.aggregate import Traffic
 from fedloom.core.client import Failure, Result
 from fedloom.core.cohort import Report
 from fedloom.core.engine import Engine
-from fedloom.core.errors import CheckpointError, ConfigError, nearest
+from fedloom.core.errors import CheckpointError, ConfigError, nearest, outside
 from fedloom.core.local import draw_cohort
 from fedloom.core.round import federated_round, received_losses
 from fedloom.core.server import Server
@@ -127,8 +128,11 @@ def load(experiment: Experiment | Callable[[Path], FederatedTask], path: Path | 
     with reproducible():
         made = isinstance(experiment, Experiment)
         task = FederatedTask(experiment, directory.path) if made else experiment(directory.path)
-    if changed := fingerprint.of_other_models(stored.get("identity", {}), task.identity()):
+    known, identity = stored.get("identity", {}), task.identity()
+    if changed := fingerprint.of_other_models(known, identity):
         raise CheckpointError(f"{path} is not a run of this experiment: {'; '.join(changed)}.")
+    if changed := fingerprint.of_code(known, identity):
+        warn(f"{path} was trained with other code: {'; '.join(changed)}.", stacklevel=outside())
     return task.trained(trainer.load(task, directory), directory.summary())
 
 

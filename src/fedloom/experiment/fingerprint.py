@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedloom.compute import resolved
-from fedloom.core import described
+from fedloom.core import identity
 from fedloom.core.local import Local
 from fedloom.core.plan import ClientPlan
 from fedloom.data.augment import augmentation
@@ -33,7 +33,7 @@ def describe(experiment: Experiment, plan: ClientPlan) -> dict[str, Any]:
     federation = experiment.federation
     x, relabel = federation.train.arrays.x, federation.train.relabel
     names = () if relabel is None else (relabel.numpy(),)
-    parts = {place: described.part(part) for place, part in experiment.method.parts.items()}
+    parts = {place: identity.of_part(part) for place, part in experiment.method.parts.items()}
     compute, shares = resolved(experiment.compute, plan), experiment.compute_settings.get("shares")
     return {
         "method": {"name": experiment.method.name, "pooled": experiment.method.pooled, **parts},
@@ -94,13 +94,27 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = ""
 def of_other_models(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """The settings that differ in two descriptions and say that one's models are not the other's.
 
-    How clients are stepped decides how a run goes on, but not what the models are that it has trained.
+    How clients are stepped, and the code of a user's own functions, decide how a run goes on, but not what the models
+    are that it has trained.
 
     >>> of_other_models({"seed": 0, "compute": "live"}, {"seed": 1, "compute": "batched"})
     ['seed: 0 → 1']
     """
-    left, right = ({key: value for key, value in one.items() if key not in STEPPED} for one in (old, new))
+    left, right = ({k: _without_code(value) for k, value in one.items() if k not in STEPPED} for one in (old, new))
     return differences(left, right)
+
+
+def of_code(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """The settings that differ in two descriptions by the code of a user's own functions alone."""
+    pairs = (differences({key: old[key]}, {key: new[key]}) for key in old if key in new and key not in STEPPED)
+    return [] if of_other_models(old, new) else [sentence for pair in pairs for sentence in pair]
+
+
+def _without_code(value: Any) -> Any:
+    """A description without the checksums of a user's code."""
+    if isinstance(value, Mapping):
+        return {key: _without_code(entry) for key, entry in value.items()}
+    return identity.CODE.sub("", value) if isinstance(value, str) else value
 
 
 def about(experiment: Experiment, plan: ClientPlan) -> dict[str, Any]:

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from fedloom.core.context import Batch, Context, Output
-from fedloom.core.described import described
 from fedloom.core.errors import ConfigError
+from fedloom.core.identity import of_function
 from fedloom.core.parts import Term
 from fedloom.core.slots import objectives
 from fedloom.core.targets import CLASSES, TRUTHS, TargetKind, aligned, kind_of, row_means
@@ -47,7 +47,7 @@ class Loss(Term):
 
     def __repr__(self) -> str:
         """A description without memory addresses, equal for equal losses, so that a run can be resumed."""
-        return f"Loss({self.title}: {described(self.function)}{f', {self.targets}' if self.targets else ''})"
+        return f"Loss({self.title}: {of_function(self.function)}{f', {self.targets}' if self.targets else ''})"
 
     def loss(self, out: Output, batch: Batch, ctx: Context) -> Tensor:
         value = self.test_loss(out.logits, batch.y)
