@@ -25,12 +25,8 @@ from fedloom.parts import adaptation, drift, mixing, objectives, personal, serve
 
 CE = (objectives.CrossEntropy(),)
 MEAN = " Mixed by samples; its algorithm has the plain mean, method.mixing=uniform."
-MCMAHAN = """@inproceedings{mcmahan2017fedavg,
-  title={Communication-Efficient Learning of Deep Networks from Decentralized Data},
-  author={McMahan, Brendan and Moore, Eider and Ramage, Daniel and Hampson, Seth and Arcas, Blaise Aguera y},
-  booktitle={Artificial Intelligence and Statistics}, year={2017}}"""
-ACAR = """@phdthesis{acar2023thesis, title={Learning with Constraints on Processing and Supervision},
-  author={Acar, Durmus Alp Emre}, school={Boston University}, year={2023}}"""
+MCMAHAN = "mcmahan2017fedavg"
+ACAR = "acar2023thesis"
 
 methods: Registry[Method] = Registry("method")
 """All methods by name."""

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedloom.core.documentation import documentation
+from fedloom.core.documentation import bibtex, documentation
 from fedloom.core.errors import ConfigError
 from fedloom.core.registry import Entry, Registry
 from fedloom.core.slots import SLOTS, label
@@ -183,3 +183,14 @@ def test_shared_descriptions_complete_a_docstring_and_never_replace_its_own() ->
 
     assert documentation(square) == ("Four equal sides.", {"side": "its length.", "colour": "shared."})
     assert documentation(dot) == ("A dot.", {"colour": "shared."})
+
+
+@pytest.mark.parametrize("entry", [entry for registry in SLOTS.values() for entry in registry], ids=lambda e: e.name)
+def test_the_keys_of_a_part_s_citation_stand_in_the_bibliography(entry: Entry) -> None:
+    citation = getattr(entry.factory, "citation", "")
+    assert not citation or bibtex(citation).startswith("@")
+
+
+def test_a_citation_of_one_s_own_is_left_as_it_is() -> None:
+    assert bibtex("@misc{own, title={A, B}}") == "@misc{own, title={A, B}}"
+    assert bibtex("gu2017badnets, bagdasaryan2020backdoor").count("\n@") == 1

@@ -26,9 +26,7 @@ class LabelFlip(Attack):
     flip single pairs of classes instead.
     """
 
-    citation = """@inproceedings{fang2020local, title={Local Model Poisoning Attacks to {Byzantine}-Robust Federated Learning},
-  author={Fang, Minghong and Cao, Xiaoyu and Jia, Jinyuan and Gong, Neil Zhenqiang},
-  booktitle={USENIX Security Symposium}, year={2020}}"""  # noqa: E501
+    citation = "fang2020local"
 
     def poison(self, data: Split, hostile: np.ndarray, seed: int) -> Split:
         """The labels are flipped as they are fetched, so that no array is copied."""
@@ -69,13 +67,7 @@ class Backdoor(Attack):
     share: float = 0.5
     scale: float = 1.0
 
-    citation = """@article{gu2017badnets,
-  title={{BadNets}: Identifying Vulnerabilities in the Machine Learning Model Supply Chain},
-  author={Gu, Tianyu and Dolan-Gavitt, Brendan and Garg, Siddharth}, journal={arXiv preprint arXiv:1708.06733},
-  year={2017}}
-@inproceedings{bagdasaryan2020backdoor, title={How To Backdoor Federated Learning},
-  author={Bagdasaryan, Eugene and Veit, Andreas and Hua, Yiqing and Estrin, Deborah and Shmatikov, Vitaly},
-  booktitle={International Conference on Artificial Intelligence and Statistics}, year={2020}}"""
+    citation = "gu2017badnets, bagdasaryan2020backdoor"
 
     def __post_init__(self) -> None:
         super().__post_init__()

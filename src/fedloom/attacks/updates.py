@@ -106,10 +106,7 @@ class ALIE(Attack):
 
     z: float | None = None
 
-    citation = """@inproceedings{baruch2019little,
-  title={A Little Is Enough: Circumventing Defenses For Distributed Learning},
-  author={Baruch, Gilad and Baruch, Moran and Goldberg, Yoav},
-  booktitle={Advances in Neural Information Processing Systems}, volume={32}, year={2019}}"""
+    citation = "baruch2019little"
 
     def deviations(self, n: int, f: int) -> float:
         """z for f hostile clients of n.
@@ -145,10 +142,7 @@ class InnerProduct(Attack):
 
     eps: float = 0.5
 
-    citation = """@inproceedings{xie2020fall,
-  title={Fall of Empires: Breaking {Byzantine}-Tolerant {SGD} by Inner Product Manipulation},
-  author={Xie, Cong and Koyejo, Oluwasanmi and Gupta, Indranil},
-  booktitle={Uncertainty in Artificial Intelligence}, series={PMLR}, volume={115}, pages={261--270}, year={2020}}"""
+    citation = "xie2020fall"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -12,7 +12,7 @@ from fedloom.applications import applications, at
 from fedloom.config.federated import METHOD, RUN
 from fedloom.config.schema import CommandSchema
 from fedloom.config.sections import Choice, Record, Value
-from fedloom.core.documentation import documentation
+from fedloom.core.documentation import bibtex, documentation
 from fedloom.core.errors import ConfigError, FedLoomError, nearest
 from fedloom.core.method import Method
 from fedloom.core.registry import Entry
@@ -163,7 +163,7 @@ def details(kind: str, name: str) -> Iterator[dict[str, Any]]:
             for setting, p in choice.parameters(entry.name).items()
         ]
         method = preset(entry) if choice is METHOD else None
-        citations = list(method.citations()) if method else [getattr(entry.factory, "citation", "")]
+        citations = list(method.citations()) if method else [bibtex(getattr(entry.factory, "citation", ""))]
         yield {"key": key, "name": entry.name, "description": text, "settings": keys,
                "parts": composition(method) if method else [], "citations": [c for c in citations if c]}  # fmt: skip
 

@@ -1,10 +1,12 @@
-"""Summaries and parameter descriptions, extracted from docstrings."""
+"""Summaries and parameter descriptions, extracted from docstrings, and citations."""
 
 from __future__ import annotations
 
 import inspect
 import re
 from collections.abc import Callable, Mapping
+from functools import cache
+from importlib.resources import files
 from typing import Any
 
 SECTION = re.compile(r"^(Args|Attributes|Returns|Raises|Examples?):\n((?: +.*\n?|\n)*)", re.MULTILINE)
@@ -29,3 +31,20 @@ def documentation(factory: Callable[..., Any]) -> tuple[str, Mapping[str, str]]:
                 helps |= {name: " ".join(words.split()) for name, words in ARGUMENT.findall(body)}
         text = re.sub(r"\n{3,}", "\n\n", EXAMPLE.sub("", SECTION.sub("", doc))).strip()
     return text, helps
+
+
+def bibtex(citation: str) -> str:
+    """The entries of ``citations.bib`` for keys separated by commas; any other text unchanged.
+
+    >>> bibtex("darlow2018cinic").partition(",")[0]
+    '@article{darlow2018cinic'
+    """
+    known = _bibliography()
+    keys = [key.strip() for key in citation.split(",")]
+    return "\n".join(known[key] for key in keys) if known.keys() >= {*keys} else citation.strip()
+
+
+@cache
+def _bibliography() -> dict[str, str]:
+    text = (files("fedloom") / "citations.bib").read_text(encoding="utf-8").rstrip()
+    return {entry.partition("{")[2].partition(",")[0]: entry for entry in re.split(r"\n(?=@)", text)}

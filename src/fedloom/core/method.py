@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedloom.core.documentation import bibtex
 from fedloom.core.errors import ConfigError, closest, in_words, nearest, outside
 from fedloom.core.hooks import HOOKS, overrides
 from fedloom.core.parts import (
@@ -46,7 +47,7 @@ class Method:
         server: the server optimiser.
         uplink: transforms, in order, of everything that leaves a client.
         pooled: train on the pooled data of all clients (centralised training, the papers' oracle); no communication.
-        citation: BibTeX of the paper.
+        citation: BibTeX of the paper, or its keys in ``citations.bib``.
 
     Raises:
         ConfigError: if two parts are incompatible; the message names both.
@@ -325,7 +326,7 @@ class Method:
         seen: dict[str, None] = {}
         for entry in (self.citation, *(part.citation for part in self.parts.values())):
             if entry:
-                seen.setdefault(entry.strip())
+                seen.setdefault(bibtex(entry))
         yield from seen
 
 

@@ -63,7 +63,7 @@ class Part:
         affine: ``grad`` is a·g + b·w + k with scalars a, b and a vector k [P] that are constant during a round, so that
             a compute may fold it into the step.
         targets: the kind of targets that it is defined for, if that is one only; see ``fedloom.core.targets``.
-        citation: BibTeX of the paper.
+        citation: BibTeX of the paper, or its keys in ``citations.bib``.
     """
 
     needs: ClassVar[Needs] = Needs()

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -113,18 +110,3 @@ def natural_clients(
         "groups_test": which[rows:] if test is not None else None,
         "group_names": tuple(f"{prefix}{name}" for name in ids),
     }
-
-
-def cite(*keys: str) -> str:
-    """The BibTeX entries of ``citations.bib`` with these keys, one after the other.
-
-    >>> cite("darlow2018cinic").partition(",")[0]
-    '@article{darlow2018cinic'
-    """
-    return "\n".join(_bibliography()[key] for key in keys)
-
-
-@cache
-def _bibliography() -> dict[str, str]:
-    text = (files("fedloom.data.sources") / "citations.bib").read_text(encoding="utf-8").rstrip()
-    return {entry.partition("{")[2].partition(",")[0]: entry for entry in re.split(r"\n(?=@)", text)}

@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from fedloom.core.documentation import bibtex
 from fedloom.core.errors import DataError
 from fedloom.core.federation import Arrays
-from fedloom.data.sources.base import Source, cite, natural_clients, sources
+from fedloom.data.sources.base import Source, natural_clients, sources
 from fedloom.data.sources.files import Files, reads
 from fedloom.data.sources.formats import Standardise, number, read_table, standardise
 
@@ -107,7 +108,7 @@ def berka(
         train=train,
         test=train.take(np.zeros(0, np.int64)),
         licence="not stated by the authors (PKDD'99 discovery challenge)",
-        citation=cite("berka1999workshop"),
+        citation=bibtex("berka1999workshop"),
         **clients,
         settings={**settings, "features": list(FEATURES)},
     )

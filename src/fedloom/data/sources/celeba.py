@@ -7,8 +7,9 @@ from collections import Counter
 import numpy as np
 
 from fedloom.core.checks import one_of
+from fedloom.core.documentation import bibtex
 from fedloom.core.errors import DataError
-from fedloom.data.sources.base import Source, cite, natural_clients, sources
+from fedloom.data.sources.base import Source, natural_clients, sources
 from fedloom.data.sources.files import Files, reads
 from fedloom.data.sources.images import image_arrays, read_images
 
@@ -82,7 +83,7 @@ def celeba(
         train=train,
         test=train.take(np.zeros(0, np.int64)),
         licence=LICENCE,
-        citation=cite("liu2015deep", "caldas2018leaf"),
+        citation=bibtex("liu2015deep, caldas2018leaf"),
         **natural_clients(owners, prefix="celebrity "),
         settings={"attribute": attribute, "size": size, "people": people, "least": least, "normalise": normalise},
     )

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
+from fedloom.core.documentation import bibtex
 from fedloom.core.errors import ConfigError, DataError
-from fedloom.data.sources.base import Source, cite, sources
+from fedloom.data.sources.base import Source, sources
 from fedloom.data.sources.files import Files, reads
 from fedloom.data.sources.formats import read_npz, read_pickle
 from fedloom.data.sources.images import by_class, image_arrays, read_images
@@ -58,7 +59,7 @@ def cifar10(root: str | None = None, download: bool = False, normalise: bool = T
         names = read_pickle(paths[-1], ["label_names"])["label_names"]
         train, test = (partial(from_batches, batches, "labels") for batches in (paths[:5], paths[5:6]))
     train, test = (image_arrays(*read(), names, normalise, *SCALE_10) for read in (train, test))
-    citation = cite("krizhevsky2009learning")
+    citation = bibtex("krizhevsky2009learning")
     return Source("cifar10", train, test, LICENCE, citation, settings={"normalise": normalise})
 
 
@@ -86,7 +87,7 @@ def cifar100(root: str | None = None, download: bool = False, normalise: bool = 
         train, test = (partial(from_batches, [path], f"{labels}_labels") for path in paths[:2])
     train, test = (image_arrays(*read(), names, normalise, *SCALE_100) for read in (train, test))
     settings = {"normalise": normalise, "labels": labels}
-    return Source("cifar100", train, test, LICENCE, cite("krizhevsky2009learning"), settings=settings)
+    return Source("cifar100", train, test, LICENCE, bibtex("krizhevsky2009learning"), settings=settings)
 
 
 Read = Callable[[], tuple[np.ndarray, np.ndarray]]  # reads images [N, 32, 32, 3] and labels [N]
@@ -140,4 +141,4 @@ def cinic10(root: str | None = None, validation: bool = False, normalise: bool =
     train, test = (image_arrays(x, y, names, normalise, *SCALE_CINIC) for x, y in read)
     licence = "CC BY 4.0 (the collection; its images are ImageNet's and CIFAR-10's)"
     settings = {"validation": validation, "normalise": normalise}
-    return Source("cinic10", train, test, licence, cite("darlow2018cinic"), settings=settings)
+    return Source("cinic10", train, test, licence, bibtex("darlow2018cinic"), settings=settings)

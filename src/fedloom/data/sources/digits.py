@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from fedloom.core.documentation import bibtex
 from fedloom.core.federation import Arrays
 from fedloom.data.grouping import rank_within
-from fedloom.data.sources.base import Source, cite, sources
+from fedloom.data.sources.base import Source, sources
 
 
 @sources.register
@@ -30,7 +31,7 @@ def digits() -> Source:
     y = torch.from_numpy(table[:, -1].astype(np.int64))
     test = torch.from_numpy(rank_within(y.numpy()) % 5 == 4)
     train, test = (Arrays(x[part], y[part], 10, tuple("0123456789")) for part in (~test, test))
-    return Source("digits", train, test, "CC BY 4.0", cite("alpaydin1998optical"))
+    return Source("digits", train, test, "CC BY 4.0", bibtex("alpaydin1998optical"))
 
 
 @cache

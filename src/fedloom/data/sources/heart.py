@@ -8,9 +8,10 @@ import numpy as np
 import torch
 
 from fedloom.core.checks import one_of
+from fedloom.core.documentation import bibtex
 from fedloom.core.errors import DataError
 from fedloom.core.federation import Arrays
-from fedloom.data.sources.base import Source, cite, sources
+from fedloom.data.sources.base import Source, sources
 from fedloom.data.sources.files import Files, reads
 from fedloom.data.sources.formats import Standardise, number, read_table, standardise
 
@@ -59,7 +60,7 @@ def heart(missing: str = "drop", standardised: Standardise = "client", root: str
         train=arrays(~test),
         test=arrays(test),
         licence="CC BY 4.0",
-        citation=cite("janosi1988heart", "ogier2022flamby"),
+        citation=bibtex("janosi1988heart, ogier2022flamby"),
         groups=groups[~test],
         groups_test=groups[test],
         group_names=HOSPITALS,

@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 
 from fedloom.core.checks import one_of
+from fedloom.core.documentation import bibtex
 from fedloom.core.errors import DataError
 from fedloom.data.grouping import rank_within
-from fedloom.data.sources.base import Source, cite, sources
+from fedloom.data.sources.base import Source, sources
 from fedloom.data.sources.files import Files, reads
 from fedloom.data.sources.formats import read_table
 from fedloom.data.sources.images import by_class, image_arrays, read_images
@@ -58,7 +59,7 @@ def tiny_imagenet(root: str | None = None, normalise: bool = True) -> Source:
         train=image_arrays(x, y, names, normalise, *SCALE_TINY),
         test=image_arrays(x_test, y_test, names, normalise, *SCALE_TINY),
         licence=LICENCE,
-        citation=cite("le2015tiny"),
+        citation=bibtex("le2015tiny"),
         settings={"normalise": normalise},
     )
 
@@ -95,7 +96,7 @@ def mini_imagenet(root: str | None = None, split: str = "images", size: int = 84
         train=image_arrays(x[~test], y[~test], names, normalise, *SCALE),
         test=image_arrays(x[test], y[test], names, normalise, *SCALE),
         licence=LICENCE,
-        citation=cite("vinyals2016matching", "ravi2017optimization"),
+        citation=bibtex("vinyals2016matching, ravi2017optimization"),
         settings={"split": split, "size": size, "normalise": normalise},
     )
 

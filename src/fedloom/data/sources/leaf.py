@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedloom.core.documentation import bibtex
 from fedloom.core.errors import DataError
 from fedloom.core.federation import Arrays
-from fedloom.data.sources.base import Source, cite, natural_clients, sources
+from fedloom.data.sources.base import Source, natural_clients, sources
 from fedloom.data.sources.files import Files, reads, with_progress
 from fedloom.data.sources.mnist import CLASSES
 from fedloom.data.sources.mnist import LICENCE as EMNIST_LICENCE
@@ -68,7 +69,7 @@ def femnist(root: str | None = None) -> Source:
     folders = FEMNIST.obtain(root)
     train, writers = read_writers(folders[0])
     test, writers_test = read_writers(folders[1]) if len(folders) > 1 else (train.take(np.zeros(0, np.int64)), None)
-    licence, citation = f"{EMNIST_LICENCE}; {LICENCE}", cite("cohen2017emnist", "caldas2018leaf")
+    licence, citation = f"{EMNIST_LICENCE}; {LICENCE}", bibtex("cohen2017emnist, caldas2018leaf")
     return Source("femnist", train, test, licence, citation, **natural_clients(writers, writers_test, "writer "))
 
 

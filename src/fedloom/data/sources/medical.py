@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from fedloom.core.documentation import bibtex
 from fedloom.core.errors import ConfigError, DataError
 from fedloom.core.federation import Arrays
-from fedloom.data.sources.base import Source, cite, sources
+from fedloom.data.sources.base import Source, sources
 from fedloom.data.sources.files import Files, reads
 from fedloom.data.sources.formats import read_npz, read_table
 from fedloom.data.sources.images import image_arrays, read_images
@@ -60,7 +61,7 @@ def isic2019(size: int = 128, root: str | None = None, normalise: bool = True) -
         train=image_arrays(x[~test], y[~test], DIAGNOSES, normalise, *IMAGENET),
         test=image_arrays(x[test], y[test], DIAGNOSES, normalise, *IMAGENET),
         licence="CC BY-NC 4.0",
-        citation=cite("tschandl2018ham10000", "codella2018skin", "combalia2019bcn20000", "ogier2022flamby"),
+        citation=bibtex("tschandl2018ham10000, codella2018skin, combalia2019bcn20000, ogier2022flamby"),
         groups=centre[~test],
         groups_test=centre[test],
         group_names=CENTRES,
@@ -144,4 +145,4 @@ def medmnist(
         x, y = np.concatenate([x, held["val_images"]]), np.concatenate([y, held["val_labels"]])
     train, test = arrays(x, y), arrays(held["test_images"], held["test_labels"])
     settings = {"size": size, "validation": validation, "normalise": normalise}
-    return Source(title.lower(), train, test, licence, cite("yang2023medmnist"), settings=settings)
+    return Source(title.lower(), train, test, licence, bibtex("yang2023medmnist"), settings=settings)

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from fedloom.core.checks import one_of
+from fedloom.core.documentation import bibtex
 from fedloom.core.errors import DataError
 from fedloom.core.federation import Arrays
-from fedloom.data.sources.base import Source, cite, natural_clients, sources
+from fedloom.data.sources.base import Source, natural_clients, sources
 from fedloom.data.sources.files import Files, find, reads
 from fedloom.data.sources.formats import read_idx, read_npz
 from fedloom.data.sources.images import image_arrays
@@ -67,12 +68,12 @@ def mnist(root: str | None = None, download: bool = False, normalise: bool = Tru
     settings = {"normalise": normalise}
     writers = find(["mnist_writers.npz"], root)
     if not writers:
-        return Source("mnist", train, test, "CC BY-SA 3.0", cite("lecun1998gradient"), settings=settings)
+        return Source("mnist", train, test, "CC BY-SA 3.0", bibtex("lecun1998gradient"), settings=settings)
     one, other = read_npz(writers[0], ["writer_train", "writer_test"]).values()
     if (len(one), len(other)) != (len(train), len(test)):
         raise DataError(f"{writers[0]} does not list as many writers as MNIST has images.")
     licence = "CC BY-SA 3.0 (images), BSD-style (writers, from QMNIST)"
-    citation = cite("lecun1998gradient", "yadav2019cold")
+    citation = bibtex("lecun1998gradient, yadav2019cold")
     return Source("mnist", train, test, licence, citation, **natural_clients(one, other, "writer "), settings=settings)
 
 
@@ -84,7 +85,7 @@ def fashion_mnist(root: str | None = None, download: bool = False, normalise: bo
     Reads ``FashionMNIST/raw/*-ubyte[.gz]``. Normalisation is (x - .2860) / .3530.
     """
     train, test = idx_pair(FASHION, root, download, GARMENTS, normalise, (0.2860,), (0.3530,))
-    return Source("fashion_mnist", train, test, "MIT", cite("xiao2017fashion"), settings={"normalise": normalise})
+    return Source("fashion_mnist", train, test, "MIT", bibtex("xiao2017fashion"), settings={"normalise": normalise})
 
 
 LICENCE = "public domain (NIST Special Database 19, a work of the US Government)"
@@ -123,7 +124,7 @@ def emnist(split: str = "letters", root: str | None = None, download: bool = Fal
     one_of("EMNIST has no split", split, CLASSES)
     train, test = (image_arrays(x, y, CLASSES[split], normalise, *SCALE) for x, y in read_split(split, root, download))
     settings = {"split": split, "normalise": normalise}
-    return Source(f"emnist_{split}", train, test, LICENCE, cite("cohen2017emnist"), settings=settings)
+    return Source(f"emnist_{split}", train, test, LICENCE, bibtex("cohen2017emnist"), settings=settings)
 
 
 @sources.register
@@ -140,7 +141,7 @@ def emnist_l(root: str | None = None, download: bool = False, normalise: bool = 
     else:
         pairs = [(x[y < 10], y[y < 10]) for x, y in read_split("letters", root, download=False)]
     train, test = (image_arrays(x, y, CLASSES["letters"][:10], normalise, *SCALE) for x, y in pairs)
-    return Source("emnist_l", train, test, LICENCE, cite("cohen2017emnist"), settings={"normalise": normalise})
+    return Source("emnist_l", train, test, LICENCE, bibtex("cohen2017emnist"), settings={"normalise": normalise})
 
 
 def read_split(split: str, root: str | None, download: bool) -> list[tuple[np.ndarray, np.ndarray]]:

@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from fedloom.core.documentation import bibtex
 from fedloom.core.errors import ConfigError, DataError
 from fedloom.core.federation import Arrays
-from fedloom.data.sources.base import Source, cite, natural_clients, sources
+from fedloom.data.sources.base import Source, natural_clients, sources
 from fedloom.data.sources.files import Files, reads
 from fedloom.data.sources.formats import read_table
 
@@ -55,7 +56,7 @@ def mqp(length: int = 200, root: str | None = None) -> Source:
         train=train,
         test=train.take(np.zeros(0, np.int64)),
         licence="as stated in its repository",
-        citation=cite("mccreery2020effective"),
+        citation=bibtex("mccreery2020effective"),
         **natural_clients([int(row[0]) for row in rows], prefix="doctor "),
         settings={"length": length, "vocabulary": len(vocabulary)},
     )

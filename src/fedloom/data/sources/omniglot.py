@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from fedloom.core.checks import one_of
+from fedloom.core.documentation import bibtex
 from fedloom.core.errors import ConfigError, DataError
-from fedloom.data.sources.base import Source, cite, natural_clients, sources
+from fedloom.data.sources.base import Source, natural_clients, sources
 from fedloom.data.sources.files import Files, reads
 from fedloom.data.sources.formats import read_npz
 from fedloom.data.sources.images import image_arrays
@@ -73,7 +74,7 @@ def omniglot(
         train=image_arrays(ink[~tests], y[~tests], names, False, (), ()),
         test=image_arrays(ink[tests], y[tests], names, False, (), ()),
         licence="MIT",
-        citation=cite("lake2015human"),
+        citation=bibtex("lake2015human"),
         **natural_clients(who[~tests], who[tests]),
         settings=settings,
     )

@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedloom.core.documentation import bibtex
 from fedloom.core.errors import ConfigError, DataError
 from fedloom.core.federation import Arrays
 from fedloom.data.sources import leaf
-from fedloom.data.sources.base import Source, cite, natural_clients, sources
+from fedloom.data.sources.base import Source, natural_clients, sources
 from fedloom.data.sources.files import Files, reads
 
 FILES = Files(
@@ -67,7 +68,7 @@ def reddit(words: int = 10_000, length: int = 10, padded: bool = False, root: st
         train=train,
         test=test,
         licence=f"comments: their authors'; {leaf.LICENCE}",
-        citation=cite("caldas2018leaf"),
+        citation=bibtex("caldas2018leaf"),
         **natural_clients(parts[0][2], parts[1][2], "user "),
         settings={"words": words, "length": length, "padded": padded},
     )

@@ -12,12 +12,13 @@ import numpy as np
 import torch
 
 from fedloom.core.checks import one_of
+from fedloom.core.documentation import bibtex
 from fedloom.core.errors import ConfigError, DataError
 from fedloom.core.federation import Arrays
 from fedloom.core.files import check_memory
 from fedloom.core.rng import stream
 from fedloom.data.sources import leaf
-from fedloom.data.sources.base import Source, cite, sources
+from fedloom.data.sources.base import Source, sources
 from fedloom.data.sources.files import reads
 
 ALPHABET = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"  # LEAF's
@@ -83,7 +84,7 @@ def shakespeare(
         train=arrays([parts[0] for parts in roles.values()]),
         test=arrays([parts[1] for parts in roles.values()]),
         licence="public domain",
-        citation=cite("caldas2018leaf"),
+        citation=bibtex("caldas2018leaf"),
         groups=groups,
         groups_test=groups_test if len(groups_test) else None,
         group_names=tuple(roles),

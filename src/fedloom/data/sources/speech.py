@@ -9,10 +9,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from fedloom.core.documentation import bibtex
 from fedloom.core.errors import ConfigError, DataError
 from fedloom.core.federation import Arrays
 from fedloom.core.files import check_memory
-from fedloom.data.sources.base import Source, cite, natural_clients, sources
+from fedloom.data.sources.base import Source, natural_clients, sources
 from fedloom.data.sources.files import Files, reads, with_progress
 from fedloom.data.sources.formats import cached, stamp_of
 
@@ -83,7 +84,7 @@ def speech_commands(
         train=arrays(train),
         test=arrays(test),
         licence="CC BY 4.0",
-        citation=cite("warden2018speech"),
+        citation=bibtex("warden2018speech"),
         **natural_clients(speaker[train], speaker[test], "speaker "),
         settings={"rate": rate, "words": list(words), "validation": validation},
     )

@@ -6,10 +6,11 @@ import numpy as np
 import torch
 
 from fedloom.core.checks import at_least, one_of, positive
+from fedloom.core.documentation import bibtex
 from fedloom.core.errors import ConfigError
 from fedloom.core.federation import Arrays
 from fedloom.core.rng import stream
-from fedloom.data.sources.base import Source, cite, sources
+from fedloom.data.sources.base import Source, sources
 
 KINDS = {  # gamma1, gamma2, gamma3; None switches that type of heterogeneity off
     "homogeneous": (None, None, None),
@@ -108,7 +109,7 @@ def synthetic(
         train=sampled(owner, "synthetic-train"),
         test=sampled(owner_test, "synthetic-test"),
         licence="Apache-2.0 (generated)",
-        citation=cite("acar2021federated"),
+        citation=bibtex("acar2021federated"),
         groups=owner,
         groups_test=owner_test,
         group_names=tuple(f"client {i}" for i in range(clients)),
@@ -202,4 +203,4 @@ def _arrays(x: np.ndarray, y: np.ndarray, names: tuple[str, ...]) -> Arrays:
 
 
 def _source(name: str, train: Arrays, test: Arrays, seed: int) -> Source:
-    return Source(name, train, test, "none needed: it is drawn", cite("acar2023thesis"), settings={"seed": seed})
+    return Source(name, train, test, "none needed: it is drawn", bibtex("acar2023thesis"), settings={"seed": seed})

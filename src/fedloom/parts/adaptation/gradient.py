@@ -97,9 +97,7 @@ class Maml(Adaptation):
     steps: int = 1
     second_order: bool = True
     training: bool = True
-    citation = """@inproceedings{fallah2020perfedavg,
-  title={Personalized Federated Learning with Theoretical Guarantees: A Model-Agnostic Meta-Learning Approach},
-  author={Fallah, Alireza and Mokhtari, Aryan and Ozdaglar, Asuman}, booktitle={NeurIPS}, year={2020}}"""
+    citation = "fallah2020perfedavg"
 
     def __post_init__(self) -> None:
         _check("maml", self.lr, self.steps)

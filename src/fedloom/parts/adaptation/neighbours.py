@@ -46,10 +46,7 @@ class Neighbours(Adaptation):
 
     needs = Needs(features=True, one_class=True)
     targets = CLASSES
-    citation = """@inproceedings{marfoq2022knnper,
-  title={Personalized Federated Learning through Local Memorization},
-  author={Marfoq, Othmane and Neglia, Giovanni and Vidal, Richard and Kameni, Laetitia},
-  booktitle={International Conference on Machine Learning}, year={2022}}"""
+    citation = "marfoq2022knnper"
 
     def __post_init__(self) -> None:
         at_least(1, "adaptation 'neighbours': ", k=self.k)

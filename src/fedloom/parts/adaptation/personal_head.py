@@ -40,10 +40,7 @@ class PersonalHead(Adaptation):
 
     needs = Needs(features=True, one_class=True)
     targets = CLASSES
-    citation = """@inproceedings{chen2022fedrod,
-  title={On Bridging Generic and Personalized Federated Learning for Image Classification},
-  author={Chen, Hong-You and Chao, Wei-Lun}, booktitle={International Conference on Learning Representations},
-  year={2022}}"""
+    citation = "chen2022fedrod"
 
     def __post_init__(self) -> None:
         at_least(0, "adaptation 'personal_head': ", lr=self.lr, steps=self.steps)

@@ -33,8 +33,7 @@ class Prototypes(Adaptation):
 
     needs = Needs(features=True, one_class=True)
     targets = CLASSES
-    citation = """@inproceedings{snell2017proto, title={Prototypical Networks for Few-shot Learning},
-  author={Snell, Jake and Swersky, Kevin and Zemel, Richard}, booktitle={NeurIPS}, year={2017}}"""
+    citation = "snell2017proto"
 
     @property
     def trains(self) -> bool:

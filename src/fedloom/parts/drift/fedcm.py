@@ -42,8 +42,7 @@ class FedCMDrift(Drift):
     needs = Needs(shared=True, sgd=True)
     downloads = ("direction",)
     affine = True
-    citation = """@article{xu2021fedcm, title={{FedCM}: Federated Learning with Client-level Momentum},
-  author={Xu, Jing and Wang, Sen and Wang, Liwei and Yao, Andrew Chi-Chih}, journal={arXiv:2106.10874}, year={2021}}"""
+    citation = "xu2021fedcm"
 
     def __post_init__(self) -> None:
         if not 0 < self.alpha <= 1:

@@ -67,10 +67,7 @@ class FedDCDrift(Drift):
     downloads = ("g",)
     boundable = ("control",)
     affine = True
-    citation = """@inproceedings{gao2022feddc,
-  title={{FedDC}: Federated Learning with Non-{IID} Data via Local Drift Decoupling and Correction},
-  author={Gao, Liang and Fu, Huazhu and Li, Li and Chen, Yingwen and Xu, Ming and Xu, Cheng-Zhong},
-  booktitle={Proceedings of the IEEE/CVF Conference on Computer Vision and Pattern Recognition}, year={2022}}"""
+    citation = "gao2022feddc"
 
     def __post_init__(self) -> None:
         at_least(0, "drift 'dc': ", alpha=self.alpha)

@@ -47,9 +47,7 @@ class FedDynDrift(Drift):
     needs = Needs(shared=True)
     uploads = {"update": Reduce.SHARE}  # noqa: RUF012
     affine = True
-    citation = """@inproceedings{acar2021feddyn, title={Federated Learning Based on Dynamic Regularization},
-  author={Acar, Durmus Alp Emre and Zhao, Yue and Matas, Ramon and Mattina, Matthew and Whatmough, Paul and Saligrama, Venkatesh},
-  booktitle={International Conference on Learning Representations}, year={2021}}"""  # noqa: E501
+    citation = "acar2021feddyn"
 
     def __post_init__(self) -> None:
         positive("drift 'dynamic': ", alpha=self.alpha)

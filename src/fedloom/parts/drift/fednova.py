@@ -27,10 +27,7 @@ class FedNovaDrift(Drift):
 
     needs = Needs(shared=True, sgd=True)
     normalises = True
-    citation = """@inproceedings{wang2020fednova,
-  title={Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization},
-  author={Wang, Jianyu and Liu, Qinghua and Liang, Hao and Joshi, Gauri and Poor, H. Vincent},
-  booktitle={Advances in Neural Information Processing Systems}, year={2020}}"""
+    citation = "wang2020fednova"
 
     def end(self, ctx: Context, update: Tensor, model: Model) -> ClientEnd:
         """The update rescaled to τ̄ local steps, τ̄Δ_i/‖a_i‖₁."""

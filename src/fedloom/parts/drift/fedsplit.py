@@ -51,10 +51,7 @@ class FedSplitDrift(Drift):
     downloads = ("start",)
     affine = True
     displaces = False
-    citation = """@inproceedings{pathak2020fedsplit,
-  title={{FedSplit}: An Algorithmic Framework for Fast Federated Optimization},
-  author={Pathak, Reese and Wainwright, Martin J.},
-  booktitle={Advances in Neural Information Processing Systems}, year={2020}}"""
+    citation = "pathak2020fedsplit"
 
     def __post_init__(self) -> None:
         positive("drift 'split': ", s=self.s)

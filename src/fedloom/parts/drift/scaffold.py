@@ -35,10 +35,7 @@ class Scaffold(Drift):
     downloads = ("c",)
     boundable = ("control",)
     affine = True
-    citation = """@inproceedings{karimireddy2020scaffold,
-  title={{SCAFFOLD}: Stochastic Controlled Averaging for Federated Learning},
-  author={Karimireddy, Sai Praneeth and Kale, Satyen and Mohri, Mehryar and Reddi, Sashank and Stich, Sebastian and Suresh, Ananda Theertha},
-  booktitle={International Conference on Machine Learning}, year={2020}}"""  # noqa: E501
+    citation = "karimireddy2020scaffold"
 
     def init_server(self, theta: Tensor, facts: Facts) -> Tree:
         """c = 0."""

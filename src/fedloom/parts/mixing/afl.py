@@ -36,9 +36,7 @@ class AFL(Mixing):
     step: float = 0.1
     response: str = "train"
 
-    citation = """@inproceedings{mohri2019afl, title={Agnostic Federated Learning},
-  author={Mohri, Mehryar and Sivek, Gary and Suresh, Ananda Theertha},
-  booktitle={International Conference on Machine Learning}, year={2019}}"""
+    citation = "mohri2019afl"
 
     def __post_init__(self) -> None:
         responses.check_samples(self.response)

@@ -45,9 +45,7 @@ class NormBounding(Mixing):
     radius: float = 1.0
 
     needs = Needs(updates=True, shared=True)
-    citation = """@article{sun2019backdoor, title={Can You Really Backdoor Federated Learning?},
-  author={Sun, Ziteng and Kairouz, Peter and Suresh, Ananda Theertha and McMahan, H. Brendan},
-  journal={arXiv preprint arXiv:1911.07963}, year={2019}}"""
+    citation = "sun2019backdoor"
 
     def __post_init__(self) -> None:
         if not self.radius > 0:
@@ -90,10 +88,7 @@ class CentredClipping(Mixing):
     steps: int = 1
 
     needs = Needs(updates=True, shared=True)
-    citation = """@inproceedings{karimireddy2021history,
-  title={Learning from History for {Byzantine} Robust Optimization},
-  author={Karimireddy, Sai Praneeth and He, Lie and Jaggi, Martin},
-  booktitle={International Conference on Machine Learning}, year={2021}}"""
+    citation = "karimireddy2021history"
 
     def __post_init__(self) -> None:
         if not self.radius > 0:

@@ -38,9 +38,7 @@ class FedMGDA(Mixing):
     lr: float = 1.0
 
     needs = Needs(updates=True, shared=True)
-    citation = """@article{hu2022fedmgda, title={Federated Learning Meets Multi-Objective Optimization},
-  author={Hu, Zeou and Shaloudegi, Kiarash and Zhang, Guojun and Yu, Yaoliang},
-  journal={IEEE Transactions on Network Science and Engineering}, year={2022}}"""
+    citation = "hu2022fedmgda"
 
     def __post_init__(self) -> None:
         at_least(0, "mixing 'fedmgda': ", eps=self.eps)

@@ -39,10 +39,7 @@ class FLTrust(Mixing):
     root: int = 0
 
     needs = Needs(updates=True, shared=True, full_participation=True)
-    citation = """@inproceedings{cao2021fltrust,
-  title={{FLTrust}: {Byzantine}-robust Federated Learning via Trust Bootstrapping},
-  author={Cao, Xiaoyu and Fang, Minghong and Liu, Jia and Gong, Neil Zhenqiang},
-  booktitle={Network and Distributed System Security Symposium}, year={2021}}"""
+    citation = "cao2021fltrust"
 
     def __post_init__(self) -> None:
         if self.root < 0:

@@ -42,9 +42,7 @@ class GeometricMedian(Mixing):
     size_weighted: bool = True
 
     needs = Needs(updates=True, shared=True)
-    citation = """@article{pillutla2022rfa, title={Robust Aggregation for Federated Learning},
-  author={Pillutla, Krishna and Kakade, Sham M. and Harchaoui, Zaid},
-  journal={IEEE Transactions on Signal Processing}, volume={70}, pages={1142--1154}, year={2022}}"""
+    citation = "pillutla2022rfa"
 
     def __post_init__(self) -> None:
         at_least(0, "mixing 'geometric_median': ", steps=self.steps)

@@ -40,10 +40,7 @@ class Krum(Mixing):
     selected: int | None = 1
 
     needs = Needs(updates=True, shared=True)
-    citation = """@inproceedings{blanchard2017krum,
-  title={Machine Learning with Adversaries: {Byzantine} Tolerant Gradient Descent},
-  author={Blanchard, Peva and El Mhamdi, El Mahdi and Guerraoui, Rachid and Stainer, Julien},
-  booktitle={Advances in Neural Information Processing Systems}, volume={30}, year={2017}}"""
+    citation = "blanchard2017krum"
 
     def __post_init__(self) -> None:
         if not 0 <= self.hostile < 0.5:

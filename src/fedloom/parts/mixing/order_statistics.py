@@ -14,10 +14,7 @@ from fedloom.core.parts import Halves, Mixing, Needs
 from fedloom.core.slots import mixings
 from fedloom.core.tree import Tree
 
-CITATION = """@inproceedings{yin2018byzantine,
-  title={Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates},
-  author={Yin, Dong and Chen, Yudong and Ramchandran, Kannan and Bartlett, Peter},
-  booktitle={International Conference on Machine Learning}, year={2018}}"""
+CITATION = "yin2018byzantine"
 
 
 def middle(updates: Tensor, cut: int) -> tuple[Tensor, np.ndarray]:

@@ -34,9 +34,7 @@ class Proportional(Mixing):
     eps: float = 0.2
 
     needs = Needs(losses=True)
-    citation = """@article{zhang2022propfair, title={Proportional Fairness in Federated Learning},
-  author={Zhang, Guojun and Malekmohammadi, Saber and Chen, Xi and Yu, Yaoliang},
-  journal={arXiv:2202.01666}, year={2022}}"""
+    citation = "zhang2022propfair"
 
     def __post_init__(self) -> None:
         positive("mixing 'propfair': ", M=self.M, eps=self.eps)

@@ -39,9 +39,7 @@ class QFFL(Mixing):
     q: float = 1.0
     response: str = "train"
 
-    citation = """@inproceedings{li2020qffl, title={Fair Resource Allocation in Federated Learning},
-  author={Li, Tian and Sanjabi, Maziar and Beirami, Ahmad and Smith, Virginia},
-  booktitle={International Conference on Learning Representations}, year={2020}}"""
+    citation = "li2020qffl"
 
     def __post_init__(self) -> None:
         responses.check_samples(self.response)

@@ -12,10 +12,7 @@ from fedloom.core.errors import ClientError, ConfigError
 from fedloom.core.parts import Needs
 from fedloom.parts.mixing.simplex import Vector
 
-CITATION = """@inproceedings{hahn2024aaggff,
-  title={Pursuing Overall Welfare in Federated Learning through Sequential Decision Making},
-  author={Hahn, Seok-Ju and Kim, Gi-Soo and Lee, Junghye},
-  booktitle={International Conference on Machine Learning}, year={2024}}"""
+CITATION = "hahn2024aaggff"
 
 Cdf = Callable[[Vector, float, float], Vector]
 

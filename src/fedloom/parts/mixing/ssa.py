@@ -22,8 +22,7 @@ from fedloom.core.slots import mixings
 from fedloom.core.targets import CLASSES
 from fedloom.core.tree import Tree
 
-CITATION = """@misc{fedssa, title={Customizing Global Model for Arbitrary Target Distributions in Federated Learning},
-  author={Anonymous}, note={FedSSA}}"""
+CITATION = "fedssa"
 ALONE = 0.9  # a weight with which a single client makes the mixture
 OPTIMISERS: dict[str, Any] = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}
 

@@ -33,9 +33,7 @@ class TERM(Mixing):
     lam: float = 1.0
     response: str = "train"
 
-    citation = """@inproceedings{li2021term, title={Tilted Empirical Risk Minimization},
-  author={Li, Tian and Beirami, Ahmad and Sanjabi, Maziar and Smith, Virginia},
-  booktitle={International Conference on Learning Representations}, year={2021}}"""
+    citation = "li2021term"
 
     def __post_init__(self) -> None:
         responses.check_samples(self.response)

@@ -75,9 +75,7 @@ class Adversarial(Term):
     auxiliary: str = "own"
 
     needs = Needs(output=False, model=True, generator=True)
-    citation = """@article{rasouli2020fedgan,
-  title={FedGAN: Federated Generative Adversarial Networks for Distributed Data},
-  author={Rasouli, Mohammad and Sun, Tao and Rajagopal, Ram}, journal={arXiv:2006.07228}, year={2020}}"""
+    citation = "rasouli2020fedgan"
 
     def __post_init__(self) -> None:
         one_of("objective 'adversarial' has no labels", self.labels, LABELS)

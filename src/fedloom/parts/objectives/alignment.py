@@ -48,10 +48,7 @@ class PrototypeAlignment(Term):
     targets = CLASSES
     uploads = {"sums": Reduce.MEAN, "counts": Reduce.MEAN}  # noqa: RUF012
     downloads = ("prototypes", "known")
-    citation = """@inproceedings{tan2022fedproto,
-  title={{FedProto}: Federated Prototype Learning across Heterogeneous Clients},
-  author={Tan, Yue and Long, Guodong and Liu, Lu and Zhou, Tianyi and Lu, Qinghua and Jiang, Jing and Zhang, Chengqi},
-  booktitle={AAAI Conference on Artificial Intelligence}, year={2022}}"""
+    citation = "tan2022fedproto"
 
     def __post_init__(self) -> None:
         at_least(0, "objective 'alignment': ", lam=self.lam)

@@ -43,10 +43,7 @@ class CalibratedLogits(Term):
 
     needs = Needs(label_counts=True)
     targets, learns = CLASSES, True
-    citation = """@inproceedings{zhang2022fedlc,
-  title={Federated Learning with Label Distribution Skew via Logits Calibration},
-  author={Zhang, Jie and Li, Zhiqi and Li, Bo and Xu, Jianghe and Wu, Shuang and Ding, Shouhong and Wu, Chao},
-  booktitle={International Conference on Machine Learning}, year={2022}}"""
+    citation = "zhang2022fedlc"
 
     def __post_init__(self) -> None:
         at_least(0, "objective 'calibrated': ", tau=self.tau)
@@ -81,9 +78,7 @@ class BalancedSoftmax(Term):
 
     needs = Needs(label_counts=True)
     targets, learns = CLASSES, True
-    citation = """@inproceedings{ren2020balanced, title={Balanced Meta-Softmax for Long-Tailed Visual Recognition},
-  author={Ren, Jiawei and Yu, Cunjun and Sheng, Shunan and Ma, Xiao and Zhao, Haiyu and Yi, Shuai and Li, Hongsheng},
-  booktitle={Advances in Neural Information Processing Systems}, year={2020}}"""
+    citation = "ren2020balanced"
 
     def __post_init__(self) -> None:
         at_least(0, "objective 'balanced': ", gamma=self.gamma)

@@ -41,9 +41,7 @@ class Contrastive(Term):
     tau: float = 0.5
 
     needs = Needs(features=True, shared=True)
-    citation = """@inproceedings{li2021moon, title={Model-Contrastive Federated Learning},
-  author={Li, Qinbin and He, Bingsheng and Song, Dawn},
-  booktitle={Conference on Computer Vision and Pattern Recognition}, year={2021}}"""
+    citation = "li2021moon"
 
     def __post_init__(self) -> None:
         at_least(0, "objective 'contrastive': ", mu=self.mu)

@@ -43,10 +43,7 @@ class Decorrelation(Term):
 
     needs = Needs(features=True)
     couples = True
-    citation = """@inproceedings{shi2023feddecorr,
-  title={Towards Understanding and Mitigating Dimensional Collapse in Heterogeneous Federated Learning},
-  author={Shi, Yujun and Liang, Jian and Zhang, Wenqing and Tan, Vincent Y. F. and Bai, Song},
-  booktitle={International Conference on Learning Representations}, year={2023}}"""
+    citation = "shi2023feddecorr"
 
     def __post_init__(self) -> None:
         at_least(0, "objective 'decorrelation': ", beta=self.beta)

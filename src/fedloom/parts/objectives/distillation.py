@@ -39,8 +39,7 @@ class Distillation(Term):
 
     needs = Needs(teacher=True, common_classes=True)
     targets, learns = CLASSES, True
-    citation = """@article{hinton2015distilling, title={Distilling the Knowledge in a Neural Network},
-  author={Hinton, Geoffrey and Vinyals, Oriol and Dean, Jeff}, journal={arXiv:1503.02531}, year={2015}}"""
+    citation = "hinton2015distilling"
 
     def __post_init__(self) -> None:
         divergence.check("distillation", self.alpha, self.tau)

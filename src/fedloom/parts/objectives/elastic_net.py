@@ -38,8 +38,7 @@ class ElasticNet(Term):
     l2: float = 0.0
 
     needs = Needs(shared=True)
-    citation = """@article{zou2005elastic, title={Regularization and Variable Selection via the Elastic Net},
-  author={Zou, Hui and Hastie, Trevor}, journal={Journal of the Royal Statistical Society: Series B}, year={2005}}"""
+    citation = "zou2005elastic"
 
     def __post_init__(self) -> None:
         at_least(0, "objective 'elastic_net': ", l1=self.l1, l2=self.l2)

@@ -104,9 +104,7 @@ class Energy(Term):
     targets = CLASSES
     uploads = {"pull": Reduce.MIX, "weight": Reduce.MIX}  # noqa: RUF012
     downloads = ("x", "y")
-    citation = """@phdthesis{hahn2024thesis,
-  title={Algorithms for Collaborative Machine Learning under Statistical Heterogeneity},
-  author={Hahn, Seok-Ju}, school={Ulsan National Institute of Science and Technology}, year={2024}}"""
+    citation = "hahn2024thesis"
 
     def __post_init__(self) -> None:
         mine = "objective 'energy': "

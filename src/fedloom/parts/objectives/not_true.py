@@ -47,10 +47,7 @@ class NotTrueDistillation(Term):
 
     needs = Needs(received=True, shared=True)
     targets = CLASSES
-    citation = """@inproceedings{lee2022fedntd,
-  title={Preservation of the Global Knowledge by Not-True Distillation in Federated Learning},
-  author={Lee, Gihun and Jeong, Minchan and Shin, Yongjin and Bae, Sangmin and Yun, Se-Young},
-  booktitle={Advances in Neural Information Processing Systems}, year={2022}}"""
+    citation = "lee2022fedntd"
 
     def __post_init__(self) -> None:
         at_least(0, "objective 'not_true': ", beta=self.beta)

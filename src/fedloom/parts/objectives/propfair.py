@@ -41,9 +41,7 @@ class PropFair(Term):
     beyond: str = "published"
 
     targets, couples, is_signed = CLASSES, True, True
-    citation = """@article{zhang2022propfair, title={Proportional Fairness in Federated Learning},
-  author={Zhang, Guojun and Malekmohammadi, Saber and Chen, Xi and Yu, Yaoliang},
-  journal={arXiv:2202.01666}, year={2022}}"""
+    citation = "zhang2022propfair"
 
     def __post_init__(self) -> None:
         positive("objective 'propfair': ", M=self.M, eps=self.eps)

@@ -31,10 +31,7 @@ class Proximal(Term):
 
     needs = Needs(shared=True)
     affine = True
-    citation = """@inproceedings{li2020fedprox, title={Federated Optimization in Heterogeneous Networks},
-  author={Li, Tian and Sahu, Anit Kumar and Zaheer, Manzil and Sanjabi, Maziar and Talwalkar, Ameet and Smith,
-  Virginia},
-  booktitle={Proceedings of Machine Learning and Systems}, year={2020}}"""
+    citation = "li2020fedprox"
 
     def __post_init__(self) -> None:
         at_least(0, "objective 'proximal': ", mu=self.mu)

@@ -81,9 +81,7 @@ class Selective(Term):
     targets, learns = CLASSES, True
     uploads = {"guide": Reduce.MIX}  # noqa: RUF012
     downloads = ("guide",)
-    citation = """@inproceedings{kag2023scaffolding, title={Scaffolding a Student to Instill Knowledge},
-  author={Kag, Anil and Acar, Durmus Alp Emre and Gangrade, Aditya and Saligrama, Venkatesh},
-  booktitle={International Conference on Learning Representations}, year={2023}}"""
+    citation = "kag2023scaffolding"
 
     def __post_init__(self) -> None:
         divergence.check("selective", self.alpha, self.tau)

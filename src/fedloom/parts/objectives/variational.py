@@ -60,10 +60,7 @@ class Variational(Term):
     variance: float = 0.1
 
     needs = Needs(output=False, model=True, generator=True)
-    citation = """@inproceedings{sohn2015cvae,
-  title={Learning Structured Output Representation using Deep Conditional Generative Models},
-  author={Sohn, Kihyuk and Lee, Honglak and Yan, Xinchen},
-  booktitle={Advances in Neural Information Processing Systems}, year={2015}}"""
+    citation = "sohn2015cvae"
 
     def __post_init__(self) -> None:
         one_of("objective 'variational' has no likelihood", self.likelihood, LIKELIHOODS)

@@ -54,9 +54,7 @@ class Clustered(Submodels):
     clusters: int = 2
 
     judged = "train"
-    citation = """@inproceedings{ghosh2020ifca, title={An Efficient Framework for Clustered Federated Learning},
-  author={Ghosh, Avishek and Chung, Jichan and Yin, Dong and Ramchandran, Kannan},
-  booktitle={Advances in Neural Information Processing Systems}, year={2020}}"""
+    citation = "ghosh2020ifca"
 
     def __post_init__(self) -> None:
         at_least(1, "personal 'clustered': ", clusters=self.clusters)

@@ -57,9 +57,7 @@ class Subspace(Paired):
     fresh = True
     random = True
     needs = Needs(shared=True)
-    citation = """@inproceedings{hahn2022superfed,
-  title={Connecting Low-Loss Subspace for Personalized Federated Learning},
-  author={Hahn, Seok-Ju and Jeong, Minwoo and Lee, Junghye}, booktitle={KDD}, year={2022}}"""
+    citation = "hahn2022superfed"
 
     def __post_init__(self) -> None:
         at_least(0, "personal 'subspace': ", mu=self.mu, nu=self.nu, start_round=self.start_round)
@@ -119,8 +117,7 @@ class APFL(Paired):
     learn: bool = False
 
     needs = Needs(shared=True)
-    citation = """@article{deng2020apfl, title={Adaptive Personalized Federated Learning},
-  author={Deng, Yuyang and Kamani, Mohammad Mahdi and Mahdavi, Mehrdad}, journal={arXiv:2003.13461}, year={2020}}"""
+    citation = "deng2020apfl"
 
     def __post_init__(self) -> None:
         probability("personal 'apfl': ", alpha=self.alpha)

@@ -26,10 +26,7 @@ class PrivateLora(Personal):
 
     factor: Literal["A", "B", "both"] = "B"
 
-    citation = """@inproceedings{guo2025fedsalora,
-  title={Selective Aggregation for Low-Rank Adaptation in Federated Learning},
-  author={Guo, Pengxin and Zeng, Shuang and Wang, Yanran and Fan, Huijie and Wang, Feifei and Qu, Liangqiong},
-  booktitle={International Conference on Learning Representations}, year={2025}}"""
+    citation = "guo2025fedsalora"
 
     def private(self, name: str) -> bool:
         """Whether the parameter belongs to the private factor of an adapter."""

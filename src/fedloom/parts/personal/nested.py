@@ -16,11 +16,8 @@ from fedloom.core.errors import ConfigError
 from fedloom.core.parts import Submodels
 from fedloom.core.slots import label, personals
 
-ACAR = """@article{acar2022fedhen, title={FedHeN: Federated Learning in Heterogeneous Networks},
-  author={Acar, Durmus Alp Emre and Saligrama, Venkatesh}, journal={arXiv:2207.03031}, year={2022}}"""
-DIAO = """@inproceedings{diao2021heterofl,
-  title={HeteroFL: Computation and Communication Efficient Federated Learning for Heterogeneous Clients},
-  author={Diao, Enmao and Ding, Jie and Tarokh, Vahid}, booktitle={ICLR}, year={2021}}"""
+ACAR = "acar2022fedhen"
+DIAO = "diao2021heterofl"
 
 
 class Simple(nn.Module):

@@ -30,10 +30,7 @@ class PrivateNorm(Personal):
     ['1.weight', '1.bias', '1.running_mean', '1.running_var', '1.num_batches_tracked']
     """
 
-    citation = """@inproceedings{li2021fedbn,
-  title={{FedBN}: Federated Learning on Non-{IID} Features via Local Batch Normalization},
-  author={Li, Xiaoxiao and Jiang, Meirui and Zhang, Xiaofei and Kamp, Michael and Dou, Qi},
-  booktitle={International Conference on Learning Representations}, year={2021}}"""
+    citation = "li2021fedbn"
 
     def private_in(self, model: nn.Module) -> Callable[[str], bool]:
         return lambda name: isinstance(model.get_submodule(name.rpartition(".")[0]), KINDS)

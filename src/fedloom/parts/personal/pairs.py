@@ -36,8 +36,7 @@ class Ditto(Paired):
     lam: float = 0.1
 
     needs = Needs(shared=True)
-    citation = """@inproceedings{li2021ditto, title={Ditto: Fair and Robust Federated Learning Through Personalization},
-  author={Li, Tian and Hu, Shengyuan and Beirami, Ahmad and Smith, Virginia}, booktitle={ICML}, year={2021}}"""
+    citation = "li2021ditto"
 
     def __post_init__(self) -> None:
         at_least(0, "personal 'ditto': ", lam=self.lam)
@@ -85,8 +84,7 @@ class PFedMe(Paired):
     restarts = True
     plain = True
     needs = Needs(shared=True)
-    citation = """@inproceedings{dinh2020pfedme, title={Personalized Federated Learning with Moreau Envelopes},
-  author={T. Dinh, Canh and Tran, Nguyen H. and Nguyen, Tuan Dung}, booktitle={NeurIPS}, year={2020}}"""
+    citation = "dinh2020pfedme"
 
     def __post_init__(self) -> None:
         at_least(1, "personal 'pfedme': ", steps=self.steps)

@@ -38,9 +38,7 @@ class Reinitialised(Personal):
 class PrivateHead(Personal):
     """The body is shared, the head private; both are trained together. Arivazhagan et al. 2019 (FedPer)."""
 
-    citation = """@article{arivazhagan2019fedper, title={Federated Learning with Personalization Layers},
-  author={Arivazhagan, Manoj Ghuhan and Aggarwal, Vinay and Singh, Aaditya Kumar and Choudhary, Sunav},
-  journal={arXiv:1912.00818}, year={2019}}"""
+    citation = "arivazhagan2019fedper"
 
     def private(self, name: str) -> bool:
         """Whether the parameter belongs to the model's ``head``."""
@@ -52,10 +50,7 @@ class PrivateHead(Personal):
 class PrivateBody(Personal):
     """The head is shared, the body private. Liang et al. 2020 (LG-FedAvg)."""
 
-    citation = """@article{liang2020lgfedavg,
-  title={Think Locally, Act Globally: Federated Learning with Local and Global Representations},
-  author={Liang, Paul Pu and Liu, Terrance and Ziyin, Liu and Allen, Nicholas B. and Auerbach, Randy P. and
-  Brent, David and Salakhutdinov, Ruslan and Morency, Louis-Philippe}, journal={arXiv:2001.01523}, year={2020}}"""
+    citation = "liang2020lgfedavg"
 
     def private(self, name: str) -> bool:
         """Whether the parameter belongs to the body."""

@@ -32,10 +32,7 @@ class Alternating(Personal):
     head_fraction: float = 0.9
 
     needs = Needs(shared=True)
-    citation = """@inproceedings{collins2021fedrep,
-  title={Exploiting Shared Representations for Personalized Federated Learning},
-  author={Collins, Liam and Hassani, Hamed and Mokhtari, Aryan and Shakkottai, Sanjay}, booktitle={ICML},
-  year={2021}}"""
+    citation = "collins2021fedrep"
 
     def __post_init__(self) -> None:
         probability("personal 'alternating': ", head_fraction=self.head_fraction)

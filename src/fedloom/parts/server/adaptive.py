@@ -19,10 +19,7 @@ from fedloom.core.parts import Halves, ServerOptimizer
 from fedloom.core.slots import servers
 from fedloom.core.tree import Tree
 
-REDDI = """@inproceedings{reddi2021adaptive, title={Adaptive Federated Optimization},
-  author={Reddi, Sashank and Charles, Zachary and Zaheer, Manzil and Garrett, Zachary and Rush, Keith and
-  Kone{\\v{c}}n{\\'y}, Jakub and Kumar, Sanjiv and McMahan, H. Brendan},
-  booktitle={International Conference on Learning Representations}, year={2021}}"""
+REDDI = "reddi2021adaptive"
 
 
 class Adaptive(ServerOptimizer, ABC):

@@ -48,10 +48,7 @@ class Ensemble(ServerOptimizer):
 
     needs = Needs(target=True, updates=True, shared=True)
     targets = CLASSES
-    citation = """@inproceedings{lin2020feddf,
-  title={Ensemble Distillation for Robust Model Fusion in Federated Learning},
-  author={Lin, Tao and Kong, Lingjing and Stich, Sebastian U. and Jaggi, Martin},
-  booktitle={Advances in Neural Information Processing Systems}, volume={33}, year={2020}}"""
+    citation = "lin2020feddf"
 
     def __post_init__(self) -> None:
         at_least(0, "server 'ensemble': ", steps=self.steps)

@@ -37,10 +37,7 @@ class Extrapolated(ServerOptimizer):
     needs = Needs(shared=True)
     uploads = {"squares": Reduce.MIX}  # noqa: RUF012
     measured = {"squares": lambda update: update.square().sum()}  # noqa: RUF012
-    citation = """@inproceedings{jhunjhunwala2023fedexp,
-  title={{FedExP}: Speeding Up Federated Averaging via Extrapolation},
-  author={Jhunjhunwala, Divyansh and Wang, Shiqiang and Joshi, Gauri},
-  booktitle={International Conference on Learning Representations}, year={2023}}"""
+    citation = "jhunjhunwala2023fedexp"
 
     def __post_init__(self) -> None:
         at_least(0, "server 'exp': ", eps=self.eps)

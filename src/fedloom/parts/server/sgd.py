@@ -33,9 +33,7 @@ class SGD(ServerOptimizer):
     lr: float = 1.0
     momentum: float = 0.0
 
-    citation = """@article{hsu2019fedavgm,
-  title={Measuring the Effects of Non-Identical Data Distribution for Federated Visual Classification},
-  author={Hsu, Tzu-Ming Harry and Qi, Hang and Brown, Matthew}, journal={arXiv:1909.06335}, year={2019}}"""
+    citation = "hsu2019fedavgm"
 
     def __post_init__(self) -> None:
         positive("the server's ", lr=self.lr)

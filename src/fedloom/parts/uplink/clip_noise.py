@@ -70,12 +70,7 @@ class ClipNoise(Uplink):
     epsilon: float | None = None
 
     needs = Needs(shared=True)
-    citation = """@inproceedings{mcmahan2018dprnn, title={Learning Differentially Private Recurrent Language Models},
-  author={McMahan, H. Brendan and Ramage, Daniel and Talwar, Kunal and Zhang, Li},
-  booktitle={International Conference on Learning Representations}, year={2018}}
-@inproceedings{andrew2021adaptive, title={Differentially Private Learning with Adaptive Clipping},
-  author={Andrew, Galen and Thakkar, Om and McMahan, H. Brendan and Ramaswamy, Swaroop},
-  booktitle={Advances in Neural Information Processing Systems}, volume={34}, year={2021}}"""
+    citation = "mcmahan2018dprnn, andrew2021adaptive"
 
     def __post_init__(self) -> None:
         mine = "uplink 'clip_noise'"

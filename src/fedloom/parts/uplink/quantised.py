@@ -36,10 +36,7 @@ class QSGD(Uplink):
     slices: tuple[str, ...] = (UPDATE,)
 
     needs = Needs(shared=True)
-    citation = """@inproceedings{alistarh2017qsgd,
-  title={{QSGD}: Communication-Efficient {SGD} via Gradient Quantization and Encoding},
-  author={Alistarh, Dan and Grubic, Demjan and Li, Jerry and Tomioka, Ryota and Vojnovic, Milan},
-  booktitle={Advances in Neural Information Processing Systems}, volume={30}, year={2017}}"""
+    citation = "alistarh2017qsgd"
 
     def __post_init__(self) -> None:
         if not 2 <= self.bits <= 24:
@@ -86,10 +83,7 @@ class SignCompression(WithFeedback):
     slices: tuple[str, ...] = (UPDATE,)
 
     needs = Needs(shared=True)
-    citation = """@inproceedings{karimireddy2019feedback,
-  title={Error Feedback Fixes {SignSGD} and other Gradient Compression Schemes},
-  author={Karimireddy, Sai Praneeth and Rebjock, Quentin and Stich, Sebastian U. and Jaggi, Martin},
-  booktitle={International Conference on Machine Learning}, year={2019}}"""
+    citation = "karimireddy2019feedback"
 
     def compress(self, x: Slice) -> Slice:
         """C(x)."""

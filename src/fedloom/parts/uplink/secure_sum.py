@@ -46,10 +46,7 @@ class SecureSum(Uplink):
 
     needs = Needs(shared=True)
     keeps_bounds = True
-    citation = """@inproceedings{bonawitz2017secure,
-  title={Practical Secure Aggregation for Privacy-Preserving Machine Learning},
-  author={Bonawitz, Keith and Ivanov, Vladimir and Kreuter, Ben and Marcedone, Antonio and McMahan, H. Brendan and Patel, Sarvar and Ramage, Daniel and Segal, Aaron and Seth, Karn},
-  booktitle={ACM SIGSAC Conference on Computer and Communications Security}, year={2017}}"""  # noqa: E501
+    citation = "bonawitz2017secure"
 
     def __post_init__(self) -> None:
         if not 1 <= self.fraction_bits <= 48:

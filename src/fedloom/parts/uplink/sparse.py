@@ -52,9 +52,7 @@ class TopK(WithFeedback):
     slices: tuple[str, ...] = (UPDATE,)
 
     needs = Needs(shared=True)
-    citation = """@inproceedings{stich2018sparsified, title={Sparsified {SGD} with Memory},
-  author={Stich, Sebastian U. and Cordonnier, Jean-Baptiste and Jaggi, Martin},
-  booktitle={Advances in Neural Information Processing Systems}, volume={31}, year={2018}}"""
+    citation = "stich2018sparsified"
 
     def __post_init__(self) -> None:
         _check("top_k", self.fraction)
@@ -93,10 +91,7 @@ class RandomK(Uplink):
     slices: tuple[str, ...] = (UPDATE,)
 
     needs = Needs(shared=True)
-    citation = """@inproceedings{wangni2018sparsification,
-  title={Gradient Sparsification for Communication-Efficient Distributed Optimization},
-  author={Wangni, Jianqiao and Wang, Jialei and Liu, Ji and Zhang, Tong},
-  booktitle={Advances in Neural Information Processing Systems}, volume={31}, year={2018}}"""
+    citation = "wangni2018sparsification"
 
     def __post_init__(self) -> None:
         _check("random_k", self.fraction)

@@ -9,22 +9,12 @@ from fedloom.tasks.distill.attention import SemanticAttention
 from fedloom.tasks.distill.method import Distiller, Guide, distillers
 from fedloom.tasks.distill.terms import Hint, Labels, Response, Reuse, SelectiveResponse, SelectiveReuse
 
-ACAR = """@phdthesis{acar2023thesis, title={Learning with Constraints on Processing and Supervision},
-  author={Acar, Durmus Alp Emre}, school={Boston University}, year={2023}}"""
-KAG = """@inproceedings{kag2023scaffolding, title={Scaffolding a Student to Instill Knowledge},
-  author={Kag, Anil and Acar, Durmus Alp Emre and Gangrade, Aditya and Saligrama, Venkatesh},
-  booktitle={International Conference on Learning Representations}, year={2023}}"""
-HINTON = """@article{hinton2015distilling, title={Distilling the Knowledge in a Neural Network},
-  author={Hinton, Geoffrey and Vinyals, Oriol and Dean, Jeff}, journal={arXiv:1503.02531}, year={2015}}"""
-ROMERO = """@inproceedings{romero2015fitnets, title={{FitNets}: Hints for Thin Deep Nets},
-  author={Romero, Adriana and Ballas, Nicolas and Kahou, Samira Ebrahimi and Chassang, Antoine and Gatta, Carlo and
-  Bengio, Yoshua}, booktitle={International Conference on Learning Representations}, year={2015}}"""
-SEMCKD = """@inproceedings{chen2021cross, title={Cross-Layer Distillation with Semantic Calibration},
-  author={Chen, Defang and Mei, Jian-Ping and Zhang, Yuan and Wang, Can and Wang, Zhe and Feng, Yan and Chen, Chun},
-  booktitle={AAAI Conference on Artificial Intelligence}, year={2021}}"""
-SIMKD = """@inproceedings{chen2022knowledge, title={Knowledge Distillation with the Reused Teacher Classifier},
-  author={Chen, Defang and Mei, Jian-Ping and Zhang, Hailin and Wang, Can and Feng, Yan and Chen, Chun},
-  booktitle={IEEE/CVF Conference on Computer Vision and Pattern Recognition}, year={2022}}"""
+ACAR = "acar2023thesis"
+KAG = "kag2023scaffolding"
+HINTON = "hinton2015distilling"
+ROMERO = "romero2015fitnets"
+SEMCKD = "chen2021cross"
+SIMKD = "chen2022knowledge"
 
 
 def labels(alpha: float) -> Labels:

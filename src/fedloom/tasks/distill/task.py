@@ -12,6 +12,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
+from fedloom.core.documentation import bibtex
 from fedloom.core.errors import ConfigError, in_one_line
 from fedloom.data.augment import pipeline
 from fedloom.experiment.atomic import write_whole
@@ -99,7 +100,7 @@ class DistillTask(TrainerTask):
         self.experiment, self.cache = experiment, cache
         method, training = experiment.method, experiment.training
         self.name, self.seed = method.name, experiment.seed
-        self.config, self.citations = experiment.config, method.citation + "\n"
+        self.config, self.citations = experiment.config, bibtex(method.citation) + "\n"
         device, dtype = pick_device(experiment.device), getattr(torch, experiment.dtype)
         if training.operand_dtype is not None and (reason := reason_against_bf16(device)):
             raise ConfigError(f"training.precision=bf16: {reason}; choose training.precision=full.")

@@ -11,6 +11,7 @@ from torch import nn
 
 from fedloom.core import rng
 from fedloom.core.checks import DTYPES, one_of
+from fedloom.core.documentation import bibtex
 from fedloom.core.errors import ConfigError, first_line
 from fedloom.core.method import Method
 from fedloom.core.parts import Term
@@ -174,4 +175,4 @@ class Online:
     def citations(self) -> list[str]:
         """BibTeX entries without duplicates."""
         found = [c for e in self.experts for c in (e.learner.citation, e.adaptation.citation)]
-        return list(dict.fromkeys([c for c in found if c] + [Hedge.citation] * (len(self.experts) > 1)))
+        return [*dict.fromkeys(bibtex(c) for c in (*found, *[Hedge.citation] * (len(self.experts) > 1)) if c)]

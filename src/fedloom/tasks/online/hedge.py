@@ -40,9 +40,7 @@ class Hedge:
     gamma: float = 0.1
     retire: float = 0.0
 
-    citation = """@article{freund1997decision, title={A Decision-Theoretic Generalization of On-Line Learning and an
-  Application to Boosting}, author={Freund, Yoav and Schapire, Robert E.},
-  journal={Journal of Computer and System Sciences}, year={1997}}"""
+    citation = "freund1997decision"
 
     def __post_init__(self) -> None:
         if not 0 < self.gamma < 1:

@@ -79,11 +79,8 @@ learners = Registry[OnlineLearner]("learner")
 """All learners by name."""
 
 
-FTML = """@inproceedings{finn2019online, title={Online Meta-Learning},
-  author={Finn, Chelsea and Rajeswaran, Aravind and Kakade, Sham and Levine, Sergey}, booktitle={ICML}, year={2019}}"""
-OGD = """@inproceedings{zinkevich2003online,
-  title={Online Convex Programming and Generalized Infinitesimal Gradient Ascent},
-  author={Zinkevich, Martin}, booktitle={ICML}, year={2003}}"""
+FTML = "finn2019online"
+OGD = "zinkevich2003online"
 
 
 @learners.register

@@ -13,8 +13,7 @@ from fedloom.core.checks import at_least, positive, probability
 from fedloom.core.tree import Tree
 from fedloom.tasks.online.learners import OnlineLearner, learners
 
-MOML = """@inproceedings{acar2021moml, title={Memory Efficient Online Meta Learning},
-  author={Acar, Durmus Alp Emre and Zhu, Ruizhao and Saligrama, Venkatesh}, booktitle={ICML}, year={2021}}"""
+MOML = "acar2021moml"
 
 
 @learners.register

@@ -24,10 +24,7 @@ from fedloom.experiment.trained import TrainedRun
 from fedloom.tasks.target.exchange import Exchange
 from fedloom.tasks.target.head import features_of, linear_head, with_head
 
-CITATION = """@inproceedings{luo2021ccvr,
-  title={No Fear of Heterogeneity: Classifier Calibration for Federated Learning with Non-{IID} Data},
-  author={Luo, Mi and Chen, Fei and Hu, Dapeng and Zhang, Yifan and Liang, Jian and Feng, Jiashi},
-  booktitle={Advances in Neural Information Processing Systems}, year={2021}}"""
+CITATION = "luo2021ccvr"
 
 
 @dataclass(frozen=True)

@@ -14,12 +14,8 @@ from fedloom.tasks.target.calibration import CCVR
 from fedloom.tasks.target.fit import TargetFit
 from fedloom.tasks.target.model import ClassModels, TargetModel
 
-SAERENS = """@article{saerens2002adjusting, title={Adjusting the Outputs of a Classifier to New a Priori Probabilities:
-  A Simple Procedure}, author={Saerens, Marco and Latinne, Patrice and Decaestecker, Christine},
-  journal={Neural Computation}, year={2002}}"""
-ALEXANDARI = """@inproceedings{alexandari2020, title={Maximum Likelihood with Bias-Corrected Calibration is
-  Hard-To-Beat at Label Shift Adaptation}, author={Alexandari, Amr and Kundaje, Anshul and Shrikumar, Avanti},
-  booktitle={International Conference on Machine Learning}, year={2020}}"""
+SAERENS = "saerens2002adjusting"
+ALEXANDARI = "alexandari2020"
 
 
 class TargetMethod(ABC):
@@ -30,7 +26,7 @@ class TargetMethod(ABC):
         makes_model: whether there is a model other than the server's.
     """
 
-    citation: ClassVar[str] = f"{SAERENS}\n\n{ALEXANDARI}"
+    citation: ClassVar[str] = f"{SAERENS}, {ALEXANDARI}"
     makes_model: ClassVar[bool] = True
 
     @abstractmethod
