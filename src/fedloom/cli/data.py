@@ -19,6 +19,7 @@ from fedloom.config.federated import RUN, build_federation
 from fedloom.config.overrides import split_words
 from fedloom.core.errors import ConfigError, DataError, nearest
 from fedloom.core.federation import Federation
+from fedloom.core.targets import are_numbers
 from fedloom.data import Source, sources
 from fedloom.data.plots import plot_labels, plot_samples
 from fedloom.data.sources.files import PLACES, Files, roots
@@ -130,7 +131,7 @@ def splits(source: Source) -> Table:
         x, y = arrays.x, arrays.y
         values = f"{str(x.dtype).removeprefix('torch.')}, {x.min().item():.3g} to {x.max().item():.3g}"
         targets = f"{arrays.classes} classes" + (f" at {y.shape[1]} places" if y.ndim > 1 else "")
-        targets = "numbers" if y.is_floating_point() else targets
+        targets = "numbers" if are_numbers(y) else targets
         shape = " × ".join(map(str, x.shape[1:]))
         made.add_row(title, f"{len(x):,}", shape, values, targets, format_size(x.nbytes + y.nbytes))
     return made

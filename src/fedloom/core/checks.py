@@ -8,6 +8,7 @@ from math import isfinite
 from torch import Tensor
 
 from fedloom.core.errors import ConfigError, nearest
+from fedloom.core.targets import one_class_each
 
 DTYPES = ("float32", "float64")
 """The types in which runs compute."""
@@ -56,9 +57,9 @@ def one_of(what: str, value: object, valid: Iterable[str]) -> None:
         raise ConfigError(f"{what} {value!r}; {nearest(str(value), valid)}")
 
 
-def one_class_each(what: str, y: Tensor) -> None:
+def require_one_class(what: str, y: Tensor) -> None:
     """Raise a ``ConfigError`` unless targets are one class per sample; ``what`` begins the sentence."""
-    if y.ndim != 1 or y.is_floating_point():
+    if not one_class_each(y):
         raise ConfigError(f"{what} needs one class per sample, which these data do not have.")
 
 

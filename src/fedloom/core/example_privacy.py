@@ -69,8 +69,8 @@ def check(plan: ClientPlan) -> None:
     if plan.local.dp_clip is None:
         return
     method, mine = plan.method, "local.dp_clip"
-    if plan.layout.buffers:
-        buffer, remedy = plan.layout.hindering_buffer
+    if hindering := plan.layout.hindering_buffer:
+        buffer, remedy = hindering
         raise ConfigError(
             f"{mine} needs the gradient of each sample, but buffer {buffer!r} couples those of a batch; {remedy}."
         )

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedloom.core.errors import DataError, in_words
+from fedloom.core.targets import are_numbers, one_class_each
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class Arrays:
             if len(bad):
                 told = f"NaN or infinity in {len(bad)} of {len(self.x)} samples, first in sample {int(bad[0])}"
                 raise DataError(f"{told}; fill in the missing values, or drop those samples.")
-        if not self.y.is_floating_point():
+        if not self.has_numbers:
             wrong = ((self.y < 0) | (self.y >= self.classes)).nonzero()
             if len(wrong):
                 row = int(wrong[0, 0])
@@ -70,13 +71,18 @@ class Arrays:
         >>> Arrays(torch.zeros(3, 1, 8, 8), torch.tensor([0, 1, 1]), classes=2)
         <Arrays: 3 samples of shape [1, 8, 8], 2 classes>
         """
-        targets = "numbers" if self.y.is_floating_point() else f"{self.classes} classes"
+        targets = "numbers" if self.has_numbers else f"{self.classes} classes"
         return f"<Arrays: {len(self)} samples of shape {list(self.x.shape[1:])}, {targets}>"
 
     @property
     def has_classes(self) -> bool:
         """Whether every sample has one class number."""
-        return self.y.ndim == 1 and not self.y.is_floating_point()
+        return one_class_each(self.y)
+
+    @property
+    def has_numbers(self) -> bool:
+        """Whether targets are real numbers (or truth values given as such), not class numbers."""
+        return are_numbers(self.y)
 
     def take(self, rows: Tensor | np.ndarray) -> Arrays:
         """The given rows, as copies."""
@@ -339,7 +345,7 @@ class Federation:
         )
         counts = {what: len(split.index.rows) for what, split in splits.items()} | {"common test": len(self.test)}
         told = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
-        targets = "numbers" if arrays.y.is_floating_point() else f"{self.classes} classes"
+        targets = "numbers" if arrays.has_numbers else f"{self.classes} classes"
         return f"<Federation: {len(self)} clients, samples of shape {list(arrays.x.shape[1:])}, {targets}; {told}>"
 
     @property

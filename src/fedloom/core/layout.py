@@ -130,9 +130,14 @@ class Layout:
         return sum(leaf.size for leaf in self.buffers)
 
     @property
-    def hindering_buffer(self) -> tuple[str, str]:
-        """The buffer that a method cannot have, and what to do about it, for messages: statistics before others."""
+    def hindering_buffer(self) -> tuple[str, str] | None:
+        """The buffer that a method cannot have, and what to do about it, for messages: statistics before others.
+
+        None if the model has no buffers that are part of it.
+        """
         names = [leaf.name for leaf in self.buffers]
+        if not names:
+            return None
         name = next((name for name in names if name.endswith((*STATISTICS, COUNTER))), names[0])
         if name.endswith((*STATISTICS, COUNTER)):
             return name, "choose a model without batch statistics, like one with group normalisation"

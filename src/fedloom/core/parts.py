@@ -79,8 +79,11 @@ class Part:
         super().__init_subclass__(**settings)
         withdraw(cls)
 
-    def check(self, local: Local) -> None:
-        """Raise a ``ConfigError`` if the part cannot work with these settings of local training."""
+    def check(self, local: Local, facts: Facts) -> None:
+        """Raise a ``ConfigError`` if the part cannot work with this local training, or in this experiment.
+
+        Called once, before anything is trained or written.
+        """
 
     def init_server(self, theta: Tensor, facts: Facts) -> Tree:
         """Return the part's server state before the first round; ``theta`` is θ⁰ [P]."""

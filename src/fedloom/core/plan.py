@@ -100,7 +100,7 @@ class ClientPlan:
                 f"attack {type(self.attack).__name__}: hostile returned client {min(strangers)}, but there are "
                 f"{self.population.clients} clients, numbered from 0."
             )
-        buffer, remedy = self.layout.hindering_buffer if self.layout.buffers else ("", "")
+        buffer, remedy = self.layout.hindering_buffer or ("", "")
         if method.needs("model") and buffer:
             raise ConfigError(
                 f"method {method.name!r} calls the model several times in a step, which would change its buffer "
@@ -334,13 +334,7 @@ class ClientPlan:
         return self.method.needs("label_counts")
 
     def label_counts(self, y: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Number of samples of each class [C] among labels [n, ...]; rows with mask [n] zero do not count.
-
-        Raises:
-            ConfigError: if the targets are numbers instead of classes.
-        """
-        if y.is_floating_point():
-            raise ConfigError(f"{self.method.who_needs('label_counts')} needs classes, but these targets are numbers.")
+        """Number of samples of each class [C] among labels [n, ...]; rows with mask [n] zero do not count."""
         ones = torch.ones_like(y, dtype=self.layout.dtype)
         counted = ones if mask is None else ones * mask.reshape(-1, *(1,) * (y.ndim - 1))
         return ones.new_zeros(self.facts.classes).index_add(0, y.flatten(), counted.flatten())

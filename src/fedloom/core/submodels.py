@@ -101,8 +101,8 @@ def refuse(method: Method, layout: Layout) -> None:
             raise ConfigError(f"{place} {label(part)!r} {why}, but with {mine} clients train {several}.")
     if method.pooled:
         raise ConfigError(f"method {method.name!r} trains on pooled data, but {mine} splits a network among clients.")
-    if layout.buffers:
-        buffer, remedy = layout.hindering_buffer
+    if hindering := layout.hindering_buffer:
+        buffer, remedy = hindering
         raise ConfigError(f"{mine} cannot mix the buffer {buffer!r} of {several}; {remedy}.")
 
 

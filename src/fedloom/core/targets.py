@@ -30,9 +30,24 @@ def kind_of(out: Tensor, y: Tensor, declared: TargetKind | None = None) -> Targe
     """
     if declared:
         return declared
-    if y.is_floating_point():
+    if are_numbers(y):
         return NUMBERS
     return CLASSES if out.ndim == y.ndim + 1 and out.shape[-1] > 1 else TRUTHS
+
+
+def are_numbers(y: Tensor) -> bool:
+    """Whether targets are real numbers (or truth values given as such), not class numbers."""
+    return y.is_floating_point()
+
+
+def one_class_each(y: Tensor) -> bool:
+    """Whether targets are one class number per sample.
+
+    >>> import torch
+    >>> one_class_each(torch.tensor([0, 2])), one_class_each(torch.tensor([[0, 2]])), one_class_each(torch.ones(2))
+    (True, False, False)
+    """
+    return y.ndim == 1 and not are_numbers(y)
 
 
 def aligned(out: Tensor, y: Tensor, kind: TargetKind) -> tuple[Tensor, Tensor]:
@@ -57,7 +72,7 @@ def outputs_for(y: Tensor, classes: int, declared: TargetKind | None = None) -> 
     >>> outputs_for(torch.zeros(5, 4), 1)
     4
     """
-    if declared == TRUTHS or y.is_floating_point():
+    if declared == TRUTHS or are_numbers(y):
         return max(y[:1].numel(), 1)
     return classes
 

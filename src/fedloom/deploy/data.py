@@ -80,7 +80,7 @@ class DataSpec:
             ends = [((0 - m) / s, (1 - m) / s) for m, s in zip(arrays.mean, arrays.std, strict=True)]
             bounds = min(low for low, _ in ends), max(high for _, high in ends)
         return cls(
-            tuple(x.shape[1:]), arrays.classes, arrays.y.is_floating_point(), tuple(arrays.y.shape[1:]),
+            tuple(x.shape[1:]), arrays.classes, arrays.has_numbers, tuple(arrays.y.shape[1:]),
             not x.is_floating_point(), arrays.names, arrays.mean, arrays.std, bounds, **settings,
         )  # fmt: skip
 

@@ -271,7 +271,7 @@ class Evaluator(LoadedModel):
     def counted(self, tested: np.ndarray) -> np.ndarray:
         """Whether each tested client has a label that counts, bool [tested]: not if all its positions are padding."""
         split, padding = self.federation.held_out, self.settings.padding
-        if padding is None or split.arrays.y.is_floating_point() or not len(split.index.rows):
+        if padding is None or split.arrays.has_numbers or not len(split.index.rows):
             return np.ones(len(tested), dtype=bool)
         y = split.arrays.y[torch.from_numpy(split.index.rows).to(split.arrays.y.device)]
         real = (y != padding).reshape(len(y), -1).any(1).cpu().numpy()

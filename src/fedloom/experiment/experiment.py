@@ -102,8 +102,6 @@ class Experiment:
         object.__setattr__(self, "method", named(methods, self.method))
         self._check_conditions()
         self._check_needs()
-        for part in self.method.parts.values():
-            part.check(self.local)
         self._check_attack()
         check_evaluation(self.method, self.evaluation)
         if self.augment:

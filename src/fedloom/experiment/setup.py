@@ -110,6 +110,8 @@ def make_plan(experiment: Experiment, federation: Federation, device: str) -> Cl
         attack=attack,
         hostile=frozenset(hostile.tolist()),
     )
+    for part in experiment.method.parts.values():
+        part.check(plan.local, plan.facts)
     _private(experiment.method, plan)
     require_features(experiment.method, model)
     example_privacy.check(plan)

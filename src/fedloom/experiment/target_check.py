@@ -8,17 +8,19 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fedloom.core.checks import one_class_each
+from fedloom.core.checks import require_one_class
 from fedloom.core.errors import ConfigError, first_line, outside
 from fedloom.core.federation import Arrays
 from fedloom.core.method import Method
 from fedloom.core.parts import Term
 from fedloom.core.slots import label
-from fedloom.core.targets import CLASSES, NUMBERS, TRUTHS, TargetKind, kind_of
+from fedloom.core.targets import CLASSES, NUMBERS, TRUTHS, TargetKind, are_numbers, kind_of
 from fedloom.metrics import lookup
 from fedloom.metrics.prediction import r2
 from fedloom.parts.objectives.custom import Loss
 
+BY_CLASS = ("label_counts", "teacher")
+"""What gives parts one number for each class of the data."""
 USUAL = {CLASSES: "cross_entropy", TRUTHS: "binary_cross_entropy", NUMBERS: "squared_error"}
 
 
@@ -35,19 +37,19 @@ def check_targets(method: Method, arrays: Arrays, out: Tensor, metrics: Sequence
         ConfigError: if they do not; the sentence says what to choose.
     """
     y, wanted = arrays.y, method.targets
-    binary = y.is_floating_point() and bool(((y == 0) | (y == 1)).all())
+    binary = are_numbers(y) and bool(((y == 0) | (y == 1)).all())
     if not fits(wanted, y):
         place, part = next((place, part) for place, part in method.parts.items() if part.targets)
-        usual = USUAL[TRUTHS if binary else NUMBERS if y.is_floating_point() else CLASSES]
+        usual = USUAL[TRUTHS if binary else NUMBERS if are_numbers(y) else CLASSES]
         raise ConfigError(
             f"{place.partition('.')[0]} {label(part)!r} compares outputs with {wanted}, but the targets of these data "
             f"are {_told(y, wanted)}; choose loss={usual!r} in Python, or method.objective=[{usual}]"
             f"{_instead(y, wanted)}."
         )
-    if method.needs("label_counts") and y.is_floating_point():
+    if method.needs("label_counts") and are_numbers(y):
         raise ConfigError(f"{method.who_needs('label_counts')} needs classes, but these targets are numbers.")
     if method.needs("one_class"):
-        one_class_each(method.who_needs("one_class"), y)
+        require_one_class(method.who_needs("one_class"), y)
     kind = kind_of(out, y, wanted)
     if kind == CLASSES and out.ndim != y.ndim + 1:
         each = "one class" if out.ndim == 2 else f"a class at each of {list(out.shape[1:-1])} places"
@@ -62,6 +64,12 @@ def check_targets(method: Method, arrays: Arrays, out: Tensor, metrics: Sequence
         )
     if kind == CLASSES and out.shape[-1] < arrays.classes:
         raise ConfigError(f"the model has {out.shape[-1]} outputs, but the data have {arrays.classes} classes.")
+    by_class = next((need for need in BY_CLASS if method.needs(need)), None)
+    if kind == CLASSES and by_class and out.shape[-1] != arrays.classes:
+        raise ConfigError(
+            f"{method.who_needs(by_class)} takes the outputs for classes one by one, but the model has {out.shape[-1]} "
+            f"outputs for {arrays.classes} classes; give it as many."
+        )
     if kind != CLASSES and out[:1].numel() != y[:1].numel() and not (kind == NUMBERS and compares(method, metrics)):
         own = "; a loss of your own may compare them if evaluation.metrics are functions of outputs of your own, too"
         told = own if kind == NUMBERS and compares(method, ()) else ""
@@ -107,7 +115,7 @@ def fits(wanted: TargetKind | None, y: Tensor) -> bool:
     """
     if wanted == TRUTHS:
         return bool(((y >= 0) & (y <= 1)).all())
-    return wanted is None or y.is_floating_point() == (wanted == NUMBERS)
+    return wanted is None or are_numbers(y) == (wanted == NUMBERS)
 
 
 def try_loss(term: Term, out: Tensor, y: Tensor) -> None:
@@ -143,7 +151,7 @@ def _instead(y: Tensor, wanted: TargetKind | None) -> str:
     >>> _instead(torch.tensor([0.0, 2.0]), "classes"), _instead(torch.eye(2), "classes")
     ('; or give class numbers as integers', '; or give class numbers, the argmax of each row')
     """
-    if wanted != CLASSES or not y.is_floating_point() or bool((y != y.round()).any() or (y < 0).any()):
+    if wanted != CLASSES or not are_numbers(y) or bool((y != y.round()).any() or (y < 0).any()):
         return ""
     if y.ndim == 1:
         return "; or give class numbers as integers"
@@ -156,5 +164,5 @@ def _told(y: Tensor, wanted: TargetKind | None) -> str:
     >>> _told(torch.tensor([0, 4]), "numbers"), _told(torch.tensor([0.5, -1.5]), "truth values")
     ('classes', 'numbers from -1.5 to 0.5')
     """
-    kind = "numbers" if y.is_floating_point() else "classes"
+    kind = "numbers" if are_numbers(y) else "classes"
     return f"{kind} from {float(y.min()):g} to {float(y.max()):g}" if wanted == TRUTHS else kind

@@ -110,7 +110,7 @@ def as_source(
         name=name,
         settings={"columns": columns} if columns else {},
     )
-    if not made.train.y.is_floating_point() and len(made.train) and len(made.train.y.unique()) == 1:
+    if not made.train.has_numbers and len(made.train) and len(made.train.y.unique()) == 1:
         warnings.warn(f"{name}: all samples have the same class; there is nothing to learn.", stacklevel=outside())
     plain = {str(one) for one in read_parts[0].x.columns} if columns else set()
     numbers = [place for place, column in enumerate(columns) if column in plain]

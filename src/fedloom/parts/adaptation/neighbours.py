@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedloom.core.checks import at_least, one_class_each, positive, probability
+from fedloom.core.checks import at_least, positive, probability, require_one_class
 from fedloom.core.context import Batch, Forward, Output
 from fedloom.core.parts import Adaptation, Needs
 from fedloom.core.slots import adaptations
@@ -56,7 +56,7 @@ class Neighbours(Adaptation):
     def adapt(
         self, forward: Forward, theta: Tensor, support: Batch, loss: Callable[[Output, Batch], Tensor]
     ) -> tuple[Callable[[Tensor], Output], Tensor | None]:
-        one_class_each("adaptation 'neighbours'", support.y)
+        require_one_class("adaptation 'neighbours'", support.y)
         memory = _features(forward(theta, support.x))
 
         def predict(x: Tensor) -> Output:

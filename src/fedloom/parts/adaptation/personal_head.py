@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedloom.core.checks import at_least, one_class_each
+from fedloom.core.checks import at_least, require_one_class
 from fedloom.core.context import Batch, Forward, Output
 from fedloom.core.parts import Adaptation, Needs
 from fedloom.core.slots import adaptations
@@ -48,7 +48,7 @@ class PersonalHead(Adaptation):
     def adapt(
         self, forward: Forward, theta: Tensor, support: Batch, loss: Callable[[Output, Batch], Tensor]
     ) -> tuple[Callable[[Tensor], Output], Tensor | None]:
-        one_class_each("adaptation 'personal_head'", support.y)
+        require_one_class("adaptation 'personal_head'", support.y)
         out = forward(theta, support.x)
         z, logits = _with_one(out), out.logits
         truth = (support.y[:, None] == torch.arange(logits.shape[1], device=z.device)).to(z.dtype)  # [B, C]

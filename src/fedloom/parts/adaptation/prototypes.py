@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedloom.core.checks import one_class_each
+from fedloom.core.checks import require_one_class
 from fedloom.core.context import Batch, Forward, Output
 from fedloom.core.meta import NEVER
 from fedloom.core.parts import Adaptation, Needs
@@ -47,7 +47,7 @@ class Prototypes(Adaptation):
         Raises:
             ConfigError: if targets are not one class per sample.
         """
-        one_class_each("adaptation 'proto'", support.y)
+        require_one_class("adaptation 'proto'", support.y)
         out = forward(theta, support.x)
         assert out.features is not None
         z = out.features.flatten(1)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from torch import Tensor
 
 from fedloom.core.context import Facts, RoundInfo
 from fedloom.core.errors import ConfigError
+from fedloom.core.local import Local
 from fedloom.core.parts import Mixing
 from fedloom.core.slots import mixings
 from fedloom.core.tree import Tree
@@ -39,11 +39,9 @@ class Fixed(Mixing):
         if not (w.ndim == 1 and w.size and np.isfinite(w).all() and (w >= 0).all() and w.any()):
             raise ConfigError("mixing 'fixed' needs finite weights of at least 0, one for each client and not all 0.")
 
-    def init_server(self, theta: Tensor, facts: Facts) -> Tree:
-        """No state; the weights are counted."""
+    def check(self, local: Local, facts: Facts) -> None:
         if len(self.weights) != facts.clients:
             raise ConfigError(f"mixing 'fixed' has {len(self.weights)} weights, but there are {facts.clients} clients.")
-        return {}
 
     def coefficients(self, state: Tree, info: RoundInfo) -> tuple[Tree, np.ndarray]:
         """The weights of the clients present, normalised."""

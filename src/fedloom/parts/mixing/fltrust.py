@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedloom.core.context import Facts, RoundInfo
 from fedloom.core.errors import ConfigError
+from fedloom.core.local import Local
 from fedloom.core.parts import Halves, Mixing, Needs
 from fedloom.core.slots import mixings
 from fedloom.core.tree import Tree
@@ -49,11 +50,9 @@ class FLTrust(Mixing):
     def trusted(self) -> tuple[int, ...]:
         return (self.root,)
 
-    def init_server(self, theta: Tensor, facts: Facts) -> Tree:
-        """No state before the first round; the root must be a client."""
+    def check(self, local: Local, facts: Facts) -> None:
         if self.root >= facts.clients:
             raise ConfigError(f"mixing 'fltrust': root is {self.root}, but there are {facts.clients} clients.")
-        return {}
 
     def coefficients(self, state: Tree, info: RoundInfo) -> tuple[Tree, np.ndarray]:
         """s_i/‖Δ_i‖ normalised to sum to 1; the factor of the mixture is kept for ``combine``."""

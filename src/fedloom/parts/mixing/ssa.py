@@ -16,6 +16,7 @@ from torch.nn.functional import cosine_similarity
 from fedloom.core.checks import at_least, positive
 from fedloom.core.context import Facts, RoundInfo
 from fedloom.core.errors import ConfigError, outside
+from fedloom.core.local import Local
 from fedloom.core.parts import Halves, Mixing, Needs
 from fedloom.core.server_data import usable, view_logits
 from fedloom.core.slots import mixings
@@ -125,13 +126,12 @@ class SelfSupervised(Mixing):
         last = not self.feed_back
         return Needs(target=True, views=True, updates=True, shared=True, rounds=last, last_round=last)
 
-    def init_server(self, theta: Tensor, facts: Facts) -> Tree:
+    def check(self, local: Local, facts: Facts) -> None:
         if facts.rounds and self.start >= facts.rounds:
             raise ConfigError(
                 f"mixing 'ssa': p is learnt from round {self.start} on, counted from 0, but there are {facts.rounds} "
                 f"rounds; choose a start below {facts.rounds}."
             )
-        return {}
 
     def coefficients(self, state: Tree, info: RoundInfo) -> tuple[Tree, np.ndarray]:
         assert info.server_data is not None

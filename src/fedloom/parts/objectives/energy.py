@@ -12,6 +12,7 @@ from fedloom.core import rng
 from fedloom.core.checks import at_least, one_of, positive
 from fedloom.core.context import Batch, Context, Facts, Model, Output, RoundInfo
 from fedloom.core.errors import ConfigError
+from fedloom.core.local import Local
 from fedloom.core.parts import ClientEnd, Halves, Needs, Reduce, Term
 from fedloom.core.slots import objectives
 from fedloom.core.targets import CLASSES
@@ -118,20 +119,19 @@ class Energy(Term):
         if self.clip_gradient is not None and not self.clip_gradient > 0:
             raise ConfigError(f"objective 'energy' needs a clip_gradient > 0, not {self.clip_gradient:g}.")
 
-    def init_server(self, theta: Tensor, facts: Facts) -> Tree:
-        """The samples x [M, ...] and their labels y [M], sorted by class.
-
-        Raises:
-            ConfigError: if there is no memory for them.
-        """
-        count = facts.classes * self.per_class
+    def check(self, local: Local, facts: Facts) -> None:
+        """Raise ``ConfigError`` if there is no memory for the samples."""
         try:
-            x = rng.stream(facts.seed, "synthetic").normal(size=(count, *facts.inputs))
+            np.empty((facts.classes * self.per_class, *facts.inputs))
         except (MemoryError, ValueError) as error:  # ValueError: more than can be addressed
             raise ConfigError(
                 f"objective 'energy' starts from per_class={self.per_class:,} samples of each of {facts.classes} "
                 "classes, for which there is not enough memory; choose a smaller per_class."
             ) from error
+
+    def init_server(self, theta: Tensor, facts: Facts) -> Tree:
+        """The samples x [M, ...] and their labels y [M], sorted by class."""
+        x = rng.stream(facts.seed, "synthetic").normal(size=(facts.classes * self.per_class, *facts.inputs))
         y = torch.arange(facts.classes, device=theta.device).repeat_interleave(self.per_class)
         return {"x": facts.low.new_tensor(x), "y": y}
 

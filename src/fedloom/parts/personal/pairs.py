@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from fedloom.core.checks import at_least, positive
-from fedloom.core.context import Context
+from fedloom.core.context import Context, Facts
 from fedloom.core.errors import ConfigError
 from fedloom.core.local import Local
 from fedloom.core.parts import Needs, Paired
@@ -91,7 +91,7 @@ class PFedMe(Paired):
         positive("personal 'pfedme': ", lam=self.lam, personal_lr=self.personal_lr)
         self._bounded("personal_lr", self.personal_lr)
 
-    def check(self, local: Local) -> None:
+    def check(self, local: Local, facts: Facts) -> None:
         """Raise ``ConfigError`` if ηλ ≥ 2."""
         self._bounded("the local learning rate", local.lr)
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from fedloom.core import rng
 from fedloom.core.errors import DataError
 from fedloom.core.federation import Arrays, Federation, Index, Split
+from fedloom.core.targets import are_numbers
 from fedloom.data import Source, sources
 from fedloom.data.sources.images import as_bytes, normalised
 from fedloom.data.split import split_rows
@@ -149,7 +150,7 @@ class Splits:
                 f"distillation needs at least 2 training samples and 1 test sample, not {len(self.train)} and "
                 f"{len(self.test)}."
             )
-        if self.train.y.is_floating_point():
+        if are_numbers(self.train.y):
             raise DataError("distillation needs classes, but the targets are numbers.")
 
     @classmethod
@@ -224,7 +225,7 @@ def _apart(samples: Samples, fraction: float, draws: np.random.Generator) -> tup
     Raises:
         DataError: if they have no classes.
     """
-    if samples.y.is_floating_point():
+    if are_numbers(samples.y):
         raise DataError("distillation needs classes, but the targets are numbers.")
     everyone = Index.of([np.arange(len(samples))])
     kept, away, _ = split_rows(everyone, samples.y.numpy(), fraction, 0.0, draws)

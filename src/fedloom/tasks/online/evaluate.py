@@ -14,6 +14,7 @@ from fedloom.core.client import State
 from fedloom.core.federation import Arrays
 from fedloom.core.meta import NEVER
 from fedloom.core.parts import Batch
+from fedloom.core.targets import one_class_each
 from fedloom.data.streams import Task
 from fedloom.tasks.online.ensemble import ExpertEnsemble
 from fedloom.tasks.online.experiment import Online
@@ -60,7 +61,7 @@ class StreamEvaluator:
     def absent(self, logits: Tensor, task: Task) -> int:
         """The number of test samples whose class an expert never predicts, as the task has no training sample of it."""
         y = self.placed(task.test).y
-        if y.is_floating_point() or y.ndim != 1:
+        if not one_class_each(y):
             return 0
         own = logits.gather(-1, y.expand(len(logits), -1)[..., None])
         return int((own == NEVER).any(0).sum())

@@ -137,7 +137,7 @@ class Online:
         except Exception as error:
             shape = tuple(first.x.shape[1:])
             raise ConfigError(f"the model does not take inputs of shape {shape}: {first_line(error)}") from error
-        if not first.y.is_floating_point() and out.shape[-1] < first.classes:
+        if not first.has_numbers and out.shape[-1] < first.classes:
             raise ConfigError(f"the model has {out.shape[-1]} outputs, but a task has {first.classes} classes.")
         return ExpertEnsemble(
             self.experts, model, first.classes, self.objective, self.support, self.seed,

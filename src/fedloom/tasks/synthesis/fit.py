@@ -117,7 +117,7 @@ def fit(name: str, arrays: Arrays, training: ClassifierTraining, seed: int) -> F
     """
     if not len(arrays):
         raise ConfigError("a classifier cannot be trained on no samples.")
-    if arrays.y.is_floating_point() or arrays.y.ndim != 1:
+    if not arrays.has_classes:
         raise ConfigError("a classifier needs samples with one class number each.")
     change = changes(training, arrays)
     with torch.random.fork_rng(devices=[]):

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedloom.core.errors import DataError
 from fedloom.core.federation import Arrays
+from fedloom.core.targets import one_class_each
 from fedloom.data.plots import plot_samples
 
 Range = tuple[tuple[float, ...], tuple[float, ...]]
@@ -79,7 +80,7 @@ def grid(
     images, labels = images.detach().float().cpu(), labels.detach().cpu()
     if images.ndim != 4 or images.shape[1] not in (1, 3) or not len(images):
         raise DataError(f"a figure needs images [M, 1 or 3, H, W], at least one, not {list(images.shape)}.")
-    if labels.is_floating_point() or labels.ndim != 1:
+    if not one_class_each(labels):
         raise DataError(f"a figure by class needs class numbers [M], not {labels.dtype} {list(labels.shape)}.")
     least, greatest = (_channels(value, images.shape[1]) for value in (low, high))
     width = greatest - least

@@ -133,8 +133,7 @@ class SyntheticEvaluator:
         cache: Path | None = None,
         device: str = "cpu",
     ) -> None:
-        y = federation.train.arrays.y
-        if y.is_floating_point() or y.ndim != 1:
+        if not federation.train.arrays.has_classes:
             raise ConfigError("synthetic sets are evaluated by class, but these data have no classes.")
         if not federation.classes_alike:
             raise ConfigError("clients that number the classes differently have no synthetic set of the same classes.")
