@@ -371,6 +371,11 @@ preset(
     "w as in FedAvg, and v ← v - ηα∇F_i(αv + (1 - α)w); the mixture is deployed. Deng et al. 2020." + MEAN,
 )
 preset(
+    "fedala",
+    lambda name: Method(name, CE, personal=personal.Merged()),
+    "Local work starts at θ_i + (θ^t - θ_i) ⊙ W with learnt weights W, which is deployed. Zhang et al., AAAI 2023.",
+)
+preset(
     "ditto",
     lambda name: Method(name, CE, personal=personal.Ditto()),
     "w as in FedAvg; v minimises F_i(v) + (λ/2)‖v - θ^t‖² and is deployed. Li et al., ICML 2021." + MEAN,

@@ -20,7 +20,7 @@ from fedloom.experiment.experiment import Evaluation
 from fedloom.experiment.progress import BarProgress, LineProgress, NullProgress, make_progress
 from fedloom.experiment.summary import headline
 from fedloom.methods import methods
-from fedloom.parts.personal import PrivateNorm
+from fedloom.parts.personal import Merged, PrivateNorm
 
 RECORDS: list[dict[str, Any]] = [
     {"round": 1, "seconds": 0.5, "train/loss": 1.5, "global/accuracy": 0.5, "global/loss": 1.0, "failures": 0},
@@ -153,7 +153,7 @@ def test_the_number_to_read_follows_the_method(name: str):
     """Clients' accuracy where a part of the model is private or fitted to a client; it is measured by default."""
     made = methods[name].make()
     kept = (
-        isinstance(made.personal, Paired)
+        isinstance(made.personal, Merged | Paired)
         or made.personal.private("body.weight")
         or made.personal.private("head.weight")
         or isinstance(made.personal, PrivateNorm)

@@ -38,7 +38,7 @@ from fedloom.parts.mixing import (
     Uniform,
 )
 from fedloom.parts.objectives import CrossEntropy, ElasticNet, PropFair, Proximal
-from fedloom.parts.personal import APFL, Alternating, Ditto, PrivateHead, Subspace
+from fedloom.parts.personal import APFL, Alternating, Ditto, Merged, PrivateHead, Subspace
 from fedloom.parts.server import SGD, Adagrad, Adam, Extrapolated, Yogi
 
 WIDTH, ROUNDS, COHORT, SEED = 3, 3, 4, 5
@@ -72,6 +72,7 @@ SLOTS: dict[str, dict[str, Filling]] = {
         "ditto": ({"personal": Ditto(0.6)}, {"personal": composition.Ditto}),
         "apfl": ({"personal": APFL(0.4)}, {"personal": composition.APFL}),
         "superfed": ({"personal": Subspace(False, 0.2, 0.5)}, {"personal": composition.SuPerFed}),
+        "fedala": ({"personal": Merged(0, 2.0, 0.7, 0.6, 4, 0.0, 4)}, {"personal": composition.FedALA}),
     },
     "adaptation": {
         "none": ({}, {}),
@@ -114,6 +115,7 @@ LOCALS = {
     "nesterov": Local(epochs=1, batch_size=4, lr=0.05, momentum=0.5, nesterov=True),
 }
 TWO_MODELS = {"ditto", "apfl", "superfed"}
+DISPLACED = {"scaffold", "fednova", "fedcm", "feddc", "feddc, all", "feddc, control"}
 
 
 @dataclass(frozen=True)
@@ -135,7 +137,9 @@ class Composition:
         reads = self.objective != "propfair" or (self.adaptation == "none" and self.mixing in ("by_samples", "uniform"))
         # the oracle's proximal map follows the steps of one shared model
         one = self.objective != "elastic_net" or self.personal == "none"
-        return adapts and reads and one
+        # its gradients before local steps are not adapted in the oracle; drifts that divide displacements are refused
+        starts = self.personal != "fedala" or (self.adaptation == "none" and self.drift not in DISPLACED)
+        return adapts and reads and one and starts
 
     def filled(self, side: int) -> dict[str, Any]:
         """Parts (0) or rules (1) of all slots."""
@@ -191,6 +195,11 @@ def test_every_drift_where_only_some_steps_move_what_is_shared(drift: str) -> No
 @pytest.mark.parametrize("drift", SLOTS["drift"])
 def test_every_drift_where_some_clients_have_one_step_for_head_and_body(drift: str) -> None:
     assert_follows_the_round(Composition(drift=drift, personal="fedrep", local="nesterov"))
+
+
+@pytest.mark.parametrize("drift", sorted(SLOTS["drift"].keys() - DISPLACED))
+def test_every_drift_where_steps_start_between_two_models(drift: str) -> None:
+    assert_follows_the_round(Composition(drift=drift, personal="fedala", local="steps"))
 
 
 @pytest.mark.parametrize("chosen", dealt(), ids=lambda c: " x ".join(astuple(c)))

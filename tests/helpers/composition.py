@@ -36,7 +36,7 @@ import numpy as np
 
 from fedloom.core import rng
 from helpers import meta, slots
-from helpers.personal import Pace
+from helpers.personal import Pace, aligned
 from helpers.reference import Vector, World
 
 Numbers = dict[int, Vector]
@@ -47,6 +47,7 @@ Along = Callable[[Vector, Vector], Vector]  # (w, gradient) -> the direction tha
 class Task:
     """A client's mini-batches the gradient of its loss, adapted where clients adapt, and what follows a step."""
 
+    round: int
     batches: list[Vector]
     draws: Vector
     slope: Callable[[Vector, Vector], Vector]
@@ -70,8 +71,12 @@ class Personal:
         """The number of steps in which what is shared moves."""
         return steps
 
+    def begin(self, task: Task, visit: slots.Visit) -> Vector:
+        """Where local steps start."""
+        return self.whole(visit.client, visit.received)
+
     def work(self, task: Task, visit: slots.Visit, along: Along) -> Vector:
-        w, pace, cut = self.whole(visit.client, visit.received), Pace(self.world, visit.lr), len(visit.received)
+        w, pace, cut = self.begin(task, visit), Pace(self.world, visit.lr), len(visit.received)
         for rows in task.batches:
             g = task.slope(w, rows)
             g[:cut] = along(w[:cut], g[:cut])
@@ -79,6 +84,34 @@ class Personal:
             w = task.shrink(w)
         self.own[visit.client] = w[cut:]
         return w[:cut]
+
+
+class FedALA(Personal):
+    """Mixtures in all layers; weights that are learnt for the first time take four epochs."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self.weights: Numbers = {}
+        self.times = dict.fromkeys(range(world.clients), 0)
+
+    def whole(self, i: int, received: Vector) -> Vector:
+        return received
+
+    def begin(self, task: Task, visit: slots.Visit) -> Vector:
+        i, received, found = visit.client, visit.received, visit.received
+        free = np.ones(len(received), dtype=bool)
+        if self.times[i]:
+            before = self.weights.get(i, np.full(len(received), 0.7))
+            self.weights[i], found = aligned(
+                self.world, i, task.round, received, self.own[i], before, free, self.times[i] == 1, task.slope, 2.0,
+                0.6, 4, 0.0, 4,
+            )  # fmt: skip
+        self.times[i] += 1
+        return found
+
+    def work(self, task: Task, visit: slots.Visit, along: Along) -> Vector:
+        self.own[visit.client] = super().work(task, visit, along)
+        return self.own[visit.client]
 
 
 class Head(Personal):
@@ -191,10 +224,10 @@ def task_of(world: World, rules: Rules, t: int, i: int, lr: float) -> Task:
             g = world.gradient(w, rows)
             return g / (rules.baseline - world.loss_on(w, rows)) if rules.baseline else g
 
-        return Task(batches, draws, slope, shrink)
+        return Task(t, batches, draws, slope, shrink)
     pending = iter(meta.supports(world, i, t))
     adapted = meta.proto(world) if rules.adaptation == "proto" else meta.maml(world, LEAP, 1, True)
-    return Task(batches, draws, lambda w, rows: adapted(w, next(pending), rows), shrink)
+    return Task(t, batches, draws, lambda w, rows: adapted(w, next(pending), rows), shrink)
 
 
 def received_loss(world: World, rules: Rules, w: Vector, i: int) -> float:

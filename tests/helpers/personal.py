@@ -220,4 +220,52 @@ def knn_per(world: World, k: int = 10, lam: float = 0.5, scale: float = 1.0) -> 
     return fedavg(world)
 
 
-ORACLES = {f.__name__: f for f in (ditto, pfedme, apfl, superfed_mm, superfed_lm, fedrep, fedbn, fedbabu, knn_per)}
+def aligned(
+    world: World, i: int, t: int, received: Vector, last: Vector, weights: Vector, free: Vector, first: bool,
+    slope: Callable[[Vector, Vector], Vector], rate: float, fraction: float, size: int, tolerance: float, most: int,
+) -> tuple[Vector, Vector]:  # fmt: skip
+    """Zhang et al. 2023, algorithm 1: W by eqs. (5) and (6) on s % of the samples, then θ̂ by eq. (4); W [P], θ̂ [P].
+
+    W is 1 and stays so in the lower layers, which are not ``free``.
+    """
+    rows = rng.stream(world.seed, "start", t, i).permutation(int(world.n[i]))
+    rows = world.federation.train.index[i][rows[: max(round(fraction * world.n[i]), 1)]]
+    size, losses = size or len(rows), []
+    while rate and len(losses) < (most if first else 1):
+        if len(losses) > 10 and np.std(losses[-10:]) < tolerance:
+            break
+        values = []
+        for at in range(0, len(rows), size):
+            batch, mixed = rows[at : at + size], last + (received - last) * weights
+            values.append(world.loss_on(mixed, batch))
+            step = rate * slope(mixed, batch) * (received - last)
+            weights = np.where(free, np.clip(weights - step, 0, 1), weights)
+        losses.append(np.mean(values))
+    return weights, last + (received - last) * weights
+
+
+def fedala(
+    world: World, layers: int = 1, rate: float = 1.0, initial: float = 1.0, fraction: float = 0.8,
+    batch_size: int = 10, tolerance: float = 0.1, most: int = 100,
+) -> Found:  # fmt: skip
+    free = np.arange(len(world.start)) >= (world.body if layers == 1 else 0)
+    theta, last, learnt = world.start, {}, set()
+    weights = dict.fromkeys(range(world.clients), np.where(free, initial, 1.0))
+    for t, lr, cohort in world.schedule():
+        begun = dict.fromkeys(cohort, theta)
+        for i in (i for i in cohort if i in last):
+            weights[i], begun[i] = aligned(
+                world, i, t, theta, last[i], weights[i], free, i not in learnt, world.gradient, rate, fraction,
+                batch_size, tolerance, most,
+            )  # fmt: skip
+            learnt.add(i)
+        models = {i: world.train(begun[i], i, t, lr)[0] for i in cohort}
+        last |= models
+        theta = average(world, theta, models)
+    states = {f"client {i}/personal/private": v for i, v in last.items()}
+    return Found(theta, states=states | {f"client {i}/personal/weights": weights[i] for i in last})
+
+
+ORACLES = {
+    f.__name__: f for f in (fedala, ditto, pfedme, apfl, superfed_mm, superfed_lm, fedrep, fedbn, fedbabu, knn_per)
+}

@@ -106,6 +106,11 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     "pfldyn": [{"alpha": 0.5}],
     "fedrep": [{"head_fraction": 0.5}, {"head_fraction": 0.0}],
     "apfl": [{"alpha": 0.7}, {"learn": True}],
+    "fedala": [
+        {"layers": 0, "rate": 3.0, "tolerance": 0.01, "most": 15},
+        {"initial": 0.4, "fraction": 0.5, "batch_size": 3},
+        {"layers": 2, "rate": 0.0, "initial": 0.3},
+    ],
     "ditto": [{"lam": 2.0}],
     "pfedme": [{"lam": 1.0, "steps": 2, "personal_lr": 0.5, "beta": 0.7}],
     "superfed_mm": [{"mu": 0.5, "nu": 3.0}, {"start_round": 1}],

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 
 from torch import Tensor
 
-from fedloom.core.parts import Paired
 from fedloom.core.plan import ClientPlan
 from fedloom.core.tree import Tree
 from fedloom.core.views import View
@@ -34,9 +33,7 @@ class SecondBuffers:
     """
 
     def __init__(self, plan: ClientPlan, kept: Tree, received: Tensor) -> None:
-        personal = plan.method.personal
-        anew = isinstance(personal, Paired) and personal.restarts
-        self.own = plan.buffers0[:0] if anew else kept.get("buffers", plan.buffers0[:0])
+        self.own = plan.buffers0[:0] if plan.method.personal.restarts else kept.get("buffers", plan.buffers0[:0])
         self.received = received
 
     @contextmanager

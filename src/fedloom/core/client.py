@@ -143,6 +143,12 @@ def own_state(state: State, place: str) -> Tree:
     return {name: mine[name] for name in mine if name not in PRIVATE} if place == "personal" else mine
 
 
+def own_values(state: State | None) -> Tree | None:
+    """The personal part's state with the private values kept beside it; None if a client keeps none."""
+    mine = (state or {}).get("personal", {})
+    return mine if "private" in mine else None
+
+
 def with_private(state: State, private: Tree, hook: str) -> None:
     """Put private parameters and buffers into a client's state, beside what the personal part's hook returned.
 
@@ -178,9 +184,8 @@ def load(plan: ClientPlan, down: Broadcast, client: int | None, state: State, at
     split, buffers = plan.layout.shared_size, plan.layout.shared_buffers
     private = state.get("personal", {})
     at.theta[:split].copy_(down.theta)
-    if plan.private_size and not (client is None and plan.is_paired):
-        personal = plan.method.personal
-        kept = "private" in private and not (isinstance(personal, Paired) and personal.restarts)
+    if plan.has_private or (plan.is_paired and client is not None):
+        kept = "private" in private and not plan.method.personal.restarts
         own = private["private"] if kept else plan.first_private(client or 0, down.theta, down.round)
         at.theta[split:].copy_(own)
     if plan.is_paired:
@@ -208,6 +213,8 @@ class ClientWork:
         load(plan, down, client, self.state, at)
         self.at = at
         seen = self.begin(len(batches))
+        if plan.method.hooks["start"]:
+            yield from self._start(seen, at)
         trained = TrainState.of(plan, at.theta)
         layers = LayerViews(plan.layout)
         draws = plan.draws(down.round, client, len(batches)).tolist()
@@ -235,6 +242,31 @@ class ClientWork:
         for place, part in self.plan.method.hooks["begin"]:
             seen[place] = seen[place]._replace(local=part.begin(seen[place]))
         return seen
+
+    def _start(self, seen: dict[str, Context], at: Vectors) -> Generator[Request, Answer, None]:
+        """Put in place what the personal part starts from, with answers to what it asks before."""
+        plan, down, self.stage = self.plan, self.down, "start"
+        split, number, answer = plan.layout.shared_size, 0, None
+        draws = rng.stream(plan.seed, "start", down.round, self.client)
+        begun = plan.method.personal.start(seen["personal"], down.theta, own_values(self.state), draws)
+        while True:
+            try:
+                point, batch = next(begun) if answer is None else begun.send(answer)
+            except StopIteration as done:
+                local, theta = done.value
+                break
+            number += 1
+            at.model[:split].copy_(point)
+            batch = batch._replace(twin=batch.x) if plan.has_twin else batch
+            with untouched(at.buffers):
+                on_step(plan, seen, self.client, down.round, -number, at.module, batch)  # steps count from 0
+                grad, value = yield Request(at.model, batch, None, seen)
+            assert grad is not None
+            answer = grad[:split], value
+        if theta.shape != down.theta.shape:  # it would be broadcast
+            raise ValueError(f"start returned the shape {list(theta.shape)} instead of {list(down.theta.shape)}")
+        at.theta[:split].copy_(theta)
+        seen["personal"] = seen["personal"]._replace(local=local)
 
     def _gradient(self, ask: Request, step: int) -> Generator[Request, Answer, Answer]:
         """Request a gradient; with DP-SGD it arrives clipped, and its noise is added here."""
@@ -316,7 +348,7 @@ class ClientWork:
 
     def _keep(self, result: Result, at: Vectors) -> None:
         """Bring the client's state into memory of its own, with the private parameters and buffers."""
-        plan, split, buffers = self.plan, self.plan.layout.shared_size, self.plan.layout.shared_buffers
+        plan, buffers = self.plan, self.plan.layout.shared_buffers
         for place, mine in result.state.items():
             result.state[place] = own_copy(mine, f"{place}.{'send' if place.startswith('uplink') else 'end'}")
         private: Tree = {}
@@ -324,7 +356,7 @@ class ClientWork:
             own = "private" in self.state.get("personal", {}) or "personal" in result.state
             if self.moved_private or own:
                 kept = self.second.own if plan.is_paired else at.buffers[buffers:]
-                private = {"private": at.theta[split:].clone(), "buffers": kept.clone()}
+                private = {"private": at.theta[-plan.private_size :].clone(), "buffers": kept.clone()}
         with_private(result.state, private, "end")
 
     def _emptied(self, result: Result, at: Vectors) -> Result:

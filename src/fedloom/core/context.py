@@ -77,6 +77,7 @@ class Facts(NamedTuple):
         seed: the experiment's seed.
         expected_cohort: E|S_t| if clients participate independently with equal probability; None if |S_t| is fixed.
         noise_seed: seed of privacy noise where it is secret; None in simulations, which use ``seed``.
+        layers: numbers of parameters of the model's layers (modules that own some), in the order of θ.
     """
 
     inputs: tuple[int, ...]
@@ -88,6 +89,7 @@ class Facts(NamedTuple):
     seed: int
     expected_cohort: float | None = None
     noise_seed: int | None = None
+    layers: tuple[int, ...] = ()
 
     @property
     def private_seed(self) -> int:

@@ -110,7 +110,6 @@ ELSEWHERE = {
     ("key", "learning_rate"): "local.lr", ("local", "learning_rate"): "local.lr",
     ("key", "optimizer"): "local.optimiser", ("key", "algorithm"): "method", ("key", "strategy"): "method",
     ("objective", "mse"): "squared_error",
-    ("method", "fedala"): "apfl with method.learn=true (docs/personal.md says why FedALA is not here)",
     ("method", "ccvr"): "fedloom target run=DIR method=ccvr, on a finished run,",
     **{
         ("method", name): f"fedloom target run=DIR data=FILE method={name}, after a run of any method,"

@@ -18,7 +18,7 @@ from torch import Tensor
 from fedloom.core.context import NO_ROUND, Batch, Output
 from fedloom.core.errors import ConfigError
 from fedloom.core.hooks import overrides
-from fedloom.core.parts import UPDATE, Paired, Personal, Term
+from fedloom.core.parts import UPDATE, Personal, Term
 from fedloom.core.plan import ClientPlan
 from fedloom.core.probe import APART
 from fedloom.core.slots import label
@@ -57,7 +57,7 @@ def gradients(plan: ClientPlan) -> int:
     A second model does not need one of its own: SuPerFed's only gradient moves both, by (1 - λ)g and λg.
     """
     personal, layers = plan.method.personal, len(plan.layout.layers)
-    extra = plan.theta0.new_tensor(personal.extras if isinstance(personal, Paired) else ())
+    extra = plan.theta0.new_tensor(personal.extras)
     return sum(view.data for view in personal.views(StepInfo(0, 0, [0.5] * layers), extra, NO_ROUND))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fedloom.core.parts import Part
 
 HOOKS = (
-    "init_server", "init_client", "begin", "on_step", "loss", "grad", "prox", "end",
+    "init_server", "init_client", "begin", "start", "on_step", "loss", "grad", "prox", "end",
     "send", "sent", "receive", "combine", "correct", "step", "refine",
 )  # fmt: skip
 

@@ -109,6 +109,11 @@ class Method:
                         f"but personal {label(self.personal)!r} shares none."
                     )
 
+        if overrides(self.personal, "start") and (self.needs("sgd") or self.drift.normalises):
+            raise ConfigError(
+                f"{self.who_needs('sgd')} infers gradients from the way from the received model, but with personal "
+                f"{label(self.personal)!r} local steps start elsewhere; choose a drift like dynamic, or none."
+            )
         signed = next((term for term in self.objective if term.is_signed), None)
         if signed is not None and self.mixing.weighs_losses:
             raise ConfigError(

@@ -8,6 +8,7 @@ optional. The life of a part during a round::
     ------                                          --------------------------------
     init_server(θ, facts)  (once)                   init_client(θ) -> state   (on its first participation)
     the state's ``downloads``  ------------------>  begin(ctx) -> constants of this round's local work
+                                                    start(ctx, θ^t, own) -> where local steps start   (personal)
                                                     every step: on_step(ctx, model, batch, draws), then
                                                     loss(out, batch, ctx), grad(g, w, ctx), step, prox(w, lr, ctx)
                                                     end(ctx, Δ_i, model) -> new state, uploads, Δ_i
@@ -24,7 +25,7 @@ actually sent, and checkpoints need no code per method. θ, gradients and update
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -175,6 +176,10 @@ class Drift(Part):
     displaces: ClassVar[bool] = True
 
 
+Start = Generator[tuple[Tensor, Batch], tuple[Tensor, Tensor], tuple[Tree, Tensor]]
+"""Yields shared parameters [P] with a mini-batch, is sent a gradient [P] and loss [], returns a new state and [P]."""
+
+
 class Use(NamedTuple):
     """A model that a client may use.
 
@@ -207,11 +212,22 @@ class Personal(Part):
         keeps_own: a client keeps a whole model of its own, so that no parameter that it uses is common to all clients.
         judged: the clients' samples on which ``choices`` are compared: by the loss on those for training, or by the
             first metric on those for validation.
+        fresh: the second model v starts from another random initialisation, not from the received model.
+        restarts: v starts so in every round; what is kept of it is for deployment.
+        plain: all steps are θ ← θ - ηg, whatever the momentum or optimiser of local training.
     """
 
     random: ClassVar[bool] = False
     keeps_own: ClassVar[bool] = False
     judged: ClassVar[Literal["train", "validation"]] = "validation"
+    fresh: ClassVar[bool] = False
+    restarts: ClassVar[bool] = False
+    plain: ClassVar[bool] = False
+
+    @property
+    def extras(self) -> tuple[float, ...]:
+        """Initial values of E further trained scalars in [0, 1] beside v, which take plain SGD steps."""
+        return ()
 
     @property
     def levels(self) -> tuple[str, ...]:
@@ -260,6 +276,22 @@ class Personal(Part):
         into.theta.copy_(mine.get("private", first.theta))
         into.buffers.copy_(mine.get("buffers", first.buffers))
 
+    def start(self, ctx: Context, received: Tensor, own: Tree | None, draws: np.random.Generator) -> Start:
+        """Return new ``ctx.local`` and the shared parameters [P] from which local steps start.
+
+        A generator, which may ask for gradients before: it yields shared parameters [P] and a mini-batch, and is sent
+        the gradient [P] and the value [] of the objective there, whose memory the next request overwrites. Batch
+        statistics do not change meanwhile.
+
+        Args:
+            ctx: the context.
+            received: θ^t [P].
+            own: as in ``uses``.
+            draws: a random stream that depends only on the seed, the round and the client.
+        """
+        yield from ()
+        return ctx.local, received
+
     @property
     def frozen(self) -> bool:
         """Whether private parameters stay as they were initialised, which the server then knows."""
@@ -291,15 +323,7 @@ class Personal(Part):
 class Paired(Personal):
     """Base class of parts that give a client a second model v beside the shared w; see ``fedloom.core.views``."""
 
-    fresh: ClassVar[bool] = False  # v starts from another random initialisation, not from the received model
-    restarts: ClassVar[bool] = False  # v starts so in every round; what is kept of it is for deployment
-    plain: ClassVar[bool] = False  # all steps are θ ← θ - ηg, whatever the momentum or optimiser of local training
     keeps_own = True
-
-    @property
-    def extras(self) -> tuple[float, ...]:
-        """Initial values of E further trained scalars in [0, 1], which take plain SGD steps."""
-        return ()
 
     @property
     def passes(self) -> int:

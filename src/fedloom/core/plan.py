@@ -142,7 +142,10 @@ class ClientPlan:
         low, high = (0 - mean) / std, (1 - mean) / std
         shape = tuple(arrays.x.shape[1:])
         clients, expected = self.population.clients, self.expected_cohort
-        return Facts(shape, arrays.classes, low, high, clients, self.rounds, self.seed, expected, self.noise_seed)
+        layers = self.layout.layers
+        return Facts(
+            shape, arrays.classes, low, high, clients, self.rounds, self.seed, expected, self.noise_seed, layers
+        )  # fmt: skip
 
     @cached_property
     def traits(self) -> probe.ModelTraits:
@@ -224,14 +227,13 @@ class ClientPlan:
         """Whether a local step is θ ← θ - ηg with the model's own gradient, for which a compute may take a shortcut."""
         hooks, local = self.method.hooks, self.local
         changed = hooks["grad"] or hooks["prox"] or local.clip or local.weight_decay or local.memory
-        changed = changed or local.dp_clip
+        changed = changed or local.dp_clip or hooks["start"]
         return not (self.has_views or self.is_meta or changed)
 
     @property
     def memory(self) -> int:
         """Number of optimiser state scalars per parameter; 0 if the method takes plain gradient steps."""
-        personal = self.method.personal
-        return 0 if isinstance(personal, Paired) and personal.plain else self.local.memory
+        return 0 if self.method.personal.plain else self.local.memory
 
     def effective_steps(self, steps: int) -> float:
         """‖a‖₁ of the shared parameters in so many local steps, at least 1; see ``Local.effective_steps``."""
@@ -266,15 +268,13 @@ class ClientPlan:
     @cached_property
     def has_private(self) -> bool:
         """Whether some of the model's parameters are private."""
-        return not self.is_paired and self.private_size > 0
+        return not self.is_paired and self.layout.shared_size < self.layout.size
 
     @cached_property
     def private_size(self) -> int:
-        """Number of private scalars per client: private parameters, or a whole second model and its extra scalars."""
-        personal = self.method.personal
-        if isinstance(personal, Paired):
-            return self.layout.size + len(personal.extras)
-        return self.layout.size - self.layout.shared_size
+        """Number of private scalars per client: private parameters, or a whole model and its extra scalars."""
+        layout, personal = self.layout, self.method.personal
+        return layout.size + len(personal.extras) if personal.keeps_own else layout.size - layout.shared_size
 
     def first_private(self, client: int, shared: Tensor, round: int = 0) -> Tensor:
         """Initial private parameters of a client, [private size]; ``shared`` [P] is what it received.
@@ -282,7 +282,7 @@ class ClientPlan:
         If private parameters are not kept between rounds, these are the ones for ``round``.
         """
         personal = self.method.personal
-        if not isinstance(personal, Paired):
+        if not self.is_paired:
             begun = self.theta0 if personal.kept else self._another(round, client)
             return begun[self.layout.shared_size :]
         v = self._another(client) if personal.fresh else shared

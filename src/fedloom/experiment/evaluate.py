@@ -22,7 +22,7 @@ from torch.func import vmap
 
 from fedloom.core import meta as adapting
 from fedloom.core import rng
-from fedloom.core.client import State
+from fedloom.core.client import State, own_values
 from fedloom.core.context import Batch
 from fedloom.core.federation import Arrays, Federation, Split
 from fedloom.core.layout import Leaf, LiveModule, call
@@ -30,7 +30,6 @@ from fedloom.core.objective import Net
 from fedloom.core.parts import Personal, Use, Weights
 from fedloom.core.plan import ClientPlan
 from fedloom.core.server import Server, Store
-from fedloom.core.tree import Tree
 from fedloom.experiment.evaluation import Evaluation, Measurement
 from fedloom.experiment.last_models import ClientModels
 from fedloom.experiment.server_average import ServerAverage
@@ -78,7 +77,7 @@ class LoadedModel:
         """Write a client's own values of the model that it uses, those from the offsets ``own`` on."""
         plan = self.plan
         first = Weights(plan.theta0[plan.layout.shared_size :], plan.buffers0[plan.layout.shared_buffers :])
-        plan.method.personal.fill(use, shared, first, kept(state), Weights(theta, buffers))
+        plan.method.personal.fill(use, shared, first, own_values(state), Weights(theta, buffers))
 
     @property
     def own(self) -> tuple[int, int]:
@@ -179,7 +178,7 @@ class Evaluator(LoadedModel):
         split = self.federation.train if personal.judged == "train" else self.federation.validation
         samples = split.index.sizes[clients] if personal.choices else np.zeros(len(clients), dtype=np.int64)
         uses = [
-            personal.uses(client, lambda client=client: kept(store.get(client)), count)
+            personal.uses(client, lambda client=client: own_values(store.get(client)), count)
             for client, count in zip(clients.tolist(), samples.tolist(), strict=True)
         ]
         several = np.flatnonzero([len(one) > 1 for one in uses])
@@ -369,12 +368,6 @@ def _renamed(record: dict[str, Any], scope: str) -> dict[str, Any]:
     """
     short = {key: key.removeprefix("global/").removeprefix("clients/") for key in record}
     return {f"{scope}/{short[key]}": value for key, value in record.items()}
-
-
-def kept(state: State | None) -> Tree | None:
-    """The personal part's state with the private values in a client's state; None if there are none."""
-    mine = (state or {}).get("personal", {})
-    return mine if "private" in mine else None
 
 
 def best(values: Values, metric: str) -> np.ndarray:

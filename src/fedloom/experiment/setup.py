@@ -13,8 +13,8 @@ from torch.nn.parameter import is_lazy
 from fedloom.core import example_privacy, probe, rng
 from fedloom.core.errors import ConfigError, FedLoomError, first_line, in_words
 from fedloom.core.federation import Arrays, Federation, Split, Unlabelled
+from fedloom.core.hooks import overrides
 from fedloom.core.method import Method
-from fedloom.core.parts import Paired, Submodels
 from fedloom.core.plan import ClientPlan
 from fedloom.core.server_data import Augment, ServerData
 from fedloom.core.slots import label
@@ -219,7 +219,7 @@ def _other_initialisations(experiment: Experiment) -> Callable[[], nn.Module] | 
     if not isinstance(experiment.model, Copies):
         return experiment.model
     personal = experiment.method.personal
-    if (isinstance(personal, Paired) and personal.fresh) or not personal.kept:
+    if personal.fresh or not personal.kept:
         raise ConfigError(
             f"personal {label(personal)!r} starts from another initialisation of the model than the given module; "
             "pass a function that makes a module, like lambda: Net()."
@@ -292,7 +292,7 @@ def _private(method: Method, plan: ClientPlan) -> None:
     """Raise ``ConfigError`` if the split leaves no shared or no private parameters on this model."""
     shared, total = plan.layout.shared_size, plan.layout.size
     everything = method.personal.private("body.weight") and method.personal.private("head.weight")
-    splits = not (method.personal.is_identity or isinstance(method.personal, (Paired, Submodels)))
+    splits = any(overrides(method.personal, hook) for hook in ("private", "private_in"))
     if splits and shared == total:
         raise ConfigError(
             f"personal {label(method.personal)!r} keeps no parameter of this model private; "

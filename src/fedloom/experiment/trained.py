@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fedloom.compute import computes
 from fedloom.core import meta
-from fedloom.core.client import State
+from fedloom.core.client import State, own_values
 from fedloom.core.cohort import InitialStates
 from fedloom.core.context import Batch
 from fedloom.core.errors import ClientError, ConfigError, nearest
@@ -26,7 +26,7 @@ from fedloom.core.plan import ClientPlan
 from fedloom.core.slots import label
 from fedloom.experiment.conventions import table_of
 from fedloom.experiment.deployed import Adapted, DeployedModel
-from fedloom.experiment.evaluate import Evaluator, LoadedModel, kept
+from fedloom.experiment.evaluate import Evaluator, LoadedModel
 from fedloom.experiment.runtime import reproducible
 from fedloom.experiment.snapshot import Snapshot
 from fedloom.experiment.store import MemoryStore
@@ -172,7 +172,7 @@ class TrainedRun(RunRecords):
                     store.update({number: result.state})
         state = store.get(number)
         support = None if plan.method.adaptation.is_identity else Batch(data.x, data.y)
-        uses = plan.method.personal.uses(number, lambda: kept(state), 0)
+        uses = plan.method.personal.uses(number, lambda: own_values(state), 0)
         models = [self._deployed(plan, state, use, support) for use in uses]
         loss = self.evaluator.measurement.loss_name
         return models[0] if len(models) == 1 else min(models, key=lambda one: one.evaluate(x, y)[loss])

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from fedloom.parts.personal.clustered import Clustered
     from fedloom.parts.personal.interpolated import APFL, Subspace
     from fedloom.parts.personal.lora import PrivateLora
+    from fedloom.parts.personal.merged import Merged
     from fedloom.parts.personal.nested import Decoupled, EarlyExitSlice, WidthSlice
     from fedloom.parts.personal.normalisation import PrivateNorm
     from fedloom.parts.personal.pairs import Ditto, PFedMe
@@ -22,6 +23,7 @@ __all__ = [
     "Ditto",
     "EarlyExitSlice",
     "LocalOnly",
+    "Merged",
     "PFedMe",
     "PrivateBody",
     "PrivateHead",
@@ -39,6 +41,7 @@ __getattr__ = personals.lazily(
         "subspace": "interpolated.Subspace",
         "apfl": "interpolated.APFL",
         "private_lora": "lora.PrivateLora",
+        "merged": "merged.Merged",
         "early_exit": "nested.EarlyExitSlice",
         "decoupled": "nested.Decoupled",
         "width_slice": "nested.WidthSlice",

@@ -1,0 +1,111 @@
+"""Local work that starts between the received model and the client's last one: FedALA's adaptive local aggregation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedloom.core.checks import at_least, probability
+from fedloom.core.context import Batch, Context, Model
+from fedloom.core.message import ClientEnd
+from fedloom.core.parts import Needs, Personal, Start, Use, Weights
+from fedloom.core.slots import personals
+from fedloom.core.tree import Tree
+
+RECENT = 10  # epochs whose losses say whether the weights have converged
+
+
+@personals.register(name="merged")
+@dataclass(frozen=True)
+class Merged(Personal):
+    """FedALA: local steps start at a mixture of the received model θ^t and the client's last one θ_i.
+
+    ::
+
+        θ̂_i = θ_i + (θ^t - θ_i) ⊙ W_i          W_i ← clip(W_i - η ∇F_i(θ̂_i) ⊙ (θ^t - θ_i), 0, 1)
+
+    W_i [P] is learnt for the parameters of the last ``layers`` layers, and 1 for all others. The weights start at
+    ``initial`` and take the second step for every mini-batch of a random part of the client's samples: when the client
+    comes for the second time, until the mean losses of the last 10 epochs have a standard deviation below
+    ``tolerance``, and in all later rounds for one epoch. At its first visit a client has no model yet, and starts at
+    θ^t. What is sent and averaged is θ_i after local training. A client deploys the mixture of the server's model and
+    its last one by its weights; without any, the server's model. Batch statistics are the received ones. With W = 1
+    this is federated averaging, and with W = 0 in all layers local training.
+
+    Zhang et al., AAAI 2023, eqs. (4)-(6) and algorithm 1, which takes one η and every s; its experiments have η = 1,
+    s = 80 % and one layer. The authors' code compares the losses of the epochs' last batches; here it is the means.
+
+    Args:
+        layers: p ≥ 0, layers (modules with parameters) from the last one on that are mixed; 0 for all.
+        rate: η ≥ 0 of the weights; with 0 they stay as they are.
+        initial: W before it is learnt, in [0, 1].
+        fraction: s in [0, 1], the part of the client's samples on which weights are learnt, at least one sample.
+        batch_size: samples per step of the weights; 0 for all of them.
+        tolerance: standard deviation of losses at which weights have converged, ≥ 0.
+        most: largest number of epochs until then.
+
+    Raises:
+        ConfigError: if a setting is out of range.
+    """
+
+    layers: int = 1
+    rate: float = 1.0
+    initial: float = 1.0
+    fraction: float = 0.8
+    batch_size: int = 10
+    tolerance: float = 0.1
+    most: int = 100
+
+    keeps_own = True
+    needs = Needs(shared=True, samples=True)
+    citation = """@inproceedings{zhang2023fedala,
+  title={{FedALA}: Adaptive Local Aggregation for Personalized Federated Learning},
+  author={Zhang, Jianqing and Hua, Yang and Wang, Hao and Song, Tao and Xue, Zhengui and Ma, Ruhui and Guan, Haibing},
+  booktitle={AAAI}, year={2023}}"""
+
+    def __post_init__(self) -> None:
+        mine = "personal 'merged': "
+        at_least(0, mine, layers=self.layers, rate=self.rate, batch_size=self.batch_size, tolerance=self.tolerance)
+        at_least(1, mine, most=self.most)
+        probability(mine, initial=self.initial, fraction=self.fraction)
+
+    def init_client(self, theta: Tensor) -> Tree:
+        """W [P] and the number of epochs that have trained it."""
+        return {"weights": torch.full_like(theta, self.initial), "epochs": theta.new_zeros(())}
+
+    def start(self, ctx: Context, received: Tensor, own: Tree | None, draws: np.random.Generator) -> Start:
+        """θ̂_i, with weights that have learnt."""
+        w, epochs = ctx.state["weights"].clone(), int(ctx.state["epochs"])
+        free = slice(len(w) - sum(ctx.facts.layers[-self.layers :]), None)
+        w[: free.start] = 1
+        if own is None:
+            return {**ctx.state, "weights": w}, received
+        last, samples, losses = own["private"], ctx.samples, []
+        assert samples is not None
+        rows = torch.from_numpy(draws.permutation(len(samples.x))[: max(round(self.fraction * len(samples.x)), 1)])
+        most = 0 if not self.rate else 1 if epochs else self.most
+        while len(losses) < most and not _converged(losses, self.tolerance):
+            values = []
+            for part in rows.split(self.batch_size or len(rows)):
+                at = part.to(samples.x.device)
+                grad, value = yield torch.lerp(last, received, w), Batch(samples.x[at], samples.y[at])
+                w[free] = (w - self.rate * grad * (received - last))[free].clamp(0, 1)
+                values.append(value)
+            losses.append(float(torch.stack(values).mean()))
+        return {"weights": w, "epochs": ctx.state["epochs"] + len(losses)}, torch.lerp(last, received, w)
+
+    def end(self, ctx: Context, update: Tensor, model: Model) -> ClientEnd:
+        """The weights are kept."""
+        return ClientEnd(ctx.local, {}, update)
+
+    def fill(self, use: Use, shared: Weights, first: Weights, own: Tree | None, into: Weights) -> None:
+        """θ̂_i of the server's model, with its buffers; that model itself at a client that never participated."""
+        into.theta.copy_(shared.theta if own is None else torch.lerp(own["private"], shared.theta, own["weights"]))
+        into.buffers.copy_(shared.buffers)
+
+
+def _converged(losses: list[float], tolerance: float) -> bool:
+    return len(losses) > RECENT and float(np.std(losses[-RECENT:])) < tolerance
