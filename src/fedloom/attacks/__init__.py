@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from fedloom.attacks.registry import attacks
-
-# isort: split
 from fedloom.attacks.data import Backdoor, LabelFlip
 from fedloom.attacks.updates import ALIE, Gaussian, InnerProduct, Replacement, SignFlip
+from fedloom.core.attack import attacks
 
 __all__ = ["ALIE", "Backdoor", "Gaussian", "InnerProduct", "LabelFlip", "Replacement", "SignFlip", "attacks"]

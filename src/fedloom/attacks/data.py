@@ -8,9 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedloom.attacks.registry import attacks
 from fedloom.core import rng
-from fedloom.core.attack import Attack, single_labels
+from fedloom.core.attack import Attack, attacks, single_labels
 from fedloom.core.checks import at_least
 from fedloom.core.errors import ConfigError
 from fedloom.core.federation import Arrays, Index, Split

@@ -9,8 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedloom.attacks.registry import attacks
-from fedloom.core.attack import Attack
+from fedloom.core.attack import Attack, attacks
 from fedloom.core.checks import positive
 
 

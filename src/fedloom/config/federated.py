@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedloom.attacks import attacks
 from fedloom.compute import computes
 from fedloom.config.build import COMMON, DATA, MODEL, Shared, model_factory
 from fedloom.config.schema import CommandSchema, Config
 from fedloom.config.sections import Choice, MethodChoice, Terms, arguments, sections_of
+from fedloom.core.attack import attacks
 from fedloom.core.federation import Federation
 from fedloom.core.local import check_one_size
 from fedloom.core.method import Method

@@ -12,6 +12,9 @@ from torch import Tensor
 from fedloom.core import rng
 from fedloom.core.errors import ConfigError
 from fedloom.core.federation import Arrays, Split
+from fedloom.core.registry import Registry
+
+attacks: Registry[Attack | None] = Registry("attack")
 
 
 @dataclass(frozen=True)
@@ -102,3 +105,22 @@ def single_labels(name: str, arrays: Arrays) -> None:
     """Raise ``ConfigError`` unless every sample has one class."""
     if not arrays.has_classes:
         raise ConfigError(f"attack {name!r} changes the class of a sample, but these samples do not have one each.")
+
+
+@attacks.register
+def none() -> None:
+    """No client is hostile."""
+
+
+attacks.lazily(
+    "fedloom.attacks",
+    {
+        "label_flip": "data.LabelFlip",
+        "backdoor": "data.Backdoor",
+        "sign_flip": "updates.SignFlip",
+        "replacement": "updates.Replacement",
+        "gaussian": "updates.Gaussian",
+        "alie": "updates.ALIE",
+        "inner_product": "updates.InnerProduct",
+    },
+)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from functools import partial
 
+from fedloom.applications import at
 from fedloom.core.engine import ComputeFactory, Engine, EngineFactory
 from fedloom.core.plan import ClientPlan
 from fedloom.core.registry import Registry
@@ -66,18 +67,4 @@ def processes(workers: int = 0) -> EngineFactory:
     return EngineFactory(partial(Processes, workers=workers), Processes.traits)
 
 
-@engines.register
-def ray(workers: int = 0, address: str = "", gpus: float = 0.0, gather: str = "auto") -> EngineFactory:
-    """Run workers on a Ray cluster, on this machine or many, with CPUs or GPUs; results equal ``serial`` bitwise.
-
-    Args:
-        workers: number of workers, of one core each; 0 means as many as there is room for.
-        address: ``host:port`` of the cluster to join, or ``auto`` for the one that runs on this machine; empty starts
-            one for the run.
-        gpus: GPUs, or the share of one, per worker; 0 for work on the CPU.
-        gather: how sums come back: every block's ``fold`` to the driver, a ``chain`` of running totals from worker to
-            worker, or ``auto``, which chooses by bytes.
-    """
-    from fedloom.engines.ray import Ray
-
-    return EngineFactory(partial(Ray, workers=workers, address=address, gpus=gpus, gather=gather), Ray.traits)
+engines.later("ray", lambda: at("fedloom.engines.ray:ray"), "fedloom.engines.ray.ray")

@@ -24,6 +24,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -32,10 +33,11 @@ import torch
 
 from fedloom.core.aggregate import Fold, fold
 from fedloom.core.client import Broadcast, Failure, FailureKind, Result, State
-from fedloom.core.engine import Compute, ComputeFactory, Engine, Place, States, Traits
+from fedloom.core.engine import Compute, ComputeFactory, Engine, EngineFactory, Place, States, Traits
 from fedloom.core.errors import ClientError, ConfigError, FedLoomError, LossError
 from fedloom.core.federation import Index, Split
 from fedloom.core.plan import ClientPlan
+from fedloom.engines import engines
 from fedloom.engines.actor import RemoteBlock
 from fedloom.engines.cluster import QUEUED, Cluster, Hands, Member, RemoteJob
 from fedloom.engines.packed import Packed, nbytes, pack, unpack
@@ -324,3 +326,18 @@ def _none(client: int) -> State:
 
 def _is_there(home: Member | Fold | None) -> bool:
     return isinstance(home, Fold) or (home is not None and home.ready)
+
+
+@engines.register
+def ray(workers: int = 0, address: str = "", gpus: float = 0.0, gather: str = "auto") -> EngineFactory:
+    """Run workers on a Ray cluster, on this machine or many, with CPUs or GPUs; results equal ``serial`` bitwise.
+
+    Args:
+        workers: number of workers, of one core each; 0 means as many as there is room for.
+        address: ``host:port`` of the cluster to join, or ``auto`` for the one that runs on this machine; empty starts
+            one for the run.
+        gpus: GPUs, or the share of one, per worker; 0 for work on the CPU.
+        gather: how sums come back: every block's ``fold`` to the driver, a ``chain`` of running totals from worker to
+            worker, or ``auto``, which chooses by bytes.
+    """
+    return EngineFactory(partial(Ray, workers=workers, address=address, gpus=gpus, gather=gather), Ray.traits)
