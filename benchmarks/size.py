@@ -97,7 +97,7 @@ def measured(root: Path) -> None:
         counts["lines"] = len(text.splitlines())
         total["applications" if is_application else "library"] += counts
         if "parts" not in path.parts and path.name != "parts.py":
-            asked += len(re.findall(r"isinstance\([^()]*(?:\([^()]*\))?[^()]*\b(?:Paired|Submodels)\b", text))
+            asked += len(re.findall(r"isinstance\([^()]*(?:\([^()]*\))?[^()]*\bPaired\b", text))
     total["both"] = total["library"] + total["applications"]
     for name, counts in total.items():
         code = counts["code"] + counts["imports"] + counts["guards"]
@@ -109,7 +109,7 @@ def measured(root: Path) -> None:
         )
     where = Counter(point.partition(".")[0] for point in points(root))
     print(f"contract     {where.total()} points: {', '.join(f'{name} {count}' for name, count in where.items())}")
-    print(f"isinstance   {asked} of Paired or Submodels outside parts")
+    print(f"isinstance   {asked} of Paired outside parts")
 
 
 class Watch:

@@ -17,7 +17,7 @@ from fedloom.core.errors import ConfigError
 from fedloom.core.federation import Federation, Index, Split
 from fedloom.core.local import Local
 from fedloom.core.method import Method
-from fedloom.core.parts import Personal, Submodels
+from fedloom.core.parts import Personal
 from fedloom.experiment.experiment import Evaluation
 from fedloom.experiment.federated import run
 from fedloom.methods import (
@@ -203,7 +203,7 @@ def test_order_of_clients_in_the_sum_does_not_matter() -> None:
     for name in methods.names():
         method = methods.make(name)
         drawn = method.needs("twin") or method.personal.random or method.hooks["on_step"] or method.hooks["send"]
-        if name in ("local", "fltrust") or drawn or isinstance(method.personal, Submodels):
+        if name in ("local", "fltrust") or drawn or method.personal.levels:
             continue  # it shares nothing; or a client's number decides what is drawn, whom to trust, or what it trains
         a, b = (go(name, federation=f, local=whole, rounds=2) for f in (federation, renamed))
         np.testing.assert_allclose(theta(a), theta(b), rtol=0, atol=1e-12, err_msg=name)

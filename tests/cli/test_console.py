@@ -13,7 +13,7 @@ from helpers.commands import Cli
 from rich.console import Console
 
 from fedloom.compute.batched import Batched
-from fedloom.core.parts import Paired, Submodels
+from fedloom.core.parts import Paired
 from fedloom.experiment.callbacks import RunInfo
 from fedloom.experiment.console import make_console, results
 from fedloom.experiment.experiment import Evaluation
@@ -157,7 +157,7 @@ def test_the_number_to_read_follows_the_method(name: str):
         or made.personal.private("body.weight")
         or made.personal.private("head.weight")
         or isinstance(made.personal, PrivateNorm)
-        or (isinstance(made.personal, Submodels) and made.personal.chosen)
+        or made.personal.chosen
     )
     own = (kept and made.personal.kept) or not made.adaptation.is_identity
     assert headline(made, Evaluation()) == ("clients/accuracy/mean" if own else "global/accuracy")

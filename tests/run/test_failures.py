@@ -23,7 +23,7 @@ from fedloom.core.errors import ClientError, ConfigError
 from fedloom.core.federation import Federation, Index, Split
 from fedloom.core.local import Local
 from fedloom.core.method import Method
-from fedloom.core.parts import Submodels, Term
+from fedloom.core.parts import Term
 from fedloom.core.round import federated_round
 from fedloom.engines.serial import Serial
 from fedloom.experiment import checkpoint
@@ -60,7 +60,7 @@ FULL_VIEW = Local(steps=4, batch_size=0, lr=0.1)  # one batch: then results do n
 
 
 def run_poisoned(name: str, engine: str = "serial", **changes: Any) -> RunResult:
-    model = linear_ends if isinstance(make(name).personal, Submodels) else linear_layers
+    model = linear_ends if make(name).personal.levels else linear_layers
     return go(name, federation=poisoned(), model=model, engine=engine, **{"local": FULL_VIEW} | changes)
 
 

@@ -38,7 +38,7 @@ from fedloom.core.context import Context
 from fedloom.core.engine import States
 from fedloom.core.errors import in_one_line
 from fedloom.core.layout import call
-from fedloom.core.parts import UPDATE, Paired
+from fedloom.core.parts import UPDATE
 from fedloom.core.plan import ClientPlan
 
 LONGEST = 25  # largest block: more clients would not fit into the caches
@@ -216,7 +216,6 @@ class _Block:
         work = self._descent()
         if work is None:
             return None
-        assert isinstance(personal, Paired)
         memory = self.compute.memory[: len(self.jobs)]
         held = [self._pair(row) for row in memory]
         for number, at in zip(work.schedule.order, held, strict=True):

@@ -17,7 +17,6 @@ from fedloom.compute.cohort.windows import windows
 from fedloom.compute.results import finished
 from fedloom.core.client import Broadcast, ClientWork, Result, Vectors, load
 from fedloom.core.context import Context
-from fedloom.core.parts import Paired
 from fedloom.core.plan import ClientPlan
 from fedloom.core.views import Pair, RegGrad, StepInfo, View
 
@@ -35,7 +34,7 @@ def has_paired_rounds(plan: ClientPlan) -> bool:
 def samples_with_coordinates(plan: ClientPlan) -> int:
     """The number of samples on which the first layer of a paired method has coordinates."""
     personal, largest = plan.method.personal, int(plan.data.index.sizes.max())
-    if plan.operand_dtype is not None or not isinstance(personal, Paired):
+    if plan.operand_dtype is not None or not personal.paired:
         return 0
     passes = 1 if plan.memory else personal.passes
     return coordinates(plan.model, plan.layout, largest, plan.local.batch_size or largest, passes)
@@ -86,7 +85,6 @@ class PairedRound:
         """All local steps; returns the sums of the losses, float64 [C]."""
         plan, schedule, count, size = self.plan, self.schedule, len(self.jobs), self.plan.layout.size
         personal = plan.method.personal
-        assert isinstance(personal, Paired)
         x = plan.data.arrays.x[schedule.rows]
         owners = torch.tensor([job.client for job in self.jobs], device=x.device).repeat_interleave(x.shape[1])
         y = plan.data.labels(schedule.rows.flatten(), owners).unflatten(0, schedule.rows.shape)
@@ -134,7 +132,6 @@ class PairedRound:
         else:
             net.rows[:count, GRAD] = 0
         personal, products = self.plan.method.personal, _Products(net, count)
-        assert isinstance(personal, Paired)
         regs = []
         for row, view in enumerate(views):
             self.jobs[row].moved_private |= bool(view.private)

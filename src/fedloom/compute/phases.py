@@ -19,7 +19,6 @@ from fedloom.compute.plain import descends, has_dropout
 from fedloom.compute.results import finished
 from fedloom.core.client import Broadcast, ClientWork, Result, Vectors, load
 from fedloom.core.context import Context
-from fedloom.core.parts import Paired
 from fedloom.core.plan import ClientPlan
 from fedloom.core.views import StepInfo, View
 
@@ -29,8 +28,7 @@ Phase = tuple[Half, slice]  # what is trained in which of a client's steps
 
 def has_phased_rounds(plan: ClientPlan) -> bool:
     """Whether a client's round may be plain descents of one half of the model after the other."""
-    split = plan.has_private and plan.has_views and not isinstance(plan.method.personal, Paired)
-    return split and not has_dropout(plan) and descends(plan)
+    return plan.has_private and plan.has_views and not has_dropout(plan) and descends(plan)
 
 
 @dataclass

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from fedloom.compute.cohort import BatchSchedule, Change, SGDRule
 from fedloom.core import rng
 from fedloom.core.context import Context
-from fedloom.core.parts import Paired, Part
+from fedloom.core.parts import Part
 from fedloom.core.plan import ClientPlan
 
 
@@ -25,7 +25,7 @@ def has_plain_rounds(plan: ClientPlan) -> bool:
 def has_separate_rounds(plan: ClientPlan) -> bool:
     """Whether a client's two models have plain rounds each; random layers would draw for both in turn."""
     personal = plan.method.personal
-    independent = isinstance(personal, Paired) and personal.pull is not None and not personal.plain
+    independent = personal.paired and personal.pull is not None and not personal.plain
     return independent and not has_dropout(plan) and descends(plan)
 
 

@@ -24,7 +24,7 @@ from fedloom.core.example_privacy import noised
 from fedloom.core.failure import Failure, FailureKind
 from fedloom.core.message import ClientEnd, Message, Slice
 from fedloom.core.missing_needs import hint
-from fedloom.core.parts import UPDATE, Paired, Part
+from fedloom.core.parts import UPDATE, Part
 from fedloom.core.plan import ClientPlan
 from fedloom.core.returned import own_copy
 from fedloom.core.step import TrainState, descend, paired_gradients
@@ -288,7 +288,7 @@ class ClientWork:
         views = personal.views(step, extra, ask.contexts["personal"])
         own = any(view.shared and view.data for view in views)  # w has passes of its own, whose statistics count
         for view in views:
-            if not isinstance(personal, Paired):
+            if not personal.paired:
                 grad, value = yield from self._gradient(ask, step.step)
                 assert grad is not None
                 descend(plan, trained, grad, lr, ask.contexts, view)

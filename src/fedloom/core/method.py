@@ -20,7 +20,6 @@ from fedloom.core.parts import (
     Drift,
     Mixing,
     Needs,
-    Paired,
     Part,
     Personal,
     Reduce,
@@ -71,7 +70,7 @@ class Method:
                 f"method {self.name!r} has no term with a loss on the data; add CrossEntropy(), or "
                 "cross_entropy to the list of objectives."
             )
-        if isinstance(self.personal, Paired) and not self.adaptation.is_identity:
+        if self.personal.paired and not self.adaptation.is_identity:
             raise ConfigError(
                 f"adaptation {label(self.adaptation)!r} fits one model, but with personal {label(self.personal)!r} "
                 "a client has two."
@@ -86,12 +85,12 @@ class Method:
                 f"{self.who_needs('received')} compares with the received model's logits, but adaptation "
                 f"{label(self.adaptation)!r} trains on the logits of an adapted model."
             )
-        if self.needs("model") and isinstance(self.personal, Paired):
+        if self.needs("model") and self.personal.paired:
             raise ConfigError(
                 f"{self.who_needs('model')} evaluates the model on other inputs, but with personal "
                 f"{label(self.personal)!r} a client has two models."
             )
-        if self.needs("itself") and (self.adaptation.trains or isinstance(self.personal, Paired)):
+        if self.needs("itself") and (self.adaptation.trains or self.personal.paired):
             other = (
                 f"adaptation {label(self.adaptation)!r}"
                 if self.adaptation.trains
@@ -354,7 +353,7 @@ def _check_declarations(who: str, part: Part) -> None:
                     f"{who}: {name} has {value!r:.60} for {key!r:.60}, but it must map names, like "
                     f"{{'control': {example}}}."
                 )
-    if isinstance(part, Paired):
+    if isinstance(part, Personal) and part.paired:
         _check_scalars(who, part)
     _check_names(who, part)
 
@@ -385,7 +384,7 @@ def _check_names(who: str, part: Part) -> None:
         )
 
 
-def _check_scalars(who: str, personal: Paired) -> None:
+def _check_scalars(who: str, personal: Personal) -> None:
     """Raise a ``ConfigError`` if the scalars with which a paired part starts are no numbers in [0, 1]."""
     extras: Any = personal.extras
     if not (isinstance(extras, tuple | list) and all(map(_in_unit_interval, extras))):

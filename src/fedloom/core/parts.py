@@ -204,7 +204,8 @@ class Personal(Part):
     """Personalisation: which parameters a client keeps to itself, and which model it uses; the identity shares all.
 
     Some of the model's parameters may be private. ``Paired`` parts share all of them and give the client a second copy
-    v beside the received w; ``Submodels`` parts give clients of different capacity different parts of one network.
+    v beside the received w. Parts with ``levels`` give clients of different capacity different parts of one network:
+    the server keeps one vector θ [P], and a level is a smaller network whose parameters are at known positions of θ.
     Private values are kept beside the part's own client state, under the names ``private`` and ``buffers``.
 
     Attributes:
@@ -212,7 +213,8 @@ class Personal(Part):
         keeps_own: a client keeps a whole model of its own, so that no parameter that it uses is common to all clients.
         judged: the clients' samples on which ``choices`` are compared: by the loss on those for training, or by the
             first metric on those for validation.
-        fresh: the second model v starts from another random initialisation, not from the received model.
+        paired: local steps train a second model v beside w, of the same form.
+        fresh: v starts from another random initialisation, not from the received model.
         restarts: v starts so in every round; what is kept of it is for deployment.
         plain: all steps are θ ← θ - ηg, whatever the momentum or optimiser of local training.
     """
@@ -220,6 +222,7 @@ class Personal(Part):
     random: ClassVar[bool] = False
     keeps_own: ClassVar[bool] = False
     judged: ClassVar[Literal["train", "validation"]] = "validation"
+    paired: ClassVar[bool] = False
     fresh: ClassVar[bool] = False
     restarts: ClassVar[bool] = False
     plain: ClassVar[bool] = False
@@ -241,6 +244,14 @@ class Personal(Part):
     def exit_weights(self, level: int) -> tuple[float, ...]:
         """Return the weights of the losses at that network's exits ``ends(x)``, in order; () for its output alone."""
         return ()
+
+    def whole(self, model: nn.Module) -> nn.Module:
+        """Return the server's network, derived from the experiment's model."""
+        return model
+
+    def network(self, whole: nn.Module, level: int) -> nn.Module:
+        """Return a level's network, each of whose parameters is one of ``whole`` or a slice of one."""
+        return whole
 
     @property
     def choices(self) -> tuple[Use, ...]:
@@ -314,17 +325,6 @@ class Personal(Part):
         """Return the views (gradients) of one local step, in order, all on its mini-batch; as many at every client."""
         return (View(),)
 
-    def shared_steps(self, steps: int) -> int:
-        """Return in how many of a round's local steps the shared parameters move."""
-        return steps
-
-
-@dataclass(frozen=True)
-class Paired(Personal):
-    """Base class of parts that give a client a second model v beside the shared w; see ``fedloom.core.views``."""
-
-    keeps_own = True
-
     @property
     def passes(self) -> int:
         """The usual number of gradients per mini-batch; the batched compute chooses its form by it."""
@@ -339,6 +339,18 @@ class Paired(Personal):
         """Return what the method's regularisers add to a view's gradients."""
         return RegGrad()
 
+    def shared_steps(self, steps: int) -> int:
+        """Return in how many of a round's local steps the shared parameters move."""
+        return steps
+
+
+@dataclass(frozen=True)
+class Paired(Personal):
+    """Base class of parts that give a client a second model v beside the shared w; see ``fedloom.core.views``."""
+
+    paired = True
+    keeps_own = True
+
     def uses(self, client: int, own: Callable[[], Tree | None], samples: int) -> tuple[Use, ...]:
         """λ = 1, v; or λ = 0, w, at a client whose v was never trained. ``private`` holds v [P] and the E scalars."""
         return (Use(lam=0.0 if own() is None else 1.0),)
@@ -352,22 +364,6 @@ class Paired(Personal):
         torch.lerp(shared.theta, own["private"][: len(shared.theta)], use.lam or 0.0, out=into.theta)
         if use.lam and len(own["buffers"]):
             into.buffers.copy_(own["buffers"])
-
-
-@dataclass(frozen=True)
-class Submodels(Personal):
-    """Base class of parts for clients of different capacity: each trains the part of the network of its *level*.
-
-    The server keeps one vector θ [P]; a level is a smaller network whose parameters are at known positions of θ.
-    """
-
-    def whole(self, model: nn.Module) -> nn.Module:
-        """Return the server's network, derived from the experiment's model."""
-        return model
-
-    def network(self, whole: nn.Module, level: int) -> nn.Module:
-        """Return a level's network, each of whose parameters is one of ``whole`` or a slice of one."""
-        return whole
 
 
 @dataclass(frozen=True)

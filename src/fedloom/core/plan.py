@@ -20,7 +20,6 @@ from fedloom.core.hooks import overrides
 from fedloom.core.layout import Layout
 from fedloom.core.local import Local
 from fedloom.core.method import Method
-from fedloom.core.parts import Paired, Submodels
 from fedloom.core.server_data import Augment
 from fedloom.core.slots import label
 from fedloom.core.submodels import Submodel
@@ -127,8 +126,7 @@ class ClientPlan:
         cls, model: nn.Module, method: Method, data: Split, local: Local, seed: int = 0, device: str = "cpu"
     ) -> ClientPlan:
         """The plan of a method on a model with its current parameters as the initial ones."""
-        if isinstance(method.personal, Submodels):
-            model = method.personal.whole(model)
+        model = method.personal.whole(model)
         layout = Layout.of(model, method.personal.private_in(model))
         return cls(model, layout, method, data, local, *layout.read(model), seed=seed, device=device)
 
@@ -155,15 +153,14 @@ class ClientPlan:
     @cached_property
     def levels(self) -> tuple[ClientPlan, ...]:
         """The plans of all levels, the largest network first; this plan alone if all clients train one network."""
-        personal = self.method.personal
-        if not isinstance(personal, Submodels) or self.submodel is not None:
+        if not self.has_levels:
             return (self,)
         return tuple(
             replace(
                 self, model=one.network, layout=one.layout, theta0=self.theta0[one.param_index.to(self.theta0.device)],
                 make=None, submodel=one,
             )
-            for one in submodels.submodels(personal, self.model, self.layout, self.buffers0)
+            for one in submodels.submodels(self.method.personal, self.model, self.layout, self.buffers0)
         )  # fmt: skip
 
     @property
@@ -258,7 +255,7 @@ class ClientPlan:
     @cached_property
     def is_paired(self) -> bool:
         """Whether clients train a second copy of all parameters."""
-        return isinstance(self.method.personal, Paired)
+        return self.method.personal.paired
 
     @cached_property
     def is_meta(self) -> bool:

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from fedloom.core.context import Context
 from fedloom.core.local import Local
-from fedloom.core.parts import Paired
 from fedloom.core.plan import ClientPlan
 from fedloom.core.views import LayerViews, SharedPrivate, View, pulled, times
 
@@ -53,7 +52,6 @@ def paired_gradients(
 ) -> None:  # fmt: skip
     """One step of w and v along the gradient [P] at W = (1 - λ)w + λv; ``scratch`` [P] may be overwritten."""
     personal = plan.method.personal
-    assert isinstance(personal, Paired)
     received, decay = seen["personal"].received, (0.0, 0.0)
     reg = personal.regulariser_grad(view, pair._replace(grad=grad), seen["personal"])
     joint = bool(view.shared and view.private)

@@ -23,7 +23,7 @@ from fedloom.core.errors import ConfigError
 from fedloom.core.hooks import overrides
 from fedloom.core.layout import Layout
 from fedloom.core.method import Method
-from fedloom.core.parts import Adaptation, Drift, Part, Personal, Submodels
+from fedloom.core.parts import Adaptation, Drift, Part, Personal
 from fedloom.core.slots import label
 
 
@@ -46,7 +46,7 @@ class Submodel:
     exit_weights: tuple[float, ...]
 
 
-def submodels(personal: Submodels, model: nn.Module, layout: Layout, buffers: Tensor) -> Iterator[Submodel]:
+def submodels(personal: Personal, model: nn.Module, layout: Layout, buffers: Tensor) -> Iterator[Submodel]:
     """The networks of all levels, the largest first.
 
     Positions are found by building each network once more from a model whose parameters are their own indices.

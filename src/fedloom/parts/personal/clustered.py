@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fedloom.core import rng
 from fedloom.core.checks import at_least
-from fedloom.core.parts import Submodels, Use
+from fedloom.core.parts import Personal, Use
 from fedloom.core.slots import personals
 from fedloom.core.tree import Tree
 
@@ -30,7 +30,7 @@ class Several(nn.Module):
 
 @personals.register(name="clustered")
 @dataclass(frozen=True)
-class Clustered(Submodels):
+class Clustered(Personal):
     """The server keeps k models; a client trains and deploys the one with the smallest loss on its training samples.
 
     ::

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fedloom.core.checks import at_least, probability
 from fedloom.core.errors import ConfigError
-from fedloom.core.parts import Submodels
+from fedloom.core.parts import Personal
 from fedloom.core.slots import label, personals
 
 ACAR = "acar2022fedhen"
@@ -75,7 +75,7 @@ def _exit(name: str, model: nn.Module) -> nn.Module:
 
 
 @dataclass(frozen=True)
-class TwoLevels(Submodels):
+class TwoLevels(Personal):
     """Base class of methods with simple clients and complex ones.
 
     Args:
@@ -170,7 +170,7 @@ class Decoupled(TwoLevels):
 
 @personals.register(name="width_slice")
 @dataclass(frozen=True)
-class WidthSlice(Submodels):
+class WidthSlice(Personal):
     """A client of width r holds the first r·C of the C channels (or units) of every hidden layer.
 
     ::
