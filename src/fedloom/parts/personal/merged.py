@@ -61,10 +61,7 @@ class Merged(Personal):
 
     keeps_own = True
     needs = Needs(shared=True, samples=True)
-    citation = """@inproceedings{zhang2023fedala,
-  title={{FedALA}: Adaptive Local Aggregation for Personalized Federated Learning},
-  author={Zhang, Jianqing and Hua, Yang and Wang, Hao and Song, Tao and Xue, Zhengui and Ma, Ruhui and Guan, Haibing},
-  booktitle={AAAI}, year={2023}}"""
+    citation = "zhang2023fedala"
 
     def __post_init__(self) -> None:
         mine = "personal 'merged': "
