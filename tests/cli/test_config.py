@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,10 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from omegaconf import OmegaConf
 
 from fedloom.config import CommandSchema, build, build_method, resolve, sweep, to_yaml
+from fedloom.config.overrides import ParsedOverride, parse
 from fedloom.config.sections import arguments, sections_of
+from fedloom.core import yaml
 from fedloom.core.errors import ConfigError
 from fedloom.core.settings import convert
 from fedloom.core.slots import label
@@ -148,6 +150,38 @@ def test_clients_in_a_file_of_arrays_are_the_clients(tmp_path: Path, monkeypatch
         assert resolve([word])["partition.name"] == "dirichlet"
 
 
+WRITTEN = {
+    "": "", "''": "", "a b": "a b", " a ": "a", "a:b": "a:b", "1:30": "1:30", "yes": "yes", "017": "017", "1_000": 1000,
+    "-.5": -0.5, "1.": 1.0, "1e-3": 0.001, "-inf": -math.inf, "NULL": None, "True": True, "12abc": "12abc", "#a": "#a",
+    "/x/y z": "/x/y z", r"a\,b": "a,b", r"C:\x": r"C:\x", "'x,y'": "x,y", r"'it\'s'": "it's", '"1"': "1", "a=b": "a=b",
+    "[]": [], "[ a, b c ]": ["a", "b c"], "[[1],'2']": [[1], "2"], "{}": {},
+    "{name:feddyn,alpha:.1}": {"name": "feddyn", "alpha": 0.1},
+    "{a: [1,{b: null}], 3: x}": {"a": [1, {"b": None}], "3": "x"}, "[${seed},1]": ["${seed}", 1],
+    "(1,2)": None, "[1,2": None, "[a,]": None, "{a}": None, "{a: }": None, "x]": None, "'x'y": None, "it's": None,
+    ",1": None, "a(b)": None, "[range(1,3)]": None, "1,": None, "range(1,step=2)": None, "range(a,b)": None, "range(0,inf)": None,
+}  # fmt: skip
+"""Values as they are written, and what they are; None if they cannot be read, but for null."""
+
+
+@pytest.mark.parametrize(("written", "value"), WRITTEN.items())
+def test_values_as_they_are_written(written: str, value: Any) -> None:
+    if value is None and written != "NULL":
+        with pytest.raises(ConfigError, match="cannot be read"):
+            parse(f"a={written}")
+    else:
+        assert parse(f"a={written}") == ParsedOverride(("a",), (value,))
+        assert type(parse(f"a={written}").values[0]) is type(value)
+
+
+def test_sweeps_as_they_are_written() -> None:
+    for written, values in (
+        ("a, b", ("a", "b")), ("1,[2,3],{c: 4}", (1, [2, 3], {"c": 4})), ("choice(a,'b,c')", ("a", "b,c")),
+        ("range(3)", (0, 1, 2)), ("range(3,0,-1)", (3, 2, 1)), ("range(0,.3,.1)", (0.0, 0.1, 0.2)),
+        ("range(1, stop=3)", (1, 2)), ("glob([x*,y],exclude=xy)", ("x", "y")),
+    ):  # fmt: skip
+        assert parse(f"a={written}", {"a": ["x", "xy", "y", "z"]}) == ParsedOverride(("a",), values, is_sweep=True)
+
+
 def test_references():
     assert resolve(["data=synthetic", "data.seed=${seed}", "seed=4"])["data.seed"] == 4
     with pytest.raises(ConfigError, match="sed"):
@@ -160,8 +194,8 @@ def test_recipes(tmp_path: Path):
     assert (config["local.lr"], config["local.epochs"], config["evaluation.what"]) == (0.01, 3, ["global"])
     assert config.out == Path("there")
     assert resolve(["out=here"], recipe).out == Path("here")
-    stored = {**OmegaConf.to_container(OmegaConf.create(to_yaml(config))), "identity": {"seed": 0}, "machine": "m"}  # pyright: ignore
-    config_yaml = write(tmp_path / "config.yaml", OmegaConf.to_yaml(stored))
+    stored = {**config.values, "identity": {"seed": 0}, "machine": "m"}
+    config_yaml = write(tmp_path / "config.yaml", yaml.dump(stored))
     assert resolve([], config_yaml).values == config.values
 
 

@@ -22,6 +22,7 @@ from helpers.commands import Cli
 from safetensors.numpy import load, save
 
 from fedloom.cli import main
+from fedloom.core.yaml import Loader
 from fedloom.experiment.rundir import PROVENANCE
 
 SMALL = ("clients=4", "model.hidden=[4]", "local.batch_size=100", "partition=iid", "evaluation.batch_size=2000")
@@ -328,6 +329,6 @@ def test_run_directories(command: str, cli: Cli, tmp_path: Path, finished: Path)
 
 
 def yaml(blob: bytes) -> Any:
-    from omegaconf import OmegaConf
+    from yaml import load
 
-    return OmegaConf.to_container(OmegaConf.create(blob.decode()))
+    return load(blob, Loader)

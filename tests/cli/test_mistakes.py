@@ -77,7 +77,7 @@ MISTAKES = {
     "online learner=moml,ftml": "add -m to run each of them.",
     "run method.drift=scaffold,feddyn": "add -m to run each of them.",
     "run seed=[1": "cannot be read: a bracket, brace or quote is left open",
-    "run -m seed=range(0,3,0)": "'seed=range(0,3,0)' cannot be swept over: range() arg 3 must not be zero.",
+    "run -m seed=range(0,3,0)": "'seed=range(0,3,0)': the step of a range must not be zero.",
     "run -m seed=1,": "cannot be read: a bracket, brace or quote is left open, a comma is misplaced,",
     "run +seed=1": "without '+'",
     "run seed": "write it as key=value",

@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 from helpers.commands import Cli
-from omegaconf import OmegaConf
 
 from fedloom.cli import jobs, main
 from fedloom.cli import run as train
 from fedloom.cli.command import in_directory
 from fedloom.config import federated
+from fedloom.core import yaml
 from fedloom.core.errors import ClientError
 from fedloom.experiment.callbacks import RunInfo
 from fedloom.experiment.lock import Lock
@@ -87,7 +87,7 @@ def test_one_method_runs_alone(cli: Cli, tmp_path: Path):
     assert f"run directory: {directory.relative_to(tmp_path)}" in out
     assert "round 1/2" not in out
     assert summary(directory)["method"] == "feddyn+by_samples"
-    stored: Any = OmegaConf.to_container(OmegaConf.load(directory / "config.yaml"))
+    stored: Any = yaml.load(directory / "config.yaml")
     assert stored["method"] == {
         "name": "feddyn",
         "alpha": 0.01,

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 from helpers.commands import Cli
-from omegaconf import OmegaConf
 from rich.text import Text
 
 import fedloom as fl
 from fedloom.cli.distill import table
 from fedloom.config.distill import DISTILL
+from fedloom.core import yaml
 from fedloom.core.errors import CheckpointError, ConfigError
 from fedloom.data import sources
 
@@ -51,7 +51,7 @@ def test_by_default_three_methods_learn_from_one_teacher(cli: Cli, tmp_path: Pat
 def test_one_run_has_everything_in_its_directory(cli: Cli, tmp_path: Path):
     words = ("method=disk", "method.alpha=0.3", "method.delta=0.1", "seed=3", "out=there", *QUICK)
     assert cli("distill", "-q", *words).code == 0
-    stored: Any = OmegaConf.to_container(OmegaConf.load("there/config.yaml"))
+    stored: Any = yaml.load(Path("there/config.yaml"))
     assert stored["kind"] == "distill"
     assert (stored["method"]["alpha"], stored["method"]["delta"], stored["seed"]) == (0.3, 0.1, 3)
     assert stored["versions"]["fedloom"]

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
 from helpers.commands import cli
-from omegaconf import OmegaConf
 
+from fedloom.core import yaml
 from fedloom.experiment.rundir import VERSION
 
 __all__ = ["cli"]
@@ -62,7 +62,7 @@ def write_run(
         "version": VERSION,
         "versions": {"fedloom": "0.1.0"},
     }
-    OmegaConf.save(OmegaConf.create({**settings, **(config or {})}), path / "config.yaml")
+    (path / "config.yaml").write_text(yaml.dump({**settings, **(config or {})}))
     lines, clients, mixing = [], [], []
     sent = models_up * COHORT * MODEL
     for t in range(1, rounds + 1):

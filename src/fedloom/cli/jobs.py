@@ -13,9 +13,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-
 from fedloom.config.schema import CommandSchema, Config, read, run_directory
+from fedloom.core import yaml
 from fedloom.core.errors import CheckpointError, ConfigError
 from fedloom.core.slots import SEVERAL, SLOTS
 from fedloom.experiment.atomic import write_whole
@@ -108,7 +107,7 @@ class RunPlan:
         }
         try:
             self.parent.mkdir(parents=True, exist_ok=True)
-            text = FIRST + OmegaConf.to_yaml(OmegaConf.create(runs)) + LAST
+            text = FIRST + yaml.dump(runs) + LAST
             write_whole(self.parent / PLAN, text.encode())
         except OSError as error:
             raise CheckpointError(f"the folder {self.parent} cannot be written: {error.strerror}.") from error

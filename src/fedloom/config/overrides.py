@@ -1,4 +1,8 @@
-"""Words of a command line: a recipe, and overrides ``key=value`` in Hydra's grammar, sweeps among them."""
+"""Words of a command line: a recipe, and overrides ``key=value``, sweeps among them.
+
+Values are written as in Hydra: ``0.1``, ``null``, ``true``, ``[a,b]``, ``{name: feddyn, alpha: 0.1}``, text, in
+quotes if it has brackets, commas or quotes, and sweeps ``a,b``, ``choice(a,b)``, ``range(1,4)`` and ``glob(fed*)``.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +10,29 @@ import itertools
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from decimal import Decimal
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, NamedTuple
-
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Glob, IntervalSweep, Override, OverrideType, QuotedString, Sweep
-from hydra.errors import HydraException
 
 from fedloom.core.errors import ConfigError
 
 Key = tuple[str, ...]
 PATHS = ("out", "resume")  # keys whose value is literally what follows the "="
 RUNS = 1000  # of a sweep
-SIMPLE = re.compile(r"([\w.]+)=([^\[\]{}(),'\"]*)", re.DOTALL)
+KEY = re.compile(r"[\w$][\w$-]*([./][\w$][\w$-]*)*")
+QUOTED = re.compile(r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*\"""", re.DOTALL)
+PLAIN = re.compile(r"""(?:\$\{[^}]*\}|\\.?|[^\\,()\[\]{}'"])+""", re.DOTALL)
+NAME = re.compile(r"""((?:\\.|[^\\:,()\[\]{}'"])+):\s*""")
+CALL = re.compile(r"([a-zA-Z_]\w*)\s*\((.*)\)", re.DOTALL)
+ARGUMENT = re.compile(r"(\w+)\s*=\s*")
+DIGITS, WHOLE = r"\d(?:_?\d)*", r"(?:0|[1-9](?:_?\d)*)"
+INTEGER = re.compile(rf"[+-]?{WHOLE}", re.ASCII)
+FLOAT = re.compile(
+    rf"[+-]?(?:(?:{WHOLE}\.|{WHOLE}?\.{DIGITS}|{WHOLE}(?=e))(?:e[+-]?{DIGITS})?|inf|nan)", re.ASCII | re.IGNORECASE
+)
+ESCAPED = re.compile(r"\\([\\()\[\]{}:=, \t])")
+WORDS = {"null": None, "true": True, "false": False}
 
 
 class ParsedOverride(NamedTuple):
@@ -78,58 +91,150 @@ def parse(text: str, names: Mapping[str, Sequence[str]] | None = None) -> Parsed
         raise ConfigError("resume= names no run directory; leave it out to start a new run.")
     if key in PATHS:
         return ParsedOverride((key,), (literal.strip("'\"") or None,))
+    path = tuple(key.replace("/", ".").split("."))
+    if not KEY.fullmatch(key):
+        raise unreadable
     try:
-        override = OverridesParser.create().parse_override(text)
-    except (HydraException, ValueError) as error:  # ValueError: a whole number of thousands of digits
-        if simple := SIMPLE.fullmatch(text):  # characters that the grammar does not know, in a value that needs none
-            return ParsedOverride(tuple(simple[1].split(".")), (simple[2],))
+        values = _read(literal, names=(names or {}).get(".".join(path)))
+    except ConfigError as error:
+        raise ConfigError(f"{text!r}: {error}") from None
+    except ValueError as error:
         raise ConfigError(
             f"{text!r} cannot be read: a bracket, brace or quote is left open, a comma is misplaced, or text with "
             "special characters needs quotes; values are written like 0.1, [a,b] and {name: feddyn, alpha: 0.1}."
         ) from error
-    if override.type is not OverrideType.CHANGE or override.package is not None:
-        raise unreadable
-    path = tuple(override.key_or_group.replace("/", ".").split("."))
-    if not override.is_sweep_override():
-        return ParsedOverride(path, (_plain(override.value()),))
-    try:
-        values = tuple(itertools.islice(_swept(override, (names or {}).get(".".join(path))), RUNS + 1))
-    except ConfigError:
-        raise
-    except ValueError as error:  # of range()
-        raise ConfigError(f"{text!r} cannot be swept over: {error}.") from error
+    if not isinstance(values, Sweep):
+        return ParsedOverride(path, (values,))
     if not values:
         raise ConfigError(f"{text!r} sweeps over nothing.")
     if len(values) > RUNS:
         raise ConfigError(f"{text!r} has more than {RUNS:,} values; a sweep has at most as many runs.")
-    return ParsedOverride(path, values, is_sweep=True)
+    return ParsedOverride(path, tuple(values), is_sweep=True)
 
 
-def _swept(override: Override, names: Sequence[str] | None) -> Iterator[Any]:
-    sweep = override.value()
-    if isinstance(sweep, IntervalSweep):
-        raise ConfigError(f"{override.input_line!r}: an interval is not a list of values; use range() or choices.")
-    if not isinstance(sweep, Glob):
-        yield from map(_plain, override.sweep_iterator())
-    elif names is None:
-        raise ConfigError(f"{override.input_line!r}: glob() works for keys that choose by name, like method.")
-    else:
-        for name in names:
-            if any(fnmatch(name, p) for p in sweep.include) and not any(fnmatch(name, p) for p in sweep.exclude):
-                yield name
+class Sweep(list[Any]):
+    """Several values of one key."""
 
 
-def _plain(value: Any) -> Any:
-    """A parsed value as plain data."""
-    if isinstance(value, QuotedString):
-        return value.text
-    if isinstance(value, Sweep):
-        raise ConfigError("a sweep inside a list of choices cannot be read; write out all choices.")
-    if isinstance(value, list):
-        return [_plain(item) for item in value]
-    if isinstance(value, dict):
-        return {str(_plain(key)): _plain(item) for key, item in value.items()}
-    return value
+def _read(text: str, names: Sequence[str] | None = None) -> Any:
+    """The value that a text describes, or several as a ``Sweep``.
+
+    >>> _read("{name: feddyn, alpha: .1}"), _read("[64, '1']"), _read("1:30"), _read("a,1e3")
+    ({'name': 'feddyn', 'alpha': 0.1}, [64, '1'], '1:30', ['a', 1000.0])
+
+    Raises:
+        ValueError: if it is malformed.
+        ConfigError: for a sweep that is none.
+    """
+    if call := CALL.fullmatch(text):
+        return _swept(call[1], _arguments(call[2]), names)
+    values, rest = _items(text.strip(), "")
+    if rest:
+        raise ValueError(rest)
+    return Sweep(values) if len(values) > 1 else values[0] if values else ""
+
+
+def _items(text: str, end: str) -> tuple[list[Any], str]:
+    """The values up to the bracket ``end``, or the end of the text, and what follows."""
+    found: list[Any] = []
+    while not (text.startswith(end) if end else not text) or found:
+        value, text = _value(text)
+        found.append(value)
+        if not text.startswith(","):
+            break
+        text = text[1:].lstrip()
+    if not text.startswith(end):
+        raise ValueError(text)
+    return found, text[len(end) :].lstrip()
+
+
+def _value(text: str) -> tuple[Any, str]:
+    """The value at the beginning of a text, and what follows."""
+    if text.startswith("["):
+        return _items(text[1:].lstrip(), "]")
+    if text.startswith("{"):
+        return _mapping(text[1:].lstrip())
+    if quoted := QUOTED.match(text):
+        content = re.sub(rf"\\+({quoted[0][0]}|\Z)", lambda escaped: escaped[0][1::2], quoted[0][1:-1])
+        return content, text[quoted.end() :].lstrip()
+    plain = PLAIN.match(text)
+    if plain is None or not plain[0].strip():
+        raise ValueError(text)
+    return _scalar(plain[0].strip()), text[plain.end() :]
+
+
+def _mapping(text: str) -> tuple[dict[str, Any], str]:
+    """The settings up to a closing brace, and what follows."""
+    found: dict[str, Any] = {}
+    while not text.startswith("}") or found:
+        key = NAME.match(text)
+        if key is None:
+            raise ValueError(text)
+        found[str(_scalar(key[1].strip()))], text = _value(text[key.end() :])
+        if not text.startswith(","):
+            break
+        text = text[1:].lstrip()
+    if not text.startswith("}"):
+        raise ValueError(text)
+    return found, text[1:].lstrip()
+
+
+def _scalar(text: str) -> Any:
+    """A number, a truth value, nothing, or text."""
+    lower = text.lower()
+    if lower in WORDS:
+        return WORDS[lower]
+    if INTEGER.fullmatch(text):
+        return int(text)
+    return float(text) if FLOAT.fullmatch(text) else ESCAPED.sub(r"\1", text)
+
+
+def _arguments(text: str) -> tuple[list[Any], dict[str, Any]]:
+    """The values in a call, those by position and those by name."""
+    values, named = [], {}
+    text = text.strip()
+    while text:
+        name = ARGUMENT.match(text)
+        value, text = _value(text[name.end() :] if name else text)
+        if name:
+            named[name[1]] = value
+        else:
+            values.append(value)
+        if text and not text.startswith(","):
+            raise ValueError(text)
+        text = text[1:].lstrip()
+    return values, named
+
+
+def _swept(function: str, arguments: tuple[list[Any], dict[str, Any]], names: Sequence[str] | None) -> Sweep:
+    """The values of ``choice(a,b)``, ``range(start,stop,step)`` or ``glob(pattern,exclude=pattern)``."""
+    values, named = arguments
+    if function == "interval":
+        raise ConfigError("an interval is not a list of values; use range() or choices.")
+    if function == "choice" and not named:
+        return Sweep(values)
+    if function == "range" and 0 < len(values) < 4:
+        places = ("start", "stop", "step") if len(values) > 1 or named else ("stop",)
+        limits = {"start": 0, "step": 1} | dict(zip(places, values, strict=False)) | named
+        if len(limits) == 3 and all(isinstance(one, int | float) and math.isfinite(one) for one in limits.values()):
+            return Sweep(itertools.islice(_range(**limits), RUNS + 1))
+    if function == "glob" and names is None:
+        raise ConfigError("glob() works for keys that choose by name, like method.")
+    if function == "glob" and len(values) == 1 and named.keys() <= {"exclude"}:
+        kept, left = ([p] if isinstance(p, str) else p for p in (values[0], named.get("exclude", [])))
+        fits = lambda name, patterns: any(fnmatch(name, pattern) for pattern in patterns)  # noqa: E731
+        return Sweep(name for name in names or () if fits(name, kept) and not fits(name, left))
+    raise ValueError(function)
+
+
+def _range(start: float, stop: float, step: float) -> Iterator[float]:
+    """The numbers from ``start`` up to ``stop``, which is left out; exact for decimal fractions."""
+    kind = int if all(isinstance(number, int) for number in (start, stop, step)) else float
+    if not step:
+        raise ConfigError("the step of a range must not be zero.")
+    first, last, by = (Decimal(repr(number)) for number in (start, stop, step))
+    count = math.ceil((last - first) / by)
+    return (kind(first + number * by) for number in range(count))
 
 
 def combinations(overrides: Sequence[ParsedOverride]) -> Iterator[dict[Key, Any]]:

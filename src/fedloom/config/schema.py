@@ -9,9 +9,6 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-
 from fedloom.applications import of_kind
 from fedloom.config.overrides import PATHS, Key, ParsedOverride, combinations, parse
 from fedloom.config.sections import Choice, Record, Section, Tree, merge
@@ -355,10 +352,10 @@ def interpolate(tree: Mapping[str, Any]) -> dict[str, Any]:
         raise ConfigError(f"a setting has a value that cannot be used: {error}.") from error
     try:
         return yaml.resolve(plain)
-    except (OmegaConfBaseException, ValueError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"a reference cannot be resolved: {first_line(error)}.") from error
 
 
 def to_yaml(config: Config) -> str:
     """A configuration as a recipe, which gives the same configuration again."""
-    return OmegaConf.to_yaml(OmegaConf.create(config.values))
+    return yaml.dump(config.values)

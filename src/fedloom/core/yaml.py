@@ -8,21 +8,84 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from omegaconf import OmegaConf
-from omegaconf._utils import get_yaml_loader
-from omegaconf.errors import OmegaConfBaseException
 from yaml.events import AliasEvent, CollectionEndEvent, CollectionStartEvent, NodeEvent
 
 DEPTH = 40
 NODES = 300_000
 REFERENCES = 32
-LOADER = get_yaml_loader()
-if yaml.__with_libyaml__:  # whose parser is about ten times as fast as the one written in Python
-    LOADER = type("Loader", (yaml.CSafeLoader, LOADER), {})
+PARSER = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader  # in C it is about ten times as fast
+TIME, NUMBER = "tag:yaml.org,2002:timestamp", "tag:yaml.org,2002:float"
+FLOAT = re.compile(
+    r"[-+]?(?:\d+(?:_\d+)*\.[\d_]*(?:e[-+]?\d+)?|\d+(?:_\d+)*e[-+]?\d+|\.\d+(?:_\d+)*(?:e[-+]\d+)?)\Z"
+    r"|[-+]?\.(?:inf|Inf|INF)\Z|\.(?:nan|NaN|NAN)\Z",
+    re.ASCII | re.IGNORECASE,
+)
+TRUTHS = ("y", "n", "yes", "no", "true", "false", "on", "off")
+QUOTED = {form for word in TRUTHS for form in (word, word.title(), word.upper())}
+
+
+class Loader(PARSER):  # pyright: ignore[reportGeneralTypeIssues]
+    """Numbers need no point, dates are text, and no key comes twice in a mapping."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """The mapping of a node.
+
+        Raises:
+            ConstructorError: if a key comes twice.
+        """
+        known: set[str] = set()
+        for key, _ in node.value:
+            if key.tag == "tag:yaml.org,2002:str":
+                if key.value in known:
+                    twice = f"found duplicate key {key.value}"
+                    raise yaml.constructor.ConstructorError(None, None, twice, key.start_mark)
+                known.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+Loader.yaml_implicit_resolvers = {
+    first: [(tag, form) for tag, form in resolvers if tag != TIME]
+    for first, resolvers in PARSER.yaml_implicit_resolvers.items()
+}
+Loader.add_implicit_resolver(NUMBER, FLOAT, list("-+0123456789."))
+
+
+class Dumper(yaml.SafeDumper):
+    """Text that might be read as a number or a truth value is quoted; nothing is an alias."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        """Always true, so that equal values are written out."""
+        return True
+
+
+def _text(dumper: Dumper, text: str) -> yaml.ScalarNode:
+    try:
+        ambiguous = text in QUOTED or float(text) is not None
+    except ValueError:
+        ambiguous = False
+    return dumper.represent_scalar("tag:yaml.org,2002:str", str(text), style="'" if ambiguous else None)
+
+
+Dumper.add_representer(str, _text)
+Dumper.add_multi_representer(str, _text)  # an enumeration's values
 PLAIN = re.compile(r"\$\{[\w.\[\]-]+\}")
 
-YAMLProblem = (yaml.YAMLError, OmegaConfBaseException, UnicodeDecodeError, ValueError, RecursionError)
+YAMLProblem = (yaml.YAMLError, UnicodeDecodeError, ValueError, RecursionError)
 """The errors of reading a malformed file, other than ``OSError``."""
+
+
+def dump(tree: Mapping[str, Any]) -> str:
+    """Plain data as YAML, in their order.
+
+    >>> print(dump({"name": "on", "widths": (1, 2), "lr": 1e-5, "seed": None}), end="")
+    name: 'on'
+    widths:
+    - 1
+    - 2
+    lr: 1.0e-05
+    seed: null
+    """
+    return yaml.dump(tree, Dumper=Dumper, default_flow_style=False, allow_unicode=True, sort_keys=False)
 
 
 def load(path: Path) -> Any:
@@ -34,26 +97,23 @@ def load(path: Path) -> Any:
     """
     text = path.read_text(encoding="utf-8")
     _measure(text)
-    found: Any = yaml.load(text, LOADER) if text.strip() else {}
+    found: Any = yaml.load(text, Loader) if text.strip() else {}
     if found is None or isinstance(found, str):
         found = {} if found is None else {found: None}
     elif not isinstance(found, dict | list):
         raise yaml.YAMLError("it holds one value alone")
-    try:
-        return _plain(found)
-    except TypeError:
-        return OmegaConf.to_container(OmegaConf.create(found), resolve=False)
+    return _plain(found)
 
 
 def _plain(value: Any) -> Any:
-    """A copy of what OmegaConf, which is slow, would leave as it is; for anything else a ``TypeError``."""
-    if isinstance(value, dict) and all(type(key) is str for key in value):
-        return {key: _plain(one) for key, one in value.items()}
+    """A copy, in which what has an alias is written out."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_plain(one) for one in value]
-    if type(value) in (int, float, bool, type(None)) or (type(value) is str and "${" not in value):
+        return [_plain(item) for item in value]
+    if isinstance(value, str | int | float | bytes | None):
         return value
-    raise TypeError
+    raise yaml.YAMLError(f"a {type(value).__name__} is not a setting")
 
 
 def _measure(text: str) -> None:
@@ -61,7 +121,7 @@ def _measure(text: str) -> None:
     anchored: dict[str, int] = {}
     opened: list[tuple[str | None, int]] = []
     total = 0
-    for event in yaml.parse(text, LOADER):
+    for event in yaml.parse(text, Loader):
         if isinstance(event, AliasEvent):
             total += anchored.get(event.anchor, 1)
         elif isinstance(event, CollectionStartEvent):
@@ -90,17 +150,40 @@ def resolve(tree: Mapping[str, Any]) -> dict[str, Any]:
     ValueError: '${oc.env:HOME}' is more than a reference to another key, like ${seed}
 
     Raises:
-        ValueError: for anything else in ``${…}``, which could read the environment, or for too many references.
-        OmegaConfBaseException: if there is nothing at that key, or references are circular.
+        ValueError: for anything else in ``${…}``, which could read the environment, for too many references, for
+            circular ones, or if there is nothing at that key.
     """
     count = _references(tree)
-    if not count:
-        return dict(tree)
     if count > REFERENCES:
         raise ValueError(f"there are {count} references, but there may be {REFERENCES}")
-    found = OmegaConf.to_container(OmegaConf.create(dict(tree)), resolve=True)
-    assert isinstance(found, dict)
-    return {str(key): value for key, value in found.items()}
+    return {str(key): _resolved(value, tree) for key, value in tree.items()} if count else dict(tree)
+
+
+def _resolved(value: Any, tree: Mapping[str, Any], within: tuple[str, ...] = ()) -> Any:
+    """A value with its references replaced; ``within`` are those that are being replaced."""
+    if isinstance(value, Mapping):
+        return {key: _resolved(item, tree, within) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_resolved(item, tree, within) for item in value]
+    if not isinstance(value, str):
+        return value
+    if PLAIN.fullmatch(value):
+        return _at(value, tree, within)
+    return PLAIN.sub(lambda reference: str(_at(reference[0], tree, within)), value)
+
+
+def _at(reference: str, tree: Mapping[str, Any], within: tuple[str, ...]) -> Any:
+    """What a reference like ``${data.seed}`` or ``${views[0]}`` names."""
+    if reference in within:
+        raise ValueError(f"{reference} refers to itself")
+    found: Any = tree
+    for key in re.split(r"[.\[\]]+", reference[2:-1].rstrip("]")):
+        known: Any = found if isinstance(found, Mapping) else dict(enumerate(found)) if isinstance(found, list) else {}
+        place = int(key) if isinstance(found, list) and key.isdecimal() else key
+        if place not in known:
+            raise ValueError(f"there is nothing at {reference}")
+        found = known[place]
+    return _resolved(found, tree, (*within, reference))
 
 
 def _references(value: Any) -> int:

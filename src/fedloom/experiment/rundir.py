@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from omegaconf import OmegaConf
 
 from fedloom.core import yaml
 from fedloom.core.errors import CheckpointError, first_line
@@ -172,7 +171,7 @@ class RunDirectory:
             raise CheckpointError(f"{self.path} is not a run directory: {self.lack()}.")
         try:
             stored = yaml.load(path)
-        except Exception as error:  # YAML and OmegaConf errors have no common base
+        except Exception as error:  # of YAML, and of reading the file
             raise CheckpointError(f"{path} cannot be read as a configuration: {first_line(error)}.") from error
         if not isinstance(stored, dict) or not stored:
             raise CheckpointError(f"{path} holds no settings: it was emptied or damaged; bring back a copy of it.")
@@ -292,7 +291,7 @@ class RunDirectory:
 
     def describe(self, config: Mapping[str, Any], citations: str) -> None:
         """(Re)write ``config.yaml``, which makes the folder a run directory, and ``citations.bib``."""
-        atomic.write_whole(self.path / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(dict(config))).encode())
+        atomic.write_whole(self.path / "config.yaml", yaml.dump(dict(config)).encode())
         atomic.write_whole(self.path / "citations.bib", citations.encode())
 
     def continued(self) -> dict[str, Any]:

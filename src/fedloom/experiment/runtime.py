@@ -20,7 +20,7 @@ import torch
 from fedloom.core.errors import ConfigError, nearest
 from fedloom.core.exact import exact_gpu, prepare_gpu
 
-PACKAGES = ("fedloom", "torch", "numpy", "scipy", "omegaconf", "safetensors", "pyarrow")
+PACKAGES = ("fedloom", "torch", "numpy", "scipy", "pyyaml", "safetensors", "pyarrow")
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from omegaconf import OmegaConf
 
+from fedloom.core import yaml
 from fedloom.core.files import whole_file
 from fedloom.experiment.atomic import write_whole
 from fedloom.experiment.trainer import Record
@@ -165,7 +165,7 @@ def write(
     write_whole(folder / "ranking.csv", pd.DataFrame(flat).to_csv(index=False).encode())
     if flat:
         candidate = next(r["candidate"] for r in history if r["role"] == flat[0]["role"])
-        write_whole(folder / "winner.yaml", OmegaConf.to_yaml(OmegaConf.create(recipe(candidate))).encode())
+        write_whole(folder / "winner.yaml", yaml.dump(recipe(candidate)).encode())
     (folder / "figures").mkdir(exist_ok=True)
     with whole_file(folder / "figures" / "pareto.svg") as file:
         picture(tried, settings.goal, maximise).savefig(file, format="svg")
