@@ -158,7 +158,8 @@ WRITTEN = {
     "{name:feddyn,alpha:.1}": {"name": "feddyn", "alpha": 0.1},
     "{a: [1,{b: null}], 3: x}": {"a": [1, {"b": None}], "3": "x"}, "[${seed},1]": ["${seed}", 1],
     "(1,2)": None, "[1,2": None, "[a,]": None, "{a}": None, "{a: }": None, "x]": None, "'x'y": None, "it's": None,
-    ",1": None, "a(b)": None, "[range(1,3)]": None, "1,": None, "range(1,step=2)": None, "range(a,b)": None, "range(0,inf)": None,
+    ",1": None, "a(b)": None, "[range(1,3)]": None, "1,": None, "range(1,step=2)": None,
+    "range(a,b)": None, "range(0,inf)": None,
 }  # fmt: skip
 """Values as they are written, and what they are; None if they cannot be read, but for null."""
 
