@@ -37,7 +37,7 @@ from fedloom.core.round import federated_round
 from fedloom.core.server import Server
 from fedloom.engines import engines
 from fedloom.experiment.runtime import reproducible
-from fedloom.experiment.store import MemoryStore
+from fedloom.experiment.store import StateStore
 
 WORKLOADS = {"W1": ("W1", 100, 1), "W3": ("W1", 10, 5), "CNN": ("W2", 10, 1)}
 METHODS = ("fedavg", "fedavg, momentum", "fedprox", "feddyn", "scaffold", "ditto", "superfed_mm")
@@ -87,11 +87,11 @@ def contestant(
     plan = ClientPlan.of(copy.deepcopy(model), methods.make(method), split, local)
     plan = dataclasses.replace(plan, cohort=cohort, rounds=100, make=lambda: copy.deepcopy(model))
     made = engines.make(engine)(plan, computes.make(compute))
-    state, store = [Server.initial(plan, plan.theta0, plan.buffers0)], MemoryStore()
+    state, store = [Server.initial(plan, plan.theta0, plan.buffers0)], StateStore()
 
     def go(cohort: np.ndarray, round: int) -> None:
         state[0], report = federated_round(plan, made, state[0], store, cohort)
-        store.update(report.states)
+        store.put(report.states, state[0].round)
 
     return go, made.close
 

@@ -39,7 +39,7 @@ from fedloom.core.server import Server
 from fedloom.data.augment import pipeline
 from fedloom.engines import engines
 from fedloom.experiment.runtime import reproducible
-from fedloom.experiment.store import MemoryStore
+from fedloom.experiment.store import StateStore
 
 WORKLOADS = {
     "W1": ("W1", 100, 1),
@@ -70,14 +70,14 @@ def contestant(
         make=lambda: copy.deepcopy(model), augment=augment,
     )  # fmt: skip
     made = engines.make("serial")(plan, computes.make(compute))
-    state, store = [Server.initial(plan, plan.theta0, plan.buffers0)], MemoryStore()
+    state, store = [Server.initial(plan, plan.theta0, plan.buffers0)], StateStore()
 
     def go(cohort: np.ndarray, round: int) -> None:
         recorder = descent.recorder
         if rest == "not recorded":
             descent.recorder = lambda device: None
         state[0], report = federated_round(plan, made, state[0], store, cohort)
-        store.update(report.states)
+        store.put(report.states, state[0].round)
         descent.recorder = recorder
 
     return go

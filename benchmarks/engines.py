@@ -41,7 +41,7 @@ from fedloom.core.round import federated_round
 from fedloom.core.server import Server
 from fedloom.engines import engines
 from fedloom.experiment.runtime import reproducible
-from fedloom.experiment.store import MemoryStore
+from fedloom.experiment.store import StateStore
 from fedloom.models import models
 
 
@@ -86,7 +86,7 @@ def engine_round(plan: ClientPlan, name: str, compute: str) -> tuple[Callable[[n
     state = [Server.initial(plan, plan.theta0, plan.buffers0)]
 
     def go(cohort: np.ndarray, round: int) -> None:
-        state[0], _ = federated_round(plan, engine, state[0], MemoryStore(), cohort)
+        state[0], _ = federated_round(plan, engine, state[0], StateStore(), cohort)
 
     return go, engine.close
 
@@ -150,12 +150,12 @@ def driver_overhead(repeats: int) -> dict:
     )
     plan = ClientPlan.of(models.make("logistic", classes=2, inputs=(2,)), methods.feddyn(), split, Local())
     engine = engines.make("serial")(plan, computes.make("live"))
-    server, store, seconds = Server.initial(plan, plan.theta0, plan.buffers0), MemoryStore(), []
+    server, store, seconds = Server.initial(plan, plan.theta0, plan.buffers0), StateStore(), []
     for number in range(repeats * 10):
         begin = time.perf_counter()
         cohort = draw_cohort(clients, 10, seed=0, round=number)
         server, report = federated_round(plan, engine, server, store, cohort)
-        store.update(report.states)
+        store.put(report.states, server.round)
         seconds.append(time.perf_counter() - begin)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     return {"ms_per_round": round(1e3 * statistics.median(seconds), 2), "peak_mb": round(peak)}

@@ -23,6 +23,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,7 @@ from fedloom.engines import engines
 from fedloom.engines.packed import pack, unpack
 from fedloom.engines.ray import Ray
 from fedloom.experiment.runtime import reproducible
-from fedloom.experiment.store import DiskStore, MemoryStore
+from fedloom.experiment.store import ROOM, StateFolder, StateStore
 
 
 def engine_for(plan: ClientPlan, name: str) -> Engine:
@@ -58,17 +59,18 @@ class Contestant:
     ) -> None:
         self.plan, self.engine, self.gather, self.shared = plan, engine, gather, shared
         self.server = Server.initial(plan, plan.theta0, plan.buffers0)
-        self.store = MemoryStore() if files is None else DiskStore(files)
+        self.store = StateStore() if files is None else StateStore(StateFolder(files), ROOM)
         self.light = False  # as the engine would see it alone
 
     def round(self, cohort: np.ndarray) -> float:
         """Seconds of a round."""
         if isinstance(self.engine, Ray):
             self.engine.gather, self.engine.light = self.gather, self.light
-            self.engine.places = self.store.place if self.shared and isinstance(self.store, DiskStore) else None
+            shared = self.shared and self.store.folder is not None
+            self.engine.files = partial(self.store.block, round=self.server.round + 1) if shared else None
         begin = time.perf_counter()
         self.server, report = federated_round(self.plan, self.engine, self.server, self.store, cohort)
-        self.store.update(report.states)
+        self.store.put(report.states, self.server.round)
         seconds = time.perf_counter() - begin
         self.light = isinstance(self.engine, Ray) and self.engine.light
         return seconds

@@ -38,7 +38,7 @@ from fedloom.data.augment import pipeline
 from fedloom.engines import engines
 from fedloom.experiment.runtime import reproducible
 from fedloom.experiment.setup import server_data
-from fedloom.experiment.store import MemoryStore
+from fedloom.experiment.store import StateStore
 from fedloom.models import models
 from fedloom.parts.mixing import Confidence, SelfSupervised, Similarity
 
@@ -83,7 +83,7 @@ def compare(repeats: int, steps: int) -> dict:
     for turn in range(repeats + 1):  # the first turn warms up
         client = turn % CLIENTS
         begin = time.perf_counter()
-        moved, _ = federated_round(plan, engine, server, MemoryStore(), np.array([client]))
+        moved, _ = federated_round(plan, engine, server, StateStore(), np.array([client]))
         training = (time.perf_counter() - begin) / steps * STEPS * EPOCHS * CLIENTS
         updates[client] = server.theta - moved.theta  # the cohort is this client alone
         trained = list(updates.values())

@@ -286,7 +286,7 @@ def test_average_is_the_mean_of_the_last_models_of_all_clients() -> None:
     last = result.snapshot.last
     assert last is not None
     assert len(last.models) < len(SIZES)
-    models = [last.models.get(i, last.initial).numpy() for i in range(len(SIZES))]
+    models = [last.get(i).numpy() for i in range(len(SIZES))]
     np.testing.assert_allclose(last.mean().numpy(), np.mean(models, axis=0), rtol=0, atol=1e-12)
     np.testing.assert_array_equal(last.initial.numpy(), start())
     assert np.abs(last.mean().numpy() - theta(result)).max() > 1e-3

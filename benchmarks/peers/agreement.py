@@ -30,7 +30,7 @@ from fedloom.core.round import federated_round
 from fedloom.core.server import Server
 from fedloom.engines import engines
 from fedloom.experiment.runtime import reproducible
-from fedloom.experiment.store import MemoryStore
+from fedloom.experiment.store import StateStore
 
 
 def bare(work: Workload, dtype: torch.dtype, rounds: int, cohort: int) -> list[Tensor]:
@@ -62,7 +62,7 @@ def loom(work: Workload, dtype: torch.dtype, rounds: int, cohort: int) -> list[T
     engine = engines.make("serial")(replace(plan, rounds=rounds, cohort=cohort), computes.make("auto"))
     server, found = Server.initial(plan, plan.theta0, plan.buffers0), []
     for round in range(rounds):
-        server, _ = federated_round(plan, engine, server, MemoryStore(), work.cohorts[round, :cohort])
+        server, _ = federated_round(plan, engine, server, StateStore(), work.cohorts[round, :cohort])
         plan.layout.write(model, server.theta, server.buffers)
         found.append(torch.nn.utils.parameters_to_vector(model.parameters()).detach().clone())
     return found

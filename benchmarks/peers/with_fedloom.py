@@ -18,7 +18,7 @@ from fedloom.core.round import federated_round
 from fedloom.core.server import Server
 from fedloom.engines import engines
 from fedloom.experiment.runtime import reproducible
-from fedloom.experiment.store import MemoryStore
+from fedloom.experiment.store import StateStore
 
 
 def main() -> None:
@@ -34,7 +34,7 @@ def main() -> None:
     with reproducible():
         engine = engines.make("auto")(plan, computes.make(compute))
         print(f"{type(engine).__name__}, {compute}")
-        server, store = Server.initial(plan, plan.theta0, plan.buffers0), MemoryStore()
+        server, store = Server.initial(plan, plan.theta0, plan.buffers0), StateStore()
         while turns.wait():
             server, _ = federated_round(plan, engine, server, store, work.cohorts[server.round])
             turns.done()

@@ -183,7 +183,7 @@ def test_a_round_that_breaks_off_leaves_no_trace(name: str) -> None:
     engine, everyone, state = Serial(machine.plan, Live), np.arange(len(SIZES)), machine.state
     server, report = federated_round(machine.plan, engine, state.server, state.store, everyone)
     state.server = server
-    state.store.update(report.states)
+    state.store.put(report.states, server.round)
     kept = go(name, rounds=1)
     assert_same_state(state, kept.snapshot)
 
@@ -200,7 +200,7 @@ def test_a_round_that_breaks_off_leaves_no_trace(name: str) -> None:
     assert_same_state(state, kept.snapshot)
     server, report = federated_round(machine.plan, engine, state.server, state.store, everyone)
     state.server = server
-    state.store.update(report.states)
+    state.store.put(report.states, server.round)
     assert_same_state(state, go(name, rounds=2).snapshot)
 
 

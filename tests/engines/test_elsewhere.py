@@ -26,7 +26,7 @@ from fedloom.engines import engines
 from fedloom.engines.serial import Serial
 from fedloom.experiment.experiment import Evaluation
 from fedloom.experiment.federated import FederatedTask, run
-from fedloom.experiment.store import MemoryStore
+from fedloom.experiment.store import StateStore
 
 EVERYONE = np.arange(len(SIZES))
 
@@ -89,9 +89,9 @@ def test_states_are_kept_where_the_round_is_committed(monkeypatch: pytest.Monkey
     reference, result = go("scaffold", **given), go("scaffold", engine="elsewhere", **given)
     (engine,) = made_engines
     assert not len(result.snapshot.store)
-    assert_same_state(replace(reference.snapshot, store=MemoryStore()), result.snapshot)
-    kept = MemoryStore()
-    kept.update(engine.kept)
+    assert_same_state(replace(reference.snapshot, store=StateStore()), result.snapshot)
+    kept = StateStore()
+    kept.put(engine.kept, 4)
     assert_same_state(reference.snapshot, replace(result.snapshot, store=kept))
     assert [t for t, _ in engine.rounds] == [0, 1, 2, 3]
     assert {len(accepted) for _, accepted in engine.rounds} == {4}

@@ -14,11 +14,15 @@ from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
+import torch
+from safetensors.torch import load
 
 from fedloom.core.errors import CheckpointError
 from fedloom.experiment import atomic, checkpoint
 from fedloom.experiment.experiment import Experiment
 from fedloom.experiment.federated import RunResult, run
+
+KINDS = ("clients", "models")  # of files beside checkpoints
 
 
 def child(action: Callable[[], object], kill_after: float | None = None) -> int:
@@ -103,7 +107,34 @@ def contents(out: Path) -> dict[str, Any]:
             table = pq.read_table(out / f"{name}.parquet")
             found[name] = {column: table[column].to_numpy().tolist() for column in table.column_names}
     last = checkpoint.available(out / "checkpoint")[-1]
-    found["last checkpoint"] = {path.name: path.read_bytes() for path in sorted(last.iterdir())}
+    elsewhere = {"manifest.json", *(f"{kind}.safetensors" for kind in KINDS)}  # how states are distributed over files
+    plain = {path.name: path.read_bytes() for path in sorted(last.iterdir()) if path.name not in elsewhere}
+    facts = json.loads((last / "manifest.json").read_text())["facts"]
+    found["last checkpoint"] = plain | {"facts": facts, "states": states_in(last)}
+    return found
+
+
+def indices(path: Path) -> dict[str, tuple[dict[str, list[Any]], list[str]]]:
+    """The indices of a checkpoint, read by hand: columns, and names of the files, by kind."""
+    found = {}
+    for kind in KINDS:
+        if (path / f"{kind}.safetensors").exists():
+            index = {k: v.tolist() for k, v in load((path / f"{kind}.safetensors").read_bytes()).items()}
+            digests = [bytes(row).hex()[:12] for row in index["sha256"]]
+            names = [f"{kind}/{t:06d}-{d}.safetensors" for t, d in zip(index["round"], digests, strict=True)]
+            found[kind] = index, names
+    return found
+
+
+def states_in(path: Path) -> dict[str, bytes]:
+    """Every tensor of the states and last models of a checkpoint, read by hand."""
+    found = {}
+    for kind, (index, names) in indices(path).items():
+        held = [load((path.parents[1] / name).read_bytes()) for name in names]
+        for client, at in zip(index["client"], index["file"], strict=True):
+            mine = {k: v for k, v in held[at].items() if k.startswith(f"{client}/")}
+            assert mine, f"{names[at]} lacks client {client}"
+            found |= {f"{kind}/{k}": v.reshape(-1).view(torch.uint8).numpy().tobytes() for k, v in mine.items()}
     return found
 
 

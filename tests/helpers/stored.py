@@ -8,7 +8,7 @@ from typing import Any
 from fedloom.experiment import checkpoint
 from fedloom.experiment.experiment import Evaluation, Experiment
 from fedloom.methods import methods
-from helpers.deaths import contents
+from helpers.deaths import KINDS, contents, indices
 from helpers.runs import experiment
 
 STATEFUL = ["feddyn", "scaffold", "moon", "superfed_mm"]
@@ -23,33 +23,33 @@ def work(name: str = "feddyn", states: str = "disk", **changes: Any) -> Experime
     return experiment(name, client_state=states, **defaults | changes)
 
 
-def files(out: Path) -> set[str]:
-    """What lies in a run directory's folder of client states."""
-    return {path.name for path in (out / "clients").iterdir()} if (out / "clients").exists() else set()
+def files(out: Path, *kinds: str) -> set[str]:
+    """What lies in a run directory's folders of client states and last models, or in some of them."""
+    return {f"{kind}/{path.name}" for kind in kinds or KINDS for path in (out / kind).glob("*")}
 
 
 def referred(path: Path) -> set[str]:
     """The files that a checkpoint refers to, read by hand."""
-    found: set[str] = set()
-    for name, begins in (("index", None), ("segments", "states"), ("models", "models")):
-        if (path / f"{name}.safetensors").exists():
-            index = checkpoint.load_tensors((path / f"{name}.safetensors").read_bytes())
-            rounds = index["round"].tolist()
-            names = index["client"].tolist() if begins is None else [begins] * len(rounds)
-            found |= {f"{name}-{round:06d}.safetensors" for name, round in zip(names, rounds, strict=True)}
-    return found
+    return {name for _, names in indices(path).values() for name in names}
+
+
+def places(path: Path, kind: str = "clients") -> dict[int, str]:
+    """The file of each client's state, or last model, in a checkpoint."""
+    index, names = indices(path)[kind]
+    return {client: names[at] for client, at in zip(index["client"], index["file"], strict=True)}
 
 
 def numbers(out: Path) -> dict[str, Any]:
-    """What a run directory says, its checkpoint aside, which holds an index or the states."""
+    """What a run directory says, wherever it keeps its states."""
     found = contents(out)
     found["last checkpoint"] = found["last checkpoint"]["server.safetensors"]
     return found
 
 
 def whole(out: Path) -> dict[str, Any]:
-    """All that a run directory says, the states to which its last checkpoint refers included."""
+    """All that a run directory says, with its last checkpoint and the files to which that refers byte by byte."""
     found = checkpoint.available(out / "checkpoint")
     assert files(out) == set().union(*map(referred, found)), "there are files that nobody needs"
-    states = {name: (out / "clients" / name).read_bytes() for name in sorted(referred(found[-1]))}
-    return contents(out) | {"states": states}
+    states = {name: (out / name).read_bytes() for name in sorted(referred(found[-1]))}
+    last = {path.name: path.read_bytes() for path in sorted(found[-1].iterdir())}
+    return contents(out) | {"states": states, "last checkpoint": last}

@@ -194,7 +194,8 @@ def test_linear_term_is_the_gradient_at_the_last_local_solution(size_weighted: b
         )
         states = {key: value.numpy() for key, value in leaves(result.snapshot)}
         assert result.snapshot.last is not None
-        for i, model in result.snapshot.last.models.items():
+        for i in result.snapshot.last.models.clients:
+            model = result.snapshot.last.get(i)
             expected = scale[i] * problem.gradient(i, model.numpy())
             np.testing.assert_allclose(states[f"client {i}/drift/h"], expected, rtol=0, atol=1e-6)
             assert np.linalg.norm(expected) > 1e-2
@@ -218,7 +219,7 @@ def test_feddyn_with_a_tiny_alpha_and_one_client_solves_in_one_round() -> None:
         squares(FedDynDrift(1e-7), Uniform()), 1, replace(EXACT, steps=80), evaluation=Evaluation(what=("average",))
     )
     assert result.snapshot.last is not None
-    np.testing.assert_allclose(result.snapshot.last.models[0].numpy(), problem.solution(np.ones(1)), rtol=0, atol=1e-5)
+    np.testing.assert_allclose(result.snapshot.last.get(0).numpy(), problem.solution(np.ones(1)), rtol=0, atol=1e-5)
 
 
 # --- FedNova ----------------------------------------

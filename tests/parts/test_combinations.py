@@ -260,8 +260,9 @@ def test_the_read_out_of_fedssa_is_the_mixture_itself(server: ServerOptimizer, d
     record = Recorder()
     made = experiment(method, evaluation=Evaluation(what=("average",)))
     result = run(made, callbacks=[record])
-    last = result.snapshot.client_models["average"].models
-    mixture = sum(float(p) * last[i] for i, p in zip(record.cohorts[-1].tolist(), record.p[-1], strict=True))
+    last = result.snapshot.last
+    assert last is not None
+    mixture = sum(float(p) * last.get(i) for i, p in zip(record.cohorts[-1].tolist(), record.p[-1], strict=True))
     torch.testing.assert_close(result.snapshot.server.theta, mixture, rtol=0, atol=1e-12)
 
 

@@ -12,6 +12,7 @@ import pytest
 from helpers import resuming
 from helpers import stored as on_disk
 
+from fedloom.experiment import store
 from fedloom.experiment.federated import run
 
 
@@ -31,9 +32,11 @@ def copy(finished: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run with client states on disk that nothing happened to."""
+    """A run that writes client states to disk in every round and that nothing happened to."""
     out = tmp_path_factory.mktemp("runs") / "stored"
-    run(on_disk.work(), out, checkpoint_every=2, keep=3)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(store, "ROOM", 0)
+        run(on_disk.work(), out, checkpoint_every=2, keep=3)
     return out
 
 

@@ -27,6 +27,7 @@ from fedloom.experiment.ensemble import (
 from fedloom.experiment.experiment import Evaluation, Experiment
 from fedloom.experiment.federated import RunResult, run
 from fedloom.experiment.setup import make_plan
+from fedloom.experiment.store import StateStore
 from fedloom.parts.mixing import AFL, Confidence, SelfSupervised, Uniform
 
 KEPT = Evaluation(what=("global", "average"))
@@ -215,6 +216,6 @@ def test_what_cannot_be_done_is_refused_in_a_sentence() -> None:
 def test_nobody_took_part() -> None:
     made, result = finished("fedavg")
     assert result.snapshot.last is not None
-    result.snapshot.last.models.clear()
+    result.snapshot.last.models = StateStore()
     with pytest.raises(ConfigError, match="no client has participated"):
         after_training(made, result)

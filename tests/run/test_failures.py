@@ -133,7 +133,7 @@ def test_a_client_that_fails_later_keeps_its_last_state(monkeypatch: pytest.Monk
     store, everyone = machine.state.store, np.arange(len(SIZES))
     engine = Serial(machine.plan, Live)
     server, report = federated_round(machine.plan, engine, machine.state.server, store, everyone)
-    store.update(report.states)
+    store.put(report.states, server.round)
     before = dict(store)[VICTIM]["drift"]["c"].clone()
     original = ClientWork._checked
 
@@ -146,7 +146,7 @@ def test_a_client_that_fails_later_keeps_its_last_state(monkeypatch: pytest.Monk
     _, report = federated_round(machine.plan, engine, server, store, everyone)
     assert [(f.round, f.client) for f in report.failures] == [(1, VICTIM)]
     assert sorted(report.states) == OTHERS
-    store.update(report.states)
+    store.put(report.states, server.round)
     assert torch.equal(dict(store)[VICTIM]["drift"]["c"], before)
     np.testing.assert_allclose(report.p, [0.0 if i == VICTIM else 1 / len(OTHERS) for i in everyone])
 

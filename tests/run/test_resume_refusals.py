@@ -47,8 +47,9 @@ def miscount(path: Path) -> None:
 
 
 DAMAGE: dict[str, tuple[str, Callable[[Path], None]]] = {
-    **{f"{file} {act.__name__}": (file, act) for act in (truncate, flip, Path.unlink)
-       for file in ("server.safetensors", "clients.safetensors", "average.safetensors", "manifest.json")},
+    **{f"{name}.safetensors {act.__name__}": (f"{name}.safetensors", act) for act in (truncate, flip, Path.unlink)
+       for name in ("server", "clients", "models", "average")},
+    **{f"manifest.json {act.__name__}": ("manifest.json", act) for act in (truncate, flip, Path.unlink)},
     "manifest.json miscount": ("manifest.json", miscount),
 }  # fmt: skip
 
@@ -303,7 +304,7 @@ def test_a_run_that_has_lost_its_checkpoints_does_not_begin_anew(copy: Path) -> 
 
 
 def test_a_link_in_a_run_directory_is_not_followed(copy: Path, tmp_path: Path) -> None:
-    for name in ("metrics.jsonl", "checkpoint", "clients"):
+    for name in ("metrics.jsonl", "checkpoint", "clients", "models"):
         there = tmp_path / f"mine-{name}"
         if (copy / name).exists():
             (copy / name).rename(there)

@@ -4,48 +4,71 @@ from __future__ import annotations
 
 import gc
 import json
+import os
+import pickle
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from helpers.deaths import assert_same_contents, child, contents
+from helpers.deaths import assert_same_contents, child, contents, indices
 from helpers.federations import SIZES, classes
 from helpers.networks import Split, fixed
 from helpers.runs import QUIET, assert_same_run, assert_same_state, experiment, leaves
-from helpers.stored import ROUNDS, STATEFUL, files, numbers, referred, whole, work
+from helpers.stored import ROUNDS, STATEFUL, files, numbers, places, referred, whole, work
 from torch import nn
 
 from fedloom.config import build, resolve
-from fedloom.core.errors import ConfigError
-from fedloom.experiment import checkpoint, store
+from fedloom.core.client import State
+from fedloom.core.errors import CheckpointError, ConfigError
+from fedloom.experiment import checkpoint, federated, store
 from fedloom.experiment.callbacks import Callback
-from fedloom.experiment.disk_store import LRUCache
 from fedloom.experiment.federated import FederatedTask, run
 from fedloom.experiment.report.groups import group
 from fedloom.experiment.report.rundata import load
-from fedloom.experiment.store import DiskStore, MemoryStore, make_store, state_bytes
+from fedloom.experiment.store import DTYPES, LostState, StateFolder, StateStore, make_store, state_bytes
 from fedloom.experiment.trainer import Trainer
 from fedloom.methods import methods
+
+INF = float("inf")
+
+
+@pytest.fixture(autouse=True)
+def tight(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On disk means that every state is written in its round, and read when it is needed."""
+    monkeypatch.setattr(store, "ROOM", 0)
+
+
+def states(value: float, *clients: int, size: int = 1000) -> dict[int, State]:
+    return {client: {"drift": {"h": torch.full((size,), float(value))}} for client in clients}
+
+
+def values(held: StateStore) -> dict[int, float]:
+    return {client: state["drift"]["h"][0].item() for client, state in held}
+
+
+def on_disk(folder: Path, room: float = 0) -> StateStore:
+    return StateStore(StateFolder(folder / "clients"), room)
+
 
 # --- the same bits ----------------------------------------
 
 
-@pytest.mark.parametrize("cached", [False, True], ids=["always read", "cached"])
+@pytest.mark.parametrize("room", [0, 600, INF])
 @pytest.mark.parametrize("name", [*STATEFUL, "apfl", "fedper", "feddc"])
 def test_disk_and_memory_give_the_same_bits(
-    name: str, cached: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, room: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if not cached:
-        monkeypatch.setattr(LRUCache, "add", lambda self, client, state: None)
+    monkeypatch.setattr(store, "ROOM", room)
     there, here = tmp_path / "disk", tmp_path / "memory"
     a = run(work(name), there, checkpoint_every=2)
     b = run(work(name, "memory"), here, checkpoint_every=2)
-    assert isinstance(a.snapshot.store, DiskStore)
-    assert isinstance(b.snapshot.store, MemoryStore)
+    assert (a.snapshot.store.room, b.snapshot.store.room) == (room, INF)
+    assert a.snapshot.store._used <= room
     assert len(a.snapshot.store) > 3
     assert_same_run(a, b)
     np.testing.assert_equal(numbers(there), numbers(here))
@@ -69,21 +92,26 @@ def test_a_checkpoint_names_the_states_and_does_not_copy_them(stored: Path) -> N
     for path in checkpoint.available(stored / "checkpoint"):
         reached = int(path.name.removeprefix("round-"))
         failed = any(record["failures"] for record in found["metrics"] if record["round"] <= reached)
-        expected = {"server.safetensors", "index.safetensors", "manifest.json"}
+        expected = {"server.safetensors", "clients.safetensors", "manifest.json"}
         assert {file.name for file in path.iterdir()} == expected | ({"failures.safetensors"} if failed else set())
-        index = checkpoint.load_tensors((path / "index.safetensors").read_bytes())
         last = {client: number for number, client, p in rows if p and number <= reached}  # when it took part last
-        assert dict(zip(index["client"].tolist(), index["round"].tolist(), strict=True)) == last
-        assert sum(t.nbytes for t in index.values()) == len(last) * (3 * 8 + 32)
+        there = places(path)
+        assert there.keys() == last.keys()
+        for client, name in there.items():
+            assert last[client] <= int(name.removeprefix("clients/")[:6]) <= reached
+        index, names = indices(path)["clients"]
+        held = checkpoint.load_tensors((path / "clients.safetensors").read_bytes())
+        assert sum(t.nbytes for t in held.values()) == len(index["client"]) * 20 + len(names) * 48
 
 
 def test_a_state_comes_back_as_it_was(tmp_path: Path) -> None:
     state = {
         "drift": {"h": torch.randn(5, dtype=torch.float64), "new": torch.ones((), dtype=torch.float64)},
-        "objective.a": {"k": torch.arange(6).reshape(2, 3).T, "half": torch.randn(3).bfloat16()},
+        "objective.a": {"k": torch.arange(6).reshape(2, 3).T, "half": torch.randn(3).bfloat16(), "none": torch.ones(0)},
+        "every": {name: torch.tensor([0, 1, 1]).to(kind) for name, kind in DTYPES.items()},
     }
-    disk = DiskStore(tmp_path / "clients")
-    disk.update({7: state, 8: {}})
+    disk = on_disk(tmp_path)
+    disk.put({7: state, 8: {}}, 1)
     assert disk.get(8) is None
     found = disk.get(7)
     assert found is not None
@@ -93,28 +121,207 @@ def test_a_state_comes_back_as_it_was(tmp_path: Path) -> None:
         for name, value in tree.items():
             assert found[place][name].dtype == value.dtype
             assert torch.equal(found[place][name], value)
-    assert disk.get(7) is found, "what was read last is in memory"
-    disk.update({7: {"drift": {"h": torch.zeros(1)}}})
+    assert disk.get(7) is not found, "there is no room"
+    disk.put({7: {"drift": {"h": torch.zeros(1)}}}, 2)
     assert torch.equal(dict(disk)[7]["drift"]["h"], torch.zeros(1))
-    again = disk.get(7)
-    assert again is not None
-    assert torch.equal(again["drift"]["h"], torch.zeros(1)), "an old state came out of the cache"
-    assert files(tmp_path) == {"7-000002.safetensors"}, "nobody needs the first one any more"
+    (only,) = files(tmp_path)
+    assert only.startswith("clients/000002-"), "nobody needs the first one any more"
 
 
-def test_the_cache_is_bounded_in_bytes_and_keeps_what_was_used_last(tmp_path: Path) -> None:
-    disk = DiskStore(tmp_path / "clients", cache=3 * 8)
-    disk.update({client: {"drift": {"h": torch.full((1,), client, dtype=torch.float64)}} for client in range(6)})
-    disk.update({9: {"drift": {"h": torch.zeros(4, dtype=torch.float64)}}})
+def test_what_is_in_memory_is_bounded_in_bytes_and_is_what_was_used_last(tmp_path: Path) -> None:
+    disk = on_disk(tmp_path, 3 * 8)
+    disk.put({client: {"drift": {"h": torch.full((1,), client, dtype=torch.float64)}} for client in range(6)}, 1)
+    disk.put({9: {"drift": {"h": torch.zeros(4, dtype=torch.float64)}}}, 2)
     for client in (0, 1, 2, 0, 3):
         disk.get(client)
-    kept = disk._recent
-    assert (list(kept._states), kept.used) == ([2, 0, 3], 24)
+    assert (list(disk._trees), disk._used) == ([2, 0, 3], 24)
     disk.get(9)  # larger than all there is room for
-    assert (list(kept._states), kept.used) == ([], 0)
+    assert (list(disk._trees), disk._used) == ([], 0)
     disk.get(4)
-    disk.update({4: {"drift": {"h": torch.ones(1, dtype=torch.float64)}}})
-    assert (list(kept._states), kept.used) == ([], 0)
+    disk.put({4: {"drift": {"h": torch.ones(1, dtype=torch.float64)}}}, 3)
+    assert disk._new == {4}, "there is room for it to wait"
+    assert len(files(tmp_path)) == 2
+    assert dict(disk)[4]["drift"]["h"] == 1
+    assert list(disk._trees) == [4], "to look at all of them is to use none"
+
+
+def test_a_state_in_a_bounded_store_keeps_no_larger_tensor_in_memory(tmp_path: Path) -> None:
+    rows = torch.randn(100, 5)
+    for room, copied in ((10_000, True), (INF, False)):
+        held = on_disk(tmp_path, room)
+        held.put({client: {"drift": {"h": row}} for client, row in enumerate(rows[:3])}, 1)
+        assert all((state["drift"]["h"].untyped_storage().nbytes() == 20) == copied for _, state in held)
+
+
+# --- files ----------------------------------------
+
+
+def test_the_same_content_has_the_same_name_and_another_never_takes_its_place(tmp_path: Path) -> None:
+    blobs = []
+    for value in (1.0, 2.0, 1.0):
+        on_disk(tmp_path).put(states(value, 3, 1), 5)
+        blobs.append({name: (tmp_path / name).read_bytes() for name in files(tmp_path)})
+    first, both, again = blobs
+    assert len(first) == 1
+    assert len(both) == 2
+    assert first.items() <= both.items()
+    assert again == both
+
+
+def test_a_file_holds_no_more_than_it_may(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "MOST", 4)
+    held = on_disk(tmp_path)
+    held.put(states(1, *range(10)), 1)
+    assert len(files(tmp_path)) == 3
+    monkeypatch.setattr(store, "LARGEST", 9000)
+    held.put(states(2, *range(10, 16)), 2)
+    assert len(files(tmp_path)) == 6
+    assert values(held) == {client: 1.0 if client < 10 else 2.0 for client in range(16)}
+
+
+def test_a_checkpoint_writes_only_what_has_changed(tmp_path: Path) -> None:
+    held = on_disk(tmp_path, INF)
+    held.put(states(0, *range(10)), 1)
+    held.save(1)
+    (first,) = files(tmp_path)
+    held.put(states(1, 3), 2)
+    held.save(2)
+    (second,) = files(tmp_path) - {first}
+    assert (tmp_path / second).stat().st_size < (tmp_path / first).stat().st_size / 9
+    before = held.files
+    held.save(3)
+    assert held.files == before, "nothing has changed"
+
+
+@pytest.mark.parametrize("room", [0, 9000, INF])
+def test_what_is_out_of_date_takes_less_room_than_what_is_not(room: float, tmp_path: Path) -> None:
+    held, now = on_disk(tmp_path, room), dict.fromkeys(range(8), 0.0)
+    held.put(states(0, *range(8)), 1)
+    largest = 0
+    for round in range(2, 40):
+        changed = {round % 8, (3 * round) % 8}
+        now |= dict.fromkeys(changed, float(round))
+        held.put(states(round, *changed), round)
+        index = held.save(round)
+        held.pin(held.files)
+        assert files(tmp_path) >= {f"clients/{name}" for name in held.files}
+        largest = max(largest, sum(file.bytes for file in held._live))
+        assert all(2 * size >= file.bytes for file, size in held._live.items())
+        assert values(held) == now == values(on_disk(tmp_path, room).opened(index))
+    assert largest < 2 * 8 * 4200
+    assert len(held.files) <= 8
+
+
+def test_files_are_emptied_a_little_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Much that is out of date at once is not written all at once."""
+    monkeypatch.setattr(store, "LARGEST", 12_500)
+    held = on_disk(tmp_path)
+    for at in range(0, 30, 3):
+        held.put(states(1, at, at + 1, at + 2), at + 1)
+    before = held.files
+    for client in range(30):
+        if client % 3:
+            held._refer(client, None)  # as if they were no longer needed
+    held.save(40)
+    assert len(before - held.files) == 3
+    assert held.files - before
+    assert set(values(held).values()) == {1.0}
+
+
+def test_each_state_is_read_and_verified_alone(tmp_path: Path) -> None:
+    held = on_disk(tmp_path)
+    held.put({client: {"drift": {"h": torch.randn(50)}} for client in range(5)}, 1)
+    (name,) = files(tmp_path)
+    blob, index = (tmp_path / name).read_bytes(), held.save(1)
+    length = 8 + int.from_bytes(blob[:8], "little")
+    header = json.loads(blob[8:length])
+    begin, end = header["3/drift|h"]["data_offsets"]
+    (tmp_path / name).write_bytes(blob[: length + begin] + bytes(end - begin) + blob[length + end :])
+    for client in (0, 1, 2, 4):
+        assert held.get(client) is not None
+    told = rf"^the state of client 3 cannot be used \({tmp_path}/{name} was altered: its checksum differs\); only check"
+    with pytest.raises(LostState, match=told + "points from before round 1 do not need it"):
+        held.get(3)
+    with pytest.raises(OSError, match="the state of client 3 cannot be used"):
+        held.save(2)
+    with pytest.raises(ValueError, match="the state of client 3 cannot be used"):
+        on_disk(tmp_path, INF).opened(index)
+
+
+def test_any_flipped_bit_is_noticed(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    held = on_disk(tmp_path)
+    held.put({client: {"drift": {"h": torch.randn(9)}, "personal": {"b": torch.ones(3)}} for client in range(4)}, 1)
+    index, (name,) = held.save(1), files(tmp_path)
+    blob = (tmp_path / name).read_bytes()
+    for bit in draw.choice(8 * len(blob), 400, replace=False).tolist():
+        spoilt = bytearray(blob)
+        spoilt[bit // 8] ^= 1 << bit % 8
+        (tmp_path / name).write_bytes(bytes(spoilt))
+        store._header.cache_clear()
+        with pytest.raises(ValueError, match="was altered"):
+            on_disk(tmp_path, INF).opened(index)
+        with pytest.raises(LostState, match="was altered"):
+            dict(on_disk(tmp_path).opened(index))
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_a_file_that_is_cut_while_it_is_used_ends_nothing_but_the_run(known: bool, tmp_path: Path) -> None:
+    """A file in mapped memory would end the process."""
+    held = on_disk(tmp_path)
+    held.put(states(1, *range(4), size=10_000), 1)
+    if known:
+        held.get(0)
+    (name,) = files(tmp_path)
+    for size in (100_000, 500, 3, 0):
+        os.truncate(tmp_path / name, size)
+        store._header.cache_clear() if not known else None
+        with pytest.raises(LostState, match="the state of client 3 cannot be used"):
+            held.get(3)
+    (tmp_path / name).unlink()
+    with pytest.raises(LostState, match=r"cannot be read on .*: No such file"):
+        held.get(3)
+
+
+# --- written by workers ----------------------------------------
+
+
+def test_what_a_worker_writes_counts_once_it_is_adopted(tmp_path: Path) -> None:
+    held = on_disk(tmp_path, 10_000)
+    held.put(states(0, 1, 2), 1)
+    held.save(1)
+    held.get(1)
+    block = pickle.loads(pickle.dumps(held.block([1, 2, 3], 2)))  # sent to a worker
+    assert set(block.load("cpu")) == {1, 2}
+    told = pickle.loads(pickle.dumps(block.save(states(5, 1, 3) | {2: {}})))
+    assert not any(told.values()), "a state itself was sent"
+    assert values(held) == {1: 0.0, 2: 0.0}, "it counts before its time"
+    block.save(states(6, 1, 3))  # by a worker that was thought to be dead
+    held.put(told, 2)
+    assert values(held) == {1: 5.0, 2: 0.0, 3: 5.0}
+    assert values(on_disk(tmp_path).opened(held.save(2))) == values(held)
+
+
+def test_what_is_sent_to_and_from_workers_is_small(tmp_path: Path) -> None:
+    held = on_disk(tmp_path)
+    held.put(states(0, *range(100)), 1)
+    block = held.block(range(100), 2)
+    for message in (block, block.save(states(1, *range(100)))):
+        assert len(pickle.dumps(message)) < 60 * 100 + 500
+
+
+def test_a_worker_that_does_not_see_the_folder_says_so(tmp_path: Path) -> None:
+    held = on_disk(tmp_path / "here")
+    held.put(states(0, 1), 1)
+    block = held.block([1], 2)
+    gone = replace(block, folder=StateFolder(tmp_path / "there" / "clients"))
+    for act in (lambda: gone.load("cpu"), lambda: gone.save(states(1, 1))):
+        with pytest.raises(CheckpointError, match=r"does not see the folder .*; client_state=shared needs a run dir"):
+            act()
+    gone.folder.path.mkdir(parents=True)
+    with pytest.raises(CheckpointError, match=r"written on .*, is not in .*; client_state=shared needs a run dir"):
+        held.put(gone.save(states(1, 1)), 2)
+    assert values(held) == {1: 0.0}
 
 
 # --- removed ----------------------------------------
@@ -133,7 +340,7 @@ def test_what_kept_checkpoints_need_is_kept_and_nothing_else(every: int, keep: i
             assert held <= files(out)
             sizes.append(len(files(out)))
             present = len(SIZES)
-            assert len(files(out) - held) <= present, "superseded states that no checkpoint needs were left"
+            assert len(files(out) - held) <= present, "superseded files that no checkpoint needs were left"
 
     run(work(rounds=9), out, checkpoint_every=every, keep=keep, callbacks=[Looks()])
     found = checkpoint.available(out / "checkpoint")
@@ -154,14 +361,13 @@ def test_every_kept_checkpoint_can_be_continued(stored: Path, tmp_path: Path) ->
 
 def test_a_run_may_change_between_memory_and_disk(tmp_path: Path) -> None:
     expected = run(work("scaffold", "memory", rounds=8), tmp_path / "whole", checkpoint_every=2)
-    out, kinds = tmp_path / "out", []
-    for rounds, states in [(2, "disk"), (4, "memory"), (6, "disk"), (8, "memory")]:
-        found = run(work("scaffold", states, rounds=rounds), out, resume=rounds > 2, checkpoint_every=2, keep=2)
-        kinds.append(type(found.snapshot.store).__name__)
+    out, rooms = tmp_path / "out", []
+    for rounds, choice in [(2, "disk"), (4, "memory"), (6, "disk"), (8, "memory")]:
+        found = run(work("scaffold", choice, rounds=rounds), out, resume=rounds > 2, checkpoint_every=2, keep=2)
+        rooms.append(found.snapshot.store.room)
         kept = checkpoint.available(out / "checkpoint")
-        held = set().union(*(referred(path) for path in kept if (path / "index.safetensors").exists()))
-        assert held == files(out), "what the kept checkpoints on disk refer to, and nothing else"
-    assert kinds == ["DiskStore", "MemoryStore", "DiskStore", "MemoryStore"]
+        assert files(out) == set().union(*map(referred, kept)), "what the kept checkpoints refer to, and nothing else"
+    assert rooms == [0, INF, 0, INF]
     assert_same_run(expected, found)
     np.testing.assert_equal(numbers(out), numbers(tmp_path / "whole"))
     last = run(work("scaffold", "disk", rounds=8), out, resume=True)
@@ -172,9 +378,9 @@ def test_a_continued_configuration_may_change_it(tmp_path: Path) -> None:
     out = tmp_path / "out"
     tiny = ["method=feddyn", "rounds=1", "clients=4", "model=logistic", "device=cpu"]
     first = run(build(resolve(tiny)), out)
-    assert isinstance(first.snapshot.store, MemoryStore), "a small run needs no disk"
+    assert first.snapshot.store.room == INF, "a small run needs no disk"
     config = resolve([f"resume={out}", "client_state=disk", "rounds=2"])
-    assert isinstance(run(build(config), out, resume=True).snapshot.store, DiskStore)
+    assert run(build(config), out, resume=True).snapshot.store.room == 0
     other = tmp_path / "other"
     run(build(resolve([*tiny, "rounds=2", "client_state=disk", "seed=1"])), other)
     assert len(group([load(out), load(other)])) == 1, "where states live sets runs apart in a report"
@@ -194,39 +400,37 @@ def test_what_a_client_keeps_is_foreseen(name: str) -> None:
 
 def test_large_states_go_to_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     machine = FederatedTask(work("ditto", "memory"))
-    plan, server = machine.plan, machine.state.server
-    size = state_bytes(plan, server)
-    assert size == 8 * (plan.layout.size + len(plan.method.personal.extras))
+    size = state_bytes(machine.plan, machine.state.server)
+    assert size == 8 * (machine.plan.layout.size + len(machine.plan.method.personal.extras))
     monkeypatch.setattr(store, "LIMIT", 6 * size)
-    for states, clients, folder, kind in [
-        ("auto", 6, tmp_path, MemoryStore),
-        ("auto", 7, tmp_path, DiskStore),
-        ("memory", 7, tmp_path, MemoryStore),
-        ("disk", 1, tmp_path, DiskStore),
-        ("auto", 6, None, MemoryStore),
-        ("memory", 7, None, MemoryStore),
+    for choice, clients, folder, room in [
+        ("auto", 6, tmp_path, INF),
+        ("auto", 7, tmp_path, 0),
+        ("memory", 7, tmp_path, INF),
+        ("disk", 1, tmp_path, 0),
+        ("shared", 1, tmp_path, 0),
+        ("auto", 7, None, INF),
+        ("memory", 7, None, INF),
     ]:
-        found, warnings = make_store(states, plan, server, clients, folder)
-        assert (type(found), warnings) == (kind, [])
+        assert make_store(choice, clients * size, folder).room == room
     assert not list(tmp_path.iterdir()), "nothing is written before there is something to write"
-    found, warnings = make_store("auto", plan, server, 7 * 10**9, None)
-    assert type(found) is MemoryStore
-    assert warnings == [
-        f"client states may take {7 * size:.1f} GB of memory (7000000000 clients, {size / 1e6:.1f} MB each); "
-        "in a run directory they would be kept on disk."
-    ]
 
 
 def test_only_clients_that_can_take_part_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     machine = FederatedTask(work("ditto", "memory"))
-    monkeypatch.setattr(store, "LIMIT", 4 * state_bytes(machine.plan, machine.state.server))
-    for rounds, kind in [(2, MemoryStore), (3, DiskStore)]:  # cohorts of two out of six clients
+    size = state_bytes(machine.plan, machine.state.server)
+    monkeypatch.setattr(store, "LIMIT", 4 * size)
+    monkeypatch.setattr(federated, "LIMIT", 4 * size)
+    for rounds, room in [(2, INF), (3, 0)]:  # cohorts of two out of six clients
         found = FederatedTask(work("ditto", "auto", rounds=rounds, cohort=2), tmp_path / "out")
-        assert type(found.state.store) is kind
+        assert found.state.store.room == room
     result = run(work("ditto", "auto", rounds=3, cohort=2))
-    assert result.summary["warnings"][0].startswith("client states may take")
+    assert result.summary["warnings"] == [
+        f"client states may take {6 * size / 1e9:.1f} GB of memory (6 clients, {size / 1e6:.1f} MB each); "
+        "in a run directory they would be kept on disk."
+    ]
     result = run(work("ditto", "auto", rounds=3, cohort=2), tmp_path / "out")
-    assert type(result.snapshot.store) is DiskStore
+    assert result.snapshot.store.room == 0
     assert result.summary["warnings"] == []
 
 
@@ -253,7 +457,7 @@ def test_memory_does_not_grow_with_the_clients_that_have_taken_part(
     memory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """FedDyn keeps a vector a client: 10 new clients a round, of a megabyte each."""
-    monkeypatch.setattr(DiskStore.__init__, "__defaults__", ("cpu", 4 << 20))
+    monkeypatch.setattr(store, "ROOM", 4 << 20)
     federation = classes((2,) * 400, seed=0)
 
     class Looks(Callback):
@@ -266,14 +470,14 @@ def test_memory_does_not_grow_with_the_clients_that_have_taken_part(
             alive = (o.untyped_storage() for o in gc.get_objects() if type(o) in plain)
             self.held.append(sum({s.data_ptr(): s.nbytes() for s in alive}.values()) / 1e6)
 
-    def growth(states: str) -> float:
-        diary = memory / states
+    def growth(choice: str) -> float:
+        diary = memory / choice
 
         def go() -> None:
             looks = Looks()
             settings = {"federation": federation, "model": wide, "cohort": 10, "rounds": 20, "evaluation": QUIET}
-            work = experiment("feddyn", client_state=states, **settings)
-            result = run(work, memory / f"{states}-run", callbacks=[looks], checkpoint_every=100)
+            work = experiment("feddyn", client_state=choice, **settings)
+            result = run(work, memory / f"{choice}-run", callbacks=[looks], checkpoint_every=100)
             assert len(result.snapshot.store) > 150
             diary.write_text(json.dumps(looks.held))
 

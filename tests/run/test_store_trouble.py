@@ -17,7 +17,8 @@ import pytest
 import torch
 from helpers.deaths import assert_same_contents, child, go_on, kill_at
 from helpers.resuming import flip, truncate
-from helpers.stored import STATEFUL, files, referred, whole, work
+from helpers.runs import assert_same_run, assert_same_state
+from helpers.stored import STATEFUL, files, places, referred, whole, work
 
 from fedloom.core.client import State
 from fedloom.core.errors import CheckpointError
@@ -25,7 +26,16 @@ from fedloom.experiment import atomic, checkpoint, store
 from fedloom.experiment.callbacks import Callback, RunInfo
 from fedloom.experiment.experiment import Evaluation
 from fedloom.experiment.federated import FederatedTask, run
-from fedloom.experiment.store import DiskStore
+from fedloom.experiment.store import StateFolder, StateStore
+
+LAST = Evaluation(what=("global", "clients", "average"), every=2)
+CLIENTS = Evaluation(what=("global", "clients"), every=2)
+
+
+@pytest.fixture(autouse=True)
+def tight(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On disk means that every state is written in its round, and read when it is needed."""
+    monkeypatch.setattr(store, "ROOM", 0)
 
 
 @pytest.fixture
@@ -39,14 +49,20 @@ def copy(stored: Path, tmp_path: Path) -> Path:
 # --- killed ----------------------------------------
 
 
-LAST = Evaluation(what=("global", "clients", "average"), every=2)
-
-
-@pytest.mark.parametrize("name", [*STATEFUL, "segments"])
+@pytest.mark.parametrize(
+    ("name", "states", "room", "evaluation"),
+    [
+        *((name, "disk", 0, CLIENTS) for name in STATEFUL),
+        *(("scaffold", "disk", room, LAST) for room in (0, 700, 64 << 20)),
+        ("scaffold", "memory", 0, LAST),
+    ],
+)
 @pytest.mark.slow
-def test_killed_again_and_again_at_random_moments(name: str, memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "WHOLE", 0)
-    made = work("scaffold", "memory", evaluation=LAST) if name == "segments" else work(name)
+def test_killed_again_and_again_at_random_moments(
+    name: str, states: str, room: float, evaluation: Evaluation, memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "ROOM", room)
+    made = work(name, states, evaluation=evaluation)
     run(made, memory / "whole", checkpoint_every=2, keep=2)
     out, draw, deaths = memory / "killed", np.random.default_rng(1), 0
     for _ in range(6):
@@ -76,14 +92,14 @@ def kill_at_step(number: int) -> None:
     os.remove = remove  # type: ignore[assignment]
 
 
-@pytest.mark.parametrize("states", ["disk", "memory"])
+@pytest.mark.parametrize("room", [0, 200, float("inf")])
 @pytest.mark.slow
-def test_killed_at_every_single_step_of_writing(states: str, memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half a state, before a rename, before a removal: whatever was the last thing done."""
+def test_killed_at_every_single_step_of_writing(room: float, memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half a file, before a rename, before a removal: whatever was the last thing done."""
     monkeypatch.setattr("fedloom.experiment.trainer.environment", dict)  # asking git takes longer than these runs
-    monkeypatch.setattr(store, "WHOLE", 0)
-    what = ("clients",) if states == "disk" else ("clients", "average")
-    small = work("feddyn", states, rounds=3, cohort=2, drop_rate=0.0, evaluation=Evaluation(what=what))
+    monkeypatch.setattr(store, "ROOM", room)
+    what = ("clients", "average")
+    small = work("feddyn", "disk", rounds=4, cohort=2, drop_rate=0.0, evaluation=Evaluation(what=what))
     run(small, memory / "whole", checkpoint_every=2, keep=1)
     expected = whole(memory / "whole")
     number, ended, removed = 0, False, 0
@@ -102,8 +118,8 @@ def test_killed_at_every_single_step_of_writing(states: str, memory: Path, monke
         assert_same_contents(expected, whole(out))
         assert not list(out.rglob(".*")), "half-written files were left lying about"
         shutil.rmtree(out)
-    assert number > 40
-    assert removed > 5, "no run was killed that left files which nobody needed"
+    assert number > 30
+    assert removed > 4, "no run was killed that left files which nobody needed"
 
 
 def test_files_after_the_checkpoint_are_not_believed(stored: Path, copy: Path) -> None:
@@ -112,8 +128,8 @@ def test_files_after_the_checkpoint_are_not_believed(stored: Path, copy: Path) -
     later = files(copy) - held
     assert later
     for name in later:
-        (copy / "clients" / name).write_bytes(b"nonsense")
-    (copy / "clients" / ".0-000005.safetensors.part").write_bytes(b"half")
+        (copy / name).write_bytes(b"nonsense")
+    (copy / "clients" / ".000005-0123456789ab.safetensors.there-7.part").write_bytes(b"half")
     checks: list[set[str]] = []
 
     class Looks(Callback):
@@ -128,7 +144,7 @@ def test_files_after_the_checkpoint_are_not_believed(stored: Path, copy: Path) -
 def test_killed_before_the_first_checkpoint(tmp_path: Path, stored: Path) -> None:
     out = Path(shutil.copytree(stored, tmp_path / "early"))
     shutil.rmtree(out / "checkpoint")
-    (out / "clients" / "5-000001.safetensors").write_bytes(b"nonsense")
+    (out / "clients" / "000001-0123456789ab.safetensors").write_bytes(b"nonsense")
     lines = (out / "metrics.jsonl").read_text().splitlines(keepends=True)
     (out / "metrics.jsonl").write_text("".join(lines[:2]))
     run(work(), out, resume=True, checkpoint_every=2, keep=3)
@@ -149,29 +165,48 @@ def test_a_missing_or_truncated_state_is_refused_at_once(
 ) -> None:
     last, before = copy / "checkpoint" / "round-000004", copy / "checkpoint" / "round-000002"
     name = sorted(referred(last) - referred(before))[0]
-    act(copy / "clients" / name)
-    client = name.partition("-")[0]
-    expected = (
-        rf"^the checkpoint {last} cannot be used \(the state of client {client} {what}: {copy}/clients/{name}\); "
-    )
-    with pytest.raises(CheckpointError, match=expected + rf"continue from the one before it with resume={before}\.$"):
+    act(copy / name)
+    told = f"{copy}/{name}, with states of clients, {what}"
+    expected = rf"^the checkpoint {last} cannot be used \({told}\); continue from the one before it with "
+    with pytest.raises(CheckpointError, match=expected + rf"resume={before}\.$"):
         run(work(states=states), copy, resume=True)
     run(work(), copy, resume=before, checkpoint_every=2, keep=3)
     assert_same_contents(whole(stored), whole(copy))
+
+
+@pytest.mark.parametrize("kind", ["clients", "models"])
+@pytest.mark.parametrize("how", ["missing", "cut", "altered"])
+def test_a_file_that_is_read_at_once_is_checked_at_once(how: str, kind: str, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    made = work("scaffold", "memory", evaluation=LAST)
+    expected = run(made, out, checkpoint_every=2, keep=3)
+    before, last = checkpoint.available(out / "checkpoint")[-2:]
+    path = out / max(name for name in referred(last) if name.startswith(kind))
+    blob = path.read_bytes()
+    path.unlink()
+    if how != "missing":
+        path.write_bytes(blob[:-1] if how == "cut" else blob[:-1] + bytes([blob[-1] ^ 1]))
+    with pytest.raises(CheckpointError) as caught:
+        run(made, out, resume=True)
+    assert str(caught.value).startswith(f"the checkpoint {last} cannot be used (")
+    assert ("the last model" if kind == "models" else "the state") in str(caught.value) or how != "altered"
+    assert f"continue from the one before it with resume={before}." in str(caught.value)
+    assert_same_run(expected, run(made, out, resume=before, checkpoint_every=2, keep=3))
 
 
 def test_an_altered_state_stops_the_run_and_no_checkpoint_is_made_of_it(stored: Path, copy: Path) -> None:
     last, before = (copy / "checkpoint" / f"round-00000{number}" for number in (4, 2))
     names = sorted(referred(last) - referred(before))
     for name in names:
-        flip(copy / "clients" / name)
-    good = {path: path.read_bytes() for path in [*before.iterdir(), *(copy / "clients" / n for n in referred(before))]}
+        flip(copy / name)
+    good = {path: path.read_bytes() for path in [*before.iterdir(), *(copy / name for name in referred(before))]}
     with pytest.raises(CheckpointError) as caught:
         run(work(), copy, resume=True, checkpoint_every=1, keep=3)
     told = {
-        f"the state of client {name.partition('-')[0]} cannot be used ({copy}/clients/{name} was altered: its checksum "
-        f"differs); only checkpoints from before round {int(name.partition('-')[2][:6])} do not need it."
-        for name in names
+        f"the state of client {client} cannot be used ({copy}/{name} was altered: its checksum differs); only "
+        f"checkpoints from before round {int(name.removeprefix('clients/')[:6])} do not need it."
+        for client, name in places(last).items()
+        if name in names
     }
     assert str(caught.value) in told
     summary = json.loads((copy / "summary.json").read_text())
@@ -191,7 +226,7 @@ def test_a_state_found_damaged_later_costs_no_checkpoint(tmp_path: Path) -> None
                 held = set().union(*map(referred, checkpoint.available(out / "checkpoint")))
                 spoilt.extend(files(out) - held)
                 for name in spoilt:
-                    flip(out / "clients" / name)
+                    flip(out / name)
 
     calm = replace(work().evaluation, every=1)  # evaluation looks at no state of FedDyn
     with pytest.raises(CheckpointError, match="was altered: its checksum differs"):
@@ -209,65 +244,110 @@ def test_a_state_found_damaged_later_costs_no_checkpoint(tmp_path: Path) -> None
 # --- disk full ----------------------------------------
 
 
-@pytest.mark.parametrize("half", [False, True], ids=["at once", "after some bytes"])
-def test_a_full_disk_ends_the_run_before_the_round_and_harms_nothing(
-    half: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The second state of round 4 finds no room; a checkpoint of round 3 still does."""
-    out, there, written = tmp_path / "full", tmp_path / "whole", []
-    write = atomic.write_synced
+def crowd(patched: pytest.MonkeyPatch, at: Callable[[Path], bool], half: bool = False) -> list[str]:
+    """No room for some files; returns the names of those that found none."""
+    refused, write = [], atomic.write_synced
 
     def crowded(path: Path, blob: bytes) -> None:
-        if "-000004.safetensors" in path.name:
-            written.append(path.name)
-            if len(written) == 2:
-                if half:
-                    path.write_bytes(blob[:10])
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        if at(path):
+            refused.append(path.name)
+            if half:
+                path.write_bytes(blob[:10])
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         write(path, blob)
 
+    patched.setattr(atomic, "write_synced", crowded)
+    return refused
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+@pytest.mark.parametrize("kind", ["clients", "models"])
+@pytest.mark.parametrize("half", [False, True], ids=["at once", "after some bytes"])
+def test_a_full_disk_ends_the_run_before_the_round_and_harms_nothing(
+    half: bool, kind: str, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of the files of round 4 finds no room; a checkpoint of round 3 still does."""
+    out, there, seen = tmp_path / "full", tmp_path / "whole", list[str]()
+    made = work("scaffold", drop_rate=0.0, evaluation=LAST)
+    monkeypatch.setattr(store, "MOST", 1)
+
+    def nth(path: Path) -> bool:
+        if path.parent.name != kind or not path.name.startswith(".000004-"):
+            return False
+        seen.append(path.name)
+        return len(seen) == number
+
     with monkeypatch.context() as patched:
-        patched.setattr(atomic, "write_synced", crowded)
+        refused = crowd(patched, nth, half)
         with pytest.raises(CheckpointError) as caught:
-            run(work(drop_rate=0.0), out, checkpoint_every=2, keep=3)
-    client = written[1].removeprefix(".").partition("-")[0]
+            run(made, out, checkpoint_every=2, keep=3)
+    assert len(refused) == 1, "there was room"
+    noun = "states" if kind == "clients" else "last models"
     assert str(caught.value) == (
-        f"the state of client {client} cannot be written to {out}/clients/{client}-000004.safetensors "
-        f"(No space left on device); make room and continue with resume={out}."
+        f"the {noun} of round 4 cannot be written to {out}/{kind} (No space left on device); make room and continue "
+        f"with resume={out}."
     )
-    assert [path.name for path in checkpoint.available(out / "checkpoint")] == ["round-000002", "round-000003"]
-    assert not [name for name in files(out) if "000004" in name], "what was written of the round was left lying about"
+    kept = checkpoint.available(out / "checkpoint")
+    assert [path.name for path in kept] == ["round-000002", "round-000003"]
+    assert files(out) == set().union(*map(referred, kept)), "what was written of the round was left lying about"
     assert len((out / "metrics.jsonl").read_text().splitlines()) == 3
-    run(work(drop_rate=0.0), there, checkpoint_every=2, keep=3)
-    run(work(drop_rate=0.0), out, resume=True, checkpoint_every=2, keep=3)
-    found, expected = whole(out), whole(there)
-    for key in ("metrics", "model", "last checkpoint", "clients", "mixing"):
-        np.testing.assert_equal(found[key], expected[key])
+    expected = run(made, there, checkpoint_every=2, keep=3)
+    found = run(made, out, resume=True, checkpoint_every=2, keep=3)
+    assert_same_run(expected, found)
+    assert_same_state(expected.snapshot, found.snapshot)
 
 
-def test_a_full_disk_leaves_the_store_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("states", ["disk", "memory"])
+@pytest.mark.parametrize("kind", ["clients", "models"])
+def test_a_full_disk_costs_a_checkpoint_as_long_as_states_can_wait(
+    kind: str, states: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "ROOM", 1 << 20)
+    made = work("scaffold", states, evaluation=LAST)
+    expected = run(work("scaffold", "memory", evaluation=LAST))
+    with monkeypatch.context() as patched:
+        refused = crowd(patched, lambda path: path.parent.name == kind and path.name.startswith(".000004-"))
+        found = run(made, tmp_path / "out", checkpoint_every=2, keep=3)
+    assert len(refused) == 1, "there was room"
+    assert any("round 4: no checkpoint could be written (No space left" in text for text in found.summary["warnings"])
+    kept = checkpoint.available(tmp_path / "out" / "checkpoint")
+    assert [path.name for path in kept] == ["round-000002", "round-000006"]
+    assert files(tmp_path / "out") == set().union(*map(referred, kept))
+    assert_same_state(expected.snapshot, found.snapshot)
+    again = run(made, tmp_path / "out", resume=True)
+    assert_same_state(expected.snapshot, again.snapshot)
+
+
+@pytest.mark.parametrize("number", range(4))
+@pytest.mark.parametrize("room", [0, 20])
+def test_a_full_disk_leaves_the_store_as_it_was(
+    room: int, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def states(value: float, *clients: int) -> dict[int, State]:
         return {client: {"drift": {"h": torch.full((2,), value)}} for client in clients}
 
     def values() -> dict[int, list[float]]:
         return {client: state["drift"]["h"].tolist() for client, state in disk}
 
-    disk, write = DiskStore(tmp_path / "clients"), atomic.write_synced
-    disk.update(states(1, 0, 1, 2))
-    before = files(tmp_path)
+    monkeypatch.setattr(store, "MOST", 1)
+    disk = StateStore(StateFolder(tmp_path / "clients"), room)
+    disk.put(states(1.0, 0, 1, 2), 1)
+    disk.save(1)
+    disk.put(states(1.0, 2), 2)
+    before, seen = files(tmp_path), list[Path]()
 
-    def crowded(path: Path, blob: bytes) -> None:
-        if path.name.startswith(".2-"):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        write(path, blob)
+    def nth(path: Path) -> bool:
+        seen.append(path)
+        return len(seen) == number + 1
 
     with monkeypatch.context() as patched:
-        patched.setattr(atomic, "write_synced", crowded)
-        with pytest.raises(CheckpointError, match="the state of client 2 cannot be written"):
-            disk.update(states(2, 0, 1, 2, 3))
+        refused = crowd(patched, nth)
+        with pytest.raises(CheckpointError, match=rf"the states of round 3 cannot be written to {disk.folder.path} "):  # type: ignore[union-attr]
+            disk.put(states(2.0, 0, 1, 2, 3), 3)
+    assert refused
     assert files(tmp_path) == before
     assert values() == {client: [1.0, 1.0] for client in range(3)}
-    disk.update(states(2, 0, 1, 2, 3))
+    disk.put(states(2.0, 0, 1, 2, 3), 3)
     assert values() == {client: [2.0, 2.0] for client in range(4)}
 
 
@@ -275,11 +355,42 @@ def test_what_a_checkpoint_was_read_from_stays_until_there_is_another(copy: Path
     last = checkpoint.available(copy / "checkpoint")[-1]
     machine = FederatedTask(work(), copy)
     machine.restore(checkpoint.load(last))
-    found = machine.state
-    assert found.store.files == referred(last)
-    found.store.update(dict(found.store))
-    assert referred(last) <= files(copy)
-    assert not found.store.files & referred(last)
+    found = machine.state.store
+    assert {f"clients/{name}" for name in found.files} == referred(last)
+    found.put(dict(found), 5)
+    assert referred(last) < files(copy)
+    assert not {f"clients/{name}" for name in found.files} & referred(last)
+
+
+def test_a_state_found_damaged_when_files_are_emptied_costs_no_checkpoint(tmp_path: Path) -> None:
+    """Other states of its file are out of date, so that it is read to be moved, while a checkpoint is written."""
+    held = StateStore(StateFolder(tmp_path / "clients"), 1000)
+    tree: dict[str, dict[str, Any]] = {"drift": {"h": torch.randn(400)}}
+    held.put(dict.fromkeys(range(3), tree), 1)
+    held.save(1)
+    (name,) = files(tmp_path)
+    flip(tmp_path / name)
+    held.put({0: {"drift": {"h": torch.ones(10)}}, 1: {"drift": {"h": torch.ones(10)}}}, 2)
+    for _ in range(2):
+        with pytest.raises(OSError, match="the state of client 2 cannot be used"):
+            held.save(2)
+    assert files(tmp_path) == {name}
+
+
+@pytest.mark.parametrize("kind", ["clients", "models"])
+def test_a_checkpoint_that_cannot_be_read_keeps_every_file(kind: str, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    run(work("scaffold", rounds=4, evaluation=LAST), out, checkpoint_every=2, keep=2)
+    (out / kind / "000002-0123456789ab.safetensors").write_bytes(b"somebody's")
+    index = out / "checkpoint" / "round-000002" / f"{kind}.safetensors"
+    blob = index.read_bytes()
+    truncate(index)
+    before = files(out, kind)
+    run(work("scaffold", rounds=5, evaluation=LAST), out, resume=True, checkpoint_every=9, keep=9)
+    assert before <= files(out, kind)
+    index.write_bytes(blob)
+    run(work("scaffold", rounds=6, evaluation=LAST), out, resume=True, checkpoint_every=9, keep=9)
+    assert files(out) == set().union(*map(referred, checkpoint.available(out / "checkpoint")))
 
 
 def test_a_checkpoint_that_cannot_be_finished_holds_the_states_anyway(

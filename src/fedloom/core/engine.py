@@ -15,20 +15,20 @@ from fedloom.core.plan import ClientPlan
 States = Callable[[int], State]  # client number -> its state
 
 
-class Place(Protocol):
-    """The location of a client's state in files that all workers see; sent instead of the state itself."""
+class StateFiles(Protocol):
+    """Files, which all workers see, of the states of a block's clients; sent instead of the states themselves."""
 
     @property
-    def file(self) -> object | None:
-        """The file of the current state; None if there is none yet."""
+    def files(self) -> Mapping[int, object]:
+        """The files of the current states, by client; a client without one has no entry."""
         ...
 
-    def load(self, device: str) -> State:
-        """The current state."""
+    def load(self, device: str) -> Mapping[int, State]:
+        """The current states that are in files."""
         ...
 
-    def save(self, state: State) -> State:
-        """Write the next state; return the reference that the store adopts instead of it."""
+    def save(self, states: Mapping[int, State]) -> Mapping[int, State]:
+        """Write the next states; return the references that the store adopts instead of them."""
         ...
 
 
@@ -89,12 +89,12 @@ class Engine(Protocol):
 
     Attributes:
         traits: what a run depends on.
-        places: the places of client states, for engines whose workers can read and write them there; None if states go
-            through the driver.
+        files: the files of a block's client states, for engines whose workers can read and write them; None if states
+            go through the driver.
     """
 
     traits: ClassVar[Traits] = Traits()
-    places: Callable[[int], Place] | None = None
+    files: Callable[[Sequence[int]], StateFiles] | None = None
 
     def run(
         self, down: Broadcast, clients: np.ndarray, states: States, weights: np.ndarray | None, level: int = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import platform
 import stat
 import sys
 from collections.abc import Iterator
@@ -39,12 +40,12 @@ def replacement(path: Path, alone: bool = True) -> Iterator[Path]:
 
     Args:
         path: the file; a link is replaced itself.
-        alone: whether no other process may replace the file at the same time.
+        alone: whether no other process, on any machine, may replace the file at the same time.
 
     Raises:
         OSError: if it cannot be written; nothing is left behind.
     """
-    part = path.with_name(f".{path.name}.part" if alone else f".{path.name}.{os.getpid()}.part")
+    part = path.with_name(f".{path.name}.part" if alone else f".{path.name}.{platform.node()}-{os.getpid()}.part")
     try:
         yield part
         os.replace(part, path)

@@ -14,7 +14,7 @@ from fedloom.core.errors import CheckpointError, ConfigError, DataError, FedLoom
 from fedloom.core.settings import from_plain, signature, validate
 from fedloom.deploy.versions import FILE, TICKET
 from fedloom.deploy.wire import Packet, WireError, pack, unpack
-from fedloom.experiment.state_files import flat, nested
+from fedloom.experiment.store import flat, nested
 
 JOIN, LOSSES, HELD_OUT, WORK, EVALUATE = "join", "losses", "held_out_losses", "work", "evaluate"
 MOST = 2**40  # what numbers in answers stay below, so that they can be summed

@@ -48,7 +48,7 @@ from fedloom.deploy.wire import LIMIT, WireError, pack
 from fedloom.experiment.atomic import write_whole
 from fedloom.experiment.evaluate import Evaluator
 from fedloom.experiment.lock import Lock
-from fedloom.experiment.state_files import flat
+from fedloom.experiment.store import flat
 
 MODERATE = 1e12  # largest value of a broadcast
 STOPPED = "stopped.txt"  # why a node with a budget answers no more

@@ -18,7 +18,7 @@ from fedloom.core.client import State
 from fedloom.core.errors import CheckpointError
 from fedloom.core.tree import copied
 from fedloom.experiment import atomic
-from fedloom.experiment.state_files import flat, nested
+from fedloom.experiment.store import flat, nested
 
 TICKET = re.compile(r"[0-9a-f]{32}")
 FILE = re.compile(r"(?P<round>\d{9})-(?P<ticket>[0-9a-f]{32})\.(?P<mark>pending|counted)")

@@ -11,7 +11,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -20,7 +20,7 @@ import torch
 
 from fedloom.core.aggregate import Fold
 from fedloom.core.client import Broadcast, Result
-from fedloom.core.engine import Compute, ComputeFactory, Place
+from fedloom.core.engine import Compute, ComputeFactory, StateFiles
 from fedloom.core.errors import CheckpointError, ConfigError
 from fedloom.core.exact import exact_gpu
 from fedloom.core.missing_needs import as_client_error, as_loss_error
@@ -35,23 +35,25 @@ class RemoteBlock(Block):
 
     Attributes:
         keep: whether its sums stay with the worker.
-        places: the places of its members' states, if workers read and write them; ``states`` are then those of members
+        files: the files of its members' states, if workers read and write them; ``states`` are then those of members
             without a file.
     """
 
     keep: bool = False
-    places: list[Place] = field(default_factory=list)
+    files: StateFiles | None = None
 
     def load(self, device: str) -> None:
         """Read the states that are in files."""
-        for at, place in enumerate(self.places):
-            if place.file is not None:
-                self.states[at] = place.load(device)
+        if self.files is not None:
+            stored = self.files.load(device)
+            self.states = [stored.get(client, state) for client, state in zip(self.clients, self.states, strict=True)]
 
     def save(self, results: Sequence[Result]) -> None:
         """Write the members' new states; the results keep references to them."""
-        for place, result in zip(self.places, results, strict=False):
-            result.state = place.save(result.state)
+        if self.files is not None:
+            stored = self.files.save({result.client: result.state for result in results})
+            for result in results:
+                result.state = stored[result.client]
 
 
 class Actor:

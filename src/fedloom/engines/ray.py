@@ -33,7 +33,7 @@ import torch
 
 from fedloom.core.aggregate import Fold, fold
 from fedloom.core.client import Broadcast, Failure, FailureKind, Result, State
-from fedloom.core.engine import Compute, ComputeFactory, Engine, EngineFactory, Place, States, Traits
+from fedloom.core.engine import Compute, ComputeFactory, Engine, EngineFactory, StateFiles, States, Traits
 from fedloom.core.errors import ClientError, ConfigError, FedLoomError, LossError
 from fedloom.core.federation import Index, Split
 from fedloom.core.plan import ClientPlan
@@ -101,7 +101,7 @@ class Ray(Engine):
         self, down: Broadcast, clients: np.ndarray, states: States, weights: np.ndarray | None, level: int = 0
     ) -> Generator[Fold]:
         """The folds of the clients' blocks, in order; of a chain, first those without sums, then the sums."""
-        work = _Blocks(self, down, clients, states, weights, level, self.places)
+        work = _Blocks(self, down, clients, states, weights, level, self.files)
         return work.chained() if self._chains(len(work.cut), weights) else work.folds()
 
     def _chains(self, blocks: int, weights: np.ndarray | None) -> bool:
@@ -118,7 +118,7 @@ class Ray(Engine):
         own: States = (
             (lambda client: {k: v for k, v in states(client).items() if k == "personal"}) if private else _none
         )
-        return _Blocks(self, down, clients, own, None, level, self.places if private else None).losses(held_out)
+        return _Blocks(self, down, clients, own, None, level, self.files if private else None).losses(held_out)
 
     def receive(self, answer: Packed) -> Any:
         """Unpack an answer, and raise it if it is an error."""
@@ -154,9 +154,9 @@ class _Blocks:
         states: States,
         weights: np.ndarray | None,
         level: int,
-        places: Callable[[int], Place] | None,
+        files: Callable[[Sequence[int]], StateFiles] | None,
     ) -> None:
-        self.places = places
+        self.files = files
         self.engine, self.cluster, self.t = engine, engine.cluster, down.round
         self.clients, self.states, self.weights, self.level = clients, states, weights, level
         self.compute = engine.computes[level]
@@ -164,13 +164,12 @@ class _Blocks:
         self.broadcast = next(engine.numbers), engine.cluster.ray.put(pack(down))
 
     def block(self, number: int, members: range, keep: bool = False) -> RemoteBlock:
-        """Consecutive members of the cohort, with their states or the places of these."""
+        """Consecutive members of the cohort, with their states or the files of these."""
         clients = self.clients[members.start : members.stop].tolist()
         part = None if self.weights is None else self.weights[members.start : members.stop]
-        places = [] if self.places is None else [self.places(client) for client in clients]
-        there = [place.file is not None for place in places] or [False] * len(clients)
-        states = [{} if stored else self.states(client) for client, stored in zip(clients, there, strict=True)]
-        return RemoteBlock(number, self.level, clients, part, states, keep, places)
+        files = None if self.files is None else self.files(clients)
+        states = [{} if files is not None and client in files.files else self.states(client) for client in clients]
+        return RemoteBlock(number, self.level, clients, part, states, keep, files)
 
     def job(
         self, method: str, parts: Mapping[int, range], keep: bool = False, more: tuple[bool, ...] = ()

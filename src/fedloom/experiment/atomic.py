@@ -34,7 +34,7 @@ def write_whole(path: Path, blob: bytes, alone: bool = True) -> None:
     Args:
         path: the file.
         blob: the new content.
-        alone: whether no other process may replace the file at the same time.
+        alone: whether no other process, on any machine, may replace the file at the same time.
     """
     with files.replacement(path, alone) as part:
         write_synced(part, blob)

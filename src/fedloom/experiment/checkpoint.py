@@ -25,7 +25,7 @@ from torch import Tensor
 from fedloom.core.errors import CheckpointError, FedLoomError, in_one_line
 from fedloom.experiment import atomic
 
-FORMAT = 2
+FORMAT = 3
 NAME = re.compile(r"round-(\d{6,})")
 
 

@@ -249,12 +249,12 @@ def last_models(plan: ClientPlan, snapshot: Snapshot) -> tuple[np.ndarray, Tenso
     split, own = layout.shared_size, layout.shared_buffers
     if split and last is None:
         raise ConfigError("the clients' last models were not kept; run with 'average' among evaluation.what.")
-    clients = sorted(last.models) if split and last is not None else sorted(client for client, _ in snapshot.store)
+    clients = (last.models if split and last is not None else snapshot.store).clients
     if not clients:
         raise ConfigError("no client has participated yet, so there are no client models.")
 
     def whole(client: int, initial: Tensor, at: slice, name: str) -> Tensor:
-        shared = torch.zeros(0) if last is None or not split else last.models[client][at]
+        shared = torch.zeros(0) if last is None or not split else last.get(client)[at]
         if len(shared) == len(initial):
             return shared.to(initial)
         mine = (snapshot.store.get(client) or {}).get("personal", {}).get(name, initial[len(shared) :])

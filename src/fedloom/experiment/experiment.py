@@ -62,9 +62,9 @@ class Experiment:
         attack: what hostile clients do, for studies (see ``fedloom.attacks``); None if there are none.
         dtype: ``float32`` or ``float64``.
         device: ``auto`` (a GPU if there is one), ``cpu`` or ``cuda``.
-        client_state: where client states are kept between rounds, without effect on results: ``memory``, ``disk`` (one
-            file per state in the run directory), ``shared`` (such files, which the workers of ``engine=ray`` read and
-            write themselves; all nodes must see the run directory) or ``auto`` (disk if the states of all potential
+        client_state: where client states are kept between rounds, without effect on results: ``memory``, ``disk`` (in
+            files of the run directory, but for 64 MB), ``shared`` (such files, which the workers of ``engine=ray`` read
+            and write themselves; all nodes must see the run directory) or ``auto`` (disk if the states of all potential
             participants exceed 2 GB).
         config: the settings as the user gave them, stored in the run directory.
 

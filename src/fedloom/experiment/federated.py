@@ -35,12 +35,19 @@ from fedloom.experiment.last_models import CohortModels, LastModels
 from fedloom.experiment.model_files import as_model_file
 from fedloom.experiment.rundir import FEDERATED, Columns, RunDirectory, Status, Table
 from fedloom.experiment.runtime import own_draws, pick_device, reproducible
-from fedloom.experiment.segments import MODELS, Segments
 from fedloom.experiment.server_average import ServerAverage
 from fedloom.experiment.setup import make_plan, make_server_data, placed
 from fedloom.experiment.snapshot import Snapshot
-from fedloom.experiment.state_files import LostState, StatePlace
-from fedloom.experiment.store import CLIENTS, DiskStore, collect_garbage, make_store, shared_folder
+from fedloom.experiment.store import (
+    CLIENTS,
+    LIMIT,
+    MODELS,
+    BlockFiles,
+    LostState,
+    collect_garbage,
+    make_store,
+    state_bytes,
+)
 from fedloom.experiment.summary import headline, should_stop, summarise, warnings
 from fedloom.experiment.trained import TrainedRun
 from fedloom.experiment.trainer import Record, Trainer, TrainerTask
@@ -189,10 +196,17 @@ class FederatedTask(TrainerTask):
         goal = None if self.plan.attack is None else self.plan.attack.goal(self.federation.test)
         self.goal = goal if goal is not None and len(goal) else None  # no test sample can tell whether it succeeds
         server = Server.initial(self.plan, self.plan.theta0.to(device), self.plan.buffers0.to(device))
-        reach, home = self._reach(), None if out is None else out / CLIENTS
-        store, self.warnings = make_store(experiment.client_state, self.plan, server, reach, home)
-        if last is not None and (shared := shared_folder(home, reach * last.initial.nbytes)):
-            last.segments = Segments(shared, MODELS)
+        reach, each = self._reach(), state_bytes(self.plan, server)
+        clients, lasting = (None, None) if out is None else (out / CLIENTS, out / MODELS)
+        store = make_store(experiment.client_state, reach * each, clients, device)
+        if experiment.client_state == "auto" and out is None and reach * each > LIMIT:
+            self.warnings.append(
+                f"client states may take {reach * each / 1e9:.1f} GB of memory ({reach} clients, {each / 1e6:.1f} MB "
+                "each); in a run directory they would be kept on disk."
+            )
+        if last is not None:
+            size = reach * last.initial.nbytes
+            last.models = make_store(experiment.client_state, size, lasting, noun="last model")
         averaged = ServerAverage.of(on.server_average, server) if on.server_average else None
         self.state = Snapshot(server, store, last, models, averaged)
         noisy = privacy.private_uplink(experiment) or experiment.local.dp_noise
@@ -206,7 +220,7 @@ class FederatedTask(TrainerTask):
             raise ConfigError(f"engine {experiment.engine!r} runs no compute {name!r}; {known}")
         self.engine = self.make_engine(self.plan, self.make_compute)
         if experiment.client_state == "shared":
-            self.engine.places = self._place
+            self.engine.files = self._files
         if said := note(experiment.compute, self.plan):
             self.warnings.append(said)
         if tolerance := self.traits.tolerance:
@@ -256,14 +270,10 @@ class FederatedTask(TrainerTask):
 
     def commit(self, step: RoundStep) -> tuple[Record, dict[str, Columns]]:
         experiment, state, (server, report) = self.experiment, self.state, step
-        state.store.update(report.states)  # first: if the disk is full, the round is not committed
+        state.commit(server, report.states)  # first: if the disk is full, the round is not committed
         assert self.engine is not None
         self.engine.committed(self.round, np.array(sorted(report.states), dtype=np.int64))
-        state.server, self.round = server, server.round
-        for models in state.client_models.values():
-            models.commit() if report.states else models.begin()  # a round without any update leaves no trace
-        if state.averaged is not None:
-            state.averaged.add(server)
+        self.round = server.round
         self.failures += report.failures
         here = Traffic() if experiment.method.pooled else report.traffic
         self.sent.add(here)
@@ -329,7 +339,8 @@ class FederatedTask(TrainerTask):
             self.took_part[self._cohort(number)] += 1
 
     def collect_garbage(self, folder: Path) -> None:
-        collect_garbage(folder, self.state.store, self.state.files)
+        last = self.state.last
+        collect_garbage(folder, {CLIENTS: self.state.store, MODELS: None if last is None else last.models})
 
     def summarise(self, status: Status) -> dict[str, Any]:
         about = summarise(self.experiment, self.plan, self.history, self.failures)
@@ -383,11 +394,9 @@ class FederatedTask(TrainerTask):
             probability = experiment.cohort / seen if experiment.cohort else experiment.participation
         return draw_cohort(seen, experiment.cohort_size, self.cohort_seed, round, probability=probability)
 
-    def _place(self, client: int) -> StatePlace:
-        """Where a client's state is, for workers that read and write it themselves."""
-        store = self.state.store
-        assert isinstance(store, DiskStore)
-        return store.place(client)
+    def _files(self, clients: Sequence[int]) -> BlockFiles:
+        """The files of clients' states, for workers that read and write them themselves."""
+        return self.state.store.block(clients, self.round + 1)
 
     def _at_clients(self, server: Server) -> Mapping[str, np.ndarray] | None:
         """The ``clients`` evaluation by the clients themselves, if only they hold their data; else None."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Self
 
 import numpy as np
@@ -15,7 +14,7 @@ from fedloom.core.client import Result
 from fedloom.core.plan import ClientPlan
 from fedloom.core.server import Server
 from fedloom.core.tree import Tree
-from fedloom.experiment.segments import MODELS, Segments
+from fedloom.experiment.store import MODELS, StateStore, StateUpdate
 
 
 @dataclass
@@ -82,22 +81,18 @@ class LastModels(ClientModels):
     updated by differences, so that a round costs O(cohort).
 
     Attributes:
-        models: last models of the clients that have participated, shaped as ``initial`` (with levels, their level's
-            segment).
+        models: last models of the clients that have participated.
         pending: models of the current round, not committed yet.
-        segments: the files that checkpoints share; None: each checkpoint holds every model.
-        changed: clients whose last models no segment has.
     """
 
-    models: dict[int, Tensor] = field(default_factory=dict)
+    models: StateStore = field(default_factory=StateStore)
     pending: dict[int, Tensor] = field(default_factory=dict)
-    segments: Segments | None = None
-    changed: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.total = self.initial.double().clone()
         for number in range(len(self.levels) or 1):
             self.total[self.segment(number)] *= self.members(number)
+        self.total_after = self.total
 
     def begin(self) -> None:
         """Start a round: discard the models of an unfinished one."""
@@ -107,48 +102,46 @@ class LastModels(ClientModels):
         """Store a client's model of this round; it takes effect at ``commit``."""
         self.pending[result.client] = self.arrived(server, result)
 
+    def get(self, client: int) -> Tensor:
+        """A client's last model, shaped as ``initial`` (with levels, as their level's segment).
+
+        Raises:
+            CheckpointError: if it is in a file that is missing or altered.
+        """
+        state = self.models.get(client)
+        return self.initial[self.segment(self.level(client))] if state is None else state["average"]["model"]
+
+    def prepare(self, round: int) -> StateUpdate:
+        """Write the models of round t, from 1, if there is no more room; they take effect at ``commit``.
+
+        Raises:
+            CheckpointError: see ``StateStore.prepare``; nothing has changed then.
+        """
+        self.total_after = self.total.clone()
+        for client, model in self.pending.items():
+            self.total_after[self.segment(self.level(client))] += model.double() - self.get(client).double()
+        return self.models.prepare({c: {"average": {"model": model}} for c, model in self.pending.items()}, round)
+
     def commit(self) -> None:
         """End the round: its models become the last ones."""
-        for client, model in self.pending.items():
-            at = self.segment(self.level(client))
-            self.total[at] += model.double() - self.models.get(client, self.initial[at]).double()
-            self.models[client] = model
-        self.changed |= self.pending.keys()
+        self.total = self.total_after
         self.pending.clear()
 
-    @property
-    def files(self) -> frozenset[str]:
-        """The files of the last checkpoint's models."""
-        return frozenset() if self.segments is None else self.segments.files
-
     def saved(self, round: int) -> dict[str, Tree]:
-        """Their part of a checkpoint: every model, or the index of those in files.
+        """Their part of a checkpoint: the sum, and the index of the models.
 
         Raises:
-            OSError: if the changes cannot be written.
+            OSError: if models cannot be written.
         """
-        if self.segments is None:
-            return {"average": {"total": self.total, **{str(client): model for client, model in self.models.items()}}}
-        states = {client: {"average": {"model": model}} for client, model in self.models.items()}
-        index = self.segments.add(round, states, self.changed)
-        self.changed.clear()
-        return {"average": {"total": self.total}, MODELS: index}
+        return {"average": {"total": self.total}, MODELS: self.models.save(round)}
 
-    def restore(self, trees: Mapping[str, Mapping[str, Tensor]], folder: Path) -> None:
-        """Adopt the models of a checkpoint, in whichever form it holds them; ``folder`` has the files.
+    def restore(self, trees: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Adopt the models of a checkpoint.
 
         Raises:
-            OSError: if a file is missing.
-            ValueError: if one was altered.
+            ValueError: if a file is missing or was altered.
         """
-        models = dict(trees["average"])
-        self.total = models.pop("total")
-        self.models = {int(client): model for client, model in models.items()}
-        self.changed = set(self.models)
-        if MODELS in trees:
-            segments, states = Segments.read(folder, trees[MODELS], "cpu", MODELS)
-            self.models = {client: state["average"]["model"] for client, state in states.items()}
-            self.segments = self.segments and segments
+        self.total, self.models = trees["average"]["total"], self.models.opened(trees[MODELS])
 
 
 @dataclass

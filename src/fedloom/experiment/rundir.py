@@ -34,7 +34,7 @@ VERSION = 2
 PROVENANCE = ("identity", "about", "kind", "version", "versions", "machine", "git")
 """Keys of ``config.yaml`` that record how a run was made; it is a recipe without them."""
 
-WRITTEN = ("metrics.jsonl", "checkpoint", "clients", "figures")
+WRITTEN = ("metrics.jsonl", "checkpoint", "clients", "models", "figures")
 """Files and folders that are written into; all others are replaced atomically."""
 
 FEDERATED = "federated"

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from fedloom.core.client import Failure
+from fedloom.core.client import Failure, State
 from fedloom.core.errors import CheckpointError
 from fedloom.core.server import Server
 from fedloom.experiment.checkpoint import Checkpoint
 from fedloom.experiment.failures import packed
 from fedloom.experiment.last_models import CohortModels, LastModels
 from fedloom.experiment.server_average import ServerAverage
-from fedloom.experiment.state_files import flat, nested
-from fedloom.experiment.store import CLIENTS, ClientStore
+from fedloom.experiment.store import CLIENTS, StateStore, flat, nested
 
 
 @dataclass
@@ -33,7 +32,7 @@ class Snapshot:
     """
 
     server: Server
-    store: ClientStore
+    store: StateStore
     last: LastModels | None = None
     cohort: CohortModels | None = None
     averaged: ServerAverage | None = None
@@ -44,10 +43,26 @@ class Snapshot:
         both = {"average": self.last, "cohort": self.cohort}
         return {name: models for name, models in both.items() if models is not None}
 
-    @property
-    def files(self) -> frozenset[str]:
-        """The files beside the checkpoints to which the last one refers."""
-        return self.store.files | (frozenset() if self.last is None else self.last.files)
+    def commit(self, server: Server, states: Mapping[int, State]) -> None:
+        """End a round with its new client states, and the clients' models that were observed: all or nothing.
+
+        Raises:
+            CheckpointError: see ``StateStore.prepare``.
+        """
+        updates = [self.store.prepare(states, server.round)]
+        if self.last is not None and states:
+            try:
+                updates.append(self.last.prepare(server.round))
+            except BaseException:
+                updates[0].withdraw()
+                raise
+        for update in updates:
+            update.adopt()
+        self.server = server
+        for models in self.client_models.values():
+            models.commit() if states else models.begin()  # a round without any update leaves no trace
+        if self.averaged is not None:
+            self.averaged.add(server)
 
     def checkpoint(self, facts: dict[str, Any], failures: Sequence[Failure] = ()) -> Checkpoint:
         """The snapshot as a checkpoint, with all clients that were left out."""
@@ -55,7 +70,7 @@ class Snapshot:
         facts = facts | {"failures": reasons}
         tensors: dict[str, dict[str, Tensor]] = {
             "server": {"shared": server.theta, "buffers": server.buffers} | flat(server.parts),
-            **self.store.saved(),
+            CLIENTS: self.store.save(server.round),
         }
         if self.last is not None:
             tensors |= self.last.saved(server.round)
@@ -87,7 +102,7 @@ class Snapshot:
             parts=states,
             round=checkpoint.round,
         )
-        store = self.store.restored(checkpoint.tensors, out / CLIENTS, server.round, device)
+        store = self.store.opened(checkpoint.tensors[CLIENTS])
         last = self.last
         if last is not None:
             if "average" not in checkpoint.tensors:
@@ -95,7 +110,7 @@ class Snapshot:
                     f"the run in {out} did not keep its clients' last models, so the average evaluation cannot begin "
                     "now; leave average out of evaluation.what."
                 )
-            last.restore(checkpoint.tensors, out / CLIENTS)
+            last.restore(checkpoint.tensors)
         averaged = self.averaged
         if averaged is not None:
             if "server_average" not in checkpoint.tensors:

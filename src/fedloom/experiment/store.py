@@ -1,16 +1,32 @@
-"""Storage of client states between rounds: in memory, or on disk if they do not fit.
+"""What clients keep between rounds: their states and, if these are evaluated, their last models.
 
-States in memory are part of each checkpoint or, if they are large, in files to which each checkpoint adds what has
-changed (``segments``). On disk each state is a file of its own, written atomically at the end of its round (or by the
-worker that made it, and adopted then) and never changed. Files lie in the folder ``clients`` of the run directory, and
-checkpoints then hold only an index with their sizes and SHA-256. Files referenced neither by the current index nor by a
-kept checkpoint are removed.
+New states wait in memory until they exceed the store's room, and are then written to a file; the rest is written
+before a checkpoint, which itself holds an index alone. So *memory* is room without bound, and *disk* a little.
+
+A file ``<round>-<hash>.safetensors`` holds states of several clients and is never changed. Its tensors are called
+``<client>/<part>|<name>``, and its header has the SHA-256 of each client's tensors; the index has the SHA-256 of the
+header, and the checkpoint's manifest that of the index. So each state is read and verified alone. The hash in the name
+is the header's: a round that is repeated writes the same files again, and no other content takes the place of a file
+that counts. A file of which less than half counts is emptied into the next ones that are written; files to which
+neither the store nor a kept checkpoint refers are removed.
+
+On storage that all nodes of a cluster see, workers read and write such files themselves. What they have written counts
+once the store has adopted it at the end of the round; until then nothing refers to it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import hashlib
+import json
+import math
+import platform
+from collections import OrderedDict
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import chain
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from safetensors import SafetensorError
@@ -18,99 +34,564 @@ from safetensors.torch import load as load_tensors
 from torch import Tensor
 
 from fedloom.core.client import State
-from fedloom.core.errors import ConfigError
+from fedloom.core.errors import CheckpointError, ConfigError
 from fedloom.core.plan import ClientPlan
 from fedloom.core.server import Server, first_state
-from fedloom.core.tree import Tree, nbytes
+from fedloom.core.tree import Tree, copied, nbytes
 from fedloom.experiment import atomic
 from fedloom.experiment.checkpoint import available
-from fedloom.experiment.disk_store import DiskStore
-from fedloom.experiment.segments import MODELS, STATES, Segments, segment_file, states_of
-from fedloom.experiment.state_files import LostState, flat, state_file
 
-LIMIT = 2_000_000_000  # bytes of client states up to which ``auto`` keeps them in memory
-WHOLE = 32_000_000  # bytes of client states, or last models, in memory up to which every checkpoint holds all of them
+LIMIT = 2_000_000_000  # bytes of states, or last models, up to which ``auto`` keeps them in memory
+ROOM = 64 << 20  # bytes of states that are in memory where most of them are on disk
+LARGEST, MOST = 64 << 20, 500  # bytes and clients of a file, as far as one client allows
 FILES = ("disk", "shared")  # choices that keep states in files
-CLIENTS = "clients"  # folder of client states in a run directory
+CLIENTS, MODELS = "clients", "models"  # folders of a run directory, and names of their indices in a checkpoint
+SHARE = "client_state=shared needs a run directory that all nodes see: choose another out=, or client_state=disk."
+DTYPES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "C64": torch.complex64,
+    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "BOOL": torch.bool,
+    "U64": torch.uint64, "U32": torch.uint32, "U16": torch.uint16, "U8": torch.uint8,
+}  # fmt: skip
 
 
-class MemoryStore:
-    """Client states in memory, for clients that have participated.
+class LostState(CheckpointError):
+    """A client's state whose file is missing or altered.
 
     Args:
-        folder: where checkpoints write what has changed since the one before; None: each holds every state.
-
-    >>> store = MemoryStore()
-    >>> store.get(3) is None
-    True
+        sentence: the message.
+        what: its first half, without the remedy.
     """
 
-    def __init__(self, folder: Path | None = None) -> None:
-        self._states: dict[int, State] = {}
-        self._segments = None if folder is None else Segments(folder)
-        self._changed: set[int] = set()  # clients whose states no segment has
-        self._round = 0  # completed rounds
+    def __init__(self, sentence: str, what: str = "") -> None:
+        super().__init__(sentence)
+        self.what = what
+
+
+class StateFile(NamedTuple):
+    """A file of clients' states: the round that wrote it, its size in bytes, and the SHA-256 of its header.
+
+    >>> StateFile(40, 5000, bytes(32)).name
+    '000040-000000000000.safetensors'
+    """
+
+    round: int
+    bytes: int
+    sha256: bytes
+
+    @property
+    def name(self) -> str:
+        """The file's name."""
+        return f"{self.round:06d}-{self.sha256.hex()[:12]}.safetensors"
+
+
+class StateEntry(NamedTuple):
+    """A client's state in a file, and its share of the file in bytes."""
+
+    file: StateFile
+    bytes: int
+
+
+class StoredState(State):
+    """A client's new state in a file that a worker has written; empty itself.
+
+    Args:
+        entry: where it is.
+        node: the name of the worker's machine.
+    """
+
+    def __init__(self, entry: StateEntry, node: str) -> None:
+        super().__init__()
+        self.entry, self.node = entry, node
+
+    def __reduce__(self) -> tuple[type[StoredState], tuple[StateEntry, str]]:
+        return StoredState, (self.entry, self.node)
+
+
+@dataclass(frozen=True)
+class StateFolder:
+    """A folder of files of states, as the driver or a worker sees it.
+
+    Attributes:
+        path: the folder.
+        noun: what it holds of each client, for messages.
+    """
+
+    path: Path
+    noun: str = "state"
+
+    def write(self, round: int, states: Iterable[tuple[int, State]]) -> Iterator[dict[int, StateEntry]]:
+        """Write states, and yield what is in each file once it is on disk.
+
+        Raises:
+            OSError: if a file cannot be written (disk full).
+        """
+        some: dict[int, State] = {}
+        size = 0
+        for client, state in states:
+            more = nbytes(flat(state))
+            if some and (size + more > LARGEST or len(some) == MOST):
+                yield self._write(round, some)
+                some, size = {}, 0
+            some[client] = state
+            size += more
+        if some:
+            yield self._write(round, some)
+
+    def _write(self, round: int, states: Mapping[int, State]) -> dict[int, StateEntry]:
+        named: dict[str, Tensor] = {}
+        digests: dict[int, str] = {}
+        for client, state in states.items():
+            digest = hashlib.sha256()
+            for key, value in sorted(flat(state).items()):
+                named[f"{client}/{key}"] = plain = value.detach().cpu().contiguous()
+                digest.update(_memory(plain))
+            digests[client] = digest.hexdigest()
+        # One entry: safetensors writes several in random order.
+        blob = atomic.as_file(named, {"sha256": json.dumps(digests, sort_keys=True)})
+        header = blob[: 8 + int.from_bytes(blob[:8], "little")]
+        file, share = StateFile(round, len(blob), hashlib.sha256(header).digest()), len(header) // len(states)
+        atomic.write_whole(self.path / file.name, blob, alone=False)
+        return {client: StateEntry(file, share + nbytes(flat(state))) for client, state in states.items()}
+
+    def read(self, client: int, file: StateFile, device: torch.device | str = "cpu") -> State:
+        """A client's state, in memory of its own.
+
+        The file is not mapped into memory: if one is cut meanwhile, access to the map would end the process.
+
+        Raises:
+            LostState: if the file is missing or altered.
+            CheckpointError: if this machine does not see the folder.
+        """
+        path, digest, found = self.path / file.name, hashlib.sha256(), dict[str, Tensor]()
+        try:
+            header = _header(path, file)
+            with path.open("rb") as handle:
+                for key, (dtype, shape, at) in header.tensors[client].items():
+                    found[key] = tensor = torch.empty(shape, dtype=dtype)
+                    handle.seek(header.length + at)
+                    if handle.readinto(_memory(tensor)) < tensor.nbytes:
+                        raise OSError("it ends too early")
+                    digest.update(_memory(tensor))
+        except OSError as error:
+            if not self.path.is_dir():
+                raise self.unseen() from error
+            reason = f"{path} cannot be read on {platform.node()}: {error.strerror or error}"
+            raise self._lost(client, file, reason) from error
+        except (LookupError, ValueError) as error:
+            raise self._lost(client, file, f"{path} was altered: its header differs") from error
+        if digest.hexdigest() != header.digests[client]:
+            raise self._lost(client, file, f"{path} was altered: its checksum differs")
+        return nested({key: tensor.to(device) for key, tensor in found.items()})
+
+    def adopted(self, client: int, state: StoredState) -> StateEntry:
+        """Where a state is that a worker has written, once this machine sees it.
+
+        Raises:
+            CheckpointError: if it does not.
+        """
+        path = self.path / state.entry.file.name
+        if size_of(path) != state.entry.file.bytes:
+            raise CheckpointError(
+                f"the {self.noun} of client {client}, written on {state.node}, is not in {path} on {platform.node()}; "
+                f"{SHARE}"
+            )
+        return state.entry
+
+    def unseen(self) -> CheckpointError:
+        """The error on a machine that does not see the folder."""
+        return CheckpointError(f"{platform.node()} does not see the folder {self.path}; {SHARE}")
+
+    def full(self, round: int, error: OSError) -> CheckpointError:
+        """The error of a round whose states cannot be written."""
+        return CheckpointError(
+            f"the {self.noun}s of round {round} cannot be written to {self.path} ({error.strerror or error}); make "
+            f"room and continue with resume={self.path.parent}."
+        )
+
+    def _lost(self, client: int, file: StateFile, reason: str) -> LostState:
+        what = f"the {self.noun} of client {client} cannot be used ({reason})"
+        return LostState(f"{what}; only checkpoints from before round {file.round} do not need it.", what)
+
+
+@dataclass(frozen=True)
+class BlockFiles:
+    """Files of the states of a block's clients, which a worker reads and writes.
+
+    Attributes:
+        folder: their folder.
+        round: the round t, from 1, at the end of which the next states count.
+        files: the files of the current states; clients without a state, or whose state waits in memory, have none.
+    """
+
+    folder: StateFolder
+    round: int
+    files: Mapping[int, StateFile]
+
+    def load(self, device: str) -> dict[int, State]:
+        """The current states.
+
+        Raises:
+            LostState: if a file is missing or altered.
+            CheckpointError: if this machine does not see the folder.
+        """
+        return {client: self.folder.read(client, file, device) for client, file in self.files.items()}
+
+    def save(self, states: Mapping[int, State]) -> dict[int, State]:
+        """Write the next states, and return references to them; an empty one is not written.
+
+        Raises:
+            CheckpointError: if they cannot be written (disk full), or this machine does not see the folder.
+        """
+        found = dict(states)
+        try:
+            for entries in self.folder.write(self.round, ((c, state) for c, state in states.items() if state)):
+                found |= {client: StoredState(entry, platform.node()) for client, entry in entries.items()}
+        except FileNotFoundError as error:
+            raise self.folder.unseen() from error
+        except OSError as error:
+            raise self.folder.full(self.round, error) from error
+        return found
+
+
+@dataclass
+class StateUpdate:
+    """The new states of a round, written as far as they had to be; they count once they are adopted.
+
+    Attributes:
+        store: the store.
+        trees: those in memory.
+        entries: those in files, other clients' that were moved there included.
+        stored: clients whose states a worker has written.
+    """
+
+    store: StateStore
+    trees: dict[int, State] = field(default_factory=dict)
+    entries: dict[int, StateEntry] = field(default_factory=dict)
+    stored: set[int] = field(default_factory=set)
+
+    def adopt(self) -> None:
+        """Let them count; nothing can fail."""
+        self.store._adopt(self)
+
+    def withdraw(self) -> None:
+        """Remove what was written."""
+        self.store._discard({entry.file for entry in self.entries.values()})
+
+
+class StateStore:
+    """States of the clients that have participated.
+
+    Args:
+        folder: the folder of the files, created on first use; None keeps all in memory.
+        room: bytes of new states that wait, and of all states that are kept, in memory.
+        device: the device of the returned states.
+
+    >>> import tempfile
+    >>> home = tempfile.TemporaryDirectory()
+    >>> store = StateStore(StateFolder(Path(home.name)), room=100)
+    >>> store.put({3: {"drift": {"h": torch.ones(2)}}}, round=1)
+    >>> store.get(3), store.get(4), len(store.files)
+    ({'drift': {'h': tensor([1., 1.])}}, None, 0)
+    >>> index = store.save(round=1)
+    >>> StateStore(store.folder).opened(index).get(3), len(store.files)
+    ({'drift': {'h': tensor([1., 1.])}}, 1)
+    >>> home.cleanup()
+    """
+
+    def __init__(
+        self, folder: StateFolder | None = None, room: float = math.inf, device: torch.device | str = "cpu"
+    ) -> None:
+        self.folder, self.device = folder, device
+        self.room = math.inf if folder is None else room
+        self._entries: dict[int, StateEntry] = {}  # of the clients whose states are in files
+        self._trees: OrderedDict[int, State] = OrderedDict()  # states in memory, the last used ones last
+        self._new: set[int] = set()  # clients whose states are in memory alone
+        self._used = 0  # bytes in memory
+        self._live: dict[StateFile, int] = {}  # bytes of the states that count in each file
+        self._held: set[str] = set()  # files to which checkpoints refer
+        self._damage = ""
+
+    @property
+    def clients(self) -> list[int]:
+        """The clients with a state, in ascending order."""
+        return sorted(self._entries.keys() | self._new)
 
     @property
     def files(self) -> frozenset[str]:
-        """The files of the last checkpoint's states."""
-        return frozenset() if self._segments is None else self._segments.files
+        """The names of the files of the current states."""
+        return frozenset(file.name for file in self._live)
 
     def get(self, client: int) -> State | None:
-        """The client's state, or None if it has not participated yet."""
-        return self._states.get(client)
-
-    def update(self, states: Mapping[int, State]) -> None:
-        """Store the new states at the end of a round; empty states are skipped."""
-        new = {client: state for client, state in states.items() if state}
-        self._states.update(new)
-        self._changed.update(new)
-        self._round += 1
-
-    def saved(self) -> dict[str, Tree]:
-        """The store's part of a checkpoint: every state, or the index of those in files.
+        """The client's state, or None if it has not participated yet.
 
         Raises:
-            OSError: if the changes cannot be written.
+            CheckpointError: if its file is missing or altered.
         """
-        if self._segments is None:
-            return {"clients": {f"{client}|{key}": v for client, state in self for key, v in flat(state).items()}}
-        index = self._segments.add(self._round, self._states, self._changed)
-        self._changed.clear()
-        return {"segments": index}
+        if (state := self._trees.get(client)) is None:
+            if client not in self._entries:
+                return None
+            state = self._load(client)
+            self._keep(client, state)
+        self._trees.move_to_end(client)
+        self._evict()
+        return state
 
-    def restored(
-        self, trees: Mapping[str, Mapping[str, Tensor]], folder: Path, round: int, device: torch.device
-    ) -> MemoryStore:
-        """The store as of a checkpoint, whichever kind of store wrote it; see ``DiskStore.restored``."""
-        store = MemoryStore(None if self._segments is None else self._segments.folder)
-        store._round = round - 1
-        if "index" in trees:
-            store.update(dict(DiskStore.indexed(folder, trees["index"], round, device)))
-        elif "segments" in trees:
-            segments, states = Segments.read(folder, trees["segments"], device)
-            store.update(states)
-            if store._segments is not None:
-                store._segments = segments
-                store._changed.clear()
-        else:
-            store.update(states_of(trees["clients"], device))
+    def put(self, states: Mapping[int, State], round: int) -> None:
+        """Store the new states at the end of round t, from 1, all or none; see ``prepare``."""
+        self.prepare(states, round).adopt()
+
+    def prepare(self, states: Mapping[int, State], round: int) -> StateUpdate:
+        """Write the new states of round t, if there is no more room; empty states are skipped.
+
+        Those that a worker has written are in files already.
+
+        Raises:
+            CheckpointError: if a file cannot be written (disk full), a worker's is not visible on this machine, or one
+                that is rewritten was altered. Nothing has changed then.
+        """
+        bounded = self.room < math.inf
+        # A tree may be a row of a larger tensor, all of which it would keep in memory.
+        trees = {client: _copied(state) if bounded else state for client, state in states.items() if state}
+        update = StateUpdate(self, trees)
+        try:
+            for client, state in states.items():
+                if isinstance(state, StoredState):
+                    assert self.folder is not None
+                    update.stored.add(client)
+                    update.entries[client] = self.folder.adopted(client, state)
+            waiting = {client: self._trees[client] for client in self._new - states.keys()} | trees if bounded else {}
+            if self.folder is not None and sum(nbytes(flat(state)) for state in waiting.values()) > self.room:
+                try:
+                    update.entries |= self._write(waiting, update.stored, round)
+                except OSError as error:
+                    raise self.folder.full(round, error) from error
+        except BaseException:
+            update.withdraw()
+            raise
+        return update
+
+    def save(self, round: int) -> Tree:
+        """Write what waits in memory after ``round`` completed rounds; return the index for a checkpoint.
+
+        Raises:
+            OSError: if it cannot be written, or a file was found damaged (earlier checkpoints may not need it).
+        """
+        assert self.folder is not None
+        if self._damage:
+            raise OSError(self._damage)
+        try:
+            entries = self._write({client: self._trees[client] for client in self._new}, (), round)
+        except LostState as error:
+            raise OSError(error.what) from error
+        self._adopt(StateUpdate(self, {}, entries))
+        if self._live:
+            atomic.sync_folder(self.folder.path)
+        self._held |= self.files  # even if the checkpoint cannot be finished, it may be there
+        clients, files = sorted(self._entries), sorted(self._live)
+        number = {file: at for at, file in enumerate(files)}
+        return {
+            "client": torch.tensor(clients, dtype=torch.int64),
+            "file": torch.tensor([number[self._entries[client].file] for client in clients], dtype=torch.int32),
+            "size": torch.tensor([self._entries[client].bytes for client in clients], dtype=torch.int64),
+            "round": torch.tensor([file.round for file in files], dtype=torch.int64),
+            "bytes": torch.tensor([file.bytes for file in files], dtype=torch.int64),
+            "sha256": torch.tensor(list(b"".join(file.sha256 for file in files)), dtype=torch.uint8).reshape(-1, 32),
+        }
+
+    def opened(self, index: Mapping[str, Tensor]) -> StateStore:
+        """The store as of a checkpoint with this index; states for which there is room are read.
+
+        Raises:
+            ValueError: if a file is missing, has another size, or was altered as far as it is read.
+        """
+        assert self.folder is not None
+        store, files = StateStore(self.folder, self.room, self.device), files_in(index)
+        for file in files:
+            path = self.folder.path / file.name
+            if (size := size_of(path)) != file.bytes:
+                what = "is missing" if size < 0 else f"has {size} bytes instead of {file.bytes}"
+                raise ValueError(f"{path}, with {self.folder.noun}s of clients, {what}")
+        for client, at, size in zip(*(index[name].tolist() for name in ("client", "file", "size")), strict=True):
+            store._refer(client, StateEntry(files[at], size))
+        store._held = set(store.files)
+        if sum(store._live.values()) <= self.room:
+            try:
+                for client in store.clients:
+                    store.get(client)
+            except LostState as error:
+                raise ValueError(error.what) from error
         return store
 
-    def pin(self, files: set[str]) -> None:
-        """Do nothing; a segment is never written twice."""
+    def block(self, clients: Collection[int], round: int) -> BlockFiles:
+        """The files of clients' states for a worker, which writes the states of round t itself."""
+        assert self.folder is not None
+        self.folder.path.mkdir(parents=True, exist_ok=True)
+        return BlockFiles(self.folder, round, {c: self._entries[c].file for c in clients if c in self._entries})
 
     def damaged(self, error: LostState) -> None:
-        """Do nothing; states are read when a run is continued, and then checked."""
+        """Take note that a file was found damaged; no checkpoint will be written with it."""
+        self._damage = error.what
+
+    def pin(self, files: Collection[str]) -> None:
+        """Set the files to which checkpoints refer."""
+        self._held = set(files)
 
     def __iter__(self) -> Iterator[tuple[int, State]]:
-        return iter(self._states.items())
+        return ((client, self._peek(client)) for client in self.clients)
 
     def __len__(self) -> int:
-        return len(self._states)
+        return len(self._entries) + len(self._new)
+
+    def _write(self, waiting: Mapping[int, State], gone: Collection[int], round: int) -> dict[int, StateEntry]:
+        """Write states, and those in files of which less than half will count; ``gone`` are in other files already."""
+        assert self.folder is not None
+        stale = self._stale({*waiting, *gone}, max(LARGEST, sum(nbytes(flat(state)) for state in waiting.values())))
+        found: dict[int, StateEntry] = {}
+        if waiting or stale:
+            self.folder.path.mkdir(parents=True, exist_ok=True)
+        try:
+            moved = ((client, self._peek(client)) for client in stale)
+            for entries in self.folder.write(round, chain(sorted(waiting.items()), moved)):
+                found |= entries
+        except BaseException:
+            self._discard({entry.file for entry in found.values()})
+            raise
+        return found
+
+    def _stale(self, superseded: Collection[int], most: int) -> list[int]:
+        """Clients in files of which less than half counts without the superseded ones, up to ``most`` bytes."""
+        live = dict(self._live)
+        for client in superseded:
+            if (entry := self._entries.get(client)) is not None:
+                live[entry.file] -= entry.bytes
+        emptied: set[StateFile] = set()
+        for file in sorted(file for file, size in live.items() if 0 < 2 * size < file.bytes):
+            if live[file] <= most:
+                most -= live[file]
+                emptied.add(file)
+        if not emptied:
+            return []
+        return sorted(c for c, entry in self._entries.items() if entry.file in emptied and c not in superseded)
+
+    def _adopt(self, update: StateUpdate) -> None:
+        for client, tree in update.trees.items():
+            self._refer(client, None)
+            self._keep(client, tree)
+            self._new.add(client)
+        for client in update.stored:
+            self._drop(client)
+        for client, entry in update.entries.items():
+            self._refer(client, entry)
+        self._new -= update.entries.keys()
+        self._evict()
+
+    def _refer(self, client: int, entry: StateEntry | None) -> None:
+        """Set where the client's state is; remove its former file if nothing else needs that."""
+        before = self._entries.pop(client, None)
+        if entry is not None:
+            self._entries[client] = entry
+            self._live[entry.file] = self._live.get(entry.file, 0) + entry.bytes
+        if before is not None:
+            self._live[before.file] -= before.bytes
+            if not self._live[before.file]:
+                del self._live[before.file]
+                self._discard({before.file})
+
+    def _discard(self, files: Collection[StateFile]) -> None:
+        """Remove files to which neither the store nor a checkpoint refers."""
+        for name in {file.name for file in files} - self.files - self._held:
+            assert self.folder is not None
+            atomic.discard(self.folder.path / name)
+
+    def _keep(self, client: int, state: State) -> None:
+        self._drop(client)
+        self._trees[client] = state
+        self._used += nbytes(flat(state))
+
+    def _drop(self, client: int) -> None:
+        self._used -= nbytes(flat(self._trees.pop(client, {})))
+
+    def _evict(self) -> None:
+        """Drop the states that were not used for the longest time and are in files, until there is room."""
+        while self._used > self.room and (c := next((c for c in self._trees if c not in self._new), None)) is not None:
+            self._drop(c)
+
+    def _peek(self, client: int) -> State:
+        return self._load(client) if (state := self._trees.get(client)) is None else state
+
+    def _load(self, client: int) -> State:
+        assert self.folder is not None
+        try:
+            return self.folder.read(client, self._entries[client].file, self.device)
+        except LostState as error:
+            self.damaged(error)
+            raise
 
 
-ClientStore = MemoryStore | DiskStore
+class _Header(NamedTuple):
+    """The header of a file: its length in bytes, and every client's tensors and the SHA-256 of these.
+
+    A tensor is its type, its shape, and where it begins after the header.
+    """
+
+    length: int
+    tensors: Mapping[int, Mapping[str, tuple[torch.dtype, list[int], int]]]
+    digests: Mapping[int, str]
+
+
+@lru_cache(maxsize=64)
+def _header(path: Path, file: StateFile) -> _Header:
+    """The header of a file; OSError, or ValueError if it is not that of ``file``."""
+    with path.open("rb") as handle:
+        blob = handle.read(8)
+        blob += handle.read(min(int.from_bytes(blob, "little"), file.bytes))
+    if hashlib.sha256(blob).digest() != file.sha256:
+        raise ValueError(path)
+    entries = json.loads(blob[8:])
+    digests = {int(client): digest for client, digest in json.loads(entries.pop("__metadata__")["sha256"]).items()}
+    tensors: dict[int, dict[str, tuple[torch.dtype, list[int], int]]] = {client: {} for client in digests}
+    for name, entry in sorted(entries.items()):
+        client, key = name.split("/", 1)
+        tensors[int(client)][key] = DTYPES[entry["dtype"]], entry["shape"], entry["data_offsets"][0]
+    return _Header(len(blob), tensors, digests)
+
+
+def _memory(t: Tensor) -> memoryview:
+    """The bytes of a contiguous tensor in the CPU's memory."""
+    return t.reshape(-1).view(torch.uint8).numpy().data
+
+
+def _copied(state: State) -> State:
+    return {place: {name: copied(value) for name, value in tree.items()} for place, tree in state.items()}
+
+
+def files_in(index: Mapping[str, Tensor]) -> list[StateFile]:
+    """The files of a checkpoint's index."""
+    rows = zip(*(index[name].tolist() for name in ("round", "bytes", "sha256")), strict=True)
+    return [StateFile(round, size, bytes(digest)) for round, size, digest in rows]
+
+
+def size_of(path: Path) -> int:
+    """Size of a file in bytes; -1 if there is none."""
+    return path.stat().st_size if path.is_file() else -1
+
+
+def flat(state: State) -> dict[str, Tensor]:
+    """All tensors of a state in one mapping.
+
+    >>> list(flat({"drift": {"h": torch.ones(2)}}))
+    ['drift|h']
+    """
+    return {f"{place}|{name}": value for place, tree in state.items() for name, value in tree.items()}
+
+
+def nested(tensors: Mapping[str, Tensor]) -> State:
+    """The state with these tensors: the inverse of ``flat``."""
+    state: State = {}
+    for key, value in tensors.items():
+        place, name = key.split("|", 1)
+        state.setdefault(place, {})[name] = value
+    return state
 
 
 def state_bytes(plan: ClientPlan, server: Server) -> int:
@@ -123,65 +604,49 @@ def state_bytes(plan: ClientPlan, server: Server) -> int:
 
 
 def make_store(
-    states: str, plan: ClientPlan, server: Server, clients: int, folder: Path | None
-) -> tuple[ClientStore, list[str]]:
-    """The store of a run, and warnings for its summary.
+    choice: str, size: int, folder: Path | None, device: torch.device | str = "cpu", noun: str = "state"
+) -> StateStore:
+    """The store for a run's client states or last models.
 
     Args:
-        states: ``memory``, ``disk``, ``shared``, or ``auto``: disk if the states may take more than 2 GB.
-        plan: the client plan.
-        server: the state before the first round.
-        clients: number of clients that may participate.
-        folder: the folder for state files; None if the run writes nothing to disk.
+        choice: ``memory``, ``disk``, ``shared``, or ``auto``: disk if they may take more than 2 GB.
+        size: bytes that they may take in all.
+        folder: the folder for their files; None if the run writes nothing to disk.
+        device: the device of the states.
+        noun: what they are, for messages.
 
     Raises:
         ConfigError: for ``disk`` and ``shared`` without a folder.
     """
-    if states in FILES and folder is None:
-        raise ConfigError(
-            f"client_state={states} needs a run directory; name one with out=…, or choose client_state=memory."
-        )
-    size = state_bytes(plan, server)
-    large = clients * size > LIMIT
-    if folder is not None and (states in FILES or (states == "auto" and large)):
-        return DiskStore(folder, server.buffers.device), []
-    if states == "memory" or not large:
-        return MemoryStore(shared_folder(folder, clients * size)), []
-    return MemoryStore(), [
-        f"client states may take {clients * size / 1e9:.1f} GB of memory "
-        f"({clients} clients, {size / 1e6:.1f} MB each); in a run directory they would be kept on disk."
-    ]
+    if folder is None:
+        if choice in FILES:
+            raise ConfigError(
+                f"client_state={choice} needs a run directory; name one with out=…, or choose client_state=memory."
+            )
+        return StateStore(device=device)
+    bounded = choice in FILES or (choice == "auto" and size > LIMIT)
+    return StateStore(StateFolder(folder, noun), ROOM if bounded else math.inf, device)
 
 
-def shared_folder(folder: Path | None, size: int) -> Path | None:
-    """The folder for states or models of this size in bytes; None if each checkpoint holds all of them."""
-    return folder if size > WHOLE else None
+def collect_garbage(folder: Path, stores: Mapping[str, StateStore | None]) -> None:
+    """Remove files to which neither a checkpoint in ``folder`` nor its store refers; ``stores`` by index and folder."""
+    for name, store in stores.items():
+        home = folder.parent / name
+        if not home.is_dir():
+            continue
+        try:
+            pinned = {file for path in available(folder) for file in _files_of(path / f"{name}.safetensors")}
+            found = list(home.iterdir())
+        except (OSError, KeyError, SafetensorError):  # an unreadable checkpoint may refer to any file
+            continue
+        if store is not None:
+            store.pin(pinned)
+        needed = pinned if store is None else pinned | store.files
+        for path in found:
+            if path.name not in needed:
+                atomic.discard(path)
 
 
-def collect_garbage(folder: Path, store: ClientStore, files: frozenset[str]) -> None:
-    """Remove the files beside checkpoints to which no checkpoint in ``folder`` refers, except ``files``."""
-    home = folder.parent / CLIENTS
-    if not home.is_dir():
-        return
-    try:
-        pinned = {name for path in available(folder) for name in _files_of(path)}
-        found = list(home.iterdir())
-    except (OSError, KeyError, SafetensorError):  # an unreadable checkpoint may refer to any file
-        return
-    store.pin(pinned)
-    needed = pinned | files
-    for path in found:
-        if path.name not in needed:
-            atomic.discard(path)
-
-
-def _files_of(checkpoint: Path) -> set[str]:
-    """The files beside a checkpoint to which it refers; empty if it holds states and models itself."""
-    found: set[str] = set()
-    for name, kind in (("segments", STATES), (MODELS, MODELS)):
-        if (path := checkpoint / f"{name}.safetensors").exists():
-            found |= {segment_file(round, kind) for round in load_tensors(path.read_bytes())["round"].tolist()}
-    if (path := checkpoint / "index.safetensors").exists():
-        held = load_tensors(path.read_bytes())
-        found |= {state_file(c, r) for c, r in zip(held["client"].tolist(), held["round"].tolist(), strict=True)}
-    return found
+def _files_of(index: Path) -> set[str]:
+    """The files to which a checkpoint's index refers."""
+    return {file.name for file in files_in(load_tensors(index.read_bytes()))} if index.exists() else set()

@@ -29,7 +29,7 @@ from fedloom.experiment.deployed import Adapted, DeployedModel
 from fedloom.experiment.evaluate import Evaluator, LoadedModel
 from fedloom.experiment.runtime import reproducible
 from fedloom.experiment.snapshot import Snapshot
-from fedloom.experiment.store import MemoryStore
+from fedloom.experiment.store import StateStore
 from fedloom.experiment.tokens import known_tokens
 
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ class TrainedRun(RunRecords):
         with known_tokens(self.plan.model, False, data.x):  # before the method trains on them
             data = replace(data, x=data.x.to(server.theta.device), y=data.y.to(server.theta.device))
         plan, number = _joined(self.plan, data), self.plan.population.clients
-        store = MemoryStore()
+        store = StateStore()
         if plan.private_size:
             compute, states = computes.make("live")(plan), InitialStates(plan, server, store)
             with reproducible():
@@ -169,7 +169,7 @@ class TrainedRun(RunRecords):
                     (result,) = compute.work(replace(down, invited=(number,)), [number], [states(number)])
                     if (failure := result.failure) is not None:
                         raise ClientError(f"the new client cannot train: {failure.reason}.", failure.trace)
-                    store.update({number: result.state})
+                    store.put({number: result.state}, ahead + 1)
         state = store.get(number)
         support = None if plan.method.adaptation.is_identity else Batch(data.x, data.y)
         uses = plan.method.personal.uses(number, lambda: own_values(state), 0)

@@ -19,7 +19,7 @@ from fedloom.experiment.callbacks import Callback
 from fedloom.experiment.checkpoint import Checkpoint
 from fedloom.experiment.rundir import Columns, Status
 from fedloom.experiment.runtime import reproducible
-from fedloom.experiment.state_files import flat, nested
+from fedloom.experiment.store import flat, nested
 from fedloom.experiment.tokens import known_tokens
 from fedloom.experiment.trainer import Record, Trainer, TrainerTask
 from fedloom.tasks.online.ensemble import MEMORY, state_bytes, task_bytes
