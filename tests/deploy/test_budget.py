@@ -31,13 +31,11 @@ def thrifty(tmp_path: Path, epsilon: float, *words: str) -> tuple[InProcess, lis
     return transport, told, Recipe.of(made)
 
 
-def refused(recipe: Recipe, transport: InProcess) -> str:
-    """The sentence by which a node refuses to join."""
-    told: list[str] = []
+def refused(recipe: Recipe, transport: InProcess, told: list[str]) -> str:
+    """The sentence in the node's log when it refuses to join; the server has its code."""
 
     def tell(sentence: str) -> None:
-        told.append(sentence)
-        if "this node" in sentence:
+        if "privacy budget" in sentence:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -76,6 +74,32 @@ def test_the_count_outlives_runs_and_restarts(tmp_path: Path) -> None:
     assert json.loads((node.home / FILE).read_text())[0]["orders"] == 3
 
 
+def test_a_count_that_went_back_is_noticed(tmp_path: Path) -> None:
+    """Its file alone, or the folder with it, is older than the second count; a kill between the two is not."""
+    transport, _, recipe = thrifty(tmp_path, 50.0, *PRIVATE, "rounds=1")
+    run(recipe, transport, 4)
+    node = transport.nodes["node-0"]
+    assert node is not None
+    transport.close()
+    older = (node.home / FILE).read_bytes()
+    again = Ledger(Budget(50.0), node.home)
+    between = again.second.read_bytes()
+    again._count(again.orders + again.orders)
+    newer = (node.home / FILE).read_bytes()
+    for content in (older, None):
+        (node.home / FILE).unlink()
+        if content is not None:
+            (node.home / FILE).write_bytes(content)
+        with pytest.raises(CheckpointError, match=r"has [01] orders, but this node has answered 2; bring back"):
+            Node(node.data, node.home, budget=Budget(50.0))
+        (node.home / FILE).write_bytes(newer)
+    again.second.write_bytes(between)  # killed before it was written
+    assert Ledger(Budget(50.0), node.home).orders.total() == 2
+    again.second.write_text("two")
+    with pytest.raises(CheckpointError, match="is damaged; it must hold"):
+        Ledger(Budget(50.0), node.home)
+
+
 def test_local_noise_on_the_upload_counts_once_an_order(tmp_path: Path) -> None:
     words = (
         "method.uplink=[clip_noise]",
@@ -100,8 +124,8 @@ def test_local_noise_on_the_upload_counts_once_an_order(tmp_path: Path) -> None:
     ],
 )
 def test_a_run_that_protects_too_little_is_not_joined(words: tuple[str, ...], sentence: str, tmp_path: Path) -> None:
-    transport, _, recipe = thrifty(tmp_path, 3.0, *words)
-    assert sentence in refused(recipe, transport)
+    transport, told, recipe = thrifty(tmp_path, 3.0, *words)
+    assert sentence in refused(recipe, transport, told)
     transport.close()
     assert not [*tmp_path.rglob(FILE)]
 
@@ -116,10 +140,10 @@ def test_a_node_with_a_budget_measures_nothing(tmp_path: Path) -> None:
 
 
 def test_mini_batches_of_two_kinds_do_not_share_a_budget(tmp_path: Path) -> None:
-    transport, _, recipe = thrifty(tmp_path, 50.0, *PRIVATE, "rounds=1")
+    transport, told, recipe = thrifty(tmp_path, 50.0, *PRIVATE, "rounds=1")
     run(recipe, transport, 4)
     words = ("local.dp_clip=1.0", "local.dp_noise=2.0", "local.poisson=true", "local.batch_size=16", "rounds=1")
-    assert "mini-batches of another kind" in refused(Recipe.of(config(*words)), transport)
+    assert "mini-batches of another kind" in refused(Recipe.of(config(*words)), transport, told)
     transport.close()
 
 

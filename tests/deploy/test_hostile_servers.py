@@ -14,9 +14,9 @@ import pytest
 import torch
 from helpers.deploying import config, in_process
 
-import fedloom.deploy.node as node_module
 from fedloom.cli import main
 from fedloom.core.errors import CheckpointError, ConfigError
+from fedloom.deploy import messages
 from fedloom.deploy.agreement import AGREED, OFFERED, Agreement
 from fedloom.deploy.assignment import settings_of
 from fedloom.deploy.budget import Budget
@@ -184,8 +184,8 @@ def test_a_crafted_model_gives_no_bit_without_noise(
         theta[0] = 2.3e38  # of the first pixel to the first of 16 hidden units
         theta[16 * 65 : -10 : 16] = torch.arange(10.0)  # and of this unit to the outputs
         crafted = pack_broadcast(replace(down, theta=theta))
-        for most, ticket in ((node_module.MODERATE, "1"), (float("inf"), "2")):
-            monkeypatch.setattr(node_module, "MODERATE", most)
+        for most, ticket in ((messages.MODERATE, "1"), (float("inf"), "2")):
+            monkeypatch.setattr(messages, "MODERATE", most)
             packet = unpack(node.answer(replace(order, ticket=32 * ticket).packed(), crafted))
             said.append({key: value for key, value in packet.facts.items() if key != "seconds"})
             finite.append([bool(t.isfinite().all()) for t in packet.tensors.values()])

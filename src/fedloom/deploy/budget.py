@@ -11,11 +11,11 @@ from fedloom.core.checks import all_hold
 from fedloom.core.errors import CheckpointError, ConfigError
 from fedloom.core.plan import ClientPlan
 from fedloom.deploy.messages import Code, Refusal
-from fedloom.experiment.atomic import write_whole
+from fedloom.experiment.atomic import sync_folder, write_whole
 from fedloom.experiment.privacy import MISSING, ExampleAccountant, is_installed, together
 from fedloom.parts.uplink import ClipNoise
 
-FILE = "privacy.json"
+FILE, SECOND = "privacy.json", "orders"
 
 
 @dataclass(frozen=True)
@@ -47,17 +47,20 @@ class Ledger:
     """The record of a node's answers under its budget, kept in a file so that it survives runs and restarts.
 
     Every order for work counts when it is started: one that is started again after the node was killed draws new noise.
+    The number of orders is kept a second time, beside the node's folder: a record that was deleted or brought back
+    from an older copy, with its folder, has fewer and is not used.
 
     Args:
         budget: ε and δ.
         home: the node's folder.
 
     Raises:
-        CheckpointError: if the file is damaged.
+        CheckpointError: if the file is damaged, or behind its second count.
     """
 
     def __init__(self, budget: Budget, home: Path) -> None:
         self.budget, self.path = budget, home / FILE
+        self.second = home.absolute().with_name(f".{home.absolute().name}.{SECOND}")
         self.orders: Counter[ExampleAccountant] = Counter()
         if self.path.exists():
             try:
@@ -67,6 +70,17 @@ class Ledger:
                 raise CheckpointError(
                     f"{self.path} is damaged, and only it says what this node has spent; bring back a copy."
                 ) from None
+        try:
+            counted = int(self.second.read_text()) if self.second.exists() else 0
+        except (OSError, ValueError):
+            raise CheckpointError(
+                f"{self.second} is damaged; it must hold the number of orders in {self.path}."
+            ) from None
+        if (known := self.orders.total()) < counted:
+            raise CheckpointError(
+                f"{self.path} has {known} orders, but this node has answered {counted}; bring back the newest "
+                "copy, since only it says what this node has spent."
+            )
 
     def charge(self, plan: ClientPlan, samples: int, count: bool = True) -> float:
         """ε after one more order for work, which is counted unless ``count`` is False.
@@ -90,10 +104,20 @@ class Ledger:
                 f"would have spent {epsilon:.3g}.",
             )
         if count:
-            entries = [{"work": asdict(one), "orders": number} for one, number in orders.items()]
-            write_whole(self.path, json.dumps(entries, indent=1).encode())
-            self.orders = orders
+            self._count(orders)
         return epsilon
+
+    def _count(self, orders: Counter[ExampleAccountant]) -> None:
+        entries = [{"work": asdict(one), "orders": number} for one, number in orders.items()]
+        for path, text in ((self.path, json.dumps(entries, indent=1)), (self.second, str(orders.total()))):
+            try:
+                write_whole(path, text.encode())
+                sync_folder(path.parent)
+            except OSError as error:
+                raise CheckpointError(
+                    f"{path} cannot be written ({error.strerror}), so that no order counts."
+                ) from error
+        self.orders = orders
 
 
 def price(plan: ClientPlan, samples: int, delta: float) -> ExampleAccountant:

@@ -21,7 +21,7 @@ from fedloom.core.client import Broadcast, Failure, FailureKind, Result, State
 from fedloom.core.engine import ComputeFactory, Engine, States, Traits
 from fedloom.core.errors import ClientError, printable
 from fedloom.core.plan import ClientPlan
-from fedloom.deploy.answers import Shapes, measured, read_result, same_shapes, worked
+from fedloom.deploy.answers import SLACK, Shapes, least_loss, measured, read_result, same_scale, same_shapes, worked
 from fedloom.deploy.assignment import Assignment
 from fedloom.deploy.messages import (
     EVALUATE,
@@ -111,6 +111,7 @@ class Deployed(Engine):
         assignment: the assignment of all nodes; only ``client`` differs.
         terms: deadline, quorum and limits.
         shapes: shapes of all uploads beside the update; None if unknown, so that the majority decides.
+        tests: the number of test samples that each node declared, by its name.
 
     Attributes:
         versions: the version of each client's state that counted last.
@@ -125,6 +126,7 @@ class Deployed(Engine):
     assignment: Assignment
     terms: ExchangeTerms = field(default_factory=ExchangeTerms)
     shapes: Shapes | None = None
+    tests: Mapping[str, int] = field(default_factory=dict)
     versions: dict[int, str] = field(default_factory=dict)
     tally: Tally = field(default_factory=Tally)
     unmeasured: list[Failure] = field(default_factory=list)
@@ -150,7 +152,7 @@ class Deployed(Engine):
             self.read.pop(client, None) or self._result(down, client, answers[client], level)
             for client in clients.tolist()
         ]
-        results = same_shapes(results, down.round)
+        results = same_scale(same_shapes(results, down.round), down)
         for block in self.blocks(len(clients)):
             members = slice(block.start, block.stop)
             yield fold(self.plan.levels[level], results[members], None if weights is None else weights[members])
@@ -167,13 +169,16 @@ class Deployed(Engine):
         answers = self.exchange((asked, WORK) if both else (asked,), down, clients, level)
         if both:
             self.ready |= answers
-        found = np.full(len(clients), np.nan)
+        found, least = np.full(len(clients), np.nan), least_loss(self.plan)
         for row, client in enumerate(clients.tolist()):
             answer = answers[client]
             if (failure := self._failure(down, client, answer)) is not None:
                 self.absent[client] = failure
-            elif isinstance(answer, Packet) and is_number(value := answer.facts.get("loss_received")):
-                found[row] = value
+            elif isinstance(answer, Packet) and is_number(value := answer.facts.get("loss_received"), least - SLACK):
+                found[row] = max(value, least)
+            elif not (isinstance(value, float) and not np.isfinite(value)):  # else it has diverged
+                reason = f"{self.names[client]}: the loss in its answer is out of its range"
+                self.absent[client] = Failure(down.round, client, FailureKind.REFUSED, reason)
         return found
 
     def committed(self, round: int, accepted: np.ndarray) -> None:
@@ -191,8 +196,18 @@ class Deployed(Engine):
         answers = self.exchange((EVALUATE,), down, clients, 0, quorum=0)
         found = [self._failure(down, client, answers[client]) for client in clients.tolist()]
         self.unmeasured = [one for one in found if one is not None and one.kind is not FailureKind.ABSENT]
+        rows: dict[int, dict[str, float]] = {}
+        for client, failure in zip(clients.tolist(), found, strict=True):
+            answer = answers[client]
+            if failure is not None or isinstance(answer, Failure):
+                continue
+            row = measured(answer, self.plan, self.tests.get(self.names[client]))
+            if isinstance(row, str):
+                reason = f"{self.names[client]}: {row}"
+                self.unmeasured.append(Failure(down.round, client, FailureKind.REFUSED, reason))
+            elif row is not None:
+                rows[client] = row
         self.tally.unmeasured += len(self.unmeasured)
-        rows = {client: row for client in clients.tolist() if (row := measured(answers[client])) is not None}
         usual = Counter(frozenset(row) for row in rows.values()).most_common(1)
         kept = {client: row for client, row in rows.items() if row.keys() == usual[0][0]}
         columns = {
@@ -243,7 +258,7 @@ class Deployed(Engine):
                 if client is not None and (failure := self._unusable(do, down, client, found[client], level)):
                     lacking[client] = failure
         self.tally.seconds += time.monotonic() - started
-        self.tally.work += max((worked(answer) for answer in found.values()), default=0.0)
+        self.tally.work += max((worked(answer, time.monotonic() - started) for answer in found.values()), default=0.0)
         self.tally.answered += len(found)
         for client in waiting.values():
             seconds = f"{self.terms.deadline:g} s"

@@ -35,11 +35,13 @@ from fedloom.deploy.messages import (
     HELD_OUT,
     JOIN,
     LOSSES,
+    MODERATE,
     WORK,
     Code,
     Order,
     Refusal,
     code_of,
+    moderate,
     read_broadcast,
 )
 from fedloom.deploy.recipe import placeholder
@@ -50,7 +52,6 @@ from fedloom.experiment.evaluate import Evaluator
 from fedloom.experiment.lock import Lock
 from fedloom.experiment.store import flat
 
-MODERATE = 1e12  # largest value of a broadcast
 STOPPED = "stopped.txt"  # why a node with a budget answers no more
 RUN = 32  # longest run identifier, which names a folder
 
@@ -275,12 +276,8 @@ def _check(plan: ClientPlan, down: Broadcast) -> None:
     found = {(place, name) for place, slices in down.parts.items() for name in slices}
     if not found <= wanted:
         raise WireError("the broadcast holds slices that no part of the method receives.")
-    if not (0 <= down.lr < float("inf") and all(map(_moderate, [down.theta, down.buffers, *tensors_in(down.parts)]))):
+    if not (0 <= down.lr < float("inf") and all(map(moderate, [down.theta, down.buffers, *tensors_in(down.parts)]))):
         raise Refusal(Code.BROADCAST, f"the received model has values that are not finite or beyond ±{MODERATE:g}.")
-
-
-def _moderate(values: Tensor) -> bool:
-    return not values.is_floating_point() or bool((values.abs() <= MODERATE).all())  # NaN is not
 
 
 def tensors_in(parts: State) -> list[Tensor]:

@@ -161,7 +161,8 @@ class DeployTask(FederatedTask):
         trial = bench(replace(assignment, clients=1, model=""), NodeData(samples, samples, samples))
         terms = ExchangeTerms(deployment.deadline, deployment.quorum, deployment.limit, self._oldest)
         names, shapes = self.roster.names, upload_shapes(trial)
-        return Deployed(plan, compute, transport, names, assignment, terms, shapes)
+        tests = {name: sizes[2] for name, sizes in self.roster.nodes.items()}
+        return Deployed(plan, compute, transport, names, assignment, terms, shapes, tests)
 
     def _oldest(self) -> int:
         """The completed rounds of the oldest checkpoint to which the run may go back."""

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedloom.core.errors import ConfigError
 from fedloom.core.targets import CLASSES, NUMBERS, TRUTHS
-from fedloom.metrics.registry import DISCRETE, metric, within_top
+from fedloom.metrics.registry import DISCRETE, UNIT, metric, within_top
 
 BINS = 15
 NAN = float("nan")
@@ -43,7 +43,7 @@ def _one_against_rest(compute: Callable[..., float], scores: ArrayLike, labels: 
     return float(np.mean([compute(positive, score.clip(-top, top)) for positive, score in pairs]))
 
 
-@metric(of="scores", suits=DISCRETE)
+@metric(of="scores", suits=DISCRETE, range=UNIT)
 def auroc(scores: ArrayLike, labels: ArrayLike) -> float:
     """Area under the ROC curve; with C > 2 columns, the mean of one-vs-rest over the classes present.
 
@@ -72,7 +72,7 @@ def _area(positive: NDArray[np.bool_], scores: NDArray[np.float64]) -> float:
     return float((rankdata(scores)[positive].sum() - n * (n + 1) / 2) / (n * (len(scores) - n)))
 
 
-@metric(of="scores", suits=DISCRETE)
+@metric(of="scores", suits=DISCRETE, range=UNIT)
 def auprc(scores: ArrayLike, labels: ArrayLike) -> float:
     """Area under the precision-recall curve (average precision), by scikit-learn; several classes as in ``auroc``.
 
@@ -89,7 +89,7 @@ def auprc(scores: ArrayLike, labels: ArrayLike) -> float:
     return _one_against_rest(average_precision_score, scores, labels)
 
 
-@metric(of="probabilities", suits=DISCRETE)
+@metric(of="probabilities", suits=DISCRETE, range=UNIT)
 def f1(probabilities: ArrayLike, labels: ArrayLike) -> float:
     """F1 score of class 1, by scikit-learn; with several classes or labels, the unweighted mean over them.
 
@@ -115,7 +115,7 @@ def f1(probabilities: ArrayLike, labels: ArrayLike) -> float:
     return float(f1_score(y, guess.astype(np.int64), average=average, zero_division=np.nan))  # pyright: ignore
 
 
-@metric(of="labels", suits=(CLASSES,))
+@metric(of="labels", suits=(CLASSES,), range=UNIT)
 def balanced_accuracy(predicted: ArrayLike, labels: ArrayLike) -> float:
     """Mean over the classes present of the fraction of their samples that is recognised, by scikit-learn.
 
@@ -135,7 +135,7 @@ def balanced_accuracy(predicted: ArrayLike, labels: ArrayLike) -> float:
     return float(recall_score(labels, predicted, labels=present, average="macro"))
 
 
-@metric(of="labels", suits=(TRUTHS,))
+@metric(of="labels", suits=(TRUTHS,), range=UNIT)
 def exact_match(predicted: ArrayLike, labels: ArrayLike) -> float:
     """Fraction of samples whose truth values are all predicted.
 
@@ -153,7 +153,7 @@ def exact_match(predicted: ArrayLike, labels: ArrayLike) -> float:
     return float(same.reshape(len(same), -1).all(1).mean()) if len(same) else NAN
 
 
-@metric(suits=(NUMBERS,))
+@metric(suits=(NUMBERS,), range=(-float("inf"), 1.0))
 def r2(outputs: ArrayLike, targets: ArrayLike) -> float:
     """Coefficient of determination R², by scikit-learn; the mean over several numbers; NaN for fewer than 2 samples.
 
@@ -244,7 +244,7 @@ def _gaps(confidence: ArrayLike, correct: ArrayLike, bins: int) -> tuple[NDArray
     return share, np.where(share > 0, np.abs(right - sure), 0.0)
 
 
-@metric(direction="min", of="confidence", suits=DISCRETE)
+@metric(direction="min", of="confidence", suits=DISCRETE, range=UNIT)
 def ece(confidence: ArrayLike, correct: ArrayLike, bins: int = BINS) -> float:
     """Expected calibration error Σ_b (|b|/n) |accuracy(b) - confidence(b)|, with the bins of ``reliability``.
 
@@ -258,7 +258,7 @@ def ece(confidence: ArrayLike, correct: ArrayLike, bins: int = BINS) -> float:
     return float((share * gap).sum()) if share.any() else NAN
 
 
-@metric(direction="min", of="confidence", suits=DISCRETE)
+@metric(direction="min", of="confidence", suits=DISCRETE, range=UNIT)
 def mce(confidence: ArrayLike, correct: ArrayLike, bins: int = BINS) -> float:
     """Maximum calibration error: the largest |accuracy(b) - confidence(b)| over non-empty bins of ``reliability``.
 

@@ -36,6 +36,7 @@ View = Literal["outputs", "probabilities", "scores", "labels", "confidence"]
 F = TypeVar("F", bound=Callable[..., Any])
 ANY: tuple[TargetKind, ...] = (CLASSES, TRUTHS, NUMBERS)
 DISCRETE: tuple[TargetKind, ...] = (CLASSES, TRUTHS)
+UNIT, POSITIVE = (0.0, 1.0), (0.0, float("inf"))
 VIEWS = ("outputs", "probabilities", "scores", "labels", "confidence")
 
 
@@ -52,6 +53,7 @@ class Metric:
         column: (outputs, targets, kind) -> values per sample [B] or position [B, T], whose mean is the metric.
         finish: a function of that mean, like the square root.
         summary: one line.
+        range: the least and the largest value that it can have.
     """
 
     name: str
@@ -62,6 +64,7 @@ class Metric:
     column: Callable[[Tensor, Tensor, TargetKind], Tensor] | None = None
     finish: Callable[[Array], Array] | None = None
     summary: str = ""
+    range: tuple[float, float] = (-float("inf"), float("inf"))
 
     def value(self, predicted: Array, targets: Array) -> float:
         """The function's value on a group of samples.
@@ -97,6 +100,7 @@ def metric(
     direction: Direction = "max",
     of: View = "outputs",
     suits: Sequence[TargetKind] = ANY,
+    range: tuple[float, float] = (-float("inf"), float("inf")),
 ) -> Callable[[F], F]:
     """Decorator that registers a function (predictions, targets) -> a number as a metric.
 
@@ -113,6 +117,7 @@ def metric(
             round to 0 or 1; ``labels``, the predicted classes or truth values, NaN where outputs are; or
             ``confidence``: (probability of the prediction [n], whether it is right [n]).
         suits: kinds of targets for which it is defined: ``classes``, ``truth values``, ``numbers``.
+        range: the least and the largest value that it can have; what a deployed node reports beyond is not used.
 
     Raises:
         ConfigError: if the name is taken or has a slash, or a setting is unknown.
@@ -128,7 +133,7 @@ def metric(
         summary = (inspect.getdoc(function) or "").partition("\n")[0]
         fitting = tuple(kind for kind in suits if of == "outputs" or kind != NUMBERS)
         suited = cast(tuple[TargetKind, ...], fitting)
-        add(Metric(chosen, direction, function, of, suited, summary=summary))
+        add(Metric(chosen, direction, function, of, suited, summary=summary, range=range))
         return function
 
     if callable(name):
@@ -167,7 +172,7 @@ def lookup(name: str) -> Metric:
         name = name.lower().replace("-", "_")
     if isinstance(name, str) and (found := _TOP.fullmatch(name)):
         k = int(found[1])
-        return Metric(name, "max", suits=(CLASSES,), column=lambda out, y, kind: within_top(out, y, k))
+        return Metric(name, "max", suits=(CLASSES,), column=lambda out, y, kind: within_top(out, y, k), range=UNIT)
     if name not in _METRICS:
         raise ConfigError(f"unknown metric {name!r}; {nearest(str(name), (*_METRICS, 'topK'))}")
     return _METRICS[name]
@@ -256,11 +261,27 @@ def _errors(power: int) -> Callable[[Tensor, Tensor, TargetKind], Tensor]:
     return lambda out, y, kind: row_means((out - y).double().abs().pow(power))
 
 
-add(Metric("accuracy", "max", suits=DISCRETE, column=_accuracy, summary="Fraction of predictions that are right."))
+_RIGHT = "Fraction of predictions that are right."
+add(Metric("accuracy", "max", suits=DISCRETE, column=_accuracy, summary=_RIGHT, range=UNIT))
 add(
     Metric(
-        "cross_entropy", "min", suits=DISCRETE, column=cross_entropy, summary="Cross entropy, whatever the objective."
+        "cross_entropy",
+        "min",
+        suits=DISCRETE,
+        column=cross_entropy,
+        range=POSITIVE,
+        summary="Cross entropy, whatever the objective.",
     )
 )
-add(Metric("rmse", "min", suits=(NUMBERS,), column=_errors(2), finish=np.sqrt, summary="Root mean squared error."))
-add(Metric("mae", "min", suits=(NUMBERS,), column=_errors(1), summary="Mean absolute error."))
+add(
+    Metric(
+        "rmse",
+        "min",
+        suits=(NUMBERS,),
+        column=_errors(2),
+        finish=np.sqrt,
+        range=POSITIVE,
+        summary="Root mean squared error.",
+    )
+)
+add(Metric("mae", "min", suits=(NUMBERS,), column=_errors(1), range=POSITIVE, summary="Mean absolute error."))

@@ -1,0 +1,91 @@
+"""A node cannot end a run, nor move a number beyond what it can mean: what is out of range is left out and named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.deploying import config, in_process
+
+from fedloom.deploy.server import Recipe, run
+from fedloom.deploy.wire import pack, unpack
+from fedloom.experiment.federated import RunResult
+
+
+def lying(tmp_path: Path, words: tuple[str, ...], facts: dict[str, Any], change: Any = None, at: int = 1) -> RunResult:
+    """A run in which every answer of node 0 from its first order for work on has other facts and tensors."""
+    transport = in_process(made := config(*words), tmp_path)
+
+    def route(name: str, number: int, blob: bytes) -> list[bytes]:
+        if name != "node-0" or number < at:
+            return [blob]
+        packet = unpack(blob)
+        tensors = dict(packet.tensors) if change is None else change(dict(packet.tensors))
+        return [pack("answer", packet.facts | facts, tensors)]
+
+    transport.route = route
+    result = run(Recipe.of(made), transport, 4)
+    transport.close()
+    return result
+
+
+@pytest.mark.parametrize("method", ["q_ffl", "aaggff_d", "term"])
+@pytest.mark.parametrize("loss", [-5.0, 1e308, "low", True])
+def test_a_loss_that_no_client_can_have_does_not_end_the_run(method: str, loss: object, tmp_path: Path) -> None:
+    result = lying(tmp_path, (f"method={method}", "rounds=2"), {"loss_received": loss})
+    assert [(f.client, f.kind.value) for f in result.failures] == [(0, "refused")] * 2
+    assert "the loss in its answer is out of its range" in result.failures[0].reason
+
+
+@pytest.mark.parametrize("factor", [3e38, 1e11, 1e6])
+@pytest.mark.parametrize("method", ["fedavg", "scaffold"])
+def test_a_finite_update_beyond_all_others_does_not_end_the_run(method: str, factor: float, tmp_path: Path) -> None:
+    def blown(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        place = "update" if method == "fedavg" else next(k for k in tensors if k.startswith("uploads|"))
+        return tensors | {place: torch.ones_like(tensors[place]) * factor} if "update" in tensors else tensors
+
+    result = lying(tmp_path, (f"method={method}", "rounds=2"), {}, blown)
+    assert [(f.client, f.kind.value) for f in result.failures] == [(0, "refused")] * 2
+    assert "no model has" in result.failures[0].reason or "where the cohort's median is" in result.failures[0].reason
+    assert float(result.snapshot.server.theta.abs().max()) < 10
+
+
+def test_variances_are_not_negative(tmp_path: Path) -> None:
+    words = ("method=fedavg", "rounds=1", "model.norm=batch")
+    result = lying(tmp_path, words, {}, lambda t: t | {"buffers": -t["buffers"].abs()} if "buffers" in t else t)
+    assert "the variance body.2.running_var in its answer is negative" in result.failures[0].reason
+
+
+def test_a_training_loss_beyond_all_bounds_is_refused(tmp_path: Path) -> None:
+    for number, loss in enumerate((1e308, -3.0)):
+        result = lying(tmp_path / str(number), ("method=fedavg", "rounds=1"), {"loss": loss})
+        assert result.history[0]["train/loss"] < 10
+        assert [f.client for f in result.failures] == [0]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ({"values": {"accuracy": 500.0, "loss": 1.0}}, "its accuracy is out of its range, 0 to 1"),
+        ({"values": {"accuracy": -0.1, "loss": 1.0}}, "its accuracy is out of its range"),
+        ({"values": {"accuracy": 0.5, "loss": 1e308}}, "its loss is out of its range"),
+        ({"values": {"accuracy": 0.5, "loss": -1.0}}, "its loss is out of its range"),
+        ({"n": 2**39}, "test samples, but declared"),
+        ({"n": 1}, "test samples, but declared"),
+    ],
+)
+def test_metrics_are_believed_within_their_ranges_and_counts_as_declared(
+    wrong: dict[str, Any], sentence: str, tmp_path: Path
+) -> None:
+    words = ("method=fedavg", "rounds=2", "evaluation.what=[clients]", "evaluation.metric=clients/accuracy/mean")
+    with pytest.warns(UserWarning, match=f"node-0: .*{sentence}"):
+        result = lying(tmp_path, (*words, "evaluation.target=0.99", "evaluation.stop_at_target=true"), wrong, at=2)
+    assert [record["deploy/unmeasured"] for record in result.history] == [1, 1]
+    assert all(0 <= record["clients/accuracy/mean"] <= 1 for record in result.history)
+
+
+def test_a_time_longer_than_has_passed_is_not_believed(tmp_path: Path) -> None:
+    result = lying(tmp_path, ("method=fedavg", "rounds=1"), {"seconds": 1e300})
+    assert result.history[0]["deploy/work_seconds"] < 600
