@@ -174,7 +174,10 @@ class Deployed(Engine):
             answer = answers[client]
             if (failure := self._failure(down, client, answer)) is not None:
                 self.absent[client] = failure
-            elif isinstance(answer, Packet) and is_number(value := answer.facts.get("loss_received"), least - SLACK):
+                continue
+            assert isinstance(answer, Packet)
+            value = answer.facts.get("loss_received")
+            if is_number(value, least - SLACK):
                 found[row] = max(value, least)
             elif not (isinstance(value, float) and not np.isfinite(value)):  # else it has diverged
                 reason = f"{self.names[client]}: the loss in its answer is out of its range"
