@@ -16,7 +16,6 @@ from fedloom.core.local import check_one_size
 from fedloom.core.method import Method
 from fedloom.core.slots import SEVERAL, SLOTS
 from fedloom.data import federate, noises, partitions, targets
-from fedloom.data.sources.arrays import names_clients
 from fedloom.engines import engines
 from fedloom.experiment.experiment import Experiment
 from fedloom.experiment.rundir import FEDERATED
@@ -39,7 +38,11 @@ def has_clients(data: Mapping[str, Any]) -> bool:
     """Whether data name each sample's client: in the column ``client``, as ``client_train``, or by its folder."""
     path = data.get("path") if data.get("name") == "npz" else None
     named = data.get("client") is not None or data.get("by_client") is True
-    return named or (isinstance(path, str) and names_clients(Path(path).expanduser()))
+    if named or not isinstance(path, str):
+        return named
+    from fedloom.data.sources.arrays import names_clients
+
+    return names_clients(Path(path).expanduser())
 
 
 def one_size(recipe: set[str], words: set[str], full: Mapping[str, Any]) -> None:

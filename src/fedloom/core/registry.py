@@ -140,16 +140,7 @@ class Registry(Generic[T]):
         """
         for name, place in places.items():
             self.later(name, partial(_at, package, place), f"{package}.{place}")
-        homes = {place.rpartition(".")[2]: place for place in (*places.values(), *others)}
-
-        def attribute(name: str) -> Any:
-            if name not in homes:
-                raise AttributeError(f"module {package!r} has no attribute {name!r}")
-            value = _at(package, homes[name])
-            setattr(sys.modules[package], name, value)
-            return value
-
-        return attribute
+        return lazily(package, *places.values(), *others)
 
     def name_of(self, factory: Callable[..., Any]) -> str | None:
         """The name under which a factory is registered, which it is as soon as its module is imported."""
@@ -217,6 +208,23 @@ class Registry(Generic[T]):
             if first is not None and first[1].default is inspect.Parameter.empty:
                 return kind, {first[0]: value}
         return name, {}
+
+
+def lazily(package: str, *places: str) -> Callable[[str], Any]:
+    """The ``__getattr__`` of a package that imports ``module.attribute`` of its own when it is first used.
+
+    An attribute must not have the name of a module of the package, which would take its place.
+    """
+    homes = {place.rpartition(".")[2]: place for place in places}
+
+    def attribute(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        value = _at(package, homes[name])
+        setattr(sys.modules[package], name, value)
+        return value
+
+    return attribute
 
 
 def _at(package: str, place: str) -> Any:

@@ -17,7 +17,6 @@ from fedloom.core.rng import stream
 from fedloom.core.settings import checked
 from fedloom.data.grouping import index_of
 from fedloom.data.noise import LabelNoise, noises
-from fedloom.data.own import as_source
 from fedloom.data.partitions import Natural, Partition, Rows, partitions
 from fedloom.data.sources import Source, sources
 from fedloom.data.split import by_distribution, split_rows
@@ -85,6 +84,8 @@ def federate(
     validation, unseen = checked("validation", validation, float), checked("unseen", unseen, float)
     own = {"y": y, "test": test, "features": features, "label": label, "client": client, "standardise": standardise}
     if not isinstance(source, str | Source):
+        from fedloom.data.own import as_source  # most runs read none
+
         partition, own["client"] = by_ids(partition, client)
         source = as_source(source, **own)
     else:

@@ -18,10 +18,6 @@ from fedloom.core.exact import exact_gpu
 from fedloom.core.federation import Arrays
 from fedloom.core.targets import NUMBERS, TRUTHS
 from fedloom.data.augment import Scale
-from fedloom.data.own.tables import in_columns, is_frame, with_categories
-from fedloom.data.own.texts import in_tokens
-from fedloom.data.sources.arrays import numbers
-from fedloom.data.sources.images import to_images
 from fedloom.experiment.evaluation import Measurement
 from fedloom.experiment.export import SAMPLES, export
 from fedloom.experiment.tokens import known_tokens
@@ -56,6 +52,8 @@ class DeployedModel:
     @property
     def texts(self) -> set[str]:
         """Columns of a table that hold texts, categories or names of classes, though they may look like numbers."""
+        from fedloom.data.own.tables import with_categories
+
         label, texts = self.table.get("label"), self.table.get("texts", {})
         found = with_categories(self.table.get("columns", ())) | {texts[key] for key in ("column",) if key in texts}
         return found | {label} if self.names and isinstance(label, str) else found
@@ -175,6 +173,10 @@ def inputs_like(arrays: Arrays, table: Mapping[str, Any], x: Any) -> Tensor:
     Raises:
         DataError: if they do not fit.
     """
+    from fedloom.data.own.tables import in_columns, is_frame  # training reads no further inputs
+    from fedloom.data.own.texts import in_tokens
+    from fedloom.data.sources.images import to_images
+
     if "columns" in table and is_frame(x):
         x = in_columns(x, table["columns"], table.get("standardised"))
     if "texts" in table:
@@ -260,4 +262,6 @@ def as_tensor(what: str, given: Any) -> Tensor:
     Raises:
         DataError: if they are not numbers.
     """
+    from fedloom.data.sources.arrays import numbers
+
     return numbers(given, what)

@@ -5,14 +5,29 @@
 ['crop', 'flip', 'cutout', 'jitter', 'blur', 'autoaugment', 'randaugment']
 """
 
-# isort: off
-# The order of registration is the order in listings.
+from typing import TYPE_CHECKING
 
 from fedloom.data.augment.base import Augmentation, Pipeline, Scale, augmentation, augmentations, pipeline, two_views
-from fedloom.data.augment.basic import Blur, Crop, Cutout, Flip, Jitter
-from fedloom.data.augment.policies import AutoAugment, RandAugment
+
+if TYPE_CHECKING:
+    from fedloom.data.augment.basic import Blur, Crop, Cutout, Flip, Jitter
+    from fedloom.data.augment.policies import AutoAugment, RandAugment
 
 __all__ = [
     "Augmentation", "AutoAugment", "Blur", "Crop", "Cutout", "Flip", "Jitter", "Pipeline", "RandAugment", "Scale",
     "augmentation", "augmentations", "pipeline", "two_views",
 ]  # fmt: skip
+
+# The order is that in listings.
+__getattr__ = augmentations.lazily(
+    __name__,
+    {
+        "crop": "basic.Crop",
+        "flip": "basic.Flip",
+        "cutout": "basic.Cutout",
+        "jitter": "basic.Jitter",
+        "blur": "basic.Blur",
+        "autoaugment": "policies.AutoAugment",
+        "randaugment": "policies.RandAugment",
+    },
+)

@@ -6,19 +6,40 @@
  'natural', 'flower']
 """
 
-# isort: off
-# The order of registration is the order in listings.
+from typing import TYPE_CHECKING
 
 from fedloom.data.partitions.base import Partition, partitions
-from fedloom.data.partitions.iid import Iid, Lognormal
-from fedloom.data.partitions.pathological import Niid1, Pathological, Shards
-from fedloom.data.partitions.dirichlet import Dirichlet, DirichletBalanced, Niid2
-from fedloom.data.partitions.acid import Acid, Alid
-from fedloom.data.partitions.natural import Natural
-from fedloom.data.partitions.flower import Flower
-from fedloom.data.partitions.rows import Rows
+
+if TYPE_CHECKING:
+    from fedloom.data.partitions.acid import Acid, Alid
+    from fedloom.data.partitions.dirichlet import Dirichlet, DirichletBalanced, Niid2
+    from fedloom.data.partitions.flower import Flower
+    from fedloom.data.partitions.iid import Iid, Lognormal
+    from fedloom.data.partitions.natural import Natural
+    from fedloom.data.partitions.pathological import Niid1, Pathological, Shards
+    from fedloom.data.partitions.rows import Rows
 
 __all__ = [
     "Acid", "Alid", "Dirichlet", "DirichletBalanced", "Flower", "Iid", "Lognormal", "Natural", "Niid1", "Niid2",
     "Partition", "Pathological", "Rows", "Shards", "partitions",
 ]  # fmt: skip
+
+# The order is that in listings.
+__getattr__ = partitions.lazily(
+    __name__,
+    {
+        "iid": "iid.Iid",
+        "lognormal": "iid.Lognormal",
+        "shards": "pathological.Shards",
+        "pathological": "pathological.Pathological",
+        "niid1": "pathological.Niid1",
+        "dirichlet": "dirichlet.Dirichlet",
+        "niid2": "dirichlet.Niid2",
+        "dirichlet_balanced": "dirichlet.DirichletBalanced",
+        "acid": "acid.Acid",
+        "alid": "acid.Alid",
+        "natural": "natural.Natural",
+        "flower": "flower.Flower",
+    },
+    "rows.Rows",
+)

@@ -8,10 +8,25 @@
 (1000, (60, 1, 8, 8), 10)
 """
 
+from typing import TYPE_CHECKING
+
 from fedloom.data.streams.base import Task, Tasks, TaskStream, streams, task_stream
-from fedloom.data.streams.kinds import KWay, SMnist, Transformed
-from fedloom.data.streams.natural import InOrder, Natural
+
+if TYPE_CHECKING:
+    from fedloom.data.streams.kinds import KWay, SMnist, Transformed
+    from fedloom.data.streams.natural import InOrder, Natural
 
 __all__ = [
     "InOrder", "KWay", "Natural", "SMnist", "Task", "TaskStream", "Tasks", "Transformed", "streams", "task_stream",
 ]  # fmt: skip
+
+__getattr__ = streams.lazily(
+    __name__,
+    {
+        "s_mnist": "kinds.SMnist",
+        "transformed": "kinds.Transformed",
+        "k_way": "kinds.KWay",
+        "natural": "natural.Natural",
+        "in_order": "natural.InOrder",
+    },
+)
