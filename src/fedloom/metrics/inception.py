@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +40,9 @@ def inception(weights: str | Path, batch: int = 50) -> Features:
         raise ConfigError(f"there is no file of Inception weights {str(path)!r}.")
     try:
         state: Any = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+    except MemoryError:
+        raise
+    except Exception as error:  # a damaged pickle fails in many ways
         raise ConfigError(f"the file {str(path)!r} holds no weights of a network.") from error
     return Features(*_named(state, str(path)), batch)
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from fedloom.core.errors import ConfigError, first_line
+from fedloom.core.files import readable
 
 INSIDE = ("state_dict", "model")  # where training scripts put the parameters in what they save
 
@@ -43,9 +42,11 @@ def load_weights(net: nn.Module, path: Path, what: str, without: Sequence[str] =
 def _read(path: Path) -> dict[str, Tensor]:
     try:
         if path.suffix == ".safetensors":
-            return load_file(path)
-        found = torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, SafetensorError, RuntimeError, EOFError, ValueError, KeyError, pickle.UnpicklingError) as error:
+            return load_file(readable(path))
+        found = torch.load(readable(path), map_location="cpu", weights_only=True)
+    except MemoryError:
+        raise
+    except Exception as error:  # a damaged pickle fails in many ways
         raise ConfigError(f"weights={path} cannot be read: {first_line(error, 150)}.") from error
     for key in INSIDE:
         if isinstance(found, dict) and isinstance(found.get(key), dict):
