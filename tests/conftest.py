@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-from collections.abc import Iterator
-
 import pytest
 import torch
 from helpers.vision import declare_operators
@@ -19,14 +15,6 @@ settings.register_profile(
 settings.load_profile("fedloom")
 torch.set_num_threads(1)
 declare_operators()
-
-
-@pytest.fixture(autouse=True, scope="module")
-def returned_memory() -> Iterator[None]:
-    """Runs tell the allocator to keep what is freed; after a module it is given back, since forks copy its pages."""
-    yield
-    with contextlib.suppress(OSError, AttributeError, TypeError):  # another C library
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

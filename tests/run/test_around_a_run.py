@@ -2,6 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+import locale
+import os
+import random
+import signal
+import subprocess
+import sys
+import warnings
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +20,7 @@ from helpers.federations import classes
 from helpers.runs import experiment, theta
 from torch import Tensor, nn
 
+import fedloom as fl
 from fedloom import methods
 from fedloom.core.errors import ClientError, ConfigError
 from fedloom.core.local import Local
@@ -170,3 +180,51 @@ def test_a_model_of_pooled_data_is_tested_at_every_client() -> None:
     assert record["clients/accuracy/mean"] == pytest.approx(np.mean(scores))
     assert record["clients/accuracy/std"] == pytest.approx(np.std(scores))
     assert np.std(scores) > 0
+
+
+def process_state() -> dict[str, object]:
+    """What a user's process may have set, and would miss if a run changed it."""
+    return {
+        "threads": (torch.get_num_threads(), torch.get_num_interop_threads()),
+        "draws": (torch.get_rng_state().tolist(), str(np.random.get_state()), random.getstate()),
+        "deterministic": (torch.are_deterministic_algorithms_enabled(), torch.get_deterministic_debug_mode()),
+        "dtype": (torch.get_default_dtype(), torch.get_float32_matmul_precision()),
+        "gradients": (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.get_default_device()),
+        "cudnn": (torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark),
+        "errors": (np.geterr(), list(warnings.filters), sys.excepthook),
+        "signals": [signal.getsignal(one) for one in signal.Signals],
+        "process": (dict(os.environ), Path.cwd(), list(sys.path), locale.setlocale(locale.LC_ALL), gc.isenabled()),
+    }
+
+
+@pytest.mark.parametrize("engine", ["serial", "processes"])
+def test_a_users_process_is_as_it_was(engine: str, tmp_path: Path) -> None:
+    before, threads = process_state(), torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        asked = process_state()
+        fl.run("fedavg", federate("digits", "iid", 4), "mlp", rounds=2, engine=engine, out=tmp_path / "run")
+        assert process_state() == asked
+    finally:
+        torch.set_num_threads(threads)
+    assert process_state() == before
+
+
+LEFT = """
+import numpy as np, fedloom as fl
+
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * 4096 / 1e6
+
+fl.run("fedavg", fl.data.federate("digits", "iid", 2), "mlp", rounds=1)
+held = [np.ones(25_000) for _ in range(2_000)]  # 400 MB, in pieces that glibc takes from the system one by one
+full = resident()
+del held
+print(full - resident())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
+def test_memory_that_a_user_frees_after_a_run_is_returned_to_the_system() -> None:
+    done = subprocess.run([sys.executable, "-c", LEFT], capture_output=True, text=True, check=True)
+    assert float(done.stdout.split()[-1]) > 300

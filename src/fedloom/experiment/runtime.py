@@ -22,6 +22,9 @@ from fedloom.core.exact import exact_gpu, prepare_gpu
 
 PACKAGES = ("fedloom", "torch", "numpy", "scipy", "pyyaml", "safetensors", "pyarrow")
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+THRESHOLD = 128 * 1024
+"""Bytes from which glibc returns freed memory to the system, unless told otherwise."""
+_keeping = 0
 
 
 @contextmanager
@@ -31,23 +34,41 @@ def reproducible() -> Iterator[None]:
     One thread is also faster for small models, and adds in the same order on all engines. ``exact_gpu`` has the GPU's
     settings.
 
-    It also tells glibc's allocator to keep freed memory, because returning every activation to the system costs more
-    than computing it; that setting stays in effect after the block.
+    Meanwhile glibc's allocator keeps freed memory, see ``keeping_memory``.
     """
-    if sys.platform == "linux":
-        try:
-            libc = ctypes.CDLL(None)
-            libc.mallopt(M_MMAP_THRESHOLD, 1 << 30)
-            libc.mallopt(M_TRIM_THRESHOLD, 1 << 30)
-        except (OSError, AttributeError):  # another C library: slower, but correct
-            pass
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        with exact_gpu():
+        with keeping_memory(), exact_gpu():
             yield
     finally:
         torch.set_num_threads(threads)
+
+
+@contextmanager
+def keeping_memory() -> Iterator[None]:
+    """Let glibc's allocator keep freed memory: returning every activation to the system costs more than computing it.
+
+    After the outermost block the thresholds are glibc's own again, and what was kept is returned.
+    """
+    global _keeping
+    try:
+        libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+        libc = libc if hasattr(libc, "mallopt") and hasattr(libc, "malloc_trim") else None
+    except OSError:
+        libc = None  # another C library: slower, but correct
+    if libc is not None and not _keeping:
+        libc.mallopt(M_MMAP_THRESHOLD, 1 << 30)
+        libc.mallopt(M_TRIM_THRESHOLD, 1 << 30)
+    _keeping += 1
+    try:
+        yield
+    finally:
+        _keeping -= 1
+        if libc is not None and not _keeping:
+            libc.mallopt(M_MMAP_THRESHOLD, THRESHOLD)
+            libc.mallopt(M_TRIM_THRESHOLD, THRESHOLD)
+            libc.malloc_trim(0)
 
 
 @contextmanager
