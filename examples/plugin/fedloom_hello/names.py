@@ -1,0 +1,86 @@
+"""A part, a data source, a metric and an engine: each registers its name when this module is imported."""
+
+import sys
+from collections.abc import Generator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedloom.core.aggregate import Fold
+from fedloom.core.client import Broadcast
+from fedloom.core.context import RoundInfo
+from fedloom.core.engine import EngineFactory, States
+from fedloom.core.federation import Arrays
+from fedloom.core.parts import Drift, Halves, Needs
+from fedloom.core.slots import drifts
+from fedloom.core.tree import Tree
+from fedloom.data.sources import Source, sources
+from fedloom.engines import engines
+from fedloom.engines.serial import Serial
+from fedloom.metrics import metric
+
+
+@drifts.register(name="thresholded")
+@dataclass(frozen=True)
+class Thresholded(Drift):
+    """Δ' = Δ if ‖Δ‖ ≥ ε, else 0: updates below a norm are not applied.
+
+    Args:
+        eps: ε ≥ 0.
+    """
+
+    eps: float = 1e-3
+    needs = Needs(shared=True)
+
+    def correct(self, state: Tree, update: Tensor, uploads: Tree, info: RoundInfo) -> Halves:
+        """Δ or 0."""
+        return state, update * (update.norm() >= self.eps)
+
+
+@sources.register
+def rings(samples: int = 600, seed: int = 0) -> Source:
+    """Three rings in the plane, one for each class.
+
+    Args:
+        samples: number of training samples; there are half as many test samples.
+        seed: seed of the draws.
+    """
+    draw = np.random.default_rng(seed)
+
+    def ring(number: int) -> Arrays:
+        y, angle = draw.integers(0, 3, number), draw.uniform(0, 2 * np.pi, number)
+        x = (1 + y)[:, None] * np.stack([np.cos(angle), np.sin(angle)], 1) + 0.2 * draw.normal(size=(number, 2))
+        return Arrays(torch.from_numpy(x.astype(np.float32)), torch.from_numpy(y), 3)
+
+    return Source("rings", ring(samples), ring(samples // 2), "CC0", "", settings={"samples": samples, "seed": seed})
+
+
+@metric(direction="max", of="probabilities", suits=("classes",))
+def certainty(probabilities: np.ndarray, targets: np.ndarray) -> float:
+    """The mean probability of the predicted class."""
+    return float(probabilities.max(axis=1).mean())
+
+
+class Counting(Serial):
+    """The serial engine, which says at the end how often a client trained."""
+
+    trained = 0
+
+    def run(
+        self, down: Broadcast, clients: np.ndarray, states: States, weights: np.ndarray | None, level: int = 0
+    ) -> Generator[Fold]:
+        """Count, and leave the work to the serial engine."""
+        self.trained += len(clients)
+        yield from super().run(down, clients, states, weights, level)
+
+    def close(self) -> None:
+        """Print the count."""
+        print(f"{self.trained} clients trained", file=sys.stderr)
+
+
+@engines.register
+def counting() -> EngineFactory:
+    """Run clients one after the other, and count them."""
+    return EngineFactory(Counting, Counting.traits)
