@@ -7,7 +7,7 @@ import torch
 from helpers.vision import declare_operators
 from hypothesis import HealthCheck, settings
 
-from fedloom.core.forked import hide_gpus, sees_gpu
+from fedloom.core.fork_safety import hide_gpus, sees_gpu
 
 settings.register_profile(
     "fedloom", deadline=None, max_examples=40, derandomize=True, suppress_health_check=[HealthCheck.too_slow]

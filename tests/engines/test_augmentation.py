@@ -17,7 +17,7 @@ from torch import nn
 
 from fedloom import methods
 from fedloom.compute import computes
-from fedloom.core.batches import minibatch
+from fedloom.core.client import minibatch
 from fedloom.core.context import Batch, Context, Output
 from fedloom.core.errors import ConfigError
 from fedloom.core.federation import Federation, Split

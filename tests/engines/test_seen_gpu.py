@@ -21,7 +21,7 @@ from fedloom.cli import main
 from fedloom.compute import computes, resolved
 from fedloom.compute.cohort import trial
 from fedloom.compute.live import Live
-from fedloom.core import forked
+from fedloom.core import fork_safety
 from fedloom.core.errors import ConfigError
 from fedloom.engines.processes import Processes, reason_against_forking
 from fedloom.engines.serial import Serial
@@ -40,10 +40,10 @@ def same_bits() -> None:
     tests = {"compute": "auto", "evaluation": Evaluation(what=("clients",))}
     forks = go("moon", **TWO)
     assert not forks.failures
-    assert forked.backward_works(), "the run has spoilt the process for the next one"
+    assert fork_safety.backward_works(), "the run has spoilt the process for the next one"
     adapting = go("fedbabu", **tests | TWO)
     assert not adapting.failures
-    assert not forked.backward_works(), "nothing was tested: the evaluation was to spoil the process"
+    assert not fork_safety.backward_works(), "nothing was tested: the evaluation was to spoil the process"
     assert_same_run(go("moon", compute="auto"), forks)
     assert_same_run(go("fedbabu", **tests), adapting)
 
@@ -102,18 +102,18 @@ def trials() -> None:
     assert str(trial.trial_reason(model, "logits", x)).endswith("has other outputs")
     trial._difference = die
     assert str(trial.trial_reason(model, "logits", x)).endswith("cannot be tried (the process that tried it died)")
-    trial._difference, forked.LONGEST = lambda *args: time.sleep(60), 0.5
+    trial._difference, fork_safety.LONGEST = lambda *args: time.sleep(60), 0.5
     assert str(trial.trial_reason(model, "logits", x)).endswith("gave no answer within 0.5 seconds)")
-    works, forked._backward = forked._backward, lambda: time.sleep(60)
-    assert not forked.backward_works()
-    trial._difference, forked._backward, forked.LONGEST = difference, works, 600
-    worker = mp.get_context("fork").Process(target=lambda: sys.exit(3 + forked.backward_spoils()), daemon=True)
+    works, fork_safety._backward = fork_safety._backward, lambda: time.sleep(60)
+    assert not fork_safety.backward_works()
+    trial._difference, fork_safety._backward, fork_safety.LONGEST = difference, works, 600
+    worker = mp.get_context("fork").Process(target=lambda: sys.exit(3 + fork_safety.backward_spoils()), daemon=True)
     worker.start()
     worker.join()
     assert worker.exitcode == 3, "a worker forks nothing, so that nothing is spoilt"
     assert reason_against_forking() is None
     with pytest.raises(EOFError):
-        forked.in_child(lambda: 1 / 0)
+        fork_safety.in_child(lambda: 1 / 0)
     with pytest.raises(ChildProcessError):  # no child is left
         os.waitpid(-1, os.WNOHANG)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from fedloom.core import forked
+from fedloom.core import fork_safety
 
 
 def with_gpu_in_sight(*actions: Callable[[], None]) -> None:
@@ -46,13 +46,13 @@ def _see_gpu() -> None:
     torch.set_num_threads(1)
     if torch.cuda.device_count() > 0:
         return
-    forked.sees_gpu = lambda: os.environ.get("CUDA_VISIBLE_DEVICES") != ""
+    fork_safety.sees_gpu = lambda: os.environ.get("CUDA_VISIBLE_DEVICES") != ""
     engine, has = torch.autograd._engine_run_backward, {"threads": False, "lost them": False}
 
     def run_backward(*args: Any, **settings: Any) -> Any:
         if has["lost them"]:
             raise RuntimeError("Unable to handle autograd's threading in combination with fork-based multiprocessing.")
-        has["threads"] = has["threads"] or forked.sees_gpu()
+        has["threads"] = has["threads"] or fork_safety.sees_gpu()
         return engine(*args, **settings)
 
     torch.autograd._engine_run_backward = torch.autograd.graph._engine_run_backward = run_backward

@@ -29,8 +29,7 @@ from fedloom.core.context import RoundInfo
 from fedloom.core.errors import CheckpointError, ConfigError
 from fedloom.core.federation import Federation, Split
 from fedloom.core.local import Local
-from fedloom.core.parts import Mixing
-from fedloom.core.reduce import Reduce
+from fedloom.core.parts import Mixing, Reduce
 from fedloom.core.tree import Tree
 from fedloom.experiment import checkpoint
 from fedloom.experiment.callbacks import Callback, RunInfo

@@ -19,7 +19,7 @@ from fedloom.cli.jobs import Job, RunPlan, plan
 from fedloom.config.build import Shared, run_settings
 from fedloom.config.overrides import split_words
 from fedloom.config.schema import CommandSchema, Config, to_yaml
-from fedloom.core import forked
+from fedloom.core import fork_safety
 from fedloom.core.client import Failure
 from fedloom.core.errors import CheckpointError, ClientError, ConfigError, FedLoomError
 from fedloom.experiment.callbacks import Callback
@@ -110,7 +110,7 @@ class Command:
             base, words = split_words(arguments.words)
             batch = plan(self.schema, self.title, words, base, arguments.multirun)
             if arguments.is_program and all(needs_no_gpu(job.config) for job in batch.jobs):
-                forked.hide_gpus()  # with one in sight, a run would spoil the process for those that fork workers
+                fork_safety.hide_gpus()  # with one in sight, a run would spoil the process for those that fork workers
             shared = Shared()
             planned = [  # all settings are checked before anything trains
                 (self.build(job.config, shared), run_settings(job.config)) for job in batch.jobs

@@ -99,7 +99,7 @@ def affine_rule(
 
 
 def augmentation(plan: ClientPlan, round: int, clients: Sequence[int], schedule: BatchSchedule) -> Change | None:
-    """How the mini-batches of a schedule are augmented, with the draws of ``core.batches``; None if they are not.
+    """How the mini-batches of a schedule are augmented, with the draws of ``minibatch``; None if they are not.
 
     The library's augmentations treat every image by itself, so that the mini-batches of all clients pass them at once.
     A user's may combine those of a mini-batch, and get one client's at a time.

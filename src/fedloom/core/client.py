@@ -10,23 +10,23 @@ from __future__ import annotations
 import traceback
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fedloom.core import rng, tree
-from fedloom.core.batches import minibatch
 from fedloom.core.buffers import SecondBuffers, untouched
 from fedloom.core.context import Batch, Context, Model
 from fedloom.core.errors import ConfigError, in_words
 from fedloom.core.example_privacy import noised
-from fedloom.core.failure import Failure, FailureKind
+from fedloom.core.hook_results import own_copy
 from fedloom.core.message import ClientEnd, Message, Slice
 from fedloom.core.missing_needs import hint
 from fedloom.core.parts import UPDATE, Part
 from fedloom.core.plan import ClientPlan
-from fedloom.core.returned import own_copy
 from fedloom.core.step import TrainState, descend, paired_gradients
 from fedloom.core.tree import Tree
 from fedloom.core.views import LayerViews, SharedPrivate, StepInfo, mixed
@@ -56,6 +56,45 @@ class Broadcast:
     buffers: Tensor
     parts: State
     invited: tuple[int, ...] = ()
+
+
+class FailureKind(StrEnum):
+    """The reason why a client is left out of a round."""
+
+    CODE = "code"  # an exception in a part, the model or the data
+    DIED = "died"  # its worker process died
+    DIVERGED = "diverged"  # something in its result is not finite
+    MALFORMED = "malformed"  # a tensor of its result has another shape or type than the plan's or the others'
+    ABSENT = "absent"  # it dropped out after receiving the model
+    REFUSED = "refused"  # it declined the work, for its data do not fit
+
+
+@dataclass
+class Failure:
+    """A client left out of a round's aggregation, and why.
+
+    Attributes:
+        round: t, from 0; messages count rounds from 1, as records do.
+        client: its number.
+        kind: what went wrong.
+        reason: the reason of the failure, as text.
+        stage: of the local work, like ``step 1 of 4``; empty if it had not started.
+        trace: the traceback if its work raised an exception.
+    """
+
+    round: int
+    client: int
+    kind: FailureKind
+    reason: str
+    stage: str = ""
+    trace: str = field(default="", repr=False)
+
+    def __post_init__(self) -> None:
+        self.kind = FailureKind(self.kind)
+
+    def __str__(self) -> str:
+        where = f"failed in {self.stage}: " if self.kind is FailureKind.CODE and self.stage else ""
+        return f"round {self.round + 1}, client {self.client}: {where}{self.reason}"
 
 
 @dataclass
@@ -193,6 +232,21 @@ def load(plan: ClientPlan, down: Broadcast, client: int | None, state: State, at
     at.buffers[:buffers].copy_(down.buffers)
     if not plan.is_paired:  # v's are in place during its passes alone
         at.buffers[buffers:].copy_(private.get("buffers", plan.buffers0[buffers:]))
+
+
+def minibatch(
+    plan: ClientPlan, rows: np.ndarray, client: int, round: int, step: int, purpose: str = "augment"
+) -> Batch:
+    """The mini-batch of one local step; ``purpose`` names the random stream of its augmentation."""
+    at = torch.from_numpy(rows)
+    x, y = plan.data.arrays.x[at], plan.data.labels(at, client)
+    if plan.augment is None:
+        return Batch(x, y)
+    views = (
+        plan.augment(x, [(rng.stream(plan.seed, purpose, round, client, step, view), len(rows))])
+        for view in range(1 + plan.has_twin)
+    )
+    return Batch(next(views), y, twin=next(views, None))
 
 
 class ClientWork:

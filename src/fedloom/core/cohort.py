@@ -16,9 +16,9 @@ from fedloom.core.client import Broadcast, Failure, FailureKind, Result, State
 from fedloom.core.context import RoundInfo
 from fedloom.core.engine import Engine
 from fedloom.core.errors import LossError
+from fedloom.core.hook_results import like
 from fedloom.core.parts import UPDATE
 from fedloom.core.plan import ClientPlan
-from fedloom.core.returned import like
 from fedloom.core.server import Server, Store, first_state
 from fedloom.core.server_data import ServerData
 from fedloom.core.submodels import mean_over_holders

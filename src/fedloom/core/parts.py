@@ -27,6 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
@@ -34,17 +35,61 @@ import torch
 from torch import Tensor, nn
 
 from fedloom.core.context import Batch, Context, Facts, Forward, Model, Output, RoundInfo
-from fedloom.core.declared import withdraw
 from fedloom.core.local import Local
 from fedloom.core.message import ClientEnd, Message, Sent
 from fedloom.core.needs import Needs
-from fedloom.core.reduce import Reduce, Reduced
 from fedloom.core.targets import TargetKind
 from fedloom.core.tree import Tree
 from fedloom.core.views import Pair, RegGrad, StepInfo, View
 
 UPDATE = "update"  # the slot of the update Δ_i [P] in every message
 Halves = tuple[Tree, Tensor]  # what a server half returns: the part's new state, and the update Δ [P] (or θ [P])
+
+
+class Reduce(Enum):
+    """How the server reduces a slice that every client of the cohort uploads.
+
+    Whole numbers and truth values are converted to the model's type first, except by ``ALL``, which keeps their type.
+    """
+
+    MIX = "mix"  # Σ p_i x_i with the mixing coefficients p
+    MEAN = "mean"  # (1/|S|) Σ x_i
+    SUM = "sum"  # Σ x_i
+    SHARE = "share"  # (1/K) Σ_{i in S} x_i: the cohort's share of a mean over all K clients
+    ALL = "all"  # every client's slice, stacked [|S|, ...]; the only one that cannot be streamed
+
+
+class Reduced(NamedTuple):
+    """A slice reduced over the cohort, at the server, and how it was reduced."""
+
+    value: Tensor
+    how: Reduce
+
+
+_DECLARED: dict[str, tuple[str, Any]] = {  # by hook: the declaration, and its value where there is none
+    "adapt": ("descents", 0),
+    "fit": ("descents", 0),
+    "loss": ("is_cross_entropy", False),
+    "grad": ("affine", False),
+    "views": ("pull", None),
+    "regulariser_grad": ("pull", None),
+}
+"""What a class declares about its own hooks, which does not hold for those of a subclass."""
+
+
+def _drop_stale_declarations(kind: type) -> None:
+    """Reset inherited declarations about hooks that a class overrides without declaring it again.
+
+    >>> from fedloom.parts.objectives import CrossEntropy
+    >>> class Own(CrossEntropy):
+    ...     def loss(self, out, batch, ctx):
+    ...         return out.logits.square().mean(1)
+    >>> CrossEntropy.is_cross_entropy, Own.is_cross_entropy
+    (True, False)
+    """
+    for hook, (declaration, default) in _DECLARED.items():
+        if hook in vars(kind) and declaration not in vars(kind) and hasattr(kind, declaration):
+            setattr(kind, declaration, default)
 
 
 @dataclass(frozen=True)
@@ -78,7 +123,7 @@ class Part:
 
     def __init_subclass__(cls, **settings: Any) -> None:
         super().__init_subclass__(**settings)
-        withdraw(cls)
+        _drop_stale_declarations(cls)
 
     def check(self, local: Local, facts: Facts) -> None:
         """Raise a ``ConfigError`` if the part cannot work with this local training, or in this experiment.

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedloom.core import returned, tree
+from fedloom.core import hook_results, tree
 from fedloom.core.client import BUFFERS, FailureKind, Result, State
 from fedloom.core.cohort import Cohort, InitialStates, Report
 from fedloom.core.context import RoundInfo
@@ -161,7 +161,7 @@ def federated_round(
             f"round {server.round + 1}: the server model is no longer finite; lower the learning rate or clip "
             "gradients."
         )
-    return Server(theta, buffers, returned.apart(states, theta, buffers), server.round + 1), report
+    return Server(theta, buffers, hook_results.without_shared_storage(states, theta, buffers), server.round + 1), report
 
 
 def _least(dtype: torch.dtype) -> float:
@@ -179,15 +179,15 @@ def _named(place: str, part: Part, hook: str) -> str:
 
 def _halves(made: object, hook: str, theta: Tensor) -> Halves:
     """The new state and the vector [P] that a server half returned, for a model θ [P]."""
-    state, vector = returned.pair(made, hook, f"a tensor of the shape {list(theta.shape)}")
-    return state, returned.like(vector, theta, hook)
+    state, vector = hook_results.pair(made, hook, f"a tensor of the shape {list(theta.shape)}")
+    return state, hook_results.like(vector, theta, hook)
 
 
 def _received(
     made: object, received: Mapping[str, Reduced], hook: str, theta: Tensor
 ) -> tuple[Tree, dict[str, Tensor]]:
     """The new state and the changed slices that an uplink's ``receive`` returned; the update is of the model's type."""
-    state, changed = returned.pair(made, hook, "the changed slices by slot")
+    state, changed = hook_results.pair(made, hook, "the changed slices by slot")
     if not isinstance(changed, dict):
         raise ConfigError(f"{hook} returned {in_words(changed)} instead of the changed slices by slot.")
     for slot, value in changed.items():
@@ -195,7 +195,7 @@ def _received(
             raise ConfigError(f"{hook} changed {slot!r}, which it did not receive; {nearest(str(slot), received)}")
         before = received[slot].value
         kind = value.dtype if slot != UPDATE and isinstance(value, Tensor) else theta.dtype  # slices have their own
-        returned.like(value, before.to(kind), f"{hook} of {slot!r}")
+        hook_results.like(value, before.to(kind), f"{hook} of {slot!r}")
     return state, dict(changed)
 
 
@@ -203,7 +203,7 @@ def _coefficients(method: Method, states: State, info: RoundInfo) -> tuple[Tree,
     """The mixing's new state and p, float64 [|S|]: on the simplex, or NaN if no update shall count."""
     made = method.mixing.coefficients(states.get("mixing", {}), info)
     hook = _named("mixing", method.mixing, "coefficients")
-    state, p = returned.pair(made, hook, "p")
+    state, p = hook_results.pair(made, hook, "p")
     try:
         p = np.asarray(p, dtype=np.float64)
     except (TypeError, ValueError) as error:

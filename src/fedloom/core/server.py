@@ -8,8 +8,8 @@ from typing import Protocol
 from torch import Tensor
 
 from fedloom.core.client import Broadcast, State, with_private
+from fedloom.core.hook_results import tensors, without_shared_storage
 from fedloom.core.plan import ClientPlan
-from fedloom.core.returned import apart, tensors
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Server:
             place: tensors(part.init_server(shared, plan.facts), f"{place}.init_server")
             for place, part in plan.method.hooks["init_server"]
         }
-        return cls(shared, buffers[: plan.layout.shared_buffers].clone(), apart(states, shared))
+        return cls(shared, buffers[: plan.layout.shared_buffers].clone(), without_shared_storage(states, shared))
 
     def broadcast(self, plan: ClientPlan) -> Broadcast:
         """The message to the cohort of the next round."""

@@ -20,9 +20,9 @@ import torch
 
 from fedloom.core.aggregate import Fold
 from fedloom.core.client import Broadcast, Result
+from fedloom.core.determinism import exact_gpu
 from fedloom.core.engine import Compute, ComputeFactory, StateFiles
 from fedloom.core.errors import CheckpointError, ConfigError
-from fedloom.core.exact import exact_gpu
 from fedloom.core.missing_needs import as_client_error, as_loss_error
 from fedloom.core.plan import ClientPlan
 from fedloom.engines.packed import Packed, pack, unpack

@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from fedloom.core import forked
+from fedloom.core import fork_safety
 from fedloom.core.aggregate import Fold, fold
 from fedloom.core.client import Broadcast, Failure, FailureKind, Result
 from fedloom.core.engine import ComputeFactory, Engine, States, Traits
@@ -322,7 +322,7 @@ def reason_against_forking() -> str | None:
         return "this system cannot fork; use engine=serial here"
     if sys.platform == "darwin":
         return "on macOS a forked process may crash in system libraries that use threads; use engine=serial here"
-    if not forked.backward_works():
+    if not fork_safety.backward_works():
         return (
             "PyTorch, which sees a GPU, runs no backward pass in them after one in this process; use engine=serial, or "
             "start Python with CUDA_VISIBLE_DEVICES= (empty), which hides the GPU"

@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection
 import numpy as np
 import torch
 
-from fedloom.core import forked
+from fedloom.core import fork_safety
 from fedloom.core.aggregate import Fold, fold
 from fedloom.core.client import Broadcast, Result, State
 from fedloom.core.engine import Compute
@@ -90,7 +90,7 @@ def serve(
     for other in inherited:
         other.close()
     torch.set_num_threads(1)
-    forked.hide_gpus()  # else the first backward pass starts a thread for each
+    fork_safety.hide_gpus()  # else the first backward pass starts a thread for each
     with contextlib.suppress(EOFError, ConnectionError):
         _work(plan, computes, segment, slots, pipe)
 

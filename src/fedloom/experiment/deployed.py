@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedloom.core.determinism import exact_gpu
 from fedloom.core.errors import DataError, nearest
-from fedloom.core.exact import exact_gpu
 from fedloom.core.federation import Arrays
 from fedloom.core.targets import NUMBERS, TRUTHS
 from fedloom.data.augment import Scale

@@ -18,8 +18,8 @@ from fedloom.core import meta
 from fedloom.core.client import State, own_values
 from fedloom.core.cohort import InitialStates
 from fedloom.core.context import Batch
+from fedloom.core.determinism import exact_gpu
 from fedloom.core.errors import ClientError, ConfigError, nearest
-from fedloom.core.exact import exact_gpu
 from fedloom.core.federation import Arrays, Index, Population, Split
 from fedloom.core.parts import Use
 from fedloom.core.plan import ClientPlan

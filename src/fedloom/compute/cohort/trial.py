@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fedloom.compute.cohort.layers import Draws, Unsupported
 from fedloom.compute.cohort.net import CohortNet
 from fedloom.compute.cohort.trace import ChosenOutputs, Outputs
-from fedloom.core import forked, rng
+from fedloom.core import fork_safety, rng
 from fedloom.core.errors import first_line
 from fedloom.core.layout import Layout, LiveModule
 
@@ -33,10 +33,10 @@ def trial_reason(model: nn.Module, outputs: Outputs, samples: Tensor) -> str | N
     """
     trial = partial(_reason, model, outputs, samples)
     on_cpu = all(each.device.type == "cpu" for each in (*model.parameters(), *model.buffers(), samples))
-    if not (on_cpu and forked.backward_spoils()):
+    if not (on_cpu and fork_safety.backward_spoils()):
         return trial()
     try:
-        return forked.in_child(trial)
+        return fork_safety.in_child(trial)
     except EOFError:
         return "the model's batched form cannot be tried (the process that tried it died)"
     except TimeoutError as error:

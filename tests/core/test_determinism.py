@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedloom.core import exact
+from fedloom.core import determinism
 
 backends: Any = torch.backends
 
@@ -42,8 +42,8 @@ def settings() -> list[Any]:
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A machine that claims to have a GPU, with PyTorch's own settings, which the test may change."""
-    monkeypatch.setattr(exact, "sees_gpu", lambda: True)
-    monkeypatch.delenv(exact.WORKSPACE, raising=False)
+    monkeypatch.setattr(determinism, "sees_gpu", lambda: True)
+    monkeypatch.delenv(determinism.WORKSPACE, raising=False)
     products = backends.cuda.matmul.fp32_precision
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PyTorch 2.9 to 2.11 announces new settings
@@ -51,7 +51,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         torch.set_float32_matmul_precision("highest")
         backends.cudnn.allow_tf32 = True
         backends.cuda.matmul.fp32_precision = products
-    monkeypatch.delenv(exact.WORKSPACE, raising=False)
+    monkeypatch.delenv(determinism.WORKSPACE, raising=False)
 
 
 def high() -> None:
@@ -79,11 +79,11 @@ def test_settings_of_users_are_restored(before: Callable[[], None], gpu: None) -
     try:
         before()
         found = settings()
-        with exact.exact_gpu():
+        with determinism.exact_gpu():
             inside = settings()
-            assert os.environ[exact.WORKSPACE] == ":4096:8"
+            assert os.environ[determinism.WORKSPACE] == ":4096:8"
         assert settings() == found
-        with contextlib.suppress(KeyError), exact.exact_gpu():
+        with contextlib.suppress(KeyError), determinism.exact_gpu():
             raise KeyError
         assert settings() == found
         assert inside[:4] == [True, False, False, max(found[3], 1)]
@@ -94,21 +94,21 @@ def test_settings_of_users_are_restored(before: Callable[[], None], gpu: None) -
 
 
 def test_the_users_workspace_is_kept(gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(exact.WORKSPACE, ":16:8")
-    with exact.exact_gpu():
-        assert os.environ[exact.WORKSPACE] == ":16:8"
+    monkeypatch.setenv(determinism.WORKSPACE, ":16:8")
+    with determinism.exact_gpu():
+        assert os.environ[determinism.WORKSPACE] == ":16:8"
 
 
 def test_a_model_may_still_use_the_settings_of_cudnn(gpu: None) -> None:
-    with exact.exact_gpu(), backends.cudnn.flags(enabled=False):
+    with determinism.exact_gpu(), backends.cudnn.flags(enabled=False):
         assert not backends.cudnn.enabled
         assert not torch.backends.cuda.matmul.allow_tf32
 
 
 def test_without_a_gpu_nothing_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exact, "sees_gpu", lambda: False)
-    monkeypatch.delenv(exact.WORKSPACE, raising=False)
+    monkeypatch.setattr(determinism, "sees_gpu", lambda: False)
+    monkeypatch.delenv(determinism.WORKSPACE, raising=False)
     found = settings()
-    with exact.exact_gpu():
+    with determinism.exact_gpu():
         assert settings() == found
-        assert exact.WORKSPACE not in os.environ
+        assert determinism.WORKSPACE not in os.environ

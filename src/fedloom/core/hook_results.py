@@ -36,11 +36,11 @@ def own_copy(made: Tree, hook: str) -> Tree:
     return {name: value.detach().clone(memory_format=plain) for name, value in tensors(made, hook).items()}
 
 
-def apart(states: dict[str, Tree], *vectors: Tensor) -> dict[str, Tree]:
+def without_shared_storage(states: dict[str, Tree], *vectors: Tensor) -> dict[str, Tree]:
     """The states with copies of tensors that share memory with a vector or an earlier state, as files hold each once.
 
     >>> x = torch.zeros(2)
-    >>> found = apart({"drift": {"a": x, "b": x}}, torch.ones(2))["drift"]
+    >>> found = without_shared_storage({"drift": {"a": x, "b": x}}, torch.ones(2))["drift"]
     >>> found["a"] is x, found["b"] is x
     (True, False)
     """
