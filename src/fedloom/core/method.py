@@ -318,7 +318,12 @@ class Method:
 
     def needs(self, what: str) -> bool:
         """Whether any part declares the given field of ``Needs``."""
-        return any(getattr(part.needs, what) for part in self.parts.values())
+        return what in self._needed
+
+    @cached_property
+    def _needed(self) -> frozenset[str]:
+        """The fields of ``Needs`` that some part declares."""
+        return frozenset(name for part in self.parts.values() for name, value in vars(part.needs).items() if value)
 
     def who_needs(self, what: str) -> str:
         """The parts that declare it, for error messages, like ``drift 'scaffold'``."""

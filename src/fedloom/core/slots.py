@@ -48,5 +48,7 @@ def label(part: Part) -> str:
     """
     if title := getattr(part, "title", ""):  # of a loss that the user brought
         return title
-    names = (registry.name_of(type(part)) for registry in SLOTS.values())
-    return next(filter(None, names), type(part).__name__.lower())
+    for slot, base in BASES.items():
+        if isinstance(part, base):
+            return SLOTS[slot].name_of(type(part)) or type(part).__name__.lower()
+    return type(part).__name__.lower()

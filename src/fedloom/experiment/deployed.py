@@ -19,7 +19,6 @@ from fedloom.core.federation import Arrays
 from fedloom.core.targets import NUMBERS, TRUTHS
 from fedloom.data.augment import Scale
 from fedloom.experiment.evaluation import Measurement
-from fedloom.experiment.export import SAMPLES, export
 from fedloom.experiment.tokens import known_tokens
 from fedloom.metrics import Predictions
 
@@ -121,6 +120,8 @@ class DeployedModel:
         Raises:
             ConfigError: if the file exists or cannot be written, or the model cannot be written in that format.
         """
+        from fedloom.experiment.export import SAMPLES, export
+
         sample = self.arrays.x[:1].repeat_interleave(SAMPLES, 0)
         return export(copy.deepcopy(self.module), sample, path, format)
 

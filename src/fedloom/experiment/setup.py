@@ -23,7 +23,6 @@ from fedloom.data.augment import pipeline
 from fedloom.experiment.experiment import Experiment
 from fedloom.experiment.runtime import reason_against_bf16
 from fedloom.experiment.target_check import check_targets
-from fedloom.experiment.teacher import load_teacher
 from fedloom.experiment.tokens import extreme_rows
 from fedloom.models import Copies, Wrapped, wrapped
 from fedloom.models.narrow import with_safe_convolutions
@@ -207,6 +206,8 @@ def server_data(plan: ClientPlan, inputs: Tensor, change: Augment | None = None)
 def _teacher(experiment: Experiment, federation: Federation, device: str) -> nn.Module | None:
     if experiment.teacher is None or not experiment.method.needs("teacher"):
         return None
+    from fedloom.experiment.teacher import load_teacher
+
     return load_teacher(experiment.teacher, federation, getattr(torch, experiment.dtype), device)
 
 
