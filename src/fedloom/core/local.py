@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from math import ceil
 
 import numpy as np
+from torch import Tensor
 
 from fedloom.core import rng
 from fedloom.core.checks import all_hold
@@ -14,6 +15,15 @@ from fedloom.core.settings import check_fields
 
 PRECISIONS = ("full", "bf16")
 LONGEST = 10_000_000  # epochs or steps of a round, whose batches are drawn before it begins
+
+
+def clip_factor(norm: Tensor, clip: float) -> Tensor:
+    """min(1, C/(‖g‖ + 10⁻⁶)): times this factor, a gradient of that norm has at most norm C.
+
+    >>> clip_factor(torch.tensor([0.5, 4.0]), 2.0).round(decimals=4)
+    tensor([1.0000, 0.5000])
+    """
+    return (clip / (norm + 1e-6)).clamp(max=1.0)
 
 
 @dataclass(frozen=True)

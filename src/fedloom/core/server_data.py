@@ -6,6 +6,7 @@ import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import count
 from typing import Protocol
 
 import numpy as np
@@ -71,10 +72,11 @@ class ServerData:
         first, second = (self.change(x, [(stream, len(x))]) for stream in streams)
         return first, second
 
-    def order(self, round: int, *counters: int) -> Tensor:
-        """A random permutation of the inputs, int64 [M]."""
-        stream: np.random.Generator = rng.stream(self.seed, "target order", round, *counters)
-        return torch.from_numpy(stream.permutation(len(self.inputs)))
+    def batches(self, round: int, size: int) -> Iterator[tuple[int, Tensor]]:
+        """Mini-batches of the inputs without end: the number of the pass, and rows, int64 [≤ size], in random order."""
+        for number in count():
+            order = rng.stream(self.seed, "target order", round, number).permutation(len(self.inputs))
+            yield from ((number, rows) for rows in torch.from_numpy(order).split(size))
 
 
 @torch.no_grad()

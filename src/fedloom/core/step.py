@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedloom.core.context import Context
-from fedloom.core.local import Local
+from fedloom.core.local import Local, clip_factor
 from fedloom.core.plan import ClientPlan
 from fedloom.core.views import LayerViews, SharedPrivate, View, pulled, times
 
@@ -92,7 +92,7 @@ def _descend(
     ]
     pieces = [piece for piece in pieces if piece[2] and len(piece[1])]
     clip, usual = (plan.local.clip, plan.local.weight_decay) if view.data else (None, 0.0)
-    factor = None if clip is None else (clip / (_norm(pieces) + 1e-6)).clamp(max=1.0)
+    factor = None if clip is None else clip_factor(_norm(pieces), clip)
     for where, grad, speed, more in pieces:
         _move(plan.local, trained, grad if factor is None else grad * factor, lr * speed, where, usual + more)
     if view.shared:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedloom.compute.cohort.parameters import SGDRule, new_rows
+from fedloom.core.local import clip_factor
 
 
 class RowSteps:
@@ -57,7 +58,7 @@ class RowSteps:
             grad.add_(rule.constant[:count])
         scale = None
         if rule.clip is not None:
-            scale = (rule.clip / (torch.linalg.vector_norm(grad, dim=1, keepdim=True) + 1e-6)).clamp(max=1.0)
+            scale = clip_factor(torch.linalg.vector_norm(grad, dim=1, keepdim=True), rule.clip)
         if not rule.momentum:
             if rule.weight_decay:
                 theta.mul_(self.decay)

@@ -148,8 +148,7 @@ class SelfSupervised(Mixing):
             views = [(first[:, able], second[:, able]) for first, second in views]
         batches = (
             (z[rows].double() for z in views[number * draws // passes])
-            for number in range(passes)
-            for rows in data.order(info.t, number).to(able.device).split(self.batch_size)
+            for number, rows in data.batches(info.t, self.batch_size)
         )
         a = torch.zeros(views[0][0].shape[1], dtype=torch.float64, device=able.device)
         p = np.zeros(len(models))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from math import cos, pi
 
@@ -13,7 +12,7 @@ from torch.nn.functional import kl_div
 from fedloom.core.checks import at_least, positive
 from fedloom.core.context import RoundInfo
 from fedloom.core.parts import Halves, Needs, ServerOptimizer
-from fedloom.core.server_data import ServerData, logits_of, usable
+from fedloom.core.server_data import logits_of, usable
 from fedloom.core.slots import servers
 from fedloom.core.targets import CLASSES
 from fedloom.core.tree import Tree
@@ -66,17 +65,10 @@ class Ensemble(ServerOptimizer):
         theta = theta.clone().requires_grad_()
         optimiser = torch.optim.Adam([theta], self.lr)
         with torch.enable_grad():
-            for step, rows in zip(range(self.steps), self._batches(data, info.t), strict=False):
+            for step, (_, rows) in zip(range(self.steps), data.batches(info.t, self.batch_size), strict=False):
                 optimiser.param_groups[0]["lr"] = self.lr * (1 + cos(pi * step / self.steps)) / 2
                 optimiser.zero_grad()
                 log_q = torch.log_softmax(data.logits(theta, buffers, data.inputs[rows]) / self.temperature, -1)
                 (self.temperature**2 * kl_div(log_q, teacher[rows], reduction="batchmean")).backward()
                 optimiser.step()
         return state, theta.detach()
-
-    def _batches(self, data: ServerData, round: int) -> Iterator[Tensor]:
-        """Rows of the inputs, pass after pass, in a new order each time."""
-        epoch = 0
-        while True:
-            yield from data.order(round, epoch).to(data.inputs.device).split(self.batch_size)
-            epoch += 1

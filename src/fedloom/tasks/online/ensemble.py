@@ -21,7 +21,7 @@ from fedloom.core.client import State
 from fedloom.core.context import NO_ROUND, Batch
 from fedloom.core.errors import ConfigError
 from fedloom.core.federation import Arrays, Index, Split
-from fedloom.core.local import Local
+from fedloom.core.local import Local, clip_factor
 from fedloom.core.method import Method
 from fedloom.core.objective import Net
 from fedloom.core.parts import Adaptation, Term
@@ -232,7 +232,7 @@ class ExpertEnsemble:
                 grad, value = grad_and_value(loss)(w) if together else adapting.gradient(loss, w)
                 grad = grad + learner.regulariser_grad(w, state)
                 if clip is not None:
-                    grad = grad * (clip / (torch.linalg.vector_norm(grad) + 1e-6)).clamp(max=1.0)
+                    grad = grad * clip_factor(torch.linalg.vector_norm(grad), clip)
                 return w - lr * decay * (grad + decayed * w), value
 
             with torch.no_grad():

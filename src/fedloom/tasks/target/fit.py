@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import count, islice
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -53,9 +53,8 @@ class TargetFit:
         log_tau = torch.zeros((), dtype=torch.float64, requires_grad=True)
         b = torch.zeros(r.shape[1], dtype=torch.float64, requires_grad=True)
         optimiser = torch.optim.Adam([a, log_tau, b], lr=self.lr)
-        batches = (rows for number in count() for rows in data.order(0, number).split(self.batch_size))
         with torch.enable_grad():
-            for some in islice(batches, self.steps):
+            for _, some in islice(data.batches(0, self.batch_size), self.steps):
                 weights = torch.softmax(a, 0).to(models)
                 logits = data.logits(weights @ models, mixture(weights, buffers), data.inputs[some])
                 log_q = torch.log_softmax(log_tau.exp() * logits.cpu().double() + b, -1)
