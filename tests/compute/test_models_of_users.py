@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fedloom.core.errors import ConfigError
 from fedloom.core.layout import Layout
 from fedloom.core.local import Local
-from fedloom.experiment.evaluation import Evaluation
+from fedloom.experiment.experiment import Evaluation
 from fedloom.experiment.federated import FederatedTask
 from fedloom.models import Copies, wrap
 

@@ -17,8 +17,7 @@ from torch import nn
 
 from fedloom.core.errors import ConfigError
 from fedloom.core.federation import Arrays, Federation, Index, Split
-from fedloom.experiment.evaluation import Measurement
-from fedloom.experiment.experiment import Evaluation
+from fedloom.experiment.experiment import Evaluation, Measurement
 from fedloom.experiment.federated import FederatedTask, run
 from fedloom.experiment.report.rundata import load
 from fedloom.experiment.rundir import RunDirectory

@@ -19,9 +19,9 @@ from fedloom.core.federation import Federation, Unlabelled
 from fedloom.core.local import Local
 from fedloom.data import as_source, task_stream
 from fedloom.data.streams import InOrder
+from fedloom.experiment.conventions import known_tokens
 from fedloom.experiment.experiment import Experiment
 from fedloom.experiment.federated import FederatedTask, run
-from fedloom.experiment.tokens import known_tokens
 from fedloom.models import models
 from fedloom.parts.adaptation import FineTune, Neighbours, PersonalHead, Prototypes
 from fedloom.parts.objectives import CrossEntropy, PrototypeAlignment

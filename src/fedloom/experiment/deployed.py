@@ -18,8 +18,8 @@ from fedloom.core.errors import DataError, nearest
 from fedloom.core.federation import Arrays
 from fedloom.core.targets import NUMBERS, TRUTHS
 from fedloom.data.augment import Scale
-from fedloom.experiment.evaluation import Measurement
-from fedloom.experiment.tokens import known_tokens
+from fedloom.experiment.conventions import known_tokens
+from fedloom.experiment.experiment import Measurement
 from fedloom.metrics import Predictions
 
 PIXELS = 100  # samples of a run's images that say whether their pixels go beyond 1

@@ -30,9 +30,8 @@ from fedloom.core.objective import Net
 from fedloom.core.parts import Personal, Use, Weights
 from fedloom.core.plan import ClientPlan
 from fedloom.core.server import Server, Store
-from fedloom.experiment.evaluation import Evaluation, Measurement
-from fedloom.experiment.last_models import ClientModels
-from fedloom.experiment.server_average import ServerAverage
+from fedloom.experiment.experiment import Evaluation, Measurement
+from fedloom.experiment.snapshot import ClientModels, ServerAverage
 from fedloom.metrics import Predictions, direction, fairness, reliability, summary
 from fedloom.metrics.prediction import reliability_of
 

@@ -1,27 +1,290 @@
-"""An experiment: a method and the conditions under which it runs."""
+"""An experiment: a method and the conditions under which it runs, among them what is measured, and when."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import nn
+from torch import Tensor, nn
 
 from fedloom.core.attack import Attack
-from fedloom.core.checks import DTYPES, one_of
+from fedloom.core.checks import DTYPES, at_least, one_of
 from fedloom.core.compose import named
-from fedloom.core.errors import ConfigError, in_words
+from fedloom.core.errors import ConfigError, in_words, nearest
 from fedloom.core.federation import Federation
 from fedloom.core.local import Local, cohort_size
 from fedloom.core.method import Method
 from fedloom.core.settings import check_fields
 from fedloom.core.slots import label
+from fedloom.core.targets import NUMBERS, TargetKind
 from fedloom.data.augment import Augmentation, augmentation, pipeline
-from fedloom.experiment.evaluation import Evaluation, check_evaluation
 from fedloom.methods import methods
+from fedloom.metrics import Predictions, direction, lookup, names, predictions
+from fedloom.metrics.fairness import FIGURES
+from fedloom.metrics.measures import TestLoss
+
+EVALUATIONS = ("global", "clients", "average", "cohort", "train", "received")
+OTHERS = ("as_published", "attack", "lambda", "mixing")  # what else records hold, with some methods
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Settings of evaluation: what is measured, and when.
+
+    Args:
+        what: any of ``global`` (the server model on the common test set), ``clients`` (each client's deployed model on
+            its own test samples), ``average`` (the mean of all clients' last models on the common test set; only
+            reported, never fed back), ``cohort`` (likewise the mean of this round's models), ``train`` (the server
+            model on all training data) and ``received`` (the cohort's losses F_i(θ^t) before local work and Σ p_i F_i
+            in every round, also for methods that do not need them). If the method adapts models, or there is no common
+            test set, every client tests ``average`` and ``cohort`` as in ``clients``: ``average/accuracy/mean`` and so
+            on.
+        every: rounds between evaluations; the last round is always evaluated.
+        target: target value of ``metric``, for rounds-to-target: in (0, 1] for an accuracy.
+        metric: the metric used for the target, early stopping and the best round, like ``global/accuracy``.
+        stop_at_target: end the run when the target is reached.
+        patience: stop after this many evaluations without improvement (0: never).
+        batch_size: samples per forward pass.
+        metrics: in addition to the loss (of the objective on the data, without regularisers), any registered
+            metric: ``accuracy``, ``cross_entropy``, ``auroc``, ``auprc``, ``f1`` (means over several classes),
+            ``balanced_accuracy``, ``top5`` or another k, ``ece`` and ``mce`` (calibration errors, 15 bins),
+            ``exact_match``; for numbers ``rmse``, ``mae``, ``r2``, of which ``rmse`` and ``r2`` are the default. In
+            sequences, every position counts.
+        padding: the label of sequence positions that are ignored.
+        server_average: ρ in (0, 1): the average of the server models of all rounds with weights ρ^(t-s) is evaluated
+            beside the last one as ``server_average/...`` and saved as ``model_average.safetensors``; 0: none.
+
+    Raises:
+        ConfigError: for impossible settings, such as a target for a metric that is not measured.
+    """
+
+    what: tuple[str, ...] = ("global", "clients")
+    every: int = 1
+    target: float | None = None
+    metric: str = "global/accuracy"
+    stop_at_target: bool = False
+    patience: int = 0
+    batch_size: int = 1000
+    metrics: tuple[str, ...] = ("accuracy",)
+    padding: int | None = None
+    server_average: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_fields(self, "evaluation.")
+        object.__setattr__(self, "what", tuple(map(str.lower, self.what)))
+        for name in self.what:
+            one_of("unknown evaluation", name, EVALUATIONS)
+        object.__setattr__(self, "metrics", tuple(lookup(name).name for name in self.metrics))
+        at_least(1, "evaluation.", every=self.every, batch_size=self.batch_size)
+        at_least(0, "evaluation.", patience=self.patience)
+        if not 0 <= self.server_average < 1:
+            raise ConfigError(f"evaluation.server_average is {self.server_average:g}, but it must lie in [0, 1).")
+        if self.stop_at_target and self.target is None:
+            raise ConfigError("evaluation: stop_at_target needs a target.")
+        scope = "train" if self.metric.startswith("global/train_") else self.metric.partition("/")[0]
+        scope = "clients" if scope in ("seen", "unseen") else scope
+        scopes = {*self.what, "server_average" if self.server_average else ""}
+        stops = self.target is not None or self.patience > 0
+        chosen = (stops or self.metric != type(self).metric) and self.metric != "train/loss" and scope not in OTHERS
+        says = f"{'the target or patience uses the metric' if stops else 'evaluation.metric is'} {self.metric!r}"
+        if chosen and self.metric in ("loss", *self.metrics):
+            like = f"global/{self.metric} or clients/{self.metric}/mean"
+            raise ConfigError(f"{says}, which does not say for which model; choose one like {like}.")
+        if chosen and scope not in scopes:
+            raise ConfigError(f"{says}, which is never measured: evaluation.what is {', '.join(self.what) or 'empty'}.")
+        own = scope == "clients" and "clients" in scopes and self.metric.startswith(("clients/", "seen/", "unseen/"))
+        if own and self.metric.rpartition("/")[2] not in FIGURES:
+            raise ConfigError(
+                f"the metric {self.metric!r} names no statistic over clients; choose one like {scope}/"
+                f"{self.first}/mean, or {', '.join(FIGURES[1:4])}, … in its place."
+            )
+        if self.target is not None and "accuracy" in self.metric.split("/") and not 0 < self.target <= 1:
+            raise ConfigError(f"the target accuracy is {self.target:g}, but it must lie in (0, 1].")
+        named = ("loss", "cross_entropy", *self.metrics)
+        named += ("rmse", "r2") * (self.metrics == type(self).metrics)  # what numbers are measured by
+        words = {*named, *(f"train_{name}" for name in named)} & {*self.metric.split("/")}
+        if chosen and not words:
+            raise ConfigError(
+                f"{says}, which is never measured: evaluation.metrics is {', '.join(self.metrics) or 'empty'}."
+            )
+
+    @property
+    def maximise(self) -> bool:
+        """Whether larger values of the metric are better."""
+        return direction(self.metric) == "max"
+
+    @property
+    def first(self) -> str:
+        """The metric by which models are judged: the accuracy, or else the first one, or else the loss."""
+        return "accuracy" if "accuracy" in self.metrics else (*self.metrics, "loss")[0]
+
+    def of_clients(self) -> Evaluation:
+        """The evaluation for clients that share no parameters: server models and means of models are left out.
+
+        Raises:
+            ConfigError: if the target, patience or metric refers to such a model.
+
+        >>> Evaluation(what=("clients", "average", "train")).of_clients().what
+        ('clients',)
+        """
+        left = tuple(name for name in self.what if name in ("clients", "received"))
+        scope = self.metric.partition("/")[0]
+        if self.metric != type(self).metric and scope in {*EVALUATIONS, "server_average"} - {*left, "train"}:
+            raise ConfigError(
+                f"evaluation.metric is {self.metric!r}, but clients share no parameters, so that there is no such "
+                f"model; take one like clients/{self.first}/mean."
+            )
+        return replace(self, what=left, server_average=0.0)
+
+    def fitted(self, targets: TargetKind, common: bool) -> Evaluation:
+        """The evaluation for one kind of targets, with or without a ``common`` test set for the server model.
+
+        Without one there is no ``global`` evaluation, and runs are judged by their clients.
+
+        >>> from fedloom.core.targets import NUMBERS
+        >>> found = Evaluation().fitted(NUMBERS, common=False)
+        >>> found.metrics, found.what, found.metric
+        (('rmse', 'r2'), ('clients',), 'clients/rmse/mean')
+
+        Raises:
+            ConfigError: for a metric that does not suit the targets.
+        """
+        usual = targets == NUMBERS and self.metrics == Evaluation.metrics
+        metrics = ("rmse", "r2") if usual else self.metrics
+        for name in metrics:
+            if targets not in lookup(name).suits:
+                fitting = [one for one in names() if targets in lookup(one).suits]
+                raise ConfigError(
+                    f"the metric {name!r} is for {' or '.join(lookup(name).suits)}, but the targets of these data are "
+                    f"{targets}; choose among {', '.join(fitting)}."
+                )
+        what, metric = self.what, self.metric
+        if not common:
+            what = tuple(name for name in what if name != "global")
+        if metric == Evaluation.metric and ("global" if common else "clients") in what:
+            first = replace(self, metrics=metrics, target=None, patience=0, stop_at_target=False).first
+            metric = f"global/{first}" if common else f"clients/{first}/mean"
+        return replace(self, metrics=metrics, what=what, metric=metric)
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """The interpretation and measurement of a model's outputs.
+
+    Attributes:
+        settings: metrics, padding and batch size.
+        targets: the kind of targets that the objective declares; None infers it from the data.
+        loss: the objective's own test loss; None if it has none, and the cross entropy is reported.
+    """
+
+    settings: Evaluation
+    targets: TargetKind | None = None
+    loss: TestLoss | None = None
+
+    @property
+    def loss_name(self) -> str:
+        """The name of the loss: ``loss`` if it is the objective's own, else ``cross_entropy``."""
+        return "cross_entropy" if self.loss is None else "loss"
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """The metrics that suit the targets: they are recorded in every evaluation, also where they are NaN."""
+        return tuple(name for name in self.settings.metrics if self.targets in (None, *lookup(name).suits))
+
+    def predictions(self, out: Tensor, y: Tensor) -> Predictions:
+        """The quantities that the metrics and the test loss need from outputs on one batch."""
+        settings = self.settings
+        return predictions(settings.metrics, out, y, settings.padding, loss=self.loss, declared=self.targets)
+
+
+UNTESTED = (
+    "no model was evaluated for lack of test samples; keep some of each client's, with held_out=0.2, or give test=."
+)
+
+
+def check_evaluation(method: Method, evaluation: Evaluation) -> None:
+    """Raise a ``ConfigError`` for an evaluation that the method does not support."""
+    means, personal = [what for what in ("average", "cohort") if what in evaluation.what], method.personal
+    if means and personal.chosen:
+        raise ConfigError(
+            f"evaluation.what={means[0]} is the mean of one model of each client, but with personal "
+            f"{label(personal)!r} clients train another one in every round; leave it out."
+        )
+    metric = evaluation.metric
+    if metric in ("average/accuracy", "cohort/accuracy") and not method.adaptation.is_identity:
+        raise ConfigError(
+            f"method {method.name!r} adapts models, so that {metric} is measured client by client; take {metric}/mean."
+        )
+    words = {word.removeprefix("train_") for word in metric.split("/")[1:]} if metric != "train/loss" else set()
+    if evaluation.target is not None or evaluation.patience:
+        if method.is_cross_entropy and "loss" in words and not (evaluation.target is None or evaluation.target > 0):
+            raise ConfigError(f"the target loss is {evaluation.target:g}, but it must be positive.")
+        if method.test_loss is None and "loss" in words:
+            raise ConfigError(
+                f"the loss of method {method.name!r} cannot be computed outside training, so that {metric} is "
+                f"not measured; take {metric.replace('loss', 'cross_entropy')}."
+            )
+        if method.test_loss is not None and words & {"cross_entropy"} - {*evaluation.metrics}:
+            raise ConfigError(f"{metric} is not measured; add cross_entropy to evaluation.metrics.")
+    judged = [name for name in EVALUATIONS if name in evaluation.what]
+    if not method.predicts and judged:
+        raise ConfigError(
+            f"method {method.name!r} trains no predictor that evaluation.what={judged[0]} could measure; "
+            "use fedloom synthesize, which evaluates generated samples, or leave evaluation.what empty."
+        )
+    if (judged or evaluation.server_average) and not method.personal.kept:
+        asked = f"evaluation.what={judged[0]}" if judged else "evaluation.server_average"
+        raise ConfigError(
+            f"clients of method {method.name!r} start from a new model in every round, so that {asked} would "
+            "measure an untrained one; set evaluation.what=[] and no server_average (fedloom synthesize evaluates "
+            "the generated samples)."
+        )
+    stops = "stop_at_target" if evaluation.stop_at_target else "patience" if evaluation.patience else ""
+    if stops and method.needs("last_round"):
+        raise ConfigError(
+            f"{method.who_needs('last_round')} acts in the last round, which a run that ends early never reaches; "
+            f"leave evaluation.{stops} out."
+        )
+
+
+def check_means(method: Method, evaluation: Evaluation, common: bool, held: bool) -> None:
+    """Raise a ``ConfigError`` for a mean of models that cannot be measured.
+
+    Without a ``common`` test set clients test it on samples that they ``held`` out, but no means of levels.
+    """
+    means = [name for name in ("average", "cohort") if name in evaluation.what]
+    if not means or common:
+        return
+    if not held:
+        raise ConfigError(
+            f"evaluation.what={means[0]} measures a mean of models on test samples, but there are none; leave it out, "
+            "or set some aside, as with held_out=0.2."
+        )
+    if method.personal.levels:
+        raise ConfigError(
+            f"evaluation.what={means[0]} measures networks of different size on a common test set, but there is none; "
+            "leave it out."
+        )
+    if evaluation.metric in ("average/accuracy", "cohort/accuracy"):
+        raise ConfigError(
+            f"without a common test set {evaluation.metric} is measured client by client; take "
+            f"{evaluation.metric}/mean."
+        )
+
+
+def check_measured(evaluation: Evaluation, history: Sequence[Mapping[str, object]]) -> None:
+    """Raise a ``ConfigError`` if no record of a run has the metric that the target or patience uses."""
+    if (evaluation.target is None and not evaluation.patience) or any(evaluation.metric in one for one in history):
+        return
+    measured = [key for key in history[-1] if key.partition("/")[0] in (*EVALUATIONS, *OTHERS, "seen", "unseen")]
+    raise ConfigError(
+        f"the target or patience uses the metric {evaluation.metric!r}, which is never measured; "
+        f"{nearest(evaluation.metric, measured)}"
+    )
+
 
 ROUNDS = 100_000_000
 OWN_CLASSES = (

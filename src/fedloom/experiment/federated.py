@@ -28,16 +28,12 @@ from fedloom.experiment import atomic, fingerprint, privacy, trainer
 from fedloom.experiment.callbacks import Callback
 from fedloom.experiment.checkpoint import Checkpoint
 from fedloom.experiment.evaluate import Evaluator
-from fedloom.experiment.evaluation import UNTESTED, check_means, check_measured
-from fedloom.experiment.experiment import Experiment
-from fedloom.experiment.failures import unpacked
-from fedloom.experiment.last_models import CohortModels, LastModels
+from fedloom.experiment.experiment import UNTESTED, Experiment, check_means, check_measured
 from fedloom.experiment.model_files import as_model_file
 from fedloom.experiment.rundir import FEDERATED, Columns, RunDirectory, Status, Table
 from fedloom.experiment.runtime import own_draws, pick_device, reproducible
-from fedloom.experiment.server_average import ServerAverage
 from fedloom.experiment.setup import make_plan, make_server_data, placed
-from fedloom.experiment.snapshot import Snapshot
+from fedloom.experiment.snapshot import CohortModels, LastModels, ServerAverage, Snapshot, unpacked
 from fedloom.experiment.store import (
     CLIENTS,
     LIMIT,

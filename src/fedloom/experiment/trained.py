@@ -24,13 +24,12 @@ from fedloom.core.federation import Arrays, Index, Population, Split
 from fedloom.core.parts import Use
 from fedloom.core.plan import ClientPlan
 from fedloom.core.slots import label
-from fedloom.experiment.conventions import table_of
+from fedloom.experiment.conventions import known_tokens, table_of
 from fedloom.experiment.deployed import Adapted, DeployedModel
 from fedloom.experiment.evaluate import Evaluator, LoadedModel
 from fedloom.experiment.runtime import reproducible
 from fedloom.experiment.snapshot import Snapshot
 from fedloom.experiment.store import StateStore
-from fedloom.experiment.tokens import known_tokens
 
 if TYPE_CHECKING:
     from pandas import DataFrame

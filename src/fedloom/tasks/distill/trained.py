@@ -14,7 +14,7 @@ from fedloom.core.errors import CheckpointError, in_one_line
 from fedloom.core.targets import CLASSES
 from fedloom.experiment.conventions import table_of
 from fedloom.experiment.deployed import DeployedModel
-from fedloom.experiment.evaluation import Evaluation, Measurement
+from fedloom.experiment.experiment import Evaluation, Measurement
 from fedloom.experiment.model_files import read_model_file
 from fedloom.experiment.rundir import RunDirectory
 from fedloom.experiment.teacher import load_teacher

@@ -13,9 +13,9 @@ from fedloom.core.errors import ClientError, ConfigError
 from fedloom.core.federation import Arrays
 from fedloom.core.parts import Batch
 from fedloom.data.streams import Task
+from fedloom.experiment.conventions import known_tokens
 from fedloom.experiment.deployed import inputs_like, labelled_like
 from fedloom.experiment.runtime import reproducible
-from fedloom.experiment.tokens import known_tokens
 from fedloom.experiment.trained import RunRecords
 from fedloom.tasks.online.task import OnlineTask
 

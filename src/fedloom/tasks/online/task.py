@@ -17,10 +17,10 @@ from fedloom.core.errors import CheckpointError, ClientError
 from fedloom.data.streams import Task
 from fedloom.experiment.callbacks import Callback
 from fedloom.experiment.checkpoint import Checkpoint
+from fedloom.experiment.conventions import known_tokens
 from fedloom.experiment.rundir import Columns, Status
 from fedloom.experiment.runtime import reproducible
 from fedloom.experiment.store import flat, nested
-from fedloom.experiment.tokens import known_tokens
 from fedloom.experiment.trainer import Record, Trainer, TrainerTask
 from fedloom.tasks.online.ensemble import MEMORY, state_bytes, task_bytes
 from fedloom.tasks.online.evaluate import StreamEvaluator
