@@ -72,7 +72,7 @@ class RunPlan:
 
     @contextmanager
     def claimed(self) -> Iterator[RunPlan]:
-        """The same runs in a folder that no other process uses; one in which nothing was written goes again.
+        """The same runs, in a folder that is locked for this process and removed if nothing was written to it.
 
         Raises:
             CheckpointError: if another process runs these, or the folder cannot be written.

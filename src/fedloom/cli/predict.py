@@ -116,7 +116,7 @@ def run_and_files(
 
 
 def read(path: Path, texts: Collection[str] = ()) -> Files:
-    """The arrays of an .npz file; as ``x`` that of an .npy file, or the rows of a CSV or parquet table.
+    """The arrays of an .npz file; or ``x`` alone, which is the array of an .npy file or the rows of a table.
 
     Args:
         path: the file.

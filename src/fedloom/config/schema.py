@@ -278,7 +278,7 @@ class CommandSchema:
         return reduce(lambda full, tree: self._lay(full, tree, start), given, start)
 
     def _lay(self, full: Tree, over: Tree, start: Tree) -> Tree:
-        """A tree over a full one; a choice that goes back to what it was at the start has its settings of then."""
+        """A tree laid over a full one; a choice that returns to its name in ``start`` has its settings from there."""
         for key, tree in over.items():
             name = tree.get("name") if isinstance(tree, Tree) else None
             if name is not None and full[key].get("name") != name == start[key].get("name"):

@@ -22,7 +22,9 @@ def untouched(buffers: Tensor) -> Iterator[None]:
 
 
 class SecondBuffers:
-    """The buffers of a paired method's v, which a client keeps beside v: those of the passes in which v alone moves.
+    """The buffers of v in a paired method, which a client keeps beside v.
+
+    Passes in which v alone moves update them.
 
     They start as the received ones, like v in Ditto, and are the deployed model's, unless it is w alone. Passes in
     which w moves, too, change w's buffers, which are sent; in a method without any other passes, v's are sent as w's.

@@ -64,7 +64,7 @@ def require_one_class(what: str, y: Tensor) -> None:
 
 
 def all_hold(where: str, conditions: Mapping[str, bool]) -> None:
-    """Raise a ``ConfigError`` with the first sentence whose condition does not hold; ``where`` begins it.
+    """Raise a ``ConfigError`` with the first sentence whose condition does not hold, after the words in ``where``.
 
     >>> all_hold("training: ", {"lr must be positive": True, "clip must be positive": False})
     Traceback (most recent call last):

@@ -340,7 +340,7 @@ class Method:
 
 
 def _check_declarations(who: str, part: Part) -> None:
-    """Raise a ``ConfigError`` if what a part declares has another form than that of ``Part``; ``who`` begins it."""
+    """Raise a ``ConfigError`` about ``who`` if a part's declarations do not have the types that ``Part`` states."""
     if not isinstance(part.needs, Needs):
         raise ConfigError(f"{who}: needs is {part.needs!r:.60}, but it must be Needs(...), like Needs(samples=True).")
     for name in ("downloads", "boundable"):

@@ -49,10 +49,7 @@ def as_client_error(
 
 
 def as_loss_error(work: Callable[[], Value]) -> Value | ClientError:
-    """The losses that ``work`` computes; an exception becomes a ``LossError``.
-
-    Its message goes on where a client's name has been.
-    """
+    """The losses that ``work`` computes; an exception becomes a ``LossError``, to be read after a client's name."""
     return as_client_error(work, "its loss of the received model cannot be computed", LossError)
 
 

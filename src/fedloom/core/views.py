@@ -133,7 +133,10 @@ def times(grad: Tensor, factor: float | list[float], out: Tensor, layers: LayerV
 
 
 def pulled(grad: Tensor, coefficients: Iterable[float], vectors: Iterable[Tensor]) -> Tensor:
-    """Add multiples of vectors [P] to the gradient [P], in place; a·x - a·y as a(x - y), which is 0 where x = y."""
+    """Add multiples of vectors [P] to the gradient [P], in place.
+
+    The pair a·x - a·y is added as a(x - y), so that nothing is added where x = y.
+    """
     terms = [(much, vector) for much, vector in zip(coefficients, vectors, strict=True) if much]
     if len(terms) == 2 and terms[0][0] == -terms[1][0]:
         return grad.add_(terms[0][1] - terms[1][1], alpha=terms[0][0])

@@ -31,7 +31,7 @@ def table_of(provenance: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def conventions(arrays: Arrays, provenance: Mapping[str, Any]) -> dict[str, Any]:
-    """All that the shapes of a model's inputs and outputs do not tell, as plain data; without what the data lack.
+    """What the shapes of a model's inputs and outputs do not say, as plain data, as far as the data have it.
 
     >>> import torch
     >>> arrays = Arrays(torch.zeros(1, 2), torch.tensor([0]), classes=2, names=("no", "yes"))

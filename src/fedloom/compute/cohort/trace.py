@@ -229,7 +229,10 @@ def _allow_in_place(program: Program) -> None:
 
 
 def _leave_rounded(program: Program) -> None:
-    """Let products stay rounded where layers that only select lead to other products, which round their factors."""
+    """Let products stay rounded if only layers that select values stand between them and the next product.
+
+    That product rounds its factors in any case.
+    """
     readers = _readers(program)
     reader = {number: step for step in program.steps for number in step.inputs}
 

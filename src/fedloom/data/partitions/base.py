@@ -55,7 +55,7 @@ class Partition(ABC):
 
     @property
     def outputs(self) -> int | None:
-        """Number of class labels in use, where clients number their own classes; None if it is that of the data."""
+        """The number of outputs if clients number their own classes; None if they use those of the data."""
         return None
 
     def relabelling(self, clients: int, classes: int, rng: Generator) -> ndarray | None:

@@ -67,7 +67,10 @@ def _described(runs: Sequence[RunData]) -> dict[str, str]:
 
 
 def _dealt(run: RunData) -> dict[str, str]:
-    """The settings of what clients or tasks hold; a further seed that is the run's own is the same as another's."""
+    """The settings of the data that clients or tasks hold.
+
+    A seed that equals the run's own reads ``${seed}``, so that runs with different seeds compare as equal.
+    """
     found = {key: value for key, value in _identity(run).items() if key.partition(".")[0] in DEALT}
     return {key: "${seed}" if _is_seed(key) and value == run.seed else value for key, value in found.items()}
 

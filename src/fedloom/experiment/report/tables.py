@@ -166,7 +166,7 @@ def words(title: str, texts: Sequence[str], left: bool = False) -> Column:
 def column(
     title: str, stats: Sequence[SeedStats], form: Format, better: str | None = None, spread: bool = True, over: str = ""
 ) -> Column:
-    """A column of numbers, with its best mean marked if there is something to compare; means that read alike are alike.
+    """A column of numbers; if there are several, the best mean is marked, and with it all that are printed alike.
 
     Args:
         title: the heading.

@@ -20,7 +20,9 @@ def by_samples(info: RoundInfo) -> Vector:
 
 
 def restrict_to_cohort(p: Vector, cohort: np.ndarray) -> Vector:
-    """p [K] restricted to the cohort and normalised, [|S|]; NaN, with which a round has no effect, if all are 0.
+    """p [K] restricted to the cohort and normalised, [|S|].
+
+    If all of these are 0, the coefficients are NaN, and the round leaves the model unchanged.
 
     >>> restrict_to_cohort(np.array([0.5, 0.2, 0.3]), np.array([1, 2]))
     array([0.4, 0.6])
