@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import fedloom as fl
 from fedloom.attacks import attacks
 from fedloom.core.documentation import bibtex, documentation
 from fedloom.core.errors import ConfigError
@@ -107,6 +108,15 @@ def test_a_package_names_all_that_its_modules_register(package: str) -> None:
     for name in home.__all__:
         held = getattr(home, name)
         assert getattr(held, "__name__", name) == name, "a module of this name takes its place"
+
+
+@pytest.mark.parametrize("package", ["methods", "models", "attacks", "objectives"])
+def test_making_by_name_is_spelt_alike(package: str) -> None:
+    made = {"methods": "feddyn", "models": "mlp", "attacks": "sign_flip", "objectives": "proximal"}
+    sizes = {"classes": 3, "inputs": (4,)} if package == "models" else {}
+    assert getattr(fl, package).make(made[package], **sizes)
+    with pytest.raises(ConfigError, match=f"did you mean '{made[package]}'"):
+        getattr(fl, package).make(made[package] + "s")
 
 
 def test_names_are_known_before_anything_is_imported_for_them() -> None:

@@ -29,7 +29,7 @@ def federation(request: pytest.FixtureRequest) -> Federation:
 
 
 def model(federation: Federation) -> Any:
-    return lambda: fl.models.models.make("mlp", classes=federation.classes, inputs=(1, 8, 8), hidden=(8,))
+    return lambda: fl.models.make("mlp", classes=federation.classes, inputs=(1, 8, 8), hidden=(8,))
 
 
 @pytest.mark.parametrize(

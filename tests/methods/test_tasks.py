@@ -363,9 +363,7 @@ def test_every_method_trains_a_task_or_says_why_not(kind: str) -> None:
     trained = 0
     for name in methods.names():
         try:
-            result = task(
-                kind, method=name, rounds=1, model=lambda: fl.models.models.make("mlp", classes=1, inputs=(4,))
-            )
+            result = task(kind, method=name, rounds=1, model=lambda: fl.models.make("mlp", classes=1, inputs=(4,)))
         except ConfigError:
             continue
         assert not result.failures, f"{name}: {result.failures[0]}"

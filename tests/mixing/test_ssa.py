@@ -349,7 +349,7 @@ def test_on_real_digits_the_client_with_the_targets_labels_counts_most(seed: int
     """NIID-1: five clients, each with two digits; the target has the first client's two."""
     federation = fl.data.federate("digits", "niid1", clients=5, seed=seed, held_out=0.0, target="skew")
     conditions = {
-        "federation": federation, "model": lambda: fl.models.models.make("mlp", classes=10, inputs=(1, 8, 8)),
+        "federation": federation, "model": lambda: fl.models.make("mlp", classes=10, inputs=(1, 8, 8)),
         "rounds": 4, "local": Local(epochs=5, batch_size=16, lr=0.1), "views": ("blur",), "seed": seed,
         "evaluation": Evaluation(what=("global", "average")), "dtype": "float32",
     }  # fmt: skip

@@ -89,7 +89,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "partition": (lambda: Dirichlet(alpha="skewed"), r"partition\.alpha is 'skewed', but it must be a number\."),
     "model's setting": (
-        lambda: fl.models.models.make("mlp", classes=2, inputs=(3,), hidden="wide"),
+        lambda: fl.models.make("mlp", classes=2, inputs=(3,), hidden="wide"),
         r"model 'mlp': hidden is 'wide', but it must be a list of whole numbers\.",
     ),
 }
@@ -113,7 +113,7 @@ def test_an_error_in_the_models_own_function_is_told_as_it_is() -> None:
 
 def test_an_error_of_fedloom_in_the_models_function_stays_one() -> None:
     with pytest.raises(ConfigError, match=r"^model 'mlp': hidden is 'wide'"):
-        go(model=lambda: fl.models.models.make("mlp", classes=2, inputs=(3,), hidden="wide"))()
+        go(model=lambda: fl.models.make("mlp", classes=2, inputs=(3,), hidden="wide"))()
 
 
 def test_numbers_of_numpy_and_mappings_are_taken() -> None:

@@ -158,7 +158,7 @@ def test_fedssa_for_a_buyer_is_fedssa_after_training() -> None:
     made = fl.Experiment(
         fl.methods.fedavg(),
         fl.data.federate("digits", "niid1", clients=5, target="skew"),
-        lambda: fl.models.models.make("mlp", classes=10, inputs=(1, 8, 8), hidden=(16,)),
+        lambda: fl.models.make("mlp", classes=10, inputs=(1, 8, 8), hidden=(16,)),
         rounds=2,
         local=fl.Local(epochs=2, batch_size=16, lr=0.1),
         views=("blur",),

@@ -6,4 +6,6 @@ from fedloom.attacks.data import Backdoor, LabelFlip
 from fedloom.attacks.updates import ALIE, Gaussian, InnerProduct, Replacement, SignFlip
 from fedloom.core.attack import attacks
 
-__all__ = ["ALIE", "Backdoor", "Gaussian", "InnerProduct", "LabelFlip", "Replacement", "SignFlip", "attacks"]
+__all__ = ["ALIE", "Backdoor", "Gaussian", "InnerProduct", "LabelFlip", "Replacement", "SignFlip", "attacks", "make"]
+
+make = attacks.make

@@ -91,14 +91,18 @@ def named(methods: Registry[Method], method: Method) -> Method:
     >>> composed = named(methods, replace(methods.make("feddyn"), server=Adam()))
     >>> composed.name, named(methods, replace(composed, server=SGD())).name
     ('feddyn+adam', 'feddyn+sgd')
-    >>> named(methods, replace(composed, name="mine")).name
-    'mine'
+    >>> named(methods, replace(composed, name="mine")).name, named(methods, replace(composed, name="feddyn-adam")).name
+    ('mine', 'feddyn-adam')
     """
-    preset, *changes = re.split(r"[+-]", method.name)
-    known = {"pooled", *map(label, method.objective), *(name for slot in SLOTS.values() for name in slot.names())}
-    if preset not in methods or not known.issuperset(changes):
+    name, *changes = re.split(r"(?=[+-])", method.name)
+    if name not in methods:
         return method
-    name = preset + method.changes(methods.make(preset))
+    preset = methods.make(name)
+    own = {"pooled", *map(label, preset.parts.values())}
+    known = {"pooled", *map(label, method.objective), *(name for slot in SLOTS.values() for name in slot.names())}
+    if any(part not in own if sign == "-" else part not in known for sign, part in ((c[0], c[1:]) for c in changes)):
+        return method  # no change of the preset is called so
+    name += method.changes(preset)
     return method if name == method.name else replace(method, name=name)
 
 

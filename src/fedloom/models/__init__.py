@@ -37,14 +37,15 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ACGAN", "Classifier", "ConditionalGAN", "ConditionalVAE", "Copies", "EarlyExit", "Shallow", "SpectralLinear",
-    "Wrapped",
-    "distilbert", "efficientnet_b0", "energy_cnn", "energy_resnet", "exit_cnn", "feddyn_cnn", "fedssa_cnn", "in_exit",
-    "leaf_cnn", "logistic", "m5", "macs", "mlp", "mobilenet", "mobilenet_v2", "models", "preact_exit18",
-    "preact_resnet18", "preact_resnet34", "resnet8x4", "resnet10", "resnet10_l", "resnet10_m", "resnet10_s",
-    "resnet10_xs", "resnet10_xxs", "resnet18", "resnet32x4", "resnet34", "shufflenet_v2", "stacked_lstm", "timm",
-    "transformer", "two_cnn", "two_nn", "two_nn_superfed", "vgg9", "wide_resnet", "wrap",
+    "Wrapped", "distilbert", "efficientnet_b0", "energy_cnn", "energy_resnet", "exit_cnn", "feddyn_cnn",
+    "fedssa_cnn", "in_exit", "leaf_cnn", "logistic", "m5", "macs", "make", "mlp", "mobilenet", "mobilenet_v2",
+    "models", "preact_exit18", "preact_resnet18", "preact_resnet34", "resnet8x4", "resnet10", "resnet10_l",
+    "resnet10_m", "resnet10_s", "resnet10_xs", "resnet10_xxs", "resnet18", "resnet32x4", "resnet34",
+    "shufflenet_v2", "stacked_lstm", "timm", "transformer", "two_cnn", "two_nn", "two_nn_superfed", "vgg9",
+    "wide_resnet", "wrap",
 ]  # fmt: skip
 
+make = models.make
 __getattr__ = models.lazily(
     __name__,
     {

@@ -10,8 +10,9 @@ if TYPE_CHECKING:
     from fedloom.parts.adaptation.personal_head import PersonalHead
     from fedloom.parts.adaptation.prototypes import Prototypes
 
-__all__ = ["FineTune", "Maml", "Neighbours", "PersonalHead", "Prototypes"]
+__all__ = ["FineTune", "Maml", "Neighbours", "PersonalHead", "Prototypes", "make"]
 
+make = adaptations.make
 __getattr__ = adaptations.lazily(
     __name__,
     {

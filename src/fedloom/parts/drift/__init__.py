@@ -12,8 +12,9 @@ if TYPE_CHECKING:
     from fedloom.parts.drift.fedsplit import FedSplitDrift
     from fedloom.parts.drift.scaffold import Scaffold
 
-__all__ = ["FedCMDrift", "FedDCDrift", "FedDynDrift", "FedNovaDrift", "FedSplitDrift", "Scaffold"]
+__all__ = ["FedCMDrift", "FedDCDrift", "FedDynDrift", "FedNovaDrift", "FedSplitDrift", "Scaffold", "make"]
 
+make = drifts.make
 __getattr__ = drifts.lazily(
     __name__,
     {

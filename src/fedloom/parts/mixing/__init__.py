@@ -26,8 +26,10 @@ __all__ = [
     "AFL", "QFFL", "TERM", "AAggFFD", "AAggFFS", "CentredClipping", "Confidence", "CoordinateMedian", "FLTrust",
     "FedMGDA", "Fixed", "GeometricMedian", "Krum", "NormBounding", "Proportional", "SelfSupervised", "Similarity",
     "TrimmedMean", "Uniform",
+    "make",
 ]  # fmt: skip
 
+make = mixings.make
 __getattr__ = mixings.lazily(
     __name__,
     {

@@ -29,8 +29,10 @@ __all__ = [
     "Decorrelation", "Distillation", "ElasticNet", "Energy", "Loss", "NotTrueDistillation", "PropFair",
     "PrototypeAlignment", "Proximal", "Robustness", "Selective", "SquaredError", "Variational", "WeightedCrossEntropy",
     "loss",
+    "make",
 ]  # fmt: skip
 
+make = objectives.make
 __getattr__ = objectives.lazily(
     __name__,
     {

@@ -32,8 +32,10 @@ __all__ = [
     "Reinitialised",
     "Subspace",
     "WidthSlice",
+    "make",
 ]
 
+make = personals.make
 __getattr__ = personals.lazily(
     __name__,
     {

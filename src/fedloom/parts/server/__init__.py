@@ -10,8 +10,9 @@ if TYPE_CHECKING:
     from fedloom.parts.server.exp import Extrapolated
     from fedloom.parts.server.sgd import SGD
 
-__all__ = ["SGD", "Adagrad", "Adam", "Ensemble", "Extrapolated", "Yogi"]
+__all__ = ["SGD", "Adagrad", "Adam", "Ensemble", "Extrapolated", "Yogi", "make"]
 
+make = servers.make
 __getattr__ = servers.lazily(
     __name__,
     {

@@ -17,8 +17,10 @@ __all__ = [
     "SecureSum",
     "SignCompression",
     "TopK",
+    "make",
 ]
 
+make = uplinks.make
 __getattr__ = uplinks.lazily(
     __name__,
     {
