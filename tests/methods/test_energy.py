@@ -193,7 +193,7 @@ def test_another_seed_begins_with_other_samples() -> None:
         ({"beta_final": -1.0}, "beta_final must be a finite number greater than 0, not -1"),
         ({"lam": -0.1}, "lam must be at least 0, not -0.1"),
         ({"repulsion": float("nan")}, "repulsion must be finite and at least 0, not nan"),
-        ({"clip_gradient": 0.0}, "needs a clip_gradient > 0, not 0"),
+        ({"clip_gradient": 0.0}, "clip_gradient must be a number greater than 0, not 0"),
         ({"schedule": "halv"}, "unknown schedule 'halv'; did you mean 'half'"),
         ({"labelled": "recieved"}, "unknown labelled 'recieved'; did you mean 'received'"),
         ({"weights": "singed"}, "has no weights 'singed'; did you mean 'signed'"),

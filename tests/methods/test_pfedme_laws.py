@@ -129,4 +129,4 @@ def test_rates_at_which_a_loop_cannot_converge_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"personal_lr is 0\.2, but with lam 15 steps of 0\.133 or more diverge"):
         make("pfedme", personal_lr=0.2)
     with pytest.raises(ConfigError, match=r"the local learning rate is 0\.2, but with lam 15"):
-        experiment(make("pfedme"), local=Local(lr=0.2), federation=classes())
+        FederatedTask(experiment(make("pfedme"), local=Local(lr=0.2), federation=classes()))

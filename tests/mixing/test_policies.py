@@ -298,7 +298,7 @@ def test_any_policy_with_other_parts_and_engines() -> None:
         (lambda: AAggFFS(c1=0.5, c2=0.2), "0 <= c1 < c2"),
         (lambda: AAggFFD(c1=-1.0), "0 <= c1 < c2"),
         (lambda: QFFL(-1.0), "q must be at least 0, not -1"),
-        (lambda: TERM(float("inf")), "finite lam"),
+        (lambda: TERM(float("inf")), "lam must be finite, not inf"),
         (lambda: AFL(-0.1), "step must be at least 0"),
         (lambda: Proportional(0.0), "M must be a finite number greater than 0, not 0"),
         (lambda: Proportional(float("inf")), "M must be a finite number greater than 0, not inf"),

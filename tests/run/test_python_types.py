@@ -82,12 +82,18 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: fl.Experiment(FEDAVG, FEDERATION, nn.Linear(64, 10)),
         r"the model is a module, .* like lambda: Linear\(\.\.\.\)\.",
     ),
-    "method's setting": (lambda: fl.methods.feddyn(alpha="big"), r"method 'feddyn': alpha is 'big', .* a number\."),
+    "method's setting": (
+        lambda: fl.methods.feddyn(alpha="big"),
+        r"method 'feddyn': alpha is 'big', .* a number greater than 0\.",
+    ),
     "method's name": (
         lambda: fl.methods.feddyn(alfa=1.0),
         r"method 'feddyn' has no setting 'alfa'; did you mean 'alpha'",
     ),
-    "partition": (lambda: Dirichlet(alpha="skewed"), r"partition\.alpha is 'skewed', but it must be a number\."),
+    "partition": (
+        lambda: Dirichlet(alpha="skewed"),
+        r"partition\.alpha is 'skewed', but it must be a number greater than 0\.",
+    ),
     "model's setting": (
         lambda: fl.models.make("mlp", classes=2, inputs=(3,), hidden="wide"),
         r"model 'mlp': hidden is 'wide', but it must be a list of whole numbers\.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -10,9 +11,9 @@ from torch import Tensor
 
 from fedloom.core import rng
 from fedloom.core.attack import Attack, attacks, single_labels
-from fedloom.core.checks import at_least
 from fedloom.core.errors import ConfigError
 from fedloom.core.federation import Arrays, Index, Split
+from fedloom.core.ranges import Count, Range
 
 
 @attacks.register(name="label_flip")
@@ -56,23 +57,14 @@ class Backdoor(Attack):
         size: side of the square in pixels, or number of entries of a vector.
         share: fraction of a hostile client's samples that are stamped, in (0, 1].
         scale: γ ≥ 1.
-
-    Raises:
-        ConfigError: if a setting is out of range.
     """
 
     target: int = 0
-    size: int = 2
-    share: float = 0.5
-    scale: float = 1.0
+    size: Count = 2
+    share: Annotated[float, Range(0, 1, above=True)] = 0.5
+    scale: Annotated[float, Range(1)] = 1.0
 
     citation = "gu2017badnets, bagdasaryan2020backdoor"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(1, "attack 'backdoor': ", size=self.size, scale=self.scale)
-        if not 0 < self.share <= 1:
-            raise ConfigError(f"attack 'backdoor': share must lie in (0, 1], not {self.share}.")
 
     def poison(self, data: Split, hostile: np.ndarray, seed: int) -> Split:
         """Stamped samples are appended to the arrays and take the place of the original ones at their clients."""

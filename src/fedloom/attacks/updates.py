@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedloom.core.attack import Attack, attacks
-from fedloom.core.checks import positive
+from fedloom.core.ranges import Positive
 
 
 @attacks.register(name="sign_flip")
@@ -27,11 +27,7 @@ class SignFlip(Attack):
         ConfigError: if a setting is out of range.
     """
 
-    scale: float = 1.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        positive("attack 'sign_flip': ", scale=self.scale)
+    scale: Positive = 1.0
 
     def forge(self, update: Tensor, received: Tensor, initial: Tensor, draws: np.random.Generator) -> Tensor:
         return -self.scale * update
@@ -56,10 +52,6 @@ class Replacement(Attack):
 
     scale: float | None = None
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        positive("attack 'replacement': ", scale=self.scale)
-
     def forge(self, update: Tensor, received: Tensor, initial: Tensor, draws: np.random.Generator) -> Tensor:
         return (self.scale or 1 / self.fraction) * (received - initial)
 
@@ -78,11 +70,7 @@ class Gaussian(Attack):
         ConfigError: if a setting is out of range.
     """
 
-    std: float = 1.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        positive("attack 'gaussian': ", std=self.std)
+    std: Positive = 1.0
 
     def forge(self, update: Tensor, received: Tensor, initial: Tensor, draws: np.random.Generator) -> Tensor:
         return self.std * torch.from_numpy(draws.standard_normal(len(update))).to(update)
@@ -139,13 +127,9 @@ class InnerProduct(Attack):
         ConfigError: if a setting is out of range.
     """
 
-    eps: float = 0.5
+    eps: Positive = 0.5
 
     citation = "xie2020fall"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        positive("attack 'inner_product': ", eps=self.eps)
 
     def collude(self, honest: Tensor, hostile: int) -> Tensor:
         return -self.eps * honest.mean(0)

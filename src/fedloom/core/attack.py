@@ -12,6 +12,7 @@ from torch import Tensor
 from fedloom.core import rng
 from fedloom.core.errors import ConfigError
 from fedloom.core.federation import Arrays, Split
+from fedloom.core.ranges import Decay, within
 from fedloom.core.registry import Registry
 
 attacks: Registry[Attack | None] = Registry("attack")
@@ -39,12 +40,11 @@ class Attack:
         ConfigError: if the fraction is out of range.
     """
 
-    fraction: float = 0.2
+    fraction: Decay = 0.2
     citation: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.fraction < 1:
-            raise ConfigError(f"attack: the fraction is {self.fraction:g}, but it must lie in [0, 1).")
+        within(self, "attack.")
 
     def hostile(self, clients: int, seed: int, trusted: Collection[int] = ()) -> np.ndarray:
         """The hostile clients, sorted, int64 [f]; clients in ``trusted`` belong to the server and are never hostile.

@@ -38,6 +38,8 @@ from fedloom.core.context import Batch, Context, Facts, Forward, Model, Output, 
 from fedloom.core.local import Local
 from fedloom.core.message import ClientEnd, Message, Sent
 from fedloom.core.needs import Needs
+from fedloom.core.ranges import within
+from fedloom.core.registry import titled
 from fedloom.core.targets import TargetKind
 from fedloom.core.tree import Tree
 from fedloom.core.views import Pair, RegGrad, StepInfo, View
@@ -124,6 +126,10 @@ class Part:
     def __init_subclass__(cls, **settings: Any) -> None:
         super().__init_subclass__(**settings)
         _drop_stale_declarations(cls)
+
+    def __post_init__(self) -> None:
+        """Raise a ``ConfigError`` for a setting outside the range of its annotation, like ``lr: Positive``."""
+        within(self, f"{titled(type(self))}: ")
 
     def check(self, local: Local, facts: Facts) -> None:
         """Raise a ``ConfigError`` if the part cannot work with this local training, or in this experiment.

@@ -18,7 +18,7 @@ from fedloom.core.slots import SEVERAL
 @cache
 def described(kind: type) -> tuple[dict[str, Any], Mapping[str, str]]:
     """Types and descriptions of a class's fields; many methods share a part."""
-    return get_type_hints(kind), documentation(kind)[1]
+    return get_type_hints(kind, include_extras=True), documentation(kind)[1]
 
 
 def factory(

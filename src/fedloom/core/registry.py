@@ -24,6 +24,19 @@ T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
 
+_titles: dict[Callable[..., Any], str] = {}
+
+
+def titled(factory: Callable[..., Any]) -> str:
+    """The kind and name under which a class or function was first registered, for messages; else its own name.
+
+    >>> from fedloom.parts.drift import FedDynDrift
+    >>> titled(FedDynDrift), titled(dict)
+    ("drift 'dynamic'", 'dict')
+    """
+    return _titles.get(factory, factory.__name__)
+
+
 @dataclass(frozen=True)
 class Entry(Generic[T]):
     """One registered factory, with its signature and docstring; ``load`` imports or makes it, on first use."""
@@ -108,6 +121,7 @@ class Registry(Generic[T]):
                 )
             self.later(key, lambda: factory, f"{factory.__module__}.{factory.__qualname__}")
             self._names.setdefault(factory, key)
+            _titles.setdefault(factory, f"{self.kind} {key!r}")
             if (
                 missing := self._shared.keys()
                 & inspect.signature(factory).parameters - documentation(factory)[1].keys()

@@ -13,7 +13,7 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, is_dataclass
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from fedloom.core.errors import ConfigError, in_words, nearest
 
@@ -24,7 +24,8 @@ Parameters = Mapping[str, inspect.Parameter]
 
 def signature(factory: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     """The parameters that can be given by name, with annotations resolved to types and defaults to values."""
-    hints = get_type_hints(factory.__init__ if inspect.isclass(factory) else factory)
+    made_by = factory.__init__ if inspect.isclass(factory) and not is_dataclass(factory) else factory
+    hints = get_type_hints(made_by, include_extras=True)
     declared = getattr(factory, "__dataclass_fields__", {}).values()
     fresh = {f.name: f.default_factory for f in declared if f.default_factory is not MISSING}
     found = {}
@@ -75,7 +76,17 @@ def validate(
 
 def is_grid(annotation: Any, value: Any) -> bool:
     """Whether ``value`` is a list although the setting has a single value."""
-    return isinstance(value, list) and get_origin(annotation) not in (tuple, list, Sequence)
+    return isinstance(value, list) and get_origin(bare_type(annotation)) not in (tuple, list, Sequence)
+
+
+def bare_type(annotation: Any) -> Any:
+    """The type itself of an annotation with a range.
+
+    >>> from fedloom.core.ranges import Positive
+    >>> bare_type(Positive)
+    <class 'float'>
+    """
+    return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
 
 
 def to_plain(value: Any) -> Any:
@@ -142,6 +153,7 @@ def convert(key: str, value: Any, annotation: Any) -> Any:
 
 def _convert(value: Any, annotation: Any) -> Any:
     """``convert``, raising ``TypeError`` if it is impossible."""
+    annotation = bare_type(annotation)
     origin, inner = get_origin(annotation), get_args(annotation)
     if annotation in (Any, object, EMPTY):
         return value
@@ -237,6 +249,7 @@ def _plain(annotation: Any) -> bool:
     >>> _plain(tuple[int, ...] | None), _plain(Callable[[], int]), _plain(Mapping[str, float])
     (True, False, True)
     """
+    annotation = bare_type(annotation)
     if annotation is Ellipsis or get_origin(annotation) is Literal:
         return True
     if get_origin(annotation) in (Union, types.UnionType, tuple, list, Sequence, Mapping, dict):
@@ -249,7 +262,12 @@ def expected(annotation: Any) -> str:
 
     >>> expected(int | None), expected(tuple[int, ...]), expected(dict[str, float])
     ('a whole number or null', 'a list of whole numbers', 'a mapping of names to values')
+    >>> from fedloom.core.ranges import Count, Decay
+    >>> expected(Count | None), expected(Decay)
+    ('a whole number of at least 1 or null', 'a number in [0, 1)')
     """
+    if get_origin(annotation) is Annotated:
+        return " ".join(filter(None, (expected(bare_type(annotation)), *map(str, get_args(annotation)[1:]))))
     origin, inner = get_origin(annotation), get_args(annotation)
     if origin in (Union, types.UnionType):
         options = sorted(inner, key=lambda option: option is type(None))
@@ -270,6 +288,7 @@ def expected(annotation: Any) -> str:
 
 def _typeable(annotation: Any) -> bool:
     """Whether values of that type can be written in a configuration; some settings also accept Python objects."""
+    annotation = bare_type(annotation)
     given = (bool, int, float, str, Path, type(None), Mapping, Sequence)
     return not isinstance(annotation, type) or issubclass(annotation, given)
 

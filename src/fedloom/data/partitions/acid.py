@@ -12,6 +12,7 @@ from numpy.random import Generator
 
 from fedloom.core.checks import one_of
 from fedloom.core.errors import ConfigError, DataError
+from fedloom.core.ranges import Count
 from fedloom.data.grouping import rank_within, shuffled_by_label
 from fedloom.data.partitions.base import Partition, partitions
 
@@ -40,11 +41,10 @@ class Acid(Partition):
     ([0, 4], [20, 20, 20, 20, 20])
     """
 
-    classes: int = 5
+    classes: Count = 5
     samples: int = 500
     test_samples: int = 100
 
-    counts: ClassVar[tuple[str, ...]] = ("classes",)
     deals_test: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

@@ -10,9 +10,9 @@ import numpy as np
 from numpy import ndarray
 from numpy.random import Generator
 
-from fedloom.core.checks import at_least, positive
 from fedloom.core.errors import DataError
 from fedloom.core.federation import Index
+from fedloom.core.ranges import Count, Natural, within
 from fedloom.core.registry import Registry
 from fedloom.core.settings import check_fields
 from fedloom.data.grouping import index_of
@@ -30,20 +30,16 @@ class Partition(ABC):
         redraws: number of further draws before giving up.
     """
 
-    min_size: int = field(default=1, kw_only=True)
-    redraws: int = field(default=50, kw_only=True)
+    min_size: Count = field(default=1, kw_only=True)
+    redraws: Natural = field(default=50, kw_only=True)
 
-    counts: ClassVar[tuple[str, ...]] = ()  # settings that must be at least 1
-    positive: ClassVar[tuple[str, ...]] = ()  # settings that must be finite and greater than 0
     reads_labels: ClassVar[bool] = True  # targets must be class numbers
     needs_clients: ClassVar[bool] = True  # False: the number of clients follows from the data
     deals_test: ClassVar[bool] = False  # True: implements ``test_owners``
 
     def __post_init__(self) -> None:
         check_fields(self, "partition.")
-        at_least(1, **{name: getattr(self, name) for name in ("min_size", *self.counts)})
-        at_least(0, redraws=self.redraws)
-        positive(**{name: getattr(self, name) for name in self.positive})
+        within(self, "partition.")
 
     @abstractmethod
     def owners(self, labels: ndarray, clients: int, rng: Generator, groups: ndarray | None) -> ndarray:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 from numpy import ndarray
 from numpy.random import Generator
 
-from fedloom.core.checks import at_least
+from fedloom.core.ranges import NonNegative, Positive
 from fedloom.data.grouping import shuffled_by_label
 from fedloom.data.partitions.base import Partition, equal_sizes, lognormal_sizes, partitions
 
@@ -31,9 +30,7 @@ class Dirichlet(Partition):
     (5, np.int64(1000))
     """
 
-    alpha: float = 0.3
-
-    positive: ClassVar[tuple[str, ...]] = ("alpha",)
+    alpha: Positive = 0.3
 
     def owners(self, labels: ndarray, clients: int, rng: Generator, groups: ndarray | None = None) -> ndarray:
         owner = np.empty(len(labels), dtype=np.int64)
@@ -57,9 +54,7 @@ class Niid2(Partition):
     np.int64(600)
     """
 
-    beta: float = 0.5
-
-    positive: ClassVar[tuple[str, ...]] = ("beta",)
+    beta: Positive = 0.5
 
     def owners(self, labels: ndarray, clients: int, rng: Generator, groups: ndarray | None = None) -> ndarray:
         return Dirichlet(self.beta).owners(labels, clients, rng)
@@ -85,14 +80,8 @@ class DirichletBalanced(Partition):
     [200, 200, 200, 200, 200]
     """
 
-    alpha: float = 0.3
-    sigma: float = 0.0
-
-    positive: ClassVar[tuple[str, ...]] = ("alpha",)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(0, sigma=self.sigma)
+    alpha: Positive = 0.3
+    sigma: NonNegative = 0.0
 
     def owners(self, labels: ndarray, clients: int, rng: Generator, groups: ndarray | None = None) -> ndarray:
         present, label = np.unique(labels, return_inverse=True)

@@ -9,6 +9,7 @@ import numpy as np
 from numpy import ndarray
 from numpy.random import Generator
 
+from fedloom.core.ranges import Positive
 from fedloom.data.partitions.base import Partition, lognormal_sizes, partitions
 
 
@@ -39,9 +40,8 @@ class Lognormal(Partition):
     np.int64(100)
     """
 
-    sigma: float = 0.3
+    sigma: Positive = 0.3
 
-    positive: ClassVar[tuple[str, ...]] = ("sigma",)
     reads_labels: ClassVar[bool] = False
 
     def owners(self, labels: ndarray, clients: int, rng: Generator, groups: ndarray | None = None) -> ndarray:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 from numpy import ndarray
 from numpy.random import Generator
 
 from fedloom.core.errors import DataError
+from fedloom.core.ranges import Count
 from fedloom.data.grouping import rank_within, shuffled_by_label
 from fedloom.data.partitions.base import Partition, partitions
 
@@ -33,9 +33,7 @@ class Shards(Partition):
     [6, 6, 6, 6]
     """
 
-    shards: int = 2
-
-    counts: ClassVar[tuple[str, ...]] = ("shards",)
+    shards: Count = 2
 
     def owners(self, labels: ndarray, clients: int, rng: Generator, groups: ndarray | None = None) -> ndarray:
         samples, shards = len(labels), clients * self.shards
@@ -70,9 +68,7 @@ class Pathological(Partition):
     [2, 2, 2, 2, 2, 2, 2, 2, 2, 2]
     """
 
-    classes: int = 2
-
-    counts: ClassVar[tuple[str, ...]] = ("classes",)
+    classes: Count = 2
 
     def owners(self, labels: ndarray, clients: int, rng: Generator, groups: ndarray | None = None) -> ndarray:
         present, label = np.unique(labels, return_inverse=True)
@@ -144,10 +140,8 @@ class Niid1(Partition):
     [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]]
     """
 
-    parts: int = 5
+    parts: Count = 5
     order: bool = False
-
-    counts: ClassVar[tuple[str, ...]] = ("parts",)
 
     def owners(self, labels: ndarray, clients: int, rng: Generator, groups: ndarray | None = None) -> ndarray:
         classes = len(np.unique(labels))

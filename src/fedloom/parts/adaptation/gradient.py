@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedloom.core.checks import at_least
 from fedloom.core.context import Batch, Forward, Output
 from fedloom.core.parts import Adaptation
+from fedloom.core.ranges import Natural, NonNegative
 from fedloom.core.slots import adaptations
 from fedloom.core.subspace import in_transform
 
@@ -68,11 +68,6 @@ def cut(batch: Batch) -> Iterator[Batch]:
         yield Batch(batch.x[rows], batch.y[rows], twin=None if batch.twin is None else batch.twin[rows])
 
 
-def _check(name: str, lr: float | Tensor, steps: int) -> None:
-    if not isinstance(lr, Tensor):  # else one value per expert, when several are trained at once
-        at_least(0, f"adaptation {name!r}: ", lr=lr, steps=steps)
-
-
 @adaptations.register
 @dataclass(frozen=True)
 class Maml(Adaptation):
@@ -88,19 +83,13 @@ class Maml(Adaptation):
         steps: number of inner steps; the thesis tries 1 and 5; 0 gives FedAvg.
         second_order: whether to differentiate through the inner steps.
         training: False trains without adaptation and adapts at evaluation only.
-
-    Raises:
-        ConfigError: if ``lr`` or ``steps`` is out of range.
     """
 
-    lr: float = 0.1
-    steps: int = 1
+    lr: NonNegative = 0.1
+    steps: Natural = 1
     second_order: bool = True
     training: bool = True
     citation = "fallah2020perfedavg"
-
-    def __post_init__(self) -> None:
-        _check("maml", self.lr, self.steps)
 
     @property
     def trains(self) -> bool:
@@ -128,16 +117,10 @@ class FineTune(Adaptation):
     Args:
         lr: learning rate of the steps.
         steps: number of steps.
-
-    Raises:
-        ConfigError: if ``lr`` or ``steps`` is out of range.
     """
 
-    lr: float = 0.1
-    steps: int = 5
-
-    def __post_init__(self) -> None:
-        _check("finetune", self.lr, self.steps)
+    lr: NonNegative = 0.1
+    steps: Natural = 5
 
     @property
     def descents(self) -> int:

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedloom.core.checks import at_least, positive, probability, require_one_class
+from fedloom.core.checks import require_one_class
 from fedloom.core.context import Batch, Forward, Output
 from fedloom.core.parts import Adaptation, Needs
+from fedloom.core.ranges import Count, Positive, Probability
 from fedloom.core.slots import adaptations
 from fedloom.core.targets import CLASSES
 
@@ -35,23 +36,15 @@ class Neighbours(Adaptation):
         k: number of neighbours, at least 1; a client with fewer samples uses all of them.
         lam: λ in [0, 1], weight of the neighbours; with 0 the model is deployed unchanged.
         scale: σ > 0, length scale of the neighbours' weights.
-
-    Raises:
-        ConfigError: if a setting is out of range.
     """
 
-    k: int = 10
-    lam: float = 0.5
-    scale: float = 1.0
+    k: Count = 10
+    lam: Probability = 0.5
+    scale: Positive = 1.0
 
     needs = Needs(features=True, one_class=True)
     targets = CLASSES
     citation = "marfoq2022knnper"
-
-    def __post_init__(self) -> None:
-        at_least(1, "adaptation 'neighbours': ", k=self.k)
-        probability("adaptation 'neighbours': ", lam=self.lam)
-        positive("adaptation 'neighbours': ", scale=self.scale)
 
     def adapt(
         self, forward: Forward, theta: Tensor, support: Batch, loss: Callable[[Output, Batch], Tensor]

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedloom.core.checks import at_least, require_one_class
+from fedloom.core.checks import require_one_class
 from fedloom.core.context import Batch, Forward, Output
 from fedloom.core.parts import Adaptation, Needs
+from fedloom.core.ranges import Natural, NonNegative
 from fedloom.core.slots import adaptations
 from fedloom.core.targets import CLASSES
 
@@ -30,20 +31,14 @@ class PersonalHead(Adaptation):
     Args:
         lr: the largest learning rate of the steps.
         steps: number of steps; with 0 the model is deployed unchanged.
-
-    Raises:
-        ConfigError: if a setting is out of range.
     """
 
-    lr: float = 0.1
-    steps: int = 50
+    lr: NonNegative = 0.1
+    steps: Natural = 50
 
     needs = Needs(features=True, one_class=True)
     targets = CLASSES
     citation = "chen2022fedrod"
-
-    def __post_init__(self) -> None:
-        at_least(0, "adaptation 'personal_head': ", lr=self.lr, steps=self.steps)
 
     def adapt(
         self, forward: Forward, theta: Tensor, support: Batch, loss: Callable[[Output, Batch], Tensor]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from fedloom.core.context import Context, Facts, RoundInfo
-from fedloom.core.errors import ConfigError
 from fedloom.core.parts import Drift, Halves, Needs
+from fedloom.core.ranges import Range
 from fedloom.core.slots import drifts
 from fedloom.core.tree import Tree
 
@@ -32,21 +33,14 @@ class FedCMDrift(Drift):
 
     Args:
         alpha: α in (0, 1].
-
-    Raises:
-        ConfigError: if α is out of range.
     """
 
-    alpha: float = 0.1
+    alpha: Annotated[float, Range(0, 1, above=True)] = 0.1
 
     needs = Needs(shared=True, sgd=True)
     downloads = ("direction",)
     affine = True
     citation = "xu2021fedcm"
-
-    def __post_init__(self) -> None:
-        if not 0 < self.alpha <= 1:
-            raise ConfigError(f"drift 'fedcm' needs alpha in (0, 1], not {self.alpha:g}.")
 
     def init_server(self, theta: Tensor, facts: Facts) -> Tree:
         return {"direction": torch.zeros_like(theta)}

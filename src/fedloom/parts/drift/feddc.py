@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedloom.core.checks import at_least
 from fedloom.core.context import Context, Facts, Model, RoundInfo
 from fedloom.core.parts import ClientEnd, Drift, Halves, Needs, Reduce
+from fedloom.core.ranges import NonNegative
 from fedloom.core.slots import drifts
 from fedloom.core.tree import Tree
 
@@ -53,12 +53,9 @@ class FedDCDrift(Drift):
         control: take it from control variates, as the authors' code does, instead of displacements.
         decouple: learn h_i; False keeps it at zero.
         average_over_all: add the mean drift of all K clients instead of the cohort's mixed drift.
-
-    Raises:
-        ConfigError: if α is negative or not finite.
     """
 
-    alpha: float = 0.01
+    alpha: NonNegative = 0.01
     gradient: bool = True
     decouple: bool = True
     average_over_all: bool = True
@@ -68,9 +65,6 @@ class FedDCDrift(Drift):
     boundable = ("control",)
     affine = True
     citation = "gao2022feddc"
-
-    def __post_init__(self) -> None:
-        at_least(0, "drift 'dc': ", alpha=self.alpha)
 
     @property
     def needs(self) -> Needs:  # pyright: ignore[reportIncompatibleVariableOverride]

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedloom.core.checks import positive
 from fedloom.core.context import Context, Facts, Model, RoundInfo
 from fedloom.core.parts import ClientEnd, Drift, Halves, Needs, Reduce
+from fedloom.core.ranges import Positive
 from fedloom.core.slots import drifts
 from fedloom.core.tree import Tree
 
@@ -36,21 +36,15 @@ class FedDynDrift(Drift):
     Args:
         alpha: α > 0; for large α, local models stay close to the received one.
         size_weighted: weight clients by samples (α_i = α·n̄/n_i, as published) rather than equally.
-
-    Raises:
-        ConfigError: if α is not positive and finite.
     """
 
-    alpha: float = 0.01
+    alpha: Positive = 0.01
     size_weighted: bool = True
 
     needs = Needs(shared=True)
     uploads = {"update": Reduce.SHARE}  # noqa: RUF012
     affine = True
     citation = "acar2021feddyn"
-
-    def __post_init__(self) -> None:
-        positive("drift 'dynamic': ", alpha=self.alpha)
 
     def init_server(self, theta: Tensor, facts: Facts) -> Tree:
         """h = 0."""

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedloom.core.checks import positive
 from fedloom.core.context import Context, Facts, Model, RoundInfo
 from fedloom.core.parts import ClientEnd, Drift, Halves, Needs, Reduce
+from fedloom.core.ranges import Positive
 from fedloom.core.slots import drifts
 from fedloom.core.tree import Tree
 
@@ -38,12 +38,9 @@ class FedSplitDrift(Drift):
     Args:
         s: s > 0, the step size of the proximal operator; the pull towards 2x - z_i is 1/s.
         active: average over the cohort (Act) instead of all clients (All).
-
-    Raises:
-        ConfigError: if s is not positive and finite.
     """
 
-    s: float = 10.0
+    s: Positive = 10.0
     active: bool = False
 
     needs = Needs(shared=True)
@@ -52,9 +49,6 @@ class FedSplitDrift(Drift):
     affine = True
     displaces = False
     citation = "pathak2020fedsplit"
-
-    def __post_init__(self) -> None:
-        positive("drift 'split': ", s=self.s)
 
     def init_server(self, theta: Tensor, facts: Facts) -> Tree:
         """θ⁰, the fraction 0 of clients that have joined, and, for All, the mean z of all z_i."""

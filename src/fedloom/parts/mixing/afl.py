@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from fedloom.core.checks import at_least
 from fedloom.core.context import RoundInfo
 from fedloom.core.parts import Mixing, Needs
+from fedloom.core.ranges import NonNegative
 from fedloom.core.slots import mixings
 from fedloom.core.tree import Tree
 from fedloom.parts.mixing import responses
@@ -33,14 +33,14 @@ class AFL(Mixing):
         ConfigError: if γ is negative or not finite.
     """
 
-    step: float = 0.1
+    step: NonNegative = 0.1
     response: str = "train"
 
     citation = "mohri2019afl"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         responses.check_samples(self.response)
-        at_least(0, "mixing 'afl': ", step=self.step)
 
     @property
     def needs(self) -> Needs:  # pyright: ignore[reportIncompatibleVariableOverride]

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedloom.core.checks import at_least
 from fedloom.core.context import Facts, RoundInfo
-from fedloom.core.errors import ConfigError
 from fedloom.core.parts import Halves, Mixing, Needs
+from fedloom.core.ranges import Count, Range
 from fedloom.core.slots import mixings
 from fedloom.core.tree import Tree
 
@@ -37,19 +37,12 @@ class NormBounding(Mixing):
 
     Args:
         radius: C > 0.
-
-    Raises:
-        ConfigError: if C is not positive.
     """
 
-    radius: float = 1.0
+    radius: Annotated[float, Range(0, above=True, infinite=True)] = 1.0
 
     needs = Needs(updates=True, shared=True)
     citation = "sun2019backdoor"
-
-    def __post_init__(self) -> None:
-        if not self.radius > 0:
-            raise ConfigError(f"mixing 'norm_bounding' needs a positive radius, not {self.radius:g}.")
 
     def coefficients(self, state: Tree, info: RoundInfo) -> tuple[Tree, np.ndarray]:
         """The clipped weights normalised to sum to 1; their sum is kept for ``combine``."""
@@ -79,21 +72,13 @@ class CentredClipping(Mixing):
     Args:
         radius: τ > 0.
         steps: L ≥ 1.
-
-    Raises:
-        ConfigError: if a setting is out of range.
     """
 
-    radius: float = 1.0
-    steps: int = 1
+    radius: Annotated[float, Range(0, above=True, infinite=True)] = 1.0
+    steps: Count = 1
 
     needs = Needs(updates=True, shared=True)
     citation = "karimireddy2021history"
-
-    def __post_init__(self) -> None:
-        if not self.radius > 0:
-            raise ConfigError(f"mixing 'centred_clipping' needs a positive radius, not {self.radius:g}.")
-        at_least(1, "mixing 'centred_clipping': ", steps=self.steps)
 
     def init_server(self, theta: Tensor, facts: Facts) -> Tree:
         """v = 0 [P]."""

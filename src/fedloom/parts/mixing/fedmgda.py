@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedloom.core.checks import at_least, positive
 from fedloom.core.context import RoundInfo
 from fedloom.core.parts import Halves, Mixing, Needs
+from fedloom.core.ranges import NonNegative, Positive
 from fedloom.core.slots import mixings
 from fedloom.core.tree import Tree
 from fedloom.parts.mixing.box_qp import min_norm_box_qp
@@ -29,20 +29,13 @@ class FedMGDA(Mixing):
     Args:
         eps: ε ≥ 0, largest deviation of the coefficients from the sample shares.
         lr: η > 0, the largest step length.
-
-    Raises:
-        ConfigError: if a setting is out of range.
     """
 
-    eps: float = 0.1
-    lr: float = 1.0
+    eps: NonNegative = 0.1
+    lr: Positive = 1.0
 
     needs = Needs(updates=True, shared=True)
     citation = "hu2022fedmgda"
-
-    def __post_init__(self) -> None:
-        at_least(0, "mixing 'fedmgda': ", eps=self.eps)
-        positive("mixing 'fedmgda': ", lr=self.lr)
 
     def coefficients(self, state: Tree, info: RoundInfo) -> tuple[Tree, np.ndarray]:
         """λ_i/‖Δ_i‖ normalised to sum to 1; the sum is kept for ``combine``."""

@@ -12,6 +12,7 @@ from fedloom.core.context import Facts, RoundInfo
 from fedloom.core.errors import ConfigError
 from fedloom.core.local import Local
 from fedloom.core.parts import Halves, Mixing, Needs
+from fedloom.core.ranges import Natural
 from fedloom.core.slots import mixings
 from fedloom.core.tree import Tree
 
@@ -37,14 +38,10 @@ class FLTrust(Mixing):
         ConfigError: if ``root`` is no client.
     """
 
-    root: int = 0
+    root: Natural = 0
 
     needs = Needs(updates=True, shared=True, full_participation=True)
     citation = "cao2021fltrust"
-
-    def __post_init__(self) -> None:
-        if self.root < 0:
-            raise ConfigError(f"mixing 'fltrust': root is {self.root}, but clients are numbered from 0.")
 
     @property
     def trusted(self) -> tuple[int, ...]:

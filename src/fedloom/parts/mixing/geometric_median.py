@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from fedloom.core.checks import at_least, positive
 from fedloom.core.context import RoundInfo
 from fedloom.core.parts import Mixing, Needs
+from fedloom.core.ranges import Natural, Positive
 from fedloom.core.slots import mixings
 from fedloom.core.tree import Tree
 
@@ -32,21 +32,14 @@ class GeometricMedian(Mixing):
         steps: R ≥ 0.
         nu: ν > 0, lower bound of distances.
         size_weighted: α_i = n_i/n, as in the paper, instead of equal weights.
-
-    Raises:
-        ConfigError: if a setting is out of range.
     """
 
-    steps: int = 3
-    nu: float = 1e-6
+    steps: Natural = 3
+    nu: Positive = 1e-6
     size_weighted: bool = True
 
     needs = Needs(updates=True, shared=True)
     citation = "pillutla2022rfa"
-
-    def __post_init__(self) -> None:
-        at_least(0, "mixing 'geometric_median': ", steps=self.steps)
-        positive("mixing 'geometric_median': ", nu=self.nu)
 
     def coefficients(self, state: Tree, info: RoundInfo) -> tuple[Tree, np.ndarray]:
         """The weights of the last Weiszfeld step."""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 import torch
 
-from fedloom.core.checks import at_least
 from fedloom.core.context import RoundInfo
-from fedloom.core.errors import ConfigError
 from fedloom.core.parts import Mixing, Needs
+from fedloom.core.ranges import Count, Range
 from fedloom.core.slots import mixings
 from fedloom.core.tree import Tree
 
@@ -31,21 +31,13 @@ class Krum(Mixing):
     Args:
         hostile: ρ in [0, 1/2), the largest fraction of hostile clients to tolerate.
         selected: m; None means n - f.
-
-    Raises:
-        ConfigError: if a setting is out of range.
     """
 
-    hostile: float = 0.2
-    selected: int | None = 1
+    hostile: Annotated[float, Range(0, 0.5, below=True)] = 0.2
+    selected: Count | None = 1
 
     needs = Needs(updates=True, shared=True)
     citation = "blanchard2017krum"
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.hostile < 0.5:
-            raise ConfigError(f"mixing 'krum' needs a hostile share in [0, 0.5), not {self.hostile:g}.")
-        at_least(1, "mixing 'krum': ", selected=self.selected)
 
     def coefficients(self, state: Tree, info: RoundInfo) -> tuple[Tree, np.ndarray]:
         """Equal weights of the m selected clients, 0 for all others."""

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedloom.core.context import RoundInfo
-from fedloom.core.errors import ConfigError
 from fedloom.core.parts import Halves, Mixing, Needs
+from fedloom.core.ranges import Range
 from fedloom.core.slots import mixings
 from fedloom.core.tree import Tree
 
@@ -69,19 +70,12 @@ class TrimmedMean(Mixing):
 
     Args:
         trim: β in [0, 1/2), the fraction trimmed at either end.
-
-    Raises:
-        ConfigError: if β is out of range.
     """
 
-    trim: float = 0.2
+    trim: Annotated[float, Range(0, 0.5, below=True)] = 0.2
 
     needs = Needs(updates=True, shared=True)
     citation = CITATION
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.trim < 0.5:
-            raise ConfigError(f"mixing 'trimmed_mean' needs a trim in [0, 0.5), not {self.trim:g}.")
 
     def coefficients(self, state: Tree, info: RoundInfo) -> tuple[Tree, np.ndarray]:
         """The fractions of values; the trimmed mean itself is kept for ``combine``."""

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedloom.core.checks import positive
 from fedloom.core.context import RoundInfo
 from fedloom.core.parts import Mixing, Needs
+from fedloom.core.ranges import Positive
 from fedloom.core.slots import mixings
 from fedloom.core.tree import Tree
 from fedloom.parts.mixing.simplex import exponentiated
@@ -25,19 +25,13 @@ class Proportional(Mixing):
     Args:
         M: M > 0, an upper bound of the losses.
         eps: ε > 0, lower bound of M - F_i.
-
-    Raises:
-        ConfigError: if a setting is out of range.
     """
 
-    M: float = 2.0
-    eps: float = 0.2
+    M: Positive = 2.0
+    eps: Positive = 0.2
 
     needs = Needs(losses=True)
     citation = "zhang2022propfair"
-
-    def __post_init__(self) -> None:
-        positive("mixing 'propfair': ", M=self.M, eps=self.eps)
 
     def coefficients(self, state: Tree, info: RoundInfo) -> tuple[Tree, np.ndarray]:
         """One exponentiated step from n_i/n with response -log(M - F) and ζ = 1."""

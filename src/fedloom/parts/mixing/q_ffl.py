@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedloom.core.checks import at_least
 from fedloom.core.context import RoundInfo
 from fedloom.core.parts import Halves, Mixing, Needs
+from fedloom.core.ranges import NonNegative
 from fedloom.core.slots import mixings
 from fedloom.core.tree import Tree
 from fedloom.parts.mixing import responses
@@ -36,14 +36,14 @@ class QFFL(Mixing):
         ConfigError: if q is negative or not finite.
     """
 
-    q: float = 1.0
+    q: NonNegative = 1.0
     response: str = "train"
 
     citation = "li2020qffl"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         responses.check_samples(self.response)
-        at_least(0, "mixing 'q_ffl': ", q=self.q)
 
     @property
     def weighs_losses(self) -> bool:

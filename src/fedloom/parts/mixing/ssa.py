@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
-from fedloom.core.checks import at_least, positive
 from fedloom.core.context import Facts, RoundInfo
 from fedloom.core.errors import ConfigError, outside
 from fedloom.core.local import Local
 from fedloom.core.parts import Halves, Mixing, Needs
+from fedloom.core.ranges import Count, Natural, NonNegative, Positive
 from fedloom.core.server_data import usable, view_logits
 from fedloom.core.slots import mixings
 from fedloom.core.targets import CLASSES
@@ -98,25 +98,23 @@ class SelfSupervised(Mixing):
         ConfigError: if a setting is out of range, ``start`` is set without ``feed_back``, or no round follows it.
     """
 
-    variance: float = 10.0
-    entropy: float = 1e-3
+    variance: NonNegative = 10.0
+    entropy: NonNegative = 1e-3
     optimiser: Literal["adam", "sgd"] = "sgd"
-    lr: float = 0.01
-    steps: int = 300
-    batch_size: int = 64
-    draws: int = 1
-    start: int = 0
+    lr: Positive = 0.01
+    steps: Count = 300
+    batch_size: Count = 64
+    draws: Count = 1
+    start: Natural = 0
     feed_back: bool = False
 
     targets = CLASSES
     citation = CITATION
 
     def __post_init__(self) -> None:
-        positive("mixing 'ssa': ", lr=self.lr)
+        super().__post_init__()
         if self.optimiser not in OPTIMISERS:
             raise ConfigError(f"mixing 'ssa': optimiser must be adam or sgd, not {self.optimiser!r}.")
-        at_least(1, "mixing 'ssa': ", steps=self.steps, batch_size=self.batch_size, draws=self.draws)
-        at_least(0, "mixing 'ssa': ", variance=self.variance, entropy=self.entropy, start=self.start)
         if self.start and not self.feed_back:
             raise ConfigError("mixing 'ssa': start has an effect only if mixtures are fed back; set feed_back=true.")
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 
 from fedloom.core.context import RoundInfo
-from fedloom.core.errors import ConfigError
 from fedloom.core.parts import Mixing, Needs
+from fedloom.core.ranges import Range
 from fedloom.core.slots import mixings
 from fedloom.core.tree import Tree
 from fedloom.parts.mixing import responses
@@ -30,15 +31,14 @@ class TERM(Mixing):
         ConfigError: if λ is not finite.
     """
 
-    lam: float = 1.0
+    lam: Annotated[float, Range()] = 1.0
     response: str = "train"
 
     citation = "li2021term"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         responses.check_samples(self.response)
-        if not np.isfinite(self.lam):
-            raise ConfigError(f"mixing 'term' needs a finite lam, not {self.lam:g}.")
 
     @property
     def needs(self) -> Needs:  # pyright: ignore[reportIncompatibleVariableOverride]

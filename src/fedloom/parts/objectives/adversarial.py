@@ -9,9 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedloom.core.checks import at_least, one_of, positive
+from fedloom.core.checks import one_of
 from fedloom.core.context import Batch, Context, Model, Output
 from fedloom.core.parts import Needs, Term
+from fedloom.core.ranges import Count, Positive
 from fedloom.core.slots import objectives
 from fedloom.core.tree import Tree
 
@@ -69,19 +70,18 @@ class Adversarial(Term):
     tensor([2.0794])
     """
 
-    latent: int = 100
+    latent: Count = 100
     labels: str = "own"
-    speed: float = 1.0
+    speed: Positive = 1.0
     auxiliary: str = "own"
 
     needs = Needs(output=False, model=True, generator=True)
     citation = "rasouli2020fedgan"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         one_of("objective 'adversarial' has no labels", self.labels, LABELS)
         one_of("objective 'adversarial' has no auxiliary", self.auxiliary, AUXILIARY)
-        at_least(1, "objective 'adversarial': ", latent=self.latent)
-        positive("objective 'adversarial': ", speed=self.speed)
 
     def on_step(self, ctx: Context, model: Model, batch: Batch, draws: np.random.Generator) -> Tree:
         """z [B, latent], with ``uniform`` labels y' [B], and with ``random`` auxiliary ones ỹ [B]."""

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedloom.core.checks import at_least
 from fedloom.core.context import Batch, Context, Facts, Model, Output, RoundInfo
 from fedloom.core.parts import ClientEnd, Halves, Needs, Reduce, Term
+from fedloom.core.ranges import NonNegative
 from fedloom.core.slots import objectives
 from fedloom.core.targets import CLASSES
 from fedloom.core.tree import Tree
@@ -37,21 +37,15 @@ class PrototypeAlignment(Term):
 
     Args:
         lam: λ ≥ 0, weight of the term; with 0 clients train alone.
-
-    Raises:
-        ConfigError: if a setting is out of range.
     """
 
-    lam: float = 1.0
+    lam: NonNegative = 1.0
 
     needs = Needs(features=True, model=True, samples=True, one_class=True)
     targets = CLASSES
     uploads = {"sums": Reduce.MEAN, "counts": Reduce.MEAN}  # noqa: RUF012
     downloads = ("prototypes", "known")
     citation = "tan2022fedproto"
-
-    def __post_init__(self) -> None:
-        at_least(0, "objective 'alignment': ", lam=self.lam)
 
     def init_server(self, theta: Tensor, facts: Facts) -> Tree:
         return {}  # the number of features is known when the first prototypes arrive

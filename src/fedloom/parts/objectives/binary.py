@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedloom.core.checks import positive
 from fedloom.core.context import Batch, Context, Output
 from fedloom.core.parts import Term
+from fedloom.core.ranges import Positive
 from fedloom.core.slots import objectives
 from fedloom.core.targets import TRUTHS, aligned, row_means
 
@@ -24,21 +24,14 @@ class BinaryCrossEntropy(Term):
 
     Args:
         positive_weight: a > 0, the weight of positive targets.
-
-    Raises:
-        ConfigError: if the weight is not positive.
-
     >>> import torch
     >>> BinaryCrossEntropy().loss(Output(torch.zeros(1, 1)), Batch(torch.zeros(1), torch.tensor([1])), None)
     tensor([0.6931])
     """
 
-    positive_weight: float = 1.0
+    positive_weight: Positive = 1.0
 
     targets = TRUTHS
-
-    def __post_init__(self) -> None:
-        positive("objective 'binary_cross_entropy': ", positive_weight=self.positive_weight)
 
     def loss(self, out: Output, batch: Batch, ctx: Context) -> Tensor:
         return self.test_loss(out.logits, batch.y)

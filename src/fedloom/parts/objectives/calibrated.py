@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fedloom.core.checks import at_least
 from fedloom.core.context import Batch, Context, Output
 from fedloom.core.parts import Needs, Term
+from fedloom.core.ranges import NonNegative
 from fedloom.core.slots import objectives
 from fedloom.core.targets import CLASSES
 from fedloom.parts.objectives import divergence
@@ -29,9 +29,6 @@ class CalibratedLogits(Term):
     Args:
         tau: τ ≥ 0, scale of the margins; with 0 it is cross entropy.
 
-    Raises:
-        ConfigError: if a setting is out of range.
-
     >>> import torch
     >>> ctx = Context(torch.zeros(1), {}, {}, {}, 1.0, 1, 0.1, 0, None, torch.tensor([16.0, 1.0]))
     >>> rare = Batch(torch.zeros(1), torch.tensor([1]))
@@ -39,14 +36,11 @@ class CalibratedLogits(Term):
     tensor([1.3133])
     """
 
-    tau: float = 1.0
+    tau: NonNegative = 1.0
 
     needs = Needs(label_counts=True)
     targets, learns = CLASSES, True
     citation = "zhang2022fedlc"
-
-    def __post_init__(self) -> None:
-        at_least(0, "objective 'calibrated': ", tau=self.tau)
 
     def loss(self, out: Output, batch: Batch, ctx: Context) -> Tensor:
         return divergence.cross_entropy(out.logits - self.tau * _counts(ctx) ** -0.25, batch.y)
@@ -65,23 +59,17 @@ class BalancedSoftmax(Term):
     Args:
         gamma: γ ≥ 0, exponent of the counts; with 0 it is cross entropy.
 
-    Raises:
-        ConfigError: if a setting is out of range.
-
     >>> import torch
     >>> ctx = Context(torch.zeros(1), {}, {}, {}, 1.0, 1, 0.1, 0, None, torch.tensor([3.0, 1.0]))
     >>> BalancedSoftmax().loss(Output(torch.zeros(1, 2)), Batch(torch.zeros(1), torch.tensor([1])), ctx)  # log 4
     tensor([1.3863])
     """
 
-    gamma: float = 1.0
+    gamma: NonNegative = 1.0
 
     needs = Needs(label_counts=True)
     targets, learns = CLASSES, True
     citation = "ren2020balanced"
-
-    def __post_init__(self) -> None:
-        at_least(0, "objective 'balanced': ", gamma=self.gamma)
 
     def loss(self, out: Output, batch: Batch, ctx: Context) -> Tensor:
         return divergence.cross_entropy(out.logits + self.gamma * _counts(ctx).log(), batch.y)

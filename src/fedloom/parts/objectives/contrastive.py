@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedloom.core.checks import at_least, positive
 from fedloom.core.context import Batch, Context, Model, Output
 from fedloom.core.parts import ClientEnd, Needs, Term
+from fedloom.core.ranges import NonNegative, Positive
 from fedloom.core.slots import objectives
 from fedloom.core.tree import Tree
 
@@ -32,20 +32,13 @@ class Contrastive(Term):
     Args:
         mu: μ ≥ 0; the authors use 1 to 10; 0 gives FedAvg.
         tau: τ > 0, the temperature.
-
-    Raises:
-        ConfigError: if a setting is out of range.
     """
 
-    mu: float = 0.1
-    tau: float = 0.5
+    mu: NonNegative = 0.1
+    tau: Positive = 0.5
 
     needs = Needs(features=True, shared=True)
     citation = "li2021moon"
-
-    def __post_init__(self) -> None:
-        at_least(0, "objective 'contrastive': ", mu=self.mu)
-        positive("objective 'contrastive': ", tau=self.tau)
 
     def init_client(self, theta: Tensor) -> Tree:
         """θ_i = θ^t."""

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fedloom.core.checks import at_least, positive
 from fedloom.core.context import Batch, Context, Output
 from fedloom.core.parts import Needs, Term
+from fedloom.core.ranges import NonNegative, Positive
 from fedloom.core.slots import objectives
 
 
@@ -33,21 +33,14 @@ class Decorrelation(Term):
     Args:
         beta: β ≥ 0; 0 gives FedAvg.
         eps: eps > 0, added to variances.
-
-    Raises:
-        ConfigError: if a setting is out of range.
     """
 
-    beta: float = 0.1
-    eps: float = 1e-8
+    beta: NonNegative = 0.1
+    eps: Positive = 1e-8
 
     needs = Needs(features=True)
     couples = True
     citation = "shi2023feddecorr"
-
-    def __post_init__(self) -> None:
-        at_least(0, "objective 'decorrelation': ", beta=self.beta)
-        positive("objective 'decorrelation': ", eps=self.eps)
 
     def loss(self, out: Output, batch: Batch, ctx: Context) -> Tensor:
         """A scalar for the batch, []."""

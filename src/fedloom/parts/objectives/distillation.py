@@ -8,6 +8,7 @@ from torch import Tensor
 
 from fedloom.core.context import Batch, Context, Output
 from fedloom.core.parts import Needs, Term
+from fedloom.core.ranges import Positive, Probability
 from fedloom.core.slots import objectives
 from fedloom.core.targets import CLASSES
 from fedloom.parts.objectives import divergence
@@ -24,25 +25,18 @@ class Distillation(Term):
     Args:
         alpha: α in [0, 1], weight of the labels relative to the teacher.
         tau: τ > 0, temperature of both.
-
-    Raises:
-        ConfigError: if a setting is out of range.
-
     >>> import torch
     >>> out = Output(torch.zeros(1, 2), teacher=torch.zeros(1, 2))
     >>> Distillation(alpha=0.5).loss(out, Batch(torch.zeros(1), torch.tensor([1])), None)
     tensor([0.3466])
     """
 
-    alpha: float = 0.1
-    tau: float = 3.5
+    alpha: Probability = 0.1
+    tau: Positive = 3.5
 
     needs = Needs(teacher=True, common_classes=True)
     targets, learns = CLASSES, True
     citation = "hinton2015distilling"
-
-    def __post_init__(self) -> None:
-        divergence.check("distillation", self.alpha, self.tau)
 
     def loss(self, out: Output, batch: Batch, ctx: Context) -> Tensor:
         assert out.teacher is not None

@@ -8,7 +8,6 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedloom.core.checks import positive, probability
 from fedloom.core.targets import row_means
 
 
@@ -37,13 +36,3 @@ def symmetric_kl(a: Tensor, b: Tensor, tau: float) -> Tensor:
     """
     p, q = (a / tau).log_softmax(-1), (b / tau).log_softmax(-1)
     return tau**2 / 2 * row_means(((p.exp() - q.exp()) * (p - q)).sum(-1))
-
-
-def check(name: str, alpha: float, tau: float) -> None:
-    """Validate the weight α and the temperature τ.
-
-    Raises:
-        ConfigError: if α is outside [0, 1] or τ is not positive and finite.
-    """
-    probability(f"objective {name!r}: ", alpha=alpha)
-    positive(f"objective {name!r}: ", tau=tau)

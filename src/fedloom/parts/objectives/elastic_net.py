@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.nn.functional import softshrink
 
-from fedloom.core.checks import at_least
 from fedloom.core.context import Context
 from fedloom.core.parts import Needs, Term
+from fedloom.core.ranges import NonNegative
 from fedloom.core.slots import objectives
 
 
@@ -29,19 +29,13 @@ class ElasticNet(Term):
     Args:
         l1: weight of the sum of absolute values, ≥ 0.
         l2: weight of half the sum of squares, ≥ 0.
-
-    Raises:
-        ConfigError: if a weight is negative or not finite.
     """
 
-    l1: float = 1e-4
-    l2: float = 0.0
+    l1: NonNegative = 1e-4
+    l2: NonNegative = 0.0
 
     needs = Needs(shared=True)
     citation = "zou2005elastic"
-
-    def __post_init__(self) -> None:
-        at_least(0, "objective 'elastic_net': ", l1=self.l1, l2=self.l2)
 
     def prox(self, w: Tensor, lr: float, ctx: Context) -> None:
         w.copy_(softshrink(w, lr * self.l1) / (1 + lr * self.l2))

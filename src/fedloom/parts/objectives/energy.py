@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedloom.core import rng
-from fedloom.core.checks import at_least, one_of, positive
+from fedloom.core.checks import one_of
 from fedloom.core.context import Batch, Context, Facts, Model, Output, RoundInfo
 from fedloom.core.errors import ConfigError
 from fedloom.core.local import Local
 from fedloom.core.parts import ClientEnd, Halves, Needs, Reduce, Term
+from fedloom.core.ranges import Count, NonNegative, Positive, Range
 from fedloom.core.slots import objectives
 from fedloom.core.targets import CLASSES
 from fedloom.core.tree import Tree
@@ -83,22 +85,22 @@ class Energy(Term):
         ConfigError: if a setting is out of range.
     """
 
-    per_class: int = 10
-    lam: float = 0.1
-    gamma: float = 1.0
-    sigma: float = 0.01
-    steps: int = 1
-    beta: float = 10.0
-    beta_final: float = 0.01
-    delta: float = 0.01
+    per_class: Count = 10
+    lam: NonNegative = 0.1
+    gamma: Positive = 1.0
+    sigma: NonNegative = 0.01
+    steps: Count = 1
+    beta: Positive = 10.0
+    beta_final: Positive = 0.01
+    delta: NonNegative = 0.01
     weights: str = "signed"
-    repulsion: float = 0.0
-    blur: float = 1.0
-    magnitude: float = 0.0
+    repulsion: NonNegative = 0.0
+    blur: NonNegative = 1.0
+    magnitude: NonNegative = 0.0
     clip: bool = True
     schedule: str = "ddpm"
     clip_chain: bool = True
-    clip_gradient: float | None = 3.0
+    clip_gradient: Annotated[float, Range(0, above=True, infinite=True)] | None = 3.0
     labelled: str = "chain"
 
     needs = Needs(model=True, rounds=True)
@@ -108,16 +110,10 @@ class Energy(Term):
     citation = "hahn2024thesis"
 
     def __post_init__(self) -> None:
-        mine = "objective 'energy': "
-        at_least(1, mine, per_class=self.per_class, steps=self.steps)
-        positive(mine, gamma=self.gamma, beta=self.beta, beta_final=self.beta_final)
-        for name in ("lam", "sigma", "delta", "repulsion", "blur", "magnitude"):
-            at_least(0, mine, **{name: getattr(self, name)})
+        super().__post_init__()
         one_of("objective 'energy' has no weights", self.weights, WEIGHTS)
         for name, known in (("schedule", tuple(langevin.SCHEDULES)), ("labelled", LABELLED)):
             one_of(f"objective 'energy': unknown {name}", getattr(self, name), known)
-        if self.clip_gradient is not None and not self.clip_gradient > 0:
-            raise ConfigError(f"objective 'energy' needs a clip_gradient > 0, not {self.clip_gradient:g}.")
 
     def check(self, local: Local, facts: Facts) -> None:
         """Raise ``ConfigError`` if there is no memory for the samples."""

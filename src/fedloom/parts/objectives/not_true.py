@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fedloom.core.checks import at_least
 from fedloom.core.context import Batch, Context, Output
 from fedloom.core.parts import Needs, Term
+from fedloom.core.ranges import NonNegative, Positive
 from fedloom.core.slots import objectives
 from fedloom.core.targets import CLASSES
 from fedloom.parts.objectives import divergence
@@ -30,10 +30,6 @@ class NotTrueDistillation(Term):
     Args:
         beta: β ≥ 0, weight of the term; with 0 it is FedAvg.
         tau: τ > 0, temperature of both models.
-
-    Raises:
-        ConfigError: if a setting is out of range.
-
     >>> import torch
     >>> z, received = torch.tensor([[9.0, 4.0, 0.0]]), torch.tensor([[-9.0, 0.0, 4.0]])
     >>> out = Output(z, at=lambda theta: Output(received))
@@ -42,16 +38,12 @@ class NotTrueDistillation(Term):
     tensor([3.8561])
     """
 
-    beta: float = 1.0
-    tau: float = 1.0
+    beta: NonNegative = 1.0
+    tau: Positive = 1.0
 
     needs = Needs(received=True, shared=True)
     targets = CLASSES
     citation = "lee2022fedntd"
-
-    def __post_init__(self) -> None:
-        at_least(0, "objective 'not_true': ", beta=self.beta)
-        divergence.check("not_true", 0.0, self.tau)
 
     def loss(self, out: Output, batch: Batch, ctx: Context) -> Tensor:
         assert out.at is not None

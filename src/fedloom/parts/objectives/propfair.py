@@ -8,9 +8,10 @@ from math import log
 import torch
 from torch import Tensor
 
-from fedloom.core.checks import one_of, positive
+from fedloom.core.checks import one_of
 from fedloom.core.context import Batch, Context, Output
 from fedloom.core.parts import Term
+from fedloom.core.ranges import Positive
 from fedloom.core.slots import objectives
 from fedloom.core.targets import CLASSES
 from fedloom.parts.objectives.divergence import cross_entropy
@@ -36,15 +37,15 @@ class PropFair(Term):
         ConfigError: if a setting is out of range.
     """
 
-    M: float = 2.0
-    eps: float = 0.2
+    M: Positive = 2.0
+    eps: Positive = 0.2
     beyond: str = "published"
 
     targets, couples, is_signed = CLASSES, True, True
     citation = "zhang2022propfair"
 
     def __post_init__(self) -> None:
-        positive("objective 'propfair': ", M=self.M, eps=self.eps)
+        super().__post_init__()
         one_of("objective 'propfair': unknown beyond", self.beyond, SLOPES)
 
     def loss(self, out: Output, batch: Batch, ctx: Context) -> Tensor:

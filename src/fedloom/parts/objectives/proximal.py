@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fedloom.core.checks import at_least
 from fedloom.core.context import Context
 from fedloom.core.parts import Needs, Term
+from fedloom.core.ranges import NonNegative
 from fedloom.core.slots import objectives
 
 
@@ -22,19 +22,13 @@ class Proximal(Term):
 
     Args:
         mu: μ ≥ 0, weight of the proximal term; 0 gives FedAvg.
-
-    Raises:
-        ConfigError: if μ is negative or not finite.
     """
 
-    mu: float = 0.01
+    mu: NonNegative = 0.01
 
     needs = Needs(shared=True)
     affine = True
     citation = "li2020fedprox"
-
-    def __post_init__(self) -> None:
-        at_least(0, "objective 'proximal': ", mu=self.mu)
 
     def grad(self, grad: Tensor, w: Tensor, ctx: Context) -> Tensor:
         """g + μ(θ - θ^t); the difference is taken first, so that it is exactly zero at θ = θ^t, without rounding."""

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from fedloom.core.context import Batch, Context, Output
 from fedloom.core.parts import Needs, Term
+from fedloom.core.ranges import Positive, Probability
 from fedloom.core.slots import objectives
 from fedloom.core.targets import CLASSES
 from fedloom.parts.objectives import divergence
@@ -29,18 +30,14 @@ class Robustness(Term):
         alpha: α in [0, 1], weight of the labels relative to consistency.
         tau: τ > 0, temperature of both.
         labels: whether α·ℓ is part of the term; False beside a term that includes it, as in the sum of eq. (7.4).
-
-    Raises:
-        ConfigError: if a setting is out of range.
-
     >>> import torch
     >>> out = Output(torch.zeros(1, 2), twin=torch.zeros(1, 2))
     >>> Robustness(alpha=0.5).loss(out, Batch(torch.zeros(1), torch.tensor([1])), None)
     tensor([0.3466])
     """
 
-    alpha: float = 0.5
-    tau: float = 3.5
+    alpha: Probability = 0.5
+    tau: Positive = 3.5
     labels: bool = True
 
     needs = Needs(twin=True)
@@ -50,9 +47,6 @@ class Robustness(Term):
     def learns(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Whether the term includes the loss on the labels."""
         return self.labels
-
-    def __post_init__(self) -> None:
-        divergence.check("robustness", self.alpha, self.tau)
 
     def loss(self, out: Output, batch: Batch, ctx: Context) -> Tensor:
         assert out.twin is not None

@@ -8,9 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedloom.core.checks import at_least, positive
+from fedloom.core.checks import positive
 from fedloom.core.context import Batch, Context, Facts, Model, Output, RoundInfo
 from fedloom.core.parts import ClientEnd, Halves, Needs, Reduce, Term
+from fedloom.core.ranges import Count, Natural, NonNegative, Positive, Probability
 from fedloom.core.slots import objectives
 from fedloom.core.targets import CLASSES
 from fedloom.core.tree import Tree
@@ -66,16 +67,16 @@ class Selective(Term):
     tensor([0.7457])
     """
 
-    alpha: float = 0.1
-    tau: float = 3.5
+    alpha: Probability = 0.1
+    tau: Positive = 3.5
     tau_s: float | None = None
-    top_k: int = 2
-    delta: float = 0.1
+    top_k: Natural = 2
+    delta: NonNegative = 0.1
     lam_min: float = 0.1
     lam_max: float = 50.0
     lam_period: int = 50
     guide_lr: float = 0.02
-    steps: int = 3
+    steps: Count = 3
 
     needs = Needs(teacher=True, common_classes=True, itself=True, rounds=True)
     targets, learns = CLASSES, True
@@ -84,11 +85,9 @@ class Selective(Term):
     citation = "kag2023scaffolding"
 
     def __post_init__(self) -> None:
-        divergence.check("selective", self.alpha, self.tau)
+        super().__post_init__()
         guidance.multiplier(0, 1, self.lam_min, self.lam_max, self.lam_period)
         positive("objective 'selective': ", tau_s=self.student, guide_lr=self.guide_lr)
-        at_least(0, "objective 'selective': ", top_k=self.top_k, delta=self.delta)
-        at_least(1, "objective 'selective': ", steps=self.steps)
 
     @property
     def student(self) -> float:

@@ -9,10 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedloom.core.checks import at_least, one_of, positive
+from fedloom.core.checks import one_of
 from fedloom.core.context import Batch, Context, Model, Output
 from fedloom.core.errors import ConfigError
 from fedloom.core.parts import Needs, Term
+from fedloom.core.ranges import Count, NonNegative, Positive
 from fedloom.core.slots import objectives
 from fedloom.core.tree import Tree
 
@@ -54,19 +55,17 @@ class Variational(Term):
     tensor([3.3863])
     """
 
-    latent: int = 64
-    beta: float = 1.0
+    latent: Count = 64
+    beta: NonNegative = 1.0
     likelihood: str = "bernoulli"
-    variance: float = 0.1
+    variance: Positive = 0.1
 
     needs = Needs(output=False, model=True, generator=True)
     citation = "sohn2015cvae"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         one_of("objective 'variational' has no likelihood", self.likelihood, LIKELIHOODS)
-        at_least(1, "objective 'variational': ", latent=self.latent)
-        at_least(0, "objective 'variational': ", beta=self.beta)
-        positive("objective 'variational': ", variance=self.variance)
 
     def on_step(self, ctx: Context, model: Model, batch: Batch, draws: np.random.Generator) -> Tree:
         """ε [B, latent]."""

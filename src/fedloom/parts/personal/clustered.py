@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from fedloom.core import rng
-from fedloom.core.checks import at_least
 from fedloom.core.parts import Personal, Use
+from fedloom.core.ranges import Count
 from fedloom.core.slots import personals
 from fedloom.core.tree import Tree
 
@@ -46,18 +46,12 @@ class Clustered(Personal):
 
     Args:
         clusters: k ≥ 1; with 1 it is federated averaging.
-
-    Raises:
-        ConfigError: if there is no cluster.
     """
 
-    clusters: int = 2
+    clusters: Count = 2
 
     judged = "train"
     citation = "ghosh2020ifca"
-
-    def __post_init__(self) -> None:
-        at_least(1, "personal 'clustered': ", clusters=self.clusters)
 
     @property
     def levels(self) -> tuple[str, ...]:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fedloom.core.checks import at_least, probability
 from fedloom.core.context import Context
 from fedloom.core.parts import Needs, Paired, Use
+from fedloom.core.ranges import Natural, NonNegative, Probability
 from fedloom.core.slots import personals
 from fedloom.core.tree import Tree
 from fedloom.core.views import Pair, RegGrad, StepInfo, View
@@ -43,25 +43,18 @@ class Subspace(Paired):
         nu: ν ≥ 0.
         start_round: L, the round from which v is trained; the paper uses about 0.4 of all rounds.
         min_validation: validation samples that a client needs to choose its λ.
-
-    Raises:
-        ConfigError: if a setting is out of range.
     """
 
     layers: bool = False
-    mu: float = 0.01
-    nu: float = 1.0
-    start_round: int = 0
-    min_validation: int = 50
+    mu: NonNegative = 0.01
+    nu: NonNegative = 1.0
+    start_round: Natural = 0
+    min_validation: Natural = 50
 
     fresh = True
     random = True
     needs = Needs(shared=True)
     citation = "hahn2022superfed"
-
-    def __post_init__(self) -> None:
-        at_least(0, "personal 'subspace': ", mu=self.mu, nu=self.nu, start_round=self.start_round)
-        at_least(0, "personal 'subspace': ", min_validation=self.min_validation)
 
     def views(self, step: StepInfo, extra: Tensor, ctx: Context) -> tuple[View, ...]:
         """One view at a random interpolation; at w alone before round L."""
@@ -108,19 +101,13 @@ class APFL(Paired):
     Args:
         alpha: α in [0, 1], or its initial value if learnt; 0 gives FedAvg.
         learn: learn α at each client.
-
-    Raises:
-        ConfigError: if α is outside [0, 1].
     """
 
-    alpha: float = 0.25
+    alpha: Probability = 0.25
     learn: bool = False
 
     needs = Needs(shared=True)
     citation = "deng2020apfl"
-
-    def __post_init__(self) -> None:
-        probability("personal 'apfl': ", alpha=self.alpha)
 
     @property
     def extras(self) -> tuple[float, ...]:

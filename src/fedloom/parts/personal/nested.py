@@ -11,10 +11,10 @@ from math import floor
 import torch
 from torch import Tensor, nn
 
-from fedloom.core.checks import at_least, probability
 from fedloom.core.errors import ConfigError
 from fedloom.core.parts import Personal
-from fedloom.core.slots import label, personals
+from fedloom.core.ranges import NonNegative, Probability
+from fedloom.core.slots import personals
 
 ACAR = "acar2022fedhen"
 DIAO = "diao2021heterofl"
@@ -82,12 +82,9 @@ class TwoLevels(Personal):
         simple_fraction: fraction of clients that train the simple network, in [0, 1].
     """
 
-    simple_fraction: float = 0.5
+    simple_fraction: Probability = 0.5
 
     citation = ACAR
-
-    def __post_init__(self) -> None:
-        probability(f"personal {label(self)!r}: ", simple_fraction=self.simple_fraction)
 
     @property
     def levels(self) -> tuple[str, ...]:
@@ -118,16 +115,12 @@ class EarlyExitSlice(TwoLevels):
     Args:
         simple_fraction: fraction of clients that train the simple network, in [0, 1].
         side_weight: σ ≥ 0, weight of the exit's loss at complex clients.
-
-    Raises:
-        ConfigError: if a setting is out of range.
     """
 
-    side_weight: float = 1.0
+    side_weight: NonNegative = 1.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(0, "personal 'early_exit': ", side_weight=self.side_weight)
 
     def whole(self, model: nn.Module) -> nn.Module:
         """The complex network, with its exit."""
@@ -152,9 +145,6 @@ class Decoupled(TwoLevels):
 
     Args:
         simple_fraction: fraction of clients that train the simple network, in [0, 1].
-
-    Raises:
-        ConfigError: if the fraction is outside [0, 1].
     """
 
     def whole(self, model: nn.Module) -> nn.Module:

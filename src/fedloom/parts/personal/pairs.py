@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fedloom.core.checks import at_least, positive
 from fedloom.core.context import Context, Facts
 from fedloom.core.errors import ConfigError
 from fedloom.core.local import Local
 from fedloom.core.parts import Needs, Paired
+from fedloom.core.ranges import Count, NonNegative, Positive
 from fedloom.core.slots import personals
 from fedloom.core.views import Pair, RegGrad, StepInfo, View
 
@@ -28,18 +28,12 @@ class Ditto(Paired):
 
     Args:
         lam: λ ≥ 0, weight of the proximal term.
-
-    Raises:
-        ConfigError: if λ is negative or not finite.
     """
 
-    lam: float = 0.1
+    lam: NonNegative = 0.1
 
     needs = Needs(shared=True)
     citation = "li2021ditto"
-
-    def __post_init__(self) -> None:
-        at_least(0, "personal 'ditto': ", lam=self.lam)
 
     @property
     def pull(self) -> float:
@@ -77,9 +71,9 @@ class PFedMe(Paired):
         ConfigError: if a setting is out of range, or a loop cannot converge whatever F_i is: personal_lr·λ ≥ 2, ηλ ≥ 2.
     """
 
-    lam: float = 15.0
-    steps: int = 5
-    personal_lr: float = 0.09
+    lam: Positive = 15.0
+    steps: Count = 5
+    personal_lr: Positive = 0.09
 
     restarts = True
     plain = True
@@ -87,8 +81,7 @@ class PFedMe(Paired):
     citation = "dinh2020pfedme"
 
     def __post_init__(self) -> None:
-        at_least(1, "personal 'pfedme': ", steps=self.steps)
-        positive("personal 'pfedme': ", lam=self.lam, personal_lr=self.personal_lr)
+        super().__post_init__()
         self._bounded("personal_lr", self.personal_lr)
 
     def check(self, local: Local, facts: Facts) -> None:

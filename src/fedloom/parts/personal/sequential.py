@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fedloom.core.checks import probability
 from fedloom.core.context import Context
 from fedloom.core.parts import Needs, Personal
+from fedloom.core.ranges import Probability
 from fedloom.core.slots import personals
 from fedloom.core.views import StepInfo, View
 
@@ -24,18 +24,12 @@ class Alternating(Personal):
 
     Args:
         head_fraction: in [0, 1], the fraction of a round's steps that train the head, rounded down; 0: none, 1: all.
-
-    Raises:
-        ConfigError: if the fraction is outside [0, 1].
     """
 
-    head_fraction: float = 0.9
+    head_fraction: Probability = 0.9
 
     needs = Needs(shared=True)
     citation = "collins2021fedrep"
-
-    def __post_init__(self) -> None:
-        probability("personal 'alternating': ", head_fraction=self.head_fraction)
 
     @property
     def frozen(self) -> bool:

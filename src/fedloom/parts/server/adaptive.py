@@ -8,37 +8,29 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
-from fedloom.core.checks import positive
 from fedloom.core.context import Facts, RoundInfo
-from fedloom.core.errors import ConfigError
 from fedloom.core.parts import Halves, ServerOptimizer
+from fedloom.core.ranges import Decay, Positive, Range
 from fedloom.core.slots import servers
 from fedloom.core.tree import Tree
 
 REDDI = "reddi2021adaptive"
 
+Adaptivity = Annotated[float, Range(0, 1e18, above=True)]  # float32 holds its square
+
 
 class Adaptive(ServerOptimizer, ABC):
     """The step that Adam, Yogi and Adagrad share; they differ in the rule ``second`` of v."""
 
-    lr: float
-    beta1: float
-    tau: float
+    lr: Positive
+    beta1: Decay
+    tau: Adaptivity
     citation = REDDI
-
-    def __post_init__(self) -> None:
-        positive("the server's ", lr=self.lr, tau=self.tau)
-        if self.tau > 1e18:
-            raise ConfigError(
-                f"the server's tau must be at most 1e18, so that float32 holds its square, not {self.tau}."
-            )
-        for name, value in vars(self).items():
-            if name.startswith("beta") and not 0 <= value < 1:
-                raise ConfigError(f"the server's {name} is {value:g}, but it must lie in [0, 1).")
 
     @abstractmethod
     def second(self, v: Tensor, squared: Tensor) -> Tensor:
@@ -65,15 +57,12 @@ class Adam(Adaptive):
         beta1: decay β₁ of the first moment.
         beta2: decay β₂ of the second moment.
         tau: adaptivity τ.
-
-    Raises:
-        ConfigError: if η or τ is not positive and finite, or a decay is outside [0, 1).
     """
 
-    lr: float = 0.01
-    beta1: float = 0.9
-    beta2: float = 0.99
-    tau: float = 1e-3
+    lr: Positive = 0.01
+    beta1: Decay = 0.9
+    beta2: Decay = 0.99
+    tau: Adaptivity = 1e-3
 
     def second(self, v: Tensor, squared: Tensor) -> Tensor:
         return self.beta2 * v + (1 - self.beta2) * squared
@@ -89,15 +78,12 @@ class Yogi(Adaptive):
         beta1: decay β₁ of the first moment.
         beta2: decay β₂ of the second moment.
         tau: adaptivity τ.
-
-    Raises:
-        ConfigError: if η or τ is not positive and finite, or a decay is outside [0, 1).
     """
 
-    lr: float = 0.01
-    beta1: float = 0.9
-    beta2: float = 0.99
-    tau: float = 1e-3
+    lr: Positive = 0.01
+    beta1: Decay = 0.9
+    beta2: Decay = 0.99
+    tau: Adaptivity = 1e-3
 
     def second(self, v: Tensor, squared: Tensor) -> Tensor:
         return v - (1 - self.beta2) * squared * torch.sign(v - squared)
@@ -112,14 +98,11 @@ class Adagrad(Adaptive):
         lr: server learning rate η.
         beta1: decay β₁ of the first moment; 0 in the paper's experiments.
         tau: adaptivity τ.
-
-    Raises:
-        ConfigError: if η or τ is not positive and finite, or a decay is outside [0, 1).
     """
 
-    lr: float = 0.1
-    beta1: float = 0.0
-    tau: float = 1e-3
+    lr: Positive = 0.1
+    beta1: Decay = 0.0
+    tau: Adaptivity = 1e-3
 
     def second(self, v: Tensor, squared: Tensor) -> Tensor:
         return v + squared

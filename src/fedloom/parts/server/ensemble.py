@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import kl_div
 
-from fedloom.core.checks import at_least, positive
 from fedloom.core.context import RoundInfo
 from fedloom.core.parts import Halves, Needs, ServerOptimizer
+from fedloom.core.ranges import Count, Natural, Positive
 from fedloom.core.server_data import logits_of, usable
 from fedloom.core.slots import servers
 from fedloom.core.targets import CLASSES
@@ -35,24 +35,16 @@ class Ensemble(ServerOptimizer):
         lr: η, learning rate of Adam.
         batch_size: inputs per step.
         temperature: T, 1 in the paper.
-
-    Raises:
-        ConfigError: if a setting is out of range.
     """
 
-    steps: int = 100
-    lr: float = 1e-3
-    batch_size: int = 128
-    temperature: float = 1.0
+    steps: Natural = 100
+    lr: Positive = 1e-3
+    batch_size: Count = 128
+    temperature: Positive = 1.0
 
     needs = Needs(target=True, updates=True, shared=True)
     targets = CLASSES
     citation = "lin2020feddf"
-
-    def __post_init__(self) -> None:
-        at_least(0, "server 'ensemble': ", steps=self.steps)
-        at_least(1, "server 'ensemble': ", batch_size=self.batch_size)
-        positive("server 'ensemble': ", lr=self.lr, temperature=self.temperature)
 
     def refine(self, state: Tree, theta: Tensor, buffers: Tensor, info: RoundInfo) -> Halves:
         data = info.server_data

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedloom.core.checks import at_least
 from fedloom.core.context import RoundInfo
 from fedloom.core.parts import Halves, Needs, Reduce, ServerOptimizer
+from fedloom.core.ranges import NonNegative
 from fedloom.core.slots import servers
 from fedloom.core.tree import Tree
 
@@ -27,20 +27,14 @@ class Extrapolated(ServerOptimizer):
 
     Args:
         eps: ε ≥ 0, guards against division by a vanishing mean update.
-
-    Raises:
-        ConfigError: if ε is negative or not finite.
     """
 
-    eps: float = 1e-3
+    eps: NonNegative = 1e-3
 
     needs = Needs(shared=True)
     uploads = {"squares": Reduce.MIX}  # noqa: RUF012
     measured = {"squares": lambda update: update.square().sum()}  # noqa: RUF012
     citation = "jhunjhunwala2023fedexp"
-
-    def __post_init__(self) -> None:
-        at_least(0, "server 'exp': ", eps=self.eps)
 
     def step(self, state: Tree, update: Tensor, uploads: Tree, info: RoundInfo) -> Halves:
         size = update.square().sum() + self.eps

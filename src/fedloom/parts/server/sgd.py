@@ -7,10 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedloom.core.checks import positive
 from fedloom.core.context import Facts, RoundInfo
-from fedloom.core.errors import ConfigError
 from fedloom.core.parts import Halves, ServerOptimizer
+from fedloom.core.ranges import Decay, Positive
 from fedloom.core.slots import servers
 from fedloom.core.tree import Tree
 
@@ -25,20 +24,12 @@ class SGD(ServerOptimizer):
     Args:
         lr: server learning rate η > 0.
         momentum: β in [0, 1).
-
-    Raises:
-        ConfigError: if a setting is out of range.
     """
 
-    lr: float = 1.0
-    momentum: float = 0.0
+    lr: Positive = 1.0
+    momentum: Decay = 0.0
 
     citation = "hsu2019fedavgm"
-
-    def __post_init__(self) -> None:
-        positive("the server's ", lr=self.lr)
-        if not 0 <= self.momentum < 1:
-            raise ConfigError(f"the server's momentum is {self.momentum:g}, but it must lie in [0, 1).")
 
     def init_server(self, theta: Tensor, facts: Facts) -> Tree:
         """m = 0."""

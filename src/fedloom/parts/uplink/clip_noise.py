@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from fedloom.core import rng
-from fedloom.core.checks import at_least
 from fedloom.core.client import BUFFERS
 from fedloom.core.context import Context, Facts, RoundInfo
 from fedloom.core.errors import ConfigError
 from fedloom.core.message import Message, Sent, Slice
 from fedloom.core.parts import UPDATE, Needs, Reduce, Reduced, Uplink
+from fedloom.core.ranges import NonNegative
 from fedloom.core.slots import uplinks
 from fedloom.core.tree import Tree
 
@@ -60,7 +60,7 @@ class ClipNoise(Uplink):
     """
 
     clip: float = 1.0
-    noise: float = 1.0
+    noise: NonNegative = 1.0
     noise_at: Literal["server", "client"] = "server"
     bounds: Mapping[str, float] = field(default_factory=dict, hash=False)
     quantile: float | None = None
@@ -73,10 +73,10 @@ class ClipNoise(Uplink):
     citation = "mcmahan2018dprnn, andrew2021adaptive"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         mine = "uplink 'clip_noise'"
         if not (self.clip > 0 and all(bound > 0 for bound in self.bounds.values())):
             raise ConfigError(f"{mine} needs positive bounds.")
-        at_least(0, f"{mine}: ", noise=self.noise)
         if self.is_private and (self.clip == inf if not self.bounds else inf in self.bounds.values()):
             raise ConfigError(f"{mine}: noise is a multiple of the bound, which must be finite.")
         if not 0 < self.delta < 1 or not (self.epsilon is None or 0 < self.epsilon < inf):

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 import torch
 
 from fedloom.core.context import Context
-from fedloom.core.errors import ConfigError
 from fedloom.core.message import Message, Sent, Slice
 from fedloom.core.parts import UPDATE, Needs, Uplink
+from fedloom.core.ranges import Range
 from fedloom.core.slots import uplinks
 from fedloom.parts.uplink.feedback import WithFeedback, compressed
 
@@ -27,20 +28,13 @@ class QSGD(Uplink):
     Args:
         bits: b ≥ 2, bits per number.
         slices: the slices to compress: ``update``, and other uploads of parts as slot/name, like ``drift/control``.
-
-    Raises:
-        ConfigError: if b is out of range.
     """
 
-    bits: int = 8
+    bits: Annotated[int, Range(2, 24)] = 8
     slices: tuple[str, ...] = (UPDATE,)
 
     needs = Needs(shared=True)
     citation = "alistarh2017qsgd"
-
-    def __post_init__(self) -> None:
-        if not 2 <= self.bits <= 24:
-            raise ConfigError(f"uplink 'qsgd' needs between 2 and 24 bits per number, not {self.bits}.")
 
     @property
     def covered(self) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -11,9 +12,9 @@ from torch import Tensor
 
 from fedloom.core import rng
 from fedloom.core.context import Context, RoundInfo
-from fedloom.core.errors import ConfigError
 from fedloom.core.message import Message, Sent, Slice
 from fedloom.core.parts import UPDATE, Needs, Reduce, Reduced, Uplink
+from fedloom.core.ranges import Range
 from fedloom.core.slots import uplinks
 from fedloom.core.tree import Tree
 
@@ -37,20 +38,13 @@ class SecureSum(Uplink):
 
     Args:
         fraction_bits: f.
-
-    Raises:
-        ConfigError: if f is out of range.
     """
 
-    fraction_bits: int = 24
+    fraction_bits: Annotated[int, Range(1, 48)] = 24
 
     needs = Needs(shared=True)
     keeps_bounds = True
     citation = "bonawitz2017secure"
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.fraction_bits <= 48:
-            raise ConfigError(f"uplink 'secure_sum' needs between 1 and 48 fraction_bits, not {self.fraction_bits}.")
 
     @property
     def only_sums(self) -> bool:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import ceil, log2
+from typing import Annotated
 
 import numpy as np
 import torch
 
 from fedloom.core.context import Context
-from fedloom.core.errors import ConfigError
 from fedloom.core.message import Message, Sent, Slice
 from fedloom.core.parts import UPDATE, Needs, Uplink
+from fedloom.core.ranges import Range
 from fedloom.core.slots import uplinks
 from fedloom.parts.uplink.feedback import WithFeedback, compressed
 
@@ -21,11 +22,6 @@ SEED_BITS = 64
 def _count(fraction: float, size: int) -> int:
     """k = ⌈fraction · P⌉."""
     return min(max(ceil(fraction * size - 1e-9), 1), size)
-
-
-def _check(name: str, fraction: float) -> None:
-    if not 0 < fraction <= 1:
-        raise ConfigError(f"uplink {name!r} needs a fraction in (0, 1], not {fraction:g}.")
 
 
 @uplinks.register(name="top_k")
@@ -42,20 +38,14 @@ class TopK(WithFeedback):
         fraction: k/P, in (0, 1].
         feedback: use error feedback.
         slices: the slices to compress: ``update``, and other uploads of parts as slot/name, like ``drift/control``.
-
-    Raises:
-        ConfigError: if the fraction is out of range.
     """
 
-    fraction: float = 0.01
+    fraction: Annotated[float, Range(0, 1, above=True)] = 0.01
     feedback: bool = True
     slices: tuple[str, ...] = (UPDATE,)
 
     needs = Needs(shared=True)
     citation = "stich2018sparsified"
-
-    def __post_init__(self) -> None:
-        _check("top_k", self.fraction)
 
     def compress(self, x: Slice) -> Slice:
         """C(x)."""
@@ -82,19 +72,13 @@ class RandomK(Uplink):
     Args:
         fraction: k/P, in (0, 1].
         slices: the slices to compress: ``update``, and other uploads of parts as slot/name, like ``drift/control``.
-
-    Raises:
-        ConfigError: if the fraction is out of range.
     """
 
-    fraction: float = 0.1
+    fraction: Annotated[float, Range(0, 1, above=True)] = 0.1
     slices: tuple[str, ...] = (UPDATE,)
 
     needs = Needs(shared=True)
     citation = "wangni2018sparsification"
-
-    def __post_init__(self) -> None:
-        _check("random_k", self.fraction)
 
     @property
     def covered(self) -> tuple[str, ...]:

@@ -1,0 +1,119 @@
+"""Ranges of settings, as annotations on their fields: ``lr: Positive = 0.1``; ``fedloom list`` shows them."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from dataclasses import dataclass
+from math import inf, isfinite
+from numbers import Real
+from typing import Annotated, Any, get_args
+
+from fedloom.core.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Range:
+    """The numbers from ``low`` to ``high``.
+
+    Args:
+        low: the least number.
+        high: the greatest number.
+        above: whether ``low`` itself is excluded.
+        below: whether ``high`` itself is excluded.
+        infinite: whether infinity is included, if there is no ``high``.
+
+    >>> 0.5 in Range(0, 0.5), 0.5 in Range(0, 0.5, below=True), float("inf") in Range(0)
+    (True, False, False)
+    >>> [str(one) for one in (Range(0, 1, below=True), Range(1), Range(0, above=True))]
+    ['in [0, 1)', 'of at least 1', 'greater than 0']
+    """
+
+    low: float = -inf
+    high: float = inf
+    above: bool = False
+    below: bool = False
+    infinite: bool = False
+
+    def __contains__(self, value: float) -> bool:
+        high = value < self.high if self.below else value <= self.high
+        return (value > self.low if self.above else value >= self.low) and high and (self.infinite or isfinite(value))
+
+    def __str__(self) -> str:
+        if self.high < inf:
+            return f"in {self._interval}"
+        if self.low == -inf:
+            return "that is finite"
+        return f"greater than {self.low:g}" if self.above else f"of at least {self.low:g}"
+
+    @property
+    def _interval(self) -> str:
+        return f"{'(' if self.above else '['}{self.low:g}, {self.high:g}{')' if self.below else ']'}"
+
+    def needed(self, value: float) -> str:
+        """What a value outside must be, as the end of a sentence.
+
+        >>> Range(0).needed(-1), Range(0, 1).needed(2)
+        ('must be at least 0, not -1', 'must lie in [0, 1], not 2')
+        """
+        if self.high < inf:
+            return f"must lie in {self._interval}, not {value}"
+        if self.low == -inf:
+            return f"must be finite, not {value}"
+        if self.above:
+            return f"must be a {'' if self.infinite else 'finite '}number greater than {self.low:g}, not {value}"
+        finite = "" if self.infinite or isfinite(value) else "finite and "
+        return f"must be {finite}at least {self.low:g}, not {value}"
+
+
+Positive = Annotated[float, Range(0, above=True)]
+NonNegative = Annotated[float, Range(0)]
+Probability = Annotated[float, Range(0, 1)]
+Decay = Annotated[float, Range(0, 1, below=True)]
+Count = Annotated[int, Range(1)]
+Natural = Annotated[int, Range(0)]
+
+
+def outside(made: Any) -> str | None:
+    """What is wrong with the first field of a dataclass that is outside the range of its annotation; None if none is.
+
+    >>> @dataclass
+    ... class Step:
+    ...     lr: Annotated[float, Range(0, above=True)] = 0.1
+    >>> outside(Step()), outside(Step(0.0))
+    (None, 'lr must be a finite number greater than 0, not 0.0')
+    """
+    for name, known in ranges(type(made)).items():
+        value = getattr(made, name)
+        if isinstance(value, Real) and float(value) not in known:
+            return f"{name} {known.needed(value)}"  # pyright: ignore[reportArgumentType]
+    return None
+
+
+def within(made: Any, where: str = "") -> None:
+    """Raise a ``ConfigError`` for a field outside the range of its annotation; ``where`` begins the sentence."""
+    if wrong := outside(made):
+        raise ConfigError(f"{where}{wrong}.")
+
+
+@functools.cache
+def ranges(kind: type) -> dict[str, Range]:
+    """The ranges of a dataclass's fields by name, those that it inherits too; of types that its module knows."""
+    found: dict[str, Range] = {}
+    for owner in reversed(kind.__mro__):
+        known = vars(sys.modules.get(owner.__module__, sys))
+        for name, hint in vars(owner).get("__annotations__", {}).items():
+            try:
+                known_range = range_of(eval(hint, known, dict(vars(owner))) if isinstance(hint, str) else hint)
+            except Exception:  # the type checker alone knows it
+                continue
+            found.pop(name, None)
+            found |= {} if known_range is None else {name: known_range}
+    return found
+
+
+def range_of(annotation: Any) -> Range | None:
+    """The range in an annotation, or in one option of it, like that of ``Count | None``."""
+    extras = getattr(annotation, "__metadata__", ())
+    found = (one for one in extras if isinstance(one, Range))
+    return next(found, None) or next(filter(None, map(range_of, get_args(annotation))), None)

@@ -1,0 +1,88 @@
+"""Ranges of settings: read from annotations, checked wherever a part is made, and shown by ``fedloom list``."""
+
+from __future__ import annotations
+
+from dataclasses import MISSING, dataclass, fields
+from typing import Annotated, Any
+
+import pytest
+
+from fedloom.attacks import attacks
+from fedloom.core.errors import ConfigError
+from fedloom.core.parts import Drift
+from fedloom.core.ranges import Count, Decay, NonNegative, Range, outside, ranges
+from fedloom.core.registry import Registry
+from fedloom.core.settings import convert, expected
+from fedloom.core.slots import SLOTS
+from fedloom.data.partitions import partitions
+from fedloom.methods import make
+
+REGISTRIES: list[Registry[Any]] = [*SLOTS.values(), attacks, partitions]
+RANGED = [
+    pytest.param(entry.factory, name, known, id=f"{entry.name}.{name}")
+    for registry in REGISTRIES
+    for entry in registry
+    if isinstance(entry.factory, type)
+    for name, known in ranges(entry.factory).items()
+]
+
+
+@pytest.mark.parametrize(("kind", "name", "known"), RANGED)
+def test_every_declared_range_is_checked_when_the_part_is_made(kind: type, name: str, known: Range) -> None:
+    """Also in classes with checks of their own, which have to call those of their base class."""
+    required: dict[str, Any] = {f.name: (1.0,) for f in fields(kind) if f.default is f.default_factory is MISSING}
+    wrong = {
+        known.low - 1,
+        known.low if known.above else float("nan"),
+        known.high if known.below else 2 * known.high + 1,
+    }
+    for value in wrong - {-float("inf"), float("inf")}:
+        with pytest.raises(ConfigError, match=rf"\b{name} must "):
+            kind(**required | {name: value})
+
+
+def test_there_are_many() -> None:
+    assert len(RANGED) > 60
+
+
+@dataclass(frozen=True)
+class Slow(Drift):
+    """A drift that nobody registered."""
+
+    rate: Decay = 0.5
+    passes: Count | None = None
+    rates: tuple[float, ...] = ()
+    gain: Annotated[float, Range(2, above=True, infinite=True)] = 3.0
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"rate": 1.0}, r"Slow: rate must lie in \[0, 1\), not 1\.0\."),
+        ({"passes": 0}, r"Slow: passes must be at least 1, not 0\."),
+        ({"rate": float("nan")}, r"rate must lie in \[0, 1\), not nan"),
+        ({"gain": 2.0}, r"gain must be a number greater than 2, not 2\.0"),
+    ],
+)
+def test_a_part_of_ones_own_has_its_ranges_checked(settings: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        Slow(**settings)
+
+
+def test_bounds_that_belong_to_a_range_are_inside() -> None:
+    assert outside(Slow(0.0, 1, gain=float("inf"))) is None
+    assert outside(Slow(passes=None)) is None
+
+
+def test_ranges_are_words_of_a_type_and_do_not_change_conversion() -> None:
+    assert expected(NonNegative) == "a number of at least 0"
+    assert expected(Count | None) == "a whole number of at least 1 or null"
+    assert convert("steps", 2.0, Count | None) == 2
+    assert convert("lr", 3, NonNegative) == 3.0
+    with pytest.raises(ConfigError, match=r"lr is 'fast', but it must be a number of at least 0\."):
+        convert("lr", "fast", NonNegative)
+
+
+def test_a_method_refuses_what_its_parts_refuse() -> None:
+    with pytest.raises(ConfigError, match=r"server 'sgd': momentum must lie in \[0, 1\), not 1\.0\."):
+        make("fedavgm", momentum=1.0)
