@@ -145,11 +145,12 @@ DEPLOY = """Train a federated method with real clients, which keep their data an
 
 usage: fedloom deploy server [RECIPE.yaml] [key=value …] [--insecure] [-q] [--dry-run] [--debug]
        fedloom deploy node --data DATA --state DIR --server HOST:PORT --ca FILE --key FILE [--epsilon E] [--delta D]
-                           [--limit BYTES] [--threads N] [--poll S]
+                           [--limit BYTES] [--threads N] [--poll S] [--quota orders=N,…] [--log FILE]
        fedloom deploy local [RECIPE.yaml] [key=value …] [--nodes N] [--insecure] [-q] [--debug]
        fedloom deploy certificates DIR [--hosts NAME,…] [--nodes N or NAME,…]
        fedloom deploy status DIR
        fedloom deploy agree STATE
+       fedloom deploy why STATE
 
   server        wait for all nodes to join, then run the recipe; takes the keys of fedloom run, and:
                   deploy.nodes=4              number of nodes; by default one for each registered key
@@ -166,11 +167,15 @@ usage: fedloom deploy server [RECIPE.yaml] [key=value …] [--insecure] [-q] [--
                   --limit   largest message in bytes, 1 GiB by default
                   --threads cores to compute with, 1 by default; with another number results round differently
                   --poll    seconds between two polls for messages, at most; 1 by default
+                  --quota   what servers may take: orders=20000 a day, steps=1000000 an order, runs=1000 folders,
+                            disk=68719476736 bytes of them
+                  --log     the file of its log, by default node.log in its folder
   local         distribute data=… to nodes on this machine, and run server and nodes
   certificates  make an authority, a server certificate for --hosts and this machine, and node keys
   status        how far a run is, and when each node last answered
   agree         at a node: agree to the data specification that its server offered last; the first one is agreed to by
                 joining, and another one is refused until then
+  why           at a node: why it refused the last orders; a server learns a code
 
 Connections are encrypted and nodes known by their keys unless --insecure is typed. Needs pip install 'fedloom[flower]'.
 
@@ -272,7 +277,7 @@ APPLICATIONS = (
                 "--limit=",
                 "--threads=",
             ),
-            *("--poll=", "--nodes=", "--hosts="),
+            *("--poll=", "--quota=", "--nodes=", "--hosts="),
         ),
         load="fedloom.deploy.trained:load",
     ),

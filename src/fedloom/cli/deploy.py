@@ -38,7 +38,7 @@ def command(arguments: argparse.Namespace) -> int:
     name, *arguments.words = arguments.words
     known: dict[str, Callable[[argparse.Namespace], int]] = {
         "server": serve, "node": node, "local": local, "certificates": certificates, "status": status,
-        "agree": agree,
+        "agree": agree, "why": why,
     }  # fmt: skip
     if name not in known:
         raise ConfigError(f"unknown command 'deploy {name}'; {nearest(name, known)}")
@@ -136,6 +136,7 @@ def node(arguments: argparse.Namespace) -> int:
     from fedloom.deploy.data import look
     from fedloom.deploy.flower import require
     from fedloom.deploy.node import Node
+    from fedloom.deploy.quota import Quota
     from fedloom.experiment.runtime import reproducible
 
     for option in ("data", "state", "server"):
@@ -164,7 +165,10 @@ def node(arguments: argparse.Namespace) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     tell = partial(print, flush=True)
     limit = {} if arguments.limit is None else {"limit": _number(arguments.limit, "--limit", 1 << 40)}
-    made = Node(arguments.data, Path(arguments.state).expanduser(), tell, budget=budget(arguments), **limit)
+    owned = {"quota": Quota.parse(arguments.quota)} if arguments.quota else {}
+    log = Path(arguments.log).expanduser() if arguments.log else None
+    home = Path(arguments.state).expanduser()
+    made = Node(arguments.data, home, tell, budget=budget(arguments), log=log, **owned, **limit)
     try:
         key = read_private_key(Path(arguments.key)) if arguments.key else own_key(made.home)
         with reproducible():
@@ -237,6 +241,24 @@ def agree(arguments: argparse.Namespace) -> int:
     if len(arguments.words) != 1:
         raise ConfigError("fedloom deploy agree needs one folder, that of --state.")
     print_raw(make_console(), f"agreed: {Agreement(Path(arguments.words[0]).expanduser()).accept()}")
+    return 0
+
+
+def why(arguments: argparse.Namespace) -> int:
+    """Show a node's owner why it refused the last orders, what stopped it, and whether another agreement waits."""
+    from fedloom.deploy.agreement import OFFERED
+    from fedloom.deploy.log import FILE, reasons
+    from fedloom.deploy.node import STOPPED
+
+    if len(arguments.words) != 1:
+        raise ConfigError("fedloom deploy why needs one folder, that of --state.")
+    home, console = Path(arguments.words[0]).expanduser(), make_console()
+    for event in reasons(Path(arguments.log).expanduser() if arguments.log else home / FILE):
+        print_raw(console, event)
+    if (home / STOPPED).exists():
+        print_raw(console, f"it is stopped; delete {relpath(home / STOPPED)} once you know why")
+    if (home / OFFERED).exists():
+        print_raw(console, f"another data specification waits in {relpath(home / OFFERED)}")
     return 0
 
 

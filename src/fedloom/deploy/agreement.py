@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from fedloom.experiment.atomic import sync_folder, write_whole
 
 AGREED, OFFERED = "specification.json", "specification-offered.json"
 LONGEST = 1 << 20  # characters
+NUMBERS, CLASSES = 1 << 24, 1 << 20  # of one input
 
 
 class Agreement:
@@ -45,6 +47,8 @@ class Agreement:
         text = as_text(spec)
         if len(text) > LONGEST:
             raise WireError(f"a data specification has {len(text):,} characters, but at most {LONGEST:,} are allowed.")
+        if not (0 < prod(spec.inputs or (0,)) <= NUMBERS and 0 < spec.classes <= CLASSES and all(spec.inputs)):
+            raise WireError(f"a data specification has inputs {list(spec.inputs)} and {spec.classes} classes.")
         agreed = self._read()
         if agreed is None:
             self._write({"data": json.loads(text), "seed": seed})

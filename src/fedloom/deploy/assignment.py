@@ -167,8 +167,8 @@ class Bench:
     computes: dict[int, Any] = field(default_factory=dict)
 
 
-def bench(assignment: Assignment, data: NodeData) -> Bench:
-    """Set up the work of an assignment.
+def bench(assignment: Assignment, data: NodeData, most: float = float("inf")) -> Bench:
+    """Set up the work of an assignment, whose model takes at most so many bytes.
 
     Raises:
         ConfigError: if the settings are invalid here, or give a different model from the server's.
@@ -182,6 +182,10 @@ def bench(assignment: Assignment, data: NodeData) -> Bench:
     }  # fmt: skip
     method = assignment.method()
     model = model_factory(values["model"], data.train, method.targets)
+    with torch.device("meta"):
+        numbers = sum(t.numel() for t in model().state_dict().values())
+    if numbers * getattr(torch, values["dtype"]).itemsize > most:
+        raise Refusal(Code.QUOTA, f"the model has {numbers:,} numbers, more than a message of {most:,} bytes holds.")
     experiment = Experiment(method=method, federation=alone, model=model, config=values, **conditions)
     federation = placed(_federation(data, client, clients), getattr(torch, experiment.dtype), "cpu")
     plan = make_plan(experiment, federation, "cpu")

@@ -34,6 +34,7 @@ class Code(StrEnum):
     STATE = "state"
     UNCOVERED = "uncovered"
     BUDGET = "budget"
+    QUOTA = "quota"
     FAILED = "failed"
     STOPPED = "stopped"
 
@@ -50,6 +51,7 @@ REASONS = {
     Code.STATE: "a state that it should have kept is missing or damaged",
     Code.UNCOVERED: "the order asks for quantities that no noise covers",
     Code.BUDGET: "the order does not suit its privacy budget",
+    Code.QUOTA: "the order is beyond a quota of its owner's",
     Code.FAILED: "its work raised an exception",
     Code.STOPPED: "it has stopped, and waits for its owner",
 }

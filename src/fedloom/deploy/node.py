@@ -30,6 +30,7 @@ from fedloom.deploy.agreement import Agreement
 from fedloom.deploy.assignment import Assignment, Bench, bench
 from fedloom.deploy.budget import Budget, Ledger
 from fedloom.deploy.data import NodeData, read
+from fedloom.deploy.log import FILE, Log
 from fedloom.deploy.messages import (
     EVALUATE,
     HELD_OUT,
@@ -44,6 +45,7 @@ from fedloom.deploy.messages import (
     moderate,
     read_broadcast,
 )
+from fedloom.deploy.quota import Quota
 from fedloom.deploy.recipe import placeholder
 from fedloom.deploy.versions import Versions
 from fedloom.deploy.wire import LIMIT, WireError, pack
@@ -52,6 +54,7 @@ from fedloom.experiment.evaluate import Evaluator
 from fedloom.experiment.lock import Lock
 from fedloom.experiment.store import flat
 
+DEFAULT = Quota()
 STOPPED = "stopped.txt"  # why a node with a budget answers no more
 RUN = 32  # longest run identifier, which names a folder
 
@@ -73,10 +76,12 @@ class Node:
     Args:
         data: the location of its samples, see ``fedloom.deploy.data.read``.
         state: folder of its client states, accessible to the node's owner alone.
-        tell: called with a message about every event.
+        tell: called with a message about every event, which its own log has as well.
         limit: largest message in bytes.
         budget: the privacy that all runs together may spend; with one, the node measures no losses and no metrics, and
             trains only with its own noise.
+        quota: what servers may take.
+        log: the file of its log; by default ``node.log`` in ``state``.
 
     Raises:
         CheckpointError: if another process uses the folder, or the record of the spent privacy cannot be read.
@@ -89,8 +94,11 @@ class Node:
         tell: Callable[[str], None] = lambda sentence: None,
         limit: int = LIMIT,
         budget: Budget | None = None,
+        quota: Quota = DEFAULT,
+        log: Path | None = None,
     ) -> None:
-        self.data, self.home, self.tell, self.limit = data, state, tell, limit
+        self.data, self.home, self.limit, self.quota = data, state, limit, quota
+        self.tell = Log(log or state / FILE, tell)
         try:
             state.mkdir(parents=True, exist_ok=True, mode=0o700)
             self.lock = Lock(state)
@@ -101,7 +109,7 @@ class Node:
         except CheckpointError:
             self.lock.release()
             raise
-        self.agreement = Agreement(state, tell)
+        self.agreement = Agreement(state, self.tell)
         self._bench: tuple[str, Bench] | None = None
         self._samples: tuple[str, NodeData] | None = None
 
@@ -115,6 +123,7 @@ class Node:
         try:
             asked = Order.read(order, self.limit)
             ticket = asked.ticket
+            self.quota.count(self.home)
             assignment = Assignment.read(asked.assignment)
             versions = self._versions(assignment)
             if (again := versions.answered(ticket)) is not None:
@@ -140,6 +149,7 @@ class Node:
     def _versions(self, assignment: Assignment) -> Versions:
         if not (assignment.run.isalnum() and assignment.run.isascii() and len(assignment.run) <= RUN):
             raise WireError("an assignment has no run identifier of letters and digits.")
+        self.quota.check_disk(self.home, assignment.run)
         return Versions(self.home / assignment.run)
 
     def _do(
@@ -192,6 +202,7 @@ class Node:
             facts["loss_received"] = float(losses[0])
         if WORK not in order.do:
             return facts, {}
+        self.quota.check_work(plan, self._read(assignment).sizes[0])
         if self.ledger is not None:
             epsilon = self.ledger.charge(plan, self._read(assignment).sizes[0])
             self.tell(f"with this answer ε = {epsilon:.3g} of {self.ledger.budget.epsilon:g} is spent")
@@ -209,9 +220,9 @@ class Node:
             data = self._read(assignment)
             if self.ledger is not None:  # what the settings alone do not suit is no reason to stop
                 samples = placeholder(assignment.spec)
-                bench(assignment, NodeData(samples, samples, samples))
+                bench(assignment, NodeData(samples, samples, samples), self.limit)
             try:
-                self._bench = key, bench(assignment, data)
+                self._bench = key, bench(assignment, data, self.limit)
             except FedLoomError as error:
                 if self.ledger is None:
                     raise

@@ -1,0 +1,305 @@
+"""Hostile messages at random: orders open nothing and tell nothing; answers end no run and move no number."""
+
+from __future__ import annotations
+
+import sys
+import sysconfig
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers.deploying import config, in_process
+
+import fedloom
+from fedloom.core.errors import ClientError
+from fedloom.deploy.assignment import settings_of
+from fedloom.deploy.budget import Budget
+from fedloom.deploy.messages import EVALUATE, HELD_OUT, JOIN, LOSSES, WORK, Code, Order
+from fedloom.deploy.node import STOPPED, Node
+from fedloom.deploy.server import Recipe, run
+from fedloom.deploy.wire import pack, unpack
+
+NUMBERS = [0, -1, 1, 3, 1e-30, 1e30, 3.4e38, float("nan"), float("inf"), 2**31, 2**62, 10**400, True, None, "", "nan"]
+WORDS = [
+    "/etc/passwd",
+    "../../x",
+    "hf-hub:a/b",
+    "https://example.org/x",
+    "os:system",
+    "fedloom.cli:main",
+    "é\x1b[2J",
+    "a" * 999,
+]
+KEYS = """network weights config pretrained trust_remote_code path lora_targets teacher plugins engine out hidden norm
+lr steps dp_noise dp_clip name metrics uplink mixing""".split()  # noqa: SIM905
+NAMES = [
+    "timm",
+    "transformers",
+    "distilbert",
+    "efficientnet_b0",
+    "mlp",
+    "logistic",
+    "two_cnn",
+    "scaffold",
+    "q_ffl",
+    "fedper",
+]
+PACKAGE = str(Path(fedloom.__file__).parents[1])
+INSIDE = (sys.prefix, sys.base_prefix, sysconfig.get_path("stdlib"), PACKAGE, "/proc", "/dev", "/sys")
+SEEN: list[list[str]] = []
+
+
+def _audit(event: str, args: tuple[Any, ...]) -> None:
+    if not SEEN:
+        return
+    if event == "open" and isinstance(args[0], str | bytes):
+        SEEN[-1].append(f"open {args[0] if isinstance(args[0], str) else args[0].decode()}")
+    elif event in (
+        "subprocess.Popen",
+        "os.system",
+        "os.exec",
+        "os.posix_spawn",
+        "socket.connect",
+        "socket.getaddrinfo",
+    ):
+        SEEN[-1].append(event)
+    elif event == "exec" and not (name := args[0].co_filename).startswith(("<", *INSIDE)):
+        SEEN[-1].append(f"exec {name}")
+
+
+sys.addaudithook(_audit)
+
+
+@contextmanager
+def watched(*allowed: Path) -> Iterator[list[str]]:
+    """What was opened outside the allowed places, executed, started or connected to."""
+    SEEN.append(found := list[str]())
+    try:
+        yield found
+    finally:
+        SEEN.pop()
+        places = (*map(str, allowed), *INSIDE)
+        found[:] = [one for one in found if not one.removeprefix("open ").startswith(places)]
+
+
+def spoilt(draw: Random, value: Any) -> Any:
+    """A value in which something is replaced, added or left out."""
+    if isinstance(value, dict) and value and draw.random() < 0.9:
+        key = draw.choice([*value])
+        if draw.random() < 0.2:
+            return value | {draw.choice(KEYS): draw.choice(NUMBERS + WORDS + NAMES)}
+        if draw.random() < 0.1:
+            return {other: one for other, one in value.items() if other != key}
+        return value | {key: spoilt(draw, value[key])}
+    if isinstance(value, list | tuple) and value and draw.random() < 0.5:
+        return [spoilt(draw, one) if draw.random() < 0.5 else one for one in value]
+    return draw.choice(
+        [draw.choice(NUMBERS), draw.choice(WORDS), draw.choice(NAMES), [], {}, [2**40], {"name": "timm"}]
+    )
+
+
+def hostile(draw: Random, order: Order, broadcast: bytes) -> tuple[bytes, bytes]:
+    """An order and a broadcast that no honest server sends, or that it sends at another time."""
+    facts = dict(vars(order)) | {"ticket": f"{draw.getrandbits(128):032x}", "base": None}
+    kind = draw.choice(["order", "settings", "data", "do", "bytes", "tensors", "tensors", "work"])
+    packet = unpack(broadcast)
+    tensors, about = dict(packet.tensors), dict(packet.facts)
+    if kind == "order":
+        facts = spoilt(draw, facts)
+    elif kind in ("settings", "data"):
+        facts["assignment"] = facts["assignment"] | {kind: spoilt(draw, facts["assignment"][kind])}
+        facts["do"] = draw.choice([(JOIN,), (WORK,)])
+    elif kind == "do":
+        facts["do"] = draw.sample([JOIN, LOSSES, HELD_OUT, WORK, EVALUATE], draw.randint(1, 3))
+    elif kind == "tensors":
+        name = draw.choice([*tensors])
+        t = tensors[name]
+        change = draw.choice(["scale", "shape", "type", "gone", "more", "crafted"])
+        made = {
+            "scale": lambda: {name: t * draw.choice([0.0, -1.0, 1e6, 1e11, 1e30, float("nan"), float("inf")])},
+            "shape": lambda: {name: t.flatten()[: draw.randint(0, 5)]},
+            "type": lambda: {name: t.to(draw.choice([torch.float64, torch.int64, torch.bool]))},
+            "gone": dict,
+            "more": lambda: {name: t, "parts|drift|x": torch.ones(2)},
+            "crafted": lambda: {name: torch.full_like(t, draw.choice([1e11, -1e11, 3e38]))},
+        }[change]()  # fmt: skip
+        tensors = {key: value for key, value in tensors.items() if key != name} | made
+        about |= {"lr": draw.choice([about["lr"], 1e30, -1.0, 0.0])}
+    try:
+        blobs = [pack("order", facts), pack(packet.kind, about, tensors)]
+    except (ValueError, TypeError):
+        blobs = [b"", b""]
+    if kind == "bytes":
+        at = draw.randrange(2)
+        damaged = bytearray(blobs[at])
+        for _ in range(draw.randint(1, 8)):
+            damaged[draw.randrange(len(damaged))] = draw.randrange(256)
+        blobs[at] = bytes(damaged[: draw.choice([len(damaged), draw.randrange(len(damaged))])])
+    return blobs[0], blobs[1]
+
+
+def prepared(tmp_path: Path, *words: str) -> tuple[Node, Order, bytes]:
+    transport = in_process(made := config(*words, "rounds=1"), tmp_path)
+    run(Recipe.of(made), transport, 4)
+    transport.close()
+    order, broadcast = transport.sent["node-0"][-1]
+    node = transport.nodes["node-0"]
+    assert node is not None
+    return node, Order.read(order, 10**7), broadcast
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
+def test_an_order_opens_no_file_and_runs_no_code(seed: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    draw, codes = Random(seed), Counter[str]()
+    first, order, broadcast = prepared(tmp_path, "method=scaffold", "evaluation.what=[clients]")
+    node = Node(first.data, first.home)
+    node.answer(replace(order, ticket=32 * "a").packed(), broadcast)  # whatever is imported on first use
+    for _ in range(130):
+        message = hostile(draw, order, broadcast)
+        with watched(node.home, Path(node.data)) as found:
+            blob = node.answer(*message)
+        facts = unpack(blob).facts
+        assert not found
+        assert facts["status"] in ("joined", "done", "left out", "refused")
+        if facts["status"] == "refused":
+            assert facts.keys() == {"ticket", "status", "code"}
+            assert facts["code"] in list(Code)
+        codes[facts.get("code", facts["status"])] += 1
+    node.close()
+    with capsys.disabled():
+        print(f"\norders, seed {seed}: {dict(codes)}")
+    assert codes["refused"] == 0
+    assert len(codes) >= 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("local.dp_clip=1.0", "local.dp_noise=2.0"),
+        ("method.uplink=[clip_noise]", "method.uplink.clip_noise.noise_at=client", "method.mixing=uniform"),
+    ],
+    ids=["of samples", "of updates"],
+)
+def test_two_nodes_with_a_budget_whose_data_differ_in_a_sample_answer_alike(
+    words: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """But for their tensors, which are noise: the same facts, codes, names and shapes, all finite, over 300 orders."""
+    pytest.importorskip("dp_accounting", reason="the extra 'privacy' is not installed")
+    first, order, broadcast = prepared(tmp_path, *words)
+    nodes = []
+    with np.load(first.data) as held:
+        arrays = dict(held)
+    for number, value in enumerate((0.0, 1.0)):
+        arrays["x_train"][0] = value  # one sample, black or white
+        np.savez(tmp_path / f"{number}.npz", **arrays)
+        nodes.append(Node(str(tmp_path / f"{number}.npz"), tmp_path / f"state-{number}", budget=Budget(1e4)))
+    joining = Order(32 * "b", (JOIN,), order.assignment).packed()
+    assert nodes[0].answer(joining) == nodes[1].answer(joining)
+    draw, codes = Random(7), Counter[str]()
+    for _ in range(300):
+        message = hostile(draw, order, broadcast)
+        one, other = (unpack(node.answer(*message)) for node in nodes)
+        assert one.facts == other.facts
+        shapes = [
+            {name: (t.shape, t.dtype, bool(t.isfinite().all())) for name, t in p.tensors.items()} for p in (one, other)
+        ]
+        assert shapes[0] == shapes[1]
+        assert "loss" not in one.facts
+        assert "seconds" not in one.facts
+        codes[one.facts.get("code", one.facts["status"])] += 1
+        for node in nodes:  # each time its owner looks
+            (node.home / STOPPED).unlink(missing_ok=True)
+    for node in nodes:
+        node.close()
+    with capsys.disabled():
+        print(f"\npairs of orders: {dict(codes)}")
+    assert codes["done"] > 20
+
+
+RANGES = {"clients/accuracy/mean": (0.0, 1.0), "clients/loss/mean": (0.0, 1e30), "train/loss": (0.0, 1e30)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fedavg", "scaffold", "q_ffl", "aaggff_d", "feddyn"])
+def test_no_answer_ends_a_run_or_moves_a_metric_beyond_its_range(
+    method: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    draw, outcomes, rounds = Random(method), Counter[str](), 55
+    words = (f"method={method}", f"rounds={rounds}", "evaluation.what=[clients]", "local.steps=1", "model=logistic")
+    transport = in_process(made := config(*words), tmp_path)
+
+    def route(name: str, number: int, blob: bytes) -> list[bytes]:
+        if name != "node-3" or not number:
+            return [blob]
+        packet = unpack(blob)
+        facts, tensors = dict(packet.facts), dict(packet.tensors)
+        kind = draw.choice(["facts", "facts", "tensor", "bytes", "twice", "numbers"])
+        if kind == "facts":
+            facts = spoilt(draw, facts)
+        elif kind == "numbers":
+            place = draw.choice(
+                ["loss", "loss_received", "n", "sent", "values", "seconds", "version", "status", "kind", "code"]
+            )
+            facts[place] = draw.choice(
+                [*NUMBERS, *WORDS, {"accuracy": 500.0, "loss": -1e30}, {"accuracy": 1e308, "loss": 1.0}]
+            )
+        elif kind == "tensor" and tensors:
+            name = draw.choice([*tensors])
+            t = tensors[name]
+            tensors[name] = draw.choice(
+                [t * 3e38, t * float("nan"), -t * 1e11, t[:1], t.double(), torch.full_like(t, 1e12)]
+            )
+        try:
+            blob = pack("answer", facts, tensors)
+        except (ValueError, TypeError):
+            blob = b"fedloom"
+        if kind == "bytes":
+            damaged = bytearray(blob)
+            damaged[draw.randrange(len(damaged))] = draw.randrange(256)
+            blob = bytes(damaged)
+        outcomes[kind] += 1
+        return [blob, blob] if kind == "twice" else [blob]
+
+    transport.route = route
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            result = run(Recipe.of(made), transport, 4)
+        except ClientError as error:
+            pytest.fail(f"one node ended the run: {error}")
+        finally:
+            transport.close()
+    assert len(result.history) == rounds
+    for key, (low, high) in RANGES.items():
+        assert all(low <= record[key] <= high for record in result.history), key
+    assert {failure.client for failure in result.failures} <= {3}
+    assert float(result.snapshot.server.theta.abs().max()) < 1e6
+    told = Counter(str(failure.kind) for failure in result.failures)
+    with capsys.disabled():
+        print(f"\nanswers, {method}: sent {dict(outcomes)}; left out {dict(told)} of {rounds} rounds")
+
+
+def test_an_honest_order_is_answered_while_it_is_watched(tmp_path: Path) -> None:
+    """What the watch would report is reported, and an honest order gives no reason to."""
+    node, order, broadcast = prepared(tmp_path, "method=fedavg")
+    with watched() as found:
+        (tmp_path / "a").write_text("")
+    assert found == [f"open {tmp_path / 'a'}"]
+    node = Node(node.data, node.home)
+    node.answer(replace(order, ticket=32 * "a").packed(), broadcast)
+    with watched(node.home, Path(node.data)) as found:
+        facts = unpack(node.answer(replace(order, ticket=32 * "b").packed(), broadcast)).facts
+    node.close()
+    assert facts["status"] == "done"
+    assert not found
+    assert settings_of(config().values).keys() >= {"model", "method"}

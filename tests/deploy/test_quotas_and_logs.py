@@ -1,0 +1,114 @@
+"""What a server may take from a node, and where its owner reads why an order was refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+
+import pytest
+from helpers.deploying import config, in_process
+
+from fedloom.cli import main
+from fedloom.core.errors import CheckpointError, ConfigError
+from fedloom.deploy.log import FILE, Log, reasons
+from fedloom.deploy.messages import Order
+from fedloom.deploy.node import STOPPED, Node
+from fedloom.deploy.quota import Quota
+from fedloom.deploy.server import Recipe, run
+from fedloom.deploy.wire import unpack
+
+
+def code(node: Node, order: Order, broadcast: bytes, number: int) -> str:
+    facts = unpack(node.answer(replace(order, ticket=f"{number:032x}").packed(), broadcast)).facts
+    return facts.get("code", facts["status"])
+
+
+@pytest.fixture
+def parts(tmp_path: Path) -> tuple[Node, Order, bytes]:
+    transport = in_process(made := config("rounds=1"), tmp_path)
+    run(Recipe.of(made), transport, 4)
+    transport.close()
+    node = transport.nodes["node-0"]
+    assert node is not None
+    order, broadcast = transport.sent["node-0"][-1]
+    return node, Order.read(order, 10**7), broadcast
+
+
+def test_orders_steps_folders_and_bytes_have_quotas(parts: tuple[Node, Order, bytes]) -> None:
+    first, order, broadcast = parts
+    numbers = count()
+
+    def answers(quota: Quota, *orders: Order, limit: int = 10**7) -> list[str]:
+        node = Node(first.data, first.home, quota=quota, limit=limit)
+        found = [code(node, one, broadcast, next(numbers)) for one in orders]
+        node.close()
+        return found
+
+    def of_run(name: str) -> Order:
+        return replace(order, assignment={**order.assignment, "run": name}, base=None)
+
+    used = 2  # the run joined and trained
+    assert answers(Quota(orders=used + 2), *[of_run("new")] * 3) == ["done", "done", "quota"]
+    assert answers(Quota(steps=3), of_run("new")) == ["quota"]
+    assert answers(Quota(runs=2), of_run("new"), of_run("another")) == ["done", "quota"]
+    assert answers(Quota(disk=10), of_run("new")) == ["quota"]
+    wide = {
+        **order.assignment,
+        "settings": {**order.assignment["settings"], "model": {"name": "mlp", "hidden": [2**20]}},
+    }
+    assert answers(Quota(), replace(order, assignment=wide, base=None)) == ["quota"]  # before it is in memory
+
+
+def test_inputs_beyond_all_bounds_are_not_tried(parts: tuple[Node, Order, bytes], tmp_path: Path) -> None:
+    first, order, _ = parts
+    node = Node(first.data, tmp_path / "new")
+    data = {**order.assignment["data"], "inputs": [3, 2**20, 2**20]}
+    joining = replace(order, do=("join",), base=None, assignment={**order.assignment, "data": data})
+    assert code(node, joining, b"", 0) == "message"
+    node.close()
+
+
+def test_a_quota_is_typed(tmp_path: Path) -> None:
+    assert Quota.parse("orders=5,disk=100") == Quota(orders=5, disk=100)
+    for text in ("orders", "orders=-1", "cells=3", "orders=0"):
+        with pytest.raises(ConfigError, match=r"quota"):
+            Quota.parse(text)
+
+
+def test_the_owner_reads_why(
+    parts: tuple[Node, Order, bytes], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The sentences, what stopped the node, and the specification that waits; nothing in them controls a terminal."""
+    first, order, broadcast = parts
+    node = Node(first.data, first.home)
+    for setting in ("\x1b[2J\n2026-01-01 00:00:00 refused: a lie", "engine"):
+        settings = {**order.assignment["settings"], setting: 1}
+        assert (
+            code(node, replace(order, assignment={**order.assignment, "settings": settings}), broadcast, 1)
+            == "settings"
+        )
+    data = {**order.assignment["data"], "held_out": 0.5}
+    assert code(node, replace(order, assignment={**order.assignment, "data": data}), broadcast, 2) == "agreement"
+    node.close()
+    (node.home / STOPPED).write_text("why")
+    assert main(["deploy", "why", str(node.home)]) == 0
+    said = capsys.readouterr().out
+    assert "which is not for the server to set" in said
+    assert "another data specification waits" in said
+    assert "it is stopped; delete" in said
+    assert "\x1b" not in said
+    assert not any("a lie" in line and line.startswith("2026-01-01") for line in said.splitlines())
+    with pytest.raises(CheckpointError, match="is no log of a node"):
+        reasons(tmp_path / "nothing")
+
+
+def test_a_log_has_a_limited_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedloom.deploy.log.LONGEST", 1000)
+    told: list[str] = []
+    log = Log(tmp_path / FILE, told.append)
+    for number in range(100):
+        log(f"refused: {number} {'x' * 50}\nand more")
+    assert len(told) == 100
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 2300
+    assert reasons(tmp_path / FILE)[-1].endswith("x\n    and more")
