@@ -165,10 +165,10 @@ def node(arguments: argparse.Namespace) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     tell = partial(print, flush=True)
     limit = {} if arguments.limit is None else {"limit": _number(arguments.limit, "--limit", 1 << 40)}
-    owned = {"quota": Quota.parse(arguments.quota)} if arguments.quota else {}
+    quota = Quota.parse(arguments.quota) if arguments.quota else Quota()
     log = Path(arguments.log).expanduser() if arguments.log else None
     home = Path(arguments.state).expanduser()
-    made = Node(arguments.data, home, tell, budget=budget(arguments), log=log, **owned, **limit)
+    made = Node(arguments.data, home, tell, budget=budget(arguments), quota=quota, log=log, **limit)
     try:
         key = read_private_key(Path(arguments.key)) if arguments.key else own_key(made.home)
         with reproducible():
