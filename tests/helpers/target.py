@@ -107,7 +107,7 @@ def mixed(world: World, decide: Callable[[int, dict[int, Vector]], Vector]) -> F
 
 
 def fedssa(
-    world: World, variance: float = 1.0, entropy: float = 1e-3, optimiser: str = "adam", lr: float = 0.01,
+    world: World, variance: float = 10.0, entropy: float = 1e-3, optimiser: str = "sgd", lr: float = 0.01,
     steps: int = 300, batch_size: int = 64, draws: int = 1, start: int = 0, feed_back: bool = False,
 ) -> Found:  # fmt: skip
     """Algorithm 1, where it is fed back; otherwise FedAvg whose last models are mixed."""

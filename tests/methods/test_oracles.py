@@ -77,7 +77,7 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     "fedexp": [{"eps": 0.0}, {"eps": 0.2}],
     "fedssa": [
         {
-            "variance": 10.0,
+            "optimiser": "adam",
             "entropy": 0.5,
             "lr": 0.3,
             "steps": 14,
@@ -85,8 +85,8 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
             "draws": 2,
             "feed_back": True,
         },
-        {"optimiser": "sgd", "lr": 3.0, "variance": 10.0, "steps": 5, "feed_back": True, "start": 1},
-        {"variance": 0.0, "entropy": 0.0, "steps": 3, "draws": 9},
+        {"lr": 3.0, "variance": 1.0, "steps": 5, "feed_back": True, "start": 1},
+        {"optimiser": "adam", "variance": 0.0, "entropy": 0.0, "steps": 3, "draws": 9},
     ],
     "feddf": [{"steps": 30, "lr": 0.05, "batch_size": 6, "temperature": 3.0}, {"steps": 0}],
     "fedcgan": [{"latent": 2, "labels": "uniform"}, {"latent": 3, "speed": 3.0}],
