@@ -4,7 +4,7 @@
 
 Lines of a file are code, docstrings, comments or blank; of the code, those of imports, and those of guards (``raise``
 and the ``if`` that holds nothing else), are counted apart. Points of the contract are the public names that a part may
-set or override, with the fields of ``Needs``. The run is one round of FedDyn with four clients of digits, from the
+declare or override, and the fields of ``Needs``. The run is one round of FedDyn with four clients of digits, from the
 command line; its seconds and calls (of Python functions, ours and all) go from the end of ``import torch`` to the first
 time that a compute is asked for clients' work, and its modules are those loaded at its end. Seconds are the least of
 three runs.
@@ -35,6 +35,7 @@ APPLICATIONS = (  # beside all of src/fedloom_apps
     "cli/online.py", "cli/report.py", "cli/search.py", "cli/synthesize.py", "cli/target.py", "config/distill.py",
     "config/online.py", "config/search.py", "config/target.py",
 )  # fmt: skip
+DERIVED = {"is_identity", "chosen"}  # properties that no part overrides
 RUN = "run method=feddyn data=digits clients=4 rounds=1 device=cpu engine=serial -q"
 
 
@@ -70,19 +71,36 @@ def sources(root: Path) -> Iterator[tuple[bool, Path]]:
             yield not inside.startswith("fedloom/") or place.startswith(APPLICATIONS), path
 
 
-def points(root: Path) -> list[str]:
-    """What a part may set or override: public names of the classes in ``core/parts.py``, and what it may need."""
-    found = []
+def points(root: Path) -> dict[str, int]:
+    """What a part may override, declare or need, with the number of classes in ``parts`` that do."""
+    found: dict[str, int] = {}
+    bases = {"Part", "Needs"}
     for path in (root / "src/fedloom/core/parts.py", root / "src/fedloom/core/needs.py"):
         for node in ast.parse(path.read_text()).body if path.exists() else ():
+            if isinstance(node, ast.ClassDef) and bases & {node.name, *map(ast.unparse, node.bases)}:
+                bases.add(node.name)
+                for name in named(node) - DERIVED:
+                    found.setdefault(name if node.name == "Needs" else f".{name}", 0)
+    for path in (root / "src/fedloom/parts").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names: set[str] = set()
             if isinstance(node, ast.ClassDef):
-                for one in node.body:
-                    name = one.name if isinstance(one, ast.FunctionDef) else ""
-                    if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name):
-                        name = one.target.id
-                    if name and not name.startswith("_"):
-                        found.append(f"{node.name}.{name}")
+                names = {f".{name}" for name in named(node)}
+            elif isinstance(node, ast.Call) and ast.unparse(node.func) == "Needs":
+                names = {keyword.arg for keyword in node.keywords if keyword.arg}
+            for name in names & found.keys():
+                found[name] += 1
     return found
+
+
+def named(node: ast.ClassDef) -> set[str]:
+    """The public names that the body of a class assigns or defines."""
+    names = {one.name for one in node.body if isinstance(one, ast.FunctionDef)}
+    for one in node.body:
+        if isinstance(one, ast.AnnAssign | ast.Assign):
+            targets = [one.target] if isinstance(one, ast.AnnAssign) else one.targets
+            names |= {inner.id for target in targets for inner in ast.walk(target) if isinstance(inner, ast.Name)}
+    return {name for name in names if not name.startswith("_")}
 
 
 def measured(root: Path) -> None:
@@ -107,8 +125,9 @@ def measured(root: Path) -> None:
             f"({counts['guards'] / max(code, 1):.1%}); docstrings {counts['docstrings']}, comments "
             f"{counts['comment']}, blank {counts['blank']}; {counts['raises']} raises"
         )
-    where = Counter(point.partition(".")[0] for point in points(root))
-    print(f"contract     {where.total()} points: {', '.join(f'{name} {count}' for name, count in where.items())}")
+    found = points(root)
+    several = sum(count > 1 for count in found.values())
+    print(f"contract     {len(found)} points, of which {several} are used by several parts")
     print(f"isinstance   {asked} of Paired outside parts")
 
 

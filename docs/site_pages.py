@@ -13,10 +13,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from fedloom.core.documentation import documentation
+from fedloom.core import parts
+from fedloom.core.documentation import ARGUMENT, SECTION, documentation
+from fedloom.core.needs import Needs
 from fedloom.core.registry import Entry
 from fedloom.core.settings import expected, format_value, to_plain
-from fedloom.core.slots import SLOTS, label
+from fedloom.core.slots import BASES, SLOTS, label
 from fedloom.methods import methods
 
 ROOT = Path(__file__).parents[1]
@@ -45,7 +47,7 @@ def pages() -> dict[str, str]:
     found = {place: relinked(path, place) for path, place in elsewhere()}
     found |= {"methods/index.md": methods_table()}
     found |= {f"methods/{entry.name}.md": method_page(entry) for entry in methods}
-    return found | {"parts.md": parts_page(), "api.md": api_page()}
+    return found | {"parts.md": parts_page(), "contract.md": contract_page(), "api.md": api_page()}
 
 
 def elsewhere() -> Iterator[tuple[str, str]]:
@@ -177,6 +179,72 @@ def parts_page() -> str:
             between = f"method.{slot}.{entry.name}." if slot in ("objective", "uplink") else f"method.{slot}."
             lines += settings(entry, between)
     return "\n".join(lines)
+
+
+def contract_page() -> str:
+    """What a part may override and declare, the common first; each with the parts that do."""
+    order = inspect.cleandoc(parts.__doc__ or "").partition("::\n\n")[2].partition("\n\nA part sees")[0]
+    users = used()
+    points = {name: helps for base in (parts.Part, *BASES.values(), Needs) for name, helps in described(base).items()}
+    several = [name for name in points if len(users.get(name, ())) > 1]
+    lines = [
+        "# The contract of a part",
+        "",
+        "A part is a frozen dataclass of its settings. All of what follows is optional; what is not overridden is",
+        "never called. [CONTRIBUTING](contributing.md) shows one part in full. In order of time:",
+        "",
+        *("```", inspect.cleandoc(order), "```"),
+        "",
+    ]
+    for title, names in (
+        ("What several parts use", several),
+        ("What single parts use", [name for name in points if name not in several and users.get(name)]),
+        ("What is there for parts of one's own", [name for name in points if not users.get(name)]),
+    ):
+        lines += [f"## {title}", "", "| name | of | meaning | used by |", "| --- | --- | --- | --- |"]
+        for name in names:
+            who = sorted(users.get(name, ()))
+            shown = ", ".join(f"`{one}`" for one in who[:3]) + (f" and {len(who) - 3} more" if len(who) > 3 else "")
+            owner, _, short = name.partition(".")
+            lines.append(f"| `{short}` | {owner} | {cell(points[name])} | {shown} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def described(base: type) -> dict[str, str]:
+    """The public names that a class adds to its bases, like ``Part.grad``, with their descriptions."""
+    texts = {
+        name: " ".join(words.split())
+        for heading, body in SECTION.findall(inspect.cleandoc(base.__doc__ or "") + "\n")
+        if heading == "Attributes"
+        for name, words in ARGUMENT.findall(body)
+    }
+    derived = {"is_identity", "chosen"}  # from what a part says otherwise
+    for name, held in vars(base).items():
+        if name not in derived and (callable(held) or isinstance(held, property)):
+            texts[name] = (inspect.getdoc(held) or "").partition("\n\n")[0].replace("\n", " ")
+    return {f"{base.__name__}.{name}": text for name, text in texts.items() if not name.startswith("_")}
+
+
+def used() -> dict[str, set[str]]:
+    """The registered parts that override or declare something, by its name, like ``Part.grad`` or ``Needs.samples``."""
+    found: dict[str, set[str]] = {}
+    for entry in (entry for registry in SLOTS.values() for entry in registry):
+        kinds = inspect.getmro(entry.factory)  # pyright: ignore[reportArgumentType]
+        bases = [kind for kind in kinds if kind.__module__ == parts.__name__]
+        own = {name: held for kind in kinds if kind not in bases for name, held in reversed(vars(kind).items())}
+        names = {
+            f"{base.__name__}.{name}"
+            for base in bases
+            for name in own.keys() & vars(base).keys()
+            if own[name] is not None and own[name] != vars(base)[name]  # what a class took back from its base
+        }
+        complete = all(p.default is not p.empty for p in entry.parameters.values())
+        needs = (entry.make() if complete else entry.factory).needs  # pyright: ignore[reportFunctionMemberAccess]
+        names |= {f"Needs.{name}" for name, value in vars(needs).items() if value != getattr(Needs, name)}
+        for name in names:
+            found.setdefault(name, set()).add(entry.name)
+    return found
 
 
 def api_page() -> str:

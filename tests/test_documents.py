@@ -5,6 +5,7 @@ import importlib.util
 import json
 import os
 import re
+from dataclasses import fields
 from pathlib import Path, PurePosixPath
 from types import ModuleType
 from typing import Any
@@ -13,6 +14,9 @@ import matplotlib.pyplot as plt
 import pytest
 
 from fedloom.core import yaml
+from fedloom.core.needs import Needs
+from fedloom.core.parts import Part
+from fedloom.core.slots import BASES
 from fedloom.methods import methods
 
 ROOT = Path(__file__).parents[1]
@@ -87,6 +91,17 @@ def test_every_method_has_a_page_with_its_parts_and_settings(site: ModuleType) -
         assert set(re.findall(r"parts\.md#([\w-]+)", page)) <= anchors
         assert all(f"`method.{setting}`" in page for setting in entry.parameters)
         assert f"](methods/{entry.name}.md)" in pages["methods/index.md"].replace("](", "](methods/")
+
+
+def test_the_contract_of_a_part_is_one_page_with_a_meaning_for_every_name(site: ModuleType) -> None:
+    rows = re.findall(r"^\| `(\w+)` \| (\w+) \| (.{10,}) \| (.*) \|$", site.pages()["contract.md"], re.M)
+    wanted = {("Needs", field.name) for field in fields(Needs)}
+    for base in (Part, *BASES.values()):
+        wanted |= {(base.__name__, name) for name in vars(base) if not name.startswith("_")}
+    assert wanted - {(owner, name) for name, owner, *_ in rows} == {("Part", "is_identity"), ("Personal", "chosen")}
+    users = {(owner, name): used for name, owner, _, used in rows}
+    assert users["Part", "boundable"] == "`dc`, `scaffold`"
+    assert users["Term", "is_cross_entropy"] == "`cross_entropy`"  # and not what terms with another loss took back
 
 
 @pytest.mark.slow

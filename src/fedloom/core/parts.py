@@ -194,13 +194,21 @@ class Part:
 
 @dataclass(frozen=True)
 class Term(Part):
-    """One term of the objective: override ``loss`` (differentiated) or, for a closed-form gradient, ``grad``."""
+    """One term of the objective: override ``loss`` (differentiated) or, for a closed-form gradient, ``grad``.
 
-    is_cross_entropy: ClassVar[bool] = False  # ``loss`` is the cross entropy of the logits: gradient p - e_y
-    stackable: ClassVar[bool] = True  # ``loss`` is per sample, so that padded rows can be masked
-    couples: ClassVar[bool] = False  # ``loss`` of a batch is not the mean of its samples' losses, each on its own
-    is_signed: ClassVar[bool] = False  # ``loss`` is negative for good models
-    learns: ClassVar[bool] = False  # ``loss`` is what the model learns from the data, though it has no ``test_loss``
+    Attributes:
+        is_cross_entropy: ``loss`` is the cross entropy of the logits, whose gradient is p - e_y.
+        stackable: ``loss`` is per sample, so that padded rows can be masked.
+        couples: ``loss`` of a batch is not the mean of its samples' losses, each on its own.
+        is_signed: ``loss`` is negative for good models.
+        learns: ``loss`` is what the model learns from the data, though it has no ``test_loss``.
+    """
+
+    is_cross_entropy: ClassVar[bool] = False
+    stackable: ClassVar[bool] = True
+    couples: ClassVar[bool] = False
+    is_signed: ClassVar[bool] = False
+    learns: ClassVar[bool] = False
 
     def loss(self, out: Output, batch: Batch, ctx: Context) -> Tensor:
         """Return per-sample losses [B], or a scalar [] that does not depend on the rows of the batch."""
@@ -500,10 +508,15 @@ class ServerOptimizer(Part):
 
 @dataclass(frozen=True)
 class Uplink(Part):
-    """A transform of everything that leaves a client: compression, clipping, noise, masks. Several apply in order."""
+    """A transform of everything that leaves a client: compression, clipping, noise, masks. Several apply in order.
 
-    keeps_bounds: ClassVar[bool] = False  # may follow one that bounds slices, since the server recovers its input
-    covers_all: ClassVar[bool] = False  # ``covered`` must hold every slot that may be clipped
+    Attributes:
+        keeps_bounds: it may follow one that bounds slices, since the server recovers its input.
+        covers_all: ``covered`` must hold every slot that may be clipped.
+    """
+
+    keeps_bounds: ClassVar[bool] = False
+    covers_all: ClassVar[bool] = False
 
     @property
     def only_sums(self) -> bool:
