@@ -8,6 +8,7 @@ import signal
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import BinaryIO
 
 import torch
 from torch import Tensor, nn
@@ -28,9 +29,9 @@ def marked(client: int, value: float = MARK, sizes: tuple[int, ...] = SIZES) -> 
     return replace(federation, train=Split(replace(arrays, x=x), federation.train.index))
 
 
-def out_of_room(figure: object, path: Path, **settings: object) -> None:
+def out_of_room(figure: object, file: BinaryIO, **settings: object) -> None:
     """``savefig`` on a disk that is full after a few bytes."""
-    path.write_bytes(b"some")
+    file.write(b"some")
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 

@@ -34,7 +34,7 @@ from fedloom.experiment.console import (
     warnings_of,
 )
 from fedloom.experiment.progress import LineProgress, NullProgress, make_progress
-from fedloom.experiment.rundir import RunDirectory
+from fedloom.experiment.rundir import RunDirectory, altered
 
 UNBEGUN = "stopped before training began; nothing was written."
 
@@ -194,7 +194,10 @@ class Command:
         return failed
 
     def _is_done(self, job: Job) -> bool:
-        return RunDirectory(job.directory).status.ended and (job.directory / self.last_file).is_file()
+        directory = RunDirectory(job.directory)
+        if changed := altered(job.directory, directory.summary()):
+            raise CheckpointError(f"{relpath(job.directory)}: {changed}; bring back a copy, or run it again elsewhere.")
+        return directory.status.ended and (job.directory / self.last_file).is_file()
 
     def _going_on(self, batch: RunPlan, job: Job) -> str:
         """The sentence on how to continue after Ctrl-C."""

@@ -119,6 +119,22 @@ example:
   fedloom predict run=runs/2026-01-31/093000-fedrep-0 test.npz --client 7
 """
 
+VERIFY = """Check that finished runs hold what was recorded when they ended, and nothing else.
+
+usage: fedloom verify DIR [DIR …] [--replay N] [--debug]
+
+DIR is a run directory, or a folder of runs. Settings (with the revision of the code), records and final models are
+compared with the checksums in summary.json, checkpoints with their own, and records with the summary. That tells what
+was damaged or altered by mistake; if the checksums were rewritten, too, a replay tells. The exit code is 1 if a run
+differs.
+
+options:
+  --replay N              also run the first N rounds again, and compare their records bit for bit
+
+example:
+  fedloom verify runs/2026-01-31 --replay 2
+"""
+
 EXPORT = """Write a model of a finished run to a file.
 
 usage: fedloom export run=DIR [--client N] [--format FORMAT] [--out FILE] [--debug]
@@ -187,6 +203,13 @@ COMMANDS = (
         EXPORT,
         "fedloom.cli.export:command",
         ("--client=", "--format=", "--out="),
+    ),
+    Application(
+        "verify",
+        "check that finished runs hold what was recorded, and run their first rounds again",
+        VERIFY,
+        "fedloom.cli.verify:command",
+        ("--replay=",),
     ),
     Application(
         "completion",

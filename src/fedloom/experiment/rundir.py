@@ -14,6 +14,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
@@ -29,6 +30,39 @@ from fedloom.experiment import atomic
 from fedloom.experiment.lock import Lock
 
 Record = Mapping[str, Any]
+EVIDENCE = ("config.yaml", "metrics.jsonl", "model.safetensors")
+"""The settings with the revision of the code, the records, and the final model, of which a summary has checksums."""
+
+
+def checksums(folder: Path, names: Sequence[str] = EVIDENCE) -> dict[str, str]:
+    """SHA-256 of the files that are there; of records without their seconds, so that equal runs have equal ones."""
+    found = {}
+    for name in names:
+        if (path := folder / name).is_file():
+            blob = path.read_bytes()
+            found[name] = hashlib.sha256(_timeless(blob) if name == "metrics.jsonl" else blob).hexdigest()
+    return found
+
+
+def _timeless(lines: bytes) -> bytes:
+    """The last record of each round, without its seconds."""
+    by_round = {}
+    for line in lines.splitlines():
+        try:
+            record = json.loads(line)
+            by_round[int(record["round"])] = _numbers(record)
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
+            continue  # a line cut short, which the reader leaves out, too
+    return json.dumps([by_round[round] for round in sorted(by_round)], sort_keys=True).encode()
+
+
+def altered(folder: Path, summary: Mapping[str, Any], names: Sequence[str] = EVIDENCE) -> str | None:
+    """Which files differ from the checksums in a run's summary, as text; None if all are what the run wrote."""
+    wrote = summary.get("checksums")
+    wrote = wrote if isinstance(wrote, Mapping) else {}
+    there = checksums(folder, [name for name in names if name in wrote])
+    wrong = [name for name in names if name in wrote and there.get(name) != wrote[name]]
+    return f"{' and '.join(wrong)} was cut, altered or lost after the run had ended" if wrong else None
 
 
 def missing(records: Sequence[Record], tables: Mapping[str, Mapping[str, np.ndarray]], round: int) -> str | None:
@@ -291,10 +325,12 @@ class RunDirectory:
             found = json.loads(path.read_text(encoding="utf-8", errors="replace"))
         except (OSError, ValueError):
             found = None
-        if isinstance(found, dict):
-            return found
-        self.notes.append("summary.json could not be read.")
-        return {}
+        if not isinstance(found, dict):
+            self.notes.append("summary.json could not be read.")
+            return {}
+        if changed := altered(self.path, found):
+            self.notes.append(f"{changed}, so that it is not what the run wrote.")
+        return found
 
     @property
     def status(self) -> Status:
@@ -390,7 +426,7 @@ class RunDirectory:
                 return f"{name}.parquet cannot be read: {first_line(error)}"
             if found[name] and found[name].get("round", np.zeros(0)).dtype.kind not in "iu":
                 return f"{name}.parquet has no round numbers"
-        return missing(self._lines(), found, round)
+        return missing(self._lines(), found, round) or altered(self.path, self.summary(), ("metrics.jsonl",))
 
     def rewind(self, round: int) -> list[dict[str, Any]]:
         """Discard everything after a checkpointed round; return the remaining records."""
@@ -432,8 +468,9 @@ class RunDirectory:
             table.write()
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
-        """Write ``summary.json``."""
-        atomic.write_whole(self.path / "summary.json", json.dumps(summary, indent=1).encode())
+        """Write ``summary.json``, with checksums of the files that it summarises."""
+        whole = {**summary, "checksums": checksums(self.path)}
+        atomic.write_whole(self.path / "summary.json", json.dumps(whole, indent=1).encode())
 
 
 def _with_text_keys(value: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,10 +13,10 @@ from typing import Any, TypeGuard
 import numpy as np
 import pandas as pd
 
-from fedloom.core.errors import FedLoomError
+from fedloom.core.errors import FedLoomError, outside
 from fedloom.core.settings import flatten
 from fedloom.experiment.console import ABSENT
-from fedloom.experiment.rundir import RunDirectory, Status
+from fedloom.experiment.rundir import RunDirectory, Status, altered
 
 _PYTHON_KEYS = {
     "sampling.participation": "participation",
@@ -153,7 +154,9 @@ class RunData:
     def result(self, key: str) -> float | None:
         """The value of a metric that is the run's result: in the selected round, or else the last recorded."""
         values, selected = self.curve(key), self.selected_round
-        return float(values[selected]) if selected is not None and selected in values.index else self.last(key)
+        if selected is None or selected not in values.index:
+            return self.last(key)
+        return float(values.loc[selected])  # pyright: ignore[reportArgumentType]
 
     def latest(self, key: str) -> Any:
         """The last recorded value of any type under a key; None if there is none."""
@@ -242,13 +245,16 @@ def load(path: Path) -> RunData:
     directory = RunDirectory(path)
     stored = flatten(directory.config())
     config, facts = _settings({k: str(v) if isinstance(v, list | Mapping) else v for k, v in stored.items()})
+    summary = directory.summary()
+    if changed := altered(path, summary):
+        warnings.warn(f"{path}: {changed}; its numbers are not those of the run.", stacklevel=outside())
     clients = _table(directory.clients(), "clients", {"round", "client"}, directory.notes)
     return RunData(
         path=path,
         config=config,
         facts=facts,
         rows=directory.metrics(),
-        summary=directory.summary(),
+        summary=summary,
         clients=clients.loc[clients["round"] == clients["round"].max()] if len(clients) else clients,
         mixing=_table(directory.mixing(), "mixing", {"round", "client", "p"}, directory.notes),
         partition=_table(directory.table("partition"), "partition", {"client", "label", "samples"}, directory.notes),

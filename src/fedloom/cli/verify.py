@@ -1,0 +1,89 @@
+"""``fedloom verify``: whether runs hold what was recorded, and whether their first rounds come out again."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedloom.config.federated import RUN, build
+from fedloom.core.errors import CheckpointError, ConfigError, FedLoomError
+from fedloom.experiment import checkpoint, federated
+from fedloom.experiment.callbacks import Callback
+from fedloom.experiment.console import make_console, print_raw, relpath
+from fedloom.experiment.rundir import RunDirectory, Status, altered
+
+OK, WRONG = 0, 1
+
+
+class First(Callback):
+    """Ends a run after some rounds."""
+
+    def __init__(self, rounds: int) -> None:
+        self.rounds = rounds
+
+    def should_stop(self, history: Sequence[Mapping[str, Any]]) -> str | None:
+        return "replayed" if len(history) >= self.rounds else None
+
+
+def command(arguments: argparse.Namespace) -> int:
+    """Print a line for each run; the exit code is 1 if one of them is not what was recorded."""
+    text, console = arguments.replay or "0", make_console()
+    if not text.isascii() or not text.isdecimal():
+        raise ConfigError(f"--replay is {text!r}, but it must be a number of rounds.")
+    if not arguments.words:
+        raise ConfigError("fedloom verify needs run directories, or folders of them.")
+    runs = [run for word in arguments.words for run in _runs(Path(word))]
+    code = OK
+    for run in runs:
+        try:
+            told = problem(run) or (replayed(run, int(text)) if int(text) else None)
+        except FedLoomError as error:
+            told = str(error).rstrip(".")
+        code = WRONG if told else code
+        print_raw(console, f"{relpath(run)}: {told or 'as recorded'}")
+    return code
+
+
+def _runs(path: Path) -> list[Path]:
+    """A run directory itself, or those in a folder."""
+    found = [path] if RunDirectory(path).begun else sorted(one.parent for one in path.glob("**/config.yaml"))
+    if not found:
+        raise CheckpointError(f"{path} is not a run directory: {RunDirectory(path).lack()}.")
+    return found
+
+
+def problem(run: Path) -> str | None:
+    """What is missing, damaged or altered in a run directory; None if nothing is."""
+    directory = RunDirectory(run)
+    config, summary = directory.config(), directory.summary()
+    status = Status.of(summary)
+    if not status.ended:
+        return f"it is {status.value}, so that nothing vouches for its records"
+    if "checksums" not in summary:
+        return "its summary.json has no checksums"
+    if changed := altered(run, summary):
+        return changed
+    for path in checkpoint.available(directory.checkpoints):
+        with checkpoint.refusing(path):
+            checkpoint.read(path)
+    final = {key: value for key, value in directory.metrics()[-1].items() if key not in ("round", "seconds")}
+    if summary.get("final") != final or config.get("seed", summary["seed"]) != summary["seed"]:
+        return "summary.json does not fit the records"
+    return directory.missing(int(summary["rounds"]))
+
+
+def replayed(run: Path, rounds: int) -> str | None:
+    """The first difference between a run's records and those of its first rounds, run again; None if bits are equal.
+
+    Raises:
+        ConfigError: for a run of another command than ``fedloom run``, or one that was started from Python.
+    """
+    directory, config = RUN.of_run(run, "its first rounds cannot be run again from its settings")
+    again = federated.run(build(config), callbacks=[First(rounds)]).history
+    for before, after in zip(directory.metrics(), again, strict=False):
+        lost = [key for key in before.keys() | after.keys() if before.get(key) != after.get(key) and key != "seconds"]
+        if lost:
+            return f"round {before['round']} comes out differently, first in {min(lost)}"
+    return None

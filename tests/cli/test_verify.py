@@ -1,0 +1,87 @@
+"""A finished run's files are compared with the checksums of its end."""
+
+import json
+from pathlib import Path
+
+import pytest
+from helpers.commands import Cli
+
+WORDS = ("run", "-q", "method=fedavg", "model=logistic", "clients=3", "rounds=3", "checkpoint.every=1")
+
+
+@pytest.fixture
+def run(cli: Cli, tmp_path: Path) -> Path:
+    assert cli(*WORDS, "out=runs/a").code == 0
+    return tmp_path / "runs" / "a"
+
+
+def cut(run: Path) -> None:
+    path = run / "metrics.jsonl"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
+
+
+def better(run: Path) -> None:
+    path = run / "metrics.jsonl"
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    records[1]["global/accuracy"] = 0.99
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+
+
+def other_settings(run: Path) -> None:
+    path = run / "config.yaml"
+    path.write_text(path.read_text().replace("rounds: 3", "rounds: 4"))
+
+
+def without_model(run: Path) -> None:
+    (run / "model.safetensors").unlink()
+
+
+def test_a_run_as_it_was_recorded_and_its_first_rounds_again(cli: Cli, run: Path) -> None:
+    assert cli("verify", "runs", "--replay", "2") == (0, "runs/a: as recorded\n", "")
+
+
+@pytest.mark.parametrize(
+    ("alter", "name"),
+    [(cut, "metrics.jsonl"), (better, "metrics.jsonl"), (other_settings, "config.yaml"), (without_model, "model.safe")],
+)
+def test_what_was_altered_is_named(alter: object, name: str, cli: Cli, run: Path) -> None:
+    assert callable(alter)
+    alter(run)
+    code, out, _ = cli("verify", "runs/a")
+    assert code == 1
+    assert out.startswith(f"runs/a: {name}")
+    assert "was cut, altered or lost after the run had ended" in out
+
+
+@pytest.mark.parametrize("alter", [cut, better])
+def test_reports_and_resumed_runs_tell_of_altered_records(alter: object, cli: Cli, run: Path) -> None:
+    assert callable(alter)
+    alter(run)
+    assert "its numbers are not those of the run" in cli("report", "runs/a").err
+    answer = cli("run", "-q", "resume=runs/a", "rounds=5")
+    assert answer.code == 2
+    assert "metrics.jsonl" in answer.err
+
+
+def test_a_sweep_with_altered_records_is_not_done(cli: Cli, tmp_path: Path) -> None:
+    assert cli(*WORDS, "-m", "seed=0,1", "out=sweep").code == 0
+    better(next(path.parent for path in sorted(tmp_path.glob("sweep/*/metrics.jsonl"))))
+    answer = cli("run", "-q", "resume=sweep")
+    assert answer.code == 2
+    assert "metrics.jsonl was cut, altered or lost after the run had ended" in answer.err
+
+
+def test_who_rewrites_the_checksums_too_is_noticed_by_a_replay(cli: Cli, run: Path) -> None:
+    from fedloom.experiment.rundir import checksums
+
+    better(run)
+    summary = json.loads((run / "summary.json").read_text()) | {"checksums": checksums(run)}
+    (run / "summary.json").write_text(json.dumps(summary))
+    assert cli("verify", "runs/a").code == 0
+    code, out, _ = cli("verify", "runs/a", "--replay", "2")
+    assert (code, out) == (1, "runs/a: round 2 comes out differently, first in global/accuracy\n")
+
+
+def test_mistakes(cli: Cli, run: Path) -> None:
+    for words in (("verify",), ("verify", "nowhere"), ("verify", "runs", "--replay", "x")):
+        assert cli(*words).code == 2
