@@ -16,6 +16,7 @@ import pytest
 import torch
 from helpers.commands import Cli, cli
 from PIL import Image
+from torch.utils.data import Subset, TensorDataset
 
 from fedloom.cli.predict import read as read_inputs
 from fedloom.core import files
@@ -231,3 +232,10 @@ def test_images_may_have_any_name(tmp_path: Path) -> None:
     images(tmp_path / "set", "a", "b")
     (tmp_path / "set" / "a" / "0.png").rename(tmp_path / "set" / "a" / os.fsdecode(b"\xff.png"))
     assert len(sources.make("folder", path=str(tmp_path / "set"), size=4).train) == 4
+
+
+def test_items_of_three_fields_are_refused_with_their_fields() -> None:
+    data = TensorDataset(torch.zeros(4, 2), torch.arange(4), torch.tensor([0, 1, 0, 1]))  # input, patient, diagnosis
+    for one in (data, Subset(data, range(4))):
+        with pytest.raises(DataError, match=r"have 3 fields \(0: a Tensor of shape .*give pairs \(input, target\)"):
+            as_source(one)

@@ -54,6 +54,8 @@ def read(
     if isinstance(data, TensorDataset):
         if len(data.tensors) < 2:
             raise DataError(f"{what} is a TensorDataset without targets; give TensorDataset(x, y).")
+        if len(data.tensors) > 2:
+            raise _too_many(what, data.tensors)
         return Columns(data.tensors[0], data.tensors[1])
     if isinstance(data, Dataset):
         return _torch(data, features, label, what)
@@ -156,13 +158,21 @@ def _torch(
             )
         present([features, label], list(first), f"an item of {what}")
         pairs = [(item[features], item[label]) for item in items]
-    elif isinstance(first, tuple | list) and len(first) >= 2:
+    elif isinstance(first, tuple | list) and len(first) > 2:
+        raise _too_many(what, first)
+    elif isinstance(first, tuple | list) and len(first) == 2:
         pairs = [(item[0], item[1]) for item in items]
     else:
         raise DataError(f"an item of {what} is {in_words(first)}, but it must be a pair (input, target).")
     names = tuple(map(str, getattr(dataset, "classes", ())))
     x, y = (stacked([pair[side] for pair in pairs], what) for side in (0, 1))
     return Columns(x, y, names=names if np.asarray(y).dtype.kind in "iub" else ())
+
+
+def _too_many(what: str, fields: Sequence[Any]) -> DataError:
+    """The error of items of which the second field need not be the target."""
+    told = "; ".join(f"{number}: {in_words(field)}" for number, field in enumerate(fields))
+    return DataError(f"the items of {what} have {len(fields)} fields ({told}), not two; give pairs (input, target).")
 
 
 def stacked(items: Sequence[Any], what: str) -> np.ndarray:
