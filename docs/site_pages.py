@@ -9,12 +9,14 @@ from __future__ import annotations
 import inspect
 import os
 import re
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from fedloom.core import parts
 from fedloom.core.documentation import ARGUMENT, SECTION, documentation
+from fedloom.core.errors import ConfigError
 from fedloom.core.needs import Needs
 from fedloom.core.registry import Entry
 from fedloom.core.settings import expected, format_value, to_plain
@@ -47,7 +49,12 @@ def pages() -> dict[str, str]:
     found = {place: relinked(path, place) for path, place in elsewhere()}
     found |= {"methods/index.md": methods_table()}
     found |= {f"methods/{entry.name}.md": method_page(entry) for entry in methods}
-    return found | {"parts.md": parts_page(), "contract.md": contract_page(), "api.md": api_page()}
+    return found | {
+        "parts.md": parts_page(),
+        "combinations.md": combinations_page(),
+        "contract.md": contract_page(),
+        "api.md": api_page(),
+    }
 
 
 def elsewhere() -> Iterator[tuple[str, str]]:
@@ -118,6 +125,32 @@ def composition(entry: Entry[Any]) -> dict[str, list[str]]:
 def cell(text: str) -> str:
     """Text as it may stand in a table."""
     return re.sub(r"``([^`]+)``", r"`\1`", text).replace("|", "\\|").replace("\n", " ")
+
+
+def combinations_page() -> str:
+    """What is refused, by the smallest case of each refusal."""
+    sys.path.append(str(Path(__file__).parent))  # MkDocs loads this file by its place
+    from combinations import CASES  # pyright: ignore[reportMissingImports]
+
+    lines = [
+        "# What does not combine, and why",
+        "",
+        "Most parts combine freely. What cannot work is refused before anything runs; each row is the smallest case of",
+        "one refusal, with its sentence.",
+    ]
+    for topic, cases in CASES.items():
+        lines += ["", f"## {topic}", "", "| combination | what is said |", "| --- | --- |"]
+        lines += [f"| {title} | {cell(refusal(case))} |" for title, case in cases.items()]
+    return "\n".join(lines) + "\n"
+
+
+def refusal(case: Callable[[], object]) -> str:
+    """The sentence with which a case is refused."""
+    try:
+        case()
+    except ConfigError as error:
+        return str(error)
+    raise AssertionError("the case is not refused")
 
 
 def method_page(entry: Entry[Any]) -> str:
