@@ -98,10 +98,11 @@ def named(methods: Registry[Method], method: Method) -> Method:
     if name not in methods:
         return method
     preset = methods.make(name)
-    own = {"pooled", *map(label, preset.parts.values())}
-    known = {"pooled", *map(label, method.objective), *(name for slot in SLOTS.values() for name in slot.names())}
-    if any(part not in own if sign == "-" else part not in known for sign, part in ((c[0], c[1:]) for c in changes)):
-        return method  # no change of the preset is called so
+    if changes:
+        own = {"pooled", *map(label, preset.parts.values())}
+        known = {"pooled", *map(label, method.objective), *(part for slot in SLOTS.values() for part in slot.names())}
+        if any(change[1:] not in (own if change[0] == "-" else known) for change in changes):
+            return method  # no change of the preset is called so
     name += method.changes(preset)
     return method if name == method.name else replace(method, name=name)
 

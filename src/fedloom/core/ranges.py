@@ -114,6 +114,10 @@ def ranges(kind: type) -> dict[str, Range]:
 
 def range_of(annotation: Any) -> Range | None:
     """The range in an annotation, or in one option of it, like that of ``Count | None``."""
-    extras = getattr(annotation, "__metadata__", ())
-    found = (one for one in extras if isinstance(one, Range))
-    return next(found, None) or next(filter(None, map(range_of, get_args(annotation))), None)
+    for extra in getattr(annotation, "__metadata__", ()):
+        if isinstance(extra, Range):
+            return extra
+    for option in get_args(annotation):
+        if found := range_of(option):
+            return found
+    return None

@@ -153,8 +153,9 @@ def convert(key: str, value: Any, annotation: Any) -> Any:
 
 def _convert(value: Any, annotation: Any) -> Any:
     """``convert``, raising ``TypeError`` if it is impossible."""
-    annotation = bare_type(annotation)
     origin, inner = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _convert(value, inner[0])
     if annotation in (Any, object, EMPTY):
         return value
     if origin in (Union, types.UnionType):
@@ -243,6 +244,7 @@ def _signature(kind: type) -> Parameters:
         return {}
 
 
+@functools.cache
 def _plain(annotation: Any) -> bool:
     """Whether all values of a type can be written in a configuration.
 
