@@ -194,11 +194,22 @@ def test_a_file_that_is_read_at_once_is_checked_at_once(how: str, kind: str, tmp
     assert_same_run(expected, run(made, out, resume=before, checkpoint_every=2, keep=3))
 
 
+def spoil(path: Path, client: int) -> None:
+    """Change one bit of a client's state in a file."""
+    blob = bytearray(path.read_bytes())
+    length = 8 + int.from_bytes(blob[:8], "little")
+    entries = json.loads(blob[8:length])
+    begin = next(entry["data_offsets"][0] for key, entry in entries.items() if key.startswith(f"{client}/"))
+    blob[length + begin] ^= 1
+    path.write_bytes(bytes(blob))
+
+
 def test_an_altered_state_stops_the_run_and_no_checkpoint_is_made_of_it(stored: Path, copy: Path) -> None:
     last, before = (copy / "checkpoint" / f"round-00000{number}" for number in (4, 2))
     names = sorted(referred(last) - referred(before))
-    for name in names:
-        flip(copy / name)
+    for client, name in places(last).items():
+        if name in names:
+            spoil(copy / name, client)
     good = {path: path.read_bytes() for path in [*before.iterdir(), *(copy / name for name in referred(before))]}
     with pytest.raises(CheckpointError) as caught:
         run(work(), copy, resume=True, checkpoint_every=1, keep=3)

@@ -7,8 +7,8 @@ A file ``<round>-<hash>.safetensors`` holds states of several clients and is nev
 ``<client>/<part>|<name>``, and its header has the SHA-256 of each client's tensors; the index has the SHA-256 of the
 header, and the checkpoint's manifest that of the index. So each state is read and verified alone. The hash in the name
 is the header's: a round that is repeated writes the same files again, and no other content takes the place of a file
-that counts. A file of which less than half counts is emptied into the next ones that are written; files to which
-neither the store nor a kept checkpoint refers are removed.
+that counts. When files would take twice the bytes that count, what counts of the emptiest is moved to the next ones
+that are written; files to which neither the store nor a kept checkpoint refers are removed.
 
 On storage that all nodes of a cluster see, workers read and write such files themselves. What they have written counts
 once the store has adopted it at the end of the round; until then nothing refers to it.
@@ -43,6 +43,7 @@ from fedloom.experiment.checkpoint import available
 
 LIMIT = 2_000_000_000  # bytes of states, or last models, up to which ``auto`` keeps them in memory
 ROOM = 64 << 20  # bytes of states that are in memory where most of them are on disk
+SPARE = 2  # times the bytes of all states that count, which their files may take
 LARGEST, MOST = 64 << 20, 500  # bytes and clients of a file, as far as one client allows
 FILES = ("disk", "shared")  # choices that keep states in files
 CLIENTS, MODELS = "clients", "models"  # folders of a run directory, and names of their indices in a checkpoint
@@ -443,9 +444,9 @@ class StateStore:
         return len(self._entries) + len(self._new)
 
     def _write(self, waiting: Mapping[int, State], gone: Collection[int], round: int) -> dict[int, StateEntry]:
-        """Write states, and those in files of which less than half will count; ``gone`` are in other files already."""
+        """Write states, and others whose files are too empty; ``gone`` are in other files already."""
         assert self.folder is not None
-        stale = self._stale({*waiting, *gone}, max(LARGEST, sum(nbytes(flat(state)) for state in waiting.values())))
+        stale = self._stale({*waiting, *gone}, sum(nbytes(flat(state)) for state in waiting.values()))
         found: dict[int, StateEntry] = {}
         if waiting or stale:
             self.folder.path.mkdir(parents=True, exist_ok=True)
@@ -458,17 +459,28 @@ class StateStore:
             raise
         return found
 
-    def _stale(self, superseded: Collection[int], most: int) -> list[int]:
-        """Clients in files of which less than half counts without the superseded ones, up to ``most`` bytes."""
+    def _stale(self, superseded: Collection[int], new: int) -> list[int]:
+        """Clients of the emptiest files, until files take no more than ``SPARE`` times the bytes that count.
+
+        No more is moved at once than ``new`` bytes are written, or a file may have.
+
+        Args:
+            superseded: clients whose states in files no longer count.
+            new: bytes that are written besides.
+        """
         live = dict(self._live)
         for client in superseded:
             if (entry := self._entries.get(client)) is not None:
                 live[entry.file] -= entry.bytes
-        emptied: set[StateFile] = set()
-        for file in sorted(file for file, size in live.items() if 0 < 2 * size < file.bytes):
-            if live[file] <= most:
-                most -= live[file]
-                emptied.add(file)
+        files = [file for file, size in live.items() if size]
+        excess = sum(file.bytes for file in files) + new - SPARE * (sum(live.values()) + new)
+        most, emptied = max(LARGEST, new), set[StateFile]()
+        for file in sorted(files, key=lambda file: (live[file] / file.bytes, file)):
+            if excess <= 0 or live[file] > most:
+                break
+            most -= live[file]
+            excess -= file.bytes - live[file]
+            emptied.add(file)
         if not emptied:
             return []
         return sorted(c for c, entry in self._entries.items() if entry.file in emptied and c not in superseded)
