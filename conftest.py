@@ -3,5 +3,5 @@
 from importlib.util import find_spec
 
 collect_ignore = (
-    [] if find_spec("flwr") else [f"src/fedloom/deploy/flower/{name}.py" for name in ("grid", "objects", "supernode")]
+    [] if find_spec("flwr") else [f"src/fedloom_apps/deploy/flower/{name}.py" for name in ("grid", "objects", "supernode")]
 )

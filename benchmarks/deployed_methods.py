@@ -26,16 +26,16 @@ from record import machine, save
 from torch import Tensor
 
 from fedloom.config.federated import build, resolve
-from fedloom.deploy.certificates import make
-from fedloom.deploy.deal import deal
-from fedloom.deploy.engine import version_in
-from fedloom.deploy.flower.host import any_port, end, hosting, start_node
-from fedloom.deploy.server import Recipe, run
-from fedloom.deploy.settings import DEPLOY, Deployment
-from fedloom.deploy.versions import Versions
 from fedloom.experiment.federated import RunResult
 from fedloom.experiment.federated import run as simulate
 from fedloom.experiment.store import flat
+from fedloom_apps.deploy.certificates import make
+from fedloom_apps.deploy.deal import deal
+from fedloom_apps.deploy.engine import version_in
+from fedloom_apps.deploy.flower.host import any_port, end, hosting, start_node
+from fedloom_apps.deploy.server import Recipe, run
+from fedloom_apps.deploy.settings import DEPLOY, Deployment
+from fedloom_apps.deploy.versions import Versions
 
 NODES = 4
 SETTINGS = (

@@ -25,16 +25,16 @@ import torch
 from record import machine, save
 
 from fedloom.compute.live import Live
-from fedloom.deploy.certificates import make
-from fedloom.deploy.deal import deal
-from fedloom.deploy.engine import Deployed, ExchangeTerms
-from fedloom.deploy.flower.host import any_port, end, hosting, start_node
-from fedloom.deploy.flower.supernode import Link, read_private_key
-from fedloom.deploy.messages import NodeRequest, Order
-from fedloom.deploy.server import DeployTask, Recipe, Roster, run
-from fedloom.deploy.settings import DEPLOY, Deployment
-from fedloom.deploy.transport import Delivered
-from fedloom.deploy.wire import pack
+from fedloom_apps.deploy.certificates import make
+from fedloom_apps.deploy.deal import deal
+from fedloom_apps.deploy.engine import Deployed, ExchangeTerms
+from fedloom_apps.deploy.flower.host import any_port, end, hosting, start_node
+from fedloom_apps.deploy.flower.supernode import Link, read_private_key
+from fedloom_apps.deploy.messages import NodeRequest, Order
+from fedloom_apps.deploy.server import DeployTask, Recipe, Roster, run
+from fedloom_apps.deploy.settings import DEPLOY, Deployment
+from fedloom_apps.deploy.transport import Delivered
+from fedloom_apps.deploy.wire import pack
 
 COHORT, NODES, ROUNDS, POLLS = 1000, 4, 9, 200
 HIDDEN = {"20 thousand": "[256]", "2 million": "[1024,1024,768]"}

@@ -25,11 +25,11 @@ from record import save
 from fedloom.core.federation import Arrays
 from fedloom.core.local import Local
 from fedloom.core.parts import Adaptation
-from fedloom.data.streams import TaskStream
 from fedloom.models import models
-from fedloom.tasks.online import BufferedMoml, Ftml, Live, Moml, Online, OnlineLearner, grid
-from fedloom.tasks.online.ensemble import state_bytes, task_bytes
-from fedloom.tasks.online.task import OnlineTask
+from fedloom_apps.online import BufferedMoml, Ftml, Live, Moml, Online, OnlineLearner, grid
+from fedloom_apps.online.ensemble import state_bytes, task_bytes
+from fedloom_apps.online.streams import TaskStream
+from fedloom_apps.online.task import OnlineTask
 
 LEARNERS: dict[str, tuple[OnlineLearner, float]] = {  # and the fraction of the tasks that it observes
     "ftml": (Ftml(), 0.001),

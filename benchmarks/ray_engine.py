@@ -40,10 +40,10 @@ from fedloom.core.plan import ClientPlan
 from fedloom.core.round import federated_round
 from fedloom.core.server import Server
 from fedloom.engines import engines
-from fedloom.engines.packed import pack, unpack
-from fedloom.engines.ray import Ray
 from fedloom.experiment.runtime import reproducible
 from fedloom.experiment.store import ROOM, StateFolder, StateStore
+from fedloom_apps.ray.engine import Ray
+from fedloom_apps.ray.packed import pack, unpack
 
 
 def engine_for(plan: ClientPlan, name: str) -> Engine:

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedloom.attacks import ALIE, LabelFlip, SignFlip
 from fedloom.core.local import Local
 from fedloom.core.method import Method
 from fedloom.core.parts import Term
@@ -35,6 +34,7 @@ from fedloom.parts.objectives import (
 )
 from fedloom.parts.personal import APFL
 from fedloom.parts.uplink import ClipNoise, SecureSum, TopK
+from fedloom_apps.audit.attacks import ALIE, LabelFlip, SignFlip
 
 Case = Callable[[], Any]
 

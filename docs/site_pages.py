@@ -29,7 +29,7 @@ COPIED = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md"}
 KINDS = (".md", ".png", ".svg", ".ipynb")
 API = {
     "Runs": ("fedloom.api.run", "fedloom.Experiment", "fedloom.Evaluation", "fedloom.Local", "fedloom.RunResult"),
-    "Trained runs": ("fedloom.load", "fedloom.distill.load", "fedloom.online.load", "fedloom.wrap"),
+    "Trained runs": ("fedloom.load", "fedloom_apps.distill.load", "fedloom_apps.online.load", "fedloom.wrap"),
     "Methods": ("fedloom.Method", "fedloom.core.parts"),
     "Data": (
         "fedloom.data.federate",

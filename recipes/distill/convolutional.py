@@ -27,8 +27,8 @@ from fedloom.experiment.console import make_console
 from fedloom.experiment.progress import LineProgress
 from fedloom.experiment.rundir import RunDirectory
 from fedloom.models import models
-from fedloom.tasks import distill
-from fedloom.tasks.distill import Distiller, DistillExperiment, SGDConfig, Splits, ce, disk, kd, simkd
+from fedloom_apps import distill
+from fedloom_apps.distill import Distiller, DistillExperiment, SGDConfig, Splits, ce, disk, kd, simkd
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from protocol import gained, mean_error

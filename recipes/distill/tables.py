@@ -35,8 +35,8 @@ from fedloom.experiment.console import make_console
 from fedloom.experiment.progress import make_progress
 from fedloom.experiment.rundir import RunDirectory
 from fedloom.models import models
-from fedloom.tasks import distill
-from fedloom.tasks.distill import (
+from fedloom_apps import distill
+from fedloom_apps.distill import (
     Distiller,
     DistillExperiment,
     SGDConfig,

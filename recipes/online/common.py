@@ -18,14 +18,14 @@ from torch.nn.functional import avg_pool2d
 
 from fedloom.core.errors import DataError
 from fedloom.core.local import Local
-from fedloom.data import Source, sources, task_stream
-from fedloom.data.streams import KWay, SMnist, TaskStream, Transformed
-from fedloom.data.streams.base import Tasks
+from fedloom.data import Source, sources
 from fedloom.experiment.rundir import RunDirectory
 from fedloom.models import models
 from fedloom.parts.adaptation import Maml
-from fedloom.tasks.online import Hedge, Measures, Online, grid, learners
-from fedloom.tasks.online import run as run_stream
+from fedloom_apps.online import Hedge, Measures, Online, grid, learners
+from fedloom_apps.online import run as run_stream
+from fedloom_apps.online.streams import KWay, SMnist, TaskStream, Transformed, task_stream
+from fedloom_apps.online.streams.base import Tasks
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 from reporting import machine, notes, read, rounded, table, write

@@ -44,8 +44,8 @@ from protocol import difference, mean_error
 from fedloom.core.errors import ClientError
 from fedloom.experiment.rundir import RunDirectory
 from fedloom.metrics.comparison import paired
-from fedloom.tasks.online import Hedge
-from fedloom.tasks.online import run as run_stream
+from fedloom_apps.online import Hedge
+from fedloom_apps.online import run as run_stream
 
 MAIN = ("FS", "MOML", "FTML", "MOGD")
 BUFFERED = ("B-MOML 5", "B-MOML 10", "B-MOML 5 random", "B-MOML 10 random")

@@ -19,10 +19,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from fedloom.config.search import SEARCH, build
 from fedloom.core.errors import FedLoomError
 from fedloom.metrics.comparison import paired
-from fedloom.tasks.search.task import REFERENCE, search
+from fedloom_apps.search.config import SEARCH, build
+from fedloom_apps.search.task import REFERENCE, search
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 from protocol import difference

@@ -28,12 +28,12 @@ from fedloom.core.tree import Tree
 from fedloom.data import Source, federate, sources
 from fedloom.data.partitions import Niid1, Niid2, Partition
 from fedloom.data.targets import Imbalanced, Skew, Target, UniformLabels
-from fedloom.experiment.ensemble import after_training
 from fedloom.experiment.experiment import Evaluation, Experiment
 from fedloom.experiment.federated import RunResult, run
 from fedloom.models import models
 from fedloom.parts.mixing import SelfSupervised
 from fedloom.parts.objectives import CrossEntropy
+from fedloom_apps.customise.ensemble import after_training
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 from reporting import cpu_seconds, left_out, machine, notes, read, reports_errors, rounded, table, verdict, write

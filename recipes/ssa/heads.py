@@ -42,11 +42,11 @@ from fedloom.core.method import Method
 from fedloom.data import federate
 from fedloom.data.partitions import Niid1, Niid2, Partition
 from fedloom.data.targets import Imbalanced, Skew, Target, UniformLabels
-from fedloom.experiment.ensemble import after_training
 from fedloom.experiment.experiment import Experiment
 from fedloom.experiment.federated import RunResult, run
 from fedloom.parts.objectives import CrossEntropy
-from fedloom.tasks.target.model import ClassModels
+from fedloom_apps.customise.ensemble import after_training
+from fedloom_apps.customise.model import ClassModels
 
 
 @dataclass(frozen=True)

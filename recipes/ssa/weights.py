@@ -23,8 +23,8 @@ import common
 from common import ADAM, DESCENT, PARTITIONS, SEED, STEPS_A_PASS, Runs, Scale, alone, rounded, similarity
 
 from fedloom.core.parts import Mixing
-from fedloom.experiment.ensemble import after_training, sample_wise
 from fedloom.parts.mixing import Confidence, Similarity, Uniform
+from fedloom_apps.customise.ensemble import after_training, sample_wise
 
 NAME = "weights"
 SHOWN = ("skew", "imbalanced 100", "uniform")

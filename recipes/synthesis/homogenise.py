@@ -34,8 +34,8 @@ from fedloom.core.rng import stream
 from fedloom.data.sources.generated import read_generated
 from fedloom.experiment.experiment import Evaluation, Experiment
 from fedloom.experiment.federated import run
-from fedloom.tasks.synthesis.fit import AUTO, ClassifierTraining, classifier, fit
-from fedloom.tasks.synthesis.share import begun, shared
+from fedloom_apps.synthesis.fit import AUTO, ClassifierTraining, classifier, fit
+from fedloom_apps.synthesis.share import begun, shared
 
 USES = ("warm start", "shared", "both")
 ALPHA = 0.01

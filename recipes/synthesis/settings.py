@@ -9,7 +9,7 @@ from typing import Any, Literal
 from fedloom import methods
 from fedloom.core.local import Local
 from fedloom.core.method import Method
-from fedloom.tasks.synthesis.judge import EvalConfig
+from fedloom_apps.synthesis.judge import EvalConfig
 
 
 @dataclass(frozen=True)

@@ -49,8 +49,8 @@ from fedloom.core.rng import stream
 from fedloom.data import Source, federate, partitions, sources
 from fedloom.experiment.experiment import Evaluation, Experiment
 from fedloom.models import models
-from fedloom.tasks.synthesis.judge import SyntheticEvaluator
-from fedloom.tasks.synthesis.run import synthesize
+from fedloom_apps.synthesis.judge import SyntheticEvaluator
+from fedloom_apps.synthesis.run import synthesize
 
 SPLITS = {"classes": "dirichlet", "clients": "dirichlet_balanced"}  # what has shares from a Dirichlet distribution
 

@@ -22,7 +22,7 @@ import table_4_2
 from common import machine, notes, read, rounded, table, write
 from settings import METHODS, SCALES, Setup, adam, cgan, cvae, evg
 
-from fedloom.tasks.synthesis.run import synthesize
+from fedloom_apps.synthesis.run import synthesize
 
 SEED = 0
 CHOSEN_BY = "clients/accuracy/mean"

@@ -32,7 +32,6 @@ import reporting
 import torch
 from protocol import mean_error
 
-from fedloom.attacks import ALIE, Backdoor, Gaussian, InnerProduct, LabelFlip, Replacement, SignFlip
 from fedloom.core.attack import Attack
 from fedloom.core.federation import Federation, Index, Split
 from fedloom.core.method import Method
@@ -49,6 +48,7 @@ from fedloom.parts.mixing import (
     TrimmedMean,
 )
 from fedloom.parts.objectives import CrossEntropy
+from fedloom_apps.audit.attacks import ALIE, Backdoor, Gaussian, InnerProduct, LabelFlip, Replacement, SignFlip
 
 ROOT, ROUNDS = 100, 40
 AGGREGATORS: dict[str, tuple[Mixing, ...]] = {

@@ -31,7 +31,7 @@ from fedloom.core.federation import Federation, Index, Split
 from fedloom.core.local import Local
 from fedloom.experiment.experiment import Evaluation, Experiment
 from fedloom.experiment.federated import run
-from fedloom.metrics.audit import Inference, inference, lira, logit_confidence, loss_threshold
+from fedloom_apps.audit.inference import Inference, inference, lira, logit_confidence, loss_threshold
 
 POOL, CLIENTS, MODELS, ROUNDS = 400, 5, 12, 20
 TRAINING: dict[str, dict[str, float]] = {

@@ -19,7 +19,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedloom import attacks, data, distill, methods, metrics, models, online, target
+    from fedloom import data, methods, metrics, models
     from fedloom.api import load, run
     from fedloom.core.errors import FedLoomError
     from fedloom.core.federation import Arrays, Federation, Index, Split
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from fedloom.experiment.trained import TrainedRun
     from fedloom.models.wrapped import wrap
     from fedloom.parts import objectives
+    from fedloom_apps import customise as target
+    from fedloom_apps import distill, online
+    from fedloom_apps.audit import attacks
 
     __version__: str
 

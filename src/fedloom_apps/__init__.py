@@ -191,78 +191,80 @@ APPLICATIONS = (
         "search",
         "find the composition of parts that suits these clients",
         SEARCH,
-        "fedloom.cli.search:command",
+        "fedloom_apps.search.command:command",
         TRAINS,
         kind="search",
-        schema="fedloom.config.search:SEARCH",
-        load="fedloom.tasks.search.task:load",
+        schema="fedloom_apps.search.config:SEARCH",
+        load="fedloom_apps.search.task:load",
         step="run",
     ),
     Application(
         "online",
         "learn from a stream of tasks with bounded memory",
         ONLINE,
-        "fedloom.cli.online:command",
+        "fedloom_apps.online.command:command",
         TRAINS,
         kind="online",
-        schema="fedloom.config.online:ONLINE",
+        schema="fedloom_apps.online.config:ONLINE",
         choices={
-            "learners": Listed("learner", "fedloom.config.online:LEARNER", "fedloom online: online methods"),
-            "streams": Listed("stream", "fedloom.config.online:STREAM", "fedloom online: streams of tasks"),
+            "learners": Listed("learner", "fedloom_apps.online.config:LEARNER", "fedloom online: online methods"),
+            "streams": Listed("stream", "fedloom_apps.online.config:STREAM", "fedloom online: streams of tasks"),
         },
-        load="fedloom.online:load",
-        module="fedloom.online",
+        load="fedloom_apps.online:load",
+        module="fedloom_apps.online",
         step="task",
     ),
     Application(
         "distill",
         "train a small model, the student, with a larger one as its teacher",
         DISTILL,
-        "fedloom.cli.distill:command",
+        "fedloom_apps.distill.command:command",
         TRAINS,
         kind="distill",
-        schema="fedloom.config.distill:DISTILL",
+        schema="fedloom_apps.distill.config:DISTILL",
         choices={
             "distillers": Listed(
-                "method", "fedloom.config.distill:DISTILLER", "fedloom distill: methods of distillation"
+                "method", "fedloom_apps.distill.config:DISTILLER", "fedloom distill: methods of distillation"
             )
         },
-        load="fedloom.distill:load",
-        module="fedloom.distill",
+        load="fedloom_apps.distill:load",
+        module="fedloom_apps.distill",
     ),
     Application(
         "synthesize",
         "train a method that makes labelled synthetic data, and evaluate the data",
         SYNTHESIZE,
-        "fedloom.cli.synthesize:command",
+        "fedloom_apps.synthesis.command:command",
         TRAINS,
         kind="synthesis",
-        schema="fedloom.config.synthesis:SYNTHESIZE",
+        schema="fedloom_apps.synthesis.config:SYNTHESIZE",
     ),
     Application(
         "target",
         "make a model for another party's unlabelled inputs, from a finished run",
         TARGET,
-        "fedloom.cli.target:command",
+        "fedloom_apps.customise.command:command",
         ("--out=", "--json"),
         choices={
-            "target_methods": Listed("method", "fedloom.config.target:TARGET_METHOD", "methods of fedloom target")
+            "target_methods": Listed(
+                "method", "fedloom_apps.customise.config:TARGET_METHOD", "methods of fedloom target"
+            )
         },
-        module="fedloom.target",
+        module="fedloom_apps.customise",
     ),
     Application(
         "report",
         "compare runs on one page",
         REPORT,
-        "fedloom.cli.report:command",
+        "fedloom_apps.report.command:command",
         ("--out=", "--figures", "--watch"),
-        after="fedloom.cli.report:after",
+        after="fedloom_apps.report.command:after",
     ),
     Application(
         "deploy",
         "train with real clients: a server, nodes that keep their data, certificates",
         DEPLOY,
-        "fedloom.cli.deploy:command",
+        "fedloom_apps.deploy.command:command",
         (
             *TRAINS[1:],
             "--insecure",
@@ -279,11 +281,11 @@ APPLICATIONS = (
             ),
             *("--poll=", "--quota=", "--nodes=", "--hosts="),
         ),
-        load="fedloom.deploy.trained:load",
+        load="fedloom_apps.deploy.trained:load",
     ),
     Application(
         "attacks",
-        module="fedloom.attacks",
+        module="fedloom_apps.audit.attacks",
     ),
 )
 """The applications of this distribution."""

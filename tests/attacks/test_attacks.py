@@ -15,7 +15,6 @@ from helpers.federations import classes
 from helpers.runs import assert_same_run, experiment, go, theta
 from torch import Tensor
 
-from fedloom.attacks import ALIE, Backdoor, Gaussian, InnerProduct, LabelFlip, Replacement, SignFlip, attacks
 from fedloom.config.federated import RUN, build
 from fedloom.core import rng
 from fedloom.core.attack import Attack
@@ -32,6 +31,7 @@ from fedloom.methods import make
 from fedloom.parts.mixing import FLTrust, TrimmedMean, Uniform
 from fedloom.parts.objectives import CrossEntropy
 from fedloom.parts.uplink import ClipNoise, SecureSum, TopK
+from fedloom_apps.audit.attacks import ALIE, Backdoor, Gaussian, InnerProduct, LabelFlip, Replacement, SignFlip, attacks
 
 SEED = 3
 ALL = [LabelFlip(), SignFlip(), Replacement(), Gaussian(), ALIE(), InnerProduct(), Backdoor(size=1)]

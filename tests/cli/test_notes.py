@@ -17,9 +17,9 @@ from rich.console import Console
 import fedloom as fl
 from fedloom.cli import run as train
 from fedloom.experiment.console import notes, results
-from fedloom.experiment.report.groups import form_of
 from fedloom.experiment.rundir import RunDirectory
 from fedloom.metrics import names
+from fedloom_apps.report.groups import form_of
 
 SMALL = ("rounds=1", "clients=3", "model=logistic")
 NATURAL = "note: mine has 4 natural clients; partition=natural uses them."

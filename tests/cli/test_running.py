@@ -34,7 +34,7 @@ SMALL = ("clients=5", "model.hidden=[8]", "local.batch_size=50")
 @pytest.fixture
 def no_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave out the page."""
-    monkeypatch.setattr("fedloom.experiment.report.build", lambda directories, out: out / "report.html")
+    monkeypatch.setattr("fedloom_apps.report.build", lambda directories, out: out / "report.html")
 
 
 def runs_by(monkeypatch: pytest.MonkeyPatch, run: Callable[..., Any]) -> None:
@@ -241,7 +241,7 @@ def test_ctrl_c_in_a_command_that_trains_nothing(cli: Cli, monkeypatch: pytest.M
     def stop(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fedloom.experiment.report.groups.read", stop)
+    monkeypatch.setattr("fedloom_apps.report.groups.read", stop)
     (Path.cwd() / "config.yaml").touch()
     code, _, err = cli("report", ".")
     assert (code, err) == (130, "fedloom: stopped.\n")

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from helpers.commands import Cli
 
-from fedloom.cli.target import described
-from fedloom.config.target import build
 from fedloom.core.errors import ConfigError
-from fedloom.tasks.target.label_shift import LabelShiftCheck, TargetPrior
-from fedloom.tasks.target.model import TargetFacts, TargetModel
+from fedloom_apps.customise.command import described
+from fedloom_apps.customise.config import build
+from fedloom_apps.customise.label_shift import LabelShiftCheck, TargetPrior
+from fedloom_apps.customise.model import TargetFacts, TargetModel
 
 
 @pytest.mark.parametrize(("inputs", "said"), [(1, "with only 1 input)"), (2, "with only 2 inputs)")])

@@ -14,9 +14,9 @@ from helpers.reviews import reviews
 from safetensors.torch import load_file
 
 import fedloom as fl
-from fedloom.cli.target import compared, described, measure
-from fedloom.tasks.target.label_shift import LabelShiftCheck, TargetPrior
-from fedloom.tasks.target.model import TargetFacts, TargetModel
+from fedloom_apps.customise.command import compared, described, measure
+from fedloom_apps.customise.label_shift import LabelShiftCheck, TargetPrior
+from fedloom_apps.customise.model import TargetFacts, TargetModel
 
 READ = (
     "data=text:reviews.csv", "data.text=review", "data.label=said", "data.client=user", "data.words=300",

@@ -32,8 +32,8 @@ from fedloom.experiment.experiment import Evaluation
 from fedloom.methods import methods
 from fedloom.models import models
 from fedloom.parts.adaptation import Neighbours, Prototypes
-from fedloom.tasks import distill
-from fedloom.tasks.distill import Distiller, distillers
+from fedloom_apps import distill
+from fedloom_apps.distill import Distiller, distillers
 
 TESTS = Path(__file__).parents[1]
 MISPLACED = "a tensor on the host"

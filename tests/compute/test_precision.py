@@ -20,13 +20,13 @@ from torch import Tensor, nn
 from fedloom.compute.cohort import CohortNet, SGDRule, convolution
 from fedloom.compute.cohort.layers import Product
 from fedloom.compute.cohort.parameters import product
-from fedloom.config import online
 from fedloom.core.errors import ConfigError
 from fedloom.core.layout import Layout
 from fedloom.core.local import Local
 from fedloom.experiment.federated import FederatedTask
 from fedloom.experiment.runtime import reason_against_bf16
 from fedloom.models import models
+from fedloom_apps.online import config as online
 
 UNIT = 2.0**-8
 has_bf16 = pytest.mark.skipif(reason_against_bf16("cpu") is not None, reason="no bfloat16 here")

@@ -7,7 +7,6 @@ from typing import Annotated, Any
 
 import pytest
 
-from fedloom.attacks import attacks
 from fedloom.core.errors import ConfigError
 from fedloom.core.parts import Drift
 from fedloom.core.ranges import Count, Decay, NonNegative, Range, outside, ranges
@@ -16,6 +15,7 @@ from fedloom.core.settings import convert, expected
 from fedloom.core.slots import SLOTS
 from fedloom.data.partitions import partitions
 from fedloom.methods import make
+from fedloom_apps.audit.attacks import attacks
 
 REGISTRIES: list[Registry[Any]] = [*SLOTS.values(), attacks, partitions]
 RANGED = [

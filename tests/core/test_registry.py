@@ -12,15 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fedloom as fl
-from fedloom.attacks import attacks
 from fedloom.core.documentation import bibtex, documentation
 from fedloom.core.errors import ConfigError
 from fedloom.core.registry import Entry, Registry
 from fedloom.core.slots import SLOTS, label
-from fedloom.data import augmentations, partitions, sources, streams
+from fedloom.data import augmentations, partitions, sources
 from fedloom.engines import engines
 from fedloom.methods import methods
 from fedloom.models import models
+from fedloom_apps.audit.attacks import attacks
+from fedloom_apps.online.streams import streams
 
 
 def shapes() -> Registry[str]:
@@ -86,26 +87,27 @@ def test_a_factory_that_is_defined_again_in_the_same_place_takes_the_place_of_th
 
 
 PACKAGES: dict[str, Registry] = {
-    **{f"parts.{'objectives' if slot == 'objective' else slot}": registry for slot, registry in SLOTS.items()},
-    "attacks": attacks,
-    "models": models,
-    "data.sources": sources,
-    "data.partitions": partitions,
-    "data.augment": augmentations,
-    "data.streams": streams,
+    **{f"fedloom.parts.{'objectives' if slot == 'objective' else slot}": registry for slot, registry in SLOTS.items()},
+    "fedloom_apps.audit.attacks": attacks,
+    "fedloom.models": models,
+    "fedloom.data.sources": sources,
+    "fedloom_apps.readers": sources,
+    "fedloom.data.partitions": partitions,
+    "fedloom.data.augment": augmentations,
+    "fedloom_apps.online.streams": streams,
 }
 
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_a_package_names_all_that_its_modules_register(package: str) -> None:
     """Its tables are written by hand; a factory that is missing would be unknown until its module is imported."""
-    registry, home = PACKAGES[package], import_module(f"fedloom.{package}")
+    registry, home = PACKAGES[package], import_module(package)
     named = registry.names()
     for module in pkgutil.iter_modules(home.__path__):
         import_module(f"{home.__name__}.{module.name}")
     assert registry.names() == named
     assert all(entry.place.endswith(entry.factory.__name__) for entry in registry)
-    for name in home.__all__:
+    for name in getattr(home, "__all__", ()):
         held = getattr(home, name)
         assert getattr(held, "__name__", name) == name, "a module of this name takes its place"
 

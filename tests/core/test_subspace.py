@@ -23,7 +23,7 @@ from fedloom.core.plan import ClientPlan
 from fedloom.models import models
 from fedloom.parts.adaptation import FineTune, Maml
 from fedloom.parts.objectives import CrossEntropy, Robustness
-from fedloom.tasks.online import ExpertConfig, ExpertEnsemble, learners
+from fedloom_apps.online import ExpertConfig, ExpertEnsemble, learners
 
 SHAPE, CLASSES = (1, 10, 10), 3
 ADAPTATIONS = [Maml(0.3, 1), Maml(0.3, 3), Maml(0.3, 2, second_order=False), FineTune(0.2, 4)]

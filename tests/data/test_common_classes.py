@@ -8,7 +8,6 @@ import pytest
 import torch
 
 import fedloom as fl
-from fedloom.attacks import Backdoor, LabelFlip, SignFlip
 from fedloom.core.errors import ConfigError, DataError
 from fedloom.core.federation import Federation
 from fedloom.core.method import Method
@@ -16,9 +15,10 @@ from fedloom.data.partitions import Alid
 from fedloom.experiment.experiment import Experiment
 from fedloom.experiment.federated import run as go
 from fedloom.parts.objectives import CrossEntropy, Distillation, WeightedCrossEntropy
-from fedloom.tasks.synthesis.judge import SyntheticEvaluator
-from fedloom.tasks.synthesis.share import shared
-from fedloom.tasks.target.head import linear_head
+from fedloom_apps.audit.attacks import Backdoor, LabelFlip, SignFlip
+from fedloom_apps.customise.head import linear_head
+from fedloom_apps.synthesis.judge import SyntheticEvaluator
+from fedloom_apps.synthesis.share import shared
 
 pytestmark = pytest.mark.filterwarnings("ignore:partition 'alid'")
 

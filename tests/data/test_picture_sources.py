@@ -13,7 +13,7 @@ from fedloom.data import federate, sources
 from fedloom.data.plots import plot_samples
 from fedloom.data.sources import files, images
 from fedloom.data.sources.formats import cached, write_npz
-from fedloom.data.sources.omniglot import downscale
+from fedloom_apps.readers.omniglot import downscale
 
 RNG = np.random.default_rng(0)
 KINDS = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]

@@ -17,7 +17,7 @@ from fedloom.core.errors import ConfigError, DataError
 from fedloom.data import from_tensors, sources
 from fedloom.data.sources.formats import read_idx
 from fedloom.data.sources.images import to_images
-from fedloom.data.sources.mnist import CLASSES
+from fedloom_apps.readers.mnist import CLASSES
 
 RNG = np.random.default_rng(0)
 

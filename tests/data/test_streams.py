@@ -8,10 +8,20 @@ from hypothesis import strategies as st
 
 from fedloom.core.errors import ConfigError, DataError
 from fedloom.core.federation import Arrays
-from fedloom.data import from_tensors, sources, streams, task_stream
+from fedloom.data import from_tensors, sources
 from fedloom.data.sources import Source
-from fedloom.data.streams import InOrder, KWay, Natural, SMnist, Task, TaskStream, Transformed
-from fedloom.data.streams.kinds import s_mnist_change, transformed
+from fedloom_apps.online.streams import (
+    InOrder,
+    KWay,
+    Natural,
+    SMnist,
+    Task,
+    TaskStream,
+    Transformed,
+    streams,
+    task_stream,
+)
+from fedloom_apps.online.streams.kinds import s_mnist_change, transformed
 
 
 def source(classes: int = 10, train: int = 60, test: int = 20) -> Source:

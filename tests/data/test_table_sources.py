@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from fedloom.core.errors import ConfigError, DataError
-from fedloom.data import sources, task_stream
+from fedloom.data import sources
 from fedloom.data.sources.formats import read_table
-from fedloom.data.streams import InOrder
+from fedloom_apps.online.streams import InOrder, task_stream
 
 
 @pytest.fixture(autouse=True)

@@ -11,8 +11,8 @@ import torch
 
 from fedloom.core.errors import ConfigError, DataError
 from fedloom.data import federate, sources
-from fedloom.data.sources.mqp import pair
-from fedloom.data.sources.shakespeare import ALPHABET
+from fedloom_apps.readers.mqp import pair
+from fedloom_apps.readers.shakespeare import ALPHABET
 
 RNG = np.random.default_rng(0)
 

@@ -17,8 +17,8 @@ from fedloom.core.errors import ConfigError, DataError
 from fedloom.core.local import Local
 from fedloom.data.own import texts
 from fedloom.data.sources import Source, sources
-from fedloom.data.streams import InOrder, task_stream
 from fedloom.models import models
+from fedloom_apps.online.streams import InOrder, task_stream
 
 
 def read(folder: Path, frame: pd.DataFrame, **settings: Any) -> Source:

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from helpers.deploying import InProcess, config, in_process
 
-from fedloom.cli.deploy import budget
 from fedloom.core.errors import CheckpointError, ConfigError
-from fedloom.deploy.budget import FILE, Budget, Ledger
-from fedloom.deploy.node import Node
-from fedloom.deploy.server import Recipe, run
+from fedloom_apps.deploy.budget import FILE, Budget, Ledger
+from fedloom_apps.deploy.command import budget
+from fedloom_apps.deploy.node import Node
+from fedloom_apps.deploy.server import Recipe, run
 
 dp = pytest.importorskip("dp_accounting", reason="the extra 'privacy' is not installed")
 

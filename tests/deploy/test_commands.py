@@ -10,8 +10,8 @@ from helpers.deploying import config, in_process
 
 from fedloom.cli import main
 from fedloom.core.errors import ConfigError
-from fedloom.deploy.certificates import read_authority
-from fedloom.deploy.server import Recipe, run
+from fedloom_apps.deploy.certificates import read_authority
+from fedloom_apps.deploy.server import Recipe, run
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_a_local_deployment_writes_nothing_without_flower(tmp_path: Path, monkey
     def require() -> None:
         raise ConfigError("there is no Flower.")
 
-    monkeypatch.setattr("fedloom.deploy.flower.require", require)
+    monkeypatch.setattr("fedloom_apps.deploy.flower.require", require)
     assert main(["deploy", "local", "rounds=1", "method=fedavg", "--nodes", "2", f"out={tmp_path / 'run'}"]) == 2
     assert not list(tmp_path.iterdir())
 
@@ -159,7 +159,7 @@ def test_files_that_hold_no_certificate_or_key_are_named(tmp_path: Path, capsys:
 
 def test_a_key_that_needs_a_password_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("flwr")
-    supernode = import_module("fedloom.deploy.flower.supernode")
+    supernode = import_module("fedloom_apps.deploy.flower.supernode")
 
     def locked(blob: bytes, password: bytes | None) -> None:
         raise TypeError("Key is password-protected, but password was not provided.")

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 import fedloom as fl
 from fedloom.cli import main
 from fedloom.core.errors import CheckpointError, ConfigError
-from fedloom.deploy.server import Recipe, run
+from fedloom_apps.deploy.server import Recipe, run
 
 
 def deployed(folder: Path, *words: str) -> Path:

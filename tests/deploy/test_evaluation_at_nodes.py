@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from helpers.deploying import config, in_process, simulated
 
-from fedloom.deploy.messages import EVALUATE, Order
-from fedloom.deploy.server import Recipe, run
-from fedloom.deploy.wire import pack, unpack
+from fedloom_apps.deploy.messages import EVALUATE, Order
+from fedloom_apps.deploy.server import Recipe, run
+from fedloom_apps.deploy.wire import pack, unpack
 
 
 @pytest.mark.parametrize("method", ["decouple", pytest.param("fedhen", marks=pytest.mark.slow)])

@@ -16,11 +16,11 @@ import torch
 from helpers.deploying import config, simulated
 
 from fedloom.core.errors import ConfigError
-from fedloom.deploy.certificates import make
-from fedloom.deploy.deal import deal
-from fedloom.deploy.node import Node
-from fedloom.deploy.server import Recipe, run
-from fedloom.deploy.settings import Deployment
+from fedloom_apps.deploy.certificates import make
+from fedloom_apps.deploy.deal import deal
+from fedloom_apps.deploy.node import Node
+from fedloom_apps.deploy.server import Recipe, run
+from fedloom_apps.deploy.settings import Deployment
 
 pytest.importorskip("flwr")
 pytestmark = pytest.mark.slow
@@ -39,7 +39,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def deployment(place: Path) -> Deployment:
-    from fedloom.deploy.flower.host import any_port
+    from fedloom_apps.deploy.flower.host import any_port
 
     return Deployment(4, 60.0, port=any_port(), certificates=place / "certificates")
 
@@ -47,7 +47,7 @@ def deployment(place: Path) -> Deployment:
 @pytest.fixture
 def nodes(place: Path, deployment: Deployment) -> Iterator[dict]:
     """Resident nodes; the tests may kill and start them."""
-    from fedloom.deploy.flower.host import end, start_node
+    from fedloom_apps.deploy.flower.host import end, start_node
 
     def start(name: str) -> object:
         address = f"127.0.0.1:{deployment.port}"
@@ -61,7 +61,7 @@ def nodes(place: Path, deployment: Deployment) -> Iterator[dict]:
 def test_nodes_and_servers_that_are_killed_go_on_to_the_same_bits(
     place: Path, deployment: Deployment, nodes: dict
 ) -> None:
-    from fedloom.deploy.flower.host import hosting
+    from fedloom_apps.deploy.flower.host import hosting
 
     recipe = replace(Recipe.of(config(*WORDS)), deployment=deployment)
     half = replace(Recipe.of(config(*WORDS, "rounds=2")), deployment=deployment)
@@ -87,8 +87,8 @@ def test_nodes_and_servers_that_are_killed_go_on_to_the_same_bits(
 def test_who_does_not_belong_is_refused_in_a_sentence(place: Path, deployment: Deployment, tmp_path: Path) -> None:
     import httpx
 
-    from fedloom.deploy.flower import supernode
-    from fedloom.deploy.flower.host import hosting
+    from fedloom_apps.deploy.flower import supernode
+    from fedloom_apps.deploy.flower.host import hosting
 
     make(tmp_path / "others", ["127.0.0.1"], ["stranger"])
     ours, others = place / "certificates", tmp_path / "others"
@@ -115,8 +115,8 @@ def test_what_a_node_sends_in_the_place_of_a_message_answers_no_order(
 ) -> None:
     for name in ("_run_id", "_node_id", "_task_id"):  # as a transport that has begun sets them
         monkeypatch.setattr(import_module("flwr.supercore.task_identity").TaskIdentity, name, 1)
-    import_module("fedloom.deploy.flower.grid")
-    blobs = import_module("fedloom.deploy.flower.objects").blobs
+    import_module("fedloom_apps.deploy.flower.grid")
+    blobs = import_module("fedloom_apps.deploy.flower.objects").blobs
     number = hashlib.sha256(sent).hexdigest()
     message = import_module("flwr.superlink.grid.http_grid").inflate_object_from_contents(number, {number: sent})
     assert blobs(message) == {}
@@ -126,7 +126,7 @@ def test_what_a_node_sends_in_the_place_of_a_message_answers_no_order(
 def test_a_node_survives_what_a_server_sends_in_the_place_of_a_message(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    supernode = import_module("fedloom.deploy.flower.supernode")
+    supernode = import_module("fedloom_apps.deploy.flower.supernode")
     link = supernode.Link.__new__(supernode.Link)
     found = SimpleNamespace(messages_list=[None], message_object_trees=[SimpleNamespace(object_id="0")])
     link.node = supernode.FlowerNode(node_id=1)

@@ -9,9 +9,9 @@ import pytest
 import torch
 from helpers.deploying import config, in_process
 
-from fedloom.deploy.server import Recipe, run
-from fedloom.deploy.wire import pack, unpack
 from fedloom.experiment.federated import RunResult
+from fedloom_apps.deploy.server import Recipe, run
+from fedloom_apps.deploy.wire import pack, unpack
 
 
 def lying(tmp_path: Path, words: tuple[str, ...], facts: dict[str, Any], change: Any = None, at: int = 1) -> RunResult:

@@ -16,16 +16,16 @@ from helpers.deploying import config, in_process
 
 from fedloom.cli import main
 from fedloom.core.errors import CheckpointError, ConfigError
-from fedloom.deploy import messages
-from fedloom.deploy.agreement import AGREED, OFFERED, Agreement
-from fedloom.deploy.assignment import settings_of
-from fedloom.deploy.budget import Budget
-from fedloom.deploy.data import DataSpec
-from fedloom.deploy.messages import Order, pack_broadcast, read_broadcast
-from fedloom.deploy.node import STOPPED, Node
-from fedloom.deploy.server import Recipe, run
-from fedloom.deploy.wire import unpack
 from fedloom.models import models
+from fedloom_apps.deploy import messages
+from fedloom_apps.deploy.agreement import AGREED, OFFERED, Agreement
+from fedloom_apps.deploy.assignment import settings_of
+from fedloom_apps.deploy.budget import Budget
+from fedloom_apps.deploy.data import DataSpec
+from fedloom_apps.deploy.messages import Order, pack_broadcast, read_broadcast
+from fedloom_apps.deploy.node import STOPPED, Node
+from fedloom_apps.deploy.server import Recipe, run
+from fedloom_apps.deploy.wire import unpack
 
 TICKET = 32 * "0"
 TABLE = DataSpec((2,), 2, names=("no", "yes"), columns=("age", "weight"), label=("ill",))

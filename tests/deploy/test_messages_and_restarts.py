@@ -13,12 +13,12 @@ from helpers.deploying import InProcess, config, in_process, simulated
 from fedloom.core.client import FailureKind
 from fedloom.core.errors import CheckpointError, ClientError, ConfigError
 from fedloom.core.rng import stream
-from fedloom.deploy import engine
-from fedloom.deploy.server import Recipe, run
-from fedloom.deploy.transport import Delivered
-from fedloom.deploy.versions import Versions
-from fedloom.deploy.wire import pack, unpack
 from fedloom.experiment.federated import RunResult
+from fedloom_apps.deploy import engine
+from fedloom_apps.deploy.server import Recipe, run
+from fedloom_apps.deploy.transport import Delivered
+from fedloom_apps.deploy.versions import Versions
+from fedloom_apps.deploy.wire import pack, unpack
 
 WORDS = ("method=scaffold", "rounds=4")
 

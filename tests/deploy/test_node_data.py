@@ -15,11 +15,11 @@ from helpers.deploying import config
 from PIL import Image
 
 from fedloom.core.errors import DataError
-from fedloom.deploy.assignment import settings_of
-from fedloom.deploy.data import DataSpec, read
-from fedloom.deploy.messages import Order
-from fedloom.deploy.node import Node
-from fedloom.deploy.wire import unpack
+from fedloom_apps.deploy.assignment import settings_of
+from fedloom_apps.deploy.data import DataSpec, read
+from fedloom_apps.deploy.messages import Order
+from fedloom_apps.deploy.node import Node
+from fedloom_apps.deploy.wire import unpack
 
 TABLE = DataSpec((3,), 2, held_out=0.2, range=(0.0, 1.0))
 PICTURES = DataSpec((1, 4, 4), 2, names=("cat", "dog"), mean=(0.5,), std=(0.5,))

@@ -11,10 +11,10 @@ import torch
 from helpers.deploying import InProcess, config
 
 from fedloom.core.errors import DataError
-from fedloom.deploy.data import DataSpec, look, read
-from fedloom.deploy.node import Node
-from fedloom.deploy.recipe import Recipe
-from fedloom.deploy.server import run
+from fedloom_apps.deploy.data import DataSpec, look, read
+from fedloom_apps.deploy.node import Node
+from fedloom_apps.deploy.recipe import Recipe
+from fedloom_apps.deploy.server import run
 
 WORDS = ("model=logistic", "partition=iid", "deploy.nodes=2", "held_out=0.25", "rounds=2")
 

@@ -20,12 +20,12 @@ from helpers.deploying import config, in_process
 
 import fedloom
 from fedloom.core.errors import ClientError
-from fedloom.deploy.assignment import settings_of
-from fedloom.deploy.budget import Budget
-from fedloom.deploy.messages import EVALUATE, HELD_OUT, JOIN, LOSSES, WORK, Code, Order
-from fedloom.deploy.node import STOPPED, Node
-from fedloom.deploy.server import Recipe, run
-from fedloom.deploy.wire import pack, unpack
+from fedloom_apps.deploy.assignment import settings_of
+from fedloom_apps.deploy.budget import Budget
+from fedloom_apps.deploy.messages import EVALUATE, HELD_OUT, JOIN, LOSSES, WORK, Code, Order
+from fedloom_apps.deploy.node import STOPPED, Node
+from fedloom_apps.deploy.server import Recipe, run
+from fedloom_apps.deploy.wire import pack, unpack
 
 NUMBERS = [0, -1, 1, 3, 1e-30, 1e30, 3.4e38, float("nan"), float("inf"), 2**31, 2**62, 10**400, True, None, "", "nan"]
 WORDS = [

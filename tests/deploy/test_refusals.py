@@ -13,10 +13,10 @@ from helpers.deploying import config, in_process, simulated
 from fedloom.core.errors import ClientError, ConfigError, FedLoomError
 from fedloom.core.local import draw_cohort
 from fedloom.core.rng import stream
-from fedloom.deploy.messages import HELD_OUT, LOSSES, Order
-from fedloom.deploy.server import DeployTask, Recipe, Roster, assemble, run
-from fedloom.deploy.wire import pack, unpack
 from fedloom.experiment.rundir import RunDirectory
+from fedloom_apps.deploy.messages import HELD_OUT, LOSSES, Order
+from fedloom_apps.deploy.server import DeployTask, Recipe, Roster, assemble, run
+from fedloom_apps.deploy.wire import pack, unpack
 
 
 @pytest.mark.parametrize(
@@ -326,7 +326,7 @@ def test_what_the_number_of_nodes_does_not_suit_is_refused_before_they_are_asked
 
 
 def test_missing_flower_is_named() -> None:
-    from fedloom.deploy.flower import require
+    from fedloom_apps.deploy.flower import require
 
     try:
         import flwr  # noqa: F401

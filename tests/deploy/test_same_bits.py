@@ -10,11 +10,11 @@ import torch
 from helpers.deploying import config, in_process, simulated
 
 from fedloom.core.client import State
-from fedloom.deploy.engine import version_in
-from fedloom.deploy.server import Recipe, run
-from fedloom.deploy.versions import Versions
-from fedloom.deploy.wire import unpack
 from fedloom.experiment.federated import RunResult
+from fedloom_apps.deploy.engine import version_in
+from fedloom_apps.deploy.server import Recipe, run
+from fedloom_apps.deploy.versions import Versions
+from fedloom_apps.deploy.wire import unpack
 
 METHODS = ("scaffold", "fedavg", "feddyn", "superfed_mm", "fedper", "aaggff_d", "fedevg", "moon", "fedhen", "ditto")
 MODELS = {"fedevg": ["model=energy_cnn"], "fedhen": ["model=exit_cnn", "model.channels=[4,4,8]"],

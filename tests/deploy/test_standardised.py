@@ -14,11 +14,11 @@ import fedloom as fl
 from fedloom.cli import main
 from fedloom.core.errors import ConfigError, DataError
 from fedloom.data.sources.scale import rescaled
-from fedloom.deploy.data import read
-from fedloom.deploy.node import Node
-from fedloom.deploy.recipe import Recipe
-from fedloom.deploy.server import run
 from fedloom.experiment import checkpoint as checkpoints
+from fedloom_apps.deploy.data import read
+from fedloom_apps.deploy.node import Node
+from fedloom_apps.deploy.recipe import Recipe
+from fedloom_apps.deploy.server import run
 
 WORDS = ("data.standardise=true", "model=logistic", "partition=iid", "clients=3", "deploy.nodes=3", "rounds=2",
          "held_out=0.25", "validation=0.1", "evaluation.what=[clients]")  # fmt: skip

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedloom.core.client import Broadcast
-from fedloom.deploy.messages import Order, pack_broadcast, read_broadcast
-from fedloom.deploy.wire import LIMIT, START, WireError, pack, unpack
+from fedloom_apps.deploy.messages import Order, pack_broadcast, read_broadcast
+from fedloom_apps.deploy.wire import LIMIT, START, WireError, pack, unpack
 
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False) | st.text(max_size=20),

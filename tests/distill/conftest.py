@@ -7,7 +7,7 @@ from helpers import distilling
 from helpers.commands import cli
 from helpers.distilling import Problem
 
-from fedloom.tasks.distill import Splits
+from fedloom_apps.distill import Splits
 
 __all__ = ["cli"]
 

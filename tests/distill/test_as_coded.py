@@ -12,11 +12,11 @@ from torch import Tensor
 
 from fedloom.core.errors import ConfigError
 from fedloom.parts.objectives.guidance import budget, multiplier
-from fedloom.tasks import distill
-from fedloom.tasks.distill import Guide, disk, distillers
-from fedloom.tasks.distill.records import misplaced
-from fedloom.tasks.distill.taps import Outputs
-from fedloom.tasks.distill.terms import SelectiveResponse
+from fedloom_apps import distill
+from fedloom_apps.distill import Guide, disk, distillers
+from fedloom_apps.distill.records import misplaced
+from fedloom_apps.distill.taps import Outputs
+from fedloom_apps.distill.terms import SelectiveResponse
 
 N, C, K = 7, 6, 2
 

@@ -14,11 +14,11 @@ from helpers.commands import Cli
 from rich.text import Text
 
 import fedloom as fl
-from fedloom.cli.distill import table
-from fedloom.config.distill import DISTILL
 from fedloom.core import yaml
 from fedloom.core.errors import CheckpointError, ConfigError
 from fedloom.data import sources
+from fedloom_apps.distill.command import table
+from fedloom_apps.distill.config import DISTILL
 
 QUICK = ("epochs=4", "teacher_epochs=2", "teacher.hidden=[16]")
 

@@ -12,13 +12,13 @@ import torch
 from helpers.distilling import weights
 from torch import Tensor, nn
 
-from fedloom.config.distill import DISTILL, build
 from fedloom.core.errors import DataError
 from fedloom.data import Source, sources
 from fedloom.data.sources.images import as_bytes, image_arrays
 from fedloom.models.residual import residual
-from fedloom.tasks import distill
-from fedloom.tasks.distill import DistillExperiment, SGDConfig, Splits, data, disk, records, teacher_cache, work
+from fedloom_apps import distill
+from fedloom_apps.distill import DistillExperiment, SGDConfig, Splits, data, disk, records, teacher_cache, work
+from fedloom_apps.distill.config import DISTILL, build
 
 MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.25, 0.3)
 KIND = {"classes": 3, "inputs": (3, 8, 8), "norm": "batch"}

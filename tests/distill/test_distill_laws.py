@@ -12,16 +12,16 @@ from torch import Tensor
 
 import fedloom as fl
 from fedloom.core.errors import ConfigError
-from fedloom.tasks import distill
-from fedloom.tasks.distill import Distiller, Guide, ce, disk, distillers, fitnet, kd, semckd, simkd, simkd_disk, work
-from fedloom.tasks.distill.terms import Labels, Response
+from fedloom_apps import distill
+from fedloom_apps.distill import Distiller, Guide, ce, disk, distillers, fitnet, kd, semckd, simkd, simkd_disk, work
+from fedloom_apps.distill.terms import Labels, Response
 
 
 @pytest.fixture
 def no_help(monkeypatch: pytest.MonkeyPatch) -> None:
     """A guide that never helps."""
     monkeypatch.setattr(
-        "fedloom.tasks.distill.guide.GuideNet.forward", lambda self, features, logits: features.new_zeros(len(features))
+        "fedloom_apps.distill.guide.GuideNet.forward", lambda self, features, logits: features.new_zeros(len(features))
     )
     monkeypatch.setattr(work, "guide_pass", lambda *args: 0.0)
 

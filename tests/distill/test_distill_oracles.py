@@ -8,13 +8,13 @@ import torch
 from helpers.distilling import Problem
 from torch import Tensor, nn
 
-from fedloom.tasks.distill import FeatureTap, SGDConfig, disk, fitnet, kd, semckd, simkd
-from fedloom.tasks.distill.attention import Attention, SemanticAttention
-from fedloom.tasks.distill.guide import GuideNet
-from fedloom.tasks.distill.learner import make_learner
-from fedloom.tasks.distill.method import NetworkPair
-from fedloom.tasks.distill.taps import Outputs
-from fedloom.tasks.distill.terms import Hint, Labels, Response, Reuse, SelectiveResponse, SelectiveReuse
+from fedloom_apps.distill import FeatureTap, SGDConfig, disk, fitnet, kd, semckd, simkd
+from fedloom_apps.distill.attention import Attention, SemanticAttention
+from fedloom_apps.distill.guide import GuideNet
+from fedloom_apps.distill.learner import make_learner
+from fedloom_apps.distill.method import NetworkPair
+from fedloom_apps.distill.taps import Outputs
+from fedloom_apps.distill.terms import Hint, Labels, Response, Reuse, SelectiveResponse, SelectiveReuse
 
 N, C = 6, 4
 
@@ -168,7 +168,7 @@ def test_attention(pair: NetworkPair):
 
 
 def sizes(said: Outputs):
-    from fedloom.tasks.distill.taps import Sizes
+    from fedloom_apps.distill.taps import Sizes
 
     maps = tuple((m.shape[1], m.shape[2], m.shape[3]) for m in said.maps)
     return Sizes(said.logits.shape[1], said.features.shape[1], maps, pooled=False)

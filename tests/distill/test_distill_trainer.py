@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from fedloom.core.errors import CheckpointError, ClientError, ConfigError
 from fedloom.data import federate
 from fedloom.experiment.callbacks import Callback
-from fedloom.tasks import distill
-from fedloom.tasks.distill import (
+from fedloom_apps import distill
+from fedloom_apps.distill import (
     Distiller,
     SGDConfig,
     Splits,
@@ -36,8 +36,8 @@ from fedloom.tasks.distill import (
     simkd_disk,
     work,
 )
-from fedloom.tasks.distill.records import behind_warm_start, published, selected
-from fedloom.tasks.distill.teacher_cache import TeacherCache
+from fedloom_apps.distill.records import behind_warm_start, published, selected
+from fedloom_apps.distill.teacher_cache import TeacherCache
 
 
 def snapshot(module: nn.Module) -> Tensor:
@@ -306,7 +306,7 @@ def test_a_teacher_may_be_a_federated_run_or_one_of_distillation(digits: Splits,
     from fedloom.experiment.experiment import Experiment
     from fedloom.experiment.federated import run
     from fedloom.models import models
-    from fedloom.tasks.distill import DistillExperiment
+    from fedloom_apps.distill import DistillExperiment
 
     make = partial(models.make, "mlp", classes=10, inputs=(1, 8, 8))
     known = {"name": "mlp", "hidden": [16]}
@@ -360,7 +360,7 @@ def test_a_student_learns_digits_from_a_teacher(digits: Splits):
     from functools import partial
 
     from fedloom.models import models
-    from fedloom.tasks.distill import DistillExperiment
+    from fedloom_apps.distill import DistillExperiment
 
     make = partial(models.make, "mlp", classes=10, inputs=(1, 8, 8))
     training = SGDConfig(batch_size=50, lr=0.05, clip=10.0)

@@ -9,7 +9,7 @@ from importlib import import_module
 import pytest
 from helpers.ray_cluster import Lent, left
 
-from fedloom.engines.cluster import Cluster
+from fedloom_apps.ray.cluster import Cluster
 
 
 @pytest.fixture(scope="module")
@@ -24,5 +24,5 @@ def cluster() -> Iterator[Lent]:
 @pytest.fixture
 def lent(cluster: Lent, monkeypatch: pytest.MonkeyPatch) -> Lent:
     """Engines use this cluster."""
-    monkeypatch.setattr(import_module("fedloom.engines.ray"), "Cluster", lambda *_: cluster)
+    monkeypatch.setattr(import_module("fedloom_apps.ray.engine"), "Cluster", lambda *_: cluster)
     return cluster

@@ -17,11 +17,11 @@ from fedloom.compute.live import Live
 from fedloom.core.aggregate import Fold, blocks
 from fedloom.core.cohort import InitialStates
 from fedloom.core.errors import ConfigError, LossError
-from fedloom.engines.actor import Actor, RemoteBlock
-from fedloom.engines.cluster import Hands, Member
-from fedloom.engines.packed import LARGE, nbytes, pack, unpack
 from fedloom.engines.serial import Serial
 from fedloom.experiment.federated import FederatedTask
+from fedloom_apps.ray.actor import Actor, RemoteBlock
+from fedloom_apps.ray.cluster import Hands, Member
+from fedloom_apps.ray.packed import LARGE, nbytes, pack, unpack
 
 
 def test_content_arrives_aligned_wherever_it_lay() -> None:

@@ -22,14 +22,14 @@ from helpers.trouble import MARK, guarded, marked, stumble, suicide
 
 from fedloom import methods
 from fedloom.core.errors import ClientError, ConfigError
-from fedloom.engines.cluster import Cluster, Member
 from fedloom.experiment.experiment import Evaluation
+from fedloom_apps.ray.cluster import Cluster, Member
 
 ray = pytest.importorskip("ray")
 pytestmark = [pytest.mark.slow]
 
 VICTIM = 2
-MODULE = import_module("fedloom.engines.ray")  # a factory has the same name
+MODULE = import_module("fedloom_apps.ray.engine")  # a factory has the same name
 MANY = tuple(2 + i % 3 for i in range(60))  # sizes: such a cohort is cut into blocks of three and less
 
 
@@ -174,7 +174,7 @@ def test_an_address_without_a_cluster(address: str, sentence: str, monkeypatch: 
 PROGRAM = """
 import sys
 from pathlib import Path
-from fedloom.engines import cluster
+from fedloom_apps.ray import cluster
 original = cluster.tempfile.mkdtemp
 def named(**options):
     folder = original(**options)
@@ -217,7 +217,7 @@ import sys, threading, warnings
 sys.path.insert(0, sys.argv[1])
 from helpers.federations import classes
 from helpers.runs import assert_same_run, experiment, go
-from fedloom.engines.cluster import ENVIRONMENT
+from fedloom_apps.ray.cluster import ENVIRONMENT
 import os
 os.environ.update(ENVIRONMENT)
 from ray.cluster_utils import Cluster
@@ -269,7 +269,7 @@ os.environ.pop("CUDA_VISIBLE_DEVICES", None)  # the tests see no GPU, and Ray wo
 import sys, time
 sys.path.insert(0, sys.argv[1])
 from helpers.runs import assert_same_run, experiment, go
-from fedloom.engines import cluster as engine
+from fedloom_apps.ray import cluster as engine
 os.environ.update(engine.ENVIRONMENT)
 import ray
 from ray.cluster_utils import Cluster

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from fedloom.core.federation import Arrays
 from fedloom.core.local import Local
 from fedloom.core.parts import Adaptation
-from fedloom.data.streams import Task, TaskStream
 from fedloom.models import models
 from fedloom.parts.adaptation import Maml
 from fedloom.parts.objectives.squared_error import SquaredError
-from fedloom.tasks.online import Measures, Online, OnlineLearner, grid
-from fedloom.tasks.online.hedge import Hedge
+from fedloom_apps.online import Measures, Online, OnlineLearner, grid
+from fedloom_apps.online.hedge import Hedge
+from fedloom_apps.online.streams import Task, TaskStream
 
 LOCAL = Local(steps=3, batch_size=4, lr=0.1, weight_decay=1e-3, clip=3.0)
 

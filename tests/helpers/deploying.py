@@ -8,13 +8,13 @@ from pathlib import Path
 
 from fedloom.config.federated import build, resolve
 from fedloom.config.schema import Config
-from fedloom.deploy.deal import deal
-from fedloom.deploy.messages import NodeRequest
-from fedloom.deploy.node import Node
-from fedloom.deploy.settings import DEPLOY
-from fedloom.deploy.transport import Delivered
 from fedloom.experiment.federated import RunResult
 from fedloom.experiment.federated import run as simulate
+from fedloom_apps.deploy.deal import deal
+from fedloom_apps.deploy.messages import NodeRequest
+from fedloom_apps.deploy.node import Node
+from fedloom_apps.deploy.settings import DEPLOY
+from fedloom_apps.deploy.transport import Delivered
 
 SMALL = (
     "data=digits", "partition=dirichlet", "clients=4", "participation=1.0", "rounds=3", "model.hidden=[16]",

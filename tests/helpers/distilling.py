@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fedloom.core.federation import Arrays
 from fedloom.models import models
 from fedloom.models.residual import residual
-from fedloom.tasks.distill import Distiller, DistillExperiment, Samples, SGDConfig, Splits
+from fedloom_apps.distill import Distiller, DistillExperiment, Samples, SGDConfig, Splits
 
 
 class Problem(NamedTuple):

@@ -7,7 +7,7 @@ from fedloom.core.local import Local
 from fedloom.data import federate
 from fedloom.experiment.experiment import Evaluation, Experiment
 from fedloom.models import models
-from fedloom.tasks.synthesis.judge import EvalConfig
+from fedloom_apps.synthesis.judge import EvalConfig
 
 GENERATORS = ("fedevg", "fedcgan", "fedcvae")
 MODELS = {

@@ -6,8 +6,8 @@ import os
 import time
 from pathlib import Path
 
-from fedloom.engines.cluster import Cluster
-from fedloom.engines.packed import Packed
+from fedloom_apps.ray.cluster import Cluster
+from fedloom_apps.ray.packed import Packed
 
 
 class Lent(Cluster):

@@ -7,7 +7,7 @@ import pytest
 from scipy.stats import norm
 
 from fedloom.core.errors import ConfigError
-from fedloom.metrics.audit import inference, lira, logit_confidence, loss_threshold
+from fedloom_apps.audit.inference import inference, lira, logit_confidence, loss_threshold
 
 
 def test_the_figures_by_hand() -> None:

@@ -19,10 +19,10 @@ from fedloom.core.errors import ConfigError
 from fedloom.core.federation import Arrays, Federation, Index, Split
 from fedloom.experiment.experiment import Evaluation, Measurement
 from fedloom.experiment.federated import FederatedTask, run
-from fedloom.experiment.report.rundata import load
 from fedloom.experiment.rundir import RunDirectory
 from fedloom.metrics import ece, top_k
 from fedloom.models import models
+from fedloom_apps.report.rundata import load
 
 METRICS = ("accuracy", "auroc", "top2", "ece", "mce")
 SIZES = (30, 20, 25)

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from fedloom.core.errors import ConfigError, DataError
 from fedloom.metrics import neighbours
-from fedloom.metrics.generation import Features, diversity, fid, kid, manifold, recognised
-from fedloom.metrics.membership import membership
 from fedloom.metrics.neighbours import alike, nearest, spread, within
 from fedloom.models import models
+from fedloom_apps.synthesis.generation import Features, diversity, fid, kid, manifold, recognised
+from fedloom_apps.synthesis.membership import membership
 
 
 @pytest.fixture(params=[3, 7, 2048], ids=["pieces of 3", "pieces of 7", "one piece"])

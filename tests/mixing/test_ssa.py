@@ -21,7 +21,6 @@ from fedloom.core.federation import Unlabelled
 from fedloom.core.local import Local
 from fedloom.core.method import Method
 from fedloom.core.server_data import ServerData
-from fedloom.experiment.ensemble import after_training
 from fedloom.experiment.experiment import Evaluation
 from fedloom.experiment.federated import run
 from fedloom.experiment.setup import make_plan, make_server_data
@@ -29,6 +28,7 @@ from fedloom.methods import fedavg, feddf, fedssa, make
 from fedloom.parts.mixing import Confidence, SelfSupervised, Similarity, Uniform
 from fedloom.parts.mixing.ssa import ssa_loss
 from fedloom.parts.objectives import CrossEntropy
+from fedloom_apps.customise.ensemble import after_training
 
 METHODS = ("fedssa", "fedssa_similarity", "fedssa_confidence", "feddf")
 UNIFORM = Method("uniform", (CrossEntropy(),), mixing=Uniform())

@@ -10,7 +10,7 @@ from fedloom.core.errors import ConfigError
 from fedloom.core.local import Local
 from fedloom.models import models
 from fedloom.parts.adaptation import Maml, Prototypes
-from fedloom.tasks.online import Fs, Mogd, Moml, Toe, run
+from fedloom_apps.online import Fs, Mogd, Moml, Toe, run
 
 
 def test_a_long_term_loss_that_is_unknown_leaves_no_regret() -> None:

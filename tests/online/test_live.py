@@ -14,13 +14,13 @@ from helpers.arriving import LOCAL, gaussians, online, stream
 
 import fedloom as fl
 from fedloom.cli import main
-from fedloom.config.online import ONLINE, build
 from fedloom.core.errors import ClientError, ConfigError, DataError
-from fedloom.data.streams import Task, TaskStream
 from fedloom.models import models
-from fedloom.tasks.online import BufferedMoml, Ftml, Live, Moml, OnlineLearner, Toe, run
-from fedloom.tasks.online.ensemble import state_bytes, task_bytes
-from fedloom.tasks.online.task import OnlineTask
+from fedloom_apps.online import BufferedMoml, Ftml, Live, Moml, OnlineLearner, Toe, run
+from fedloom_apps.online.config import ONLINE, build
+from fedloom_apps.online.ensemble import state_bytes, task_bytes
+from fedloom_apps.online.streams import Task, TaskStream
+from fedloom_apps.online.task import OnlineTask
 
 OVER = {"learner.alpha": (0.5, 5.0)}
 

@@ -10,9 +10,9 @@ import pytest
 from helpers.commands import Cli
 
 from fedloom.cli.help import commands
-from fedloom.config.online import ONLINE
 from fedloom.core.errors import ConfigError
-from fedloom.tasks.online import learners
+from fedloom_apps.online import learners
+from fedloom_apps.online.config import ONLINE
 
 QUICK = ("tasks=4", "local.steps=2", "model.hidden=[8]", "measures.ltm_every=2")
 

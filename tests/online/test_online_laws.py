@@ -17,10 +17,10 @@ from fedloom.core import rng
 from fedloom.core.local import Local
 from fedloom.core.parts import Adaptation, Batch
 from fedloom.parts.adaptation import FineTune, Maml, Prototypes
-from fedloom.tasks.online import BufferedMoml, Fs, Ftml, Mogd, Moml, OnlineLearner, PlainMoml, Toe, ToeContinued, run
-from fedloom.tasks.online.batches import stored, task_batches
-from fedloom.tasks.online.ensemble import MEMORY, ExpertEnsemble
-from fedloom.tasks.online.experiment import Measures
+from fedloom_apps.online import BufferedMoml, Fs, Ftml, Mogd, Moml, OnlineLearner, PlainMoml, Toe, ToeContinued, run
+from fedloom_apps.online.batches import stored, task_batches
+from fedloom_apps.online.ensemble import MEMORY, ExpertEnsemble
+from fedloom_apps.online.experiment import Measures
 
 RANDOM = np.random.default_rng(3)
 CENTRES, SCALES = RANDOM.normal(size=(20, 3)), RANDOM.uniform(0.5, 1.5, (20, 3))

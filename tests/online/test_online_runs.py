@@ -19,12 +19,10 @@ from fedloom.core.errors import CheckpointError, ClientError, ConfigError
 from fedloom.core.federation import Arrays
 from fedloom.core.local import Local
 from fedloom.core.parts import Batch
-from fedloom.data import task_stream
-from fedloom.data.streams import Task, TaskStream
 from fedloom.experiment.callbacks import Callback
 from fedloom.models import models
 from fedloom.parts.adaptation import Maml, Prototypes
-from fedloom.tasks.online import (
+from fedloom_apps.online import (
     BufferedMoml,
     ExpertConfig,
     Fs,
@@ -39,8 +37,9 @@ from fedloom.tasks.online import (
     learners,
     run,
 )
-from fedloom.tasks.online.evaluate import trusted
-from fedloom.tasks.online.metrics import samples_needed
+from fedloom_apps.online.evaluate import trusted
+from fedloom_apps.online.metrics import samples_needed
+from fedloom_apps.online.streams import Task, TaskStream, task_stream
 
 MEASURES = Measures(ltm_every=2, efficiency_every=2, sizes=(0, 3, 9))
 GRID = {"learner.alpha": (1.0, 5.0), "adaptation.steps": (1, 2)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedloom.cli.online import table
+from fedloom_apps.online.command import table
 
 
 def test_small_memories_are_not_shown_as_none() -> None:

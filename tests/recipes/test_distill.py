@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from fedloom.core.federation import Arrays
-from fedloom.tasks.distill import Samples, Splits
+from fedloom_apps.distill import Samples, Splits
 
 FOLDER = Path(__file__).parents[2] / "recipes" / "distill"
 PNG = b"\x89PNG"

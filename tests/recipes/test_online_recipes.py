@@ -17,8 +17,8 @@ from helpers.pictures import look_alike
 
 from fedloom.core.errors import ClientError
 from fedloom.core.federation import Arrays
-from fedloom.data import Source, task_stream
-from fedloom.data.streams import KWay, Transformed
+from fedloom.data import Source
+from fedloom_apps.online.streams import KWay, Transformed, task_stream
 
 FOLDER = Path(__file__).parents[2] / "recipes" / "online"
 

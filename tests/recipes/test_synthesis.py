@@ -49,7 +49,7 @@ def tables(monkeypatch: pytest.MonkeyPatch) -> Any:
         spc=6,
     )
     monkeypatch.setitem(found.SCALES, "reduced", tiny)
-    monkeypatch.setattr("fedloom.tasks.synthesis.run.picture", lambda *_: None)  # of every run; the recipe has its own
+    monkeypatch.setattr("fedloom_apps.synthesis.run.picture", lambda *_: None)  # of every run; the recipe has its own
     return found
 
 

@@ -16,10 +16,10 @@ from helpers.pictures import look_alike
 
 from fedloom.core.method import Method
 from fedloom.core.parts import Mixing
-from fedloom.experiment.ensemble import sample_wise
 from fedloom.parts.mixing import SelfSupervised
 from fedloom.parts.mixing.ssa import ssa_loss
 from fedloom.parts.objectives import CrossEntropy
+from fedloom_apps.customise.ensemble import sample_wise
 
 FOLDER = Path(__file__).parents[2] / "recipes" / "ssa"
 SMALL = ("--rounds", 1, "--images", 200)

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from helpers.recipes import FOLDER, load
 
-from fedloom.attacks import ALIE, Backdoor, LabelFlip
 from fedloom.core.parts import Mixing
 from fedloom.parts.mixing import FLTrust
+from fedloom_apps.audit.attacks import ALIE, Backdoor, LabelFlip
 
 RESULTS = FOLDER / "trust" / "results"
 STORED = sorted(path.stem for path in RESULTS.glob("*.json"))

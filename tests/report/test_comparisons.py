@@ -10,13 +10,13 @@ import pandas as pd
 import pyarrow.parquet as parquet
 import pytest
 
-from fedloom.experiment.report.comparisons import ablation_table, baselines, paired_table
-from fedloom.experiment.report.figures import curves, distribution, gains
-from fedloom.experiment.report.groups import read, targets
-from fedloom.experiment.report.results import fairness_table, final_table, measured, rounds_done, scopes
-from fedloom.experiment.report.rundata import load
-from fedloom.experiment.report.tables import ReportTable
 from fedloom.metrics.comparison import paired
+from fedloom_apps.report.comparisons import ablation_table, baselines, paired_table
+from fedloom_apps.report.figures import curves, distribution, gains
+from fedloom_apps.report.groups import read, targets
+from fedloom_apps.report.results import fairness_table, final_table, measured, rounds_done, scopes
+from fedloom_apps.report.rundata import load
+from fedloom_apps.report.tables import ReportTable
 
 CLIENTS = 20
 

@@ -15,17 +15,18 @@ from fedloom.cli import main
 from fedloom.config.schema import read
 from fedloom.core import yaml
 from fedloom.core.local import Local
-from fedloom.data import federate, task_stream
-from fedloom.experiment.report.comparisons import paired_table
-from fedloom.experiment.report.groups import group, on_the_same_data, settings
-from fedloom.experiment.report.groups import read as read_groups
-from fedloom.experiment.report.overview import problem_warning
-from fedloom.experiment.report.rundata import load
+from fedloom.data import federate
 from fedloom.models import models
 from fedloom.parts.adaptation import Maml
-from fedloom.tasks import distill
-from fedloom.tasks.online import Ftml, Moml, Online, grid
-from fedloom.tasks.online import run as run_online
+from fedloom_apps import distill
+from fedloom_apps.online import Ftml, Moml, Online, grid
+from fedloom_apps.online import run as run_online
+from fedloom_apps.online.streams import task_stream
+from fedloom_apps.report.comparisons import paired_table
+from fedloom_apps.report.groups import group, on_the_same_data, settings
+from fedloom_apps.report.groups import read as read_groups
+from fedloom_apps.report.overview import problem_warning
+from fedloom_apps.report.rundata import load
 
 
 def python_run(folder: Path, partition: str, seed: int, method: str = "fedavg", provenance: bool = True) -> Path:

@@ -17,11 +17,11 @@ from fedloom.core.parts import Mixing
 from fedloom.data import federate
 from fedloom.experiment.experiment import Evaluation, Experiment
 from fedloom.experiment.federated import run
-from fedloom.experiment.report import build
-from fedloom.experiment.report.figures import HELD_OUT_OBJECTIVE, OBJECTIVE, cumulated, cumulated_band
-from fedloom.experiment.report.groups import has, read
 from fedloom.models import models
 from fedloom.parts.objectives import CrossEntropy
+from fedloom_apps.report import build
+from fedloom_apps.report.figures import HELD_OUT_OBJECTIVE, OBJECTIVE, cumulated, cumulated_band
+from fedloom_apps.report.groups import has, read
 
 
 def experiment(method: Method, on: tuple[str, ...], federation: Federation | None = None, **settings) -> Experiment:

@@ -13,8 +13,8 @@ from fedloom import methods
 from fedloom.data import federate
 from fedloom.experiment.experiment import Evaluation, Experiment
 from fedloom.experiment.federated import run
-from fedloom.experiment.report import build
 from fedloom.models import models
+from fedloom_apps.report import build
 
 
 def test_the_partition_and_the_bins_of_the_calibration_error(tmp_path: Path) -> None:

@@ -14,12 +14,12 @@ from fedloom.core.method import Method
 from fedloom.data import federate
 from fedloom.experiment.experiment import Evaluation, Experiment
 from fedloom.experiment.federated import run
-from fedloom.experiment.report import build
-from fedloom.experiment.report.figures import decisions, regret_curve, transformation, with_regret
-from fedloom.experiment.report.groups import read
 from fedloom.metrics.regret import lipschitz, played, regret, silo_bound
 from fedloom.models import models
 from fedloom.parts.mixing.responses import respond
+from fedloom_apps.report import build
+from fedloom_apps.report.figures import decisions, regret_curve, transformation, with_regret
+from fedloom_apps.report.groups import read
 
 
 def trained(method: Method, out: Path, partition: str = "dirichlet_balanced", **settings) -> Path:

@@ -13,19 +13,19 @@ import pytest
 from helpers.pages import drawn
 from scipy.stats import ttest_rel
 
-from fedloom.experiment.report import build
-from fedloom.experiment.report.charts import line_styles
-from fedloom.experiment.report.comparisons import ablation_table, holm, paired_table
-from fedloom.experiment.report.costs import cost_tables, traffic
-from fedloom.experiment.report.figures import mixing_matrices
-from fedloom.experiment.report.groups import read, series, settings
-from fedloom.experiment.report.overview import problem_warning
-from fedloom.experiment.report.paper import plain
-from fedloom.experiment.report.render import latex
-from fedloom.experiment.report.results import fairness_table, final_tables
-from fedloom.experiment.report.rundata import load
-from fedloom.experiment.report.tables import Cell, Column, ReportTable
 from fedloom.metrics import summary
+from fedloom_apps.report import build
+from fedloom_apps.report.charts import line_styles
+from fedloom_apps.report.comparisons import ablation_table, holm, paired_table
+from fedloom_apps.report.costs import cost_tables, traffic
+from fedloom_apps.report.figures import mixing_matrices
+from fedloom_apps.report.groups import read, series, settings
+from fedloom_apps.report.overview import problem_warning
+from fedloom_apps.report.paper import plain
+from fedloom_apps.report.render import latex
+from fedloom_apps.report.results import fairness_table, final_tables
+from fedloom_apps.report.rundata import load
+from fedloom_apps.report.tables import Cell, Column, ReportTable
 
 
 def script(run: Path, key: str, values: list) -> Path:

@@ -15,9 +15,9 @@ from helpers.pages import drawn
 
 import fedloom as fl
 from fedloom.core.errors import FedLoomError
-from fedloom.experiment.report import build, paper
-from fedloom.experiment.report.charts import Axis, Chart, HeatMap, LineStyle, Series
-from fedloom.experiment.report.groups import read
+from fedloom_apps.report import build, paper
+from fedloom_apps.report.charts import Axis, Chart, HeatMap, LineStyle, Series
+from fedloom_apps.report.groups import read
 
 HOSTILE = "<script>alert('1')</script>"
 ODD = 'a_$x^{2}$ & 50% "q" \\ 漢字 #'

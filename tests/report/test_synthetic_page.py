@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from fedloom.experiment.report import build
-from fedloom.experiment.report.comparisons import paired_table
-from fedloom.experiment.report.groups import read
-from fedloom.experiment.report.page import synthetic_images
-from fedloom.experiment.report.results import final_tables, headline, synthetic_table
+from fedloom_apps.report import build
+from fedloom_apps.report.comparisons import paired_table
+from fedloom_apps.report.groups import read
+from fedloom_apps.report.page import synthetic_images
+from fedloom_apps.report.results import final_tables, headline, synthetic_table
 
 Maker = Callable[..., Path]
 

@@ -12,8 +12,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from fedloom.cli import main, report
-from fedloom.experiment.report import render
+from fedloom.cli import main
+from fedloom_apps.report import command as report
+from fedloom_apps.report import render
 
 
 def test_the_page_follows_until_all_planned_runs_have_ended(

@@ -15,7 +15,7 @@ import fedloom as fl
 from fedloom.core import rng
 from fedloom.core.errors import ConfigError
 from fedloom.parts.uplink import SecureSum
-from fedloom.tasks.target.calibration import CCVR, ClassGaussians, class_sums, statistics
+from fedloom_apps.customise.calibration import CCVR, ClassGaussians, class_sums, statistics
 
 
 def clients(classes: int = 4, d: int = 3) -> list[tuple[np.ndarray, np.ndarray]]:

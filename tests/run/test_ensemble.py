@@ -16,7 +16,12 @@ from helpers.runs import experiment
 
 from fedloom.core.errors import ConfigError
 from fedloom.core.parts import Mixing
-from fedloom.experiment.ensemble import (
+from fedloom.experiment.experiment import Evaluation, Experiment
+from fedloom.experiment.federated import RunResult, run
+from fedloom.experiment.setup import make_plan
+from fedloom.experiment.store import StateStore
+from fedloom.parts.mixing import AFL, Confidence, SelfSupervised, Uniform
+from fedloom_apps.customise.ensemble import (
     accuracy,
     after_training,
     ensemble,
@@ -24,11 +29,6 @@ from fedloom.experiment.ensemble import (
     sample_coefficients,
     sample_wise,
 )
-from fedloom.experiment.experiment import Evaluation, Experiment
-from fedloom.experiment.federated import RunResult, run
-from fedloom.experiment.setup import make_plan
-from fedloom.experiment.store import StateStore
-from fedloom.parts.mixing import AFL, Confidence, SelfSupervised, Uniform
 
 KEPT = Evaluation(what=("global", "average"))
 

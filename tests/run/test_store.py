@@ -28,11 +28,11 @@ from fedloom.core.errors import CheckpointError, ConfigError
 from fedloom.experiment import checkpoint, federated, store
 from fedloom.experiment.callbacks import Callback
 from fedloom.experiment.federated import FederatedTask, run
-from fedloom.experiment.report.groups import group
-from fedloom.experiment.report.rundata import load
 from fedloom.experiment.store import DTYPES, LostState, StateFolder, StateStore, make_store, state_bytes
 from fedloom.experiment.trainer import Trainer
 from fedloom.methods import methods
+from fedloom_apps.report.groups import group
+from fedloom_apps.report.rundata import load
 
 INF = float("inf")
 

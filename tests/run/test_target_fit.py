@@ -16,12 +16,12 @@ from fedloom.core.layout import Layout
 from fedloom.core.rng import stream
 from fedloom.core.server_data import ServerData
 from fedloom.data.targets import Skew, UniformLabels
-from fedloom.experiment.ensemble import after_training
 from fedloom.experiment.experiment import Evaluation
 from fedloom.experiment.trained import TrainedRun
 from fedloom.parts.mixing import SelfSupervised
-from fedloom.tasks.target.fit import Fitted, TargetFit
-from fedloom.tasks.target.model import ClassModels
+from fedloom_apps.customise.ensemble import after_training
+from fedloom_apps.customise.fit import Fitted, TargetFit
+from fedloom_apps.customise.model import ClassModels
 
 K, D, H, C, M = 4, 3, 5, 3, 23
 

@@ -18,10 +18,10 @@ import fedloom as fl
 from fedloom.core.errors import ConfigError, DataError
 from fedloom.data.targets import Skew, UniformLabels
 from fedloom.experiment.trained import TrainedRun
-from fedloom.tasks.target.calibration import CCVR
-from fedloom.tasks.target.discriminant import TEMPERATURES, ClassSums, Discriminant
-from fedloom.tasks.target.label_shift import LabelShiftCheck, fitted, target_prior
-from fedloom.tasks.target.model import ABSENT, ClassModels
+from fedloom_apps.customise.calibration import CCVR
+from fedloom_apps.customise.discriminant import TEMPERATURES, ClassSums, Discriminant
+from fedloom_apps.customise.label_shift import LabelShiftCheck, fitted, target_prior
+from fedloom_apps.customise.model import ABSENT, ClassModels
 
 
 @pytest.mark.parametrize(("ones", "share"), [(45, 0.3), (30, 0.0), (20, 0.0), (80, 1.0), (95, 1.0), (55, 0.5)])

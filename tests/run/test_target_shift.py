@@ -14,7 +14,7 @@ from fedloom.experiment.experiment import Evaluation
 from fedloom.experiment.trained import TrainedRun
 from fedloom.parts.mixing import SelfSupervised
 from fedloom.parts.uplink import ClipNoise
-from fedloom.tasks.target.model import ClassModels
+from fedloom_apps.customise.model import ClassModels
 
 
 def gaussians(

@@ -14,9 +14,9 @@ from fedloom.core.errors import ConfigError
 from fedloom.core.parts import Reduce, Uplink
 from fedloom.experiment.trained import TrainedRun
 from fedloom.parts.uplink import QSGD, ClipNoise, SecureSum, TopK
-from fedloom.tasks.target.discriminant import ClassSums
-from fedloom.tasks.target.exchange import ClassStatistics, Exchange
-from fedloom.tasks.target.model import ClassModels
+from fedloom_apps.customise.discriminant import ClassSums
+from fedloom_apps.customise.exchange import ClassStatistics, Exchange
+from fedloom_apps.customise.model import ClassModels
 
 FACTS = NO_ROUND.facts._replace(seed=5)
 

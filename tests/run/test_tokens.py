@@ -17,17 +17,17 @@ import fedloom as fl
 from fedloom.core.errors import ConfigError, DataError
 from fedloom.core.federation import Federation, Unlabelled
 from fedloom.core.local import Local
-from fedloom.data import as_source, task_stream
-from fedloom.data.streams import InOrder
+from fedloom.data import as_source
 from fedloom.experiment.conventions import known_tokens
 from fedloom.experiment.experiment import Experiment
 from fedloom.experiment.federated import FederatedTask, run
 from fedloom.models import models
 from fedloom.parts.adaptation import FineTune, Neighbours, PersonalHead, Prototypes
 from fedloom.parts.objectives import CrossEntropy, PrototypeAlignment
-from fedloom.tasks.online import Live, Moml, Online, grid
-from fedloom.tasks.online import run as run_online
-from fedloom.tasks.online.task import OnlineTask
+from fedloom_apps.online import Live, Moml, Online, grid
+from fedloom_apps.online import run as run_online
+from fedloom_apps.online.streams import InOrder, task_stream
+from fedloom_apps.online.task import OnlineTask
 
 LENGTH = 5
 

@@ -18,19 +18,19 @@ pytest.importorskip("optuna")
 import optuna
 
 from fedloom.cli.main import main
-from fedloom.cli.search import remarks
-from fedloom.config.search import SEARCH, build, validating
 from fedloom.core.errors import CheckpointError, ConfigError, DataError
 from fedloom.core.slots import SLOTS
 from fedloom.data import federate
 from fedloom.experiment.callbacks import Callback
 from fedloom.experiment.rundir import RunDirectory
 from fedloom.methods import methods
-from fedloom.tasks.search import results
-from fedloom.tasks.search.settings import SearchSettings
-from fedloom.tasks.search.space import Range, Space, effective, searched, without
-from fedloom.tasks.search.task import SearchExperiment, SearchTask, search
-from fedloom.tasks.search.trial import Comparisons, Outcome, _Ended, in_best
+from fedloom_apps.search import results
+from fedloom_apps.search.command import remarks
+from fedloom_apps.search.config import SEARCH, build, validating
+from fedloom_apps.search.settings import SearchSettings
+from fedloom_apps.search.space import Range, Space, effective, searched, without
+from fedloom_apps.search.task import SearchExperiment, SearchTask, search
+from fedloom_apps.search.trial import Comparisons, Outcome, _Ended, in_best
 
 MISSING = -1.0
 WORDS = (

@@ -10,13 +10,13 @@ import pandas as pd
 import pytest
 
 from fedloom.cli.main import main
-from fedloom.cli.search import remarks, table
 from fedloom.experiment.progress import NullProgress
 from fedloom.methods import methods
-from fedloom.tasks.search import results
-from fedloom.tasks.search.settings import SearchSettings
-from fedloom.tasks.search.space import Space
-from fedloom.tasks.search.task import SearchExperiment, SearchTask
+from fedloom_apps.search import results
+from fedloom_apps.search.command import remarks, table
+from fedloom_apps.search.settings import SearchSettings
+from fedloom_apps.search.space import Space
+from fedloom_apps.search.task import SearchExperiment, SearchTask
 
 
 def record(role: str, label: str, seed: int, score: float, stage: str = "compare") -> dict:

@@ -19,7 +19,7 @@ from fedloom.core.errors import DataError
 from fedloom.core.federation import Arrays
 from fedloom.data import federate, partitions, sources
 from fedloom.data.sources.generated import Generated, parquet, png, read_generated, save_npz
-from fedloom.tasks.synthesis.share import begun, shared
+from fedloom_apps.synthesis.share import begun, shared
 
 PROVENANCE = {"method": "fedevg", "data": {"name": "digits"}, "seed": 3}
 

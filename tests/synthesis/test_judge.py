@@ -13,8 +13,8 @@ from fedloom.core.errors import ConfigError, DataError
 from fedloom.core.federation import Arrays, Federation
 from fedloom.core.rng import stream
 from fedloom.data import federate, sources
-from fedloom.tasks.synthesis.fit import ClassifierTraining, FittedClassifier, fit
-from fedloom.tasks.synthesis.judge import EvalConfig, EvalResult, SyntheticEvaluator
+from fedloom_apps.synthesis.fit import ClassifierTraining, FittedClassifier, fit
+from fedloom_apps.synthesis.judge import EvalConfig, EvalResult, SyntheticEvaluator
 
 
 @pytest.fixture(scope="module")
@@ -157,7 +157,7 @@ def test_the_real_classifier_sees_only_samples_that_clients_train_on(
         fitted.append(arrays)
         return fit(name, arrays, *settings, **more)
 
-    monkeypatch.setattr("fedloom.tasks.synthesis.judge.fit", recorded)
+    monkeypatch.setattr("fedloom_apps.synthesis.judge.fit", recorded)
     dealt = federate("digits", "iid", clients=5, seed=2, validation=0.1, held_out=0.2, unseen=0.2)
     other = federate("digits", "iid", clients=5, seed=3, validation=0.1, held_out=0.2, unseen=0.2)
     few = EvalConfig(classifier="mlp", max_steps=2)

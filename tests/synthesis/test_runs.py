@@ -22,10 +22,10 @@ from fedloom.data.sources.generated import read_generated
 from fedloom.experiment import checkpoint
 from fedloom.models import models
 from fedloom.parts.objectives import Energy
-from fedloom.tasks.synthesis.fit import fit
-from fedloom.tasks.synthesis.judge import EvalConfig
-from fedloom.tasks.synthesis.run import synthesize
-from fedloom.tasks.synthesis.take import extract_set
+from fedloom_apps.synthesis.fit import fit
+from fedloom_apps.synthesis.judge import EvalConfig
+from fedloom_apps.synthesis.run import synthesize
+from fedloom_apps.synthesis.take import extract_set
 
 
 def records(directory: Path) -> list[dict[str, Any]]:
@@ -102,7 +102,7 @@ def test_looking_changes_no_bit_of_the_run() -> None:
 def test_real_and_generated_classifiers_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = synthesize(experiment("fedcvae", rounds=1), tmp_path / "one", QUICK, cache=tmp_path / "shared")
     trained: list[int] = []
-    monkeypatch.setattr("fedloom.tasks.synthesis.judge.fit", _counted(trained))
+    monkeypatch.setattr("fedloom_apps.synthesis.judge.fit", _counted(trained))
     again = synthesize(experiment("fedcvae", rounds=1), tmp_path / "two", QUICK, cache=tmp_path / "shared")
     assert trained == [60], "only the one that learns from the set"
     assert again.evaluation == made.evaluation

@@ -15,8 +15,8 @@ from matplotlib.figure import Figure
 
 from fedloom.core.errors import ConfigError
 from fedloom.methods import methods
-from fedloom.tasks.synthesis import judge
-from fedloom.tasks.synthesis.run import synthesize
+from fedloom_apps.synthesis import judge
+from fedloom_apps.synthesis.run import synthesize
 
 
 def test_pictures_and_a_judge_without_room_are_warnings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

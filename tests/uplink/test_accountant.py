@@ -20,8 +20,8 @@ from fedloom.experiment.trained import TrainedRun
 from fedloom.methods import make
 from fedloom.models import models
 from fedloom.parts.uplink import ClipNoise
-from fedloom.tasks.target.calibration import CCVR
-from fedloom.tasks.target.model import ClassModels
+from fedloom_apps.customise.calibration import CCVR
+from fedloom_apps.customise.model import ClassModels
 
 dp = pytest.importorskip("dp_accounting", reason="the extra 'privacy' is not installed")
 

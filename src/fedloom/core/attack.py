@@ -113,7 +113,7 @@ def none() -> None:
 
 
 attacks.lazily(
-    "fedloom.attacks",
+    "fedloom_apps.audit.attacks",
     {
         "label_flip": "data.LabelFlip",
         "backdoor": "data.Backdoor",

@@ -11,8 +11,9 @@ are in ``fedloom.data.plots``, which imports matplotlib.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from fedloom.applications import at
 from fedloom.core.registry import lazily
 from fedloom.data.augment import augmentations
 from fedloom.data.federate import federate
@@ -20,16 +21,22 @@ from fedloom.data.noise import LabelNoise, noises
 from fedloom.data.partitions import Partition, partitions
 from fedloom.data.sources import Source, sources
 from fedloom.data.statistics import statistics
-from fedloom.data.streams import streams, task_stream
 from fedloom.data.targets import Target, targets
 
 if TYPE_CHECKING:
     from fedloom.data.own import as_source
     from fedloom.data.sources.arrays import from_tensors
+    from fedloom_apps.online.streams import streams, task_stream
 
 __all__ = [
     "LabelNoise", "Partition", "Source", "Target", "as_source", "augmentations", "federate", "from_tensors", "noises",
     "partitions", "sources", "statistics", "streams", "targets", "task_stream",
 ]  # fmt: skip
 
-__getattr__ = lazily(__name__, "own.as_source", "sources.arrays.from_tensors")
+_own = lazily(__name__, "own.as_source", "sources.arrays.from_tensors")
+_STREAMS = "fedloom_apps.online.streams"
+
+
+def __getattr__(name: str) -> Any:
+    """Import on first use."""
+    return at(f"{_STREAMS}:{name}") if name in ("streams", "task_stream") else _own(name)

@@ -67,4 +67,4 @@ def processes(workers: int = 0) -> EngineFactory:
     return EngineFactory(partial(Processes, workers=workers), Processes.traits)
 
 
-engines.later("ray", lambda: at("fedloom.engines.ray:ray"), "fedloom.engines.ray.ray")
+engines.later("ray", lambda: at("fedloom_apps.ray.engine:ray"), "fedloom_apps.ray.engine.ray")

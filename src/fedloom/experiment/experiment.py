@@ -322,7 +322,7 @@ class Experiment:
         compute_settings: settings of the compute.
         seed: seed of everything that is random.
         drop_rate: probability that a cohort member drops out of a round (simulated failures).
-        attack: what hostile clients do, for studies (see ``fedloom.attacks``); None if there are none.
+        attack: what hostile clients do, for studies (see ``fl.attacks``); None if there are none.
         dtype: ``float32`` or ``float64``.
         device: ``auto`` (a GPU if there is one), ``cpu`` or ``cuda``.
         client_state: where client states are kept between rounds, without effect on results: ``memory``, ``disk`` (in
@@ -444,7 +444,7 @@ class Experiment:
             raise ConfigError(f"the federation is {in_words(self.federation)}; make one with fl.data.federate(...).")
         if self.attack is not None and not isinstance(self.attack, Attack):
             raise ConfigError(
-                f"the attack is {in_words(self.attack)}; give one of fedloom.attacks, like SignFlip(fraction=0.2)."
+                f"the attack is {in_words(self.attack)}; give one of fl.attacks, like SignFlip(fraction=0.2)."
             )
         if isinstance(self.model, nn.Module):
             raise ConfigError(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import unicodedata
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from typing import Any
 
@@ -12,7 +13,6 @@ import numpy as np
 from fedloom.core.errors import DataError, in_one_line
 from fedloom.data.own.columns import present
 from fedloom.data.own.tables import complete, is_frame
-from fedloom.data.sources.mqp import words as words_of
 
 PAD = 0
 BYTES = 257  # and padding
@@ -45,6 +45,30 @@ def tokens(
         limit: dict[str, Any] = {} if length is None else {"truncation": True, "max_length": length}
         found = _of_transformers(tokenizer)(list(texts), **limit)["input_ids"]
     return [list(row[:length]) for row in found]
+
+
+def words_of(text: str) -> Iterator[str]:
+    """BERT's basic tokenisation: lower-case words without accents; punctuation and Chinese characters are words.
+
+    >>> list(words_of("Café-au-lait, 2 mg?"))
+    ['cafe', '-', 'au', '-', 'lait', ',', '2', 'mg', '?']
+    """
+    word = ""
+    for letter in unicodedata.normalize("NFD", text.lower()):
+        kind = unicodedata.category(letter)
+        if kind == "Mn" or (kind[0] == "C" and letter not in "\t\n\r"):
+            continue
+        alone = kind[0] == "P" or letter in "$+<=>^`|~" or "\u4e00" <= letter <= "\u9fff"
+        if alone or letter.isspace():
+            if word:
+                yield word
+            word = ""
+            if alone:
+                yield letter
+        else:
+            word += letter
+    if word:
+        yield word
 
 
 def vocabulary(tokenizer: str, words: int) -> int:

@@ -14,6 +14,11 @@ sources.lazily(
     __name__,
     {
         "digits": "digits.digits",
+    },
+)
+sources.lazily(
+    "fedloom_apps.readers",
+    {
         "mnist": "mnist.mnist",
         "fashion_mnist": "mnist.fashion_mnist",
         "emnist": "mnist.emnist",
@@ -35,6 +40,11 @@ sources.lazily(
         "isic2019": "medical.isic2019",
         "dermamnist": "medical.dermamnist",
         "organcmnist": "medical.organcmnist",
+    },
+)
+sources.lazily(
+    __name__,
+    {
         "synthetic": "synthetic.synthetic",
         "intervals": "synthetic.intervals",
         "six_gaussians": "synthetic.six_gaussians",

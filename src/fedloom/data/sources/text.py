@@ -11,7 +11,6 @@ import numpy as np
 
 from fedloom.core.errors import ConfigError, DataError
 from fedloom.data.sources.base import Source, sources
-from fedloom.data.sources.reddit import windows
 from fedloom.data.sources.table import in_order, read_frame
 
 
@@ -79,3 +78,16 @@ def text(
     how = {"column": text, "tokenizer": tokenizer, "words": words, "length": length}
     settings = {"path": str(path), "label": label, "client": client, "time": time, "vocabulary": size, "texts": how}
     return replace(one, settings={**one.settings, **settings})
+
+
+def windows(text: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
+    """A text's tokens cut into sequences, and the next token at each position, [N, length] each.
+
+    A remainder is dropped.
+
+    >>> x, y = windows(np.arange(1, 7), 2)
+    >>> x.tolist(), y.tolist()
+    ([[1, 2], [3, 4]], [[2, 3], [4, 5]])
+    """
+    end = max(len(text) - 1, 0) // length * length
+    return text[:end].reshape(-1, length), text[1 : end + 1].reshape(-1, length)

@@ -1,1 +1,0 @@
-"""Models for another party's unlabelled data, from a finished run."""

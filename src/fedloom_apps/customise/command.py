@@ -1,0 +1,173 @@
+"""``fedloom target``: a model for another party's unlabelled inputs, or for all classes alike, from a finished run."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedloom.cli.predict import read, run_and_files, trained, with_targets
+from fedloom.core.errors import ConfigError
+from fedloom.experiment.console import plural, relpath
+from fedloom.experiment.deployed import DeployedModel
+from fedloom.experiment.export import refuse_other
+from fedloom.experiment.trained import TrainedRun
+from fedloom_apps.customise.calibration import CCVR
+from fedloom_apps.customise.config import TARGET_SETTINGS, build
+from fedloom_apps.customise.model import ABSENT, ClassModels, TargetModel
+
+LEAST = 0.0005  # smallest share that is shown
+FEW = 20
+"""Number of inputs below which intervals over draws of the inputs are too narrow."""
+MISPLACED = 0.5
+"""Weights whose clients know less of a target than this fraction of what clients of equal weight know are a warning."""
+
+
+def command(arguments: argparse.Namespace) -> int:
+    """For each file of inputs: write the model, print class shares, clients and the check."""
+    path, others = run_and_files(arguments.words, "target", ("data", "method"), TARGET_SETTINGS)
+    files = [Path(word.removeprefix("data=")) for word in others if word.startswith("data=") and word != "data="]
+    words = [word for word in others if word.split("=")[0].split(".")[0] == "method"]
+    method = build(words)
+    if isinstance(method, CCVR):
+        if files or len(words) < len(others):
+            raise ConfigError("ccvr makes one model for all classes alike and takes no inputs; leave data=… out.")
+        return calibrated(method, path, arguments.out, arguments.json)
+    if not files or len(files) + len(words) < len(others):
+        raise ConfigError("fedloom target needs files of inputs, like: fedloom target run=runs/… data=x.npz")
+    if arguments.out is not None and len(files) > 1:
+        raise ConfigError("--out names one file, but there are several targets; leave it out.")
+    if arguments.out is not None and not method.makes_model:
+        raise ConfigError("method=target_prior makes no model, so there is nothing for --out; leave it out.")
+    outs = [Path(arguments.out or f"{path.resolve().name}-{file.stem}.safetensors") for file in files]
+    for out in outs if method.makes_model else ():
+        refuse_other(out, "safetensors")
+        if out.exists() or outs.count(out) > 1:
+            raise ConfigError(f"{out} exists already or would be written twice; choose another file with --out.")
+    run, told = _with_data(path), []
+    inputs = [read(file, run.server.texts) for file in files]
+    known, classes = ClassModels(run), run.federation.train.arrays.names
+    for file, arrays, out in zip(files, (with_targets(one, run.server) for one in inputs), outs, strict=True):
+        found = method(known, arrays["x"])
+        facts = plain(found)  # before anything is written
+        written = found.model.export(out) if method.makes_model else None
+        models = named(run.server, found.model) if written else {"server's model": run.server}
+        measured = {name: measure(model, arrays["x"], arrays["y"]) for name, model in models.items() if "y" in arrays}
+        told.append({"data": str(file), "inputs": len(arrays["x"]), "model": written and str(written)})
+        told[-1] |= {"classes": list(classes)} if classes else {}
+        told[-1] |= facts | {"measured": measured, "privacy": known.privacy and asdict(known.privacy)}
+        if arguments.json:
+            continue
+        print(f"target: {relpath(file)}, {plural(len(arrays['x']), 'input')}")
+        print(described(found, len(arrays["x"]), run.federation.names, classes))
+        if known.privacy is not None:
+            print(f"privacy: {known.privacy}")
+        if written is not None:
+            print(f"model: {relpath(written)}")
+        compared(measured)
+    if arguments.json:
+        print(json.dumps(told, indent=1))
+    return 0
+
+
+def _with_data(path: Path) -> TrainedRun:
+    """The models of a federated run whose data can be read again.
+
+    Raises:
+        ConfigError: if it is a deployment, and as ``trained``.
+    """
+    run = trained(path)
+    if run.apart:
+        raise ConfigError(
+            "fedloom target needs sums over the clients' data, but a deployment's data stay with the nodes; what works "
+            "is fedloom predict and fedloom export, with the server's model."
+        )
+    return run
+
+
+def plain(found: TargetModel) -> dict[str, Any]:
+    """Class shares, clients and the check as plain data."""
+
+    def numbers(given: np.ndarray | None) -> list[float] | None:
+        return None if given is None or not np.isfinite(given).all() else given.tolist()
+
+    prior = {k: numbers(v) if isinstance(v, np.ndarray) else v for k, v in vars(found.prior).items()}
+    check = asdict(found.check) | {"holds": found.check.holds}
+    return {**prior, "known": numbers(found.known), "p": numbers(found.p), "check": check}
+
+
+def calibrated(method: CCVR, path: Path, given: str | None, as_json: bool) -> int:
+    """Write the run's model with the head of CCVR, and measure both on the common test set, if there is one."""
+    out = Path(given or f"{path.resolve().name}-ccvr.safetensors")
+    refuse_other(out, "safetensors")
+    if out.exists():
+        raise ConfigError(f"{out} exists already; choose another file with --out.")
+    run = _with_data(path)
+    model, test, privacy = method(run), run.federation.test, method.privacy(run)
+    written, models = model.export(out), named(run.server, model) if len(test) else {}
+    measured = {name: measure(one, test.x, test.y) for name, one in models.items()}
+    if as_json:
+        told = {"model": str(written), "measured": measured, "privacy": privacy and asdict(privacy)}
+        print(json.dumps([told], indent=1))
+        return 0
+    if privacy is not None:
+        print(f"privacy: {privacy}")
+    print(f"model: {relpath(written)}")
+    compared(measured)
+    return 0
+
+
+def named(server: DeployedModel, model: DeployedModel) -> dict[str, DeployedModel]:
+    """The names of two models in a comparison."""
+    return {"server's model": server, "this model": model}
+
+
+def measure(model: DeployedModel, x: Any, y: Any) -> dict[str, float | None]:
+    """The metrics of a model on labelled inputs; None for the infinite loss on a class that it gives share 0.
+
+    The logit of such a class is finite, -1e30, so that the mean loss is about 1e30 divided by the number of inputs.
+    """
+    return {name: value if value < -1e-10 * ABSENT else None for name, value in model.evaluate(x, y).items()}
+
+
+def compared(measured: Mapping[str, Mapping[str, float | None]]) -> None:
+    """Print the metrics of models on labelled inputs, on standard error."""
+    never = "infinite, as some inputs are of a class with an estimated share of 0"
+    for name, numbers in measured.items():
+        told = (f"{key} {never if value is None else f'{value:.4g}'}" for key, value in numbers.items())
+        print(f"{name}: {', '.join(told)}", file=sys.stderr)
+
+
+def described(found: TargetModel, inputs: int, names: Sequence[str] = (), classes: Sequence[str] = ()) -> str:
+    """Class shares with intervals, the clients from which the target is known, and the check, as text."""
+    prior = found.prior
+    known = np.isfinite(prior.high).all()
+    ends = zip(prior.low, prior.high, strict=True)
+    interval = [f" ({100 * low:.1f} to {100 * high:.1f})" if known else "" for low, high in ends]
+    order = np.argsort(-prior.shares, kind="stable")
+    seen = [c for c in order if prior.shares[c] >= LEAST]
+    shown = [f"  {classes[c] if classes else c}: {100 * prior.shares[c]:.1f} %{interval[c]}" for c in seen]
+    if len(seen) < len(order):
+        most = f", up to {100 * prior.high[order[len(seen) :]].max():.1f} %" if known else ""
+        shown.append(f"  each other class: 0.0 %{most}")
+
+    def clients(shares: np.ndarray) -> str:
+        largest = [k for k in np.argsort(-shares, kind="stable")[:10] if shares[k] >= 0.005]
+        return ", ".join(f"{names[k] if names else f'client {k}'}: {100 * shares[k]:.0f} %" for k in largest)
+
+    few = f", too narrow with only {plural(inputs, 'input')}" if inputs < FEW else ""
+    told = f"{100 * prior.coverage:g} % intervals over draws of the inputs{few}" if known else "without intervals"
+    lines = [f"class shares ({told}):", *shown]
+    if np.isfinite(found.known).all():
+        lines.append(f"the training samples of these classes come from {clients(found.known)}")
+    if found.p is not None:
+        lines.append(f"weights of the clients' models: {clients(found.p)}")
+        if found.p @ found.known < MISPLACED * found.known[found.p > 0].mean():  # not if NaN
+            lines.append("WARNING: these weights favour clients that know little of these classes.")
+    return "\n".join([*lines, f"check of label shift: {found.check}"])

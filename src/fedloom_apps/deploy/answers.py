@@ -1,0 +1,189 @@
+"""Validation of nodes' answers before they are used."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+
+from fedloom.compute.live import Live
+from fedloom.core.client import Broadcast, Failure, FailureKind, Result
+from fedloom.core.errors import ConfigError
+from fedloom.core.plan import ClientPlan
+from fedloom.core.server import Server, first_state
+from fedloom.core.tree import finite
+from fedloom.metrics.registry import lookup
+from fedloom.parts.objectives import BinaryCrossEntropy, CrossEntropy, Proximal, SquaredError
+from fedloom_apps.deploy.assignment import Bench
+from fedloom_apps.deploy.messages import LARGEST_LOSS, is_count, is_number, moderate, tree
+from fedloom_apps.deploy.wire import Packet, WireError
+
+Shapes = Mapping[tuple[str, str], tuple[tuple[int, ...], torch.dtype]]
+"""The shape and type of every upload, by place and name."""
+SLICES = (torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8, torch.bool)
+"""The types of uploads where shapes are not known."""
+NEVER_NEGATIVE = (CrossEntropy, BinaryCrossEntropy, SquaredError, Proximal)
+"""Terms whose sums are losses of at least 0."""
+FARTHEST = 1e4  # norm of an update or upload in medians of the cohort's
+OTHERS = {"lambda": (0.0, 1.0), "cluster": (0.0, 1e6)}  # columns beside metrics
+SLACK = 1e-6  # for rounding
+
+
+def upload_shapes(made: Bench) -> Shapes | None:
+    """Shapes and types of all uploads beside the update, determined by one local step on the bench's samples.
+
+    None if that step fails, as it may on samples that are all equal.
+    """
+    if made.plan.has_levels:  # then parts upload nothing
+        return {}
+    plan = replace(made.plan, local=replace(made.plan.local, steps=1), noise_seed=0)
+    server = Server.initial(plan, plan.theta0, plan.buffers0)
+    (result,) = Live(plan).work(server.broadcast(plan), [made.client], [first_state(plan, server.theta)])
+    if result.failure is not None:
+        return None
+    return {(p, name): (tuple(t.shape), t.dtype) for p, one in result.uploads.items() for name, t in one.items()}
+
+
+def least_loss(plan: ClientPlan) -> float:
+    """The least loss that a client can have: 0 where the objective is never negative, or the mixing requires that."""
+    never = all(isinstance(term, NEVER_NEGATIVE) for term in plan.method.objective)
+    return 0.0 if never or plan.method.mixing.weighs_losses else -LARGEST_LOSS
+
+
+def same_scale(results: list[Result], down: Broadcast) -> list[Result]:
+    """The results without those with an update, buffers or an upload whose norm is beyond ``FARTHEST`` medians.
+
+    Two clients have no majority: of fewer than three all are kept. A median of 0 says nothing.
+    """
+    kept = [row for row, result in enumerate(results) if result.failure is None]
+    if len(kept) < 3:
+        return results
+    for slot in _slots(results[kept[0]], down):
+        sizes = [float(torch.linalg.vector_norm(_slots(results[row], down)[slot].double())) for row in kept]
+        middle = sorted(sizes)[len(sizes) // 2]
+        for row, size in zip(kept, sizes, strict=True):
+            if middle and size > FARTHEST * middle and results[row].failure is None:
+                client, name = results[row].client, slot or "update"
+                reason = f"the norm of its {name} is {size:.3g}, where the cohort's median is {middle:.3g}"
+                results[row] = Result(client, failure=Failure(down.round, client, FailureKind.REFUSED, reason))
+        kept = [row for row in kept if results[row].failure is None]
+    return results
+
+
+def _slots(result: Result, down: Broadcast) -> dict[str, torch.Tensor]:
+    """Everything in a result that has a norm; buffers are measured from the received ones."""
+    uploads = {f"{place}/{name}": t for place, one in result.uploads.items() for name, t in one.items()}
+    real = {name: t for name, t in uploads.items() if t.is_floating_point()}
+    moved = {"buffers": result.buffers - down.buffers} if len(result.buffers) else {}
+    return {"": result.update, **moved, **real}
+
+
+def same_shapes(results: list[Result], round: int) -> list[Result]:
+    """The results without those whose uploads differ in shape from most others."""
+    shapes = [
+        str(
+            sorted(
+                (place, name, tuple(t.shape), t.dtype) for place, one in r.uploads.items() for name, t in one.items()
+            )
+        )
+        for r in results
+    ]
+    usual = Counter(s for s, r in zip(shapes, results, strict=True) if r.failure is None).most_common(1)
+    for row, (shape, result) in enumerate(zip(shapes, results, strict=True)):
+        if result.failure is None and shape != usual[0][0]:
+            reason = "its uploads have other shapes than those of the other clients"
+            results[row] = Result(result.client, failure=Failure(round, result.client, FailureKind.REFUSED, reason))
+    return results
+
+
+def read_result(client: int, answer: Packet, down: Broadcast, plan: ClientPlan, shapes: Shapes | None = None) -> Result:
+    """The update and uploads in an answer.
+
+    Raises:
+        WireError: if they are not what the method's parts upload.
+    """
+    update, buffers, uploads = answer.tensors.get("update"), answer.tensors.get("buffers"), tree(answer, "uploads")
+    wanted = {(place, name) for place, part in plan.method.uploading for name in part.uploads if name != "update"}
+    if {(place, name) for place, one in uploads.items() for name in one} != wanted:
+        raise WireError("its answer holds other slices than the parts of the method upload")
+    for name, found, like in (("update", update, down.theta), ("buffers", buffers, down.buffers)):
+        if found is None or found.shape != like.shape or found.dtype != like.dtype:
+            raise WireError(f"the {name} in its answer has another shape or type than the model")
+    assert update is not None
+    assert buffers is not None
+    for place, one in uploads.items():
+        for name, found in one.items():
+            shape, kind = (found.shape, SLICES) if shapes is None else (shapes[place, name][0], shapes[place, name][1:])
+            if tuple(found.shape) != tuple(shape) or found.dtype not in kind:
+                raise WireError(f"the slice {place}/{name} in its answer has another shape or type than clients upload")
+    if not finite({"": update, "buffers": buffers}, *uploads.values()):
+        raise WireError("its answer is not finite")
+    every = [update, buffers, *(t for one in uploads.values() for t in one.values())]
+    if not all(map(moderate, every)):
+        raise WireError("its answer has values that no model has")
+    if not plan.method.uplink:  # whose encodings may round below 0
+        _check_variances(buffers, plan)
+    loss, sent = answer.facts.get("loss"), answer.facts.get("sent")
+    if not plan.is_private and not is_number(loss, least_loss(plan) - SLACK):
+        raise WireError("the training loss in its answer is out of its range")
+    most = 16 * sum(t.numel() * t.element_size() for t in every)  # whatever an encoding adds
+    counted = isinstance(sent, list) and len(sent) == 2 and all(is_count(n) and n <= most for n in sent)
+    return Result(
+        client, update, buffers, uploads, loss=float(loss) if is_number(loss) else float("nan"),
+        sent=(sent[0], sent[1]) if counted and sent is not None else None,
+    )  # fmt: skip
+
+
+def _check_variances(buffers: torch.Tensor, plan: ClientPlan) -> None:
+    at = 0
+    for leaf in plan.layout.buffers:  # the shared ones first, of which an answer consists
+        if leaf.name.endswith("running_var") and bool((buffers[at : at + leaf.size] < 0).any()):
+            raise WireError(f"the variance {leaf.name} in its answer is negative")
+        at += leaf.size
+
+
+def measured(answer: Packet, plan: ClientPlan, tests: int | None = None) -> dict[str, float] | str | None:
+    """The number of test samples ``n`` and the metrics in a node's answer; None without samples, or what is wrong.
+
+    Args:
+        answer: the answer.
+        plan: the plan, whose objective bounds the loss.
+        tests: the number of test samples that the node declared when it joined; None if unknown.
+    """
+    n, values = answer.facts.get("n"), answer.facts.get("values")
+    if not isinstance(values, dict) or not is_count(n):
+        return "its answer holds no metrics"
+    if tests is not None and n != tests:
+        return f"it measures on {n} test samples, but declared {tests}"
+    if n == 0:
+        return None
+    if "loss" not in values:
+        return "its answer holds no loss"
+    for name, value in values.items():
+        try:
+            low, high = _range(name, plan)
+        except ConfigError:
+            return "its answer holds a metric that nobody asked for"
+        undefined = name != "loss" and isinstance(value, float) and value != value  # on these samples
+        if not (undefined or is_number(value, max(low, -LARGEST_LOSS) - SLACK, min(high, LARGEST_LOSS) + SLACK)):
+            return f"its {name} is out of its range, {low:g} to {high:g}"
+    return {"n": n, **values}
+
+
+def _range(name: str, plan: ClientPlan) -> tuple[float, float]:
+    """The range of a column of evaluations.
+
+    Raises:
+        ConfigError: if there is no such metric.
+    """
+    if name == "loss":
+        return least_loss(plan), LARGEST_LOSS
+    return OTHERS.get(name) or lookup(name).range
+
+
+def worked(answer: Packet | Failure, most: float) -> float:
+    """The time that a node reports to have worked, of which ``most`` have passed."""
+    told = None if isinstance(answer, Failure) else answer.facts.get("seconds")
+    return told if is_number(told, 0.0, most) else 0.0

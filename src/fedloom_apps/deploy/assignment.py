@@ -1,0 +1,218 @@
+"""A node's assignment in a run: settings by name, never code, and the numbers of the population."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedloom.config.build import model_factory
+from fedloom.config.federated import CONDITIONS, METHOD
+from fedloom.config.sections import arguments
+from fedloom.core.errors import ConfigError
+from fedloom.core.federation import Arrays, Federation, Index, Population, Split
+from fedloom.core.method import Method
+from fedloom.core.plan import ClientPlan
+from fedloom.core.settings import from_plain, signature, to_plain, validate
+from fedloom.experiment.experiment import Experiment
+from fedloom.experiment.setup import make_plan, placed
+from fedloom.models import models
+from fedloom.parts.uplink import ClipNoise
+from fedloom_apps.deploy.data import DataSpec, NodeData
+from fedloom_apps.deploy.messages import Code, Refusal
+from fedloom_apps.deploy.settings import DEPLOY
+
+SENT = ("method", "model", "local", "augment", "evaluation", "compute", "seed", "rounds", "dtype")
+"""The keys of the configuration that are sent to nodes."""
+WORDS = {
+    "norm": ("none", "group", "batch"),
+    "padding": ("valid", "same"),
+    "activation": ("relu", "swish"),
+    "positions": ("last", "every"),
+}
+"""The settings of a model that are words, with those that a server may choose."""
+LARGEST = 1 << 20  # of a number among a model's settings
+DOWNLOADING = ("distilbert",)  # its configuration is on the hub, even without parameters
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """A node's part in a run.
+
+    Args:
+        run: the run's identifier.
+        settings: the keys ``SENT`` of the configuration.
+        data: requirements on the node's samples, the settings of a ``DataSpec``.
+        client: the node's client number.
+        clients: K; 0 while nodes are still joining.
+        mean_size: mean number of training samples per client.
+        cohort: the usual |S_t|.
+        expected_cohort: E|S_t| for Bernoulli sampling; None for cohorts of fixed size.
+        noise: the noise multiplier of private uplinks, where it was computed from a privacy budget.
+        model: digest of the model's architecture at the server; empty if unknown.
+    """
+
+    run: str
+    settings: Mapping[str, Any]
+    data: Mapping[str, Any]
+    client: int = 0
+    clients: int = 0
+    mean_size: float = 0.0
+    cohort: int = 1
+    expected_cohort: float | None = None
+    noise: float | None = None
+    model: str = ""
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The assignment as plain data."""
+        return asdict(self)
+
+    @classmethod
+    def read(cls, facts: Mapping[str, Any]) -> Assignment:
+        """The assignment in a message.
+
+        Raises:
+            ConfigError: for a missing or unknown setting, or a value of the wrong type.
+        """
+        if not isinstance(facts, Mapping):
+            raise ConfigError("a message holds no assignment.")
+        parameters = signature(cls)
+        return cls(**from_plain(parameters, validate("an assignment", "", parameters, facts)))
+
+    @property
+    def spec(self) -> DataSpec:
+        """The requirements on the node's samples."""
+        parameters = signature(DataSpec)
+        return DataSpec(**from_plain(parameters, validate("a data specification", "data.", parameters, self.data)))
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """The complete configuration, validated.
+
+        Raises:
+            ConfigError: for anything unknown, of the wrong type, or that would make the node download or load files.
+        """
+        if strange := self.settings.keys() - set(SENT):
+            raise ConfigError(f"an assignment sets {sorted(strange)[0]!r}, which is not for the server to set.")
+        values = DEPLOY.complete(self.settings)
+        closed(values["model"])
+        return values
+
+    def method(self) -> Method:
+        """The method, with the noise that a privacy budget requires."""
+        made = METHOD.instantiate(self.values["method"])
+        if self.noise is None:
+            return made
+        uplink = (replace(u, noise=self.noise) if isinstance(u, ClipNoise) else u for u in made.uplink)
+        return replace(made, uplink=tuple(uplink))
+
+
+def closed(model: Mapping[str, Any]) -> None:
+    """Refuse a model that a node cannot make from numbers and words of closed lists alone.
+
+    What may name a file, a network of the hub or a library's own settings keeps its default.
+
+    Raises:
+        ConfigError: for such a setting, a number outside ±``LARGEST``, or a model that needs a download.
+
+    >>> closed({"name": "mlp", "hidden": [16], "norm": "none"})
+    >>> closed({"name": "timm", "weights": "/etc/passwd"})
+    Traceback (most recent call last):
+    ...
+    fedloom.core.errors.ConfigError: model.weights is not for a server to set.
+    """
+    name, own = model["name"], models[model["name"]].parameters
+    if name in DOWNLOADING:
+        raise ConfigError(f"model {name!r} makes nodes download a configuration; choose one that is made from sizes.")
+    for key, value in model.items():
+        if key == "name" or key not in own or (value == to_plain(own[key].default) and key != "pretrained"):
+            continue
+        listed = value if isinstance(value, list | tuple) else [value]
+        if key == "pretrained" and value is not False:
+            raise ConfigError("model.pretrained=true makes nodes download weights; set it to false.")
+        if not all(_harmless(key, one) for one in listed):
+            raise ConfigError(f"model.{key} is not for a server to set.")
+
+
+def _harmless(key: str, value: Any) -> bool:
+    if isinstance(value, str):
+        return value in WORDS.get(key, ())
+    return isinstance(value, bool) or (isinstance(value, int | float) and abs(value) <= LARGEST)
+
+
+def settings_of(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of a configuration that is sent to nodes."""
+    return {key: to_plain(values[key]) for key in SENT}
+
+
+@dataclass
+class Bench:
+    """Everything that a node needs for the work of an assignment.
+
+    Attributes:
+        experiment: the experiment, with the node as its only client.
+        plan: the client plan, with the node's samples under its client number.
+        federation: likewise, for evaluation.
+    """
+
+    experiment: Experiment
+    plan: ClientPlan
+    federation: Federation
+    client: int
+    computes: dict[int, Any] = field(default_factory=dict)
+
+
+def bench(assignment: Assignment, data: NodeData, most: float = float("inf")) -> Bench:
+    """Set up the work of an assignment, whose model takes at most so many bytes.
+
+    Raises:
+        ConfigError: if the settings are invalid here, or give a different model from the server's.
+    """
+    values, client = assignment.values, assignment.client
+    clients = max(assignment.clients, client + 1)
+    alone = _federation(data, 0, 1)
+    conditions = arguments(Experiment, CONDITIONS, values) | {
+        "participation": 1.0, "cohort": None, "sampling": "fixed", "engine": "serial", "engine_settings": {},
+        "device": "cpu", "teacher": None, "client_state": "memory",
+    }  # fmt: skip
+    method = assignment.method()
+    model = model_factory(values["model"], data.train, method.targets)
+    with torch.device("meta"):
+        numbers = sum(t.numel() for t in model().state_dict().values())
+    if numbers * getattr(torch, values["dtype"]).itemsize > most:
+        raise Refusal(Code.QUOTA, f"the model has {numbers:,} numbers, more than a message of {most:,} bytes holds.")
+    experiment = Experiment(method=method, federation=alone, model=model, config=values, **conditions)
+    federation = placed(_federation(data, client, clients), getattr(torch, experiment.dtype), "cpu")
+    plan = make_plan(experiment, federation, "cpu")
+    if assignment.model and assignment.model != model_digest(plan):
+        raise Refusal(
+            Code.VERSION,
+            "the model has other parameters here than at the server; install the same versions of fedloom and torch "
+            "as there.",
+        )
+    whole = Population(clients, np.zeros(0, np.int64), assignment.mean_size or float(len(data.train)))
+    plan = replace(plan, whole=whole, cohort=assignment.cohort, expected_cohort=assignment.expected_cohort)
+    return Bench(experiment, plan, federation, client)
+
+
+def model_digest(plan: ClientPlan) -> str:
+    """Digest of the model's architecture: names, shapes and order of its parameters and buffers."""
+    return hashlib.blake2b(repr(plan.layout).encode(), digest_size=16).hexdigest()
+
+
+def _federation(data: NodeData, client: int, clients: int) -> Federation:
+    """A federation in which one client holds all samples."""
+    train, validation, test = (_only(arrays, client, clients) for arrays in (data.train, data.validation, data.test))
+    return Federation(train, validation, test, data.test)
+
+
+def _only(arrays: Arrays, client: int, clients: int) -> Split:
+    """A split in which one client holds all rows."""
+    offsets = np.zeros(clients + 1, np.int64)
+    offsets[client + 1 :] = len(arrays)
+    return Split(arrays, Index(np.arange(len(arrays)), offsets))

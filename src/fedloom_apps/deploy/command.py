@@ -1,0 +1,282 @@
+"""``fedloom deploy``: the server and the nodes of a deployment, their certificates and its status."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import signal
+import sys
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from fedloom.applications import applications
+from fedloom.cli.command import Command, Stopped
+from fedloom.cli.jobs import Job, RunPlan
+from fedloom.config.build import Shared
+from fedloom.config.federated import build_federation, build_method
+from fedloom.config.schema import CommandSchema, Config
+from fedloom.core.errors import CheckpointError, ConfigError, nearest
+from fedloom.experiment.console import make_console, print_raw, relpath, results
+from fedloom.experiment.rundir import RunDirectory
+from fedloom_apps.deploy.budget import Budget
+from fedloom_apps.deploy.settings import DEPLOY, LOCAL
+
+HOST = re.compile(r"[\w.-]+|\[[\da-fA-F:.]+\]", re.ASCII)  # a name, or an address
+
+
+def command(arguments: argparse.Namespace) -> int:
+    """Run a subcommand."""
+    if not arguments.words:
+        print(applications()["deploy"].help, end="")
+        return 0
+    name, *arguments.words = arguments.words
+    known: dict[str, Callable[[argparse.Namespace], int]] = {
+        "server": serve, "node": node, "local": local, "certificates": certificates, "status": status,
+        "agree": agree, "why": why,
+    }  # fmt: skip
+    if name not in known:
+        raise ConfigError(f"unknown command 'deploy {name}'; {nearest(name, known)}")
+    return known[name](arguments)
+
+
+def serve(arguments: argparse.Namespace) -> int:
+    """Run a recipe with the nodes that join."""
+    return _training(DEPLOY, partial(_train, insecure=arguments.insecure), _recipe)(arguments)
+
+
+def local(arguments: argparse.Namespace) -> int:
+    """Run a recipe with all its clients as nodes on this machine."""
+    count = _number(arguments.nodes, "--nodes") if arguments.nodes else None
+    if count is not None:
+        arguments.words += [f"clients={count}", f"deploy.nodes={count}"]
+    return _training(LOCAL, partial(_train_locally, insecure=arguments.insecure), _recipe_with_data)(arguments)
+
+
+def _recipe(config: Config, shared: Shared) -> object:
+    from fedloom_apps.deploy.recipe import Recipe
+
+    return Recipe.of(config)
+
+
+def _recipe_with_data(config: Config, shared: Shared) -> object:
+    """The recipe of a deployment on this machine, which is checked for the nodes that it will have."""
+    from fedloom_apps.deploy.deal import sizes_of
+    from fedloom_apps.deploy.recipe import Recipe
+
+    recipe = Recipe.of(config)
+    recipe.check(sizes_of(build_federation(config, shared)))
+    return recipe
+
+
+def _training(
+    schema: CommandSchema, train: Callable[..., None], build: Callable[[Config, Shared], object]
+) -> Callable[[argparse.Namespace], int]:
+    def run(arguments: argparse.Namespace) -> int:
+        arguments.multirun = False
+        say = (lambda sentence: None) if arguments.quiet else partial(print, file=sys.stderr, flush=True)
+        return Command(schema, lambda config: build_method(config).name, build, partial(train, say=say), results)(
+            arguments
+        )
+
+    return run
+
+
+def _train(recipe: Any, job: Job, batch: RunPlan, *, say: Callable[[str], None], insecure: bool, **given: Any) -> None:
+    from fedloom_apps.deploy.flower.host import hosting
+    from fedloom_apps.deploy.server import run
+
+    with hosting(recipe.deployment, beside(job.directory), insecure) as (transport, count):
+        say(f"listening at {recipe.deployment.host}:{recipe.deployment.port}")
+        run(recipe, transport, count, job.directory, tell=say, **given)
+
+
+def _train_locally(
+    recipe: Any, job: Job, batch: RunPlan, *, say: Callable[[str], None], insecure: bool, **given: Any
+) -> None:
+    from dataclasses import replace
+
+    from fedloom_apps.deploy import certificates as authority
+    from fedloom_apps.deploy.deal import deal
+    from fedloom_apps.deploy.flower import require
+    from fedloom_apps.deploy.flower.host import any_port, end, hosting, start_node
+    from fedloom_apps.deploy.server import run
+
+    require()
+    home = beside(job.directory)
+    data = deal(recipe.config, home / "data")
+    names = [path.stem for path in data]
+    authority.make(home / "certificates", ["127.0.0.1", "localhost"], names)
+    deployment = replace(
+        recipe.deployment, nodes=len(data), host="127.0.0.1", port=any_port(), certificates=home / "certificates"
+    )
+    recipe, address = replace(recipe, deployment=deployment), f"127.0.0.1:{deployment.port}"
+    keys = None if insecure else deployment.certificates
+    with hosting(deployment, home, insecure) as (transport, count):
+        nodes = [start_node(path.stem, path, home / "nodes", address, keys) for path in data]
+        try:
+            say(f"started {count} nodes; their logs are in {relpath(home / 'nodes')}")
+            run(recipe, transport, count, job.directory, tell=say, **given)
+        finally:
+            end(nodes)
+
+
+def beside(directory: Path) -> Path:
+    """The folder of a run's deployment, beside its run directory."""
+    return directory.with_name(f"{directory.name}-deployment")
+
+
+def node(arguments: argparse.Namespace) -> int:
+    """Hold one client's data and answer a server until this process is ended."""
+    from fedloom.experiment.runtime import reproducible
+    from fedloom_apps.deploy.data import look
+    from fedloom_apps.deploy.flower import require
+    from fedloom_apps.deploy.node import Node
+    from fedloom_apps.deploy.quota import Quota
+
+    for option in ("data", "state", "server"):
+        if not getattr(arguments, option):
+            raise ConfigError(f"fedloom deploy node needs --{option}; see fedloom deploy --help.")
+    if arguments.words:
+        raise ConfigError(f"fedloom deploy node takes no {arguments.words[0]!r}; its settings are the server's.")
+    host, _, port = arguments.server.rpartition(":")
+    if not HOST.fullmatch(host) or not port.isdecimal() or not 1 <= int(port) <= 65535:
+        raise ConfigError(f"--server is {arguments.server!r}, but it must be host:port, like fed.example.org:9440.")
+    look(arguments.data)
+    require()
+    from fedloom_apps.deploy.certificates import read_authority
+    from fedloom_apps.deploy.flower.supernode import own_key, read_private_key, serve
+
+    if parent := os.environ.get("FEDLOOM_PARENT"):
+        from fedloom.engines.worker import _die_with_parent
+
+        _die_with_parent(int(parent))
+    if not arguments.insecure and not (arguments.ca and arguments.key):
+        raise ConfigError(
+            "fedloom deploy node needs --ca FILE, the certificate of the server's authority, and --key FILE, its own "
+            "private key; without encryption, type --insecure."
+        )
+    ca = None if arguments.insecure else read_authority(Path(arguments.ca))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    tell = partial(print, flush=True)
+    limit = {} if arguments.limit is None else {"limit": _number(arguments.limit, "--limit", 1 << 40)}
+    quota = Quota.parse(arguments.quota) if arguments.quota else Quota()
+    log = Path(arguments.log).expanduser() if arguments.log else None
+    home = Path(arguments.state).expanduser()
+    made = Node(arguments.data, home, tell, budget=budget(arguments), quota=quota, log=log, **limit)
+    try:
+        key = read_private_key(Path(arguments.key)) if arguments.key else own_key(made.home)
+        with reproducible():
+            if arguments.threads:
+                import torch
+
+                torch.set_num_threads(_number(arguments.threads, "--threads"))
+            serve(made, arguments.server, ca, key, tell, _number(arguments.poll or "1", "--poll"))
+    except KeyboardInterrupt:
+        raise Stopped("the node was stopped; when restarted, it continues where it was.") from None
+    finally:
+        made.close()
+    return 0
+
+
+def certificates(arguments: argparse.Namespace) -> int:
+    """Make an authority, a server certificate and node keys."""
+    from fedloom_apps.deploy.certificates import make
+    from fedloom_apps.deploy.deal import names
+
+    if len(arguments.words) != 1:
+        raise ConfigError("fedloom deploy certificates needs one folder, like fedloom deploy certificates keys.")
+    named = arguments.hosts.split(",") if arguments.hosts else []
+    hosts = list(dict.fromkeys([*named, "127.0.0.1", "localhost"]))  # the server itself connects to these
+    given = arguments.nodes or "4"
+    nodes = names(_number(given, "--nodes")) if given.isdecimal() else given.split(",")
+    folder = Path(arguments.words[0]).expanduser()
+    written = make(folder, hosts, nodes)
+    console = make_console()
+    for path in written:
+        print_raw(console, relpath(path))
+    if not written:
+        print_raw(console, f"all of them are in {relpath(folder)} already")
+    return 0
+
+
+def status(arguments: argparse.Namespace) -> int:
+    """Show how far a deployment is, and when each node last answered."""
+    from fedloom_apps.deploy.recipe import Roster
+
+    if len(arguments.words) != 1:
+        raise ConfigError("fedloom deploy status needs one run directory.")
+    path = Path(arguments.words[0])
+    directory = RunDirectory(path)
+    if not directory.begun:
+        raise CheckpointError(f"{path} is not a run directory.")
+    records, mixing = directory.metrics(), directory.mixing()
+    roster = Roster.stored(path, True)
+    console = make_console()
+    last = records[-1] if records else {}
+    print_raw(console, f"{relpath(path)}: {directory.status.value}, round {last.get('round', 0)}")
+    if roster is None:
+        print_raw(console, "no round is complete yet")
+        return 0
+    used = [(int(t), int(c)) for t, c, p in zip(*(mixing.get(k, ()) for k in ("round", "client", "p"))) if p > 0]  # noqa: B905
+    asked, counted = Counter(map(int, mixing.get("client", ()))), Counter(client for _, client in used)
+    latest = {client: t for t, client in sorted(used)}
+    table = Table("node", "samples", "asked", "counted", "last round")
+    for client, (name, sizes) in enumerate(roster.nodes.items()):
+        row = (sizes[0], asked[client], counted[client], latest.get(client, "–"))
+        table.add_row(name, *map(str, row))
+    console.print(table)
+    return 0
+
+
+def agree(arguments: argparse.Namespace) -> int:
+    """Agree to the data specification that a server offered last to the node with this state folder."""
+    from fedloom_apps.deploy.agreement import Agreement
+
+    if len(arguments.words) != 1:
+        raise ConfigError("fedloom deploy agree needs one folder, that of --state.")
+    print_raw(make_console(), f"agreed: {Agreement(Path(arguments.words[0]).expanduser()).accept()}")
+    return 0
+
+
+def why(arguments: argparse.Namespace) -> int:
+    """Show a node's owner why it refused the last orders, what stopped it, and whether another agreement waits."""
+    from fedloom_apps.deploy.agreement import OFFERED
+    from fedloom_apps.deploy.log import FILE, reasons
+    from fedloom_apps.deploy.node import STOPPED
+
+    if len(arguments.words) != 1:
+        raise ConfigError("fedloom deploy why needs one folder, that of --state.")
+    home, console = Path(arguments.words[0]).expanduser(), make_console()
+    for event in reasons(Path(arguments.log).expanduser() if arguments.log else home / FILE):
+        print_raw(console, event)
+    if (home / STOPPED).exists():
+        print_raw(console, f"it is stopped; delete {relpath(home / STOPPED)} once you know why")
+    if (home / OFFERED).exists():
+        print_raw(console, f"another data specification waits in {relpath(home / OFFERED)}")
+    return 0
+
+
+def budget(arguments: argparse.Namespace) -> Budget | None:
+    """The privacy that a node's owner allows, or None."""
+    if arguments.epsilon is None:
+        if arguments.delta is not None:
+            raise ConfigError("--delta belongs to --epsilon.")
+        return None
+    typed = {name: word for name in ("epsilon", "delta") if (word := getattr(arguments, name)) is not None}
+    try:
+        numbers = {name: float(word) for name, word in typed.items()}
+    except ValueError:
+        raise ConfigError("--epsilon and --delta must be numbers, like --epsilon 8 --delta 1e-5.") from None
+    return Budget(**numbers)
+
+
+def _number(text: str, option: str, most: int = 100_000) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= most:
+        raise ConfigError(f"{option} is {text!r}, but it must be a whole number from 1 to {most}.")
+    return int(text)

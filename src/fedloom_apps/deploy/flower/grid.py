@@ -1,0 +1,259 @@
+"""The server's side of the transport over Flower."""
+
+# pyright: reportMissingImports=false
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import load_ssh_public_key
+from flwr.app import Message, RecordDict
+from flwr.cli.build import build_fab_from_files
+from flwr.common.constant import SubStatus
+from flwr.common.serde import run_from_proto
+from flwr.proto.control_pb2 import RegisterNodeRequest, StartRunRequest
+from flwr.proto.fab_pb2 import Fab
+from flwr.proto.runtime_pb2 import AcquireTaskRequest, PullTaskInputRequest, PushTaskOutputRequest
+from flwr.supercore.constant import TaskType
+from flwr.supercore.control import ControlHttpClient
+from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
+from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents, pull_objects
+from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor, SuperExecAuthHttpInterceptor
+from flwr.supercore.interceptors.http.utils import add_headers
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+from flwr.supercore.runtime import RuntimeHttpClient
+from flwr.supercore.task_identity import TaskIdentity
+from flwr.superlink.grid import HttpGrid, http_grid
+
+from fedloom.core.errors import ClientError, ConfigError
+from fedloom_apps.deploy.flower.objects import blobs, content
+from fedloom_apps.deploy.flower.superlink import HEADER
+from fedloom_apps.deploy.messages import NodeRequest
+from fedloom_apps.deploy.transport import Delivered
+
+STARTING = 60.0  # seconds in which a SuperLink must come up, or come back
+LOOK = 0.1  # seconds between looks for answers
+REMEMBERED = 100_000  # messages whose answers are still recognised as late
+PROJECT = b"""[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+[project]
+name = "fedloom"
+version = "1.0.0"
+description = "Messages of FedLoom; there is no code in this app"
+license = "Apache-2.0"
+dependencies = []
+[tool.flwr.app]
+publisher = "fedloom"
+fab-format-version = 0
+[tool.flwr.app.components]
+serverapp = "nothing:app"
+clientapp = "nothing:app"
+[tool.flwr.app.config]
+"""
+
+
+def inflated(number: str, contents: dict[str, bytes]) -> Message:
+    """The message with this number; an empty one, which answers no order, if a node's content is not a message."""
+    with suppress(Exception):  # each kind of record fails in its own ways
+        found: Any = inflate_object_from_contents(number, contents)
+        if isinstance(found, Message):
+            return found
+    return Message(RecordDict(), 0, "train")
+
+
+http_grid.pull_objects = lambda *given, **named: pull_objects(*given, **{"initial_backoff": 0.05} | named)
+http_grid.inflate_object_from_contents = inflated
+
+
+class Key:
+    """Adds the secret of a guarded SuperLink to every request."""
+
+    def __init__(self, secret: str) -> None:
+        self.secret = secret
+
+    def intercept(self, context: Any, call_next: Any) -> Any:
+        """Send the request with the secret."""
+        add_headers(context.request, {HEADER: self.secret})
+        return call_next(context)
+
+
+class Grid(HttpGrid):
+    """Flower's grid behind the guard of the SuperLink."""
+
+    key: Key
+
+    def _connect(self) -> None:
+        super()._connect()
+        client: Any = self._client
+        client._interceptors = (*client._interceptors, self.key)
+
+
+class FlowerTransport:
+    """Messages to nodes through a SuperLink.
+
+    Args:
+        address: address of the SuperLink, ``host:port``.
+        secret: secret of its control interface.
+        ca: the certificate of the authority that signed its certificate; None for no encryption.
+        keys: folder with the public keys of the nodes, ``<name>.pub``; not used without encryption.
+        lifetime: seconds for which an order may wait for its node.
+        alive: whether the SuperLink's process runs.
+
+    Raises:
+        ConfigError: if the SuperLink does not come up, or a public key cannot be read.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        secret: str,
+        ca: bytes | None,
+        keys: Path | None,
+        lifetime: float,
+        alive: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self.address, self.keys, self.lifetime = address, keys, lifetime
+        self.names: dict[bytes, str] = {}
+        self.ids: dict[str, int] = {}
+        self.pending: dict[str, str] = {}  # message -> node
+        security = {"server_address": address, "insecure": ca is None, "root_certificates": ca}
+        key = Key(secret)
+        self.control = ControlHttpClient.from_server_address(
+            **security, interceptors=[RuntimeVersionHttpInterceptor(component_name="flwr-cli"), key]
+        )
+        self._await(alive)
+        self.register()
+        token = self._run(security, key, secret)
+        self.grid = Grid(address, ca is None, ca, token=token)
+        self.grid.key = key
+        self.grid._retry_invoker.max_time = STARTING
+        self.runtime = self.grid._runtime_client
+        self.heartbeat = HeartbeatSender(make_task_heartbeat_fn_http(self.runtime))
+        self.heartbeat.start()
+        task = self.runtime.PullTaskInput(PullTaskInputRequest())
+        TaskIdentity.task_id, TaskIdentity.run_id = task.task_id, task.run.run_id
+        TaskIdentity.node_id = task.context.node_id
+        self.grid.set_run(run_from_proto(task.run))
+
+    def _await(self, alive: Callable[[], bool]) -> None:
+        """Wait until the SuperLink listens."""
+        end = time.monotonic() + STARTING
+        while True:
+            try:
+                self.control._client.get(f"{self.control._base_url}/")
+                return
+            except httpx.TransportError as error:
+                if time.monotonic() > end or not alive() or "CERTIFICATE" in str(error):
+                    raise ConfigError(
+                        f"no SuperLink can be reached at {self.address} ({error}); see its log."
+                    ) from error
+                time.sleep(0.1)
+
+    def _run(self, security: Mapping[str, Any], key: Key, secret: str) -> str:
+        """Start a run at the SuperLink; return the token of its server."""
+        fab, _ = build_fab_from_files({"pyproject.toml": PROJECT, "nothing.py": b"app = None\n"})
+        self.control.StartRun(StartRunRequest(fab=Fab(hash_str=hashlib.sha256(fab).hexdigest(), content=fab)))
+        protected = frozenset({"/flwr.proto.Runtime/AcquireTask"})
+        interceptors = [
+            RuntimeVersionHttpInterceptor(component_name="SuperExec"), key,
+            SuperExecAuthHttpInterceptor(master_secret=secret.encode(), protected_methods=protected),
+        ]  # fmt: skip
+        client = RuntimeHttpClient.from_server_address(**security, interceptors=interceptors)
+        try:
+            task = client.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP]))
+        finally:
+            client.close()
+        return task.token
+
+    def register(self) -> None:
+        """Register the public keys in the folder that are not registered yet."""
+        for path in sorted(self.keys.glob("*.pub")) if self.keys is not None else ():
+            encoded = read_public_key(path)
+            if encoded not in self.names:
+                self.names[encoded] = path.stem
+                self.control.RegisterNode(RegisterNodeRequest(public_key=encoded, name=path.stem))
+
+    @contextmanager
+    def _linked(self) -> Iterator[None]:
+        """Turn the loss of a SuperLink into an error message."""
+        try:
+            yield
+        except httpx.HTTPError as error:
+            raise ClientError(
+                f"the SuperLink at {self.address} no longer answers ({error}); see its log, and continue with resume=…"
+            ) from error
+
+    def online(self) -> Mapping[str, str]:
+        with self._linked():
+            self.register()
+            nodes = self.grid.get_nodes()
+        found = {}
+        for node in nodes:
+            if node.status == "online":
+                name = self.names.get(node.public_key) or f"node-{hashlib.sha256(node.public_key).hexdigest()[:12]}"
+                self.ids[name] = node.node_id
+                found[name] = str(node.last_activated_at)
+        return found
+
+    def send(self, requests: Mapping[str, NodeRequest]) -> None:
+        messages = [
+            Message(content(request._asdict()), self.ids[name], "train", ttl=self.lifetime)
+            for name, request in requests.items()
+        ]
+        with self._linked():
+            numbers = list(self.grid.push_messages(messages))
+        for name, number in zip(requests, numbers, strict=True):
+            if number:
+                self.pending[number] = name
+        for number in list(self.pending)[: len(self.pending) - REMEMBERED]:
+            del self.pending[number]
+
+    def receive(self, seconds: float) -> list[Delivered]:
+        end, arrived = time.monotonic() + seconds, list[Delivered]()
+        while self.pending and not arrived:
+            with self._linked():
+                messages = list(self.grid.pull_messages(list(self.pending)))
+            for message in messages:
+                name = self.pending.pop(message.metadata.reply_to_message_id, None)
+                blob = blobs(message).get("answer")
+                if name is not None and blob is not None:  # errors are of the relay: its node did not answer
+                    arrived.append(Delivered(name, blob))
+            if time.monotonic() > end:
+                return arrived
+            if not arrived:
+                time.sleep(min(LOOK, seconds))
+        if not arrived:
+            time.sleep(max(end - time.monotonic(), 0.0))
+        return arrived
+
+    def close(self) -> None:
+        """Tell the SuperLink that the run is over."""
+        with suppress(httpx.HTTPError):
+            self.runtime.PushTaskOutput(PushTaskOutputRequest(sub_status=SubStatus.COMPLETED, details=""))
+        self.heartbeat.stop()
+        self.grid.close()
+        self.control.close()
+
+
+def read_public_key(path: Path) -> bytes:
+    """A node's public key, in the form that Flower uses to identify it.
+
+    Raises:
+        ConfigError: if it is not a public key.
+    """
+    try:
+        key = load_ssh_public_key(path.read_bytes())
+    except (OSError, ValueError, UnsupportedAlgorithm) as error:
+        raise ConfigError(f"{path} is not the public key of a node ({error}).") from error
+    if not isinstance(key, ec.EllipticCurvePublicKey):
+        raise ConfigError(f"{path} is not an elliptic-curve key; make one with fedloom deploy certificates.")
+    return public_key_to_bytes(key)

@@ -1,0 +1,91 @@
+"""Flower's SuperLink as a process beside the server, which alone can access its control interface.
+
+The SuperLink serves three interfaces on one port: that of nodes, which authenticate by their keys, and those of
+control and run time, which in the free edition are open to anyone. Here these two need a secret that is made anew for
+every process and that only the server knows.
+"""
+
+# pyright: reportMissingImports=false
+
+from __future__ import annotations
+
+import hmac
+import os
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable, MutableMapping
+from pathlib import Path
+from typing import Any
+
+from fedloom_apps.deploy.flower import QUIET, require
+
+HEADER = "fedloom-key"
+OPEN = "/v1/fleet/"
+ASGI = Callable[..., Awaitable[None]]
+
+
+class Guard:
+    """An ASGI application that admits nodes to their interface, and the holder of the secret to all interfaces."""
+
+    def __init__(self, app: ASGI, secret: bytes) -> None:
+        self.app, self.secret = app, secret
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
+        """Pass authorised requests on; answer 403 to all others."""
+        if scope["type"] == "http" and not scope["path"].startswith(OPEN):
+            given = dict(scope["headers"]).get(HEADER.encode(), b"")
+            if not hmac.compare_digest(given, self.secret):
+                await send({"type": "http.response.start", "status": 403, "headers": []})
+                await send({"type": "http.response.body", "body": b""})
+                return
+        await self.app(scope, receive, send)
+
+
+def start(folder: Path, host: str, port: int, secret: str, certificates: Path | None) -> subprocess.Popen[bytes]:
+    """Start a SuperLink, which ends with this process.
+
+    Args:
+        folder: folder for its log and its secret, accessible to this user alone.
+        host: the address on which it listens.
+        port: its port.
+        secret: secret of its control and run-time interfaces.
+        certificates: folder with ``ca.pem``, ``server.pem`` and ``server.key``; None for no encryption.
+    """
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    path = folder / "secret"
+    path.unlink(missing_ok=True)
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(secret)
+    words = ["--isolation", "process", "--superexec-auth-secret-file", str(path), "--host", host, "--port", str(port)]
+    words += ["--disable-runtime-dependency-installation"]
+    if certificates is None:
+        words += ["--insecure"]
+    else:
+        words += ["--ssl-ca-certfile", str(certificates / "ca.pem"), "--ssl-certfile", str(certificates / "server.pem")]
+        words += ["--ssl-keyfile", str(certificates / "server.key"), "--enable-supernode-auth"]
+    with (folder / "superlink.log").open("ab") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", __name__, str(os.getpid()), *words],
+            stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+            env=os.environ | QUIET | {"FLWR_HOME": str(folder)},
+        )  # fmt: skip
+
+
+def main() -> None:
+    """Run a guarded SuperLink: the parent's process id, then the arguments of ``flower-superlink``."""
+    from fedloom.engines.worker import _die_with_parent
+
+    parent = int(sys.argv.pop(1))
+    _die_with_parent(parent)
+    require()
+    from flwr.superlink import main as application
+    from flwr.superlink.cli.flower_superlink import flower_superlink
+
+    secret = Path(sys.argv[sys.argv.index("--superexec-auth-secret-file") + 1]).read_bytes()
+    make = application.create_app
+    application.create_app = lambda *given: Guard(make(*given), secret)
+    flower_superlink()
+
+
+if __name__ == "__main__":
+    main()

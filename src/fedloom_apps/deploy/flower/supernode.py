@@ -1,0 +1,275 @@
+"""A node's side of the transport over Flower: a resident process that speaks the Fleet protocol itself."""
+
+# pyright: reportMissingImports=false
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_ssh_private_key,
+)
+from flwr.app import Message
+from flwr.app.message import remove_content_from_message
+from flwr.common.serde import message_from_proto, message_to_proto
+from flwr.proto.fleet_pb2 import (
+    ActivateNodeRequest,
+    DeactivateNodeRequest,
+    PullMessagesRequest,
+    PushMessagesRequest,
+    RegisterNodeFleetRequest,
+)
+from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
+from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, ObjectTree, PullObjectRequest, PushObjectRequest
+from flwr.proto.node_pb2 import Node as FlowerNode
+from flwr.supercore.inflatable.inflatable_object import (
+    get_all_nested_objects,
+    get_object_tree,
+    iterate_object_tree,
+    no_object_id_recompute,
+)
+from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
+from flwr.supercore.interceptors.http.runtime_version import RuntimeVersionHttpInterceptor
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+from flwr.supercore.task_identity import TaskIdentity
+from flwr.supernode.fleet_http_client import FleetHttpClient
+from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
+
+from fedloom.core.errors import ConfigError, in_one_line
+from fedloom.experiment.atomic import write_whole
+from fedloom_apps.deploy.flower.objects import blobs, content
+from fedloom_apps.deploy.node import Node
+
+HEARTBEAT = 10.0  # seconds; after two that are missing a node counts as offline
+POLL = 0.05  # seconds between looks for messages after one
+PATIENCE = 15.0  # seconds in which a server that is starting may not know a key yet
+BACKOFF = 1.0, 20.0  # seconds between attempts to reconnect: the first, and the longest
+AVAILABLE = 0.05  # seconds between looks for a part of a message that is still on its way
+LARGEST = 1 << 31  # bytes of all parts of a message
+
+
+class Refused(ConfigError):
+    """Raised for a server that permanently refuses this node."""
+
+
+class Link:
+    """A connection to a SuperLink.
+
+    Args:
+        address: address of the SuperLink, ``host:port``.
+        ca: certificate of its authority; None for no encryption.
+        key: the node's private key.
+        state: folder in which the node's number is remembered.
+
+    Raises:
+        Refused: if the server does not match the certificate, or does not know the key.
+        httpx.HTTPError: if it cannot be reached.
+    """
+
+    def __init__(self, address: str, ca: bytes | None, key: ec.EllipticCurvePrivateKey, state: Path) -> None:
+        public = key.public_key()
+        interceptors: list[Any] = [RuntimeVersionHttpInterceptor(component_name="SuperNode")]
+        interceptors.append(NodeAuthHttpInterceptor(key, public))
+        self.address, self.remembered = address, state / "supernode"
+        self.client = FleetHttpClient.from_server_address(address, ca is None, ca, interceptors=interceptors)
+        self.ended = threading.Event()
+        try:
+            self.node = FlowerNode(node_id=self._activated(public_key_to_bytes(public), ca is None))
+        except BaseException:
+            self.client.close()
+            raise
+        write_whole(self.remembered, str(self.node.node_id).encode())
+        self.thread = threading.Thread(target=self._beat, daemon=True)
+        self.thread.start()
+
+    def _activated(self, public: bytes, insecure: bool) -> int:
+        """The node's number; a session left behind by a killed process is ended first."""
+        request = ActivateNodeRequest(public_key=public, heartbeat_interval=HEARTBEAT)
+        with suppress(OSError, ValueError, httpx.HTTPStatusError):
+            self.client.DeactivateNode(DeactivateNodeRequest(node_id=int(self.remembered.read_text())))
+        if insecure:
+            with suppress(httpx.HTTPStatusError):  # it is registered already
+                self.client.RegisterNode(RegisterNodeFleetRequest(public_key=public))
+        return self.client.ActivateNode(request).node_id
+
+    def _beat(self) -> None:
+        while not self.ended.wait(0.8 * HEARTBEAT):
+            with suppress(httpx.HTTPError):
+                self.client.SendNodeHeartbeat(SendNodeHeartbeatRequest(node=self.node, heartbeat_interval=HEARTBEAT))
+
+    def receive(self, limit: int) -> tuple[Message, dict[str, bytes]] | None:
+        """The next message and its blobs, if there is one."""
+        found = self.client.PullMessages(PullMessagesRequest(node=self.node))
+        if not found.messages_list:
+            return None
+        message, root = message_from_proto(found.messages_list[0]), found.message_object_trees[0]
+        run, number = message.metadata.run_id, message.metadata.message_id
+        contents: dict[str, bytes] = {}
+        for part in iterate_object_tree(root):
+            contents[part.object_id] = self._part(run, part)
+            if sum(map(len, contents.values())) > min(2 * limit, LARGEST):
+                raise ConfigError(f"a message is larger than {limit:,} bytes; raise the limit.")
+        self.client.ConfirmMessageReceived(
+            ConfirmMessageReceivedRequest(node=self.node, run_id=run, message_object_id=number)
+        )
+        try:
+            whole: Any = inflate_object_from_contents(root.object_id, contents)
+            whole.metadata.__dict__["_message_id"] = number
+            return whole, blobs(whole)
+        except Exception as error:  # each kind of record fails in its own ways
+            raise ConfigError(f"a message cannot be read: {in_one_line(error)}.") from error
+
+    def _part(self, run: int, part: ObjectTree) -> bytes:
+        request = PullObjectRequest(node=self.node, run_id=run, object_id=part.object_id)
+        while True:
+            found = self.client.PullObject(request)
+            if not found.object_found:
+                raise ConfigError("a part of a message no longer exists at the SuperLink.")
+            if found.object_available:
+                return found.object_content
+            time.sleep(AVAILABLE)
+
+    def reply(self, message: Message, blob: bytes, seconds: float) -> None:
+        """Send an answer."""
+        run = TaskIdentity.run_id = message.metadata.run_id
+        TaskIdentity.node_id = TaskIdentity.task_id = self.node.node_id
+        answer = Message(content({"answer": blob}), reply_to=message)
+        answer.metadata.__dict__["_message_id"] = answer.object_id
+        with no_object_id_recompute():
+            objects = get_all_nested_objects(answer)
+            sent = self.client.PushMessages(
+                PushMessagesRequest(
+                    node=self.node,
+                    messages_list=[message_to_proto(remove_content_from_message(answer))],
+                    message_object_trees=[get_object_tree(answer)],
+                    clientapp_runtime_list=[seconds],
+                )
+            )
+            for number in sent.objects_to_push:
+                self.client.PushObject(
+                    PushObjectRequest(
+                        node=self.node, run_id=run, session_id=sent.session_id, object_id=number,
+                        object_content=objects[number].deflate(),
+                    )
+                )  # fmt: skip
+
+    def close(self) -> None:
+        """End the session at the SuperLink."""
+        self.ended.set()
+        with suppress(httpx.HTTPError):
+            self.client.DeactivateNode(DeactivateNodeRequest(node_id=self.node.node_id))
+        self.client.close()
+
+
+def serve(
+    node: Node,
+    address: str,
+    ca: bytes | None,
+    key: ec.EllipticCurvePrivateKey,
+    tell: Callable[[str], None] = lambda sentence: None,
+    poll: float = 1.0,
+) -> None:
+    """Answer a server's orders forever; reconnect whenever the connection is lost.
+
+    Args:
+        node: the node.
+        address: address of the server, ``host:port``.
+        ca: certificate of its authority; None for no encryption.
+        key: the node's private key.
+        tell: called with a message about every event.
+        poll: seconds between polls for messages when nothing has happened for a while.
+
+    Raises:
+        ConfigError: if the server does not match the certificate, or does not know the key.
+    """
+    backoff, first = BACKOFF[0], time.monotonic()
+    met, said = False, ""
+    while True:
+        try:
+            link = Link(address, ca, key, node.home)
+        except httpx.HTTPError as error:
+            sentence, final = explained(error, address, ca is not None)
+            if final and not met and time.monotonic() - first > (0.0 if final == "now" else PATIENCE):
+                raise Refused(sentence) from error
+            if sentence != said:
+                tell(f"{sentence.removesuffix('.')}; trying again")
+            said = sentence
+            time.sleep(backoff)
+            backoff = min(1.5 * backoff, BACKOFF[1])
+            continue
+        tell(f"connected to {address}")
+        met, said, backoff, pause = True, "", BACKOFF[0], POLL
+        try:
+            while True:
+                found = link.receive(node.limit)
+                if found is None:
+                    time.sleep(pause)
+                    pause = min(1.2 * pause, max(poll, POLL))
+                    continue
+                message, parts = found
+                started, pause = time.perf_counter(), POLL
+                blob = node.answer(parts.get("order", b""), parts.get("broadcast", b""))
+                link.reply(message, blob, time.perf_counter() - started)
+        except (httpx.HTTPError, ConfigError) as error:
+            tell(f"the connection to {address} was lost ({error}); trying again")
+            time.sleep(backoff)
+        finally:
+            link.close()
+
+
+def explained(error: httpx.HTTPError, address: str, secure: bool) -> tuple[str, str]:
+    """A sentence on the error, and whether it is final: ``now``, ``later`` or not at all."""
+    text = str(error)
+    if "CERTIFICATE_VERIFY_FAILED" in text:
+        return (
+            f"the server at {address} is not the one that ca.pem vouches for ({text}); take the ca.pem of the people "
+            "who run the server, and the address that they named.",
+            "now",
+        )
+    if "WRONG_VERSION_NUMBER" in text or "RECORD_LAYER" in text:
+        return f"the server at {address} does not encrypt; use one that does, or pass --insecure.", "now"
+    if isinstance(error, httpx.RemoteProtocolError) and not secure:
+        return f"the server at {address} gave no answer without encryption; leave --insecure out.", "later"
+    if isinstance(error, httpx.HTTPStatusError) and error.response.is_client_error:
+        return (
+            f"the server at {address} does not know this node's key; give its file .pub to the people who run the "
+            "server, and make sure that no other process uses the key.",
+            "later",
+        )
+    return f"the server at {address} cannot be reached ({text}).", ""
+
+
+def read_private_key(path: Path) -> ec.EllipticCurvePrivateKey:
+    """A node's private key.
+
+    Raises:
+        ConfigError: if it is not a private key.
+    """
+    try:
+        key = load_ssh_private_key(path.read_bytes(), None)
+    except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:  # TypeError: it needs a password
+        raise ConfigError(f"{path} is not the private key of a node ({error}).") from error
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise ConfigError(f"{path} is not an elliptic-curve key; make one with fedloom deploy certificates.")
+    return key
+
+
+def own_key(state: Path) -> ec.EllipticCurvePrivateKey:
+    """The node's own key, created on first use; without encryption it serves as the node's name."""
+    path = state / "node.key"
+    if not path.exists():
+        made = ec.generate_private_key(ec.SECP384R1())
+        write_whole(path, made.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
+        path.chmod(0o600)
+    return read_private_key(path)

@@ -1,0 +1,300 @@
+"""A node: it holds one client's data and state, and answers the orders of a server.
+
+A node neither receives nor runs code: an order names settings, and only the answer leaves the node. It may be killed at
+any time; restarted, it continues where it was.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedloom.compute import computes
+from fedloom.core.client import Broadcast, Result, State
+from fedloom.core.engine import Compute
+from fedloom.core.errors import CheckpointError, FedLoomError
+from fedloom.core.plan import ClientPlan
+from fedloom.core.server import Server, first_state
+from fedloom.core.targets import CLASSES
+from fedloom.experiment.atomic import write_whole
+from fedloom.experiment.evaluate import Evaluator
+from fedloom.experiment.lock import Lock
+from fedloom.experiment.store import flat
+from fedloom_apps.deploy.agreement import Agreement
+from fedloom_apps.deploy.assignment import Assignment, Bench, bench
+from fedloom_apps.deploy.budget import Budget, Ledger
+from fedloom_apps.deploy.data import NodeData, read
+from fedloom_apps.deploy.log import FILE, Log
+from fedloom_apps.deploy.messages import (
+    EVALUATE,
+    HELD_OUT,
+    JOIN,
+    LOSSES,
+    MODERATE,
+    WORK,
+    Code,
+    Order,
+    Refusal,
+    code_of,
+    moderate,
+    read_broadcast,
+)
+from fedloom_apps.deploy.quota import Quota
+from fedloom_apps.deploy.recipe import placeholder
+from fedloom_apps.deploy.versions import Versions
+from fedloom_apps.deploy.wire import LIMIT, WireError, pack
+
+DEFAULT = Quota()
+STOPPED = "stopped.txt"  # why a node with a budget answers no more
+RUN = 32  # longest run identifier, which names a folder
+
+
+class One(NamedTuple):
+    """A store with the state of a single client."""
+
+    client: int
+    state: State | None
+
+    def get(self, client: int) -> State | None:
+        """The client's state, or None."""
+        return self.state if client == self.client else None
+
+
+class Node:
+    """One client of deployments.
+
+    Args:
+        data: the location of its samples, see ``fedloom_apps.deploy.data.read``.
+        state: folder of its client states, accessible to the node's owner alone.
+        tell: called with a message about every event, which its own log has as well.
+        limit: largest message in bytes.
+        budget: the privacy that all runs together may spend; with one, the node measures no losses and no metrics, and
+            trains only with its own noise.
+        quota: what servers may take.
+        log: the file of its log; by default ``node.log`` in ``state``.
+
+    Raises:
+        CheckpointError: if another process uses the folder, or the record of the spent privacy cannot be read.
+    """
+
+    def __init__(
+        self,
+        data: str,
+        state: Path,
+        tell: Callable[[str], None] = lambda sentence: None,
+        limit: int = LIMIT,
+        budget: Budget | None = None,
+        quota: Quota = DEFAULT,
+        log: Path | None = None,
+    ) -> None:
+        self.data, self.home, self.limit, self.quota = data, state, limit, quota
+        self.tell = Log(log or state / FILE, tell)
+        try:
+            state.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self.lock = Lock(state)
+        except OSError as error:
+            raise CheckpointError(f"{state} cannot be used for client states ({error.strerror}).") from error
+        try:
+            self.ledger = None if budget is None else Ledger(budget, state)
+        except CheckpointError:
+            self.lock.release()
+            raise
+        self.agreement = Agreement(state, self.tell)
+        self._bench: tuple[str, Bench] | None = None
+        self._samples: tuple[str, NodeData] | None = None
+
+    def close(self) -> None:
+        """Release the folder."""
+        self.lock.release()
+
+    def answer(self, order: bytes, broadcast: bytes = b"") -> bytes:
+        """The answer to a message; there is always one, whatever the message holds."""
+        started, ticket = time.perf_counter(), ""
+        try:
+            asked = Order.read(order, self.limit)
+            ticket = asked.ticket
+            self.quota.count(self.home)
+            assignment = Assignment.read(asked.assignment)
+            versions = self._versions(assignment)
+            if (again := versions.answered(ticket)) is not None:
+                self.tell("sending the last answer once more")
+                return again
+            facts, tensors = self._do(asked, assignment, versions, broadcast)
+            if self.ledger is None:
+                facts["seconds"] = time.perf_counter() - started
+            blob = pack("answer", {"ticket": ticket, **facts}, tensors)
+            if WORK in asked.do:
+                versions.keep_answer(ticket, blob)
+            return blob
+        except FedLoomError as error:
+            self.tell(f"refused: {error}")
+            return _refused(ticket, code_of(error))
+        except Exception as error:
+            trace = "".join(traceback.format_exception(error))
+            self.tell(f"failed: {trace}")
+            if self.ledger is not None:
+                write_whole(self.home / STOPPED, trace.encode())
+            return _refused(ticket, Code.FAILED)
+
+    def _versions(self, assignment: Assignment) -> Versions:
+        if not (assignment.run.isalnum() and assignment.run.isascii() and len(assignment.run) <= RUN):
+            raise WireError("an assignment has no run identifier of letters and digits.")
+        self.quota.check_disk(self.home, assignment.run)
+        return Versions(self.home / assignment.run)
+
+    def _do(
+        self, order: Order, assignment: Assignment, versions: Versions, broadcast: bytes
+    ) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
+        if self.ledger is not None and (self.home / STOPPED).exists():
+            raise Refusal(
+                Code.STOPPED,
+                "this node has a privacy budget, and an exception, which may depend on its data, stopped it; "
+                f"delete {self.home / STOPPED} once you know why.",
+            )
+        made = self._prepared(assignment)
+        if JOIN in order.do:
+            sizes = self._read(assignment).sizes
+            if self.ledger is not None:
+                self.ledger.charge(made.plan, sizes[0], count=False)
+            self.tell(
+                f"joined with {sizes[0]} samples for training, {sizes[1]} for validation and {sizes[2]} for tests"
+            )
+            facts = {"sizes": sizes, "threads": torch.get_num_threads(), "specification": self._agreed(assignment)[0]}
+            return {"status": "joined", **facts}, {}
+        down = read_broadcast(broadcast, self.limit)
+        plans = made.plan.levels
+        if not 0 <= order.level < len(plans):
+            raise WireError(f"an order is for level {order.level}, but there are {len(plans)}.")
+        plan = plans[order.level]
+        _check(made.plan if EVALUATE in order.do else plan, down)  # a node measures the part of the whole model
+        if self.ledger is not None and set(order.do) != {WORK}:
+            raise Refusal(
+                Code.UNCOVERED,
+                "this node has a privacy budget: it measures no losses and no metrics, which have no noise.",
+            )
+        if plan.is_private and {LOSSES, HELD_OUT} & set(order.do):
+            raise Refusal(
+                Code.UNCOVERED,
+                "an order asks for losses of training or validation samples, which no noise covers.",
+            )
+        state = versions.confirm(order.base, order.oldest, prune=WORK in order.do)
+        if EVALUATE in order.do:
+            return self._evaluate(made, down, state), {}
+        if state is None:
+            state = first_state(plan, down.theta)
+        compute = self._compute(made, order.level)
+        facts: dict[str, Any] = {"status": "done"}
+        if LOSSES in order.do or HELD_OUT in order.do:
+            held_out = HELD_OUT in order.do
+            if held_out and plan.validation is None:
+                raise WireError("an order asks for losses on validation samples, which the method does not need.")
+            losses = compute.losses(down, np.array([made.client]), lambda client: state, held_out)
+            facts["loss_received"] = float(losses[0])
+        if WORK not in order.do:
+            return facts, {}
+        self.quota.check_work(plan, self._read(assignment).sizes[0])
+        if self.ledger is not None:
+            epsilon = self.ledger.charge(plan, self._read(assignment).sizes[0])
+            self.tell(f"with this answer ε = {epsilon:.3g} of {self.ledger.budget.epsilon:g} is spent")
+        (result,) = compute.work(down, [made.client], [state])
+        more, tensors = self._result(result, plan.is_private)
+        if result.failure is None:
+            more["version"] = versions.propose(down.round, order.ticket, result.state)
+        self.tell(f"round {down.round + 1}: " + (f"left out, {result.failure}" if result.failure else "trained"))
+        return facts | more, tensors
+
+    def _prepared(self, assignment: Assignment) -> Bench:
+        key = json.dumps(assignment.facts, sort_keys=True)
+        if self._bench is None or self._bench[0] != key:
+            self._bench = None
+            data = self._read(assignment)
+            if self.ledger is not None:  # what the settings alone do not suit is no reason to stop
+                samples = placeholder(assignment.spec)
+                bench(assignment, NodeData(samples, samples, samples), self.limit)
+            try:
+                self._bench = key, bench(assignment, data, self.limit)
+            except FedLoomError as error:
+                if self.ledger is None:
+                    raise
+                raise RuntimeError("the settings suit no data like this node's") from error
+        return self._bench[1]
+
+    def _agreed(self, assignment: Assignment) -> tuple[str, int]:
+        return self.agreement.hold(assignment.spec, int(assignment.values["seed"]))
+
+    def _read(self, assignment: Assignment) -> NodeData:
+        key, seed = self._agreed(assignment)
+        if self._samples is None or self._samples[0] != key:
+            self._samples = key, read(self.data, assignment.spec, seed)
+        return self._samples[1]
+
+    def _compute(self, made: Bench, level: int) -> Compute:
+        """The compute of a level; a new one with secret draws of noise and samples, if privacy depends on them."""
+        experiment, plan = made.experiment, made.plan.levels[level]
+        factory = computes.make(experiment.compute, **experiment.compute_settings)
+        if plan.is_private:
+            return factory(replace(plan, noise_seed=secrets.randbits(128)))
+        if level not in made.computes:
+            made.computes[level] = factory(plan)
+        return made.computes[level]
+
+    def _result(self, result: Result, private: bool) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
+        if result.failure is not None:
+            failure = result.failure
+            if failure.trace:
+                self.tell(failure.trace)
+            if failure.trace and self.ledger is not None:
+                raise RuntimeError(f"local work failed: {failure}")
+            return {"status": "left out", "kind": failure.kind.value}, {}
+        uploads = {f"uploads|{key}": value for key, value in flat(result.uploads).items()}
+        tensors = {"update": result.update, "buffers": result.buffers, **uploads}
+        loss = {} if private else {"loss": result.loss}  # no noise covers it
+        return {**loss, "sent": result.sent}, tensors
+
+    def _evaluate(self, made: Bench, down: Broadcast, state: State | None) -> dict[str, Any]:
+        """Loss and metrics of the deployed model, as means over the node's test samples, and their number."""
+        if not len(made.federation.held_out.index.rows):
+            return {"status": "done", "n": 0, "values": {}}
+        settings = made.experiment.evaluation.fitted(made.plan.targets or CLASSES, common=False)
+        evaluator = Evaluator(made.plan, made.federation, settings)
+        server = Server(down.theta, down.buffers, down.parts, down.round)
+        _, table = evaluator.clients(server, One(made.client, state))
+        row = {name: float(column[0]) for name, column in table.items() if name not in ("client", "n")}
+        return {"status": "done", "n": int(table["n"][0]), "values": row}
+
+
+def _check(plan: ClientPlan, down: Broadcast) -> None:
+    """Raise ``WireError`` if a broadcast does not fit the plan's model."""
+    layout = plan.layout
+    for name, vector, size in (("theta", down.theta, layout.shared_size),
+                               ("buffers", down.buffers, layout.shared_buffers)):  # fmt: skip
+        if tuple(vector.shape) != (size,) or vector.dtype != layout.dtype:
+            raise WireError(
+                f"the received {name} has shape {list(vector.shape)} and type {vector.dtype}, but the model needs "
+                f"[{size}] and {layout.dtype}."
+            )
+    wanted = {(place, name) for place, part in plan.method.parts.items() for name in part.downloads}
+    found = {(place, name) for place, slices in down.parts.items() for name in slices}
+    if not found <= wanted:
+        raise WireError("the broadcast holds slices that no part of the method receives.")
+    if not (0 <= down.lr < float("inf") and all(map(moderate, [down.theta, down.buffers, *tensors_in(down.parts)]))):
+        raise Refusal(Code.BROADCAST, f"the received model has values that are not finite or beyond ±{MODERATE:g}.")
+
+
+def tensors_in(parts: State) -> list[Tensor]:
+    """All tensors of the parts of a broadcast."""
+    return [t for slices in parts.values() for t in slices.values()]
+
+
+def _refused(ticket: str, code: Code) -> bytes:
+    return pack("answer", {"ticket": ticket, "status": "refused", "code": code.value})

@@ -1,0 +1,219 @@
+"""What the server of a deployment knows before its first round: the recipe, and the nodes that have joined."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedloom.config.build import DATA, model_factory
+from fedloom.config.federated import CONDITIONS, METHOD
+from fedloom.config.schema import Config
+from fedloom.config.sections import arguments
+from fedloom.core.errors import ConfigError
+from fedloom.core.federation import Arrays, Federation, Index, Split
+from fedloom.core.slots import label
+from fedloom.experiment import checkpoint as checkpoints
+from fedloom.experiment.experiment import Experiment
+from fedloom.experiment.federated import FederatedTask
+from fedloom.experiment.rundir import RunDirectory
+from fedloom.parts.uplink import SecureSum
+from fedloom_apps.deploy.assignment import Assignment, bench, settings_of
+from fedloom_apps.deploy.data import DataSpec, NodeData
+from fedloom_apps.deploy.deal import names
+from fedloom_apps.deploy.settings import DEPLOY, Deployment
+
+Sizes = tuple[int, int, int]  # samples for training, validation and tests
+
+
+@dataclass(frozen=True)
+class Roster:
+    """The nodes of a run, in the order of their client numbers.
+
+    Attributes:
+        run: the run's identifier.
+        nodes: the numbers of samples of each node, by name.
+        completed: rounds that the run had completed when this was stored.
+        scaled: whether its nodes standardise their inputs.
+    """
+
+    run: str
+    nodes: Mapping[str, Sizes]
+    completed: int = 0
+    scaled: bool = False
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The node of each client."""
+        return tuple(self.nodes)
+
+    @classmethod
+    def stored(cls, directory: Path, resume: bool | Path) -> Roster | None:
+        """The roster in the checkpoint from which a run is continued; None if there is none."""
+        found = checkpoints.available(RunDirectory(directory).checkpoints) if resume else []
+        path = resume if isinstance(resume, Path) else found[-1] if found else None
+        if path is None:
+            return None
+        stored = checkpoints.load(path)
+        about = stored.facts.get("deploy")
+        if about is None:
+            raise ConfigError(f"{directory} was not made by a deployment; continue it with fedloom run.")
+        nodes = {name: (sizes[0], sizes[1], sizes[2]) for name, sizes in about["nodes"].items()}
+        return cls(about["run"], nodes, stored.round, about.get("scaled", False))
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """The configuration of a deployment, as read by its server.
+
+    Attributes:
+        config: the configuration.
+        deployment: its section ``deploy``.
+        spec: the requirements on nodes' samples.
+        test: the server's own test samples; may be empty.
+        source: how the server's data were made, if it has some.
+    """
+
+    config: Config
+    deployment: Deployment
+    spec: DataSpec
+    test: Arrays
+    source: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, config: Config) -> Recipe:
+        """Read a configuration.
+
+        Raises:
+            ConfigError: if something in it cannot be deployed.
+        """
+        values = config.values
+        deployment = DEPLOY.sections["deploy"].instantiate(values["deploy"])
+        shares: dict[str, Any] = {
+            name: values[name] if isinstance(values[name], float) else 0.0 for name in ("validation", "held_out")
+        }
+        if deployment.inputs is not None:
+            if values["data"].get("standardise"):
+                raise ConfigError(
+                    "data.standardise=true scales by the means and deviations of the server's own data, but with "
+                    "deploy.inputs it loads none; leave out one of the two."
+                )
+            spec = DataSpec(deployment.inputs, deployment.classes or 1, names=deployment.names, **shares)
+            test, about = placeholder(spec).take(torch.zeros(0, dtype=torch.int64)), {}
+        else:
+            source = DATA.instantiate(values["data"])
+            spec = DataSpec.of(source.train, **shares, **table_settings(source.settings))
+            test, about = source.test, source.describe()
+        if deployment.range is not None:
+            spec = replace(spec, range=deployment.range)
+        recipe = cls(config, deployment, spec, test, about)
+        recipe.refuse()
+        samples = placeholder(spec)
+        made = bench(recipe.assignment("trial"), NodeData(samples, samples, samples))  # refuses what no node could run
+        if made.plan.is_private and "received" in values["evaluation"]["what"]:
+            raise ConfigError(
+                "evaluation.what=received asks nodes for the losses of their training samples, which no noise of this "
+                "private run covers; leave it out."
+            )
+        if deployment.nodes is not None:
+            recipe.check(likely(deployment.nodes))
+        return recipe
+
+    def check(self, nodes: Mapping[str, Sizes]) -> None:
+        """Refuse what cannot run with these nodes, as a simulation with as many clients would.
+
+        Raises:
+            ConfigError: if their number or samples do not suit the method or other settings.
+        """
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the run itself warns
+            FederatedTask(self.experiment(Roster("trial", nodes)))
+
+    def refuse(self) -> None:
+        """Raise ``ConfigError`` for settings that a deployment does not support, naming them."""
+        values, method = self.config.values, METHOD.instantiate(self.config.values["method"])
+        what = values["evaluation"]["what"]
+        if method.pooled:
+            raise ConfigError(
+                f"method {method.name!r} trains on the pooled data of all clients, which never leave their nodes."
+            )
+        for name, why in (
+            ("average", "needs every client's own model"),
+            ("cohort", "needs every client's own model"),
+            ("train", "measures on all training data, which never leave their nodes"),
+        ):
+            if name in what:
+                raise ConfigError(f"evaluation.what={name} {why}; a deployment can measure global and clients.")
+        if method.personal.chosen:
+            raise ConfigError(
+                f"with personal {label(method.personal)!r} clients choose among several models, which is not deployed."
+            )
+        for uplink in method.uplink:
+            if isinstance(uplink, SecureSum):
+                raise ConfigError(
+                    "uplink 'secure_sum' draws its masks from the run's seed, which hides nothing from a server that "
+                    "knows it; leave it out, and see docs/deploy.md for what protects uploads."
+                )
+        for need, what_for in (("target", "unlabelled inputs at the server"), ("teacher", "a trained model")):
+            if method.needs(need):
+                raise ConfigError(f"{method.who_needs(need)} learns from {what_for}, which is not deployed.")
+        for key in ("drop_rate", "unseen"):
+            if values[key]:
+                raise ConfigError(f"{key} is for simulations; in a deployment, set it to 0.")
+        if values["attack"]["name"] != "none":
+            raise ConfigError("attack is for simulations, whose clients can be told to attack; set attack=none.")
+        if values["local"].get("stragglers"):
+            raise ConfigError("local.stragglers is for simulations; in a deployment, set it to 0.")
+
+    def experiment(self, roster: Roster) -> Experiment:
+        """The experiment over the nodes of a roster, of which the server knows the numbers of samples."""
+        values, none = self.config.values, np.zeros(0, np.int64)
+        arrays, about = placeholder(self.spec), {"source": self.source} if self.source else {}
+        counts = np.array(list(roster.nodes.values()), np.int64).reshape(-1, 3).T
+        train, validation, held_out = (
+            Split(arrays, Index(none, np.concatenate([[0], np.cumsum(column)])))
+            for column in (counts[0], counts[1], 0 * counts[2])  # tests are the nodes' own
+        )
+        federation = Federation(train, validation, held_out, self.test, names=roster.names, provenance=about)
+        conditions = arguments(Experiment, CONDITIONS, values)
+        conditions |= {"engine": "serial", "engine_settings": {}, "device": "cpu", "client_state": "memory"}
+        method = METHOD.instantiate(values["method"])
+        model = model_factory(values["model"], arrays, method.targets)
+        return Experiment(method=method, federation=federation, model=model, config=values, **conditions)
+
+    def assignment(self, run: str) -> Assignment:
+        """The assignment of nodes before the population is known."""
+        return Assignment(run, settings_of(self.config.values), asdict(self.spec))
+
+
+def likely(nodes: int) -> dict[str, Sizes]:
+    """As many nodes with samples for training and validation, to check a recipe before any has joined."""
+    return dict.fromkeys(names(nodes), (2, 2, 0))
+
+
+def table_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The columns, labels and scale of a source of tables, as settings of a ``DataSpec``.
+
+    >>> table_settings({"columns": ["age"], "label": "ill"}), table_settings({"path": "x.npz"})
+    ({'columns': ('age',), 'label': ('ill',)}, {})
+    """
+    scale, found = settings.get("standardised"), dict[str, Any]()
+    if isinstance(scale, Mapping):  # other sources say under this name how they were made
+        found["standardised"] = scale
+    if "columns" in settings:
+        named = settings.get("label") or ()
+        found["columns"] = tuple(settings["columns"])
+        found["label"] = (named,) if isinstance(named, str) else tuple(named)
+    return found
+
+
+def placeholder(spec: DataSpec) -> Arrays:
+    """Two samples of zeros, on which models are tried."""
+    x = torch.zeros(2, *spec.inputs, dtype=torch.int64 if spec.integer else torch.float32)
+    y = torch.zeros(2, *spec.targets, dtype=torch.float32 if spec.numeric else torch.int64)
+    return Arrays(x, y, spec.classes, spec.names, spec.mean, spec.std)

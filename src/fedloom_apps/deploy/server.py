@@ -1,0 +1,276 @@
+"""The server of a deployment: nodes join, and then rounds are those of a simulation, with clients elsewhere."""
+
+from __future__ import annotations
+
+import secrets
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fedloom.core.engine import ComputeFactory, EngineFactory
+from fedloom.core.errors import ConfigError
+from fedloom.core.plan import ClientPlan
+from fedloom.experiment import atomic
+from fedloom.experiment import checkpoint as checkpoints
+from fedloom.experiment.callbacks import Callback
+from fedloom.experiment.checkpoint import Checkpoint
+from fedloom.experiment.federated import FederatedTask, RoundStep, RunResult
+from fedloom.experiment.privacy import private_uplink
+from fedloom.experiment.rundir import Columns, RunDirectory, Status
+from fedloom.experiment.runtime import reproducible
+from fedloom.experiment.trainer import Record, Trainer
+from fedloom_apps.deploy.answers import upload_shapes
+from fedloom_apps.deploy.assignment import bench, model_digest
+from fedloom_apps.deploy.data import NodeData
+from fedloom_apps.deploy.engine import Deployed, ExchangeTerms, Tally, version_in
+from fedloom_apps.deploy.messages import JOIN, NodeRequest, Order, is_count, reason_in
+from fedloom_apps.deploy.recipe import Recipe, Roster, Sizes, likely, placeholder
+from fedloom_apps.deploy.settings import Deployment
+from fedloom_apps.deploy.transport import Transport
+from fedloom_apps.deploy.wire import WireError, unpack
+
+BEGUN = "rounds_begun"  # the file of their number
+REMIND = 15.0  # seconds between reminders of who has not joined
+
+
+def assemble(
+    recipe: Recipe,
+    transport: Transport,
+    nodes: int,
+    tell: Callable[[str], None] = lambda sentence: None,
+    known: Roster | None = None,
+) -> Roster:
+    """Wait for nodes to join, and number them in the order of their names.
+
+    Args:
+        recipe: the configuration.
+        transport: reaches the nodes.
+        nodes: K.
+        tell: called with a message about every event.
+        known: the roster of a run to be continued: it continues with ``deploy.quorum`` of these nodes if the others are
+            not back within ``deploy.deadline`` seconds.
+
+    Raises:
+        ConfigError: if a node of a run that is continued has another number of samples.
+    """
+    run = known.run if known is not None else secrets.token_hex(8)
+    order = recipe.assignment(run)
+    joined: dict[str, Sizes] = {}
+    asked: dict[str, str] = {}  # the session in which each node was asked
+    told = started = time.monotonic()
+    waits = f"waiting for {nodes} nodes" if known is None else f"waiting for {len(known.nodes)} nodes to come back"
+    tell(waits)
+    while len(joined) < nodes:
+        now = time.monotonic()
+        late = known is not None and now - started > recipe.deployment.deadline
+        if late and len(joined) >= recipe.deployment.quorum:
+            break
+        online = transport.online()
+        fresh = {
+            name: NodeRequest(Order(secrets.token_hex(16), (JOIN,), order.facts).packed())
+            for name, session in online.items()
+            if asked.get(name) != session and (known is None or name in known.nodes)
+        }
+        asked |= {name: online[name] for name in fresh}
+        if fresh:
+            transport.send(fresh)
+        for delivered in transport.receive(0.5):
+            sizes, remark = _joined(delivered.blob, recipe.deployment)
+            if sizes is None:
+                tell(f"{delivered.node} {remark}")
+                continue
+            before = known.nodes.get(delivered.node) if known is not None else None
+            if before is not None and before != sizes:
+                raise ConfigError(
+                    f"{delivered.node} has {', '.join(map(str, sizes))} samples for training, validation and tests, "
+                    f"but had {', '.join(map(str, before))} when the run began; bring its data back, or begin a new "
+                    "run."
+                )
+            if delivered.node not in joined and len(joined) < nodes:
+                joined[delivered.node] = sizes
+                tell(f"{delivered.node} joined with {sizes[0]} samples ({len(joined)} of {nodes}){remark}")
+        if now - told > REMIND:
+            told = now
+            tell(f"{waits}, {len(joined)} are here")
+    return known if known is not None else Roster(run, dict(sorted(joined.items())))
+
+
+def _joined(blob: bytes, terms: Deployment) -> tuple[Sizes | None, str]:
+    """The numbers of samples in an answer to a join order and a remark; or None and the problem."""
+    try:
+        facts = unpack(blob, terms.limit).facts
+    except WireError as error:
+        return None, f"gave an answer that cannot be read: {error}"
+    sizes = facts.get("sizes")
+    if facts.get("status") == "joined" and isinstance(sizes, list) and len(sizes) == 3:
+        a, b, c = sizes
+        if all(map(is_count, sizes)) and a:
+            if terms.most_samples is not None and a > terms.most_samples:
+                return None, f"declares {a} training samples, more than deploy.most_samples={terms.most_samples}"
+            threads = facts.get("threads")
+            several = isinstance(threads, int) and 1 < threads < 2**16
+            return (a, b, c), f"; it computes with {threads} threads and rounds differently" if several else ""
+    return None, f"refused: {reason_in(facts)}"
+
+
+UNTESTED = (
+    "no node has test samples, so that clients are not evaluated; keep some of each node's with held_out=0.2, or "
+    "leave evaluation.what=clients out."
+)
+
+
+class DeployTask(FederatedTask):
+    """A federated task whose clients are nodes.
+
+    Args:
+        recipe: the configuration.
+        roster: the nodes.
+        transport: the transport to them; None for a run that is only loaded.
+        out: run directory.
+    """
+
+    def __init__(self, recipe: Recipe, roster: Roster, transport: Transport | None, out: Path | None = None) -> None:
+        super().__init__(recipe.experiment(roster), out)
+        self.recipe, self.roster, self.transport = recipe, roster, transport
+        self.told: dict[int, str] = {}  # why nodes did not evaluate the model, by client
+        self.plan = replace(self.plan, noise_seed=secrets.randbits(128))
+        if self.plan.is_private:  # nodes know the experiment's seed, and must not infer the cohorts from it
+            self.cohort_seed = secrets.randbits(62)
+        self.make_engine = EngineFactory(self._engine, Deployed.traits)
+        self.traits = Deployed.traits
+        if "clients" in self.experiment.evaluation.what and not any(tested for *_, tested in roster.nodes.values()):
+            self.warnings.append(UNTESTED)
+
+    def _engine(self, plan: ClientPlan, compute: ComputeFactory) -> Deployed:
+        deployment, experiment, transport = self.recipe.deployment, self.experiment, self.transport
+        assert transport is not None
+        private = private_uplink(experiment)
+        assignment = replace(
+            self.recipe.assignment(self.roster.run),
+            clients=plan.population.clients,
+            mean_size=plan.population.mean_size,
+            cohort=plan.cohort,
+            expected_cohort=plan.expected_cohort,
+            noise=None if private is None else private.noise,
+            model=model_digest(plan),
+        )
+        samples = placeholder(self.recipe.spec)
+        trial = bench(replace(assignment, clients=1, model=""), NodeData(samples, samples, samples))
+        terms = ExchangeTerms(deployment.deadline, deployment.quorum, deployment.limit, self._oldest)
+        names, shapes = self.roster.names, upload_shapes(trial)
+        tests = {name: sizes[2] for name, sizes in self.roster.nodes.items()}
+        return Deployed(plan, compute, transport, names, assignment, terms, shapes, tests)
+
+    def _oldest(self) -> int:
+        """The completed rounds of the oldest checkpoint to which the run may go back."""
+        if self.out is None:
+            return self.round
+        found = checkpoints.available(RunDirectory(self.out).checkpoints)
+        return int(found[0].name.removeprefix("round-")) if found else 0
+
+    def step(self) -> RoundStep:
+        """One round; members that are absent before their local work are reported as absent, not as diverged."""
+        engine = self.engine
+        assert isinstance(engine, Deployed)
+        engine.tally = Tally()
+        self._begin()
+        step = super().step()
+        step.report.failures[:] = [engine.absent.get(f.client, f) for f in step.report.failures]
+        return step
+
+    def _begin(self) -> None:
+        """Count a round when it starts, before anything is requested: a repeated round costs privacy again."""
+        if not self.plan.is_private or self.out is None:
+            return
+        path = self.out / BEGUN
+        begun = int(path.read_text()) + 1 if path.exists() else self.round + 1
+        atomic.write_whole(path, str(begun).encode())
+        self.repeated = begun - self.round - 1
+
+    def commit(self, step: RoundStep) -> tuple[Record, dict[str, Columns]]:
+        """The round's record, with the statistics of its messages and those of its evaluation."""
+        record, tables = super().commit(step)
+        assert isinstance(self.engine, Deployed)
+        if reasons := {failure.client: failure.reason for failure in self.engine.unmeasured}:
+            if fresh := [reason for client, reason in reasons.items() if self.told.get(client) != reason]:
+                told = f"{len(reasons)} of {len(self.roster.nodes)} nodes refused or failed to evaluate the model"
+                warnings.warn(f"round {self.round}: {told}; {fresh[0]}.", stacklevel=2)
+            self.told |= reasons
+            self.engine.unmeasured.clear()
+        return record | self.engine.tally.record(), tables
+
+    def summarise(self, status: Status) -> dict[str, Any]:
+        """The summary, with a warning about evaluations that nodes refused or failed."""
+        about = super().summarise(status)
+        if lost := sum(record.get("deploy/unmeasured", 0) for record in self.history):
+            why = next((f"; {reason}" for reason in self.told.values()), "")
+            about["warnings"].append(f"nodes refused or failed to evaluate the model {lost} times{why}.")
+        return about
+
+    def snapshot(self) -> Checkpoint:
+        stored = super().snapshot()
+        stored.facts["deploy"] = {
+            "run": self.roster.run,
+            "nodes": {name: list(sizes) for name, sizes in self.roster.nodes.items()},
+            "scaled": bool(self.recipe.spec.standardised),
+        }
+        if self.plan.is_private:
+            stored.facts["deploy"]["cohorts"] = self.cohort_seed
+        return stored
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        self.cohort_seed = checkpoint.facts["deploy"].get("cohorts", self.cohort_seed)
+        super().restore(checkpoint)
+        if isinstance(self.engine, Deployed):
+            self.engine.versions = {client: version_in(state) for client, state in self.state.store}
+
+
+def run(
+    recipe: Recipe,
+    transport: Transport,
+    nodes: int,
+    out: Path | str | None = None,
+    *,
+    resume: bool | Path = False,
+    checkpoint_every: int = 1,
+    keep: int = 2,
+    callbacks: Sequence[Callback] = (),
+    tell: Callable[[str], None] = lambda sentence: None,
+) -> RunResult:
+    """Run a recipe with real clients, from the start or from a checkpoint.
+
+    Args:
+        recipe: the configuration.
+        transport: reaches the nodes.
+        nodes: K, the number of nodes to wait for.
+        out: run directory; None keeps everything in memory.
+        resume: True resumes from the newest checkpoint in ``out``; a path, from that checkpoint.
+        checkpoint_every: rounds between checkpoints.
+        keep: number of checkpoints to keep.
+        callbacks: observers of the run.
+        tell: called with a message about every event before the first round.
+
+    Raises:
+        ConfigError: if a node's data changed since the run began, or are now read otherwise.
+        ClientError: if fewer than ``deploy.quorum`` nodes give a usable answer in time.
+        CheckpointError: as ``fedloom.experiment.federated.run``.
+    """
+    with reproducible():
+        known = None if out is None else Roster.stored(Path(out), resume)
+        if known is not None and known.completed >= recipe.config.values["rounds"]:  # no node is needed
+            roster = known
+        else:
+            if known is not None and recipe.spec.standardised and not known.scaled:
+                raise ConfigError(
+                    "this run was begun by a version of FedLoom whose nodes did not standardise their data; begin a "
+                    "new run."
+                )
+            if known is None and nodes != recipe.deployment.nodes:  # otherwise it was checked
+                recipe.check(likely(nodes))
+            roster = assemble(recipe, transport, nodes if known is None else len(known.nodes), tell, known)
+        task = DeployTask(recipe, roster, transport, None if out is None else Path(out))
+        summary = Trainer(task, out, checkpoint_every=checkpoint_every, keep=keep, callbacks=callbacks).run(resume)
+        return task.result(summary)

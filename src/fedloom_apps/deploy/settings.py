@@ -1,0 +1,89 @@
+"""The configuration of a deployment: that of ``fedloom run``, and a section ``deploy``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from fedloom.config.federated import RUN
+from fedloom.config.schema import CommandSchema
+from fedloom.config.sections import Record
+from fedloom.core.checks import all_hold
+from fedloom_apps.deploy.wire import LIMIT
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """Settings of a deployment.
+
+    Args:
+        nodes: K, the number of nodes; by default one for each registered key.
+        deadline: seconds that a round waits for answers.
+        quorum: smallest number of members of the cohort that must give a usable answer; with fewer at the deadline the
+            run stops and can be continued. Refusals, errors at a node and unreadable answers do not count; work that
+            diverged does, since repeating it would not help. A smaller cohort must answer as a whole.
+        host: address at which nodes reach the server.
+        port: its port.
+        certificates: folder of the certificates and keys, as made by ``fedloom deploy certificates``.
+        inputs: shape of one input; by default that of the data set ``data``, of which the server then holds the test
+            samples.
+        classes: C, the number of classes, together with ``inputs``.
+        names: names of the classes, for nodes with image folders.
+        range: least and largest value of an input, which nodes check.
+        limit: largest size of a message in bytes.
+        most_samples: largest number of training samples that a node may declare; it is its weight in most mixings.
+
+    Raises:
+        ConfigError: for values outside their range.
+    """
+
+    nodes: int | None = None
+    deadline: float = 600.0
+    quorum: int = 1
+    host: str = "127.0.0.1"
+    port: int = 9440
+    certificates: Path = Path("certificates")
+    inputs: tuple[int, ...] | None = None
+    classes: int | None = None
+    names: tuple[str, ...] = ()
+    range: tuple[float, float] | None = None
+    limit: int = LIMIT
+    most_samples: int | None = None
+
+    def __post_init__(self) -> None:
+        conditions = {
+            "nodes must be at least 1": self.nodes is None or self.nodes >= 1,
+            "deadline must be positive": self.deadline > 0,
+            "quorum must be at least 1": self.quorum >= 1,
+            "quorum cannot exceed nodes": self.nodes is None or self.quorum <= self.nodes,
+            "port must lie between 1 and 65535": 1 <= self.port <= 65535,
+            "inputs and classes belong together": (self.inputs is None) == (self.classes is None),
+            "names must have one entry per class": not self.names or len(self.names) == self.classes,
+            "range must ascend": self.range is None or self.range[0] < self.range[1],
+            "limit must be at least a million bytes": self.limit >= 1_000_000,
+            "most_samples must be at least 1": self.most_samples is None or self.most_samples >= 1,
+        }
+        all_hold("deploy: ", conditions)
+
+
+@dataclass(frozen=True)
+class DeploySchema(CommandSchema):
+    """The keys of ``fedloom deploy server`` and ``fedloom deploy local``."""
+
+    name: str = "deploy server"
+
+    @property
+    def command(self) -> str:
+        return self.name
+
+
+DEPLOY = DeploySchema(
+    **{field: getattr(RUN, field) for field in RUN.__dataclass_fields__}
+    | {
+        "sections": {**RUN.sections, "deploy": Record(Deployment)},
+        "defaults": {**RUN.defaults, "compute": "live", "checkpoint": {"every": 1}},
+        "comparison": lambda named: (),
+        "may_change": (*RUN.may_change, "deploy"),
+    }
+)
+LOCAL = replace(DEPLOY, name="deploy local")

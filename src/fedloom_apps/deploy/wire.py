@@ -1,0 +1,91 @@
+"""The wire format of deployments: facts as JSON and tensors as safetensors in one blob, which is data and never code.
+
+::
+
+    "fedloom", 0 | version, uint16 | length of the JSON, uint32 | JSON {"kind": ..., "facts": {...}} | safetensors
+
+Numbers are little-endian. Whatever a blob holds, reading it ends in a ``Packet`` or a ``WireError``.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from safetensors.torch import load as load_tensors
+from torch import Tensor
+
+from fedloom.core.errors import FedLoomError, in_one_line
+from fedloom.core.tree import copied
+from fedloom.experiment.atomic import as_file
+
+MAGIC, VERSION = b"fedloom\0", 1
+START = struct.Struct("<8sHI")
+LIMIT = 1 << 30  # bytes of a message, unless a deployment sets another limit
+FACTS = 1 << 24  # bytes of its JSON
+
+
+class WireError(FedLoomError, ValueError):
+    """Raised for a message that cannot be read, or must not be accepted."""
+
+
+class Packet(NamedTuple):
+    """A message.
+
+    Attributes:
+        kind: the kind of message, like ``order`` or ``answer``.
+        facts: plain data.
+        tensors: tensors by name, in their own memory.
+    """
+
+    kind: str
+    facts: dict[str, Any]
+    tensors: dict[str, Tensor]
+
+
+def pack(kind: str, facts: Mapping[str, Any], tensors: Mapping[str, Tensor] | None = None) -> bytes:
+    """Encode a message.
+
+    >>> import torch
+    >>> unpack(pack("answer", {"n": 3}, {"x": torch.ones(2)}))
+    Packet(kind='answer', facts={'n': 3}, tensors={'x': tensor([1., 1.])})
+    """
+    text = json.dumps({"kind": kind, "facts": facts}, separators=(",", ":")).encode()
+    return START.pack(MAGIC, VERSION, len(text)) + text + as_file(dict(tensors or {}))
+
+
+def unpack(blob: bytes, limit: int = LIMIT) -> Packet:
+    """Decode a message.
+
+    Raises:
+        WireError: if it is longer than ``limit`` bytes, of another version, or damaged.
+
+    >>> unpack(b"hello")
+    Traceback (most recent call last):
+    ...
+    fedloom_apps.deploy.wire.WireError: a message of 5 bytes is not one of FedLoom.
+    """
+    if len(blob) > limit:
+        raise WireError(f"a message has {len(blob):,} bytes, but at most {limit:,} are allowed; raise deploy.limit.")
+    if len(blob) < START.size or blob[: len(MAGIC)] != MAGIC:
+        raise WireError(f"a message of {len(blob)} bytes is not one of FedLoom.")
+    _, version, length = START.unpack_from(blob)
+    if version != VERSION:
+        raise WireError(
+            f"a message is of version {version}, but this FedLoom reads version {VERSION}; install the same FedLoom "
+            "at the server and at all nodes."
+        )
+    end = START.size + length
+    if length > FACTS or end > len(blob):
+        raise WireError(f"a message is damaged: it announces {length:,} bytes of facts.")
+    try:
+        content = json.loads(blob[START.size : end])
+        kind, facts = content["kind"], content["facts"]
+        if not isinstance(kind, str) or not isinstance(facts, dict):
+            raise TypeError("it names no kind, or holds no facts")
+        tensors = {name: copied(t) for name, t in load_tensors(blob[end:]).items()}
+    except Exception as error:  # each reader fails in its own ways
+        raise WireError(f"a message is damaged: {in_one_line(error)}.") from error
+    return Packet(kind, facts, tensors)

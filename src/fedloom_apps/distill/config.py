@@ -1,0 +1,169 @@
+"""The configuration of ``fedloom distill``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedloom.config.build import COMMON, DATA, MODEL, Shared, model_factory
+from fedloom.config.schema import CommandSchema, Config
+from fedloom.config.sections import Choice, Record, Tree, arguments, sections_of
+from fedloom.core.errors import ConfigError, nearest
+from fedloom.data.sources import Source
+from fedloom.data.sources.images import as_bytes
+from fedloom.experiment.runtime import pick_device
+from fedloom.experiment.teacher import load_teacher
+from fedloom.models import models
+from fedloom_apps.distill.data import Splits
+from fedloom_apps.distill.experiment import DistillExperiment
+from fedloom_apps.distill.learner import make_student
+from fedloom_apps.distill.method import distillers
+from fedloom_apps.distill.methods import ce
+from fedloom_apps.distill.task import begin_with
+from fedloom_apps.distill.training import SGDConfig
+
+PENDING = Path("still to be trained")
+"""Placeholder for a teacher that is not trained yet, in experiments that are only checked."""
+
+
+class Teacher(Choice):
+    """The name of a model to train first, or the run directory of a trained one."""
+
+    def nest(self, key: str, rest: Sequence[str], value: Any) -> Tree:
+        return super().nest(key, rest, value["run"] if isinstance(value, Mapping) and "run" in value else value)
+
+    def validate(self, key: str, given: Mapping[str, Any]) -> dict[str, Any]:
+        name = given["name"]
+        if name in self.registry:
+            return super().validate(key, given)
+        if not Path(name).exists() and "/" not in name:
+            hint = nearest(name, self.registry.names())
+            raise ConfigError(f"{key} is {name!r}: neither a run directory nor a model; {hint}")
+        return {"run": str(Path(name).expanduser().resolve())}
+
+
+def shared_settings(teacher_epochs: int = 20, split_seed: int = 0) -> None:
+    """Settings of the data split and of a teacher that is trained first, which do not depend on ``seed``.
+
+    Args:
+        teacher_epochs: passes over the data of a teacher that is trained first; 0 uses its initial parameters, for
+            networks that load parameters, like ``teacher=timm teacher.head=true teacher.weights=FILE``.
+        split_seed: seed of the data split and of such a teacher.
+    """
+
+
+DISTILLER = Choice(distillers)
+TRAINING = Record(SGDConfig)
+CONDITIONS = sections_of(DistillExperiment, ("method", "data", "model", "teacher", "config"))
+SPLITS = sections_of(Splits.of, ("source", "seed"))
+
+DISTILL = CommandSchema(
+    "distill",
+    {
+        "method": DISTILLER,
+        "data": DATA,
+        "model": MODEL,
+        "teacher": Teacher(models, hidden=MODEL.hidden),
+        **SPLITS,
+        **sections_of(shared_settings),
+        **CONDITIONS,
+        "teacher_training": TRAINING,
+        **COMMON,
+    },
+    defaults={
+        "method": "disk",
+        "data": "digits",
+        "model": {"name": "mlp", "hidden": [4]},
+        "teacher": {"name": "mlp", "hidden": [256, 256]},
+        "training": {"batch_size": 50, "lr": 0.05, "clip": 10.0},
+        "teacher_training": {"batch_size": 50, "lr": 0.05, "clip": 10.0},
+        "checkpoint": {"every": 5},
+    },
+    comparison=lambda named: ("method=ce,kd,disk",),
+    may_change=("device", "cache", "checkpoint", "trackers"),
+)
+
+
+def build(config: Config, shared: Shared | None = None) -> DistillExperiment:
+    """Build and check the experiment of a configuration.
+
+    If the teacher is to be trained first (``build_teacher``), it is ``PENDING``.
+
+    Raises:
+        ConfigError: for invalid settings.
+        DataError: for missing or insufficient data.
+    """
+    values = config.values
+    data = _splits(config, shared)
+    run = values["teacher"].get("run")
+    teacher = PENDING if run is None else Path(run)
+    if run is None and values["teacher_epochs"] == 0:
+        given = values["teacher"]
+        if not given.get("pretrained") and not given.get("weights"):
+            raise ConfigError(
+                f"teacher_epochs=0 takes the teacher as it starts, but {given['name']} starts from random values; "
+                "train it, with teacher_epochs=20, or give it parameters, like teacher=timm teacher.weights=FILE."
+            )
+        teacher = make_student(model_factory(values["teacher"], data.train.first), values["split_seed"], torch.float32)
+    made = DistillExperiment(
+        method=DISTILLER.instantiate(values["method"]),
+        data=data,
+        model=model_factory(values["model"], data.train.first),
+        teacher=teacher,
+        config=values,
+        **arguments(DistillExperiment, CONDITIONS, values),
+    )
+    pick_device(made.device)
+    if teacher == PENDING:
+        build_teacher(config, shared)
+    else:
+        load_teacher(teacher, data.federation(), torch.float32, "cpu")
+    if made.start is not None:
+        begin_with(make_student(made.model, made.seed, torch.float32), made.start)
+    return made
+
+
+def build_teacher(config: Config, shared: Shared | None = None) -> DistillExperiment:
+    """Build the experiment that trains the teacher, with the settings of a run that can be continued by itself."""
+    values = config.values
+    data = _splits(config, shared)
+    same = ("data", "augment", "dtype", "device", "teacher_epochs", "split_seed", *SPLITS)
+    kept = {
+        **{key: values[key] for key in same},
+        "method": {"name": "ce", "warm": False},
+        "model": values["teacher"],
+        "epochs": values["teacher_epochs"],
+        "training": values["teacher_training"],
+        "seed": values["split_seed"],
+    }
+    return DistillExperiment(
+        ce(),
+        data,
+        model_factory(values["teacher"], data.train.first),
+        epochs=values["teacher_epochs"],
+        training=TRAINING.instantiate(values["teacher_training"]),
+        augment=tuple(values["augment"]),
+        seed=values["split_seed"],
+        dtype=values["dtype"],
+        device=values["device"],
+        config=kept,
+    )
+
+
+def _splits(config: Config, shared: Shared | None) -> Splits:
+    """The data splits, from the cache if they are there; images stay bytes until a mini-batch reads them."""
+    shared = shared or Shared()
+
+    def split(settings: Mapping[str, Any]) -> Splits:
+        source = shared("source", settings["data"], _read)
+        return Splits.of(source, seed=settings["split_seed"], **arguments(Splits.of, SPLITS, settings))
+
+    return shared("splits", {key: config[key] for key in ("data", "split_seed", *SPLITS)}, split)
+
+
+def _read(settings: Mapping[str, Any]) -> Source:
+    with as_bytes():
+        return DATA.instantiate(settings)

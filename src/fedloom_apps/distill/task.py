@@ -1,0 +1,341 @@
+"""Distillation runs: a warm start, then rounds of guide and student; one task for all methods."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor, nn
+
+from fedloom.core.documentation import bibtex
+from fedloom.core.errors import ConfigError, in_one_line
+from fedloom.data.augment import pipeline
+from fedloom.experiment.atomic import write_whole
+from fedloom.experiment.callbacks import Callback
+from fedloom.experiment.checkpoint import Checkpoint
+from fedloom.experiment.model_files import as_model_file, read_model_file
+from fedloom.experiment.rundir import Columns, RunDirectory, Status, Table
+from fedloom.experiment.runtime import pick_device, reason_against_bf16, reproducible
+from fedloom.experiment.teacher import load_teacher
+from fedloom.experiment.trainer import Record, Trainer, TrainerTask
+from fedloom.parts.objectives.guidance import multiplier
+from fedloom_apps.distill import work
+from fedloom_apps.distill.experiment import DistillExperiment
+from fedloom_apps.distill.learner import make_guide, make_learner, make_student
+from fedloom_apps.distill.records import describe, selected, summarise
+from fedloom_apps.distill.teacher_cache import TeacherCache
+
+STATE = "state"
+
+
+@dataclass
+class Distilled:
+    """The result of a run.
+
+    Attributes:
+        history: one record per round, as in ``metrics.jsonl``.
+        summary: the content of ``summary.json``.
+        model: the deployed model of the selected round.
+        guide_values: the guide's final g on every training sample [N], and whether the last student is right there [N];
+            ``model`` may be that of an earlier round.
+    """
+
+    history: list[Record]
+    summary: dict[str, Any]
+    model: nn.Module
+    guide_values: tuple[Tensor, Tensor] | None = None
+
+
+def run(
+    experiment: DistillExperiment,
+    out: Path | str | None = None,
+    *,
+    resume: bool | Path | str = False,
+    checkpoint_every: int = 5,
+    keep: int = 2,
+    callbacks: Sequence[Callback] = (),
+    cache: Path | None = None,
+) -> Distilled:
+    """Run a distillation experiment, from the start or from a checkpoint.
+
+    Args:
+        experiment: what to run.
+        out: run directory; None keeps everything in memory.
+        resume: True continues from the latest checkpoint in ``out``, or starts there if there is none; a path continues
+            from that checkpoint.
+        checkpoint_every: rounds between checkpoints; one is always written at the end and on Ctrl-C.
+        keep: number of checkpoints to keep.
+        callbacks: observers of the run; ``on_step`` receives the numbers of the round's passes.
+        cache: folder of the teacher's outputs if they are cached on disk; by default in ``out``.
+
+    Raises:
+        ConfigError: if the networks do not fit the data or each other.
+        CheckpointError: if ``out`` is taken, cannot be written, or holds another experiment.
+        Diverged: if a loss is infinite or NaN.
+        KeyboardInterrupt: on Ctrl-C, after a checkpoint.
+    """
+    with reproducible(), torch.random.fork_rng(devices=[]):
+        task = DistillTask(experiment, cache or (None if out is None else Path(out) / "answers"))
+        trainer = Trainer(task, out, checkpoint_every=checkpoint_every, keep=keep, callbacks=callbacks)
+        return task.result(trainer.run(resume, or_begin=True))
+
+
+class DistillTask(TrainerTask):
+    """A distillation as a task of the trainer; a round is a pass of the warm start, or passes of guide and student.
+
+    Args:
+        experiment: what to run.
+        cache: folder of the teacher's outputs if they are cached on disk.
+    """
+
+    kind = "distill"
+
+    def __init__(self, experiment: DistillExperiment, cache: Path | None = None) -> None:
+        super().__init__()
+        self.experiment, self.cache = experiment, cache
+        method, training = experiment.method, experiment.training
+        self.name, self.seed = method.name, experiment.seed
+        self.config, self.citations = experiment.config, bibtex(method.citation) + "\n"
+        device, dtype = pick_device(experiment.device), getattr(torch, experiment.dtype)
+        if training.operand_dtype is not None and (reason := reason_against_bf16(device)):
+            raise ConfigError(f"training.precision=bf16: {reason}; choose training.precision=full.")
+        self.data = experiment.data.placed(dtype, device)
+        self.inputs = tuple(self.data.train.x.shape[1:])
+        student = make_student(experiment.model, experiment.seed, dtype)
+        before = None if experiment.start is None else begin_with(student, experiment.start)
+        self.schedule = experiment.schedule(before)
+        self.rounds = self.schedule.all_rounds
+        self.teacher: nn.Module | None = None
+        if experiment.teacher is not None:
+            self.teacher = load_teacher(experiment.teacher, experiment.data.federation(), dtype, "cpu")
+        self.learner, self.sizes = make_learner(
+            method,
+            student,
+            self.teacher if method.needs_teacher else None,
+            self.inputs,
+            training,
+            experiment.seed,
+            dtype,
+        )
+        if self.sizes[0].classes < self.data.train.classes:
+            has = f"the student has {self.sizes[0].classes} outputs"
+            raise ConfigError(f"{has}, but the data have {self.data.train.classes} classes.")
+        self.learner.to(device).to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+        self.guide = make_guide(method, self.sizes[1], experiment.seed, dtype)
+        if self.teacher is not None:
+            self.teacher.to(device).to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+        if self.guide is not None:
+            self.guide.to(device)
+            self.guide_sgd = work.optimiser(list(self.guide.parameters()), training)
+        self.change = pipeline(experiment.augment, self.data.train.first) if experiment.augment else None
+        self.passes, self.forwards = self.schedule.before, 0
+        self.delta: float | None = None
+        self.tau_s = 1.0
+        self.best: dict[str, Tensor] = {}  # the deployed model's tensors of the selected round
+        self.sgd = self._optimiser()
+        self.described = describe(experiment, self.data, self.learner, self.teacher)
+        self.kept = self._state()
+
+    def identity(self) -> dict[str, Any]:
+        return self.described
+
+    @cached_property
+    def material(self) -> work.DistillationData:
+        """Data and settings of all passes; computes the teacher's outputs, once."""
+        experiment, answers = self.experiment, None
+        if experiment.method.needs_teacher:
+            assert self.teacher is not None
+            kept = sorted({n for term in experiment.method.terms for n in term.kept(*self.sizes)})
+            mode = "none" if self.change is not None else experiment.cache
+            operands = experiment.training.operand_dtype
+            answers = TeacherCache(self.teacher, self.data.train.x, tuple(kept), mode, self.cache, operands)
+        return work.DistillationData(self.data.train, answers, self.change, experiment.training, experiment.seed)
+
+    def step(self) -> Record:
+        return self._warm() if self.round < self.schedule.warm else self._main()
+
+    def _warm(self) -> Record:
+        """A round of the warm start: one pass on the labels alone, identical to one of ``ce``."""
+        training = self.experiment.training
+        plain = work.DistillationData(self.data.train, None, self.change, training, self.seed)
+        per = training.steps(len(self.data.train))
+        loss = self._pass(plain, work.on_labels(self.learner), self.round * per, self.schedule.warm * per)
+        return {"phase": "warm", "train/loss": loss}
+
+    def _main(self) -> Record:
+        """A round of the method: the passes of the guide, if there is one, then of the student."""
+        r = self.round - self.schedule.warm
+        found: Record = {"phase": "main"}
+        if self.guide is not None:
+            found |= self._guide(r)
+        per = self.experiment.training.steps(len(self.data.train))
+        begin, end = self._phase(r)
+        done, total = (sum(self.schedule.rounds[begin:stop]) * per for stop in (r, end))
+        losses = work.on_terms(self.learner, self.guide, self.tau_s)
+        for k in range(self.schedule.rounds[r]):
+            found["train/loss"] = self._pass(self.material, losses, done + k * per, total)
+        return found
+
+    def _phase(self, r: int) -> tuple[int, int]:
+        """The rounds after the warm start in which the learning rate falls to 0 once, around round ``r``."""
+        guide, rounds = self.experiment.method.guide, len(self.schedule.rounds)
+        return (0, rounds) if guide is None else guide.phase(r, rounds)
+
+    def _pass(self, material: work.DistillationData, losses: work.Losses, first: int, total: int) -> float:
+        """A pass of the student whose first step is step ``first`` of the phase's ``total``; returns its mean loss."""
+        training = self.experiment.training
+
+        def rate(at: int) -> float:
+            return training.rate(first + at, total)
+
+        loss = work.student_pass(material, self.learner, self.sgd, self.passes, rate, losses)
+        self.passes += 1
+        return loss
+
+    def _guide(self, r: int) -> Record:
+        """The guide's passes in round ``r`` after the warm start."""
+        method, training, rounds = self.experiment.method, self.experiment.training, len(self.schedule.rounds)
+        settings = method.guide
+        assert settings is not None
+        assert self.guide is not None
+        now = work.snapshot_student(self.material, self.learner, method, r)
+        self.forwards += 1
+        if self.delta is None:  # the student as it stands at the beginning
+            error = float((now.own.argmax(1) != now.y).double().mean())
+            self.delta = error if settings.delta is None else settings.delta
+            self.tau_s = work.student_temperature(method, now)
+        lagrange = multiplier(r, rounds, settings.lam_min, settings.lam_max, settings.period_of(rounds))
+        begin, end = self._phase(r)
+        lr = settings.lr * training.rate(r - begin, end - begin) / training.lr
+        delta = settings.budget_of(r, self.delta)
+        found: Record = {}
+        for k in range(settings.passes + (settings.first_passes if r == 0 else 0)):
+            batches = self.material.batches("guide", r, k)
+            found["guide/loss"] = work.guide_pass(
+                self.material, method, now, self.guide, self.guide_sgd, batches, lr, lagrange, delta, self.tau_s
+            )
+        g, wrong = work.guide_values(self.guide, now), now.wrong
+        return found | {
+            "guide/lambda": lagrange,
+            "guide/delta": delta,
+            "guide/mean": float(g.mean()),
+            "guide/wrong": _mean(g[wrong]),
+            "guide/right": _mean(g[~wrong]),
+            "guide/tau_s": self.tau_s,
+            "guide/spent": work.spent(method, now, g),
+        }
+
+    def commit(self, step: Record) -> tuple[Record, dict[str, Columns]]:
+        every, before = self.experiment.every, self.history[-1]["passes"] if self.history else self.schedule.before
+        self.round += 1
+        if self.round == self.schedule.warm:  # the method's own layers and momentum begin afresh
+            self.sgd = self._optimiser()
+        record: Record = {"round": self.round, "passes": self.passes, "forwards": self.forwards, **step}
+        if self.passes // every > before // every or self.round == self.rounds:
+            model = self.learner.student if step["phase"] == "warm" else self.learner
+            for name, samples in (("validation", self.data.validation), ("global", self.data.test)):
+                record |= {f"{name}/{key}": value for key, value in work.measured(model, samples)}
+        chosen = selected([*self.history, record])
+        if chosen is not None and chosen["round"] == self.round:
+            self.best = self.learner.deployed()
+        self.kept = self._state()
+        return record, {}
+
+    def snapshot(self) -> Checkpoint:
+        return self.kept
+
+    def _state(self) -> Checkpoint:
+        """A copy of all state, since an interrupted step leaves networks and momentum half updated."""
+        trees: dict[str, Mapping[str, Tensor]] = {
+            "learner": self.learner.state_dict(),
+            "momentum": work.momentum(self.sgd),
+            "best": self.best,
+        }
+        if self.guide is not None:
+            trees |= {"guide": self.guide.state_dict(), "guide momentum": work.momentum(self.guide_sgd)}
+        tensors = {f"{place}|{name}": t.detach().clone() for place, tree in trees.items() for name, t in tree.items()}
+        facts = {"passes": self.passes, "forwards": self.forwards, "delta": self.delta, "tau_s": self.tau_s}
+        return Checkpoint(self.round, {STATE: tensors}, facts)
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        trees: dict[str, dict[str, Tensor]] = {}
+        for key, value in checkpoint.tensors[STATE].items():
+            place, _, name = key.partition("|")
+            trees.setdefault(place, {})[name] = value
+        self.round = checkpoint.round
+        self.passes, self.forwards = checkpoint.facts["passes"], checkpoint.facts["forwards"]
+        self.delta, self.tau_s = checkpoint.facts["delta"], checkpoint.facts["tau_s"]
+        self.best = trees.get("best", {})
+        self.learner.load_state_dict(trees["learner"])
+        self.sgd = self._optimiser()
+        work.load_momentum(self.sgd, trees.get("momentum", {}))
+        if self.guide is not None:
+            self.guide.load_state_dict(trees["guide"])
+            work.load_momentum(self.guide_sgd, trees.get("guide momentum", {}))
+        self.kept = self._state()
+
+    @cached_property
+    def guide_values(self) -> tuple[Tensor, Tensor] | None:
+        """The guide's current g on every training sample [N], and whether the student is right there [N]."""
+        if self.guide is None:
+            return None
+        now = work.snapshot_student(self.material, self.learner, self.experiment.method, len(self.schedule.rounds))
+        return work.guide_values(self.guide, now), ~now.wrong
+
+    def summarise(self, status: Status) -> dict[str, Any]:
+        about = {"learner": self.learner, "teacher": self.teacher, "data": self.data, "inputs": self.inputs}
+        return summarise(self.experiment, self.schedule, self.history, status, self.delta, **about)
+
+    def write(self, directory: RunDirectory, status: Status) -> None:
+        if not status.ended:
+            return
+        write_whole(directory.path / "model.safetensors", as_model_file(self._chosen()))
+        write_whole(directory.path / "last.safetensors", as_model_file(self.learner.student.state_dict()))
+        if self.guide_values is not None:
+            table = Table(directory.path / "guide.parquet")
+            g, right = (t.cpu().numpy() for t in self.guide_values)
+            table.add(self.round, {"row": torch.arange(len(g)).numpy(), "g": g, "right": right})
+            table.write()
+
+    def result(self, summary: dict[str, Any]) -> Distilled:
+        """The result, with the model of the selected round; this modifies the learner."""
+        values = self.guide_values
+        self.learner.deploy(self._chosen())
+        model = self.learner if self.learner.reuse is not None else self.learner.student
+        return Distilled(self.history, summary, model.eval(), values)
+
+    def _chosen(self) -> dict[str, Tensor]:
+        """The deployed model's tensors of the selected round; its current ones if the run stopped in the warm start."""
+        return self.best or self.learner.deployed()
+
+    def _optimiser(self) -> torch.optim.SGD:
+        learner = self.learner
+        moved = list(learner.student.parameters()) if self.round < self.schedule.warm else learner.trained()
+        return work.optimiser([p for p in moved if p.requires_grad], self.experiment.training)
+
+
+def begin_with(student: nn.Module, start: Path) -> int:
+    """Load the last weights of a run of ``ce`` into the student; returns the number of its passes."""
+    directory = RunDirectory(start)
+    config, kind = directory.config(), directory.kind
+    method = (config.get("identity") or {}).get("method") or config.get("method")
+    name = method.get("name") if isinstance(method, dict) else method
+    if kind != "distill" or name != "ce":
+        raise ConfigError(f"start={start} is a {kind} run of {name!r}, but a warm start is a distill run of 'ce'.")
+    try:
+        passes = int(directory.summary()["passes"])
+        student.load_state_dict(read_model_file(start / "last.safetensors"))
+    except (OSError, SafetensorError, RuntimeError, KeyError, ValueError) as error:
+        raise ConfigError(
+            f"start={start} holds no trained student of this shape ({in_one_line(error, 150)})."
+        ) from error
+    return passes
+
+
+def _mean(values: Tensor) -> float | None:
+    return float(values.mean()) if len(values) else None

@@ -1,0 +1,91 @@
+"""The configuration of ``fedloom online``; lists of values in learner, adaptation or local form a grid of experts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fedloom.config.build import COMMON, DATA, MODEL, Shared, model_factory
+from fedloom.config.schema import CommandSchema, Config
+from fedloom.config.sections import Choice, Record, arguments, sections_of
+from fedloom.core.local import Local
+from fedloom.core.settings import is_grid, signature
+from fedloom.core.slots import adaptations
+from fedloom_apps.online.experiment import Online
+from fedloom_apps.online.experts import ExpertConfig, grid
+from fedloom_apps.online.learners import learners
+from fedloom_apps.online.streams import streams, task_stream
+
+LEARNER = Choice(learners, grid=True)
+EXPERT = {
+    "learner": LEARNER,
+    "adaptation": Choice(adaptations, grid=True),
+    "local": Record(Local, grid=True),
+}
+STREAM = Choice(streams)
+CONDITIONS = sections_of(Online, ("name", "experts", "stream", "model", "objective", "config"))
+
+ONLINE = CommandSchema(
+    "online",
+    {
+        **EXPERT,
+        "data": DATA,
+        "stream": STREAM,
+        "model": MODEL,
+        **CONDITIONS,
+        **COMMON,
+    },
+    defaults={
+        "learner": {"name": "moml", "alpha": 0.5},
+        "adaptation": {"name": "maml", "lr": 1.0},
+        "local": {"steps": 10, "batch_size": 10, "lr": 0.1, "weight_decay": 1e-3, "clip": 3.0},
+        "data": "digits",
+        "stream": {"name": "s_mnist", "tasks": 100},
+        "model": "mlp",
+        "measures": {"ltm_every": 10},
+        "device": "auto",
+        "checkpoint": {"every": 50},
+    },
+    comparison=lambda named: ("learner=moml,ftml,mogd",),
+    short={"tasks": "stream.tasks"},
+    may_change=("checkpoint", "device", "trackers"),
+    may_grow="stream.tasks",
+)
+
+
+def build(config: Config, shared: Shared | None = None) -> Online:
+    """Build the experiment of a configuration.
+
+    >>> online = build(ONLINE.resolve(["learner.alpha=[1,5]", "adaptation.lr=[.3,.1]", "tasks=9"]))
+    >>> len(online.experts), len(online.stream)
+    (4, 9)
+
+    Raises:
+        ConfigError: for invalid settings.
+        DataError: for missing data, or too few for such tasks.
+    """
+    values = config.values
+    source = (shared or Shared())("source", values["data"], DATA.instantiate)
+    stream = task_stream(source, STREAM.instantiate(values["stream"]), seed=values["seed"])
+    online = Online(
+        name=config["learner.name"],
+        experts=_experts(values),
+        stream=stream,
+        model=model_factory(values["model"], stream[0].train),
+        config=values,
+        **arguments(Online, CONDITIONS, values),
+    )
+    online.ensemble()  # raises if the model does not fit the tasks or the learners
+    return online
+
+
+def _experts(values: Mapping[str, Any]) -> tuple[ExpertConfig, ...]:
+    """The experts: the product of all lists of settings."""
+    made, over = {}, {}
+    for key, section in EXPERT.items():
+        given = values[key]
+        kinds = section.parameters(given["name"]) if isinstance(section, Choice) else signature(Local)
+        lists = {k: v for k, v in given.items() if k in kinds and is_grid(kinds[k].annotation, v)}
+        made[key] = section.instantiate({**given, **{name: several[0] for name, several in lists.items()}})
+        over |= {f"{key}.{name}": several for name, several in lists.items()}
+    return grid(**made, over=over)

@@ -1,0 +1,190 @@
+"""Online runs: every task of the stream is predicted, scored and only then learned."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedloom.core.client import State
+from fedloom.core.errors import CheckpointError, ClientError
+from fedloom.experiment.callbacks import Callback
+from fedloom.experiment.checkpoint import Checkpoint
+from fedloom.experiment.conventions import known_tokens
+from fedloom.experiment.rundir import Columns, Status
+from fedloom.experiment.runtime import reproducible
+from fedloom.experiment.store import flat, nested
+from fedloom.experiment.trainer import Record, Trainer, TrainerTask
+from fedloom_apps.online.ensemble import MEMORY, state_bytes, task_bytes
+from fedloom_apps.online.evaluate import StreamEvaluator
+from fedloom_apps.online.experiment import Online
+from fedloom_apps.online.hedge import mixed
+from fedloom_apps.online.streams import Task
+from fedloom_apps.online.summary import summarise
+
+FIRST = "0"
+
+
+@dataclass
+class OnlineResult:
+    """The result of an online run.
+
+    Attributes:
+        history: one record per task, as in ``metrics.jsonl``.
+        summary: the content of ``summary.json``.
+        state: the experts' final state.
+        p: Hedge's final weights of the experts, float64 [E].
+    """
+
+    history: list[Record]
+    summary: dict[str, Any]
+    state: State
+    p: Tensor
+
+
+def run(
+    online: Online,
+    out: Path | str | None = None,
+    *,
+    resume: bool | Path | str = False,
+    checkpoint_every: int = 100,
+    keep: int = 2,
+    callbacks: Sequence[Callback] = (),
+) -> OnlineResult:
+    """Run an online experiment, from the start of its stream or from a checkpoint.
+
+    Args:
+        online: what to run.
+        out: run directory; None keeps everything in memory.
+        resume: True resumes from the newest checkpoint in ``out``; a path, from that checkpoint.
+        checkpoint_every: tasks between checkpoints; one is always written at the end and on Ctrl-C. A checkpoint
+            includes the stored tasks, so FTML's checkpoints grow.
+        keep: number of checkpoints to keep.
+        callbacks: observers of the run; ``on_step`` receives a ``StreamStep``.
+
+    Raises:
+        ConfigError: if the model does not fit the tasks.
+        CheckpointError: if ``out`` is taken, cannot be written, or holds another experiment.
+        ClientError: if no expert's predictions are finite.
+        KeyboardInterrupt: on Ctrl-C, after a checkpoint.
+    """
+    with reproducible():
+        task = OnlineTask(online)
+        summary = Trainer(task, out, checkpoint_every=checkpoint_every, keep=keep, callbacks=callbacks).run(resume)
+        return OnlineResult(task.history, summary, task.state, online.hedge.p(task.total))
+
+
+class StreamStep(NamedTuple):
+    """The outcome of a task before it is committed: its record and the state after it.
+
+    Attributes:
+        record: the measurements.
+        state: the experts' state after it.
+        total: the experts' cumulative losses after it, float64 [E].
+    """
+
+    record: Record
+    state: State
+    total: Tensor
+
+
+class OnlineTask(TrainerTask):
+    """An online experiment as a task of the trainer; a round is one task of the stream."""
+
+    kind = "online"
+    headline = "ctm/accuracy/mean"
+
+    def __init__(self, online: Online) -> None:
+        super().__init__()
+        self.online, self.name, self.rounds, self.seed = online, online.name, len(online.stream), online.seed
+        self.config, self.citations = online.config, "\n\n".join(online.citations()) + "\n"
+        self.ensemble = online.ensemble()
+        self.evaluator = StreamEvaluator(online, self.ensemble)
+        self.state = self.ensemble.init()
+        self.total = online.hedge.init(len(online.experts))
+
+    def identity(self) -> dict[str, Any]:
+        first = self.online.stream[0]
+        digest = hashlib.sha256(first.train.x.numpy().tobytes() + first.train.y.numpy().tobytes()).hexdigest()[:16]
+        theta = hashlib.sha256(self.ensemble.init()[FIRST]["w"].cpu().numpy().tobytes()).hexdigest()[:16]
+        return {**self.online.describe(), "stream": {"digest": digest}, "model": {"digest": theta}}
+
+    def step(self) -> StreamStep:
+        task = self.online.stream[self.round]
+        with known_tokens(self.ensemble.model, self.ensemble.on_host, task.train.x, task.test.x):
+            return self._step(task)
+
+    def _step(self, task: Task) -> StreamStep:
+        online, ensemble, measures, t = self.online, self.ensemble, self.online.measures, self.round
+        p = online.hedge.p(self.total)
+        active = online.hedge.active(self.total)
+        train = self.evaluator.placed(task.train)
+        first = [e for e in active if online.experts[e].learner.learns_first]
+        ahead = ensemble.learn(self.state, t, train, active) if first else None
+        logits = self.evaluator.predict(self.state, task, active)
+        if ahead is not None:
+            rows = torch.tensor([list(active).index(e) for e in first], device=logits.device)
+            logits = logits.index_copy(0, rows, self.evaluator.predict(ahead[0], task, first))
+        accuracy, loss = self.evaluator.score(logits, task, active)
+        finite = torch.isfinite(loss)
+        if not bool(finite.any()):
+            raise ClientError(f"at task {t + 1} all experts' predictions have become infinite or NaN; lower local.lr.")
+        known = [r["ctm/accuracy"] for r in self.history]
+        record: Record = {
+            "round": t + 1,
+            "ctm/accuracy": mixed(p, accuracy),
+            "ctm/loss": mixed(p, loss),
+            "experts/accuracy": [value if np.isfinite(value) else None for value in accuracy.tolist()],
+            "hedge/p": p.tolist(),
+        }
+        record["ctm/accuracy/mean"] = float(np.mean([*known, record["ctm/accuracy"]]))
+        if absent := self.evaluator.absent(logits, task):
+            record["ctm/absent"] = absent
+        if _due(t, measures.efficiency_every):
+            record |= self.evaluator.efficiency(self.state, task, p)
+        suffered = 1 - accuracy if online.hedged == "error" else loss
+        total = online.hedge.update(self.total, torch.where(finite, suffered, float("inf")))
+        record["hedge/loss"] = mixed(p, suffered)
+        state, losses = ahead or ensemble.learn(self.state, t, train, active)
+        record["train/loss"] = mixed(online.hedge.p(total), losses)
+        record |= {
+            "memory/tasks": len(state[MEMORY]) // 2,
+            "memory/task_bytes": task_bytes(state),
+            "memory/state_bytes": state_bytes(state),
+        }
+        if _due(t, measures.ltm_every) or t + 1 == self.rounds:
+            record |= self.evaluator.long_term(state, t + 1, online.hedge.p(total))
+        return StreamStep(record, state, total)
+
+    def commit(self, step: StreamStep) -> tuple[Record, dict[str, Columns]]:
+        self.state, self.total, self.round = step.state, step.total, self.round + 1
+        return step.record, {}
+
+    def snapshot(self) -> Checkpoint:
+        return Checkpoint(self.round, {"state": flat(self.state), "hedge": {"total": self.total}})
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        if checkpoint.round > self.rounds:
+            raise CheckpointError(
+                f"the checkpoint of task {checkpoint.round} is past the stream's {self.rounds} tasks."
+            )
+        state = {MEMORY: {}, **nested(checkpoint.tensors["state"])}
+        self.state = {place: self._placed(place, tree) for place, tree in state.items()}
+        self.total, self.round = checkpoint.tensors["hedge"]["total"], checkpoint.round
+
+    def _placed(self, place: str, tree: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """A group's state on the run's device; the numbers of stored tasks stay on the CPU."""
+        return {k: v if place != MEMORY and k == "held" else v.to(self.ensemble.device) for k, v in tree.items()}
+
+    def summarise(self, status: Status) -> dict[str, Any]:
+        return summarise(self.online, self.history, self.total, self.ensemble.plan(0)[0].layout.size)
+
+
+def _due(t: int, every: int) -> bool:
+    return every > 0 and (t + 1) % every == 0

@@ -1,0 +1,180 @@
+"""The worker of the Ray engine: it holds the plan, does the work of blocks, and may keep their folds for a chain.
+
+If client states are in files that all nodes see, it reads those of a block, writes the new ones and returns references
+to them. Messages are packed (``fedloom_apps.ray.packed``). This module does not import Ray.
+"""
+
+from __future__ import annotations
+
+import platform
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedloom.core.aggregate import Fold
+from fedloom.core.client import Broadcast, Result
+from fedloom.core.determinism import exact_gpu
+from fedloom.core.engine import Compute, ComputeFactory, StateFiles
+from fedloom.core.errors import CheckpointError, ConfigError
+from fedloom.core.missing_needs import as_client_error, as_loss_error
+from fedloom.core.plan import ClientPlan
+from fedloom.engines.worker import Block
+from fedloom_apps.ray.packed import Packed, pack, unpack
+
+
+@dataclass
+class RemoteBlock(Block):
+    """A block at a worker on some node.
+
+    Attributes:
+        keep: whether its sums stay with the worker.
+        files: the files of its members' states, if workers read and write them; ``states`` are then those of members
+            without a file.
+    """
+
+    keep: bool = False
+    files: StateFiles | None = None
+
+    def load(self, device: str) -> None:
+        """Read the states that are in files."""
+        if self.files is not None:
+            stored = self.files.load(device)
+            self.states = [stored.get(client, state) for client, state in zip(self.clients, self.states, strict=True)]
+
+    def save(self, results: Sequence[Result]) -> None:
+        """Write the members' new states; the results keep references to them."""
+        if self.files is not None:
+            stored = self.files.save({result.client: result.state for result in results})
+            for result in results:
+                result.state = stored[result.client]
+
+
+class Actor:
+    """A worker on some node; Ray calls its methods one after the other.
+
+    Args:
+        path: the driver's module search path, for modules that are not installed.
+        device: the device of local work.
+    """
+
+    def __init__(self, path: Sequence[str], device: str = "cpu") -> None:
+        sys.path += [place for place in path if place not in sys.path]
+        self.device = device
+        self.plan: ClientPlan | None = None
+        self.computes: list[Compute] = []
+        self.round = -1  # the number of the broadcast that ``down`` is
+        self.down: Broadcast | None = None
+        self.kept: dict[int, Fold] = {}  # sums by number of the block
+        self.exact = ExitStack()  # settings of PyTorch, for as long as the worker lives
+
+    def alive(self) -> None:
+        """Answer, to show that the worker is alive."""
+
+    def prepare(self, plan: Packed, data: Packed) -> None:
+        """Receive the plan and its data, which stay in the node's shared memory unless they go to a GPU.
+
+        Raises:
+            ConfigError: if PyTorch cannot use the GPU that the cluster gave this worker.
+        """
+        if self.device == "cuda" and not torch.cuda.is_available():
+            raise ConfigError(
+                f"PyTorch on {platform.node()} can use no GPU; install its CUDA build there, or set engine.gpus=0"
+            )
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver ends its workers
+        torch.set_num_threads(1)
+        if self.device == "cuda":
+            self.exact.enter_context(exact_gpu())
+        made: tuple[ClientPlan, ComputeFactory] = unpack(plan, self.device)
+        train, validation = unpack(data, self.device, in_place=True)
+        self.plan = replace(made[0], data=train, validation=validation, device=self.device)
+        self.computes = [made[1](level) for level in self.plan.levels]
+        self.round, self.down, self.kept = -1, None, {}
+
+    def fold(self, round: int, down: Packed, blocks: Packed) -> Packed:
+        """The folds of blocks; without their sums if these stay here."""
+
+        def work(received: Broadcast, compute: Compute, task: RemoteBlock) -> Fold:
+            folded = compute.fold(received, task.clients, task.states, task.weights)
+            task.save(folded.results)
+            return self._kept(task, folded)
+
+        return self._answers(
+            round, down, blocks, work, partial(as_client_error, sentence=f"round {round + 1}: uploads do not fold")
+        )
+
+    def work(self, round: int, down: Packed, blocks: Packed) -> Packed:
+        """The results of the members of blocks."""
+
+        def work(received: Broadcast, compute: Compute, task: RemoteBlock) -> list[Result]:
+            results = list(compute.work(received, task.clients, task.states))
+            task.save(results)
+            return results
+
+        failed = partial(as_client_error, sentence=f"round {round + 1}: local work failed")
+        return self._answers(round, down, blocks, work, failed)
+
+    def chain(self, total: Packed | None, numbers: Sequence[int], sums: Packed | None = None) -> Packed:
+        """The running total over earlier blocks, with the kept sums of the given blocks, or given ones, added."""
+        running = Fold() if total is None else Fold(unpack(total, self.device))
+        for number in numbers:
+            add(running, self.kept[number])
+        if sums is not None:
+            add(running, Fold(unpack(sums, self.device)))
+        return pack(running.sums)
+
+    def losses(self, round: int, down: Packed, blocks: Packed, held_out: bool = False) -> Packed:
+        """Losses of the received model."""
+
+        def work(received: Broadcast, compute: Compute, task: RemoteBlock) -> np.ndarray:
+            states = dict(zip(task.clients, task.states, strict=True))
+            return compute.losses(received, np.array(task.clients), states.__getitem__, held_out)
+
+        return self._answers(round, down, blocks, work, as_loss_error)
+
+    def _answers(
+        self,
+        round: int,
+        down: Packed,
+        blocks: Packed,
+        work: Callable[[Broadcast, Compute, RemoteBlock], Any],
+        caught: Callable[[Callable[[], Any]], Any],
+    ) -> Packed:
+        """What ``work`` returns for each block, or the error that it raised."""
+        received, tasks = self._receive(round, down), unpack(blocks, self.device)
+
+        def answers() -> list[Any] | CheckpointError:
+            found = []
+            for task in tasks:
+                try:
+                    task.load(self.device)
+                    found.append(work(received, self.computes[task.level], task))
+                except CheckpointError as error:  # its message is complete
+                    return error
+            return found
+
+        return pack(caught(answers))
+
+    def _receive(self, round: int, down: Packed) -> Broadcast:
+        """Unpack a broadcast, once; the sums of the one before are no longer needed."""
+        if round != self.round:
+            self.round, self.down, self.kept = round, unpack(down, self.device), {}
+        assert self.down is not None
+        return self.down
+
+    def _kept(self, task: RemoteBlock, folded: Fold) -> Fold:
+        if task.keep:
+            self.kept[task.number] = Fold(folded.sums)
+            return replace(folded, sums={})
+        return folded
+
+
+def add(running: Fold, sums: Fold) -> None:
+    """Add the sums of the next block to ``running``, leaving them unchanged in case the chain must start again."""
+    running.merge(Fold({slot: v if slot in running.sums else v.clone() for slot, v in sums.sums.items()}))

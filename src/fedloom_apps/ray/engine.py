@@ -1,0 +1,342 @@
+"""Workers on a Ray cluster: the nodes hold the federation, take blocks of clients and return folds, or chain them.
+
+The plan and its data are in every node's shared memory once. Each worker is an actor with one core, or a GPU or a share
+of one. Blocks are a function of the cohort alone, and folds are added in cohort order, so that sums have the order, and
+the bits, of the serial engine with the same compute (between machines with the same processors and PyTorch).
+
+Sums come back in one of two ways. ``fold``: every block's fold goes to the driver, which receives O(blocks·|θ|) bytes
+per round. ``chain``: folds stay with the workers, each of which has a range of consecutive blocks, and a running total
+goes
+from worker to worker in cohort order: O(workers·|θ|) bytes, of which |θ| reach the driver. ``auto`` chains where that
+saves enough bytes.
+
+Client states travel with blocks, or workers read and write them in files that all nodes see, and only file names and
+checksums travel. A file counts once its round is committed, so that a block may be done twice.
+
+When a worker or a node dies, its blocks are redone by others. A block on which workers died several times is done
+member by member, and members on which a worker dies again are left out by name.
+"""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedloom.core.aggregate import Fold, fold
+from fedloom.core.client import Broadcast, Failure, FailureKind, Result, State
+from fedloom.core.engine import Compute, ComputeFactory, Engine, EngineFactory, StateFiles, States, Traits
+from fedloom.core.errors import ClientError, ConfigError, FedLoomError, LossError
+from fedloom.core.federation import Index, Split
+from fedloom.core.plan import ClientPlan
+from fedloom.engines import engines
+from fedloom_apps.ray.actor import RemoteBlock
+from fedloom_apps.ray.cluster import QUEUED, Cluster, Hands, Member, RemoteJob
+from fedloom_apps.ray.packed import Packed, nbytes, pack, unpack
+
+ATTEMPTS = 2  # at a block, before its members are done on their own
+WAYS = ("auto", "fold", "chain")
+SAVED = 16 << 20  # bytes that a chain must save a round for ``auto`` to choose it; below, its hops cost as much
+LIGHT = 2 << 20  # bytes of an answer up to which a worker does several blocks before it answers; a call costs 3 to 6 ms
+
+
+class Ray(Engine):
+    """The engine for Ray clusters; see the module's docstring.
+
+    Args:
+        plan: the client plan.
+        compute: makes the compute of a worker.
+        workers: number of workers; 0 means as many as there is room for.
+        address: ``host:port`` of the cluster to join, or ``auto``; empty starts one on this machine.
+        gpus: GPUs (or the share of one) per worker; 0 for work on the CPU.
+        gather: how sums come back: ``fold``, ``chain`` or ``auto``.
+
+    Raises:
+        ConfigError: for settings out of range; see also ``Cluster``.
+    """
+
+    traits = Traits(devices=("cpu",))
+
+    def __init__(
+        self,
+        plan: ClientPlan,
+        compute: ComputeFactory,
+        workers: int = 0,
+        address: str = "",
+        gpus: float = 0.0,
+        gather: str = "auto",
+    ) -> None:
+        if gather not in WAYS:
+            raise ConfigError(f"engine 'ray': gather is {gather!r}, but it must be one of {', '.join(WAYS)}.")
+        self.plan, self.gather = plan, gather
+        self.computes: list[Compute] = [compute(level) for level in plan.levels]  # for the shapes of blocks
+        self.sent = 0  # bytes of blocks and their states that left the driver, broadcasts aside
+        self.received = 0  # bytes that came back to it
+        self.sums = 0  # bytes of a block's sums, as seen last
+        self.light = False  # whether the last answer was small, see ``LIGHT``
+        self.numbers = itertools.count()
+        self.told = False
+        self.cluster = Cluster(workers, address, gpus)
+        self.cluster.died = self._tell
+        try:
+            cloud = import_module("ray.cloudpickle").Pickler  # for models and computes that are closures
+            nothing = Split(plan.data.arrays.take(torch.zeros(0, dtype=torch.int64)), Index.of([]))
+            self.cluster.prepare(
+                pack((replace(plan, data=nothing, validation=None), compute), cloud),
+                pack((plan.data, plan.validation)),
+            )
+        except BaseException:
+            self.close()
+            raise
+
+    def run(
+        self, down: Broadcast, clients: np.ndarray, states: States, weights: np.ndarray | None, level: int = 0
+    ) -> Generator[Fold]:
+        """The folds of the clients' blocks, in order; of a chain, first those without sums, then the sums."""
+        work = _Blocks(self, down, clients, states, weights, level, self.files)
+        return work.chained() if self._chains(len(work.cut), weights) else work.folds()
+
+    def _chains(self, blocks: int, weights: np.ndarray | None) -> bool:
+        """Whether a total goes from worker to worker; where p is not known, single updates come back anyway."""
+        if self.gather != "auto":
+            return self.gather == "chain"
+        return weights is not None and (blocks - len(self.cluster.ready) - 1) * self.sums > SAVED
+
+    def losses(
+        self, down: Broadcast, clients: np.ndarray, states: States, level: int = 0, held_out: bool = False
+    ) -> np.ndarray:
+        """Losses of the received model, float64 [clients]."""
+        private = self.plan.has_private
+        own: States = (
+            (lambda client: {k: v for k, v in states(client).items() if k == "personal"}) if private else _none
+        )
+        return _Blocks(self, down, clients, own, None, level, self.files if private else None).losses(held_out)
+
+    def receive(self, answer: Packed) -> Any:
+        """Unpack an answer, and raise it if it is an error."""
+        self.received += nbytes(answer)
+        found = unpack(answer)
+        if isinstance(found, FedLoomError):
+            raise found
+        return found
+
+    def receive_folds(self, job: RemoteJob, answer: Packed) -> dict[int, Fold]:
+        """The folds in an answer, by number of the block."""
+        self.light = nbytes(answer) <= LIGHT * len(job.numbers)
+        return dict(zip(job.numbers, self.receive(answer), strict=True))
+
+    def _tell(self) -> None:
+        if not self.told:
+            self.told = True
+            warnings.warn("a worker of the cluster died; its clients were redone by others.", stacklevel=2)
+
+    def close(self) -> None:
+        """Stop the workers, and the cluster if it was started for this run."""
+        self.cluster.close()
+
+
+class _Blocks:
+    """The blocks of one call, and which worker has which results."""
+
+    def __init__(
+        self,
+        engine: Ray,
+        down: Broadcast,
+        clients: np.ndarray,
+        states: States,
+        weights: np.ndarray | None,
+        level: int,
+        files: Callable[[Sequence[int]], StateFiles] | None,
+    ) -> None:
+        self.files = files
+        self.engine, self.cluster, self.t = engine, engine.cluster, down.round
+        self.clients, self.states, self.weights, self.level = clients, states, weights, level
+        self.compute = engine.computes[level]
+        self.cut = self.compute.blocks(len(clients))
+        self.broadcast = next(engine.numbers), engine.cluster.ray.put(pack(down))
+
+    def block(self, number: int, members: range, keep: bool = False) -> RemoteBlock:
+        """Consecutive members of the cohort, with their states or the files of these."""
+        clients = self.clients[members.start : members.stop].tolist()
+        part = None if self.weights is None else self.weights[members.start : members.stop]
+        files = None if self.files is None else self.files(clients)
+        states = [{} if files is not None and client in files.files else self.states(client) for client in clients]
+        return RemoteBlock(number, self.level, clients, part, states, keep, files)
+
+    def job(
+        self, method: str, parts: Mapping[int, range], keep: bool = False, more: tuple[bool, ...] = ()
+    ) -> RemoteJob:
+        """The call of a worker's method for members, by number of the block; states are read when it is dealt."""
+
+        def arguments() -> tuple[Any, ...]:
+            blocks = pack([self.block(number, members, keep) for number, members in parts.items()])
+            self.engine.sent += nbytes(blocks)
+            return (*self.broadcast, blocks, *more)
+
+        return RemoteJob([*parts], method, arguments)
+
+    def fold_jobs(self, numbers: Sequence[int], workers: int, keep: bool = False) -> deque[RemoteJob]:
+        """Calls for the folds of blocks; several blocks in one if answers are light."""
+        cut = groups(numbers, workers) if self.engine.light else [[number] for number in numbers]
+        return deque(self.job("fold", {number: self.cut[number] for number in group}, keep) for group in cut)
+
+    def folds(self) -> Generator[Fold]:
+        """Every block's fold, in order."""
+        jobs = self.fold_jobs(range(len(self.cut)), len(self.cluster.crew()))
+        done: dict[int, Fold] = {}
+        suspects: list[int] = []
+        turn = 0
+        for job, _, answer in self.cluster.done(Hands(jobs), ATTEMPTS):
+            if answer is None:
+                suspects += job.numbers
+                continue
+            done |= self.engine.receive_folds(job, answer)
+            self._weigh(done[job.numbers[0]])
+            while turn in done:
+                yield done.pop(turn)
+                turn += 1
+        done |= {number: self.one_by_one(number) for number in suspects}
+        yield from (done[number] for number in sorted(done))
+
+    def chained(self) -> Generator[Fold]:
+        """Every block's fold without sums, in order, and at last the sums over all blocks."""
+        homes: dict[int, Member | Fold] = {}  # who has a block's sums: a worker, or the driver
+        rest: dict[int, Fold] = {}
+        total: Fold | None = None
+        while total is None:
+            missing = [number for number in range(len(self.cut)) if not _is_there(homes.get(number))]
+            suspects: list[int] = []
+            for job, member, answer in self.cluster.done(self._ranges(missing), ATTEMPTS):
+                if answer is None:
+                    suspects += job.numbers
+                else:
+                    homes |= dict.fromkeys(job.numbers, member)
+                    rest |= self.engine.receive_folds(job, answer)
+            for number in suspects:
+                whole = self.one_by_one(number)
+                homes[number], rest[number] = Fold(whole.sums), replace(whole, sums={})
+            if all(map(_is_there, homes.values())):
+                total = self._total(homes)
+        self._weigh(total)
+        yield from (rest[number] for number in range(len(self.cut)))
+        yield total
+
+    def _total(self, homes: dict[int, Member | Fold]) -> Fold | None:
+        """The sums over all blocks in order; None if a worker died, after it was replaced."""
+        ray, total = self.cluster.ray, None
+        for _, run in itertools.groupby(sorted(homes), key=lambda number: id(homes[number])):
+            numbers = list(run)
+            home = homes[numbers[0]]
+            if isinstance(home, Member):
+                total = home.actor.chain.remote(total, numbers)
+            else:
+                total = self.cluster.crew()[0].actor.chain.remote(total, [], pack(home.sums))
+        try:
+            return Fold(self.engine.receive(ray.get(total)))
+        except ray.exceptions.RayError as error:
+            cause = getattr(error, "cause", None)
+            if cause is not None and not isinstance(cause, ray.exceptions.RayError):
+                told = f"{type(cause).__name__}: {cause}"
+                raise ClientError(f"round {self.t + 1}: sums cannot be added: {told}.") from None
+            self.cluster.buried()
+            return None
+
+    def _ranges(self, numbers: Sequence[int]) -> Hands:
+        """Consecutive blocks for every worker, with about equally many samples."""
+        sizes = self.engine.plan.population.sizes[self.clients]
+        samples = np.array([sizes[self.cut[n].start : self.cut[n].stop].sum() for n in numbers], dtype=float)
+        middle = np.cumsum(samples) - samples / 2
+        members = self.cluster.crew()
+        share = (middle / samples.sum() * len(members)).astype(int)
+        own: dict[Member, list[int]] = {member: [] for member in members}
+        for number, one in zip(numbers, share.tolist(), strict=True):
+            own[members[one]].append(number)
+        return Hands(deque(), {member: self.fold_jobs(mine, 1, keep=True) for member, mine in own.items()})
+
+    def _weigh(self, folded: Fold) -> None:
+        self.engine.sums = sum(value.nbytes for value in folded.sums.values()) or self.engine.sums
+
+    def one_by_one(self, number: int) -> Fold:
+        """The fold of a block on which workers died; a member on which they die again is left out.
+
+        Members that are stepped together have the same bits only together, so that they are tried together once more.
+        """
+        cut = self.cut[number]
+        if self.compute.together:
+            ((_, _, answer),) = self.cluster.done(Hands(deque([self.job("fold", {number: cut})])), 1)
+            if answer is not None:
+                return self.engine.receive(answer)[0]
+        results: list[Result] = []
+        for at, client in zip(cut, self.clients[cut.start : cut.stop].tolist(), strict=True):
+            ((job, _, answer),) = self.cluster.done(
+                Hands(deque([self.job("work", {number: range(at, at + 1)})])), ATTEMPTS
+            )
+            if answer is None:
+                reason = f"its worker process died {ATTEMPTS + job.deaths} times"
+                results.append(Result(client, failure=Failure(self.t, client, FailureKind.DIED, reason)))
+            else:
+                results += self.engine.receive(answer)[0]
+        weights = None if self.weights is None else self.weights[cut.start : cut.stop]
+        return fold(self.engine.plan.levels[self.level], results, weights)
+
+    def losses(self, held_out: bool) -> np.ndarray:
+        """Losses of the received model, float64 [clients]."""
+        members = len(self.cluster.crew())
+        ends = [round(len(self.clients) * n / members) for n in range(members + 1)]
+        cuts = enumerate(itertools.pairwise(ends))
+        jobs = [self.job("losses", {n: range(*pair)}, more=(held_out,)) for n, pair in cuts]
+        found: dict[int, np.ndarray] = {}
+        for job, _, answer in self.cluster.done(Hands(deque(jobs)), ATTEMPTS + 1):
+            if answer is None:
+                raise LossError(
+                    f"its loss of the received model cannot be computed: the worker died {job.deaths} times."
+                )
+            found[job.numbers[0]] = self.engine.receive(answer)[0]
+        return np.concatenate([found[number] for number in sorted(found)])
+
+
+def groups(numbers: Sequence[int], workers: int) -> Iterator[Sequence[int]]:
+    """Consecutive blocks that a worker does in one call: fewer and fewer, so that all workers finish together.
+
+    >>> [len(group) for group in groups(range(4), 2)], [len(group) for group in groups(range(24), 2)]
+    ([2, 2], [6, 4, 3, 2, 2, 1, 1, 1, 1, 1, 1, 1])
+    """
+    if len(numbers) <= QUEUED * workers:  # all are dealt at once
+        ends = [round(len(numbers) * n / workers) for n in range(workers + 1)]
+        yield from (numbers[slice(*pair)] for pair in itertools.pairwise(ends) if pair[0] < pair[1])
+        return
+    while numbers:
+        size = max(len(numbers) // (2 * workers), 1)
+        yield numbers[:size]
+        numbers = numbers[size:]
+
+
+def _none(client: int) -> State:
+    return {}
+
+
+def _is_there(home: Member | Fold | None) -> bool:
+    return isinstance(home, Fold) or (home is not None and home.ready)
+
+
+@engines.register
+def ray(workers: int = 0, address: str = "", gpus: float = 0.0, gather: str = "auto") -> EngineFactory:
+    """Run workers on a Ray cluster, on this machine or many, with CPUs or GPUs; results equal ``serial`` bitwise.
+
+    Args:
+        workers: number of workers, of one core each; 0 means as many as there is room for.
+        address: ``host:port`` of the cluster to join, or ``auto`` for the one that runs on this machine; empty starts
+            one for the run.
+        gpus: GPUs, or the share of one, per worker; 0 for work on the CPU.
+        gather: how sums come back: every block's ``fold`` to the driver, a ``chain`` of running totals from worker to
+            worker, or ``auto``, which chooses by bytes.
+    """
+    return EngineFactory(partial(Ray, workers=workers, address=address, gpus=gpus, gather=gather), Ray.traits)

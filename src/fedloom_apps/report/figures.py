@@ -1,0 +1,382 @@
+"""The figures of a report: curves, clients, mixing coefficients, regret, calibration, the partition."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pandas as pd
+
+from fedloom.metrics import direction
+from fedloom.metrics.regret import lipschitz, played, regret_of_losses, silo_bound
+from fedloom.parts.mixing.responses import CDFS, respond
+from fedloom_apps.report.charts import Axis, Chart, Figure, Floats, Form, HeatMap, LineStyle, Series, thinned
+from fedloom_apps.report.groups import (
+    RunGroup,
+    all_runs,
+    band,
+    by_seed,
+    form_of,
+    has,
+    on_the_same_data,
+    series,
+    targets_by_metric,
+)
+from fedloom_apps.report.results import Scope, client_metric, measured, scopes
+from fedloom_apps.report.rundata import WALL, RunData
+
+ROUNDS = Axis("rounds", "count")
+OVER = {
+    "comm/bytes": Axis("bytes sent", "amount"),
+    "passes": Axis("student passes", "count"),
+    WALL: Axis("wall-clock time", "seconds"),
+}
+"""The other horizontal axes of curves, by the metric that they show."""
+
+OBJECTIVE = "mixing/objective"
+HELD_OUT_OBJECTIVE = "mixing/held_out_objective"
+"""Σ p_i F_i(θ^t) over a round's clients, with the losses of the received model."""
+
+MATRICES, CLIENTS_DRAWN, COLUMNS = 8, 100, 200
+"""The most heat maps of one kind, clients in one of mixing coefficients, and columns of any."""
+
+_ACCURACY = Axis("accuracy", "percent")
+_OTHERS: tuple[tuple[str, str, str, Form], ...] = (
+    ("synthetic/accuracy", "Classifier trained on the synthetic set", "accuracy", "percent"),
+    ("synthetic/recognised", "Synthetic samples recognised by a classifier of real data", "recognised", "percent"),
+    ("synthetic/fid", "FID of the synthetic set", "FID", "number"),
+    ("synthetic/diversity", "Diversity within classes, synthetic over real", "diversity", "number"),
+    ("memory/task_bytes", "Stored task data", "bytes", "amount"),
+    ("privacy/epsilon", "Privacy spent", "ε", "number"),
+)
+
+
+def slug(text: str) -> str:
+    """Text as part of a file's name.
+
+    >>> slug("fedavg, lr=0.1")
+    'fedavg_lr_0_1'
+    """
+    return re.sub(r"\W+", "_", text)
+
+
+def bands(groups: Sequence[RunGroup]) -> str:
+    """The sentence on lines and bands."""
+    if all(len(member.runs) == 1 for member in groups):
+        return "One run each."
+    return "Lines are means over seeds; bands reach from the lowest to the highest seed."
+
+
+def line(member: RunGroup, frame: pd.DataFrame, label: str = "") -> Series:
+    """A group's line from its ``band``: columns mean, low, high, and x or x0, x1, …; thinned."""
+    kept = frame.iloc[thinned(len(frame))]
+    ends = (kept["low"].to_numpy(), kept["high"].to_numpy()) if len(member.runs) > 1 else ((), ())
+    x = [kept[name].to_numpy() for name in kept if str(name).startswith("x")]
+    return Series(label or member.label, member.style, x, kept["mean"].to_numpy(), *ends)
+
+
+def metric(groups: Sequence[RunGroup], key: str, heading: str, y: Axis, name: str = "") -> Chart:
+    """A metric over rounds and other recorded counts; the target is marked."""
+    over = {source: axis for source, axis in OVER.items() if has(groups, source)}
+    lines = []
+    for member in groups:
+        frame = series(member, key)
+        for number, source in enumerate(over, start=1):
+            frame[f"x{number}"] = by_seed(member, source).mean(axis=1).reindex(frame.index)
+        if len(frame):
+            lines.append(line(member, frame))
+    if y.form == "number":
+        values = np.concatenate([np.zeros(0), *(one.y for one in lines)])
+        y = replace(y, log=len(values) > 0 and bool(0 < values.min() < values.max() / 30))
+    goal = targets_by_metric(groups).get(key)
+    level = None if goal is None else ("target", goal)
+    if level is None and key == "global/accuracy":  # of distilled students
+        teachers = [run.summary.get("teacher") for run in all_runs(groups)]
+        known = [one["accuracy"] for one in teachers if isinstance(one, dict) and "accuracy" in one]
+        level = ("teacher", float(known[0])) if known else None
+    x = [replace(ROUNDS, label="tasks") if key[:3] in ("ctm", "ltm") else ROUNDS, *over.values()]
+    return Chart(name or slug(key), heading, bands(groups), x, y, lines, level=level)
+
+
+def curves(groups: Sequence[RunGroup], scope: Scope) -> Iterator[Chart]:
+    """The metrics of one evaluation."""
+    for name, key, form, _ in measured(groups, scope):
+        yield metric(groups, key, f"{scope.title}: {name}", Axis(name, form), f"{scope.name}_{slug(name)}")
+
+
+def all_curves(groups: Sequence[RunGroup]) -> Iterator[Figure]:
+    """All evaluations, then what single tasks record."""
+    for scope in scopes(groups):
+        yield from curves(groups, scope)
+    for key, heading, label, form in _OTHERS:
+        if has(groups, key):
+            yield metric(groups, key, heading, Axis(label, form))
+
+
+# --- clients
+
+
+def distribution(groups: Sequence[RunGroup]) -> Iterator[Chart]:
+    """The quantile curve of the clients' metric over the clients of all seeds."""
+    metric, lines = client_metric(groups), []
+    for member in groups:
+        pooled = np.sort(np.concatenate([np.zeros(0), *(run.by_client(metric).dropna() for run in member.runs)]))
+        if len(pooled):
+            kept = thinned(len(pooled))
+            lines.append(Series(member.label, member.style, [(kept + 0.5) / len(pooled)], pooled[kept]))
+    if lines:
+        caption = (
+            f"The share of clients with at most this {metric}, in the last evaluated round, clients of all seeds "
+            f"together: the left end is the {'worst' if direction(metric) == 'max' else 'best'} client, the middle the "
+            "median."
+        )
+        share, y = Axis("share of clients", "percent"), Axis(f"{metric} of a client", form_of(metric))
+        yield Chart("clients_distribution", f"{metric.capitalize()} over clients", caption, [share], y, lines)
+
+
+def gains(groups: Sequence[RunGroup]) -> Iterator[Chart]:
+    """Each client's metric against its value in the runs of FedAvg, and of local training, with the same seed."""
+    metric = client_metric(groups)
+    up, form = direction(metric) == "max", form_of(metric)
+    for baseline in (member for member in groups if member.method in ("fedavg", "local")):
+        before = {run.seed: run.by_client(metric) for run in baseline.runs}
+        clouds, better = [], []
+        for member in groups:
+            both = [
+                pd.DataFrame({"x": before[run.seed], "y": run.by_client(metric)}).dropna().assign(seed=run.seed)
+                for run in member.runs
+                if member is not baseline and run.seed in before and on_the_same_data(member, baseline)
+            ]
+            points = pd.concat([pd.DataFrame(columns=["x", "y", "seed"]), *both]) if both else pd.DataFrame()
+            if not len(points):
+                continue
+            gained = points["y"] > points["x"] if up else points["y"] < points["x"]
+            better.append(f"{member.label}: {100 * gained.mean():.0f} %")
+            points = points.iloc[thinned(len(points))]
+            names = [f"client {client}, seed {seed}" for client, seed in points["seed"].items()]
+            x, y = (points[name].to_numpy(np.float64) for name in "xy")
+            clouds.append(Series(member.label, member.style, [x], y, names=names))
+        if clouds:
+            caption = (
+                f"Each point is a client with the same data in both runs; {'above' if up else 'below'} the dashed line "
+                f"it gains over {baseline.label}. Clients that gain: {'; '.join(better)}."
+            )
+            x, y = Axis(f"{metric} with {baseline.label}", form), Axis(f"{metric} of a client", form)
+            heading, name = f"Gain of each client over {baseline.label}", f"gain_over_{slug(baseline.label)}"
+            yield Chart(name, heading, caption, [x], y, clouds, points=True, diagonal=True)
+
+
+def interpolation(groups: Sequence[RunGroup]) -> Iterator[Chart]:
+    """Accuracy of the models (1 - λ)w + λv between the server's w and each client's v, in the last evaluated round."""
+    lines = []
+    for member in groups:
+        rows = [
+            {float(found[1]): run.last(key) for key in run.columns if (found := _LAMBDA.fullmatch(key))}
+            for run in member.runs
+        ]
+        if any(rows):
+            lines.append(line(member, band(pd.DataFrame(rows, dtype=np.float64).T.sort_index())))
+    if lines:
+        caption = (
+            "Mean accuracy over clients of the interpolation (1 - λ)w + λv of the server's model w and the client's "
+            f"own v: λ = 0 is the server's model, λ = 1 the client's own. {bands(groups)}"
+        )
+        yield Chart("lambda", "Accuracy against λ", caption, [Axis("λ")], _ACCURACY, lines)
+
+
+_LAMBDA = re.compile(r"lambda/([\d.]+)/accuracy/mean")
+
+
+def reliability(groups: Sequence[RunGroup]) -> Iterator[Chart]:
+    """Accuracy against confidence of the server's model and of the clients' in the last evaluated round."""
+    for scope, name, heading, what in (
+        ("global", "reliability", "Reliability diagram", "Of the server model on the common test set"),
+        ("clients", "reliability_clients", "Reliability diagram, clients' models", "Of the models that clients deploy, "
+         "each on the client's own test samples, all samples together"),
+    ):  # fmt: skip
+        lines = []
+        for member in groups:
+            bins = np.array(member.runs[0].latest(f"{scope}/reliability") or np.zeros((0, 3)), dtype=np.float64)
+            if bins.ndim == 2 and bins.shape[1] == 3 and (known := bins[bins[:, 0] > 0]).size:
+                share, sure, right = known.T
+                error = float(np.sum(share * np.abs(right - sure)))
+                names = [f"{100 * s:.3g} % of samples" for s in share]
+                label = f"{member.label} (ECE {100 * error:.1f} %)"
+                lines.append(Series(label, member.style, [sure], right, names=names))
+        caption = (
+            f"{what}, in 15 bins: below the dashed line confidence is too high. First seed of each group; "
+            "ECE is the expected calibration error."
+        )
+        if lines:
+            yield Chart(name, heading, caption, [Axis("confidence", "percent")], _ACCURACY, lines, diagonal=True)
+
+
+def guides(groups: Sequence[RunGroup]) -> Iterator[Chart]:
+    """Histograms of a distillation guide's g over samples on which the student is right, and on which it is wrong."""
+    for member in groups:
+        table = member.runs[0].guide
+        if not len(table):
+            continue
+        lines = []
+        for right, label, colour in ((True, "student is right", "#0072B2"), (False, "student is wrong", "#D55E00")):
+            g = table["g"][table["right"] == right]
+            share = np.histogram(g, bins=20, range=(0, 1))[0] / max(len(g), 1)
+            lines.append(Series(label, LineStyle(colour), [np.arange(0.025, 1, 0.05)], share))
+        caption = "Shares of the training samples in 20 bins of the guide's g; the more the two differ, the better."
+        heading, name = f"Guide of {member.label}", f"guide_{slug(member.label)}"
+        yield Chart(name, heading, caption, [Axis("g")], Axis("share of samples", "percent"), lines)
+
+
+def partitions(groups: Sequence[RunGroup]) -> Iterator[HeatMap]:
+    """Labels by client, once for every distinct partition of the first seeds."""
+    drawn: list[Floats] = []
+    for member in groups:
+        table = member.runs[0].partition
+        if not len(table):
+            continue
+        counts = table.pivot_table(index="label", columns="client", values="samples", aggfunc="sum", fill_value=0)
+        counts = counts.reindex(columns=range(int(table["client"].to_numpy().max()) + 1), fill_value=0)
+        z = counts.to_numpy(np.float64)
+        if len(drawn) == MATRICES or any(np.array_equal(z, one) for one in drawn):
+            continue
+        drawn.append(z)
+        kept, names = thinned(z.shape[1], COLUMNS), [str(client) for client in counts.columns]
+        caption = f"Training samples of each label at each client, seed {member.runs[0].seed}."
+        if len(kept) < z.shape[1]:
+            caption += f" {len(kept)} of {z.shape[1]} clients, evenly chosen."
+        heading = "Partition" + (f", {member.label}" if len(drawn) > 1 else "")
+        name = "partition" + (f"_{len(drawn)}" if len(drawn) > 1 else "")
+        rows, columns = [str(label) for label in counts.index], [names[i] for i in kept]
+        yield HeatMap(name, heading, caption, "client", "label", columns, rows, z[:, kept], "count")
+
+
+# --- mixing
+
+
+def pivot(mixing: pd.DataFrame, column: str) -> pd.DataFrame:
+    """One column of ``mixing.parquet`` as [clients, rounds]; NaN where a client did not participate."""
+    return mixing.drop_duplicates(["client", "round"], keep="last").pivot(
+        index="client", columns="round", values=column
+    )
+
+
+def mixing_matrices(groups: Sequence[RunGroup]) -> Iterator[HeatMap]:
+    """K · p by round, of the first run of each group with several rounds, at most 100 clients and unequal weights."""
+    caption = (
+        "The weight of each client's update, times the number K of clients in that round: 1 if all weigh the same, "
+        "orange above, blue below; grey where a client did not take part. Methods with equal weights are left out."
+    )
+    count = 0
+    for member in groups:
+        for run in member.runs:
+            p = pivot(run.mixing, "p") if len(run.mixing) else run.mixing
+            z = p * p.notna().sum()
+            if len(p.columns) > 1 and len(p) <= CLIENTS_DRAWN and count < MATRICES and (z.max(axis=None) > 1 + 1e-6):
+                count += 1
+                z = z.iloc[:, thinned(len(p.columns), COLUMNS)]
+                heading = f"Mixing coefficients of {member.label}" + f", seed {run.seed}" * (len(member.runs) > 1)
+                columns, rows = ([str(item) for item in axis] for axis in (z.columns, z.index))
+                values = z.to_numpy(np.float64)
+                yield HeatMap(f"mixing_{count}", heading, caption, "round", "client", columns, rows, values, middle=1.0)
+                break
+
+
+def cumulated(run: RunData) -> pd.Series:
+    """Σ_{τ≤t} Σ_i p_i F_i(θ^τ) by round; a round without a value adds nothing."""
+    values = run.curve(OBJECTIVE)
+    return values.where(np.isfinite(values), 0.0).cumsum()
+
+
+def cumulated_band(member: RunGroup) -> pd.DataFrame:
+    """The cumulative objective of a group, over the rounds that all its seeds have reached."""
+    sums = [total for run in member.runs if len(total := cumulated(run))]
+    return band(pd.concat(sums, axis=1, join="inner")) if sums else pd.DataFrame()
+
+
+def objectives(groups: Sequence[RunGroup]) -> Iterator[Chart]:
+    """The objective in each round, and cumulative (Hahn 2024, figure 3.1: smaller is better)."""
+    caption = (
+        "The {} losses of the model that a round's clients received, weighted by the coefficients that then mixed "
+        "their updates. Smaller is better. " + bands(groups)
+    )
+    each: tuple[tuple[str, str, str, str, Callable[[RunGroup], pd.DataFrame]], ...] = (
+        (OBJECTIVE, "objective", "Global objective in each round", "training", partial(series, key=OBJECTIVE)),
+        (OBJECTIVE, "objective_cumulated", "Global objective, cumulated", "training", cumulated_band),
+        (HELD_OUT_OBJECTIVE, "objective_held_out", "Global objective on validation samples in each round", "validation",
+         partial(series, key=HELD_OUT_OBJECTIVE)),
+    )  # fmt: skip
+    for key, name, heading, kind, values in each:
+        lines = [line(member, values(member)) for member in groups if has([member], key)]
+        if lines:
+            yield Chart(name, heading, caption.format(kind), [ROUNDS], Axis("Σ p F"), lines)
+
+
+def decisions(run: RunData) -> tuple[Floats, Floats] | None:
+    """P and F(θ^t), float64 [T, K] each, if ``mixing.parquet`` has both for all clients in all rounds, else None.
+
+    F are the losses that the policy saw: on validation samples, if it takes its responses there.
+    """
+    seen = next((column for column in ("held_out_loss", "loss") if column in run.mixing), None)
+    if seen is None:
+        return None
+    p, losses = (pivot(run.mixing, column).to_numpy(np.float64) for column in ("p", seen))
+    complete = p.shape == losses.shape and np.isfinite(p).all() and np.isfinite(losses).all()
+    return (p.T, losses.T) if len(p) > 1 and complete else None
+
+
+def transformation(run: RunData) -> tuple[str, float, float]:
+    """Name, scale and shape of the CDF in the run's mixing policy; the normal CDF if it has none."""
+    stored = dict(re.findall(r"(\w+)='?([\w.+-]+)", str(run.facts.get("method.mixing", ""))))
+    if stored.get("cdf") not in CDFS:
+        return "normal", 1.0, 0.0
+    return stored["cdf"], float(stored["scale"]), float(stored["shape"])
+
+
+def prior(run: RunData, decided: Floats) -> Floats | None:
+    """p^1 [K] for the decisions [T, K] of a run: what never changes, or n_i/n if the policy starts there; else None."""
+    if (decided == decided[0]).all():
+        return decided[0]
+    if "prior='samples'" not in str(run.facts.get("method.mixing", "")) or not len(run.partition):
+        return None
+    held = run.partition
+    sizes = np.bincount(held["client"].to_numpy(), held["samples"].to_numpy(np.float64))
+    return sizes / sizes.sum() if len(sizes) == decided.shape[1] else None
+
+
+def regret_curve(run: RunData) -> pd.Series:
+    """Σ_{τ≤t} ℓ_τ(p^τ) - ℓ_τ(p*) by round, with p* the best fixed p of the whole run; empty if losses are missing.
+
+    All policies are evaluated with responses in [0, 1/K], as in AAggFF for silos.
+    """
+    known = decisions(run)
+    if known is None:
+        return pd.Series(dtype=np.float64)
+    p, losses = known
+    cdf, scale, shape = transformation(run)
+    answer = partial(respond, cdf=cdf, scale=scale, shape=shape, low=0.0, high=1 / p.shape[1])
+    values = regret_of_losses(played(p, prior(run, p)), losses, answer)
+    return pd.Series(values, np.arange(1.0, len(values) + 1))
+
+
+def with_regret(groups: Sequence[RunGroup]) -> list[RunGroup]:
+    """The groups, reduced to runs whose regret is known; groups without such runs are left out."""
+    kept = [replace(g, runs=tuple(run for run in g.runs if decisions(run) is not None)) for g in groups]
+    return [member for member in kept if member.runs]
+
+
+def regrets(groups: Sequence[RunGroup]) -> Iterator[Chart]:
+    """The regret of each group; the bound of Hahn 2024, theorem 3.1, which is far above it, is in the caption."""
+    found = with_regret(groups)
+    lines = [line(g, band(pd.concat([regret_curve(run) for run in g.runs], axis=1))) for g in found]
+    if lines:
+        bounds = dict.fromkeys((len(pivot(run.mixing, "p")), run.last_round) for run in all_runs(found))
+        said = [f"{silo_bound(t, k, lipschitz(0.0, 1 / k)):.3g} after {t} rounds with {k} clients" for k, t in bounds]
+        caption = (
+            "What the mixing coefficients lost, in decision losses -log(1 + ⟨p, r⟩), against the best fixed ones of "
+            f"the whole run, where all clients' losses are known. The bound of theorem 3.1 is {'; '.join(said)}. "
+            + bands(found)
+        )
+        yield Chart("regret", "Regret", caption, [ROUNDS], Axis("regret, cumulated"), lines)

@@ -1,0 +1,283 @@
+"""Groups of runs that differ only in the seed: one line in a figure, one row in a table."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from fedloom.core.errors import ConfigError, FedLoomError
+from fedloom.experiment.console import ABSENT, in_percent
+from fedloom.metrics import Direction, direction
+from fedloom_apps.report.charts import Form, LineStyle, line_styles
+from fedloom_apps.report.rundata import NO_SEED, RunData, load
+
+_MADE = ("out", "resume", "version", "versions", "git", "machine")
+_KEPT = ("checkpoint", "states", "client_state", "track", "trackers")
+PROVENANCE = (*_MADE, *_KEPT)
+"""Top-level keys on where and how a run was made and stored, which do not define it."""
+
+DEALT = ("data", "partition", "stream", "clients", "validation", "held_out", "unseen", "target")
+"""Top-level keys of what clients or tasks hold."""
+
+
+@dataclass(frozen=True)
+class RunGroup:
+    """Runs that differ only in the seed."""
+
+    label: str
+    method: str
+    runs: tuple[RunData, ...]
+    style: LineStyle
+
+
+def _identity(run: RunData) -> dict[str, str]:
+    """Every setting that defines a run, as text."""
+    return {
+        key: str(value)
+        for key, value in run.config.items()
+        if key != "seed" and key.partition(".")[0] not in PROVENANCE
+    }
+
+
+def _given(run: RunData) -> tuple[Any, ...]:
+    return *run.samples, run.facts.get("teacher")
+
+
+def _is_seed(key: str) -> bool:
+    """Whether a setting is a further seed, like ``split_seed``."""
+    return key.endswith("seed")
+
+
+def _follow(runs: Sequence[RunData]) -> frozenset[str]:
+    """The further seeds that are each run's own seed in runs of several seeds, as with ``split_seed=${seed}``."""
+    if len({run.seed for run in runs}) == 1:
+        return frozenset()
+    return frozenset(k for k in _identity(runs[0]) if _is_seed(k) and all(_identity(r).get(k) == r.seed for r in runs))
+
+
+def _described(runs: Sequence[RunData]) -> dict[str, str]:
+    """What defines the runs of a group, as text."""
+    return _identity(runs[0]) | dict.fromkeys(_follow(runs), "${seed}")
+
+
+def _dealt(run: RunData) -> dict[str, str]:
+    """The settings of the data that clients or tasks hold.
+
+    A seed that equals the run's own reads ``${seed}``, so that runs with different seeds compare as equal.
+    """
+    found = {key: value for key, value in _identity(run).items() if key.partition(".")[0] in DEALT}
+    return {key: "${seed}" if _is_seed(key) and value == run.seed else value for key, value in found.items()}
+
+
+def on_the_same_data(a: RunGroup, b: RunGroup) -> bool:
+    """Whether the runs of two groups deal the same data to the same clients, where they have the same seed."""
+    here, there = ({run.seed: (_dealt(run), run.samples) for run in member.runs} for member in (a, b))
+    common = here.keys() & there.keys() - {NO_SEED}
+    return all(here[seed] == there[seed] for seed in common) if common else _dealt(a.runs[0]) == _dealt(b.runs[0])
+
+
+def _labels(teams: Sequence[Sequence[RunData]]) -> list[str]:
+    """The method's name and, if several groups share it, up to three settings that differ."""
+    runs, identities = [team[0] for team in teams], [_described(team) for team in teams]
+    labels = []
+    for run, identity in zip(runs, identities, strict=True):
+        rivals = [other for r, other in zip(runs, identities, strict=True) if r.method == run.method]
+        keys = dict.fromkeys(key for rival in rivals for key in rival)
+        apart = [key for key in keys if len({rival.get(key, ABSENT) for rival in rivals}) > 1][:3]
+        labels.append(", ".join([run.method, *(f"{key}={identity.get(key, ABSENT)}" for key in apart)]))
+    return [
+        f"{label} #{labels[: i + 1].count(label)}" if labels.count(label) > 1 else label
+        for i, label in enumerate(labels)
+    ]
+
+
+def _place(run: RunData, teams: list[list[RunData]]) -> None:
+    """Put a run among those with its settings: into the first team without its seed, if possible one with its data."""
+    rivals = [next((one for one in team if one.seed == run.seed != NO_SEED), None) for team in teams]
+    if other := next((one for one in rivals if one is not None and one.drawn == run.drawn), None):
+        warnings.warn(f"{run.path} has the settings and the seed of {other.path}, and is left out.", stacklevel=4)
+        return
+    free = [team for team, rival in zip(teams, rivals, strict=True) if rival is None]
+    if not free:
+        teams.append([])
+        free = teams[-1:]
+    known = (team for team in free if any(_given(one) == _given(run) for one in team))
+    next(known, free[0]).append(run)
+
+
+def group(runs: Sequence[RunData]) -> list[RunGroup]:
+    """Group runs that share everything but the seed: FedAvg first, then in the given order; one run for each seed.
+
+    A further seed that is the run's own in all of them, as with ``split_seed=${seed}``, does not separate them. Runs
+    with the same settings and seed on other data, as hand-made federations may be, belong to different groups.
+    """
+    alike: dict[tuple[Any, ...], list[RunData]] = {}
+    for run in runs:
+        fixed = [(key, value) for key, value in _identity(run).items() if not _is_seed(key)]
+        alike.setdefault((run.method, *sorted(fixed)), []).append(run)
+    teams: dict[tuple[Any, ...], list[list[RunData]]] = {}
+    for shared_by_all, several in alike.items():
+        follow = _follow(several)
+        for run in several:
+            own = [(k, value) for k, value in _identity(run).items() if _is_seed(k) and k not in follow]
+            _place(run, teams.setdefault((shared_by_all, *sorted(own)), []))
+    members = [team for found in teams.values() for team in found]
+    together = sorted(members, key=lambda found: found[0].method != "fedavg")
+    first = [found[0] for found in together]
+    styles = line_styles([run.method for run in first])
+    return [
+        RunGroup(label, run.method, tuple(found), style)
+        for label, run, found, style in zip(_labels(together), first, together, styles, strict=True)
+    ]
+
+
+def run_directories(given: Iterable[Path | str]) -> Iterator[Path]:
+    """The given run directories, and those inside given folders that are not run directories themselves.
+
+    Raises:
+        ConfigError: if a folder contains none.
+    """
+    for path in map(Path, given):
+        if path.is_dir() and not any((path / name).exists() for name in ("config.yaml", "metrics.jsonl")):
+            found = sorted(file.parent for file in path.rglob("metrics.jsonl"))
+            inside = [run for run in found if (run / "config.yaml").exists()]
+            lost = [str(run) for run in found if run not in inside]
+            said = f"{', '.join(lost)} {'lacks' if len(lost) == 1 else 'lack'} config.yaml"
+            if not inside:
+                why = f"; {said}" if lost else ""
+                raise ConfigError(f"{str(path)!r} is not a run directory and contains none{why}.")
+            if lost:
+                warnings.warn(f"{said} and {'is' if len(lost) == 1 else 'are'} left out.", stacklevel=3)
+            yield from inside
+        else:
+            yield path
+
+
+def read(run_dirs: Iterable[Path | str]) -> list[RunGroup]:
+    """Load the run directories, also those inside given folders, each once, and group them.
+
+    Raises:
+        FedLoomError: if there is no directory, or one is not a run directory.
+    """
+    places = list(dict.fromkeys(path.resolve() for path in run_directories(run_dirs)))
+    if not places:
+        raise FedLoomError("a report needs at least one run directory.")
+    return group([load(place) for place in places])
+
+
+def all_runs(groups: Sequence[RunGroup]) -> list[RunData]:
+    """The runs of all groups, in order."""
+    return [run for member in groups for run in member.runs]
+
+
+def counts(groups: Sequence[RunGroup]) -> Callable[[RunData], bool]:
+    """Whether a run's last values are results: if it has ended, or if none of the groups has a run that has."""
+    some = any(run.ended for run in all_runs(groups))
+    return lambda run: run.ended or not some
+
+
+def has(groups: Sequence[RunGroup], key: str) -> bool:
+    """Whether any run has a finite value of the metric."""
+    return any(key in run.finite for run in all_runs(groups))
+
+
+def by_seed(member: RunGroup, key: str) -> pd.DataFrame:
+    """The values of a metric, one row per round recorded by any seed, one column per seed."""
+    return pd.concat([run.curve(key) for run in member.runs], axis=1).replace([np.inf, -np.inf], np.nan).sort_index()
+
+
+def band(values: pd.DataFrame) -> pd.DataFrame:
+    """Summarise curves [rounds, seeds] over seeds: columns ``x`` (the round), ``mean``, ``low``, ``high``.
+
+    A round is included if any seed has a value; statistics are over the seeds that have one.
+    """
+    columns = {"mean": values.mean(axis=1), "low": values.min(axis=1), "high": values.max(axis=1)}
+    return pd.DataFrame({"x": values.index.to_series(), **columns}, dtype=np.float64).dropna()
+
+
+def series(member: RunGroup, key: str) -> pd.DataFrame:
+    """The ``band`` of a metric over rounds."""
+    return band(by_seed(member, key))
+
+
+def settings(groups: Sequence[RunGroup]) -> tuple[dict[str, list[str]], dict[str, str]]:
+    """Settings that differ, with one value per group, and common settings; without seeds and paths.
+
+    Several values within one group (library versions, for example) are separated by commas.
+    """
+    keys = dict.fromkeys(key for run in all_runs(groups) for key in run.config if key not in ("seed", "out", "resume"))
+    values = {key: [", ".join(texts(member.runs, key)) for member in groups] for key in keys}
+    differ = {key: found for key, found in values.items() if len(set(found)) > 1}
+    return differ, {key: found[0] for key, found in values.items() if key not in differ}
+
+
+def texts(runs: Sequence[RunData], key: str) -> list[str]:
+    """The distinct values of a setting among runs, as text."""
+    return list(dict.fromkeys(str(run.config.get(key, ABSENT)) for run in runs))
+
+
+def shared(groups: Sequence[RunGroup], *keys: str) -> str | None:
+    """The common value of the first of ``keys`` that any run has; None if runs differ or lack it."""
+    for key in keys:
+        if (values := texts(all_runs(groups), key)) != [ABSENT]:
+            return values[0] if len(values) == 1 else None
+    return None
+
+
+def form_of(key: str) -> Form:
+    """How the values of a metric are written.
+
+    >>> form_of("global/train_accuracy"), form_of("global/auroc")
+    ('percent', 'number')
+    """
+    return "percent" if in_percent(key) else "number"
+
+
+@dataclass(frozen=True)
+class TargetValue:
+    """A value to be reached by a metric such as ``global/accuracy``."""
+
+    metric: str
+    value: float
+
+    @property
+    def direction(self) -> Direction:
+        """``max`` for an accuracy, ``min`` for a loss."""
+        return direction(self.metric)
+
+    @property
+    def text(self) -> str:
+        """The target as text.
+
+        >>> TargetValue("global/accuracy", 0.9).text, TargetValue("global/train_loss", 0.0603).text
+        ('global/accuracy ≥ 90 %', 'global/train_loss ≤ 0.0603')
+        >>> TargetValue("clients/r2/mean", 0.8).text
+        'clients/r2/mean ≥ 0.8'
+        """
+        value = f"{100 * self.value:g} %" if form_of(self.metric) == "percent" else f"{self.value:g}"
+        return f"{self.metric} {'≤' if self.direction == 'min' else '≥'} {value}"
+
+
+def _target(run: RunData) -> TargetValue | None:
+    """The evaluation's target, from the settings or, for runs started from Python, from the summary."""
+    metric, value = run.config.get("evaluation.metric", "global/accuracy"), run.number("evaluation.target")
+    stored = run.summary.get("target")
+    if value is None and isinstance(stored, Mapping):
+        metric, value = stored.get("metric"), stored.get("value")
+    return TargetValue(metric, float(value)) if isinstance(metric, str) and isinstance(value, int | float) else None
+
+
+def targets(groups: Sequence[RunGroup]) -> list[TargetValue]:
+    """The distinct targets of the runs, in order of appearance."""
+    return list(dict.fromkeys(target for run in all_runs(groups) if (target := _target(run)) is not None))
+
+
+def targets_by_metric(groups: Sequence[RunGroup]) -> dict[str, float]:
+    """The target value of each metric, to be marked in the curves."""
+    return {target.metric: target.value for target in targets(groups)}

@@ -1,0 +1,171 @@
+"""The page with its figures and tables, built from run directories."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from pathlib import Path
+
+from fedloom.core.errors import FedLoomError
+from fedloom_apps.report import comparisons, costs, figures, overview, render, results
+from fedloom_apps.report.charts import Chart, Figure, as_json
+from fedloom_apps.report.groups import RunGroup, read
+from fedloom_apps.report.tables import ReportTable
+
+SETS_SHOWN = 8
+"""Largest number of synthetic sets shown."""
+
+
+@dataclass(frozen=True)
+class Image:
+    """A PNG that a run has written."""
+
+    heading: str
+    caption: str
+    content: bytes
+
+
+@dataclass(frozen=True)
+class PageSection:
+    """A section of the page; empty ones are left out."""
+
+    anchor: str
+    heading: str
+    tables: Sequence[ReportTable] = ()
+    figures: Sequence[Figure] = ()
+    images: Sequence[Image] = ()
+    text: str = ""
+    warning: str = ""
+    folded: ReportTable | None = None
+    remarks: Sequence[tuple[str, str]] = ()
+    source: str = ""
+
+    @property
+    def present(self) -> bool:
+        """Whether the section has any content."""
+        shown = (self.tables, self.figures, self.images, self.text, self.folded, self.remarks, self.source)
+        return any(shown)
+
+
+def synthetic_images(groups: Sequence[RunGroup]) -> Iterator[Image]:
+    """Images of real samples, and of the final synthetic set of the first run of each group that has one."""
+    found = []
+    for member in groups:
+        drawn = [run for run in member.runs if (run.path / "figures" / "synthetic.png").is_file()]
+        found += [(member.label, run) for run in drawn[:1]]
+    if found and (real := found[0][1].path / "figures" / "real.png").is_file():
+        yield Image("Real", "Real test samples, one row per class.", real.read_bytes())
+    for label, run in found[:SETS_SHOWN]:
+        content = (run.path / "figures" / "synthetic.png").read_bytes()
+        yield Image(label, f"The synthetic set of seed {run.seed}, one row per class.", content)
+
+
+def _sections(groups: Sequence[RunGroup]) -> list[PageSection]:
+    """The content of the page, in its order."""
+    final = results.final_tables(groups)
+    compared = [comparisons.paired_table(groups), comparisons.ablation_table(groups), results.synthetic_table(groups)]
+    fairness = results.fairness_table(groups)
+    differ, common = overview.settings_tables(groups)
+    clients = (figures.distribution, figures.gains, figures.interpolation, figures.reliability, figures.guides)
+    mixing = (figures.mixing_matrices, figures.objectives, figures.regrets)
+    sections = [
+        PageSection("synthetic", "Synthetic data", images=list(synthetic_images(groups))),
+        PageSection(
+            "results",
+            "Results",
+            _shared_notes([*final, *filter(None, compared)]),
+            text="" if final or any(compared) else "No run has recorded an evaluation yet.",
+        ),
+        PageSection("curves", "Curves", figures=list(figures.all_curves(groups))),
+        PageSection("communication", "Communication", _shared_notes(costs.cost_tables(groups))),
+        PageSection("clients", "Clients", [fairness] if fairness else [], _all(clients, groups)),
+        PageSection("mixing", "Mixing", figures=_all(mixing, groups)),
+        PageSection("partition", "Partition", figures=list(figures.partitions(groups))),
+        PageSection(
+            "settings",
+            "Settings",
+            [differ] if differ else [],
+            warning=overview.problem_warning(groups),
+            folded=common,
+        ),
+        PageSection("runs", "Runs and failures", [overview.runs_table(groups)], remarks=overview.remarks(groups)),
+        PageSection("citations", "Citations", source=overview.citations(groups)),
+    ]
+    return [section for section in sections if section.present]
+
+
+def _all(makers: Sequence, groups: Sequence[RunGroup]) -> list[Figure]:
+    return list(chain.from_iterable(make(groups) for make in makers))
+
+
+def _shared_notes(tables: Sequence[ReportTable]) -> list[ReportTable]:
+    """The tables of a section; a note shared by several tables is printed once, below the last of them."""
+    last = {table.note: position for position, table in enumerate(tables)}
+    return [table if last[table.note] == i else replace(table, note="") for i, table in enumerate(tables)]
+
+
+def build(
+    run_dirs: Sequence[Path | str],
+    out: Path | str,
+    title: str = "",
+    files: Sequence[str] = (),
+    reload: float = 0,
+) -> Path:
+    """Write a self-contained page that compares runs, with its tables beside it.
+
+    The page needs neither a network nor other files. Runs that differ only in the seed become one line, with a band
+    from the lowest to the highest seed. What a run lacks (evaluations, client tables, a summary because it is
+    unfinished) is left out, and the page says so. A page that is there is replaced, with its tables.
+
+    Args:
+        run_dirs: run directories, and folders of them, like that of a sweep; duplicates count once.
+        out: the directory for ``report.html``, ``tables.tex`` and ``tables/*.csv``; created if necessary.
+        title: the heading; by default it says whether this is one run or a comparison.
+        files: formats in which the figures are drawn into ``figures/`` as well, for papers: ``pdf``, ``svg``, ``png``.
+        reload: seconds after which an open page reloads itself; 0: never.
+
+    Returns:
+        The path of the page.
+
+    Raises:
+        FedLoomError: if a directory is not a run directory (the message names the missing file), or ``out`` cannot be
+            written.
+    """
+    return write(read(run_dirs), out, title, files, reload)
+
+
+def write(
+    groups: Sequence[RunGroup], out: Path | str, title: str = "", files: Sequence[str] = (), reload: float = 0
+) -> Path:
+    """``build`` for runs that have been read."""
+    out = Path(out)
+    if out.is_file():
+        raise FedLoomError(f"the report cannot be written to {out}, which is a file; give a folder for report.html.")
+    sections = _sections(groups)
+    drawn = [figure for section in sections for figure in section.figures]
+    charts = [figure for figure in drawn if isinstance(figure, Chart)]
+    tables = [table for section in sections for table in (*section.tables, section.folded) if table is not None]
+    if files:
+        from fedloom_apps.report import paper  # matplotlib is slow to import
+
+        for name, content in paper.files(drawn, files):
+            render.write(out / "figures" / name, content)
+    former = re.findall(r'id="table-(\w+)"', render.former(out / "report.html"))
+    for name in set(former) - {table.name for table in tables}:  # numbers of other runs than those on the page
+        (out / "tables" / f"{name}.csv").unlink(missing_ok=True)
+    render.write(out / "tables.tex", render.latex(tables))
+    for table in tables:
+        render.write(out / "tables" / f"{table.name}.csv", table.csv())
+    page = render.page(
+        title=title or overview.heading(groups),
+        sentence=overview.sentence(groups),
+        conditions=overview.conditions(groups),
+        groups=groups,
+        sections=sections,
+        figures=as_json(drawn),
+        axes=list(dict.fromkeys(axis.label for one in charts if len(one.x) > 1 for axis in one.x)),
+        reload=reload,
+    )
+    return render.write(out / "report.html", page)

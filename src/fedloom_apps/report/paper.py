@@ -1,0 +1,139 @@
+"""The figures of the page as files for papers, drawn by matplotlib; without pyplot or global state."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis as Scale
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.figure import Figure as Canvas
+from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, MaxNLocator, NullFormatter, PercentFormatter
+
+from fedloom.core.errors import printable
+from fedloom_apps.report.charts import COLOURS, Axis, Chart, Figure, HeatMap, thinned
+
+WIDTH, HEIGHT = 3.4, 2.4
+"""Inches: one column of a paper."""
+
+_SETTINGS: dict[Any, Any] = {"pdf.fonttype": 42, "svg.fonttype": "none", "svg.hashsalt": "fedloom"}
+_GRID, _INK = "#e3e7ec", "#5d6878"
+
+
+def plain(text: str, length: int = 60) -> str:
+    r"""Make text safe for matplotlib: one line of limited length, no mathematics, not hidden from legends.
+
+    >>> print(plain("_cost\n$5"))
+     _cost \$5
+    """
+    line = printable(text)
+    line = line if len(line) <= length else line[: length - 1] + "…"
+    return (" " if line.startswith("_") else "") + line.replace("$", r"\$")
+
+
+def files(figures: Sequence[Figure], forms: Sequence[str]) -> Iterator[tuple[str, bytes]]:
+    """Every figure as (file name, content); a chart with several horizontal axes is one file for each.
+
+    Args:
+        figures: what to draw.
+        forms: any of ``pdf``, ``svg`` and ``png``.
+    """
+    for figure in figures:
+        for number, axis in enumerate(figure.x if isinstance(figure, Chart) else ("",)):
+            suffix = f"_{axis.label.split()[0]}" if isinstance(axis, Axis) and number else ""
+            canvas = _chart(figure, number) if isinstance(figure, Chart) else _heat_map(figure)
+            for form in forms:
+                yield f"{figure.name}{suffix}.{form}", _saved(canvas, form)
+
+
+def _saved(canvas: Canvas, form: str) -> bytes:
+    """The drawn figure in a file format; characters missing from the font become boxes, without warning."""
+    buffer = io.BytesIO()
+    dated = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}.get(form)
+    with warnings.catch_warnings(), matplotlib.rc_context(_SETTINGS):
+        warnings.filterwarnings("ignore", message="Glyph")
+        canvas.savefig(buffer, format=form, dpi=200, bbox_inches="tight", metadata=dated)
+    return buffer.getvalue()
+
+
+def _axes(title: str, x: str, y: str) -> tuple[Canvas, Axes]:
+    canvas = Canvas(figsize=(WIDTH, HEIGHT), facecolor="white")
+    FigureCanvasAgg(canvas)
+    axes = canvas.subplots()
+    axes.grid(True, color=_GRID, linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(_INK)
+    axes.tick_params(which="both", labelsize=7, length=2.5, color=_INK)
+    axes.set_xlabel(plain(x), fontsize=8)
+    axes.set_ylabel(plain(y), fontsize=8)
+    axes.set_title(plain(title, 70), loc="left", fontsize=8)
+    return canvas, axes
+
+
+def _chart(chart: Chart, number: int) -> Canvas:
+    """A chart over one of its horizontal axes, with its legend below."""
+    x = chart.x[number]
+    canvas, axes = _axes(chart.heading, x.label, chart.y.label)
+    for line in chart.series:
+        at, ink = np.asarray(line.x[number], dtype=np.float64), line.style.colour
+        if chart.points:
+            axes.plot(at, line.y, "o", color=ink, markersize=2.5, markeredgewidth=0, alpha=0.7, label=plain(line.label))
+            continue
+        dots, dashes = "o" if len(at) == 1 else "", line.style.dash or (None, None)
+        axes.plot(
+            at, line.y, color=ink, dashes=dashes, marker=dots, markersize=3, linewidth=1.2, label=plain(line.label)
+        )
+        if len(line.low):
+            axes.fill_between(at, line.low, line.high, color=ink, alpha=0.16, linewidth=0)
+    if chart.diagonal:
+        axes.axline((0, 0), slope=1, color=_INK, linewidth=0.8, linestyle=":")
+    if chart.level is not None:
+        axes.axhline(chart.level[1], color=_INK, linewidth=0.8, linestyle="--")
+        place = {"xycoords": ("axes fraction", "data"), "xytext": (2, 2), "textcoords": "offset points"}
+        axes.annotate(plain(chart.level[0]), (0, chart.level[1]), fontsize=7, color=_INK, **place)
+    for scale, axis, log in ((axes.xaxis, x, axes.set_xscale), (axes.yaxis, chart.y, axes.set_yscale)):
+        if axis.log:
+            log("log")
+        _numbers(scale, axis)
+    if 0 < len(chart.series) <= 12:
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.24), ncols=2, frameon=False, fontsize=7)
+    return canvas
+
+
+def _numbers(scale: Scale, axis: Axis) -> None:
+    """Format the numbers of an axis."""
+    if axis.log:
+        scale.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0), numticks=12))
+        scale.set_minor_formatter(NullFormatter())
+        scale.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    if axis.form == "percent":
+        scale.set_major_formatter(PercentFormatter(xmax=1, decimals=None))
+    elif axis.form == "amount":
+        scale.set_major_formatter(EngFormatter(sep=""))
+    elif axis.form == "count":
+        scale.set_major_locator(MaxNLocator(integer=True, nbins=7))
+
+
+def _heat_map(heat: HeatMap) -> Canvas:
+    """A matrix in the page's colours on white, with a scale beside it; grey where there is no value."""
+    canvas, axes = _axes(heat.heading, heat.x, heat.y)
+    axes.grid(False)
+    middle = heat.middle or 0.0
+    reach = float(np.nanmax(np.abs(heat.z - middle), initial=0)) or 1.0
+    shades = ("white", COLOURS[0]) if heat.middle is None else (COLOURS[0], "white", COLOURS[1])
+    shown = LinearSegmentedColormap.from_list("", shades).with_extremes(bad="#eeeeee")
+    low = middle if heat.middle is None else middle - reach
+    image = axes.imshow(heat.z, shown, aspect="auto", interpolation="nearest", vmin=low, vmax=middle + reach)
+    canvas.colorbar(image, ax=axes).ax.tick_params(labelsize=7)
+    scales: tuple[tuple[Scale, Sequence[str]], ...] = ((axes.xaxis, heat.columns), (axes.yaxis, heat.rows))
+    for scale, names in scales:
+        chosen = thinned(len(names), 6).tolist()
+        scale.set_ticks(chosen, [plain(str(names[i]), 14) for i in chosen])
+    return canvas

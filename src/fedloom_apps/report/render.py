@@ -1,0 +1,125 @@
+"""Templates that escape all text from runs: HTML by autoescape, LaTeX by a finalising function."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
+from markupsafe import Markup
+
+from fedloom.core.errors import FedLoomError
+from fedloom.experiment.atomic import write_whole
+from fedloom_apps.report.tables import ReportTable
+
+_LATEX = {
+    "\\": r"\textbackslash{}",
+    **{letter: f"\\{letter}" for letter in "{}&%$#_"},
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "±": r"$\pm$",
+    "×": r"$\times$",
+    "÷": r"$\div$",
+    "←": r"$\leftarrow$",
+    "⌊": r"$\lfloor$",
+    "⌋": r"$\rfloor$",
+    "√": r"$\surd$",
+    "‖": r"$\Vert$",
+    "–": "--",
+    "“": "``",
+    "”": "''",
+    "≥": r"$\geq$",
+    "≤": r"$\leq$",
+    "…": r"\ldots{}",
+}
+
+_MINUS = re.compile(r"(?<![\w-])-(?=\d)")
+"""The sign of a negative number, which LaTeX would set as a hyphen."""
+
+
+def latex_escape(value: Any) -> str:
+    r"""Escape a value for LaTeX; text that a template marks as safe is unchanged.
+
+    >>> print(latex_escape("50 % of_x ± 1"))
+    50 \% of\_x $\pm$ 1
+    >>> print(latex_escape("-1.5 of run-1"))
+    $-$1.5 of run-1
+    """
+    if isinstance(value, Markup):
+        return value
+    text = str(value)
+    inside = " ".join(text.split()) or " " * bool(text)
+    return _MINUS.sub("$-$", inside.translate(str.maketrans(_LATEX)))
+
+
+def write(path: Path, content: bytes | str) -> Path:
+    """Write a file of a report atomically, creating its folder if necessary.
+
+    Raises:
+        FedLoomError: if it cannot be written.
+    """
+    if path.parent.name in ("figures", "tables") and path.parent.is_symlink():
+        raise FedLoomError(f"{path.parent} is a link, and a report would write where it leads; choose another --out.")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, content.encode() if isinstance(content, str) else content, alone=False)  # --watch is another
+    except OSError as error:
+        raise FedLoomError(f"the report cannot be written to {path}: {error.strerror or error}.") from error
+    return path
+
+
+def former(path: Path) -> str:
+    """The text of a page that is already there; empty without one."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def _environment(**settings: Any) -> Environment:
+    loader = PackageLoader("fedloom_apps.report")
+    return Environment(loader=loader, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, **settings)
+
+
+def page(**content: Any) -> str:
+    """Render the HTML page from its title, conditions, groups, sections and figures.
+
+    Its content security policy allows one script, that of the figures, and no request at all.
+    """
+    script = _pages().get_template("charts.js").render()
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return _pages().get_template("report.html").render(content, script=script, script_hash=digest)
+
+
+@cache
+def _pages() -> Environment:
+    environment = _environment(autoescape=True)
+    environment.filters |= {"data_uri": data_uri, "latex": latex}
+    return environment
+
+
+def data_uri(content: bytes | str, kind: str) -> str:
+    """Content as a ``data:`` address, which needs no network."""
+    encoded = base64.b64encode(content.encode() if isinstance(content, str) else content).decode()
+    return f"data:{kind};base64,{encoded}"
+
+
+def latex(tables: Sequence[ReportTable]) -> str:
+    r"""Render tables as one file for ``\input``; it needs the package booktabs."""
+    return _latex_template().render(tables=tables)
+
+
+@cache
+def _latex_template() -> Template:
+    marks = ("<%", "%>", "<<", ">>", "<#", "#>")
+    kinds = ("block", "variable", "comment")
+    names = [f"{kind}_{end}_string" for kind in kinds for end in ("start", "end")]
+    settings = dict(zip(names, marks, strict=True))
+    return _environment(finalize=latex_escape, **settings).get_template("tables.tex")

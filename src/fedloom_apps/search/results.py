@@ -1,0 +1,214 @@
+"""The results of a search: finalists, their comparison on held-out seeds, each part's contribution, and a figure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedloom.core import yaml
+from fedloom.core.files import whole_file
+from fedloom.experiment.atomic import write_whole
+from fedloom.experiment.trainer import Record
+from fedloom.metrics.comparison import paired
+from fedloom_apps.search.settings import SearchSettings
+from fedloom_apps.search.space import Candidate
+
+
+def ranked(tried: Sequence[Record], maximise: bool) -> list[Record]:
+    """Complete candidates, the best first, each once."""
+    complete = [record for record in tried if record["state"] == "complete" and record["score"] is not None]
+    found: list[Record] = []
+    for record in sorted(complete, key=lambda record: record["score"], reverse=maximise):
+        if all(record["candidate"] != other["candidate"] for other in found):
+            found.append(record)
+    return found
+
+
+def best_of_method(tried: Sequence[Record], name: str, maximise: bool) -> Candidate | None:
+    """The best complete candidate that is a named method without a replaced part."""
+    named = [record for record in ranked(tried, maximise) if record["label"] == name]
+    return named[0]["candidate"] if named else None
+
+
+def finalists(tried: Sequence[Record], count: int, maximise: bool, reference: str) -> list[Candidate]:
+    """The best candidates, of different composition; the reference is not among them."""
+    found: dict[str, Candidate] = {}
+    for record in ranked(tried, maximise):
+        if record["label"] != reference:
+            found.setdefault(record["label"], record["candidate"])
+    return list(found.values())[:count]
+
+
+def scores(history: Sequence[Record]) -> dict[str, dict[int, float]]:
+    """The scores of the final comparison by role and seed; NaN where a run failed."""
+    found: dict[str, dict[int, float]] = {}
+    for record in history:
+        if record["stage"] == "compare":
+            score = record["score"]
+            found.setdefault(record["role"], {})[record["seed"]] = math.nan if score is None else score
+    return found
+
+
+def winner(history: Sequence[Record], roles: Sequence[str], seeds: int, maximise: bool) -> str | None:
+    """The role with the best mean on held-out seeds, the first of equal ones; None while runs are missing."""
+    found = scores(history)
+    if not roles or any(len(found.get(role, ())) < seeds for role in roles):
+        return None
+    worst = -math.inf if maximise else math.inf
+    means = {role: float(np.mean(list(found[role].values()))) for role in roles}
+    return (max if maximise else min)(means, key=lambda role: worst if math.isnan(means[role]) else means[role])
+
+
+def gain(
+    ours: Mapping[int, float], others: Mapping[int, float], maximise: bool, comparisons: int = 1
+) -> dict[str, float]:
+    """The gain over others with the same seeds, as by ``paired``: positive is better, whatever the goal.
+
+    >>> round(gain({1: 2.0, 2: 1.0}, {1: 2.5, 2: 2.5}, maximise=False)["mean"], 3)
+    1.0
+    """
+    return paired(ours, others, comparisons) if maximise else paired(others, ours, comparisons)
+
+
+PENDING = "The search stopped before its final comparison, so nothing is decided; continue it with resume=."
+
+
+def summary(history: Sequence[Record], settings: SearchSettings, maximise: bool, reference: str) -> dict[str, Any]:
+    """Ranking, contributions and verdict, as plain data."""
+    found, about = scores(history), {r["role"]: r for r in history if r["stage"] == "compare"}
+    ranking = []
+    others = [role for role in found if role.startswith("finalist")]
+    for role in [*([reference] if reference in found else []), *others]:  # the first of equal ones is ahead
+        x = np.array(list(found[role].values()))
+        over = None if role == reference else gain(found[role], found.get(reference, {}), maximise, len(others))
+        ranking.append(
+            {
+                "role": role,
+                "label": about[role]["label"],
+                "settings": settings_of(about[role]["candidate"]),
+                "mean": float(x.mean()),
+                "se": float(x.std(ddof=1) / math.sqrt(len(x))) if len(x) > 1 else math.nan,
+                "seeds": len(x),
+                "bytes": about[role]["bytes"],
+                "gain": over,
+            }
+        )
+    ranking.sort(key=lambda row: (math.isnan(row["mean"]), -row["mean"] if maximise else row["mean"]))
+    best = ranking[0]["role"] if ranking else None
+    parts = [
+        {"without": role.removeprefix("without "), **gain(found[best], found[role], maximise)}
+        for role in found
+        if role.startswith("without ") and best is not None
+    ]
+    tried = ranked([record for record in history if record["stage"] == "search"], maximise)
+    return {
+        "goal": settings.goal,
+        "chosen": "finalist 1" if others and tried[0]["label"] != reference else reference,  # on validation samples
+        "ranking": _jsonable(ranking),
+        "parts": _jsonable(parts),
+        "verdict": verdict(ranking, reference, bool(others)) if ranking or not tried else PENDING,
+    }
+
+
+def verdict(ranking: Sequence[Mapping[str, Any]], reference: str, finalists: bool = True) -> str:
+    """The result in one sentence; ``finalists`` says whether anything was compared with the reference."""
+    if not ranking:
+        return "No candidate was run to its end; set a larger search.budget."
+    if not finalists:
+        return f"Nothing but {reference} was run to its end, so nothing is decided; set a larger search.budget."
+    best = ranking[0]
+    if best["role"] == reference:
+        return f"No finalist is better than {reference} on the held-out seeds: take {reference}."
+    over = best["gain"]
+    if over is None or math.isnan(over["low"]):
+        return f"{best['label']} is best, but without a comparison with {reference}."
+    found = f"a gain of {over['mean']:+.4f}, 95 % interval {over['low']:+.4f} to {over['high']:+.4f}"
+    found += f" over {over['seeds']} held-out seeds."
+    if over["low"] > 0:
+        return f"{best['label']} is better than {reference}: {found}"
+    return f"{reference} may be as good as {best['label']}: {found}"
+
+
+def settings_of(candidate: Candidate) -> str:
+    """The settings of a candidate in a few words.
+
+    >>> settings_of({"method": "feddyn", "method.alpha": 0.03, "method.mixing": "uniform", "local.lr": 0.1})
+    'alpha=0.03 local.lr=0.1'
+    """
+    return " ".join(f"{key.removeprefix('method.')}={x:g}" for key, x in candidate.items() if isinstance(x, float))
+
+
+def write(
+    folder: Path,
+    history: Sequence[Record],
+    settings: SearchSettings,
+    maximise: bool,
+    reference: str,
+    recipe: Callable[[Candidate], dict[str, Any]],
+) -> None:
+    """Write ``candidates.csv``, ``ranking.csv``, ``winner.yaml`` and ``figures/pareto.svg``."""
+    import pandas as pd  # slow to import, like the other libraries of this file that are needed at the end
+
+    tried = [record for record in history if record["stage"] == "search"]
+    told = ("role", "label", "state", "score", "rounds", "bytes", "minutes", "reason")
+    rows = [{**{key: r[key] for key in told}, "settings": settings_of(r["candidate"])} for r in tried]
+    write_whole(folder / "candidates.csv", pd.DataFrame(rows).to_csv(index=False).encode())
+    found = summary(history, settings, maximise, reference)
+    gains = [row.pop("gain") or {} for row in found["ranking"]]
+    flat = [
+        {**row, **{f"gain {k}": v for k, v in over.items()}} for row, over in zip(found["ranking"], gains, strict=True)
+    ]
+    write_whole(folder / "ranking.csv", pd.DataFrame(flat).to_csv(index=False).encode())
+    if flat:
+        candidate = next(r["candidate"] for r in history if r["role"] == flat[0]["role"])
+        write_whole(folder / "winner.yaml", yaml.dump(recipe(candidate)).encode())
+    (folder / "figures").mkdir(exist_ok=True)
+    with whole_file(folder / "figures" / "pareto.svg") as file:
+        picture(tried, settings.goal, maximise).savefig(file, format="svg")
+
+
+def front(points: Sequence[tuple[float, float]], maximise: bool) -> list[int]:
+    """The positions of Pareto-optimal points (cost, score), which no other point beats in both, in order of cost.
+
+    >>> front([(1.0, 0.5), (2.0, 0.4), (3.0, 0.9)], maximise=True)
+    [0, 2]
+    """
+    found, best = [], -math.inf
+    for at in sorted(range(len(points)), key=lambda i: (points[i][0], -points[i][1] if maximise else points[i][1])):
+        score = points[at][1] if maximise else -points[at][1]
+        if score > best:
+            found, best = [*found, at], score
+    return found
+
+
+def picture(tried: Sequence[Record], goal: str, maximise: bool) -> Any:
+    """Plot score against bytes of all complete candidates; the Pareto-optimal ones are joined and named."""
+    from matplotlib.figure import Figure
+
+    done = ranked(tried, maximise)
+    points = [(max(record["bytes"], 1) / 1e6, record["score"]) for record in done]
+    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    axes = figure.subplots()
+    if points:
+        best = front(points, maximise)
+        axes.scatter(*zip(*points, strict=True), s=18, color="0.6")
+        axes.step(*zip(*(points[i] for i in best), strict=True), where="post", color="C0")
+        for i in best:
+            axes.annotate(done[i]["label"], points[i], textcoords="offset points", xytext=(4, 4), fontsize=8)
+        axes.set_xscale("log")
+    axes.set(xlabel="communicated, MB", ylabel=f"{goal} on validation samples")
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def _jsonable(value: Any) -> Any:
+    """The value with NaN and infinity as None."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _jsonable(item) for key, item in value.items()}
+    return [_jsonable(item) for item in value] if isinstance(value, list) else value

@@ -1,0 +1,361 @@
+"""A search: candidates until the budget is spent, then a comparison of the best ones on held-out seeds.
+
+A step of the search is one run. The next candidate follows from the records of those tried so far, so that a search
+that was killed resumes from them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+
+from fedloom.core.errors import ClientError, ConfigError, DataError
+from fedloom.core.rng import torch_seed
+from fedloom.experiment import federated
+from fedloom.experiment.callbacks import Callback
+from fedloom.experiment.checkpoint import Checkpoint
+from fedloom.experiment.experiment import Experiment
+from fedloom.experiment.rundir import Columns, RunDirectory, Status
+from fedloom.experiment.runtime import reproducible
+from fedloom.experiment.trackers import Tracker
+from fedloom.experiment.trainer import Record, Trainer, TrainerTask
+from fedloom.metrics import direction
+from fedloom_apps.search import results
+from fedloom_apps.search.settings import SEARCHED, SearchSettings
+from fedloom_apps.search.space import Candidate, Space, effective, without
+from fedloom_apps.search.trial import Outcome, attempt, in_best
+
+if TYPE_CHECKING:
+    import optuna
+
+REFERENCE = "fedavg"
+FACTORS = (1.0, 1 / 3, 3.0)
+"""FedAvg is run in full first, at these multiples of the keys searched in addition to the methods' settings."""
+WITHOUT_EFFECT = ("engine", "device", "client_state", "checkpoint", "trackers")  # on results
+HOPELESS = 200  # candidates in a row that could not run at all, after which the search ends
+RUNS = "runs"
+"""Folder of the run directories of the final comparison."""
+
+
+class Maker(Protocol):
+    """Makes the experiment of a candidate."""
+
+    def __call__(self, candidate: Candidate, seed: int, validate: bool) -> Experiment:
+        """The experiment; with ``validate`` it is tested on validation samples, which it does not train on."""
+        ...
+
+
+@dataclass(frozen=True)
+class SearchExperiment:
+    """A search over compositions.
+
+    Args:
+        make: makes the experiment of a candidate.
+        recipe: makes the complete configuration of a candidate, a recipe for ``fedloom run``.
+        space: all candidates.
+        settings: the settings of the search.
+        rounds: T of every run.
+        seed: seed of the search; the final comparison uses the seeds after it.
+        config: the configuration.
+        misfits: named methods that cannot run under these conditions, with the reasons.
+    """
+
+    make: Maker
+    recipe: Callable[[Candidate], dict[str, Any]]
+    space: Space
+    settings: SearchSettings
+    rounds: int
+    seed: int
+    config: Mapping[str, Any] = field(default_factory=dict)
+    misfits: Mapping[str, str] = field(default_factory=dict)
+
+
+def search(
+    experiment: SearchExperiment,
+    out: Path | str | None = None,
+    *,
+    resume: bool | Path | str = False,
+    checkpoint_every: int = 1,
+    keep: int = 2,
+    callbacks: Sequence[Callback] = (),
+    known: Sequence[Sequence[Record]] = (),
+) -> dict[str, Any]:
+    """Run a search, from the start or where it stopped; returns its summary.
+
+    Args:
+        experiment: the search.
+        out: run directory; None keeps everything in memory.
+        resume: True resumes from the newest checkpoint in ``out``; a path, from that checkpoint.
+        checkpoint_every: runs between checkpoints.
+        keep: number of checkpoints to keep.
+        callbacks: observers; they see one record per run. Trackers among them log each run of the final comparison by
+            itself, once the search has finished.
+        known: records of other searches with the same data, conditions and seed, which differ in sampler, slots or
+            budget. Runs that both begin with, and comparisons of the same candidates, are taken over, not repeated.
+    """
+    finished_before = out is not None and RunDirectory(out).status is Status.FINISHED
+    with reproducible():
+        task = SearchTask(experiment, None if out is None else Path(out), known)
+        summary = Trainer(task, out, checkpoint_every=checkpoint_every, keep=keep, callbacks=callbacks).run(resume)
+    if out is not None and summary["status"] == Status.FINISHED.value and not finished_before:
+        compared = [run for run in map(RunDirectory, sorted(Path(out).glob(f"{RUNS}/*"))) if run.summary()]
+        for tracker in (one for one in callbacks if isinstance(one, Tracker)):
+            for run in compared:
+                tracker.replay(run)
+    return summary
+
+
+def load(path: Path | str) -> NoReturn:
+    """What ``fl.load`` says of a search.
+
+    Raises:
+        ConfigError: in any case.
+    """
+    raise ConfigError(f"{path} is a run of fedloom search; load one of the runs that it compared, in its folder runs.")
+
+
+class SearchTask(TrainerTask):
+    """A search as a task of the trainer; a round is one run.
+
+    Args:
+        experiment: the search.
+        out: run directory.
+        known: records of other searches, as in ``search``.
+    """
+
+    kind, name, headline = "search", "search", "score"
+
+    def __init__(
+        self, experiment: SearchExperiment, out: Path | None = None, known: Sequence[Sequence[Record]] = ()
+    ) -> None:
+        super().__init__()
+        self.known = known
+        self.experiment, self.settings, self.out = experiment, experiment.settings, out
+        self.seed, self.config, self.citations = experiment.seed, experiment.config, ""
+        self.maximise = direction(self.settings.goal) == "max"
+        self.milestones = self.settings.milestones(experiment.rounds)
+
+    @property
+    def rounds(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """One more than the completed runs, until there is nothing left to run."""
+        return self.round + (self._next() is not None)
+
+    def identity(self) -> dict[str, Any]:
+        return {"config": {key: value for key, value in self.config.items() if key not in WITHOUT_EFFECT}}
+
+    # --- what is run next
+
+    @property
+    def tried(self) -> list[Record]:
+        """The records of candidates."""
+        return [record for record in self.history if record["stage"] == "search"]
+
+    @property
+    def spent(self) -> float:
+        """What the candidates have used of the budget, in its unit."""
+        return sum(record[self.settings.unit] for record in self.tried)
+
+    def _next(self) -> tuple[str, Candidate, int] | None:
+        """Role, candidate and seed of the next run; a candidate of the search is only proposed when it runs."""
+        tried, last = self.tried, self.history[-HOPELESS:]
+        hopeless = len(last) == HOPELESS and all(record["rounds"] == 0 for record in last)
+        if self.spent < self.settings.budget and len(tried) == len(self.history) and not hopeless:
+            return "candidate", {}, self.seed
+        done = {(record["role"], record["seed"]) for record in self.history if record["stage"] == "compare"}
+        for role, candidate in self._compared():
+            for seed in range(self.seed + 1, self.seed + 1 + self.settings.seeds):
+                if (role, seed) not in done:
+                    return role, candidate, seed
+        return None
+
+    def _compared(self) -> list[tuple[str, Candidate]]:
+        """The final comparison by role: finalists, FedAvg, and the best of them without each of its parts."""
+        finalists = results.finalists(self.tried, self.settings.finalists, self.maximise, REFERENCE)
+        found = [*((f"finalist {k}", one) for k, one in enumerate(finalists, 1))]
+        reference = results.best_of_method(self.tried, REFERENCE, self.maximise)
+        if reference is not None:
+            found.append((REFERENCE, reference))
+        roles = sorted((role for role, _ in found), key=lambda role: role != REFERENCE)  # it wins if means are equal
+        winner = results.winner(self.history, roles, self.settings.seeds, self.maximise)
+        if winner is None or winner == REFERENCE:
+            return found
+        candidate = dict(found)[winner]
+        method = self.experiment.make(candidate, self.seed, True).method
+        fixed = "mixing" if any(uplink.only_sums for uplink in method.uplink) else ""  # which must be uniform
+        for slot in (slot for slot in SEARCHED if slot != fixed):
+            part = getattr(method, slot)
+            if len(part) > 1 if isinstance(part, tuple) else not part.is_identity:
+                plain = effective(self.experiment.space.registry, without(candidate, slot))
+                found.append((f"without {slot}", plain))
+        return found
+
+    # --- running it
+
+    def step(self) -> Record:
+        upcoming = self._next()
+        assert upcoming is not None
+        role, candidate, seed = upcoming
+        return self._candidate() if role == "candidate" else self._compare(role, candidate, seed)
+
+    def _candidate(self) -> Record:
+        """Propose a candidate and run it for as long as it keeps up with the others."""
+        from optuna.distributions import distribution_to_json
+
+        number, also = len(self.tried), self.experiment.space.also
+        study = self._study()
+        if number < len(FACTORS):
+            factor = FACTORS[number]
+            start = self.experiment.space.start(REFERENCE, {key: factor * span.centre for key, span in also.items()})
+            study.enqueue_trial(start)
+        elif number - len(FACTORS) < len(self.experiment.space.names) - 1:
+            others = [name for name in self.experiment.space.names if name != REFERENCE]
+            best = results.best_of_method(self.tried, REFERENCE, self.maximise) or {}
+            known = {key: best.get(key, span.centre) for key, span in also.items()}
+            study.enqueue_trial(self.experiment.space.start(others[number - len(FACTORS)], known))
+        trial = study.ask()
+        candidate = self.experiment.space.suggest(trial)
+
+        def goes_on(round: int, score: float) -> bool:
+            others = [r["scores"][str(round)] for r in self.tried if str(round) in r["scores"]]
+            others = [math.nan if other is None else other for other in others]
+            return number < len(FACTORS) or in_best(score, others, self.settings.eta, self.maximise)
+
+        limit = math.inf
+        if self.settings.equal == "bytes" and self.tried and self.tried[0]["rounds"]:
+            limit = self.experiment.rounds * self.tried[0]["bytes"] / self.tried[0]["rounds"]
+
+        def make() -> Experiment:
+            return self.experiment.make(candidate, self.seed, True)
+
+        outcome = self._taken_over(candidate)
+        if outcome is None:
+            outcome = attempt(make, candidate["method"], self.settings.goal, self.milestones, goes_on, limit)
+        if outcome.state == "complete" and not outcome.scores:
+            missing = f"search.goal is {self.settings.goal!r}, which is not measured"
+            if candidate["method"] == REFERENCE:
+                raise ConfigError(f"{missing}; {outcome.reason}")
+            outcome.state, outcome.reason = "failed", f"{missing} for this candidate"
+        drawn = {"params": trial.params, "ranges": {k: distribution_to_json(d) for k, d in trial.distributions.items()}}
+        return {
+            "stage": "search",
+            "role": f"candidate {number + 1}",
+            "seed": self.seed,
+            "candidate": candidate,
+            **_plain(outcome),
+            **drawn,
+        }
+
+    def _taken_over(self, candidate: Candidate) -> Outcome | None:
+        """Another search's outcome for the next candidate, if its earlier candidates were the same."""
+        mine = [*(record["candidate"] for record in self.tried), candidate]
+        for records in self.known:
+            others = [record for record in records if record["stage"] == "search"][: len(mine)]
+            if [record["candidate"] for record in others] == mine:
+                return _outcome(others[-1])
+        return None
+
+    def _compare(self, role: str, candidate: Candidate, seed: int) -> Record:
+        """Run a candidate to its end on a held-out seed, tested on test samples."""
+        for record in chain.from_iterable(self.known):
+            if (record["stage"], record["candidate"], record["seed"]) == ("compare", candidate, seed):
+                return {"stage": "compare", "role": role, "seed": seed, "candidate": candidate,
+                        **_plain(_outcome(record))}  # fmt: skip
+        outcome = Outcome(candidate["method"])
+        try:
+            experiment = self.experiment.make(candidate, seed, False)
+            outcome.label = experiment.method.name
+            folder = None if self.out is None else self.out / RUNS / f"{role.replace(' ', '-')}-{seed}"
+            resume = folder is not None and RunDirectory(folder).begun
+            last = federated.run(experiment, folder, resume=resume, checkpoint_every=experiment.rounds).history[-1]
+            outcome.rounds, outcome.bytes = last["round"], last["comm/bytes"]
+            score = last.get(self.settings.goal)
+            outcome.scores[last["round"]] = math.nan if score is None else score
+        except (ConfigError, DataError, ClientError) as error:  # a partition may be impossible with this seed alone
+            outcome.state, outcome.reason = "failed", str(error)
+        return {"stage": "compare", "role": role, "seed": seed, "candidate": candidate, **_plain(outcome)}
+
+    def _study(self) -> optuna.Study:
+        """The Optuna study of all candidates so far; its sampler depends on their number alone."""
+        import optuna
+
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        seed = torch_seed(self.seed, "search", len(self.tried)) % 2**32
+        samplers = {"tpe": optuna.samplers.TPESampler, "random": optuna.samplers.RandomSampler}
+        sampler = samplers[self.settings.sampler](seed=seed)
+        study = optuna.create_study(sampler=sampler, direction="maximize" if self.maximise else "minimize")
+        study.add_trials([_trial(record) for record in self.tried])
+        return study
+
+    # --- the trainer's side
+
+    def commit(self, step: Record) -> tuple[Record, dict[str, Columns]]:
+        self.round += 1
+        spent = self.spent + (step[self.settings.unit] if step["stage"] == "search" else 0)
+        complete = results.ranked([r for r in (*self.tried, step) if r["stage"] == "search"], self.maximise)
+        best = complete[0]["score"] if complete else None
+        percent = min(int(100 * spent / self.settings.budget), 100)
+        return {"round": self.round, **step, "spent": spent, "percent": percent, "best": best}, {}
+
+    def snapshot(self) -> Checkpoint:
+        return Checkpoint(self.round, {}, {})
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        self.round = checkpoint.round
+
+    def summarise(self, status: Status) -> dict[str, Any]:
+        return {
+            "spent": self.spent,
+            "candidates": len(self.tried),
+            "misfits": dict(self.experiment.misfits),
+            **results.summary(self.history, self.settings, self.maximise, REFERENCE),
+        }
+
+    def write(self, directory: RunDirectory, status: Status) -> None:
+        if status.ended:
+            results.write(directory.path, self.history, self.settings, self.maximise, REFERENCE, self.experiment.recipe)
+            self._export(directory.path / "study.db")
+
+    def _export(self, path: Path) -> None:
+        """Write the study as a database that Optuna's dashboard opens."""
+        import optuna
+
+        path.unlink(missing_ok=True)
+        study = self._study()
+        copy = optuna.create_study(
+            storage=f"sqlite:///{path}", study_name="fedloom", direction="maximize" if self.maximise else "minimize"
+        )
+        copy.add_trials(study.get_trials(deepcopy=False))
+
+
+def _plain(outcome: Outcome) -> Record:
+    """An outcome as JSON: the last score under ``score``, NaN as null."""
+    scores = {str(round): None if math.isnan(x) else x for round, x in outcome.scores.items()}
+    return {**asdict(outcome), "scores": scores, "score": next(reversed(scores.values()), None)}
+
+
+def _outcome(record: Record) -> Outcome:
+    """The outcome in a record."""
+    scores = {int(round): math.nan if x is None else x for round, x in record["scores"].items()}
+    return Outcome(
+        **{field.name: record[field.name] for field in fields(Outcome) if field.name != "scores"}, scores=scores
+    )
+
+
+def _trial(record: Record) -> optuna.trial.FrozenTrial:
+    """A record of a candidate as an Optuna trial."""
+    from optuna.distributions import json_to_distribution
+    from optuna.trial import TrialState, create_trial
+
+    scores = {int(round): x for round, x in record["scores"].items() if x is not None}
+    complete = record["state"] == "complete" and record["score"] is not None
+    return create_trial(
+        state=TrialState.COMPLETE if complete else TrialState.PRUNED,
+        value=record["score"] if complete else None,
+        params=record["params"],
+        distributions={name: json_to_distribution(text) for name, text in record["ranges"].items()},
+        intermediate_values=scores,
+    )

@@ -1,0 +1,34 @@
+"""The configuration of ``fedloom synthesize``: that of ``fedloom run`` with the keys of the evaluation of a set."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fedloom.config.build import Shared
+from fedloom.config.federated import RUN, build, build_method
+from fedloom.config.schema import Config
+from fedloom.config.sections import Record
+from fedloom.experiment.experiment import Experiment
+from fedloom_apps.synthesis.judge import EvalConfig, SyntheticEvaluator
+from fedloom_apps.synthesis.take import require_samples
+
+JUDGE = Record(EvalConfig)
+SYNTHESIZE = replace(
+    RUN,
+    kind="synthesis",
+    sections={**RUN.sections, "judge": JUDGE},
+    defaults={**RUN.defaults, "method": "fedevg"},
+    comparison=lambda named: (),
+)
+
+
+def build_synthesis(config: Config, shared: Shared | None = None) -> Experiment:
+    """Build the experiment of ``fedloom synthesize``.
+
+    Raises:
+        ConfigError: for a method that generates no samples, and as ``build``.
+    """
+    require_samples(build_method(config))
+    judge, experiment = JUDGE.instantiate(config["judge"]), build(config, shared)
+    SyntheticEvaluator(experiment.federation, judge)  # refuses what it cannot evaluate
+    return experiment

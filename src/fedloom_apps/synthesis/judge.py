@@ -1,0 +1,337 @@
+"""Evaluation of synthetic sets: a classifier trained on the set, and comparisons of its samples with real ones."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import warnings
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from fedloom.core.checks import at_least
+from fedloom.core.errors import ConfigError
+from fedloom.core.federation import Arrays, Federation
+from fedloom.core.rng import stream
+from fedloom.data.sources.generated import pixels
+from fedloom.experiment.atomic import write_whole
+from fedloom.experiment.model_files import as_model_file, read_model_file
+from fedloom.experiment.setup import placed
+from fedloom.metrics import fairness
+from fedloom.metrics.distribution import fid, kid
+from fedloom.metrics.neighbours import alike, nearest
+from fedloom_apps.synthesis.fit import (
+    AUTO,
+    ClassifierTraining,
+    FittedClassifier,
+    changes,
+    classifier,
+    fit,
+    predicted,
+    suited,
+)
+from fedloom_apps.synthesis.generation import Features, diversity, manifold, recognised
+from fedloom_apps.synthesis.inception import inception
+from fedloom_apps.synthesis.membership import membership
+
+CACHE = "judge"  # the folder in a run directory of the real-data classifier
+HELD_OUT = 2000  # test samples used in the search for copies
+WORSE = 10  # times the loss of guessing: above it, a classifier has diverged
+NEIGHBOURS = 5  # k of precision, recall, density and coverage
+
+
+@dataclass(frozen=True)
+class EvalConfig:
+    """Settings of the evaluation of synthetic sets.
+
+    Args:
+        every: rounds between evaluations; 0 evaluates at the end only.
+        per_class: samples of each class drawn from a generator; methods without one hold their own set.
+        classifier: the network trained on the set, and the one trained on real data: the name of a model, or ``auto``
+            for a small one chosen by the size of the samples.
+        lr: initial learning rate of both classifiers, see ``ClassifierTraining``.
+        batch_size: samples of a mini-batch from the synthetic set; 100 on real data.
+        loss_tol: mean loss below which training ends.
+        max_steps: maximum number of training steps.
+        augment: augmentations of the images; null shifts them by up to an eighth of their side.
+        inception: file with the weights of Inception, to compute FID and KID on its features too, at the end.
+
+    Raises:
+        ConfigError: for values outside their range.
+    """
+
+    every: int = 0
+    per_class: int = 10
+    classifier: str = AUTO
+    lr: float = 2e-3
+    batch_size: int = 50
+    loss_tol: float = 1e-3
+    max_steps: int = 2000
+    augment: tuple[str | Mapping[str, Any], ...] | None = None
+    inception: Path | None = None
+
+    def __post_init__(self) -> None:
+        at_least(0, "judge: ", every=self.every)
+        at_least(1, "judge: ", per_class=self.per_class)
+        self.training()
+
+    def training(self, batch_size: int | None = None) -> ClassifierTraining:
+        """The settings of the classifiers' training."""
+        return ClassifierTraining(
+            lr=self.lr,
+            batch_size=batch_size or self.batch_size,
+            loss_tol=self.loss_tol,
+            max_steps=self.max_steps,
+            augment=self.augment,
+        )
+
+
+@dataclass(frozen=True)
+class EvalResult:
+    """The evaluation of one synthetic set.
+
+    Attributes:
+        numbers: metrics by name, as in a run's records.
+        details: plain data: the features used, numbers by class, sizes.
+    """
+
+    numbers: dict[str, float]
+    details: dict[str, Any] = field(default_factory=dict)
+
+
+class SyntheticEvaluator:
+    """Evaluates synthetic sets of one federation.
+
+    A freshly initialised classifier is trained on the set to convergence and evaluated on the common test set and on
+    *all* test samples of every client. A second one, trained once on the clients' real training samples, classifies the
+    synthetic samples and provides the features for FID, KID, precision, recall, density, coverage and diversity.
+
+    Args:
+        federation: the real data. Training samples are those of the clients that take part; if the common test set is
+            empty, the clients' test samples are used instead.
+        settings: settings of the evaluation.
+        seed: seed of the classifier that is trained on the set.
+        cache: folder of the real-data classifier; None keeps it in memory.
+        device: device of the classifiers.
+
+    Raises:
+        ConfigError: if the data have no classes, clients number them differently, or there are no test samples.
+    """
+
+    def __init__(
+        self,
+        federation: Federation,
+        settings: EvalConfig | None = None,
+        seed: int = 0,
+        cache: Path | None = None,
+        device: str = "cpu",
+    ) -> None:
+        if not federation.train.arrays.has_classes:
+            raise ConfigError("synthetic sets are evaluated by class, but these data have no classes.")
+        if not federation.classes_alike:
+            raise ConfigError("clients that number the classes differently have no synthetic set of the same classes.")
+        self.settings, self.seed, self.cache = settings or EvalConfig(), seed, cache
+        self.federation = placed(federation, torch.float32, device)
+        held = self.federation.held_out
+        self.test = self.federation.test if len(self.federation.test) else held.arrays.take(held.index.rows)
+        if len(self.test) < 2:
+            raise ConfigError("synthetic sets are evaluated on test samples, but there are none; set held_out=0.2.")
+        self.classifier = suited(self.settings.classifier, self.test)
+        with torch.device("meta"):
+            classifier(self.classifier, self.test)  # refuses before anything runs, as the next line does
+        changes(self.settings.training(), self.test)
+        self._inception = None if self.settings.inception is None else inception(self.settings.inception)
+
+    @cached_property
+    def trained_on(self) -> Arrays:
+        """The real training samples of the clients that take part, in the order of the data."""
+        split = self.federation.train.first(self.federation.seen)
+        return split.arrays.take(np.sort(split.index.rows))
+
+    @cached_property
+    def known(self) -> FittedClassifier:
+        """The classifier trained on ``trained_on``, from the cache if it is there."""
+        training = self.settings.training(100)
+        path = None if self.cache is None else self.cache / f"real-{self._stamp(training)}.safetensors"
+        if path is not None and (found := self._kept(path)) is not None:
+            return found
+        made = fit(self.classifier, self.trained_on, training, seed=0)
+        if path is not None:
+            self._keep(path, made)
+        return made
+
+    def _keep(self, path: Path, made: FittedClassifier) -> None:
+        """Write the classifier into the cache; if that cannot be, a warning says so."""
+        facts = {"fit.loss": torch.tensor(made.loss), "fit.accuracy": torch.tensor(made.accuracy)}
+        facts["fit.steps"] = torch.tensor(made.steps)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(path, as_model_file({**made.model.state_dict(), **facts}), alone=False)
+        except OSError as error:
+            warnings.warn(
+                f"the judge {path} cannot be written ({error.strerror or error}), so it is trained again next time.",
+                stacklevel=2,
+            )
+
+    def _stamp(self, training: ClassifierTraining) -> str:
+        arrays = self.trained_on
+        settings = (self.classifier, training, tuple(arrays.x.shape))
+        digest = hashlib.blake2b(repr(settings).encode(), digest_size=8)
+        for part in (arrays.y, arrays.x[:: max(len(arrays) // 1000, 1)]):
+            digest.update(part.cpu().contiguous().numpy().tobytes())
+        return digest.hexdigest()
+
+    def _kept(self, path: Path) -> FittedClassifier | None:
+        """The classifier in the cache; None if there is none, or it is damaged."""
+        if not path.is_file():
+            return None
+        with torch.random.fork_rng(devices=[]):  # initialisation must not change the global random state
+            model = classifier(self.classifier, self.test).to(self.test.x.device)
+        try:
+            stored = read_model_file(path)
+            facts = [stored.pop(f"fit.{name}").item() for name in ("steps", "loss", "accuracy")]
+            model.load_state_dict(stored)
+        except (OSError, KeyError, RuntimeError, SafetensorError):
+            return None
+        return FittedClassifier(model.eval(), int(facts[0]), facts[1], facts[2])
+
+    @cached_property
+    def features(self) -> Features:
+        """The feature extractor for comparisons of distributions."""
+        source = self.federation.provenance.get("source", {}).get("name", "the real data")
+        return Features(f"{self.classifier} trained on {source}", self.known.model)
+
+    @cached_property
+    def _real(self) -> Tensor:
+        """Features of the test samples."""
+        return self.features(self.test.x)
+
+    def evaluate(self, arrays: Arrays, *, thorough: bool = True) -> EvalResult:
+        """Evaluate a set; if a classifier has diverged, a warning says so, and what would rest on it is left out.
+
+        Args:
+            arrays: the set's samples, in the value range of the real ones.
+            thorough: whether to search for copies of training samples as well, which takes longest.
+
+        Raises:
+            DataError: if the samples have another shape or range than the real ones.
+        """
+        arrays = replace(arrays, x=arrays.x.to(self.test.x), y=arrays.y.to(self.test.y))
+        alike(self.test.x, arrays.x)
+        numbers, details = self._utility(arrays)
+        doubts = []
+        if self._diverged(numbers["train_loss"]):
+            doubts.append("the judge's classifier of the synthetic set has diverged; lower judge.lr.")
+        if not self._diverged(self.known.loss) and bool(torch.isfinite(self._real).all()):
+            more, about = self._similarity(arrays)
+            numbers |= more
+            details |= about
+        else:
+            numbers["diversity"] = diversity(self.test.x, self.test.y, arrays.x, arrays.y, arrays.classes).ratio
+            doubts.append(
+                "the judge's classifier of real data has diverged, so that recognised, FID, KID and coverage, which "
+                "rest on it, are left out; lower judge.lr."
+            )
+        if doubts:
+            details["warnings"] = doubts
+        for doubt in doubts:
+            warnings.warn(doubt, stacklevel=2)
+        if thorough:
+            numbers |= self._copies(arrays) | self._inception_distances(arrays)
+        return EvalResult({f"synthetic/{key}": float(value) for key, value in numbers.items()}, details)
+
+    def _diverged(self, loss: float) -> bool:
+        """Whether a classifier's loss is far above that of guessing, infinite or NaN."""
+        return not loss < WORSE * math.log(max(self.test.classes, 2))
+
+    def _utility(self, arrays: Arrays) -> tuple[dict[str, float], dict[str, Any]]:
+        """Performance of a classifier trained on the set."""
+        fitted = fit(self.classifier, arrays, self.settings.training(), self.seed)
+        test, split = self.federation.test, self.federation.held_out
+        numbers = {"train_accuracy": fitted.accuracy, "train_loss": fitted.loss, "train_steps": fitted.steps}
+        if len(test):
+            numbers["accuracy"] = float((predicted(fitted.model, test.x) == test.y).double().mean())
+        sizes = split.index.sizes
+        tested = np.flatnonzero(sizes)
+        if len(tested):
+            rows = torch.from_numpy(split.index.rows)
+            owners = torch.from_numpy(split.index.owners).to(split.arrays.y.device)
+            right = predicted(fitted.model, split.arrays.x[rows]) == split.labels(rows, owners)
+            starts = np.concatenate([[0], np.cumsum(sizes[tested])[:-1]])
+            shares = np.add.reduceat(right.cpu().numpy().astype(np.float64), starts) / sizes[tested]
+            figures = fairness.summary(shares, sizes[tested])
+            numbers |= {f"clients/accuracy/{name}": value for name, value in figures.items()}
+        return numbers, {"classifier": self.classifier, "training": asdict(self.settings.training())}
+
+    def _similarity(self, arrays: Arrays) -> tuple[dict[str, float], dict[str, Any]]:
+        """Comparison of the samples with real ones, by the real-data classifier."""
+        named = recognised(self.known.model, arrays.x, arrays.y)
+        real, made = self._real, self.features(arrays.x)
+        distance = kid(real, made)
+        numbers = {
+            "recognised": named.share,
+            "confidence": named.confidence,
+            "fid": fid(real, made),
+            "kid": distance.mean,
+            "kid_std": distance.std,
+        }
+        few = torch.from_numpy(self._alike(arrays.y.cpu().numpy()))
+        if len(few) > NEIGHBOURS < len(made):
+            numbers |= manifold(real[few], made, NEIGHBOURS)._asdict()
+        spread = diversity(self.test.x, self.test.y, arrays.x, arrays.y, arrays.classes)
+        inner = diversity(real, self.test.y, made, arrays.y, arrays.classes)
+        numbers |= {"diversity": spread.ratio, "diversity_features": inner.ratio}
+        details = {
+            "features": self.features.name,
+            "features_accuracy": float((predicted(self.known.model, self.test.x) == self.test.y).double().mean()),
+            "samples": len(arrays),
+            "real_test_samples": len(self.test),
+            "recognised_per_class": _plain(named.per_class),
+            "diversity_per_class": _plain(spread.per_class),
+        }
+        return numbers, details
+
+    def _alike(self, y: np.ndarray) -> np.ndarray:
+        """Rows of real test samples: as many of each class as in the set, as far as available."""
+        truth, draws = self.test.y.cpu().numpy(), stream(0, "judge", 1)
+        rows = [draws.permutation(np.flatnonzero(truth == label))[: (y == label).sum()] for label in np.unique(y)]
+        return np.sort(np.concatenate(rows))
+
+    def _copies(self, arrays: Arrays) -> dict[str, float]:
+        """Measures of whether samples are copies of training samples."""
+        count = len(self.test)
+        rows = torch.from_numpy(np.linspace(0, count - 1, min(count, HELD_OUT)).round().astype(np.int64))
+        found = membership(self.trained_on.x, self.test.x[rows], arrays.x)
+        return {
+            "copies": found.copies,
+            "near": found.near,
+            "members": found.members,
+            "members_expected": found.expected,
+            "members_p": found.p_value,
+            "membership_auc": found.auc,
+            "nearest": float(found.to_training.median()),
+            "nearest_of_real": float(found.held_out_to_training.median()),
+        }
+
+    def _inception_distances(self, arrays: Arrays) -> dict[str, float]:
+        """FID and KID on Inception's features, as in published tables, if its weights are given."""
+        if self._inception is None:
+            return {}
+        real, made = self._inception(pixels(self.test)), self._inception(pixels(arrays))
+        return {"inception/fid": fid(real, made), "inception/kid": kid(real, made).mean}
+
+    def neighbours(self, arrays: Arrays) -> Arrays:
+        """The nearest real training sample of each synthetic one, by pixels."""
+        found = nearest(arrays.x.to(self.test.x), self.trained_on.x).index[:, 0]
+        return self.trained_on.take(found.cpu())
+
+
+def _plain(values: tuple[float, ...]) -> list[float | None]:
+    return [None if value != value else value for value in values]
