@@ -10,7 +10,6 @@ from importlib import import_module
 import numpy as np
 
 from fedloom.core.slots import SLOTS
-from fedloom.metrics.comparison import paired
 from fedloom_apps.report.groups import ABSENT, PROVENANCE, RunGroup, counts, on_the_same_data, settings, texts
 from fedloom_apps.report.results import headline, per_run, result_word
 from fedloom_apps.report.rundata import NO_SEED, RunData
@@ -88,6 +87,8 @@ def paired_table(groups: Sequence[RunGroup]) -> ReportTable | None:
     pairs = [differences(member, base, key, counted) for member, base in compared]
     if max(map(len, pairs), default=0) < 2:
         return None
+    from fedloom.metrics.comparison import paired
+
     tests = [paired(results(a, key, counted), results(b, key, counted)) for a, b in compared]
     p = [test["p"] for test in tests]
     ends = [[SeedStats([] if np.isnan(test["p"]) else [test[end]]) for test in tests] for end in ("low", "high")]

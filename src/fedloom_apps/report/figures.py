@@ -11,8 +11,6 @@ import numpy as np
 import pandas as pd
 
 from fedloom.metrics import direction
-from fedloom.metrics.regret import lipschitz, played, regret_of_losses, silo_bound
-from fedloom.parts.mixing.responses import CDFS, respond
 from fedloom_apps.report.charts import Axis, Chart, Figure, Floats, Form, HeatMap, LineStyle, Series, thinned
 from fedloom_apps.report.groups import (
     RunGroup,
@@ -329,6 +327,8 @@ def decisions(run: RunData) -> tuple[Floats, Floats] | None:
 
 def transformation(run: RunData) -> tuple[str, float, float]:
     """Name, scale and shape of the CDF in the run's mixing policy; the normal CDF if it has none."""
+    from fedloom.parts.mixing.responses import CDFS  # few pages show a regret
+
     stored = dict(re.findall(r"(\w+)='?([\w.+-]+)", str(run.facts.get("method.mixing", ""))))
     if stored.get("cdf") not in CDFS:
         return "normal", 1.0, 0.0
@@ -354,6 +354,9 @@ def regret_curve(run: RunData) -> pd.Series:
     known = decisions(run)
     if known is None:
         return pd.Series(dtype=np.float64)
+    from fedloom.metrics.regret import played, regret_of_losses
+    from fedloom.parts.mixing.responses import respond
+
     p, losses = known
     cdf, scale, shape = transformation(run)
     answer = partial(respond, cdf=cdf, scale=scale, shape=shape, low=0.0, high=1 / p.shape[1])
@@ -372,6 +375,8 @@ def regrets(groups: Sequence[RunGroup]) -> Iterator[Chart]:
     found = with_regret(groups)
     lines = [line(g, band(pd.concat([regret_curve(run) for run in g.runs], axis=1))) for g in found]
     if lines:
+        from fedloom.metrics.regret import lipschitz, silo_bound
+
         bounds = dict.fromkeys((len(pivot(run.mixing, "p")), run.last_round) for run in all_runs(found))
         said = [f"{silo_bound(t, k, lipschitz(0.0, 1 / k)):.3g} after {t} rounds with {k} clients" for k, t in bounds]
         caption = (
