@@ -201,7 +201,7 @@ def test_an_error_over_losses_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> 
 def test_workers_die_with_their_parent(asks: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the system sends no signal for it, they see the end of their pipe: no sibling holds the other end."""
     if not asks:
-        monkeypatch.setattr("fedloom.engines.worker._die_with_parent", lambda parent: None)
+        monkeypatch.setattr("fedloom.engines.worker.die_with_parent", lambda parent: None)
 
     def parent() -> None:
         machine = FederatedTask(experiment())

@@ -65,7 +65,7 @@ class BlockTask(Block):
     places: list[int] = field(default_factory=list)
 
 
-def _die_with_parent(parent: int) -> None:
+def die_with_parent(parent: int) -> None:
     """Ask the system to kill this process when its parent ends; elsewhere, a closed pipe tells a worker."""
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):
@@ -86,7 +86,7 @@ def serve(
     """The main loop of a worker: receive tasks until the pipe closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    _die_with_parent(parent)
+    die_with_parent(parent)
     for other in inherited:
         other.close()
     torch.set_num_threads(1)

@@ -153,9 +153,9 @@ def node(arguments: argparse.Namespace) -> int:
     from fedloom_apps.deploy.flower.supernode import own_key, read_private_key, serve
 
     if parent := os.environ.get("FEDLOOM_PARENT"):
-        from fedloom.engines.worker import _die_with_parent
+        from fedloom.engines.worker import die_with_parent
 
-        _die_with_parent(int(parent))
+        die_with_parent(int(parent))
     if not arguments.insecure and not (arguments.ca and arguments.key):
         raise ConfigError(
             "fedloom deploy node needs --ca FILE, the certificate of the server's authority, and --key FILE, its own "

@@ -73,10 +73,10 @@ def start(folder: Path, host: str, port: int, secret: str, certificates: Path | 
 
 def main() -> None:
     """Run a guarded SuperLink: the parent's process id, then the arguments of ``flower-superlink``."""
-    from fedloom.engines.worker import _die_with_parent
+    from fedloom.engines.worker import die_with_parent
 
     parent = int(sys.argv.pop(1))
-    _die_with_parent(parent)
+    die_with_parent(parent)
     require()
     from flwr.superlink import main as application
     from flwr.superlink.cli.flower_superlink import flower_superlink

@@ -1,0 +1,75 @@
+"""Applications, the example of a package and the documentation import public names only, those of docs/extending.md."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+SOURCES = [*sorted((ROOT / "src/fedloom_apps").rglob("*.py")), *sorted((ROOT / "examples").rglob("*.py"))]
+
+
+def public() -> dict[str, set[str]]:
+    """The names of each module in the table."""
+    rows = re.findall(r"^\| `(fedloom[\w.]*)` \| (.*) \|$", (ROOT / "docs/extending.md").read_text(), re.M)
+    return {module: set(re.findall(r"`(\w+)`", names)) for module, names in rows}
+
+
+def code(page: Path) -> str:
+    """The import statements of a page's examples."""
+    text = re.sub(r"^(>>>|\.\.\.) ?", "", page.read_text(), flags=re.M)
+    return "\n".join(re.findall(r"^(?:from fedloom[\w.]* )?import (?:\([^)]*\)|[^\n(]+)$", text, re.M))
+
+
+def imported(text: str) -> Iterator[tuple[str, str]]:
+    """Modules of the library and the names that a program uses of them."""
+    tree, modules = ast.parse(text), {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "fedloom":
+            for one in node.names:
+                whole = f"{node.module}.{one.name}"
+                if is_module(whole):
+                    modules[one.asname or one.name] = whole
+                else:
+                    yield node.module or "", one.name
+        elif isinstance(node, ast.Import):
+            modules |= {one.asname or one.name: one.name for one in node.names if one.name.startswith("fedloom.")}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in modules:
+            yield modules[node.value.id], node.attr
+
+
+def is_module(name: str) -> bool:
+    """Whether a dotted name is a module, and not a registry of the same name."""
+    package, _, attribute = name.rpartition(".")
+    found = getattr(import_module(package), attribute, None)
+    return type(found).__name__ == "module" or (found is None and find_spec(name) is not None)
+
+
+def used() -> dict[str, set[str]]:
+    """All names that are imported from the library."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for text in [*map(Path.read_text, SOURCES), *map(code, PAGES)]:
+        for module, name in imported(text):
+            found[module].add(name)
+    return found
+
+
+def test_only_public_names_are_imported() -> None:
+    known = public()
+    lacking = {module: sorted(names - known.get(module, set())) for module, names in used().items()}
+    assert not {module: names for module, names in lacking.items() if names}
+
+
+@pytest.mark.parametrize("module", public())
+def test_public_names_exist(module: str) -> None:
+    home = import_module(module)
+    assert not [name for name in public()[module] if not hasattr(home, name)]
