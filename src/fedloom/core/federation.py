@@ -363,10 +363,9 @@ class Federation:
         """Whether a class has the same number at all clients, so that class numbers may be compared across them.
 
         >>> from fedloom.data import federate
-        >>> from fedloom.data.partitions import Alid
-        >>> alid = [federate("digits", Alid(2, 20, names=names), clients=20) for names in ("all", "local")]
-        >>> federate("digits", "iid", clients=4).classes_alike, [one.classes_alike for one in alid]
-        (True, [False, False])
+        >>> federation = federate("digits", "iid", clients=4)
+        >>> federation.classes_alike, replace(federation, own_classes=True).classes_alike
+        (True, False)
         """
         return not self.own_classes and all(
             split.relabel is None for split in (self.train, self.validation, self.held_out)
