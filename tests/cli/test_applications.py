@@ -14,6 +14,7 @@ import pytest
 import fedloom as fl
 from fedloom import applications as apps
 from fedloom.core.errors import ConfigError
+from fedloom.core.identity import of_value
 from fedloom.experiment.rundir import RunDirectory
 
 Cli = Callable[..., Any]
@@ -97,3 +98,9 @@ def test_a_module_of_ones_own_is_imported(tmp_path: Path, monkeypatch: pytest.Mo
         [sys.executable, "-m", "fedloom", "run", "--import", "yours"], cwd=tmp_path, capture_output=True, text=True
     ).stderr
     assert said == "fedloom: --import yours: No module named 'yours'; name a module that can be imported here.\n"
+
+
+def test_the_code_of_an_application_is_not_a_users() -> None:
+    """In the identity of a run its functions have their module, as the library's have, and a user's have none."""
+    assert of_value(fl.attacks.SignFlip.forge).startswith("fedloom_apps.audit.attacks.updates.SignFlip.forge")
+    assert of_value(test_the_code_of_an_application_is_not_a_users).startswith("test_the_code")

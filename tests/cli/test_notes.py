@@ -16,6 +16,7 @@ from rich.console import Console
 
 import fedloom as fl
 from fedloom.cli import run as train
+from fedloom.data.sources import arrays
 from fedloom.experiment.console import notes, results
 from fedloom.experiment.rundir import RunDirectory
 from fedloom.metrics import names
@@ -50,7 +51,7 @@ def test_a_comparison_that_was_not_asked_for_is_named(cli: Cli) -> None:
 
 
 def test_natural_clients_that_are_not_used_are_named(cli: Cli, mine: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedloom.config.federated.names_clients", lambda path: False)  # as for data sets with a name
+    monkeypatch.setattr(arrays, "names_clients", lambda path: False)  # as for data sets with a name
     words = ("run", "method=fedavg", mine, *SMALL)
     assert NATURAL in cli(*words, "--dry-run").err
     assert NATURAL in cli(*words).out

@@ -145,9 +145,18 @@ def closest(name: str, valid: Iterable[str], alike: float = 0.6) -> str | None:
     return bare[close[0]] if close else None
 
 
+def is_ours(module: str) -> bool:
+    """Whether a module belongs to this distribution, the library or an application of it.
+
+    >>> is_ours("fedloom.core"), is_ours("fedloom_apps.online"), is_ours("fedloom_hello")
+    (True, True, False)
+    """
+    return module.partition(".")[0] in ("fedloom", "fedloom_apps")
+
+
 def outside() -> int:
-    """The ``stacklevel`` of the caller's first caller outside this package."""
+    """The ``stacklevel`` of the caller's first caller outside this distribution."""
     frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith("fedloom."):
+    while frame.f_back is not None and is_ours(str(frame.f_globals.get("__name__"))):
         frame, level = frame.f_back, level + 1
     return level

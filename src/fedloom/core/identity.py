@@ -15,6 +15,7 @@ from typing import Any, TypeGuard
 import numpy as np
 from torch import Tensor, nn
 
+from fedloom.core.errors import is_ours
 from fedloom.core.parts import Part
 
 CODE = re.compile(r" code [0-9a-f]{12}")
@@ -55,7 +56,7 @@ def _obscure(value: Any) -> bool:
 def _codes(kind: type) -> Iterator[str]:
     """Checksums of the code and the declarations of a user's own class and of its own base classes."""
     for base in kind.__mro__:
-        if base.__module__.partition(".")[0] in ("fedloom", "builtins", "abc", "typing"):
+        if is_ours(base.__module__) or base.__module__.partition(".")[0] in ("builtins", "abc", "typing"):
             continue
         digest = hashlib.blake2b(digest_size=6)
         settings = {field.name for field in fields(base)} if is_dataclass(base) else ()
@@ -90,7 +91,7 @@ def of_function(function: Any, within: tuple[Any, ...] = ()) -> str:
     cells = [cell.cell_contents for cell in getattr(function, "__closure__", None) or () if cell != CellType()]
     held = *cells, *(function.__defaults__ or ()), *sorted((function.__kwdefaults__ or {}).items())
     values = "".join(of_value(value, (*within, function)) for value in held)
-    inside = f"{where}." if where.partition(".")[0] == "fedloom" else ""  # a user's module may be __main__ or another
+    inside = f"{where}." if is_ours(where) else ""  # a user's module may be __main__ or another
     return f"{inside}{name} code {_checksum(_source(code))}{f' {_checksum(values)}' if values else ''}"
 
 
