@@ -9,8 +9,8 @@ import pytest
 import torch
 from helpers.federations import SIZES, classes
 from helpers.networks import tanh_net
+from helpers.quadratics import DIM, EXACT, FEW, quadratics, squares
 from helpers.runs import assert_same_run, assert_same_state, experiment, go, leaves, theta
-from methods.test_convex import DIM, EXACT, FEW, quadratics, squares
 
 from fedloom.core.context import Batch, Output
 from fedloom.core.errors import ConfigError

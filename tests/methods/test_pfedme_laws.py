@@ -10,9 +10,9 @@ import torch
 from helpers.federations import classes
 from helpers.nested import flat
 from helpers.networks import tanh_net
+from helpers.quadratics import quadratics
 from helpers.reference import World
 from helpers.runs import experiment, go, leaves, theta
-from methods.test_convex import quadratics
 from torch import Tensor
 
 from fedloom.core.context import Batch, Context, Output

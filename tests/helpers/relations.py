@@ -1,0 +1,893 @@
+"""Relations that hold for every composition: a seeded draw of all conditions of a run, and what must not change.
+
+A ``Draw`` names one filling of each field; the first name of a field is its plainest. A relation compares the run of a
+draw with another run, or with a computation by hand, and lists the fillings for which it is no law: ``Relation.fitted``
+puts the plainest filling in their place, so that every draw serves every relation. A draw that breaks a relation is
+shrunk, field by field, to the few that are needed.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+import fedloom as fl
+from fedloom.attacks import Backdoor, LabelFlip, SignFlip
+from fedloom.core.errors import FedLoomError
+from fedloom.core.federation import Arrays, Federation, Index, Split, Unlabelled
+from fedloom.core.local import Local
+from fedloom.core.method import Method
+from fedloom.data.federate import with_own_labels
+from fedloom.experiment.experiment import Evaluation, Experiment
+from fedloom.experiment.federated import RunResult, run
+from fedloom.parts import adaptation, drift, mixing, objectives, personal, server, uplink
+from helpers.federations import Shaken
+from helpers.nested import two_ends, wide_net
+from helpers.resuming import back_to
+from helpers.runs import leaves
+
+FEATURES, CLASSES, VOCABULARY, ROUNDS = 4, 3, 6, 3
+CLOSE = 1e-9  # relative, in float64, between two orders of the same sums
+
+
+# --- models -------------------------------------------------------------------------
+
+
+class Body(nn.Module):
+    """A body and a linear head on vectors in any shape."""
+
+    def __init__(self, body: nn.Module, width: int) -> None:
+        super().__init__()
+        self.body, self.head = body, nn.Linear(width, CLASSES)
+
+    def features(self, x: Tensor) -> Tensor:
+        return self.body(x.flatten(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.features(x))
+
+
+class Tied(nn.Module):
+    """Two layers with one weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(FEATURES, FEATURES), nn.Linear(FEATURES, FEATURES)
+        self.second.weight = self.first.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.second(torch.tanh(self.first(x))))
+
+
+class Recurrent(nn.Module):
+    """The last state of an LSTM over the numbers of a sample."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(1, 3, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.lstm(x[..., None])[0][:, -1]
+
+
+class Words(nn.Module):
+    """The mean of embedded tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.embedding(x).mean(1))
+
+
+class Hidden(nn.Module):
+    """Counts its passes in a buffer of floats that is not stored, and counts on it."""
+
+    seen: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(()), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen += 0.1
+        return x * (1 + self.seen)
+
+
+def tanh_layers(*after: nn.Module) -> nn.Module:
+    return Body(nn.Sequential(nn.Linear(FEATURES, 3), nn.Tanh(), *after), 3)
+
+
+def frozen() -> nn.Module:
+    net = tanh_layers()
+    first: nn.Module = net.body[0]  # pyright: ignore
+    first.requires_grad_(False)
+    return net
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "tanh": tanh_layers,
+    "batch_norm": lambda: tanh_layers(nn.BatchNorm1d(3)),
+    "batch_stats": lambda: tanh_layers(nn.BatchNorm1d(3, track_running_stats=False)),
+    "layer_norm": lambda: tanh_layers(nn.LayerNorm(3)),
+    "dropout": lambda: tanh_layers(nn.Dropout(0.3)),
+    "lstm": lambda: Body(Recurrent(), 3),
+    "words": lambda: Body(Words(), 3),
+    "tied": lambda: Body(Tied(), FEATURES),
+    "frozen": frozen,
+    "hidden": lambda: tanh_layers(Hidden()),
+    "wide": wide_net,
+    "two_ends": two_ends,
+}
+
+
+# --- parts --------------------------------------------------------------------------
+
+CE = objectives.CrossEntropy()
+TEACHERS = ("distillation", "selective")
+PARTS: dict[str, dict[str, Any]] = {
+    "objective": {
+        "cross_entropy": (CE,),
+        "proximal": (CE, objectives.Proximal(0.5)),
+        "elastic_net": (CE, objectives.ElasticNet(0.01)),
+        "propfair": (objectives.PropFair(6.0),),
+        "calibrated": (objectives.CalibratedLogits(),),
+        "balanced": (objectives.BalancedSoftmax(),),
+        "decorrelation": (CE, objectives.Decorrelation(0.5)),
+        "contrastive": (CE, objectives.Contrastive()),
+        "not_true": (CE, objectives.NotTrueDistillation()),
+        "prototypes": (CE, objectives.PrototypeAlignment()),
+        "weighted": (objectives.loss(nn.CrossEntropyLoss(label_smoothing=0.1)),),
+        "distillation": (objectives.Distillation(0.3),),
+        "selective": (objectives.Selective(0.3),),
+        "robustness": (objectives.Robustness(),),
+    },
+    "drift": {
+        "none": drift.FedNovaDrift.__mro__[1](),
+        "scaffold": drift.Scaffold(),
+        "feddyn": drift.FedDynDrift(0.3),
+        "fednova": drift.FedNovaDrift(),
+        "fedcm": drift.FedCMDrift(0.4),
+        "feddc": drift.FedDCDrift(0.3),
+        "feddc_cohort": drift.FedDCDrift(0.3, average_over_all=False),
+        "fedsplit": drift.FedSplitDrift(1.5),
+        "fedsplit_active": drift.FedSplitDrift(1.5, active=True),
+    },
+    "personal": {
+        "none": personal.Ditto.__mro__[2](),
+        "head": personal.PrivateHead(),
+        "body": personal.PrivateBody(),
+        "norm": personal.PrivateNorm(),
+        "alternating": personal.Alternating(0.5),
+        "local": personal.LocalOnly(),
+        "ditto": personal.Ditto(0.5),
+        "apfl": personal.APFL(0.4),
+        "apfl_learnt": personal.APFL(0.4, learn=True),
+        "pfedme": personal.PFedMe(3.0, 2, 0.1),
+        "subspace": personal.Subspace(False, 0.2, 0.5, min_validation=1),
+        "clustered": personal.Clustered(),
+        "width": personal.WidthSlice(),
+        "exit": personal.EarlyExitSlice(),
+    },
+    "adaptation": {
+        "none": adaptation.Maml.__mro__[1](),
+        "maml": adaptation.Maml(),
+        "finetune": adaptation.FineTune(steps=2),
+        "neighbours": adaptation.Neighbours(3),
+        "personal_head": adaptation.PersonalHead(steps=3),
+        "proto": adaptation.Prototypes(),
+    },
+    "mixing": {
+        "by_samples": mixing.Uniform.__mro__[1](),
+        "uniform": mixing.Uniform(),
+        "term": mixing.TERM(2.0),
+        "propfair": mixing.Proportional(6.0),
+        "q_ffl": mixing.QFFL(1.5),
+        "fedmgda": mixing.FedMGDA(0.2, 0.3),
+        "afl": mixing.AFL(0.5),
+        "aaggff_s": mixing.AAggFFS("normal"),
+        "aaggff_d": mixing.AAggFFD("weibull"),
+        "median": mixing.CoordinateMedian(),
+        "trimmed_mean": mixing.TrimmedMean(0.3),
+        "krum": mixing.Krum(0.25),
+        "rfa": mixing.GeometricMedian(),
+        "norm_bounding": mixing.NormBounding(0.2),
+        "centred_clipping": mixing.CentredClipping(0.2, 2),
+        "fltrust": mixing.FLTrust(),
+        "confidence": mixing.Confidence(),
+    },
+    "server": {
+        "none": server.SGD.__mro__[1](),
+        "momentum": server.SGD(0.5, 0.6),
+        "adam": server.Adam(0.1),
+        "yogi": server.Yogi(0.1),
+        "adagrad": server.Adagrad(0.1),
+        "exp": server.Extrapolated(0.01),
+        "ensemble": server.Ensemble(),
+    },
+    "uplink": {
+        "none": (),
+        "clip": (uplink.ClipNoise(0.2, 0.0),),
+        "top_k": (uplink.TopK(0.5),),
+        "random_k": (uplink.RandomK(0.5),),
+        "qsgd": (uplink.QSGD(),),
+        "sign": (uplink.SignCompression(),),
+        "secure_sum": (uplink.SecureSum(),),
+        "top_k, clip": (uplink.TopK(0.5), uplink.ClipNoise(0.2, 0.0)),
+    },
+}
+NEUTRAL = {
+    "clip": (uplink.ClipNoise(float("inf"), 0.0), 0.0),
+    "top_k": (uplink.TopK(1.0), 0.0),
+    "random_k": (uplink.RandomK(1.0), 0.0),
+    "secure_sum": (uplink.SecureSum(), 1e-5),  # sums whole multiples of 2⁻²⁴
+}
+LOCALS = {
+    "whole": Local(steps=3, batch_size=0, lr=0.1, lr_decay=0.9),
+    "epochs": Local(epochs=2, batch_size=4, lr=0.1, lr_decay=0.9),
+    "momentum": Local(epochs=1, batch_size=4, lr=0.05, momentum=0.6, weight_decay=0.02, clip=0.9),
+    "nesterov": Local(steps=3, batch_size=5, lr=0.05, momentum=0.5, nesterov=True),
+    "adam": Local(epochs=1, batch_size=4, lr=0.02, optimiser="adam"),
+    "stragglers": Local(epochs=2, batch_size=4, lr=0.1, stragglers=0.5),
+    "example_clip": Local(epochs=1, batch_size=4, lr=0.1, dp_clip=0.5),
+}
+SIZES = {
+    "unequal": (7, 12, 5, 9),
+    "equal": (8, 8, 8, 8),
+    "one_sample": (1, 10, 6, 5),
+    "one_class": (6, 9, 8, 5),  # each
+}
+ATTACKS = {
+    "none": None,
+    "sign_flip": SignFlip(fraction=0.3),
+    "label_flip": LabelFlip(fraction=0.3),
+    "backdoor": Backdoor(fraction=0.3, size=1),
+}
+CHOICES: dict[str, tuple[Any, ...]] = {
+    **{slot: tuple(names) for slot, names in PARTS.items()},
+    "model": tuple(MODELS),
+    "local": tuple(LOCALS),
+    "sizes": tuple(SIZES),
+    "numbering": ("alike", "table", "written"),
+    "attack": tuple(ATTACKS),
+    "validation": (False, True),
+    "named": (False, True),
+    "cohort": (None, 2),
+    "drop_rate": (0.0, 0.3),
+    "sampling": ("fixed", "bernoulli"),
+    "compute": ("live", "batched"),
+    "evaluation": (
+        ("global", "clients"),
+        ("clients",),
+        ("global", "clients", "average", "cohort", "train", "received"),
+    ),
+    "seed": tuple(range(1000)),
+}
+
+
+@dataclass(frozen=True)
+class Draw:
+    """All conditions of a run, by name."""
+
+    objective: str = "cross_entropy"
+    drift: str = "none"
+    personal: str = "none"
+    adaptation: str = "none"
+    mixing: str = "by_samples"
+    server: str = "none"
+    uplink: str = "none"
+    model: str = "tanh"
+    local: str = "whole"
+    sizes: str = "unequal"
+    numbering: str = "alike"
+    attack: str = "none"
+    validation: bool = False
+    named: bool = False
+    cohort: int | None = None
+    drop_rate: float = 0.0
+    sampling: str = "fixed"
+    compute: str = "live"
+    evaluation: tuple[str, ...] = ("global", "clients")
+    seed: int = 0
+
+    @classmethod
+    def at_random(cls, draws: np.random.Generator) -> Draw:
+        """Each field is its plainest filling or, as often, any of the others."""
+        found = {
+            name: choices[0] if draws.random() < 0.55 else choices[draws.integers(len(choices))]
+            for name, choices in CHOICES.items()
+        }
+        found["seed"] = int(draws.integers(1000))
+        fits = {"width": "wide", "exit": "two_ends", "norm": "batch_norm"}
+        found["model"] = fits.get(found["personal"], found["model"])
+        return cls(**found)
+
+    def __str__(self) -> str:
+        """The fields that differ from the plainest, as Python."""
+        plain = Draw()
+        told = {one.name: getattr(self, one.name) for one in fields(self)}
+        return f"Draw({', '.join(f'{k}={v!r}' for k, v in told.items() if v != getattr(plain, k))})"
+
+    @property
+    def method(self) -> Method:
+        slots = {slot: names[getattr(self, slot)] for slot, names in PARTS.items()}
+        return Method("drawn", **slots)
+
+    @property
+    def is_text(self) -> bool:
+        return self.model == "words"
+
+    @property
+    def alike(self) -> bool:
+        """Whether the common test set carries the numbers of all clients."""
+        return self.numbering != "table"
+
+    def federation(self) -> Federation:
+        """Samples whose inputs tell their class, more or less, and test samples of every client."""
+        draws, sizes = np.random.default_rng(self.seed), SIZES[self.sizes]
+        total, tests = sum(sizes), 24
+        y = np.concatenate(
+            [
+                np.full(n, i % CLASSES) if self.sizes == "one_class" else draws.integers(CLASSES, size=n)
+                for i, n in enumerate(sizes)
+            ]
+        )
+        of_test = np.arange(tests) % CLASSES
+        rows = np.split(np.arange(total), np.cumsum(sizes)[:-1])
+        centres = draws.normal(size=(CLASSES, FEATURES))
+
+        def arrays(labels: np.ndarray) -> Arrays:
+            x = centres[labels] + draws.normal(size=(len(labels), FEATURES))
+            if self.is_text:
+                kept = torch.from_numpy((np.abs(x * 2).astype(np.int64) + labels[:, None]) % VOCABULARY)
+            elif self.model in ("wide", "two_ends"):
+                kept = torch.from_numpy(x)
+            else:
+                kept = torch.from_numpy(x)[..., None, None]  # which can be augmented
+            return Arrays(kept, torch.from_numpy(labels), CLASSES)
+
+        train, test = arrays(y), arrays(of_test)
+        aside = [part[:1] if self.validation and len(part) > 2 else part[:0] for part in rows]
+        kept = [np.setdiff1d(part, some) for part, some in zip(rows, aside, strict=True)]
+        own = [list(range(3 * i, 3 * i + 3 - i % 2)) for i in range(len(sizes))]
+        relabel = None
+        if self.numbering != "alike":
+            turned = draws.permuted(np.tile(np.arange(CLASSES), (len(sizes), 1)), axis=1)
+            relabel = torch.from_numpy(turned)
+        made = Federation(
+            Split(train, Index.of(kept), relabel),
+            Split(train, Index.of(aside), relabel),
+            Split(test, Index.of(own), relabel),
+            test,
+            names=("north", "south", "east", "west") if self.named else (),
+            unlabelled=Unlabelled(test.x),
+        )
+        return with_own_labels(made, CLASSES) if self.numbering == "written" else made
+
+    def experiment(self, **changes: Any) -> Experiment:
+        torch.manual_seed(7)
+        teacher = None
+        if self.objective in TEACHERS:
+            teacher = Body(nn.Identity() if not self.is_text else Words(), 3 if self.is_text else FEATURES)
+            with torch.no_grad():
+                teacher.head.weight *= 3
+        settings: dict[str, Any] = {
+            "federation": self.federation(),
+            "model": MODELS[self.model],
+            "rounds": ROUNDS,
+            "local": LOCALS[self.local],
+            "cohort": self.cohort,
+            "drop_rate": self.drop_rate,
+            "sampling": self.sampling,
+            "attack": ATTACKS[self.attack],
+            "teacher": teacher,
+            "augment": (Shaken(),) if self.objective == "robustness" else (),
+            "evaluation": Evaluation(what=self.evaluation),
+            "seed": self.seed,
+            "dtype": "float64",
+            "device": "cpu",
+            "engine": "serial",
+            "compute": self.compute,
+        }
+        return Experiment(self.method, **settings | changes)
+
+    def experiment_or_refused(self) -> Experiment:
+        """The experiment; ``Refused`` if it is impossible by its settings alone."""
+        try:
+            return self.experiment()
+        except FedLoomError as error:
+            raise Refused(f"{type(error).__name__}: {error}") from error
+
+
+# --- runs and their comparison ----------------------------------------
+
+
+class Refused(Exception):
+    """A composition that the library refuses: nothing is to compare."""
+
+
+def base(draw: Draw, **changes: Any) -> RunResult:
+    """The run of a draw; ``Refused`` if it is impossible."""
+    try:
+        return run(draw.experiment(**changes))
+    except FedLoomError as error:
+        raise Refused(f"{type(error).__name__}: {error}") from error
+
+
+def variant(experiment: Experiment, **how: Any) -> RunResult:
+    """A run of which another form exists, so that it must not be refused."""
+    try:
+        return run(experiment, **how)
+    except FedLoomError as error:
+        raise AssertionError(f"only one of two equal runs is refused: {error}") from error
+
+
+def outputs(result: RunResult, x: Tensor, client: int | None = None) -> np.ndarray:
+    """The outputs of the server's model, or of the one that a client uses, on inputs [N, ...]: [N, C]."""
+    trained = result.trained
+    one = trained.server if client is None else trained.client(client)
+    return one.outputs(x).numpy()
+
+
+def close(a: Any, b: Any, what: str, tolerance: float = CLOSE) -> None:
+    """Equal up to a tolerance relative to the largest value; NaN equals NaN."""
+    a, b = np.asarray(a, dtype=float), np.asarray(b, dtype=float)
+    scale = max(1.0, float(np.abs(np.nan_to_num(a)).max(initial=0)))
+    np.testing.assert_allclose(b, a, rtol=0, atol=tolerance * scale, err_msg=what)
+
+
+def same_records(a: RunResult, b: RunResult, tolerance: float = CLOSE, without: tuple[str, ...] = ()) -> None:
+    """The records of two runs agree, in the keys that both have, without those that begin with ``without``."""
+    assert len(a.history) == len(b.history)
+    for left, right in zip(a.history, b.history, strict=True):
+        for key in left.keys() & right.keys() - {"seconds"}:
+            if not key.startswith(without or ("?",)):
+                close(left[key], right[key], f"round {left['round']}, {key}", tolerance)
+
+
+def same_state(a: RunResult, b: RunResult, tolerance: float = 0.0) -> None:
+    """All state of two runs agrees, in the names that both have; to the bit, or up to a relative tolerance."""
+    left, right = dict(leaves(a.snapshot)), dict(leaves(b.snapshot))
+    for name in left.keys() & right.keys():
+        if tolerance:
+            close(left[name], right[name], name, tolerance)
+        else:
+            assert torch.equal(left[name], right[name]), f"{name} differs by {(left[name] - right[name]).abs().max()}"
+
+
+def has_server(draw: Draw) -> bool:
+    """Whether the server has a whole model."""
+    return draw.personal in ("none", "ditto", "apfl", "apfl_learnt", "pfedme", "subspace", "clustered", "width", "exit")
+
+
+# --- relations -----------------------------------------------------------------------
+
+
+class Relation(NamedTuple):
+    """What must hold, and for which fillings.
+
+    Attributes:
+        check: raises ``AssertionError`` if the relation does not hold, ``Refused`` if there is nothing to compare.
+        excluded: fillings for which it is no law, by field.
+        only: fillings to which a field is restricted, the first of which stands for all others.
+    """
+
+    check: Callable[[Draw], None]
+    excluded: Mapping[str, tuple[Any, ...]]
+    only: Mapping[str, tuple[Any, ...]]
+
+    def fitted(self, draw: Draw) -> Draw:
+        """The draw with other fillings where the relation is no law."""
+        plain = {name: CHOICES[name][0] for name, wrong in self.excluded.items() if getattr(draw, name) in wrong}
+        first = {name: right[0] for name, right in self.only.items() if getattr(draw, name) not in right}
+        return replace(draw, **plain | first)
+
+
+RELATIONS: dict[str, Relation] = {}
+
+
+def relation(
+    *, excluded: Mapping[str, tuple[Any, ...]] | None = None, only: Mapping[str, tuple[Any, ...]] | None = None
+) -> Callable[[Callable[[Draw], None]], Callable[[Draw], None]]:
+    def register(check: Callable[[Draw], None]) -> Callable[[Draw], None]:
+        RELATIONS[check.__name__.replace("_", " ")] = Relation(check, excluded or {}, only or {})
+        return check
+
+    return register
+
+
+def check(name: str, draw: Draw) -> None:
+    """Check one relation on one draw, as it was printed."""
+    RELATIONS[name].check(RELATIONS[name].fitted(draw))
+
+
+ORDERED = {  # what is drawn for a client by its number, or taken from one of them
+    "local": ("whole",),
+    "cohort": (None,),
+    "drop_rate": (0.0,),
+    "sampling": ("fixed",),
+    "attack": ("none",),
+    "uplink": ("none", "clip", "top_k", "sign", "top_k, clip"),
+}
+
+
+def picked(federation: Federation, order: np.ndarray) -> Federation:
+    """The same clients in another order."""
+
+    def pick(split: Split) -> Split:
+        relabel = None if split.relabel is None else split.relabel[torch.from_numpy(order)]
+        return Split(split.arrays, split.index.pick(order), relabel)
+
+    names = tuple(federation.names[k] for k in order) if federation.names else ()
+    splits = {name: pick(getattr(federation, name)) for name in ("train", "validation", "held_out")}
+    return replace(federation, names=names, **splits)
+
+
+@relation(
+    only=ORDERED,
+    excluded={
+        "model": ("dropout",),
+        "personal": ("subspace", "width", "exit"),  # λ is drawn, or the level given, by number
+        "adaptation": ("maml", "proto"),  # supports are drawn
+        "objective": ("robustness",),
+        "mixing": ("fltrust",),  # trusts client 0
+    },
+)
+def clients_renumbered(draw: Draw) -> None:
+    """Nothing depends on the numbers of clients whose batches hold all their samples."""
+    made = draw.experiment_or_refused()
+    order = np.array([2, 0, 3, 1])
+    first, second = base(draw), variant(replace(made, federation=picked(made.federation, order)))
+    same_records(first, second)
+    x = made.federation.test.x
+    for new, old in enumerate(order.tolist()):
+        close(outputs(first, x, old), outputs(second, x, new), f"client {old}")
+
+
+def relabelled(draw: Draw, made: Experiment, order: Tensor) -> Experiment:
+    """Class c is called order[c] by everybody: by the data, or by each client where these number the classes."""
+    done: dict[int, Arrays] = {}
+
+    def split(old: Split) -> Split:
+        if old.relabel is not None:
+            return replace(old, relabel=order[old.relabel])
+        done.setdefault(id(old.arrays), replace(old.arrays, y=order[old.arrays.y]))
+        return replace(old, arrays=done[id(old.arrays)])
+
+    federation = made.federation
+    splits = {name: split(getattr(federation, name)) for name in ("train", "validation", "held_out")}
+    test = replace(federation.test, y=order[federation.test.y]) if draw.alike else federation.test
+    teacher = made.teacher
+    if isinstance(teacher, nn.Module) and draw.alike:  # elsewhere it speaks of the classes by their common numbers
+        rename(teacher, order)
+    make = made.model
+
+    def model() -> nn.Module:
+        net = make()
+        rename(net, order)
+        return net
+
+    return replace(made, federation=replace(federation, test=test, **splits), model=model, teacher=teacher)
+
+
+def rename(net: nn.Module, order: Tensor) -> None:
+    """Let a network's outputs change places: the one at c goes to order[c]."""
+    back = order.argsort()
+    with torch.no_grad():
+        for name in ("head", "exit.head"):
+            try:
+                head = net.get_submodule(name)
+            except AttributeError:
+                continue
+            for value in (head.weight, head.bias):
+                value.copy_(value[back].clone())  # pyright: ignore
+
+
+@relation(
+    excluded={
+        "uplink": ("random_k", "qsgd", "secure_sum"),  # what is drawn for a coordinate
+        "attack": ("label_flip", "backdoor"),  # go by numbers
+        "personal": ("clustered",),  # whose second model is a permutation of the first
+    },
+)
+def classes_permuted(draw: Draw) -> None:
+    """The numbers of classes are names."""
+    made, order = draw.experiment_or_refused(), torch.tensor([2, 0, 1])
+    first, second = base(draw), variant(relabelled(draw, made, order))
+    common = ("global", "train/", "average", "cohort/", "attack") if not draw.alike else ("attack",)
+    same_records(first, second, without=common, tolerance=1e-7)
+    x = made.federation.test.x
+    for k in range(len(made.federation)):
+        close(outputs(first, x, k), outputs(second, x, k)[:, order], f"client {k}", 1e-7)
+
+
+@relation(
+    excluded={
+        "uplink": ("random_k", "qsgd", "secure_sum"),
+        "personal": ("clustered",),
+        "objective": ("robustness",),  # noise is drawn for a coordinate
+        "attack": ("backdoor",),  # stamps the last inputs
+    },
+    only={"model": ("tanh", "batch_norm", "batch_stats", "layer_norm", "dropout", "frozen", "hidden", "wide")},
+)
+def features_permuted(draw: Draw) -> None:
+    """The order of inputs is a convention, where the first layer is linear."""
+    made, order = draw.experiment_or_refused(), torch.tensor([3, 0, 1, 2])
+    federation, make = made.federation, made.model
+    done: dict[int, Arrays] = {}
+
+    def turn(arrays: Arrays) -> Arrays:
+        return done.setdefault(id(arrays), replace(arrays, x=arrays.x[:, order]))
+
+    def model() -> nn.Module:
+        net = make()
+        turned(net)
+        return net
+
+    def turned(net: nn.Module) -> None:
+        first = next(one for one in net.modules() if isinstance(one, nn.Linear))
+        with torch.no_grad():
+            first.weight.copy_(first.weight[:, order].clone())
+
+    splits = {name: getattr(federation, name) for name in ("train", "validation", "held_out")}
+    splits = {name: replace(split, arrays=turn(split.arrays)) for name, split in splits.items()}
+    assert federation.unlabelled is not None
+    moved = replace(
+        federation, test=turn(federation.test), unlabelled=Unlabelled(federation.unlabelled.x[:, order]), **splits
+    )
+    teacher = made.teacher
+    if isinstance(teacher, nn.Module):
+        turned(teacher)
+    first, second = base(draw), variant(replace(made, federation=moved, model=model, teacher=teacher))
+    same_records(first, second, tolerance=1e-7)
+    x = federation.test.x
+    for k in range(len(federation)):
+        close(outputs(first, x, k), outputs(second, x[:, order], k), f"client {k}", 1e-7)
+
+
+@relation(
+    only={"local": ("whole",), "attack": ("none", "sign_flip")},
+    excluded={
+        "model": ("dropout", "batch_norm"),  # running variances are divided by n - 1
+        "objective": ("calibrated", "robustness", "decorrelation"),  # by counts; by draws; by n - 1 or eps
+        "adaptation": ("maml", "proto", "neighbours"),  # supports are drawn; k of n
+    },
+)
+def samples_duplicated(draw: Draw) -> None:
+    """Means over all of a client's samples do not change when each one is there twice, and so at everybody."""
+    made = draw.experiment_or_refused()
+    train = made.federation.train
+    twice = replace(train, index=Index.of([np.concatenate([train.index[i]] * 2) for i in range(len(train))]))
+    first, second = base(draw), variant(replace(made, federation=replace(made.federation, train=twice)))
+    same_records(first, second, 1e-7)
+    x = made.federation.test.x
+    for k in range(len(made.federation)):
+        close(outputs(first, x, k), outputs(second, x, k), f"client {k}", 1e-7)
+
+
+@relation()
+def rows_anywhere_and_without_names(draw: Draw) -> None:
+    """Where the arrays hold a client's rows changes no bit, and nor do the clients' names."""
+    made = draw.experiment_or_refused()
+    federation, arrays = made.federation, made.federation.train.arrays
+    place = np.random.default_rng(1).permutation(len(arrays))  # of row r
+    moved = arrays.take(np.argsort(place))
+
+    def split(old: Split) -> Split:
+        return Split(moved, Index(place[old.index.rows], old.index.offsets), old.relabel)
+
+    other = replace(federation, train=split(federation.train), validation=split(federation.validation), names=())
+    first, second = base(draw), variant(replace(made, federation=other))
+    same_records(first, second, 1e-12)  # a sum over all rows is in the order of clients
+    same_state(first, second)
+
+
+@relation(only={"numbering": ("table", "written")})
+def own_numbers_in_a_table_or_in_the_labels(draw: Draw) -> None:
+    """What clients call the classes stands in a table or in their labels: both are refused, or equal."""
+    runs: list[RunResult | FedLoomError] = []
+    for numbering in ("table", "written"):
+        try:
+            runs.append(run(replace(draw, numbering=numbering, evaluation=("clients",)).experiment()))
+        except FedLoomError as error:
+            runs.append(error)
+    refused = [isinstance(one, FedLoomError) for one in runs]
+    if all(refused):
+        raise Refused(str(runs[0]))
+    assert not any(refused), f"only one of two equal runs is refused: {runs[refused.index(True)]}"
+    first, second = runs
+    assert isinstance(first, RunResult)
+    assert isinstance(second, RunResult)
+    same_records(first, second, 1e-12, without=("attack",))
+    same_state(first, second)
+
+
+@relation(only={"compute": ("live",)})
+def batched_is_live(draw: Draw) -> None:
+    """A compute is a way of summing."""
+    made = draw.experiment_or_refused()
+    first, second = base(draw), variant(replace(made, compute="batched"))
+    same_records(first, second, 1e-7)
+    same_state(first, second, 1e-7)
+
+
+@relation()
+def processes_are_serial(draw: Draw) -> None:
+    """An engine is a place."""
+    made = draw.experiment_or_refused()
+    first, second = base(draw), variant(replace(made, engine="processes", engine_settings={"workers": 2}))
+    same_records(first, second, 0.0)
+    same_state(first, second)
+
+
+@relation()
+def stopped_and_resumed_is_whole(draw: Draw) -> None:
+    """A checkpoint holds all that a run needs."""
+    made, whole = draw.experiment_or_refused(), base(draw)
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "run"
+        variant(made, out=out, checkpoint_every=1, keep=ROUNDS)
+        back_to(out, 1 + draw.seed % (ROUNDS - 1))
+        second = variant(made, out=out, resume=True)
+    same_records(whole, second, 0.0)
+    same_state(whole, second)
+
+
+@relation()
+def loaded_is_recorded(draw: Draw) -> None:
+    """A run directory gives the models of the run, to the bit, and they measure what the last record says."""
+    made = draw.experiment_or_refused()
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "run"
+        try:
+            first = run(made, out=out)
+        except FedLoomError as error:
+            raise Refused(str(error)) from error
+        loaded = fl.load(out, made)
+        x = made.federation.test.x
+        for k in range(len(made.federation)):
+            assert np.array_equal(outputs(first, x, k), loaded.client(k).outputs(x).numpy()), f"client {k}"
+        if has_server(draw) and not draw.method.adaptation.trains:
+            assert np.array_equal(outputs(first, x), loaded.server.outputs(x).numpy()), "the server"
+
+
+@relation()
+def measured_is_recomputed(draw: Draw) -> None:
+    """Accuracies by hand, of each client's outputs on its own samples alone, are those of the record."""
+    made, first = draw.experiment_or_refused(), base(draw)
+    federation, last = made.federation, first.history[-1]
+    hits = []
+    for k in range(len(federation)):
+        own = federation.held_out.client(k)
+        hits.append(float(np.mean(outputs(first, own.x, k).argmax(1) == own.y.numpy())))
+    close(np.mean(hits), last["clients/accuracy/mean"], "clients/accuracy/mean")
+    close(np.min(hits), last["clients/accuracy/worst"], "clients/accuracy/worst")
+    if "global" in draw.evaluation and has_server(draw) and "global/accuracy" in last:
+        hit = np.mean(outputs(first, federation.test.x).argmax(1) == federation.test.y.numpy())
+        close(hit, last["global/accuracy"], "global/accuracy")
+
+
+@relation(only={"uplink": ("none",)})
+def neutral_uplinks_change_nothing(draw: Draw) -> None:
+    """What clips nothing, keeps all or adds up hidden shares leaves a run as it is."""
+    made, first = draw.experiment_or_refused(), base(draw)
+    name = list(NEUTRAL)[draw.seed % len(NEUTRAL)]
+    part, tolerance = NEUTRAL[name]
+    try:
+        second = run(replace(made, method=replace(made.method, uplink=(part,))))
+    except FedLoomError as error:
+        raise Refused(f"{name}: {error}") from error
+    same_records(first, second, max(tolerance, CLOSE), without=("comm",))
+    same_state(first, second, max(tolerance, CLOSE))
+
+
+@relation()
+def evaluation_changes_no_training(draw: Draw) -> None:
+    """What is measured, when, and how many samples at once changes nothing that is trained, and no other number."""
+    made, first = draw.experiment_or_refused(), base(draw)
+    try:
+        quiet = run(replace(made, evaluation=Evaluation(what=())))
+        pieces = run(replace(made, evaluation=Evaluation(what=draw.evaluation, every=2, batch_size=5)))
+    except FedLoomError as error:
+        raise AssertionError(f"refused for other settings of evaluation: {error}") from error
+    same_state(first, quiet)
+    same_state(first, pieces)
+    same_records(first, quiet, 0.0)
+    same_records(first, pieces, 1e-12)
+
+
+ENTRIES = {  # numbers beside a model, down and up: in models, and single ones
+    "drift": {"scaffold": (1, 1, 0), "fedcm": (1, 0, 0), "feddc": (1, 0, 0)},
+    "mixing": dict.fromkeys(("term", "propfair", "q_ffl", "afl", "aaggff_s", "aaggff_d"), (0, 0, 1)),
+    "server": {"exp": (0, 0, 1)},
+}
+COUNTS = {"tanh": (15, 12), "layer_norm": (21, 12), "dropout": (15, 12), "frozen": (0, 12), "tied": (24, 15)}
+
+
+@relation(
+    only={
+        "model": tuple(COUNTS),
+        "uplink": ("none",),
+        "personal": ("none", "head", "body", "ditto", "apfl", "pfedme", "subspace", "alternating"),
+        "drift": ("none", "scaffold", "feddyn", "fednova", "fedcm", "feddc"),
+        "objective": ("cross_entropy", "proximal", "elastic_net", "propfair", "calibrated", "balanced", "distillation"),
+        "mixing": (*CHOICES["mixing"][:-2],),
+        "server": ("none", "momentum", "adam", "yogi", "adagrad", "exp"),
+        "cohort": (None,),
+        "drop_rate": (0.0,),
+        "sampling": ("fixed",),
+    }
+)
+def bytes_by_hand(draw: Draw) -> None:
+    """A round costs a model down and up for each client, and what its parts add by their papers; 8 bytes a number."""
+    first = base(draw)
+    body, head = COUNTS[draw.model]
+    model = {"head": body, "alternating": body, "body": head}.get(draw.personal, body + head)
+    added = [ENTRIES[slot].get(getattr(draw, slot), (0, 0, 0)) for slot in ENTRIES]
+    down, up, single = (sum(column) for column in zip(*added, strict=True))
+    clients = len(SIZES[draw.sizes])
+    for number, record in enumerate(first.history, start=1):
+        close(record["comm/down_params"], clients * model * (1 + down), "down")
+        close(record["comm/up_params"], clients * (model * (1 + up) + single), "up")
+        close(record["comm/bytes"], 8 * number * clients * (model * (2 + down + up) + single), "bytes")
+
+
+# --- search ---------------------------------------------------------------------------
+
+
+@dataclass
+class Count:
+    """What became of draws."""
+
+    held: int = 0
+    refused: list[str] = field(default_factory=list)
+
+
+def broken(name: str, draw: Draw) -> Exception | None:
+    """Why a relation does not hold for a draw; None if it holds, or there is nothing to compare."""
+    try:
+        check(name, draw)
+    except Refused:
+        return None
+    except Exception as error:
+        return error
+    return None
+
+
+def shrunk(name: str, draw: Draw) -> Draw:
+    """The draw with every field as plain as the fault allows."""
+    plain, again = Draw(), True
+    while again:
+        again = False
+        for one in fields(draw):
+            simpler = replace(draw, **{one.name: getattr(plain, one.name)})
+            if simpler != draw and broken(name, simpler) is not None:
+                draw, again = simpler, True
+    return draw
+
+
+def search(name: str, draw: Draw, count: Count) -> str | None:
+    """Check a relation on a draw; lines to paste, with the draw shrunk, if it does not hold."""
+    draw = RELATIONS[name].fitted(draw)
+    try:
+        RELATIONS[name].check(draw)
+    except Refused as reason:
+        count.refused.append(str(reason))
+        return None
+    except Exception:
+        least = RELATIONS[name].fitted(shrunk(name, draw))
+        error = broken(name, least)
+        lines = "\n".join(str(error).strip().splitlines()[:8])
+        return (
+            f"from helpers.relations import Draw, check\n\ncheck({name!r}, {least})\n\n{type(error).__name__}: {lines}"
+        )
+    count.held += 1
+    return None
