@@ -175,7 +175,7 @@ def bias(problem: Problem, method: Method, steps: int, lr: float, rounds: int) -
 
 
 def test_the_bias_of_fedavg_grows_with_the_local_steps_and_the_learning_rate() -> None:
-    """From θ* one round leads (η²E(E - 1)/2)‖d‖ away, d = mean A_i∇F_i(θ*), and all η(E - 1)/2‖A⁻¹d‖, to first order."""
+    """From θ* a round leads (η²E(E - 1)/2)‖d‖ away, d = mean A_i∇F_i(θ*), and all η(E - 1)/2‖A⁻¹d‖, to first order."""
     problem = quadratics((6, 14))
     best = problem.solution(np.ones(2))
     mixed = np.mean([a @ problem.gradient(i, best) for i, a in enumerate(problem.a)], axis=0)
