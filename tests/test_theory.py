@@ -33,7 +33,7 @@ from fedloom.parts.drift import FedDynDrift, Scaffold
 from fedloom.parts.mixing import Fixed, Uniform
 from fedloom.parts.objectives import CrossEntropy
 from fedloom.parts.personal import Alternating
-from fedloom.tasks.online import BufferedMoml
+from fedloom_apps.online import BufferedMoml
 
 MU, L = 0.6, 1.6  # bounds of the eigenvalues of all Hessians
 

@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from fedloom.attacks import Backdoor, LabelFlip, SignFlip
 from torch import Tensor, nn
 
 import fedloom as fl
-from fedloom.attacks import Backdoor, LabelFlip, SignFlip
 from fedloom.core.errors import FedLoomError
 from fedloom.core.federation import Arrays, Federation, Index, Split, Unlabelled
 from fedloom.core.local import Local
