@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from fedloom.attacks import Backdoor, LabelFlip, SignFlip
 from torch import Tensor, nn
 
 import fedloom as fl
@@ -247,9 +246,9 @@ SIZES = {
 }
 ATTACKS = {
     "none": None,
-    "sign_flip": SignFlip(fraction=0.3),
-    "label_flip": LabelFlip(fraction=0.3),
-    "backdoor": Backdoor(fraction=0.3, size=1),
+    "sign_flip": fl.attacks.SignFlip(fraction=0.3),
+    "label_flip": fl.attacks.LabelFlip(fraction=0.3),
+    "backdoor": fl.attacks.Backdoor(fraction=0.3, size=1),
 }
 CHOICES: dict[str, tuple[Any, ...]] = {
     **{slot: tuple(names) for slot, names in PARTS.items()},
