@@ -15,8 +15,8 @@ from fedloom.cli.help import commands, help_of, overview
 
 ROOT = Path(__file__).parents[2]
 TRAINS = ("run", "online", "distill", "synthesize", "search")
-ELSEWHERE = re.compile("is not here|are not here|no file|no folder|is not installed|cannot be imported")
-"""What is said of data sets and packages that this machine need not have."""
+ELSEWHERE = re.compile("is not here|are not here|no file|no folder|is not installed|can(not)? be imported")
+"""What is said of data sets, packages and a reader's own modules, which this machine need not have."""
 
 
 def shown() -> Iterator[str]:

@@ -46,22 +46,22 @@ LIST = """List what can be chosen, and all settings.
 
 usage: fedloom list KIND [NAME] [--json]
 
-  fedloom list methods      method=          named methods, with their parts
-  fedloom list parts        method.<slot>=   parts of methods; each can replace another one in its slot; or one slot:
-                                             objectives, drifts, personals, adaptations, mixings, servers, uplinks
-  fedloom list data         data=            data sets
-  fedloom list partitions   partition=       how samples are distributed over clients
-  fedloom list noises       noise=           label noise in training samples
-  fedloom list targets      target=          label distributions of the target data
-  fedloom list augmentations   augment=      random transformations of images
-  fedloom list models       model=           networks
-  fedloom list engines      engine=          where the clients' local training runs
-  fedloom list computes     compute=         how clients are trained, one by one or in batches
-  fedloom list metrics      evaluation.metrics=  what is measured
-  fedloom list attacks      attack=          what hostile clients do, for studies
+  fedloom list methods          method=          named methods, with their parts
+  fedloom list parts            method.<slot>=   parts of methods; each can replace another one in its slot; or one of
+                                                 objectives, drifts, personals, adaptations, mixings, servers, uplinks
+  fedloom list data             data=            data sets
+  fedloom list partitions       partition=       how samples are distributed over clients
+  fedloom list noises           noise=           label noise in training samples
+  fedloom list targets          target=          label distributions of the target data
+  fedloom list augmentations    augment=         random transformations of images
+  fedloom list models           model=           networks
+  fedloom list engines          engine=          where the clients' local training runs
+  fedloom list computes         compute=         how clients are trained, one by one or in batches
+  fedloom list metrics          evaluation.metrics=  what is measured
+  fedloom list attacks          attack=          what hostile clients do, for studies
 {choices}
-  fedloom list settings                      all keys of all commands, with defaults and meanings; or those of a
-                                             command or section: fedloom list settings distill, … judge, … local
+  fedloom list settings                          all keys of all commands, with defaults and meanings; or those of a
+                                                 command or section: fedloom list settings distill, … judge, … local
 
 With a name, its description, settings, parts and citation: fedloom list methods feddyn, or fedloom list feddyn.
 Names may be typed in capitals and with hyphens: FedDyn, q-FFL.
@@ -237,7 +237,7 @@ def help_of(application: Application) -> str:
     if application.help is not LIST:
         return application.help
     rows = [
-        f"  {f'fedloom list {kind}':<25} {f'{one.key}=':<16} {one.what}"
+        f"  {f'fedloom list {kind}':<29} {f'{one.key}=':<16} {one.what}"
         for application in applications().values()
         for kind, one in application.choices.items()
     ]
