@@ -185,3 +185,19 @@ def _raises(error: Exception) -> Callable[..., Any]:
         raise error
 
     return refuse
+
+
+def test_what_privacy_costs_is_in_lines_bars_and_tables():
+    record = {"global/accuracy": 0.9, "privacy/epsilon": 2.934, "privacy/example_epsilon": "infinite"}
+    assert shown(record) == "m  round 1/1  accuracy 90.0 %  ε 2.934  ε of a sample infinite  0.5 s"
+    console, file = terminal()
+    with BarProgress(console) as bars:
+        bars.on_start(RunInfo("m", 1))
+        bars.on_round({"round": 1, "seconds": 0.5, **record})
+    assert "ε 2.934" in file.getvalue()
+    file = io.StringIO()
+    make_console(file).print(results([("m", {**SUMMARY, "final": record})]))
+    head, row = file.getvalue().splitlines()
+    assert "ε of a sample" in head
+    assert "2.934" in row
+    assert "infinite" in row

@@ -181,3 +181,19 @@ def test_samples_that_are_no_numbers_or_no_one_client_s_are_refused(case: str) -
     call, sentence = REFUSED[case]
     with pytest.raises(FedLoomError, match=sentence):
         call()
+
+
+def test_classes_that_only_test_samples_have_are_named() -> None:
+    income = np.where(Y > 0, ">50K", "<=50K")
+    dotted = np.char.add(income, ".")
+    with pytest.raises(FedLoomError, match=r"only test samples have the classes '<=50K\.', '>50K\.', and no training"):
+        federate((X, income), "iid", 4, test=(X, dotted))
+    with pytest.raises(FedLoomError, match="only test samples have the classes 'a', 'b', 'c', and no training sample"):
+        federate((X, Y), "iid", 4, test=(X, np.array(["a", "b", "c"])[Y]))
+    with pytest.warns(UserWarning, match=r"only test samples have the class '<=50K\.', which no model can learn"):
+        federate((X, income), "iid", 4, test=(X, np.where(Y > 0, income, dotted)))
+    with pytest.warns(UserWarning, match="only test samples have the class 3, which"):
+        federate((X, Y), "iid", 4, test=(X, Y + 1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        federate((X, Y), "iid", 4, test=(X[:1], Y[:1]))

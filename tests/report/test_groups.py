@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,7 +27,7 @@ from fedloom_apps.online.streams import task_stream
 from fedloom_apps.report.comparisons import paired_table
 from fedloom_apps.report.groups import group, on_the_same_data, settings
 from fedloom_apps.report.groups import read as read_groups
-from fedloom_apps.report.overview import problem_warning
+from fedloom_apps.report.overview import problem_warning, runs_table
 from fedloom_apps.report.rundata import load
 
 
@@ -192,3 +194,15 @@ def test_only_equal_data_are_paired(make_run) -> None:
     table = paired_table(read_groups([*runs, *same, *other]))
     assert table is not None
     assert list(table.names) == ["feddyn"]
+
+
+def test_the_table_of_runs_has_what_privacy_cost(make_run: Callable[..., Path]) -> None:
+    runs = [make_run(seed=seed) for seed in (1, 2)]
+    assert "ε" not in [column.title for column in runs_table(read_groups(runs)).columns]
+    for run, epsilon in zip(runs, (2.934, "infinite"), strict=True):
+        rows = [
+            json.loads(line) | {"privacy/epsilon": epsilon} for line in (run / "metrics.jsonl").read_text().splitlines()
+        ]
+        (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (spent,) = [column for column in runs_table(read_groups(runs)).columns if column.title == "ε"]
+    assert [cell.text for cell in spent.cells] == ["2.934", "infinite"]

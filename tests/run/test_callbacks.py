@@ -136,3 +136,44 @@ def test_what_is_no_number_or_has_a_name_that_is_taken_ends_in_a_sentence(
 def test_a_run_without_a_server_model_cannot_be_measured() -> None:
     with pytest.raises(ConfigError, match="Measure needs a server model"):
         run(experiment("fedcgan", rounds=1), callbacks=[fl.Measure(lambda model: {})])
+
+
+def one_class_each(shares: Sequence[Sequence[int]], **settings: Any) -> fl.Federation:
+    """Clients with samples of two classes, in these numbers."""
+    y = np.concatenate([np.arange(2).repeat(pair) for pair in shares])
+    ends = np.cumsum([sum(pair) for pair in shares])
+    x = np.random.default_rng(0).normal(size=(len(y), 4)).astype(np.float32)
+    return fl.data.federate(
+        (x, y), [range(end - sum(pair), end) for pair, end in zip(shares, ends, strict=True)], **settings
+    )
+
+
+@pytest.mark.filterwarnings("ignore:clients/auroc")
+def test_a_metric_without_a_value_is_named_and_ends_no_run() -> None:
+    on = Evaluation(what=("clients",), metrics=("auroc", "accuracy"), metric="clients/auroc/mean", patience=2)
+    stop = fl.EarlyStopping("clients/auroc/mean", patience=2)
+    federation = one_class_each([(20, 0), (0, 20), (20, 0)])
+    summary = fl.run("fedavg", federation, "logistic", rounds=4, evaluation=on, callbacks=[stop]).summary
+    assert (summary["status"], summary["rounds"]) == ("finished", 4)
+    (told,) = summary["warnings"]
+    assert told.startswith("clients/auroc/mean has no value in any evaluation: the metric is undefined")
+
+
+@pytest.mark.filterwarnings("ignore:clients/auroc")
+def test_means_over_some_of_the_clients_say_over_how_many() -> None:
+    on = Evaluation(what=("clients",), metrics=("accuracy", "auroc"))
+    federation = one_class_each([(20, 0), (20, 20), (20, 20)])
+    summary = fl.run("fedavg", federation, "logistic", rounds=2, evaluation=on).summary
+    assert summary["final"]["clients/auroc/clients"] == 2
+    (told,) = summary["warnings"]
+    assert told.startswith("clients/auroc/… in round 2 are over 2 of 3 clients: for the others the metric is undefined")
+
+
+@pytest.mark.filterwarnings("ignore:.*set aside for validation")
+def test_validation_samples_that_nothing_reads_are_counted() -> None:
+    federation = one_class_each([(20, 20), (20, 20)], validation=0.5)
+    unused = fl.run("fedavg", federation, "logistic", rounds=1).summary["warnings"]
+    assert unused == [
+        "40 samples are set aside for validation, but this run reads none of them; validation=0 trains on them."
+    ]
+    assert fl.run("superfed_mm", federation, "mlp", rounds=1).summary["warnings"] == []

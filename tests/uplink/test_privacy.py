@@ -268,3 +268,12 @@ def test_without_the_accountant_a_run_says_that_epsilon_is_not_known(monkeypatch
     assert "privacy/epsilon" not in result.history[0]
     with pytest.raises(ConfigError, match=r"cannot find the noise for epsilon = 2.*pip install 'fedloom\[privacy\]'"):
         FederatedTask(experiment(make("dp_fedavg", epsilon=2.0)))
+
+
+def test_no_guarantee_is_recorded_as_infinite(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(privacy, "is_installed", lambda: True)
+    monkeypatch.setattr(privacy.Accountant, "epsilon", lambda *_: inf)  # that of small cohorts which may be empty
+    monkeypatch.setattr(privacy.ExampleAccountant, "epsilon", lambda *_: inf)
+    local = Local(steps=1, batch_size=4, lr=0.2, dp_clip=1.0, dp_noise=1.0)
+    (record,) = go("dp_fedavg", rounds=1, local=local).history
+    assert record["privacy/epsilon"] == record["privacy/example_epsilon"] == "infinite"

@@ -31,10 +31,15 @@ WORDS = {
     "ctm/accuracy/mean": "CTM",
     "ltm/accuracy": "LTM",
     "synthetic/accuracy": "synthetic set",
+    "privacy/epsilon": "ε",
+    "privacy/example_epsilon": "ε of a sample",
 }
 """The metrics shown while a run is in progress, the most important first, with their display names."""
 
 HEADLINES = tuple(WORDS)
+
+EPSILONS = tuple(key for key in WORDS if key.startswith("privacy/"))
+"""What a private run has spent, of a client and of a sample."""
 
 MEANS = {
     "average/accuracy": "average model",
@@ -122,7 +127,11 @@ def number(key: str, value: Any) -> str:
     ('94.4 %', '0.310', '–')
     >>> number("train/loss", 95663172249190.4), number("clients/rmse/mean", 0.00042)
     ('9.57e+13', '0.00042')
+    >>> number("privacy/epsilon", "infinite")
+    'infinite'
     """
+    if isinstance(value, str):
+        return value
     if not isinstance(value, int | float) or isinstance(value, bool):
         return ABSENT
     if in_percent(key):
@@ -309,6 +318,7 @@ def _columns(summary: Mapping[str, Any], first: str) -> dict[str, str]:
         "cross entropy": number("loss", final.get("global/cross_entropy")),
         f"to {goal}": ABSENT if not target else f"> {rounds} rounds" if reached is None else f"{reached} rounds",
         "rounds": f"{rounds}" if rounds is not None else ABSENT,
+        **{WORDS[key]: number(key, final.get(key)) for key in EPSILONS},
         "parameters sent": count(final.get("comm/params")),
         "failures": str(lost) if (lost := _left_out(summary)) else ABSENT,
         "time": duration(summary.get("seconds")),

@@ -172,7 +172,7 @@ class Evaluator(LoadedModel):
         They take the best by the loss on their training samples, or by the first metric on their validation samples.
         """
         personal = self.plan.method.personal
-        if type(personal).uses is Personal.uses and not personal.levels:
+        if not self.chooses:
             return [SHARED] * len(clients)
         split = self.federation.train if personal.judged == "train" else self.federation.validation
         samples = split.index.sizes[clients] if personal.choices else np.zeros(len(clients), dtype=np.int64)
@@ -188,6 +188,19 @@ class Evaluator(LoadedModel):
             for k, at in zip(several, best(values, metric), strict=True):
                 uses[k] = (uses[k][at],)
         return [one for (one,) in uses]
+
+    @property
+    def chooses(self) -> bool:
+        """Whether clients may use different models of those that there are."""
+        personal = self.plan.method.personal
+        return type(personal).uses is not Personal.uses or bool(personal.levels)
+
+    @property
+    def validates(self) -> bool:
+        """Whether anything reads the clients' validation samples."""
+        method = self.plan.method
+        chosen = self.chooses and bool(method.personal.choices) and method.personal.judged == "validation"
+        return chosen or method.needs("validation")
 
     @property
     def judging(self) -> str:

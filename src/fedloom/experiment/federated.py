@@ -224,6 +224,11 @@ class FederatedTask(TrainerTask):
         tested = len(self.federation.test) or len(self.federation.held_out.index.rows)
         if experiment.evaluation.what == ("clients",) and not tested and self.traits.states == "driver":
             self.warnings.append(UNTESTED)
+        if (kept := len(self.federation.validation.index.rows)) and not self.evaluator.validates:
+            self.warnings.append(
+                f"{kept} samples are set aside for validation, but this run reads none of them; validation=0 trains on "
+                "them."
+            )
 
     def close(self) -> None:
         if self.engine is not None:
@@ -286,9 +291,10 @@ class FederatedTask(TrainerTask):
             if clients is not None:
                 tables["clients"] = clients
         if self.accountant is not None:
-            record["privacy/epsilon"] = self.accountant.epsilon(server.round + self.repeated)
+            record["privacy/epsilon"] = privacy.recorded(self.accountant.epsilon(server.round + self.repeated))
         if self.examples is not None:
-            record["privacy/example_epsilon"] = self.examples.epsilon(int(self.took_part.max()) + self.repeated)
+            epsilon = self.examples.epsilon(int(self.took_part.max()) + self.repeated)
+            record["privacy/example_epsilon"] = privacy.recorded(epsilon)
         return record | {
             "comm/down_params": here.down_params,
             "comm/up_params": here.up_params,
@@ -344,7 +350,8 @@ class FederatedTask(TrainerTask):
             about["privacy"] = {"neighbours": self.accountant.neighbours, **asdict(self.accountant)}
         if self.examples is not None:
             about["example_privacy"] = {"neighbours": self.examples.neighbours, **asdict(self.examples)}
-        said = warnings(self.history, self.failures, self.experiment.method)
+        tested = int(np.count_nonzero(self.evaluator.federation.held_out.index.sizes))
+        said = warnings(self.history, self.failures, self.experiment, tested)
         if status is Status.STOPPED and (method := self.experiment.method).needs("last_round"):
             said.append(f"{method.who_needs('last_round')} acts in the last round, which the run did not reach.")
         return about | {"warnings": said}

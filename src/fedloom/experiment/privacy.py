@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, reduce
 from importlib import import_module
 from importlib.util import find_spec
-from math import ceil, exp, inf, sqrt
+from math import ceil, exp, inf, isinf, sqrt
 from typing import Any
 
 from fedloom.core.errors import ConfigError
@@ -166,6 +166,11 @@ def together(rounds: Mapping[ExampleAccountant, int], delta: float) -> float:
         return float(reduce(lambda first, second: first.compose(second), composed).get_epsilon_for_delta(delta))
     dp: Any = import_module("dp_accounting")
     return float(dp.get_epsilon_gaussian(1 / (2 * sqrt(sum(t / one.noise**2 for one, t in taken.items()))), delta))
+
+
+def recorded(epsilon: float) -> float | str:
+    """ε for a record, whose file has no infinite numbers: ``infinite`` if the run gives no guarantee."""
+    return "infinite" if isinf(epsilon) else epsilon
 
 
 @lru_cache(maxsize=10_000)

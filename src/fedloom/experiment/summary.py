@@ -56,16 +56,18 @@ def looks(history: Sequence[Mapping[str, Any]], key: str) -> list[float]:
 def since_best(values: Sequence[float], maximise: bool, min_delta: float = 0.0) -> int:
     """The number of values since the last one that was better than all before it, by more than ``min_delta``.
 
-    NaN is better only than no value at all.
+    NaN is better only than no value at all; values that are all NaN, of a metric without a value so far, count as none.
 
     >>> since_best([0.5, 0.7, 0.7, 0.6], maximise=True), since_best([nan, 0.7, nan], maximise=True)
     (2, 1)
+    >>> since_best([nan, nan, nan], maximise=True)
+    0
     """
     best, found = nan, 0
     for number, value in enumerate(values):
         if (isnan(best) and not isnan(value)) or (value - best if maximise else best - value) > min_delta:
             best, found = value, number
-    return len(values) - 1 - found if values else 0
+    return 0 if isnan(best) else len(values) - 1 - found
 
 
 def should_stop(history: Sequence[dict[str, Any]], settings: Evaluation) -> str | None:
@@ -133,12 +135,15 @@ def _describe(failure: Failure) -> dict[str, Any]:
     return about | {"reason": failure.reason}
 
 
-def warnings(history: Sequence[dict[str, Any]], failures: Sequence[Failure], method: Method) -> list[str]:
-    """Warnings on a final model that diverged, and on updates that were left out: in all of a round, or in many.
+def warnings(
+    history: Sequence[dict[str, Any]], failures: Sequence[Failure], experiment: Experiment, tested: int
+) -> list[str]:
+    """Warnings on a final model that diverged, on metrics without a value, and on updates that were left out.
 
+    The last if they are all of a round, or many. ``tested`` is the number of clients with test samples.
     Clients dropped by ``drop_rate`` do not count.
     """
-    found = []
+    found, method = [], experiment.method
     idle = sum(record["failures"] == record["cohort"] for record in history)
     if idle:
         found.append(f"in {idle} of {len(history)} rounds no update could be used.")
@@ -153,6 +158,20 @@ def warnings(history: Sequence[dict[str, Any]], failures: Sequence[Failure], met
             f"{' and '.join(wrong)} in round {last['round']}: not finite, although all updates that were used are; "
             "the model diverged, choose a smaller local.lr."
         )
+    for metric in experiment.evaluation.metrics:
+        for key in (f"global/{metric}", f"clients/{metric}/mean"):
+            values = looks(history, key)
+            if values and all(map(isnan, values)):
+                found.append(
+                    f"{key} has no value in any evaluation: the metric is undefined for these test samples, or the "
+                    "outputs are not finite; patience and a target wait for a value."
+                )
+        final = next((record for record in reversed(history) if f"clients/{metric}/clients" in record), {})
+        if 0 < (counted := int(final.get(f"clients/{metric}/clients") or 0)) < tested:
+            found.append(
+                f"clients/{metric}/… in round {final['round']} are over {counted} of {tested} clients: for the others "
+                "the metric is undefined, or their model's outputs are not finite."
+            )
     if method.adaptation.needs.features and (last.get("clients/loss/mean") or 0) > FAR:
         found.append(
             f"some clients have test samples of classes that they have no training samples of, which adaptation "

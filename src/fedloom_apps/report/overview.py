@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedloom.experiment.console import duration, plural
+from fedloom.experiment.console import ABSENT, EPSILONS, WORDS, duration, number, plural
 from fedloom_apps.report.groups import RunGroup, all_runs, on_the_same_data, settings, shared, targets
 from fedloom_apps.report.results import rounds_done
 from fedloom_apps.report.rundata import WALL, RunData
@@ -143,9 +143,11 @@ def _left_out(run: RunData) -> str:
 
 
 def runs_table(groups: Sequence[RunGroup]) -> ReportTable:
-    """One row per run: directory, status, rounds, wall time, updates left out."""
+    """One row per run: directory, status, rounds, wall time, updates left out, and ε if a run is private."""
     members = [member for member in groups for _ in member.runs]
     runs = all_runs(groups)
+    last = [run.rows[-1] if run.rows else {} for run in runs]
+    spent = {WORDS[key]: [number(key, record.get(key)) for record in last] for key in EPSILONS}
     columns = [
         words("run directory", [run.name for run in runs], left=True),
         words("seed", [run.seed for run in runs]),
@@ -153,6 +155,7 @@ def runs_table(groups: Sequence[RunGroup]) -> ReportTable:
         words("rounds", [rounds_done(run) for run in runs]),
         words("wall time", [_wall_time(run) for run in runs]),
         words("updates left out", [_left_out(run) for run in runs]),
+        *(words(name, texts) for name, texts in spent.items() if {*texts} != {ABSENT}),
     ]
     return ReportTable(
         "runs", "The runs", [member.label for member in members], columns, [member.style for member in members]

@@ -125,6 +125,8 @@ def from_tensors(
         )
     if numbered:
         _warn_of_gaps(y, classes, name)
+    if not (y.is_floating_point() or v.is_floating_point()) and y.ndim == v.ndim == 1:
+        _check_test_classes(y, v, names, name)
     warn_of_pixels(x, name)
     for ids in (clients, clients_test):
         if ids is not None and np.asarray(ids).dtype.kind == "f" and np.isnan(np.asarray(ids)).any():
@@ -144,6 +146,23 @@ def _warn_of_gaps(y: Tensor, classes: int, name: str) -> None:
             "give their names as labels.",
             stacklevel=outside(),
         )
+
+
+def _check_test_classes(y: Tensor, v: Tensor, names: Sequence[str], name: str) -> None:
+    """Warn of classes that test samples [M] have and training samples [N] lack, by name; refuse if these share none."""
+    known, tested = set(y.unique().tolist()), set(v.unique().tolist())
+    if not (lacking := sorted(tested - known)) or not known:
+        return
+    shown = ", ".join(repr(names[label]) if names else str(label) for label in lacking[:5])
+    told = f"{name}: only test samples have the {'class' if len(lacking) == 1 else 'classes'} {shown}"
+    told += f" and {len(lacking) - 5} more" if len(lacking) > 5 else ""
+    if not tested & known:
+        raise DataError(f"{told}, and no training sample has a class of the test set; give both the same labels.")
+    warnings.warn(
+        f"{told}, which no model can learn from the training samples; write the labels of both alike, or leave those "
+        "samples out.",
+        stacklevel=outside(),
+    )
 
 
 def inputs(x: Tensor | np.ndarray, what: str = "x", warn: bool = True) -> Tensor:
