@@ -14,6 +14,7 @@ from helpers.reviews import reviews
 from safetensors.torch import load_file
 
 import fedloom as fl
+from fedloom.core import yaml
 from fedloom_apps.customise.command import compared, described, measure
 from fedloom_apps.customise.label_shift import LabelShiftCheck, TargetPrior
 from fedloom_apps.customise.model import TargetFacts, TargetModel
@@ -294,3 +295,17 @@ def test_reviews_from_the_command_line_to_predictions(cli: Cli) -> None:
         frame.rename(columns=columns).to_csv("other.csv", index=False)
         code, _, err = cli("predict", "run=run", "other.csv")
         assert (code == 2, sentence in err) == (bool(sentence), True), err
+
+
+def test_a_run_of_a_file_is_used_from_any_folder(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    rows = [f"{k % 7},{k % 5},{k % 2}" for k in range(60)]
+    Path("mine.csv").write_text("\n".join(["a,b,label", *rows]))
+    words = ("data=table:mine.csv", "partition=iid", "clients=3", "model=logistic", "rounds=1")
+    assert cli("run", "method=fedavg", *words, "out=run")[0] == 0
+    run, file = Path("run").resolve(), Path("mine.csv").resolve()
+    assert yaml.load(run / "config.yaml")["data"]["path"] == str(file)
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    for words in (("predict", f"run={run}", str(file)), ("run", f"resume={run}", "rounds=2"), ("export", f"run={run}")):
+        code, _, err = cli(*words)
+        assert code == 0, err

@@ -145,7 +145,8 @@ def test_texts_categories_and_truth_values_become_classes() -> None:
     assert torch.equal(arrays.y, torch.from_numpy(2 - Y))
     truths = as_source((X, Y > 0)).train
     assert (truths.classes, truths.y.dtype) == (2, torch.int64)
-    test = as_source((X, words), test=(X[:2], np.array(["top", "xtra"])))
+    with pytest.warns(UserWarning, match="only test samples have the class 'xtra'"):
+        test = as_source((X, words), test=(X[:2], np.array(["top", "xtra"])))
     assert test.test.y.tolist() == [2, 3]
     assert test.train.classes == 4
 

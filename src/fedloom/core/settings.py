@@ -67,7 +67,7 @@ def validate(
         elif name in given:
             value = convert(key, value, kind)
         try:
-            found[name] = to_plain(value)
+            found[name] = to_plain(value.resolve() if isinstance(value, Path) else value)  # holds from any folder
         except TypeError:  # a default that only Python code can override
             if name in given:
                 raise ConfigError(f"{key} cannot be set from a configuration, only from Python.") from None

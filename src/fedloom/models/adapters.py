@@ -87,7 +87,7 @@ def timm(
     network: str = "vit_tiny_patch16_224",
     pretrained: bool = False,
     head: bool = False,
-    weights: str = "",
+    weights: str | Path | None = None,
 ) -> Classifier | Wrapped:
     """Any image network of timm; by default its smallest vision transformer (Dosovitskiy et al., 2021).
 

@@ -39,7 +39,7 @@ def berka(
     hindsight: bool = False,
     regions: tuple[str, ...] = (),
     standardised: Standardise = "client",
-    root: str | None = None,
+    root: str | Path | None = None,
 ) -> Source:
     """Berka (PKDD'99): loan default from 15 features, by region.
 

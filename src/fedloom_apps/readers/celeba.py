@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 
@@ -34,7 +35,7 @@ def celeba(
     size: int = 84,
     people: int | None = None,
     least: int = 5,
-    root: str | None = None,
+    root: str | Path | None = None,
     normalise: bool = True,
 ) -> Source:
     """CelebA (LEAF): 200 288 faces of 9343 celebrities, with a binary label (smiling or not), by celebrity.

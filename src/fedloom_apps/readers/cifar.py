@@ -46,7 +46,7 @@ CINIC = Files(
 
 @sources.register
 @reads(CIFAR10)
-def cifar10(root: str | None = None, download: bool = False, normalise: bool = True) -> Source:
+def cifar10(root: str | Path | None = None, download: bool = False, normalise: bool = True) -> Source:
     """CIFAR-10: 50 000 + 10 000 colour photographs, 32x32, 10 classes.
 
     Reads ``cifar10.npz`` (``x_train`` uint8 [N, 32, 32, 3], ``y_train``, ``x_test``, ``y_test``, optionally ``names``)
@@ -68,7 +68,9 @@ KEYS = {"fine": ("y_", "names"), "coarse": ("coarse_", "coarse_names")}  # of la
 
 @sources.register
 @reads(CIFAR100)
-def cifar100(root: str | None = None, download: bool = False, normalise: bool = True, labels: str = "fine") -> Source:
+def cifar100(
+    root: str | Path | None = None, download: bool = False, normalise: bool = True, labels: str = "fine"
+) -> Source:
     """CIFAR-100: 50 000 + 10 000 colour photographs, 32x32, 100 classes.
 
     Reads ``cifar100.npz`` (as ``cifar10.npz``, with ``coarse_train``, ``coarse_test`` and optionally ``coarse_names``
@@ -119,7 +121,7 @@ def from_batches(paths: Sequence[Path], key: str) -> tuple[np.ndarray, np.ndarra
 
 @sources.register
 @reads(CINIC)
-def cinic10(root: str | None = None, validation: bool = False, normalise: bool = True) -> Source:
+def cinic10(root: str | Path | None = None, validation: bool = False, normalise: bool = True) -> Source:
     """CINIC-10: 90 000 + 90 000 colour photographs from ImageNet and CIFAR-10, 32x32, 10 classes.
 
     Reads ``CINIC-10/{train,valid,test}/<class>/*.png``; decoded images are cached beside them in ``fedloom-*.npz``.

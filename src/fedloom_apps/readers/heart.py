@@ -30,7 +30,7 @@ MISSING = ("drop", "mean")
 
 @sources.register
 @reads(FILES)
-def heart(missing: str = "drop", standardised: Standardise = "client", root: str | None = None) -> Source:
+def heart(missing: str = "drop", standardised: Standardise = "client", root: str | Path | None = None) -> Source:
     """Heart disease (UCI, FLamby): presence of disease from 13 features, by hospital.
 
     Reads ``heart/processed.{cleveland,hungarian,switzerland,va}.data``. As in FLamby, the columns ``slope``, ``ca`` and

@@ -35,7 +35,7 @@ SPLITS = ("images", "classes")
 
 @sources.register
 @reads(TINY)
-def tiny_imagenet(root: str | None = None, normalise: bool = True) -> Source:
+def tiny_imagenet(root: str | Path | None = None, normalise: bool = True) -> Source:
     """TinyImageNet: 100 000 + 10 000 colour photographs, 64x64, 200 classes.
 
     Reads ``tiny-imagenet-200/train/<class>/images/*.JPEG``, ``val/images/*.JPEG`` with ``val/val_annotations.txt``, and
@@ -66,7 +66,9 @@ def tiny_imagenet(root: str | None = None, normalise: bool = True) -> Source:
 
 @sources.register
 @reads(MINI)
-def mini_imagenet(root: str | None = None, split: str = "images", size: int = 84, normalise: bool = True) -> Source:
+def mini_imagenet(
+    root: str | Path | None = None, split: str = "images", size: int = 84, normalise: bool = True
+) -> Source:
     """miniImageNet: 60 000 colour photographs, 84x84, 100 classes of 600.
 
     Reads ``mini-imagenet/images/*.jpg`` and ``{train,val,test}.csv`` (columns ``filename``, ``label``), the lists of

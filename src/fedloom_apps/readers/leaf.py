@@ -59,7 +59,7 @@ FEMNIST = leaf_files("FEMNIST", "femnist")
 
 @sources.register
 @reads(FEMNIST)
-def femnist(root: str | None = None) -> Source:
+def femnist(root: str | Path | None = None) -> Source:
     """FEMNIST (LEAF): handwritten digits and letters, 28x28, 62 classes, by writer.
 
     Reads LEAF's ``femnist/data/{train,test}/*.json`` or, unsplit, ``femnist/data/all_data/*.json``. Pixels are 0..1 as

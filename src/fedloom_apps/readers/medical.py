@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 
 from fedloom.core.documentation import bibtex
@@ -29,7 +31,7 @@ IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # for models trained on
 
 @sources.register
 @reads(ISIC)
-def isic2019(size: int = 128, root: str | None = None, normalise: bool = True) -> Source:
+def isic2019(size: int = 128, root: str | Path | None = None, normalise: bool = True) -> Source:
     """ISIC 2019 (FLamby): 23 247 dermoscopic images of 8 diagnoses from 6 centres.
 
     Reads FLamby's table ``isic2019/train_test_split`` (columns ``image``, ``target``, ``center``, ``fold2``) and
@@ -99,7 +101,9 @@ def medmnist_files(title: str, size: int) -> Files:
 
 @sources.register
 @reads(medmnist_files("DermaMNIST", 28))
-def dermamnist(size: int = 28, root: str | None = None, validation: bool = False, normalise: bool = True) -> Source:
+def dermamnist(
+    size: int = 28, root: str | Path | None = None, validation: bool = False, normalise: bool = True
+) -> Source:
     """DermaMNIST: 7007 + 2005 dermatoscopic colour images of 7 skin lesions (and 1003 for validation).
 
     Reads ``dermamnist.npz`` or, for larger images, ``dermamnist_<size>.npz``. Normalisation is to -1..1.
@@ -112,7 +116,9 @@ def dermamnist(size: int = 28, root: str | None = None, validation: bool = False
 
 @sources.register
 @reads(medmnist_files("OrganCMNIST", 28))
-def organcmnist(size: int = 28, root: str | None = None, validation: bool = False, normalise: bool = True) -> Source:
+def organcmnist(
+    size: int = 28, root: str | Path | None = None, validation: bool = False, normalise: bool = True
+) -> Source:
     """OrganCMNIST: about 13 000 + 8000 coronal CT images of 11 organs, grey.
 
     Reads ``organcmnist.npz`` or, for larger images, ``organcmnist_<size>.npz``. Normalisation is to -1..1.
@@ -124,7 +130,13 @@ def organcmnist(size: int = 28, root: str | None = None, validation: bool = Fals
 
 
 def medmnist(
-    title: str, names: tuple[str, ...], licence: str, size: int, root: str | None, validation: bool, normalise: bool
+    title: str,
+    names: tuple[str, ...],
+    licence: str,
+    size: int,
+    root: str | Path | None,
+    validation: bool,
+    normalise: bool,
 ) -> Source:
     """A MedMNIST set of images with one label each (Yang et al., 2023)."""
     if size not in SIZES:

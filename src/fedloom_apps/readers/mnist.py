@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import string
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -42,7 +43,7 @@ def idx_files(folder: str, origin: str) -> Files:
     return Files(folder, (tuple(f"{folder}/raw/{file}" for file in PARTS),), origin, sums, torchvision=folder)
 
 
-def idx_pair(files: Files, root: str | None, download: bool, *settings: Any) -> tuple[Arrays, Arrays]:
+def idx_pair(files: Files, root: str | Path | None, download: bool, *settings: Any) -> tuple[Arrays, Arrays]:
     """Training and test split of a data set in MNIST's layout; ``settings`` are those of ``image_arrays``."""
     paths = files.obtain(root, download)
     train, test = (
@@ -57,7 +58,7 @@ FASHION = idx_files("FashionMNIST", "https://github.com/zalandoresearch/fashion-
 
 @sources.register
 @reads(MNIST)
-def mnist(root: str | None = None, download: bool = False, normalise: bool = True) -> Source:
+def mnist(root: str | Path | None = None, download: bool = False, normalise: bool = True) -> Source:
     """MNIST: 60 000 + 10 000 handwritten digits, 28x28, optionally by writer.
 
     Reads ``MNIST/raw/*-ubyte[.gz]``. With ``mnist_writers.npz`` beside it (``writer_train``, ``writer_test``: the NIST
@@ -79,7 +80,7 @@ def mnist(root: str | None = None, download: bool = False, normalise: bool = Tru
 
 @sources.register
 @reads(FASHION)
-def fashion_mnist(root: str | None = None, download: bool = False, normalise: bool = True) -> Source:
+def fashion_mnist(root: str | Path | None = None, download: bool = False, normalise: bool = True) -> Source:
     """Fashion-MNIST: 60 000 + 10 000 images of clothes, 28x28, 10 classes.
 
     Reads ``FashionMNIST/raw/*-ubyte[.gz]``. Normalisation is (x - .2860) / .3530.
@@ -112,7 +113,9 @@ TEN = emnist_files("letters", ("emnist_l.npz",), title="EMNIST-L")
 
 @sources.register
 @reads(emnist_files("letters"))
-def emnist(split: str = "letters", root: str | None = None, download: bool = False, normalise: bool = True) -> Source:
+def emnist(
+    split: str = "letters", root: str | Path | None = None, download: bool = False, normalise: bool = True
+) -> Source:
     """EMNIST: handwritten letters and digits, 28x28, upright.
 
     Reads ``EMNIST/raw/emnist-<split>-{train,test}-{images-idx3,labels-idx1}-ubyte[.gz]``. The official files hold
@@ -129,7 +132,7 @@ def emnist(split: str = "letters", root: str | None = None, download: bool = Fal
 
 @sources.register
 @reads(TEN)
-def emnist_l(root: str | None = None, download: bool = False, normalise: bool = True) -> Source:
+def emnist_l(root: str | Path | None = None, download: bool = False, normalise: bool = True) -> Source:
     """EMNIST-L: the first ten letters of EMNIST (48 000 + 8000), as used by FedDyn.
 
     Reads ``emnist_l.npz`` (``x_train`` uint8 [N, 28, 28] upright, ``y_train`` 0..9 for a..j, ``x_test``, ``y_test``) or
@@ -144,7 +147,7 @@ def emnist_l(root: str | None = None, download: bool = False, normalise: bool = 
     return Source("emnist_l", train, test, LICENCE, bibtex("cohen2017emnist"), settings={"normalise": normalise})
 
 
-def read_split(split: str, root: str | None, download: bool) -> list[tuple[np.ndarray, np.ndarray]]:
+def read_split(split: str, root: str | Path | None, download: bool) -> list[tuple[np.ndarray, np.ndarray]]:
     """Upright images and labels counted from 0, of the training and the test set."""
     paths = emnist_files(split).obtain(root, download)
     first = 1 if split == "letters" else 0

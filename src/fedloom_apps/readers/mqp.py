@@ -27,7 +27,7 @@ FILES = Files(
 
 @sources.register
 @reads(FILES)
-def mqp(length: int = 200, root: str | None = None) -> Source:
+def mqp(length: int = 200, root: str | Path | None = None) -> Source:
     """MQP: 3048 pairs of medical questions, similar or not, by doctor.
 
     Reads ``mqp/mqp.csv`` (without a header: doctor, question, question, label) and ``mqp/vocab.txt``, the vocabulary of

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 
 from fedloom.core.checks import one_of
@@ -26,7 +28,7 @@ def omniglot(
     alphabets: int | None = None,
     size: int = 28,
     test: int = 4,
-    root: str | None = None,
+    root: str | Path | None = None,
 ) -> Source:
     """Omniglot: 1623 characters of 50 alphabets, 20 drawings of each.
 

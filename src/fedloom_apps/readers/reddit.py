@@ -33,7 +33,7 @@ Pairs = tuple[list[Sequence[str]], list[Sequence[str]]]
 
 @sources.register
 @reads(FILES)
-def reddit(words: int = 10_000, length: int = 10, padded: bool = False, root: str | None = None) -> Source:
+def reddit(words: int = 10_000, length: int = 10, padded: bool = False, root: str | Path | None = None) -> Source:
     """Reddit (LEAF): next-word prediction on comments, by user.
 
     Reads the output of LEAF's scripts, ``reddit/data/{train,test}/*.json`` (or

@@ -38,7 +38,7 @@ def shakespeare(
     split: str = "time",
     least: int = 2,
     seed: int = 0,
-    root: str | None = None,
+    root: str | Path | None = None,
 ) -> Source:
     r"""Shakespeare (LEAF): next-character prediction from 80 characters of context, by role.
 

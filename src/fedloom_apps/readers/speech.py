@@ -32,7 +32,7 @@ MARK = "_nohash_"
 @sources.register
 @reads(FILES)
 def speech_commands(
-    rate: int = 16_000, words: tuple[str, ...] = (), validation: bool = False, root: str | None = None
+    rate: int = 16_000, words: tuple[str, ...] = (), validation: bool = False, root: str | Path | None = None
 ) -> Source:
     """SpeechCommands v0.02: one of 35 spoken words, by speaker, as raw sound.
 

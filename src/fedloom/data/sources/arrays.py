@@ -26,7 +26,7 @@ CHANNELS = (1, 3, 4)
 
 
 @sources.register
-def npz(path: str, classes: int | None = None, standardise: bool = False) -> Source:
+def npz(path: str | Path, classes: int | None = None, standardise: bool = False) -> Source:
     """Any npz file with ``x_train`` and ``y_train``, or a folder of npy files with these names.
 
     Files of a folder are memory-mapped: only what is used is read, so that inputs (float32 or int64) may be larger than

@@ -21,7 +21,7 @@ from fedloom.data.sources.images import by_class, folders_in, read_image
 
 
 @sources.register
-def folder(path: str, size: int = 64, crop: bool = True, by_client: bool = False) -> Source:
+def folder(path: str | Path, size: int = 64, crop: bool = True, by_client: bool = False) -> Source:
     """Images by class in folders: ``train/CLASS/*.png`` and ``test/CLASS/*.png``, or ``CLASS/*.png`` for no test set.
 
     With ``by_client`` there is a folder of classes for each natural client: ``train/CLIENT/CLASS/*.png`` and, for what

@@ -153,7 +153,7 @@ def _read_parquet(path: Path) -> tuple[Tensor, Tensor, dict[str, Any]]:
 
 
 @sources.register
-def generated(path: str, test: bool = True) -> Source:
+def generated(path: str | Path, test: bool = True) -> Source:
     """A synthetic training set from ``fedloom synthesize``, with the real test set of the data it imitates.
 
     Args:
@@ -179,7 +179,7 @@ def generated(path: str, test: bool = True) -> Source:
 OUT = "data.test=false."
 
 
-def _imitated(path: str, origin: Mapping[str, Any]) -> Source:
+def _imitated(path: str | Path, origin: Mapping[str, Any]) -> Source:
     name = str(origin.get("name"))
     if name not in sources:
         raise DataError(f"{path} imitates data that have no name here, so there is no test set; leave it out: {OUT}")

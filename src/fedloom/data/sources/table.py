@@ -23,7 +23,7 @@ IN_DIGITS = re.compile(r"^\s*(\d{1,2})([./-])(\d{1,2})\2\d{2,4}\b")
 
 @sources.register
 def table(
-    path: str,
+    path: str | Path,
     label: tuple[str, ...] = ("label",),
     features: tuple[str, ...] = (),
     client: str | None = None,

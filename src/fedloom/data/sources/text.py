@@ -16,7 +16,7 @@ from fedloom.data.sources.table import in_order, read_frame
 
 @sources.register
 def text(
-    path: str,
+    path: str | Path,
     text: str = "text",
     label: str | None = "label",
     client: str | None = None,
