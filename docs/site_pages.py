@@ -288,6 +288,14 @@ def api_page() -> str:
     return "\n".join(lines)
 
 
+def on_config(config: Any) -> Any:
+    """Let anchors keep letters like λ, as they do where the pages are read as files."""
+    from pymdownx.slugs import slugify
+
+    config["mdx_configs"]["toc"]["slugify"] = slugify(case="lower")
+    return config
+
+
 def on_files(files: Any, config: Mapping[str, Any]) -> Any:
     """Add the generated pages and the pictures that they show."""
     from mkdocs.structure.files import File
