@@ -90,7 +90,7 @@ def at(place: str) -> Any:
     """What a place names.
 
     >>> at("fedloom.core.errors:nearest")("runn", ["run"])
-    "did you mean 'run'?"
+    "did you mean 'run'? There are: run."
     """
     module, _, name = place.partition(":")
     return getattr(import_module(module), name)
