@@ -236,7 +236,7 @@ def test_sweeps():
 def test_paths_are_literal():
     assert resolve(["out=a,b=c [d]"]).out == Path("a,b=c [d]")
     assert resolve(["out=~/x"]).out == Path("~/x").expanduser()
-    assert resolve(["data=npz", "data.path=~/é.npz"])["data.path"] == "~/é.npz"
+    assert resolve(["data=npz", "data.path=~/é.npz"])["data.path"] == str(Path("~/é.npz").expanduser())
 
 
 @pytest.mark.parametrize(
@@ -324,3 +324,10 @@ def test_a_complete_recipe_has_both_and_a_participation_does_not_vanish_in_it(tm
     with pytest.raises(ConfigError, match=r"participation=0\.2 and cohort=3 .*; leave one out, or add cohort=null\."):
         resolve(["participation=.2"], recipe)
     assert build(resolve(["participation=.2", "cohort=null"], recipe)).cohort_size == 4
+
+
+def test_a_setting_by_itself_and_within_another_is_refused(tmp_path: Path) -> None:
+    for text in ("local.lr: 0.1\nlocal: {lr: 0.2}\n", "local: {lr: 0.2}\nlocal.lr: 0.1\n"):
+        with pytest.raises(ConfigError, match=r"^local.lr is given twice, by itself and within local; leave one out"):
+            resolve([], write(tmp_path / "a.yaml", text))
+    assert resolve(["local.lr=0.3"], write(tmp_path / "a.yaml", "local: {lr: 0.2, epochs: 2}\n"))["local.lr"] == 0.3

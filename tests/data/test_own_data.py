@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -383,3 +384,15 @@ def test_clients_whose_numbers_are_floats_in_one_table_are_the_same_clients() ->
 def test_samples_of_one_class_are_a_warning() -> None:
     with pytest.warns(UserWarning, match="own data: all samples have the same class; there is nothing to learn"):
         as_source((np.zeros((4, 2)), np.array(["x"] * 4)))
+
+
+def test_random_items_of_a_torch_data_set_are_noticed() -> None:
+    class Noisy(Pairs):
+        def __getitem__(self, row: int) -> Any:
+            return self.x[row] + torch.rand(()).item(), self.y[row]
+
+    with pytest.warns(UserWarning, match="items of own data differ when they are read again, as by a random transform"):
+        as_source(Noisy())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        as_source(Pairs())

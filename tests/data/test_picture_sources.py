@@ -310,3 +310,11 @@ def test_folders_hold_pictures_of_other_formats_too(suffix: str, tmp_path: Path)
         picture(tmp_path / name / f"one{suffix}", 8)
     paths, y, names = images.by_class(tmp_path)
     assert ([path.suffix for path in paths], y.tolist(), names) == ([suffix] * 2, [0, 1], ["cat", "dog"])
+
+
+def test_pixels_of_floats_are_refused_where_they_would_turn_black(tmp_path: Path) -> None:
+    for name in ("cat", "dog"):
+        (tmp_path / name).mkdir()
+        Image.fromarray(np.full((8, 8), 0.5, dtype=np.float32)).save(tmp_path / name / "a.tif")
+    with pytest.raises(DataError, match=r"a\.tif has floats for pixels, whose range is not known; save it with 8 or"):
+        sources.make("folder", path=str(tmp_path))

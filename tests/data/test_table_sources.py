@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fedloom.core.errors import ConfigError, DataError
-from fedloom.data import sources
+from fedloom.data import federate, sources
 from fedloom.data.sources.formats import read_table
 from fedloom_apps.online.streams import InOrder, task_stream
 
@@ -255,3 +255,16 @@ def test_a_table_in_another_format_is_refused_with_what_to_do(tmp_path: Path, co
     (tmp_path / "own.csv").write_bytes(content)
     with pytest.raises(DataError, match=message):
         sources.make("table", path=str(tmp_path / "own.csv"), label=("ill",))
+
+
+@pytest.mark.filterwarnings("ignore:days. column 'day' has mean")
+def test_clients_of_a_table_in_time_are_tested_on_their_last_rows(tmp_path: Path) -> None:
+    rows = [f"{39 - k},{'ab'[k % 2]},{k % 3 > 0:d}" for k in range(40)]
+    (tmp_path / "days.csv").write_text("\n".join(["day,who,label", *rows]))
+    source = sources.make("table", path=str(tmp_path / "days.csv"), time="day", features=("day",), client="who")
+    found = federate(source, validation=0.1, held_out=0.2)
+    for client in range(2):
+        days = [split.client(client).x[:, 0].tolist() for split in (found.train, found.validation, found.held_out)]
+        assert [len(one) for one in days] == [14, 2, 4]
+        assert max(days[0]) < min(days[1])
+        assert max(days[1]) < min(days[2])

@@ -372,3 +372,8 @@ def test_runs_judged_by_another_metric_than_the_accuracy_are_compared_by_it(make
     paired = paired_table(groups)
     assert paired is not None
     assert column(paired, "difference") == ["-0.7500 ± 0.25"]
+
+
+def test_no_cell_of_a_csv_file_is_a_formula() -> None:
+    table = ReportTable("t", "T", ["=1+1", "plain"], [Column("p", [Cell("-0.5"), Cell("@x")])])
+    assert table.csv() == "method,p\n'=1+1,-0.5\nplain,'@x\n"

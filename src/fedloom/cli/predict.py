@@ -16,7 +16,7 @@ from torch import Tensor
 from fedloom.api import load
 from fedloom.applications import of_kind
 from fedloom.core.errors import ConfigError, DataError
-from fedloom.core.files import readable
+from fedloom.core.files import cell, readable
 from fedloom.data.own.tables import is_frame
 from fedloom.data.sources.arrays import inputs
 from fedloom.data.sources.scale import rescaled
@@ -176,7 +176,9 @@ def _write(path: Path, predicted: Tensor, names: Sequence[str]) -> None:
     """Predictions as a column of text, or as an array of numbers with the classes' names, if they have any."""
     if path.suffix == ".csv":
         lines = io.StringIO(newline="")
-        csv.writer(lines, lineterminator="\n").writerows([["prediction"], *([_text(one, names)] for one in predicted)])
+        csv.writer(lines, lineterminator="\n").writerows(
+            [["prediction"], *([cell(_text(one, names))] for one in predicted)]
+        )
         blob = lines.getvalue().encode()
     else:
         buffer = io.BytesIO()

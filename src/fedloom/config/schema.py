@@ -252,6 +252,7 @@ class CommandSchema:
         """Settings by key as a tree: choices by name before their settings, whatever the order."""
         longer = [((*self.short.get(key[0], key[0]).split("."), *key[1:]), value) for key, value in given.items()]
         self._refuse_two_names(dict(longer))
+        _refuse_twice(dict(longer))
         tree = Tree()
         for (first, *rest), value in sorted(longer, key=lambda item: len(item[0])):
             if first not in self.sections:
@@ -301,6 +302,24 @@ class CommandSchema:
         if inside and not difflib.get_close_matches(key, keys, n=1, cutoff=0.7):
             told = f"did you mean {' or '.join(map(repr, inside[:2]))}? There are: {', '.join(sorted(keys))}."
         return ConfigError(f"unknown key {key!r}; {told}")
+
+
+def _refuse_twice(given: Mapping[Key, Any]) -> None:
+    """Raise a ``ConfigError`` for a setting given by its own key and in the mapping of another.
+
+    >>> _refuse_twice({("local", "lr"): 0.1, ("local",): {"lr": 0.2}})
+    Traceback (most recent call last):
+    ...
+    fedloom.core.errors.ConfigError: local.lr is given twice, by itself and within local; leave one out.
+    """
+    for key in given:
+        for cut in range(1, len(key)):
+            within = given.get(key[:cut])
+            for part in key[cut:]:
+                within = within.get(part) if isinstance(within, Mapping) else None
+            if within is not None:
+                where, outer = ".".join(key), ".".join(key[:cut])
+                raise ConfigError(f"{where} is given twice, by itself and within {outer}; leave one out.")
 
 
 def read(path: Path) -> dict[str, Any]:

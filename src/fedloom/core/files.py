@@ -20,6 +20,21 @@ from fedloom.core.errors import DataError
 CGROUP = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
+def cell(text: str) -> str:
+    """A text as a cell of a CSV file, with an apostrophe where a spreadsheet would take it for a formula.
+
+    >>> cell("=1+1"), cell("-0.5"), cell("fedavg")
+    ("'=1+1", '-0.5', 'fedavg')
+    """
+    if not text.startswith(("=", "+", "-", "@")):
+        return text
+    try:
+        float(text.split()[0])
+    except ValueError:
+        return f"'{text}"
+    return text
+
+
 @contextmanager
 def new_file(path: Path) -> Iterator[BinaryIO]:
     """A new file to write into, never the target of a link; it is on disk when the block ends.

@@ -103,7 +103,8 @@ def federate(
     order = last_unseen(len(index), unseen, stream(seed, "unseen"))
 
     share = 0.0 if isinstance(held_out, str) else held_out
-    train, kept, held = split_rows(index, labels, validation, share, stream(seed, "split"))
+    in_time = source.settings.get("time") is not None
+    train, kept, held = split_rows(index, labels, validation, share, stream(seed, "split"), in_time)
     where = source.train
     if held_out == "common":
         where, held = source.test, from_common(source, partition, index, labels, stream(seed, "split", 1))

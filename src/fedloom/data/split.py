@@ -12,7 +12,12 @@ from fedloom.data.grouping import index_of, rank_within, shuffled_by_label
 
 
 def split_rows(
-    index: Index, labels: np.ndarray, validation: float, held_out: float, rng: np.random.Generator
+    index: Index,
+    labels: np.ndarray,
+    validation: float,
+    held_out: float,
+    rng: np.random.Generator,
+    in_time: bool = False,
 ) -> tuple[Index, Index, Index]:
     """Training, validation and held-out rows of every client, stratified by label.
 
@@ -21,16 +26,23 @@ def split_rows(
     offset, so that every label contributes its share to the rows that stay for training, to within one row. Held-out
     rows are chosen among those removed from training, so that they depend on how many are kept for validation.
 
+    Rows that are ``in_time`` are split by it: a client's last rows are held out, those before them kept for validation.
+
     >>> labels = np.repeat([0, 1], 50)
     >>> train, validation, held = split_rows(Index.of([range(100)]), labels, 0.1, 0.2, np.random.default_rng(0))
     >>> np.bincount(labels[train[0]]).tolist(), len(validation[0]), np.bincount(labels[held[0]]).tolist()
     ([35, 35], 10, [10, 10])
+    >>> split_rows(Index.of([[3, 0, 2, 1]]), np.zeros(4, int), 0.25, 0.25, np.random.default_rng(0), in_time=True)[2][0]
+    array([3])
     """
     sizes, owner = index.sizes, index.owners
     held = np.minimum(np.rint(sizes * held_out).astype(np.int64), np.maximum(sizes - 1, 0))
     away = np.minimum(held + np.rint(sizes * validation).astype(np.int64), np.maximum(sizes - 1, 0))
     role = np.zeros(len(index.rows), dtype=np.int8)
-    if away.any():
+    if in_time:
+        order, left = np.lexsort((index.rows, owner)), sizes[owner] - rank_within(owner)  # owners come one by one
+        role[order] = (left <= away[owner]).astype(np.int8) + (left <= held[owner])
+    elif away.any():
         classes = int(labels.max(initial=0)) + 1
         places = shuffled_by_label(owner * classes + labels[index.rows], rng)
         leaving = places[systematic(sizes, away, rng)]

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from fedloom.core.files import cell
 from fedloom_apps.report.charts import LineStyle
 from fedloom_apps.report.groups import ABSENT, RunGroup
 
@@ -244,7 +245,8 @@ class ReportTable:
             if any(s.censored for s in stats):
                 table.append([f"{title} (more than)", *(min(s.censored) if s.censored else "" for s in stats)])
         text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows(zip(*table, strict=True))
+        plain = [[cell(one) if isinstance(one, str) else one for one in row] for row in zip(*table, strict=True)]
+        csv.writer(text, lineterminator="\n").writerows(plain)
         return text.getvalue()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -9,13 +10,16 @@ import numpy as np
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
-from fedloom.core.errors import DataError, in_words, nearest
+from fedloom.core.errors import DataError, in_words, nearest, outside
 from fedloom.core.federation import Arrays
 from fedloom.data.own.tables import clients_of, is_frame
 from fedloom.data.sources.arrays import as_array
 from fedloom.data.sources.files import with_progress
 from fedloom.data.sources.formats import one_name_each
 from fedloom.data.sources.images import in_bytes
+
+READ_TWICE = 8
+"""So many items of a torch data set are read again, to notice random ones."""
 
 
 class Columns(NamedTuple):
@@ -142,7 +146,10 @@ def _hugging_face(
 def _torch(
     dataset: Dataset[Any], features: str | Sequence[str] | None, label: str | Sequence[str] | None, what: str
 ) -> Columns:
-    """A torch data set, read once: every item is a pair (input, target), or a mapping with the named entries."""
+    """A torch data set, read once: every item is a pair (input, target), or a mapping with the named entries.
+
+    A few items are read again, to warn of random ones.
+    """
     if isinstance(dataset, IterableDataset):
         items: list[Any] = list(dataset)
     else:
@@ -166,6 +173,15 @@ def _torch(
         raise DataError(f"an item of {what} is {in_words(first)}, but it must be a pair (input, target).")
     names = tuple(map(str, getattr(dataset, "classes", ())))
     x, y = (stacked([pair[side] for pair in pairs], what) for side in (0, 1))
+    if not isinstance(dataset, IterableDataset):
+        of = features if isinstance(first, Mapping) else 0
+        again = stacked([dataset[row][of] for row in range(min(len(x), READ_TWICE))], what)
+        if not np.array_equal(again, x[: len(again)], equal_nan=again.dtype.kind == "f"):
+            warnings.warn(
+                f"items of {what} differ when they are read again, as by a random transform, but each is read once for "
+                "the whole run; leave the transform out of the data set, and give augment=, like augment=['flip'].",
+                stacklevel=outside(),
+            )
     return Columns(x, y, names=names if np.asarray(y).dtype.kind in "iub" else ())
 
 

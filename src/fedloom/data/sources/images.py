@@ -181,9 +181,18 @@ def read_images(
 
 
 def in_bytes(picture: Any) -> Any:
-    """Convert a PIL image of 16 bits per pixel to 8, where PIL itself would clip; others are unchanged."""
+    """Convert a PIL image of 16 bits per pixel to 8, where PIL itself would clip; others are unchanged.
+
+    Raises:
+        DataError: for pixels that are floats, of which PIL would make black or white.
+    """
     from PIL import Image
 
+    if picture.mode == "F":
+        which = getattr(picture, "filename", None) or "an image"
+        raise DataError(
+            f"{which} has floats for pixels, whose range is not known; save it with 8 or 16 bits per pixel."
+        )
     if not picture.mode.startswith("I"):
         return picture
     return Image.fromarray((np.asarray(picture).astype(np.int64).clip(0, 65535) // 257).astype(np.uint8))

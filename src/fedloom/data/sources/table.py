@@ -39,7 +39,8 @@ def table(
         label: the target column, or several of numbers: ``data.label=[height,weight]``.
         features: the input columns; by default all other than label, client and time.
         client: the column of natural clients.
-        time: the column by which rows are sorted, of numbers or dates; it is no input.
+        time: the column by which rows are sorted, of numbers or dates; it is no input. Each client is tested on its
+            last rows.
         standardise: whether columns of numbers are scaled by the mean and deviation of all rows together, which a
             federation of real clients would have to compute jointly.
 

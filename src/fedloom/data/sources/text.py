@@ -35,7 +35,7 @@ def text(
         text: the column of texts.
         label: the target column; null predicts the next token instead.
         client: the column of natural clients.
-        time: the column by which rows are sorted, of numbers or dates.
+        time: the column by which rows are sorted, of numbers or dates; each client is tested on its last rows.
         tokenizer: ``words``, hashed into token numbers, or ``bytes`` of UTF-8; or a tokeniser of transformers, by its
             folder or its name on the hub. None of them is made from the clients' texts.
         words: the number of tokens of ``words``.
