@@ -48,6 +48,7 @@ WITHOUT: Mapping[str, str] = {
     "online/omniglot_5": "a question of our own: characters that no two tasks share",
     "search/compositions": "a question of our own: does a search pay?",
     "smoke/smoke": "no comparison",
+    "ssa/defaults": "chooses the defaults of the library",
     "ssa/ranking": "explains why table 1 does not hold",
     "synthesis/homogenise_digits": "a question of our own: what are synthetic sets good for?",
     "synthesis/tuning_digits": "chooses settings, on a seed that is not reported",

@@ -264,11 +264,18 @@ def contradict(out: Path) -> None:
         file.write(json.dumps(record | {"train/loss": 0.0}) + "\n")
 
 
+def embellish(out: Path) -> None:
+    lines = (out / "metrics.jsonl").read_text().splitlines(keepends=True)
+    lines[2] = json.dumps(json.loads(lines[2]) | {"train/loss": 0.0}) + "\n"
+    (out / "metrics.jsonl").write_text("".join(lines))
+
+
 LOST: dict[str, tuple[Callable[[Path], None], str]] = {
     "all records": (drop("metrics.jsonl"), r"metrics\.jsonl lacks rounds 1 to 8, which it needs"),
     "the first records": (lambda out: keep_lines(out, 5, 6, 7, 8), r"metrics\.jsonl lacks rounds 1 to 4, which"),
     "some records": (lambda out: keep_lines(out, 1, 2, 4, 5, 7, 8), r"metrics\.jsonl lacks rounds 3, 6, which"),
     "the last records": (lambda out: keep_lines(out, 7), r"metrics\.jsonl lacks round 8, which"),
+    "a record that was altered": (embellish, r"metrics\.jsonl was altered, which"),
     "a record that differs": (contradict, r"metrics\.jsonl has two different records of round 3"),
     "mixing": (drop("mixing.parquet"), r"mixing\.parquet lacks rounds 1 to 8, which"),
     "clients": (drop("clients.parquet"), r"clients\.parquet lacks rounds 2, 4, 6, …, which"),

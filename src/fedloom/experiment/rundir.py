@@ -39,21 +39,23 @@ def checksums(folder: Path, names: Sequence[str] = EVIDENCE) -> dict[str, str]:
     found = {}
     for name in names:
         if (path := folder / name).is_file():
-            blob = path.read_bytes()
-            found[name] = hashlib.sha256(_timeless(blob) if name == "metrics.jsonl" else blob).hexdigest()
+            if name == "metrics.jsonl":
+                found[name] = chain(RunDirectory(folder).metrics()).hexdigest()
+            else:
+                found[name] = hashlib.sha256(path.read_bytes()).hexdigest()
     return found
 
 
-def _timeless(lines: bytes) -> bytes:
-    """The last record of each round, without its seconds."""
-    by_round = {}
-    for line in lines.splitlines():
-        try:
-            record = json.loads(line)
-            by_round[int(record["round"])] = _numbers(record)
-        except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
-            continue  # a line cut short, which the reader leaves out, too
-    return json.dumps([by_round[round] for round in sorted(by_round)], sort_keys=True).encode()
+def chain(records: Iterable[Record], start: Any = None) -> Any:
+    """The running SHA-256 of records, in round order and without their seconds, continued from ``start``.
+
+    >>> chain([{"round": 1}, {"round": 2}]).hexdigest() == chain([{"round": 2}], chain([{"round": 1}])).hexdigest()
+    True
+    """
+    running = hashlib.sha256() if start is None else start
+    for record in records:
+        running.update(json.dumps(_numbers(record), sort_keys=True).encode() + b"\n")
+    return running
 
 
 def altered(folder: Path, summary: Mapping[str, Any], names: Sequence[str] = EVIDENCE) -> str | None:
@@ -228,6 +230,7 @@ class RunDirectory:
         self.tables = {name: Table(self.path / f"{name}.parquet") for name in ("clients", "mixing")}
         self.notes: list[str] = []
         self._lock: Lock | None = None
+        self.running = chain(())  # of the records that this process wrote or continues
 
     # --- reading
 
@@ -416,8 +419,13 @@ class RunDirectory:
         every = config.get("checkpoint", {}).get("every")
         return not self.checkpoints.is_dir() and isinstance(every, int) and len(self.metrics()) > every
 
-    def missing(self, round: int) -> str | None:
-        """What is missing of the rounds up to this one, as text; None if everything is there."""
+    def missing(self, round: int, records: str | None = None) -> str | None:
+        """What is missing of the rounds up to this one, or altered, as text; None if everything is as it was.
+
+        Args:
+            round: number of completed rounds.
+            records: the running checksum of their records, as a checkpoint has it.
+        """
         found: dict[str, Columns] = {}
         for name, table in self.tables.items():
             try:
@@ -426,7 +434,10 @@ class RunDirectory:
                 return f"{name}.parquet cannot be read: {first_line(error)}"
             if found[name] and found[name].get("round", np.zeros(0)).dtype.kind not in "iu":
                 return f"{name}.parquet has no round numbers"
-        return missing(self._lines(), found, round) or altered(self.path, self.summary(), ("metrics.jsonl",))
+        if lost := missing(self._lines(), found, round):
+            return lost
+        past = [record for record in self.metrics() if record["round"] <= round]
+        return "metrics.jsonl was altered" if records not in (None, chain(past).hexdigest()) else None
 
     def rewind(self, round: int) -> list[dict[str, Any]]:
         """Discard everything after a checkpointed round; return the remaining records."""
@@ -436,6 +447,7 @@ class RunDirectory:
             self._reopen()
         lines = "".join(json.dumps(record) + "\n" for record in history)
         atomic.write_whole(self.path / "metrics.jsonl", lines.encode())
+        self.running = chain(history)
         for table in self.tables.values():
             table.rewind(round)
         return history
@@ -447,13 +459,15 @@ class RunDirectory:
             CheckpointError: if the disk is full; existing checkpoints stay valid.
         """
         self._reopen()
+        line = json.dumps(record)
         try:
-            atomic.append(self.path / "metrics.jsonl", json.dumps(record) + "\n")
+            atomic.append(self.path / "metrics.jsonl", line + "\n")
         except OSError as error:
             raise CheckpointError(
                 f"{self.path}/metrics.jsonl cannot be written ({error.strerror}); "
                 f"make room and continue with resume={self.path}."
             ) from error
+        chain([json.loads(line)], self.running)
         for name, columns in (tables or {}).items():
             self.tables[name].add(record["round"], columns)
 

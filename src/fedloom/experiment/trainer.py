@@ -13,6 +13,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -293,8 +294,9 @@ class Trainer:
                 raise CheckpointError(f"{resume} is not a checkpoint of {directory.path}.")
         if chosen is not None:
             with checkpoints.refusing(chosen):
-                task.restore(checkpoints.read(chosen))
-                if lost := directory.missing(task.round):
+                checkpoint = checkpoints.read(chosen)
+                task.restore(checkpoint)
+                if lost := directory.missing(task.round, checkpoint.facts.get("records")):
                     raise ValueError(f"{lost}, which it needs")
             for later in found[found.index(chosen) + 1 :]:
                 checkpoints.remove(later)
@@ -331,7 +333,9 @@ class Trainer:
             return
         try:
             directory.write_tables()
-            checkpoints.save(directory.checkpoints, task.snapshot(), self.keep)
+            snapshot = task.snapshot()
+            facts = {**snapshot.facts, "records": directory.running.hexdigest()}
+            checkpoints.save(directory.checkpoints, replace(snapshot, facts=facts), self.keep)
             task.collect_garbage(directory.checkpoints)
             self.saved = task.round
         except OSError as error:
