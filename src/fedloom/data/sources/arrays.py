@@ -125,13 +125,13 @@ def from_tensors(
         )
     if numbered:
         _warn_of_gaps(y, classes, name)
-    if not (y.is_floating_point() or v.is_floating_point()) and y.ndim == v.ndim == 1:
-        _check_test_classes(y, v, names, name)
     warn_of_pixels(x, name)
     for ids in (clients, clients_test):
         if ids is not None and np.asarray(ids).dtype.kind == "f" and np.isnan(np.asarray(ids)).any():
             raise DataError(f"{name}: some samples have NaN for their client; give each a number or a name.")
     train, test = (Arrays(a, b, classes, tuple(names)) for a, b in ((x, y), (u, v)))
+    if not (y.is_floating_point() or v.is_floating_point()) and y.ndim == v.ndim == 1:
+        _check_test_classes(y, v, names, name)
     groups = {} if clients is None else natural_clients(clients, clients_test)
     return Source(name, train, test, licence, citation, **groups, settings=settings or {})
 
