@@ -259,6 +259,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "attack": tuple(ATTACKS),
     "validation": (False, True),
     "named": (False, True),
+    "unseen": (0, 1),
     "cohort": (None, 2),
     "drop_rate": (0.0, 0.3),
     "sampling": ("fixed", "bernoulli"),
@@ -290,6 +291,7 @@ class Draw:
     attack: str = "none"
     validation: bool = False
     named: bool = False
+    unseen: int = 0
     cohort: int | None = None
     drop_rate: float = 0.0
     sampling: str = "fixed"
@@ -299,9 +301,9 @@ class Draw:
 
     @classmethod
     def at_random(cls, draws: np.random.Generator) -> Draw:
-        """Each field is its plainest filling or, as often, any of the others."""
+        """Each field has its plainest filling or, as often, any of the others."""
         found = {
-            name: choices[0] if draws.random() < 0.55 else choices[draws.integers(len(choices))]
+            name: choices[0 if draws.random() < 0.5 else draws.integers(1, len(choices))]
             for name, choices in CHOICES.items()
         }
         found["seed"] = int(draws.integers(1000))
@@ -367,6 +369,7 @@ class Draw:
             Split(test, Index.of(own), relabel),
             test,
             names=("north", "south", "east", "west") if self.named else (),
+            unseen=self.unseen,
             unlabelled=Unlabelled(test.x),
         )
         return with_own_labels(made, CLASSES) if self.numbering == "written" else made
@@ -543,7 +546,7 @@ def picked(federation: Federation, order: np.ndarray) -> Federation:
 def clients_renumbered(draw: Draw) -> None:
     """Nothing depends on the numbers of clients whose batches hold all their samples."""
     made = draw.experiment_or_refused()
-    order = np.array([2, 0, 3, 1])
+    order = np.array([2, 0, 1, 3] if draw.unseen else [2, 0, 3, 1])
     first, second = base(draw), variant(replace(made, federation=picked(made.federation, order)))
     same_records(first, second)
     x = made.federation.test.x
@@ -760,15 +763,18 @@ def loaded_is_recorded(draw: Draw) -> None:
 
 @relation()
 def measured_is_recomputed(draw: Draw) -> None:
-    """Accuracies by hand, of each client's outputs on its own samples alone, are those of the record."""
+    """Accuracies by hand and losses of each client's outputs, on its own samples alone, are those of the record."""
     made, first = draw.experiment_or_refused(), base(draw)
     federation, last = made.federation, first.history[-1]
-    hits = []
+    hits, losses = [], []
     for k in range(len(federation)):
         own = federation.held_out.client(k)
+        losses.append(first.trained.client(k).evaluate(own.x, own.y))
         hits.append(float(np.mean(outputs(first, own.x, k).argmax(1) == own.y.numpy())))
     close(np.mean(hits), last["clients/accuracy/mean"], "clients/accuracy/mean")
     close(np.min(hits), last["clients/accuracy/worst"], "clients/accuracy/worst")
+    for loss in losses[0].keys() - {"accuracy"}:
+        close(np.mean([one[loss] for one in losses]), last[f"clients/{loss}/mean"], f"clients/{loss}/mean")
     if "global" in draw.evaluation and has_server(draw) and "global/accuracy" in last:
         hit = np.mean(outputs(first, federation.test.x).argmax(1) == federation.test.y.numpy())
         close(hit, last["global/accuracy"], "global/accuracy")
@@ -832,7 +838,7 @@ def bytes_by_hand(draw: Draw) -> None:
     model = {"head": body, "alternating": body, "body": head}.get(draw.personal, body + head)
     added = [ENTRIES[slot].get(getattr(draw, slot), (0, 0, 0)) for slot in ENTRIES]
     down, up, single = (sum(column) for column in zip(*added, strict=True))
-    clients = len(SIZES[draw.sizes])
+    clients = len(SIZES[draw.sizes]) - draw.unseen
     for number, record in enumerate(first.history, start=1):
         close(record["comm/down_params"], clients * model * (1 + down), "down")
         close(record["comm/up_params"], clients * (model * (1 + up) + single), "up")
