@@ -1,0 +1,215 @@
+"""How many faults of one line the tests find: seeded mutants of the library, each against the tests of its module.
+
+    python benchmarks/mutants.py [--count 200] [--seed 0] [--only core,parts/drift] [--tests tests/core ...]
+
+A mutant changes one operator, comparison, number, truth value or call in a statement that computes: ``+`` becomes
+``-``, ``<`` becomes ``<=``, 0.5 becomes 1.5, ``reversed(x)`` becomes ``x``. Messages, annotations, docstrings and
+declarations are left alone. As many are drawn of each package, in a copy of the checkout, which stays as it is. Tests
+are those of ``TESTS`` for the longest prefix of the module's path, stopped at the first failure; a set that fails
+without a mutant ends the search. Printed are killed and surviving mutants by package, and what survives as lines of a
+diff: some of these change nothing that can be seen.
+"""  # fmt: skip
+
+from __future__ import annotations
+
+import argparse
+import ast
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+ROOT = Path(__file__).parents[1]
+SOURCE = Path("src/fedloom")
+PACKAGES = ("core", "parts", "compute", "experiment")
+ALWAYS = ("tests/test_relations.py", "tests/test_theory.py", "tests/test_laws.py")
+TESTS: dict[str, tuple[str, ...]] = {
+    "core": ("tests/core", "tests/parts", "tests/methods/test_oracles.py"),
+    "core/federation": ("tests/data", "tests/core"),
+    "core/layout": ("tests/core", "tests/compute", "tests/methods/test_private_layers.py"),
+    "core/submodels": ("tests/methods/test_nested.py", "tests/methods/test_clustered.py"),
+    "core/attack": ("tests/attacks",),
+    "core/forked": ("tests/engines",),
+    "core/meta": ("tests/methods/test_adaptation.py", "tests/methods/test_oracles.py"),
+    "core/example_privacy": ("tests/privacy",),
+    "parts": ("tests/core/test_composition.py", "tests/parts"),
+    "parts/adaptation": ("tests/methods/test_adaptation.py", "tests/methods/test_oracles.py"),
+    "parts/drift": ("tests/core/test_composition.py", "tests/methods"),
+    "parts/mixing": ("tests/mixing", "tests/core/test_composition.py"),
+    "parts/objectives": ("tests/methods",),
+    "parts/personal": ("tests/methods",),
+    "parts/server": ("tests/core/test_composition.py", "tests/methods", "tests/mixing"),
+    "parts/uplink": ("tests/uplink",),
+    "compute": ("tests/compute", "tests/engines/test_every_method.py"),
+    "experiment": ("tests/run", "tests/metrics", "tests/use"),
+}
+SWAPS: dict[type[ast.AST], tuple[str, str]] = {
+    ast.Add: ("+", "-"), ast.Sub: ("-", "+"), ast.Mult: ("*", "/"), ast.Div: ("/", "*"), ast.FloorDiv: ("//", "*"),
+    ast.Mod: ("%", "*"), ast.Pow: ("**", "*"), ast.MatMult: ("@", "*"), ast.BitAnd: ("&", "|"), ast.BitOr: ("|", "&"),
+    ast.Lt: ("<", "<="), ast.LtE: ("<=", "<"), ast.Gt: (">", ">="), ast.GtE: (">=", ">"), ast.Eq: ("==", "!="),
+    ast.NotEq: ("!=", "=="), ast.Is: (" is ", " is not "), ast.IsNot: (" is not ", " is "),
+    ast.In: (" in ", " not in "), ast.NotIn: (" not in ", " in "), ast.And: (" and ", " or "),
+    ast.Or: (" or ", " and "),
+}  # fmt: skip
+CALLS = {"min": "max", "max": "min", "any": "all", "all": "any", "ceil": "floor", "floor": "ceil"}
+PLAIN_CALLS = ("reversed", "sorted", "abs", "sqrt", "float")  # whose argument takes their place
+SILENT = (ast.Raise, ast.Assert, ast.Import, ast.ImportFrom, ast.JoinedStr)
+
+
+class Mutant(NamedTuple):
+    """One line of a file, and what it becomes."""
+
+    path: Path
+    line: int
+    before: str
+    after: str
+
+    @property
+    def package(self) -> str:
+        return self.path.relative_to(SOURCE).parts[0]
+
+    @property
+    def tests(self) -> tuple[str, ...]:
+        module = self.path.relative_to(SOURCE).with_suffix("").as_posix()
+        prefix = max((one for one in TESTS if f"{module}/".startswith(f"{one}/") or module == one), key=len)
+        return (*TESTS[prefix], *ALWAYS)
+
+
+def computing(tree: ast.AST) -> Iterator[ast.AST]:
+    """The nodes that compute something: no messages, annotations, defaults, decorators or declarations of a class."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, SILENT):
+            continue
+        if isinstance(node, ast.FunctionDef | ast.Lambda):
+            body = node.body if isinstance(node.body, list) else [node.body]
+            for statement in body:
+                yield from within(statement)
+        elif isinstance(node, ast.ClassDef | ast.Module | ast.If | ast.For | ast.With | ast.Try):
+            yield from computing(node)
+
+
+def within(node: ast.AST) -> Iterator[ast.AST]:
+    """A node and all below it, as far as they compute."""
+    if isinstance(node, SILENT):
+        return
+    yield node
+    for name, child in ast.iter_fields(node):
+        if name in ("annotation", "returns", "decorator_list", "args") and not isinstance(node, ast.Call):
+            continue
+        for one in child if isinstance(child, list) else [child]:
+            if isinstance(one, ast.AST):
+                yield from within(one)
+
+
+def mutants(path: Path, text: str) -> Iterator[Mutant]:
+    """All mutants of a file."""
+    lines = text.encode().splitlines()
+
+    def changed(line: int, start: int, end: int, new: str) -> Mutant:
+        whole = lines[line - 1]
+        after = whole[:start] + new.encode() + whole[end:]
+        return Mutant(path, line, whole.decode(), after.decode())
+
+    def between(left: ast.expr, right: ast.expr, old: str, new: str) -> Iterator[Mutant]:
+        """The operator between two operands that stand on one line."""
+        if left.end_lineno == right.lineno and left.end_col_offset is not None:
+            start, end = left.end_col_offset, right.col_offset
+            gap = lines[right.lineno - 1][start:end].decode()
+            if gap.count(old) == 1:
+                yield changed(right.lineno, start, end, gap.replace(old, new))
+
+    for node in computing(ast.parse(text)):
+        if isinstance(node, ast.BinOp) and type(node.op) in SWAPS:
+            yield from between(node.left, node.right, *SWAPS[type(node.op)])
+        elif isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in SWAPS:
+            yield from between(node.left, node.comparators[0], *SWAPS[type(node.ops[0])])
+        elif isinstance(node, ast.BoolOp):
+            yield from between(node.values[0], node.values[1], *SWAPS[type(node.op)])
+        elif isinstance(node, ast.Constant) and node.lineno == node.end_lineno and node.end_col_offset is not None:
+            if isinstance(node.value, bool):
+                yield changed(node.lineno, node.col_offset, node.end_col_offset, str(not node.value))
+            elif isinstance(node.value, int | float):
+                yield changed(node.lineno, node.col_offset, node.end_col_offset, repr(node.value + 1))
+        elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not | ast.USub):
+            sign = "not " if isinstance(node.op, ast.Not) else "-"
+            yield changed(node.lineno, node.col_offset, node.col_offset + len(sign), "")
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.end_col_offset is not None:
+            start, end = node.func.col_offset, node.func.end_col_offset
+            if node.func.id in CALLS:
+                yield changed(node.lineno, start, end, CALLS[node.func.id])
+            elif node.func.id in PLAIN_CALLS and len(node.args) == 1 and not node.keywords:
+                yield changed(node.lineno, start, end, "")
+
+
+def drawn(count: int, seed: int, only: tuple[str, ...]) -> list[Mutant]:
+    """That many mutants, as many of each package, no two of one line."""
+    random, found = np.random.default_rng(seed), []
+    for number, package in enumerate(only):
+        place = ROOT / SOURCE / package
+        files = sorted(place.rglob("*.py")) if place.is_dir() else [place.with_suffix(".py")]
+        every = [one for file in files for one in mutants(file.relative_to(ROOT), file.read_text())]
+        share = count // len(only) + (number < count % len(only))
+        lines: dict[tuple[Path, int], Mutant] = {}
+        for at in random.permutation(len(every)):
+            lines.setdefault((every[at].path, every[at].line), every[at])
+        found += list(lines.values())[:share]
+    return found
+
+
+def passes(copy: Path, tests: tuple[str, ...], timeout: float) -> bool:
+    """Whether tests pass in a copy of the checkout; those that take too long do not."""
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *dict.fromkeys(tests)]
+    there = {"PYTHONPATH": str(copy / "src"), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    try:
+        done = subprocess.run(command, cwd=copy, env=os.environ | there, capture_output=True, timeout=timeout)
+    except subprocess.TimeoutExpired:
+        return False
+    return done.returncode == 0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # pyright: ignore[reportOptionalMemberAccess]
+    parser.add_argument("--count", type=int, default=200, help="number of mutants")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the choice")
+    parser.add_argument("--only", default=",".join(PACKAGES), help="packages, or files without .py, by commas")
+    parser.add_argument("--tests", nargs="+", help="tests for all mutants, instead of those of their modules")
+    parser.add_argument("--timeout", type=float, default=600, help="seconds after which a mutant counts as killed")
+    given = parser.parse_args()
+    chosen = drawn(given.count, given.seed, tuple(given.only.split(",")))
+    killed, survived = Counter(), []
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / "checkout"
+        shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".*", "runs", "results", "__pycache__", "site"))
+        sound: set[tuple[str, ...]] = set()
+        for number, one in enumerate(chosen, start=1):
+            tests = tuple(given.tests or one.tests)
+            if tests not in sound and not passes(copy, tests, 10 * given.timeout):
+                sys.exit(f"these tests fail without any mutant: {' '.join(tests)}")
+            sound.add(tests)
+            file = copy / one.path
+            whole = file.read_text()
+            lines = whole.splitlines(keepends=True)
+            lines[one.line - 1] = f"{one.after}\n"
+            file.write_text("".join(lines))
+            survives = passes(copy, tests, given.timeout)
+            file.write_text(whole)
+            killed[one.package] += not survives
+            told = f"{one.path}:{one.line}\n- {one.before.strip()}\n+ {one.after.strip()}"
+            print(f"{number}/{len(chosen)} {'survives' if survives else 'killed'}  {told}", flush=True)
+            survived += [told] * survives
+    totals = Counter(one.package for one in chosen)
+    print(f"\n{'package':12} {'mutants':>8} {'killed':>8} {'surviving':>10}")
+    for package, total in totals.items():
+        print(f"{package:12} {total:8} {killed[package]:8} {total - killed[package]:10}")
+    print("", *survived, sep="\n\n")
+
+
+if __name__ == "__main__":
+    main()
