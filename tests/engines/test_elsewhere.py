@@ -77,7 +77,7 @@ def made(monkeypatch: pytest.MonkeyPatch, *out: int, **settings: Any) -> list[El
         engine.append(Elsewhere(plan, compute, out, **settings))
         return engine[-1]
 
-    entry = Entry("engine", "elsewhere", lambda: EngineFactory(make, Elsewhere.traits))
+    entry = Entry("engine", "elsewhere", lambda: lambda: EngineFactory(make, Elsewhere.traits))
     monkeypatch.setitem(engines._entries, "elsewhere", entry)
     return engine
 

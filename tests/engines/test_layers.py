@@ -104,15 +104,8 @@ def start_of(make: Callable[[], nn.Module], seed: int) -> nn.Module:
     return make().double()
 
 
-@pytest.mark.parametrize("statistics", [True, False], ids=["running statistics", "of the batch alone"])
-def test_batch_norm_is_the_same_in_serial_and_processes(statistics: bool) -> None:
-    def model() -> nn.Module:
-        net = images("batch")()
-        if not statistics:
-            net.body[1] = nn.BatchNorm2d(4, track_running_stats=False)  # type: ignore[operator, index]
-        return net
-
-    settings = {"federation": pictures(), "model": model, "local": SHORT, "cohort": 2}
+def test_batch_norm_is_the_same_in_serial_and_processes() -> None:
+    settings = {"federation": pictures(), "model": images("batch"), "local": SHORT, "cohort": 2}
     assert_same_run(go(**settings), go(engine="processes", engine_settings={"workers": 2}, **settings))
 
 

@@ -114,13 +114,14 @@ class FLTrust(slots.Mixing):
 
     def weights(self, t: int, who: list[int], losses: Vector, updates: Vector) -> Vector:
         g0, *others = updates
-        trust = [max(0.0, g @ g0 / (np.linalg.norm(g) * np.linalg.norm(g0))) for g in others]
-        scaled = [np.linalg.norm(g0) / np.linalg.norm(g) * g for g in others]
+        norms = [np.linalg.norm(g) or np.inf for g in others]  # a client that did not move has no direction
+        trust = [max(0.0, g @ g0 / (n * (np.linalg.norm(g0) or np.inf))) for g, n in zip(others, norms, strict=True)]
+        scaled = [np.linalg.norm(g0) / n * g for g, n in zip(others, norms, strict=True)]
         if not any(trust):  # the paper divides by zero; nobody is followed then
             self.g = 0 * g0
             return np.ones(len(who))
         self.g = sum(s * g for s, g in zip(trust, scaled, strict=True)) / sum(trust)
-        return np.array([0.0, *(s / np.linalg.norm(g) for s, g in zip(trust, others, strict=True))])
+        return np.array([0.0, *(s / n for s, n in zip(trust, norms, strict=True))])
 
     def combine(self, p: Vector, who: list[int], losses: Vector, updates: Vector, lr: float) -> Vector:
         return self.g

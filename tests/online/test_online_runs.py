@@ -183,6 +183,7 @@ def test_a_run_directory_says_what_the_run_was(tmp_path: Path) -> None:
     assert {"config.yaml", "metrics.jsonl", "summary.json", "checkpoint", "citations.bib"} <= names
     assert "acar2021moml" in (tmp_path / "run" / "citations.bib").read_text()
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary.pop("checksums").keys() == {"config.yaml", "metrics.jsonl"}
     assert summary == found.summary
     assert summary["hedge"]["loss"] <= summary["hedge"]["bound"]
     assert sum(summary["hedge"]["p"].values()) == pytest.approx(1)

@@ -56,7 +56,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "an attack by name": (
         go(attack="sign_flip"),
-        r"the attack is 'sign_flip'; give one of fedloom\.attacks, like Sign",
+        r"the attack is 'sign_flip'; give one of fl\.attacks, like Sign",
     ),
     "resume without a folder": (go(resume=True), r"resume continues the run in a run directory; say which, with out="),
     "a checkpoint without a folder": (go(resume="runs/a/checkpoint/round-000002"), r"say which, with out=\."),

@@ -143,4 +143,4 @@ def test_a_dry_run_prints_the_configuration_with_the_judge(cli: Cli, tmp_path: P
 def test_a_dry_run_refuses_what_the_judge_cannot_use(key: str, cli: Cli) -> None:
     code, out, err = cli("synthesize", "--dry-run", f"judge.{key}=nonsense")
     assert (code, out) == (2, "")
-    assert "'nonsense'" in err
+    assert "nonsense'" in err

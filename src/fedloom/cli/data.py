@@ -22,7 +22,7 @@ from fedloom.core.federation import Federation
 from fedloom.core.targets import are_numbers
 from fedloom.data import Source, sources
 from fedloom.data.plots import plot_labels, plot_samples
-from fedloom.data.sources.files import PLACES, Files, roots
+from fedloom.data.sources.files import Files, files_of, roots
 from fedloom.experiment.console import format_size, make_console, plain_table, print_raw, relpath, show_warnings
 
 
@@ -56,7 +56,7 @@ def overview() -> Table:
     """A table of all sources: whether their files were found, their size, and where they are or are expected."""
     made = plain_table("data", "found", "size", "files", numbers=("size",))
     for entry in sources:
-        files = PLACES.get(entry.name)
+        files = files_of(entry)
         if files is None:
             needs = any(p.default is p.empty for p in entry.parameters.values())
             row = ("yours" if needs else "always", "", "any file, with data.path=…" if needs else "none needed")
@@ -96,7 +96,7 @@ def show(console: Console, name: str, source: Source, federation: Federation, mo
     """Print the description of a source."""
     console.print(Text(f"{name}: {sources[name].summary.replace('``', '')}", style="bold"))
     print_raw(console, f"licence: {source.licence}")
-    if (files := PLACES.get(name)) and not moved and (paths := files.look()):
+    if (files := files_of(sources[name])) and not moved and (paths := files.look()):
         size = format_size(sum(map(size_of, paths)))
         print_raw(console, f"files: {folder_of(paths)} ({size}{checksums(files, paths)})")
     tables, told = [splits(source), statistics_table(federation)], ""

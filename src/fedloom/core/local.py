@@ -20,6 +20,7 @@ LONGEST = 10_000_000  # epochs or steps of a round, whose batches are drawn befo
 def clip_factor(norm: Tensor, clip: float) -> Tensor:
     """min(1, C/(‖g‖ + 10⁻⁶)): times this factor, a gradient of that norm has at most norm C.
 
+    >>> import torch
     >>> clip_factor(torch.tensor([0.5, 4.0]), 2.0).round(decimals=4)
     tensor([1.0000, 0.5000])
     """

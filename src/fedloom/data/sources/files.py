@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import track
 
 from fedloom.core.errors import DataError, with_type
+from fedloom.core.registry import Entry
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -82,18 +83,22 @@ class Files:
         return f"{self.title} is not here: expected {wanted} in {here}; {advice}."
 
 
-PLACES: dict[str, Files] = {}
-"""The default files of each source, by its name; sources without files are not listed."""
+_FILES: dict[str, Files] = {}
 
 
 def reads(files: Files) -> Callable[[F], F]:
-    """Decorator that records in ``PLACES`` the files a source reads."""
+    """Decorator that says which files a source reads by default."""
 
     def note(factory: F) -> F:
-        PLACES[factory.__name__] = files
+        _FILES[factory.__name__] = files
         return factory
 
     return note
+
+
+def files_of(source: Entry[Any]) -> Files | None:
+    """The files that a source reads by default; None if it needs none, or those of its user."""
+    return _FILES.get(source.factory.__name__)  # the factory is imported first, and with it what it reads
 
 
 def roots(root: str | Path | None = None) -> list[Path]:
