@@ -219,3 +219,15 @@ def test_an_exception_at_a_node_with_a_budget_is_the_last_that_a_server_learns(
     answer = unpack(node.answer(replace(order, ticket=f"{2:032x}").packed(), broadcast)).facts
     node.close()
     assert answer.keys() == {"ticket", "status", "sent", "version"}  # neither a loss nor a time
+
+
+def test_a_slice_of_another_shape_is_refused_before_any_work(tmp_path: Path) -> None:
+    """A node with a budget would otherwise stop at the error, until its owner looks."""
+    node, order, broadcast = asked(tmp_path, "method=scaffold")
+    down = read_broadcast(broadcast, 10**7)
+    ((place, slices),) = down.parts.items()
+    for ticket, form in (("1", lambda c: c[:-1]), ("2", lambda c: c.double())):
+        parts = {place: {name: form(c) for name, c in slices.items()}}
+        answer = node.answer(replace(order, ticket=32 * ticket).packed(), pack_broadcast(replace(down, parts=parts)))
+        assert unpack(answer).facts["code"] == "message"
+    node.close()

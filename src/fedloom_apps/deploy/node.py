@@ -284,11 +284,16 @@ def _check(plan: ClientPlan, down: Broadcast) -> None:
                 f"[{size}] and {layout.dtype}."
             )
     wanted = {(place, name) for place, part in plan.method.parts.items() for name in part.downloads}
-    found = {(place, name) for place, slices in down.parts.items() for name in slices}
-    if not found <= wanted:
-        raise WireError("the broadcast holds slices that no part of the method receives.")
+    first = _shapes(Server.initial(plan, plan.theta0, plan.buffers0).broadcast(plan))
+    for key, form in _shapes(down).items():
+        if key not in wanted or form != first.get(key, form):  # FedProto's means of classes come after the first round
+            raise WireError(f"the broadcast holds the slice {key}, which no part of the method receives in this form.")
     if not (0 <= down.lr < float("inf") and all(map(moderate, [down.theta, down.buffers, *tensors_in(down.parts)]))):
         raise Refusal(Code.BROADCAST, f"the received model has values that are not finite or beyond ±{MODERATE:g}.")
+
+
+def _shapes(down: Broadcast) -> dict[tuple[str, str], tuple[torch.Size, torch.dtype]]:
+    return {(place, name): (t.shape, t.dtype) for place, slices in down.parts.items() for name, t in slices.items()}
 
 
 def tensors_in(parts: State) -> list[Tensor]:
