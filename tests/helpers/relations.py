@@ -540,7 +540,7 @@ def picked(federation: Federation, order: np.ndarray) -> Federation:
         "personal": ("subspace", "width", "exit"),  # λ is drawn, or the level given, by number
         "adaptation": ("maml", "proto"),  # supports are drawn
         "objective": ("robustness",),
-        "mixing": ("fltrust",),  # trusts client 0
+        "mixing": ("fltrust", "krum"),  # trusts client 0; of two that are each other's nearest it takes the first
     },
 )
 def clients_renumbered(draw: Draw) -> None:
@@ -659,7 +659,8 @@ def features_permuted(draw: Draw) -> None:
     only={"local": ("whole",), "attack": ("none", "sign_flip")},
     excluded={
         "model": ("dropout", "batch_norm"),  # running variances are divided by n - 1
-        "objective": ("calibrated", "robustness", "decorrelation"),  # by counts; by draws; by n - 1 or eps
+        # by counts; by draws; by n - 1 or eps; by the number of wrong samples, or 1
+        "objective": ("calibrated", "robustness", "decorrelation", "selective"),
         "adaptation": ("maml", "proto", "neighbours"),  # supports are drawn; k of n
     },
 )
