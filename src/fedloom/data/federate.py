@@ -46,6 +46,8 @@ def federate(
 ) -> Federation:
     """Deal the training pool of ``source`` to clients and split each client's rows; only row numbers are copied.
 
+    The user's own arrays are shared where no type changes: what is written to them later changes the federation, too.
+
     Args:
         source: a source, or the name of one, like ``digits`` or ``table:FILE``; or the user's own data: arrays
             ``(x, y)``, a pandas frame, a torch or Hugging Face data set, or a list of them with one per client.

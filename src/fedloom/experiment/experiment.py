@@ -41,7 +41,8 @@ class Evaluation:
             model on all training data) and ``received`` (the cohort's losses F_i(θ^t) before local work and Σ p_i F_i
             in every round, also for methods that do not need them). If the method adapts models, or there is no common
             test set, every client tests ``average`` and ``cohort`` as in ``clients``: ``average/accuracy/mean`` and so
-            on.
+            on. What clients keep private (a head, batch statistics) has its initial values in ``global``, ``average``
+            and ``cohort``.
         every: rounds between evaluations; the last round is always evaluated.
         target: target value of ``metric``, for rounds-to-target: in (0, 1] for an accuracy.
         metric: the metric used for the target, early stopping and the best round, like ``global/accuracy``.
