@@ -53,7 +53,16 @@ NAMES = [
     "fedper",
 ]
 PACKAGE = str(Path(fedloom.__file__).parents[1])
-INSIDE = (sys.prefix, sys.base_prefix, sysconfig.get_path("stdlib"), PACKAGE, "/proc", "/dev", "/sys")
+INSIDE = (
+    sys.prefix,
+    sys.base_prefix,
+    sysconfig.get_path("stdlib"),
+    PACKAGE,
+    "/proc",
+    "/dev/null",
+    "/dev/urandom",
+    "/sys",
+)
 SEEN: list[list[str]] = []
 
 
