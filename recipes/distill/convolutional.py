@@ -22,7 +22,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fedloom.core.local import PRECISIONS
 from fedloom.experiment.console import make_console
 from fedloom.experiment.progress import LineProgress
 from fedloom.experiment.rundir import RunDirectory
@@ -141,7 +140,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--teacher-passes", type=int, help="of the teacher; by default the students'")
     parser.add_argument("--samples", type=int, default=None, help="training images, validation included")
     parser.add_argument("--batch-size", type=int, default=200)
-    parser.add_argument("--precision", choices=PRECISIONS, default="full", help="of products while training")
+    parser.add_argument("--precision", choices=("full", "bf16"), default="full", help="of products while training")
     parser.add_argument("--every", type=int, default=3, help="student passes between two evaluations")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--runs", type=Path, default=Path("runs/distill/convolutional"), help="run directories")

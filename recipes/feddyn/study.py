@@ -13,7 +13,7 @@ import common
 import matplotlib
 
 from fedloom.core.federation import Federation
-from fedloom.core.local import PRECISIONS, Local
+from fedloom.core.local import Local
 from fedloom.core.method import Method
 from fedloom.experiment.experiment import Evaluation, Experiment
 from fedloom.experiment.federated import run
@@ -207,7 +207,7 @@ def parser(told: str | None, names: Sequence[str]) -> argparse.ArgumentParser:
     made.add_argument("--only", nargs="+", choices=names, default=list(names))
     made.add_argument("--rounds", type=int, help="instead of each method's own limit")
     made.add_argument("--target", type=float, help="where a run may stop, instead of the higher target")
-    made.add_argument("--precision", choices=PRECISIONS, default="full", help="of products while training")
+    made.add_argument("--precision", choices=("full", "bf16"), default="full", help="of products while training")
     made.add_argument("--engine", default="auto", help="auto, serial or processes")
     made.add_argument("--runs", type=Path, default=Path("runs/feddyn"), help="run directories")
     made.add_argument("--out", type=Path, default=common.RESULTS, help="tables, picture and compact results")

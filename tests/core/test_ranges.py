@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import MISSING, dataclass, fields
 from typing import Annotated, Any
 
 import pytest
 
+from fedloom.cli import main
 from fedloom.core.errors import ConfigError
+from fedloom.core.local import Local
 from fedloom.core.parts import Drift
 from fedloom.core.ranges import Count, Decay, NonNegative, Range, outside, ranges
 from fedloom.core.registry import Registry
@@ -16,6 +19,7 @@ from fedloom.core.slots import SLOTS
 from fedloom.data.partitions import partitions
 from fedloom.methods import make
 from fedloom_apps.audit.attacks import attacks
+from fedloom_apps.distill.training import SGDConfig
 
 REGISTRIES: list[Registry[Any]] = [*SLOTS.values(), attacks, partitions]
 RANGED = [
@@ -24,6 +28,12 @@ RANGED = [
     for entry in registry
     if isinstance(entry.factory, type)
     for name, known in ranges(entry.factory).items()
+]
+RECORDS = [Local, SGDConfig]
+RANGED += [
+    pytest.param(kind, name, known, id=f"{kind.__name__}.{name}")
+    for kind in RECORDS
+    for name, known in ranges(kind).items()
 ]
 
 
@@ -81,6 +91,13 @@ def test_ranges_are_words_of_a_type_and_do_not_change_conversion() -> None:
     assert convert("lr", 3, NonNegative) == 3.0
     with pytest.raises(ConfigError, match=r"lr is 'fast', but it must be a number of at least 0\."):
         convert("lr", "fast", NonNegative)
+
+
+def test_ranges_of_local_training_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", "settings", "local", "--json"]) == 0
+    types = {row["key"]: row["type"] for row in json.loads(capsys.readouterr().out)}
+    assert types["local.momentum"] == "a number in [0, 1)"
+    assert types["local.clip"] == "a number greater than 0 or null"
 
 
 def test_a_method_refuses_what_its_parts_refuse() -> None:

@@ -56,8 +56,11 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: experiment(participation=1e-300, sampling="bernoulli"),
         r"nearly all cohorts would be empty; with 6 clients it must be at least 0\.000167",
     ),
-    "weight decay": (lambda: Local(weight_decay=INF), r"weight_decay must be at least 0 and finite"),
-    "weight decay of a student": (lambda: SGDConfig(weight_decay=INF), r"weight_decay must be at least 0 and finite"),
+    "weight decay": (lambda: Local(weight_decay=INF), r"local\.weight_decay must be finite and at least 0, not inf"),
+    "weight decay of a student": (
+        lambda: SGDConfig(weight_decay=INF),
+        r"training\.weight_decay must be finite and at least 0",
+    ),
     "sampling": (lambda: experiment(sampling="fix"), r"unknown sampling 'fix'; did you mean 'fixed'\?"),
     "drop rate 1": (lambda: experiment(drop_rate=1.0), r"drop_rate is 1, but it must lie in \[0, 1\)"),
     "drop rate -1": (lambda: experiment(drop_rate=-0.5), r"drop_rate is -0\.5, but it must lie in \[0, 1\)"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import ceil
+from typing import Annotated, Literal
 
 import numpy as np
 from torch import Tensor
@@ -11,10 +12,10 @@ from torch import Tensor
 from fedloom.core import rng
 from fedloom.core.checks import all_hold
 from fedloom.core.errors import ConfigError
+from fedloom.core.ranges import Bound, Count, Decay, Natural, NonNegative, Positive, Probability, Range
 from fedloom.core.settings import check_fields
 
-PRECISIONS = ("full", "bf16")
-LONGEST = 10_000_000  # epochs or steps of a round, whose batches are drawn before it begins
+Length = Annotated[int, Range(1, 10_000_000)]  # of a round, whose batches are drawn before it begins
 
 
 def clip_factor(norm: Tensor, clip: float) -> Tensor:
@@ -69,54 +70,38 @@ class Local:
     0.025
     """
 
-    epochs: int = 1
-    steps: int | None = None
-    batch_size: int = 10
-    lr: float = 0.1
-    lr_decay: float = 1.0
-    decay_every: int = 1
-    momentum: float = 0.0
+    epochs: Length = 1
+    steps: Length | None = None
+    batch_size: Natural = 10
+    lr: Positive = 0.1
+    lr_decay: Annotated[float, Range(0, 1, above=True)] = 1.0
+    decay_every: Count = 1
+    momentum: Decay = 0.0
     nesterov: bool = False
-    weight_decay: float = 0.0
-    clip: float | None = None
-    optimiser: str = "sgd"
-    beta1: float = 0.9
-    beta2: float = 0.999
-    precision: str = "full"
-    dp_clip: float | None = None
-    dp_noise: float = 0.0
-    dp_delta: float = 1e-5
+    weight_decay: NonNegative = 0.0
+    clip: Bound | None = None
+    optimiser: Literal["sgd", "adam"] = "sgd"
+    beta1: Decay = 0.9
+    beta2: Decay = 0.999
+    precision: Literal["full", "bf16"] = "full"
+    dp_clip: Bound | None = None
+    dp_noise: NonNegative = 0.0
+    dp_delta: Annotated[float, Range(0, 1, above=True, below=True)] = 1e-5
     poisson: bool = False
-    stragglers: float = 0.0
+    stragglers: Probability = 0.0
 
     def __post_init__(self) -> None:
         check_fields(self, "local.")
         conditions = {
-            f"epochs must lie between 1 and {LONGEST:,}": 1 <= self.epochs <= LONGEST,
-            f"steps must lie between 1 and {LONGEST:,}": self.steps is None or 1 <= self.steps <= LONGEST,
-            "batch_size must be at least 1, or 0 for all data at once": self.batch_size >= 0,
-            "lr must be positive and finite": 0 < self.lr < float("inf"),
-            "lr_decay must lie in (0, 1]": 0 < self.lr_decay <= 1,
-            "decay_every must be at least 1": self.decay_every >= 1,
-            "momentum must lie in [0, 1)": 0 <= self.momentum < 1,
             "nesterov needs momentum above 0": not self.nesterov or self.momentum > 0,
-            "weight_decay must be at least 0 and finite": 0 <= self.weight_decay < float("inf"),
-            "clip must be positive": self.clip is None or self.clip > 0,
-            "optimiser must be sgd or adam": self.optimiser in ("sgd", "adam"),
             "momentum belongs to sgd; adam has beta1": self.optimiser == "sgd" or self.momentum == 0,
-            f"precision must be {' or '.join(PRECISIONS)}": self.precision in PRECISIONS,
-            "beta1 and beta2 must lie in [0, 1)": 0 <= self.beta1 < 1 and 0 <= self.beta2 < 1,
-            "dp_clip must be positive": self.dp_clip is None or self.dp_clip > 0,
-            "dp_noise must be at least 0 and finite": 0 <= self.dp_noise < float("inf"),
             "dp_noise is a multiple of dp_clip; set dp_clip too, to a finite number": not self.dp_noise
             or (self.dp_clip or float("inf")) < float("inf"),
-            "dp_delta must lie in (0, 1)": 0 < self.dp_delta < 1,
-            "stragglers must lie in [0, 1]": 0 <= self.stragglers <= 1,
             "poisson needs dp_clip, which may be inf": not self.poisson or self.dp_clip is not None,
             "poisson needs steps, since an epoch's number of batches depends on n_i": not self.poisson
             or self.steps is not None,
         }
-        all_hold("local training: ", conditions)
+        all_hold("local.", conditions)
 
     @property
     def memory(self) -> int:

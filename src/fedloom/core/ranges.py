@@ -44,11 +44,11 @@ class Range:
             return f"in {self._interval}"
         if self.low == -inf:
             return "that is finite"
-        return f"greater than {self.low:g}" if self.above else f"of at least {self.low:g}"
+        return f"greater than {self.low:.10g}" if self.above else f"of at least {self.low:.10g}"
 
     @property
     def _interval(self) -> str:
-        return f"{'(' if self.above else '['}{self.low:g}, {self.high:g}{')' if self.below else ']'}"
+        return f"{'(' if self.above else '['}{self.low:.10g}, {self.high:.10g}{')' if self.below else ']'}"
 
     def needed(self, value: float) -> str:
         """What a value outside must be, as the end of a sentence.
@@ -61,9 +61,9 @@ class Range:
         if self.low == -inf:
             return f"must be finite, not {value}"
         if self.above:
-            return f"must be a {'' if self.infinite else 'finite '}number greater than {self.low:g}, not {value}"
+            return f"must be a {'' if self.infinite else 'finite '}number greater than {self.low:.10g}, not {value}"
         finite = "" if self.infinite or isfinite(value) else "finite and "
-        return f"must be {finite}at least {self.low:g}, not {value}"
+        return f"must be {finite}at least {self.low:.10g}, not {value}"
 
 
 Positive = Annotated[float, Range(0, above=True)]
@@ -72,6 +72,7 @@ Probability = Annotated[float, Range(0, 1)]
 Decay = Annotated[float, Range(0, 1, below=True)]
 Count = Annotated[int, Range(1)]
 Natural = Annotated[int, Range(0)]
+Bound = Annotated[float, Range(0, above=True, infinite=True)]
 
 
 def outside(made: Any) -> str | None:

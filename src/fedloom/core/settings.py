@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from fedloom.core.errors import ConfigError, in_words, nearest
+from fedloom.core.ranges import within
 
 LARGEST = 2**63 - 1
 EMPTY = inspect.Parameter.empty
@@ -213,10 +214,12 @@ def checked(key: str, value: Any, annotation: Any) -> Any:
 
 
 def check_fields(made: Any, prefix: str = "") -> None:
-    """Convert the fields of a frozen dataclass to their annotated types; a mapping becomes a nested record.
+    """Convert the fields of a frozen dataclass to their annotated types and check their ranges.
+
+    A mapping becomes a nested record.
 
     Raises:
-        ConfigError: for a value that cannot be that type; ``prefix`` begins the field's name.
+        ConfigError: for a value of another type or outside its range; ``prefix`` begins the field's name.
     """
     for name, parameter in _signature(type(made)).items():
         value, kind = getattr(made, name), parameter.annotation
@@ -233,6 +236,7 @@ def check_fields(made: Any, prefix: str = "") -> None:
         else:
             value = checked(prefix + name, value, kind)
         object.__setattr__(made, name, value)
+    within(made, prefix)
 
 
 @functools.cache

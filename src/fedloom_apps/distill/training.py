@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import ceil, cos, pi
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedloom.core import rng
-from fedloom.core.checks import all_hold
 from fedloom.core.errors import ConfigError
-from fedloom.core.local import PRECISIONS
 from fedloom.core.plan import operand_dtype
+from fedloom.core.ranges import Bound, Decay, NonNegative, Positive, Range
+from fedloom.core.settings import check_fields
 
 
 @dataclass(frozen=True)
@@ -36,25 +37,18 @@ class SGDConfig:
         ConfigError: for values outside their range.
     """
 
-    batch_size: int = 200
-    lr: float = 0.1
-    momentum: float = 0.9
+    batch_size: Annotated[int, Range(2)] = 200
+    lr: Positive = 0.1
+    momentum: Decay = 0.9
     nesterov: bool = False
-    weight_decay: float = 5e-4
-    clip: float | None = None
-    precision: str = "full"
+    weight_decay: NonNegative = 5e-4
+    clip: Bound | None = None
+    precision: Literal["full", "bf16"] = "full"
 
     def __post_init__(self) -> None:
-        conditions = {
-            "batch_size must be at least 2": self.batch_size >= 2,
-            "lr must be positive and finite": 0 < self.lr < float("inf"),
-            "momentum must lie in [0, 1)": 0 <= self.momentum < 1,
-            "nesterov needs momentum above 0": not self.nesterov or self.momentum > 0,
-            "weight_decay must be at least 0 and finite": 0 <= self.weight_decay < float("inf"),
-            "clip must be positive": self.clip is None or self.clip > 0,
-            f"precision must be {' or '.join(PRECISIONS)}": self.precision in PRECISIONS,
-        }
-        all_hold("training: ", conditions)
+        check_fields(self, "training.")
+        if self.nesterov and not self.momentum:
+            raise ConfigError("training.nesterov needs momentum above 0.")
 
     @property
     def operand_dtype(self) -> torch.dtype | None:

@@ -12,7 +12,7 @@ from numpy.random import Generator
 
 from fedloom.core.errors import DataError
 from fedloom.core.federation import Index
-from fedloom.core.ranges import Count, Natural, within
+from fedloom.core.ranges import Count, Natural
 from fedloom.core.registry import Registry
 from fedloom.core.settings import check_fields
 from fedloom.data.grouping import index_of
@@ -39,7 +39,6 @@ class Partition(ABC):
 
     def __post_init__(self) -> None:
         check_fields(self, "partition.")
-        within(self, "partition.")
 
     @abstractmethod
     def owners(self, labels: ndarray, clients: int, rng: Generator, groups: ndarray | None) -> ndarray:
