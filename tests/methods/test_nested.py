@@ -321,8 +321,9 @@ def test_every_level_is_measured(name: str) -> None:
     evaluator = Evaluator(plan, made.federation, Evaluation(what=("clients",)))
     snapshot, clients = found.snapshot, np.array([0, 3])
     used = evaluator.chosen(snapshot.server, snapshot.store, clients)
-    values = evaluator.values(evaluator.federation.held_out, snapshot.server, snapshot.store, clients, [used])
-    assert values["accuracy"][0, 1] == pytest.approx(float(right))
+    split = evaluator.federation.held_out
+    (values,) = evaluator.predictions(split, snapshot.server, snapshot.store, clients, [used])
+    assert values.by_group("accuracy", split.index.pick(clients).offsets)[1] == pytest.approx(float(right))
 
 
 def test_a_level_without_clients_has_no_average() -> None:

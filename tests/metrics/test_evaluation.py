@@ -175,7 +175,7 @@ def test_a_client_of_padding_alone_has_no_loss_and_a_model_that_diverged_has() -
     expected = float(nn.functional.cross_entropy(out[y != 0], y[y != 0]))
     assert result.history[-1]["clients/loss/mean"] == pytest.approx(expected, rel=1e-6)
     table = {"client": np.arange(2), "n": np.array([14, 9]), "loss": np.array([np.nan, 1.0]), "accuracy": np.ones(2)}
-    assert np.isnan(FederatedTask(made).evaluator.summary(table)["clients/loss/mean"])
+    assert np.isnan(FederatedTask(made).evaluator.summary(table, federation.held_out)["clients/loss/mean"])
 
 
 def test_a_metric_that_became_nan_is_recorded_and_no_older_value_stands_for_it() -> None:

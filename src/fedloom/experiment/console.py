@@ -25,6 +25,7 @@ WORDS = {
     "cohort/accuracy/mean": "cohort, clients",
     "server_average/accuracy": "server average",
     "server_average/accuracy/mean": "server average, clients",
+    "validation/accuracy/mean": "validation",
     "global/loss": "test loss",
     "global/cross_entropy": "cross entropy",
     "train/loss": "loss",

@@ -24,15 +24,16 @@ from fedloom.core import meta as adapting
 from fedloom.core import rng
 from fedloom.core.client import State, own_values
 from fedloom.core.context import Batch
-from fedloom.core.federation import Arrays, Federation, Split
+from fedloom.core.federation import Arrays, Federation, Index, Split
 from fedloom.core.layout import Leaf, LiveModule, call
 from fedloom.core.objective import Net
 from fedloom.core.parts import Personal, Use, Weights
 from fedloom.core.plan import ClientPlan
 from fedloom.core.server import Server, Store
-from fedloom.experiment.experiment import Evaluation, Measurement
+from fedloom.experiment.experiment import VALIDATION, Evaluation, Measurement
 from fedloom.experiment.snapshot import ClientModels, ServerAverage
 from fedloom.metrics import Predictions, direction, fairness, reliability, summary
+from fedloom.metrics.fairness import POOLED
 from fedloom.metrics.prediction import reliability_of
 
 Values = dict[str, np.ndarray]
@@ -138,23 +139,36 @@ class Evaluator(LoadedModel):
         self.federation = federation
         self.networks = [LoadedModel(level, settings) for level in plan.levels] if plan.has_levels else [self]
 
-    def clients(self, server: Server, store: Store) -> tuple[dict[str, Any], Values]:
-        """Evaluate the model that every client uses on its own test samples; return a summary and one row per client.
+    def clients(
+        self, server: Server, store: Store, split: Split | None = None
+    ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        """Evaluate the model that every client uses on its own samples; return a summary and one row per client.
 
         Where clients choose λ, the table has theirs as ``lambda``, and the summary what all would have with one λ, and
         with the λ that is best on their *test* samples, as in some published tables (``as_published``). Where they
-        choose a level, the table has it as ``cluster``.
+        choose a level, the table has it as ``cluster``. If classes have the same number everywhere, the summary has
+        every metric over the samples of all clients, too, as ``clients/<metric>/pooled``.
+
+        Args:
+            server: the source of shared values.
+            store: the source of the clients' own.
+            split: their samples; by default their test samples.
         """
-        split, personal = self.federation.held_out, self.plan.method.personal
+        split, personal = self.federation.held_out if split is None else split, self.plan.method.personal
         tested, n = np.flatnonzero(split.index.sizes), split.index.sizes
+        offsets = np.concatenate([[0], np.cumsum(n[tested])])
         used, record = self.chosen(server, store, tested), {}
         if personal.choices and not self.plan.has_levels:
-            every = self.values(split, server, store, tested, [[use] * len(tested) for use in personal.choices])
-            record = self.with_every(every, personal.choices)
-            places = [personal.choices.index(use) for use in used]
-            values = {name: column[places, np.arange(len(tested))] for name, column in every.items()}
+            uses = [[use] * len(tested) for use in personal.choices]
+            every = self.predictions(split, server, store, tested, uses)
+            record = self.with_every(self.by_model(every, offsets), personal.choices)
+            places = np.repeat([personal.choices.index(use) for use in used], n[tested])
+            found = Predictions.joined(every).take(places * offsets[-1] + np.arange(offsets[-1]))
         else:
-            values = {name: column[0] for name, column in self.values(split, server, store, tested, [used]).items()}
+            (found,) = self.predictions(split, server, store, tested, [used])
+        values = self.by_client(found, offsets)
+        if self.federation.classes_alike:
+            record |= {f"clients/{metric}/{POOLED}": found.value(metric) for metric in self.measurement.metrics}
         bins = values.pop(RELIABILITY, None)
         if bins is not None:  # of all clients' samples, for the page; empty bins as zeros
             record[f"clients/{RELIABILITY}"] = np.nan_to_num(reliability_of(bins.sum(0))).tolist()
@@ -164,7 +178,7 @@ class Evaluator(LoadedModel):
         table |= values
         if self.plan.is_paired:
             table["lambda"] = np.array([use.lam for use in used], dtype=float)
-        return record | self.summary(table), table
+        return record | self.summary(table, split), table
 
     def chosen(self, server: Server, store: Store, clients: np.ndarray) -> list[Use]:
         """The model that each client uses; all that may choose are judged together, each on its own samples.
@@ -183,7 +197,9 @@ class Evaluator(LoadedModel):
         several = np.flatnonzero([len(one) > 1 for one in uses])
         if len(several):
             candidates = list(zip(*(uses[k] for k in several), strict=True))
-            values = self.values(split, server, store, clients[several], candidates)
+            offsets = np.concatenate([[0], np.cumsum(split.index.sizes[clients[several]])])
+            found = self.predictions(split, server, store, clients[several], candidates)
+            values = self.by_model(found, offsets)
             metric = "loss" if personal.judged == "train" else self.judging
             for k, at in zip(several, best(values, metric), strict=True):
                 uses[k] = (uses[k][at],)
@@ -200,17 +216,17 @@ class Evaluator(LoadedModel):
         """Whether anything reads the clients' validation samples."""
         method = self.plan.method
         chosen = self.chooses and bool(method.personal.choices) and method.personal.judged == "validation"
-        return chosen or method.needs("validation")
+        return chosen or method.needs("validation") or VALIDATION in self.settings.what
 
     @property
     def judging(self) -> str:
         """The metric by which models are judged on validation samples: the first one of the evaluation, or the loss."""
         return (*self.settings.metrics, "loss")[0]
 
-    def values(
+    def predictions(
         self, split: Split, server: Server, store: Store, clients: np.ndarray, uses: Sequence[Sequence[Use]]
-    ) -> Values:
-        """Metrics and loss of M models of each client on its samples of the split, [M, clients] each.
+    ) -> list[Predictions]:
+        """Predictions of M models of each client on its samples of the split, each in the order of the clients.
 
         If the method adapts models, each is adapted first, on all the client's training samples.
 
@@ -224,31 +240,34 @@ class Evaluator(LoadedModel):
         plan, shared = self.plan, Weights(server.theta, server.buffers)
         adapts = not plan.method.adaptation.is_identity
         if not (plan.has_private or plan.method.personal.keeps_own or adapts):
-            rows = [self._in_common(split, server, clients, row) for row in uses]
-        else:
-            place = {client: number for number, client in enumerate(clients.tolist())}
+            return [self._in_common(split, server, clients, row) for row in uses]
+        place = {client: number for number, client in enumerate(clients.tolist())}
 
-            def fill(client: int, number: int, theta: Tensor, buffers: Tensor) -> None:
-                self.fill(shared, store.get(client), uses[number][place[client]], theta, buffers)
+        def fill(client: int, number: int, theta: Tensor, buffers: Tensor) -> None:
+            self.fill(shared, store.get(client), uses[number][place[client]], theta, buffers)
 
-            self.load(server.theta, server.buffers)
-            support = self.federation.train if adapts else None
-            offsets = np.concatenate([[0], np.cumsum(split.index.sizes[clients])])
-            found = through(self, split, clients, fill, self.own, len(uses), support)
-            rows = [self.by_client(one, offsets) for one in found]
+        self.load(server.theta, server.buffers)
+        support = self.federation.train if adapts else None
+        return through(self, split, clients, fill, self.own, len(uses), support)
+
+    def by_model(self, found: Sequence[Predictions], offsets: np.ndarray) -> Values:
+        """Metrics and loss of the M models of each client, [M, clients] each; see ``by_client``."""
+        rows = [self.by_client(one, offsets) for one in found]
         return {metric: np.stack([row[metric] for row in rows]) for metric in rows[0]}
 
-    def _in_common(self, split: Split, server: Server, clients: np.ndarray, uses: Sequence[Use]) -> Values:
-        """Metrics and loss of each client's model, [clients] each, if all clients of a level have the same."""
-        level, values = np.array([use.level for use in uses], dtype=np.int64), {}
+    def _in_common(self, split: Split, server: Server, clients: np.ndarray, uses: Sequence[Use]) -> Predictions:
+        """Predictions of each client's model, in the clients' order, if all clients of a level have the same."""
+        level = np.array([use.level for use in uses], dtype=np.int64)
+        found, order = [], np.argsort(level, kind="stable")
         for number in np.unique(level):
-            network, of = self.networks[number], np.flatnonzero(level == number)
+            network, of = self.networks[number], clients[level == number]
             network.load(network.plan.own(server.theta), server.buffers)
-            index = split.index.pick(clients[of])
-            scores = network.scores(split.arrays, index.rows, labels_of(split, clients[of]))
-            for metric, column in self.by_client(scores, index.offsets).items():
-                values.setdefault(metric, np.full((len(clients), *column.shape[1:]), np.nan))[of] = column
-        return values
+            found.append(network.scores(split.arrays, split.index.pick(of).rows, labels_of(split, of)))
+        if len(found) == 1:
+            return found[0]
+        sizes = split.index.sizes[clients]
+        places = Index(np.arange(sizes.sum()), np.concatenate([[0], np.cumsum(sizes[order])])).pick(np.argsort(order))
+        return Predictions.joined(found).take(places.rows)
 
     def with_every(self, values: Values, choices: Sequence[Use]) -> dict[str, float]:
         """What clients have with λ = 0, .5 and 1, and with the λ that is best on the samples of ``values``."""
@@ -260,10 +279,10 @@ class Evaluator(LoadedModel):
         record = {f"{place}/{names[name]}/mean": found["mean"] for (place, name), found in over.items()}
         return record | {f"as_published/{metric}/std": over["as_published", metric]["std"]}
 
-    def summary(self, table: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    def summary(self, table: Mapping[str, np.ndarray], split: Split) -> dict[str, Any]:
         """Mean loss and the fairness of every metric in a table of clients (``client``, ``n``, ``loss``, metrics)."""
         tested, n = table["client"], table["n"]
-        loss = table["loss"][self.counted(tested)]
+        loss = table["loss"][self.counted(tested, split)]
         record = {f"clients/{self.measurement.loss_name}/mean": float(loss.mean()) if len(loss) else float("nan")}
         groups = {"clients": np.ones(len(tested), dtype=bool)}
         if self.federation.unseen:
@@ -279,9 +298,9 @@ class Evaluator(LoadedModel):
                 record |= {f"{name}/{metric}/{k}": v for k, v in figures.items()}
         return record
 
-    def counted(self, tested: np.ndarray) -> np.ndarray:
+    def counted(self, tested: np.ndarray, split: Split) -> np.ndarray:
         """Whether each tested client has a label that counts, bool [tested]: not if all its positions are padding."""
-        split, padding = self.federation.held_out, self.settings.padding
+        padding = self.settings.padding
         if padding is None or split.arrays.has_numbers or not len(split.index.rows):
             return np.ones(len(tested), dtype=bool)
         y = split.arrays.y[torch.from_numpy(split.index.rows).to(split.arrays.y.device)]
@@ -303,7 +322,7 @@ class Evaluator(LoadedModel):
         rng.seed_torch(self.plan.seed, "evaluation", server.round)  # for models that draw in evaluation mode, too
         record, table = self.deployed(server, store)
         if at_clients is not None and len(at_clients["client"]):
-            record, table = record | self.summary(at_clients), dict(at_clients)
+            record, table = record | self.summary(at_clients, self.federation.held_out), dict(at_clients)
         for name, models in means.items():
             record |= self.mean(name, models, server, store)
         if averaged is not None:
@@ -317,12 +336,14 @@ class Evaluator(LoadedModel):
         return record, table
 
     def deployed(self, server: Server, store: Store) -> tuple[dict[str, Any], dict[str, np.ndarray] | None]:
-        """The evaluations of a server model: ``clients`` with their table, ``global``, ``train``."""
+        """The evaluations of a server model: ``clients`` with their table, ``validation``, ``global``, ``train``."""
         record: dict[str, Any] = {}
         table = None
         on, federation = self.settings.what, self.federation
         if "clients" in on and len(federation.held_out.index.rows):
             record, table = self.clients(server, store)
+        if VALIDATION in on:
+            record |= _renamed(self.clients(server, store, federation.validation)[0], VALIDATION)
         for network in self.networks if "global" in on else ():
             if name := network.name:
                 network.load(network.plan.own(server.theta), server.buffers)

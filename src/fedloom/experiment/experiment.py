@@ -26,7 +26,8 @@ from fedloom.metrics import Predictions, direction, lookup, names, predictions
 from fedloom.metrics.fairness import FIGURES
 from fedloom.metrics.measures import TestLoss
 
-EVALUATIONS = ("global", "clients", "average", "cohort", "train", "received")
+VALIDATION = "validation"
+EVALUATIONS = ("global", "clients", VALIDATION, "average", "cohort", "train", "received")
 OTHERS = ("as_published", "attack", "lambda", "mixing")  # what else records hold, with some methods
 
 
@@ -36,13 +37,14 @@ class Evaluation:
 
     Args:
         what: any of ``global`` (the server model on the common test set), ``clients`` (each client's deployed model on
-            its own test samples), ``average`` (the mean of all clients' last models on the common test set; only
-            reported, never fed back), ``cohort`` (likewise the mean of this round's models), ``train`` (the server
-            model on all training data) and ``received`` (the cohort's losses F_i(θ^t) before local work and Σ p_i F_i
-            in every round, also for methods that do not need them). If the method adapts models, or there is no common
-            test set, every client tests ``average`` and ``cohort`` as in ``clients``: ``average/accuracy/mean`` and so
-            on. What clients keep private (a head, batch statistics) has its initial values in ``global``, ``average``
-            and ``cohort``.
+            its own test samples), ``validation`` (the same models on each client's own validation samples:
+            ``validation/accuracy/mean`` and so on, to stop and to select rounds by), ``average`` (the mean of all
+            clients' last models on the common test set; only reported, never fed back), ``cohort`` (likewise the mean
+            of this round's models), ``train`` (the server model on all training data) and ``received`` (the cohort's
+            losses F_i(θ^t) before local work and Σ p_i F_i in every round, also for methods that do not need them). If
+            the method adapts models, or there is no common test set, every client tests ``average`` and ``cohort`` as
+            in ``clients``: ``average/accuracy/mean`` and so on. What clients keep private (a head, batch statistics)
+            has its initial values in ``global``, ``average`` and ``cohort``.
         every: rounds between evaluations; the last round is always evaluated.
         target: target value of ``metric``, for rounds-to-target: in (0, 1] for an accuracy.
         metric: the metric used for the target, early stopping and the best round, like ``global/accuracy``.
@@ -96,7 +98,7 @@ class Evaluation:
             raise ConfigError(f"{says}, which does not say for which model; choose one like {like}.")
         if chosen and scope not in scopes:
             raise ConfigError(f"{says}, which is never measured: evaluation.what is {', '.join(self.what) or 'empty'}.")
-        own = scope == "clients" and "clients" in scopes and self.metric.startswith(("clients/", "seen/", "unseen/"))
+        own = scope in ("clients", VALIDATION) and scope in scopes
         if own and self.metric.rpartition("/")[2] not in FIGURES:
             raise ConfigError(
                 f"the metric {self.metric!r} names no statistic over clients; choose one like {scope}/"
@@ -131,7 +133,7 @@ class Evaluation:
         >>> Evaluation(what=("clients", "average", "train")).of_clients().what
         ('clients',)
         """
-        left = tuple(name for name in self.what if name in ("clients", "received"))
+        left = tuple(name for name in self.what if name in ("clients", VALIDATION, "received"))
         scope = self.metric.partition("/")[0]
         if self.metric != type(self).metric and scope in {*EVALUATIONS, "server_average"} - {*left, "train"}:
             raise ConfigError(
@@ -165,9 +167,10 @@ class Evaluation:
         what, metric = self.what, self.metric
         if not common:
             what = tuple(name for name in what if name != "global")
-        if metric == Evaluation.metric and ("global" if common else "clients") in what:
+        scopes = [scope for scope in ("global" if common else "clients", VALIDATION) if scope in what]
+        if metric == Evaluation.metric and scopes:
             first = replace(self, metrics=metrics, target=None, patience=0, stop_at_target=False).first
-            metric = f"global/{first}" if common else f"clients/{first}/mean"
+            metric = f"global/{first}" if scopes[0] == "global" else f"{scopes[0]}/{first}/mean"
         return replace(self, metrics=metrics, what=what, metric=metric)
 
 
@@ -388,6 +391,11 @@ class Experiment:
             )
         if not 0 <= self.drop_rate < 1:
             raise ConfigError(f"drop_rate is {self.drop_rate:g}, but it must lie in [0, 1).")
+        if VALIDATION in self.evaluation.what and not len(self.federation.validation.index.rows):
+            raise ConfigError(
+                "evaluation.what=validation measures on the clients' validation samples, but they have none; set some "
+                "aside, with validation=0.1."
+            )
         one_of("unknown dtype", self.dtype, DTYPES)
         if self.local.precision != "full" and self.dtype != "float32":
             raise ConfigError(

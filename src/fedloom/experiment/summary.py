@@ -13,7 +13,7 @@ from fedloom.core.method import Method
 from fedloom.core.plan import ClientPlan
 from fedloom.core.slots import label
 from fedloom.experiment.conventions import conventions
-from fedloom.experiment.experiment import Evaluation, Experiment
+from fedloom.experiment.experiment import VALIDATION, Evaluation, Experiment
 from fedloom.metrics import best_round, fedavg_rounds, parameters_to_target, rounds_to_target
 
 LOSSES = {"global/loss", "global/cross_entropy", "clients/loss/mean"}  # the summary warns if one is not finite
@@ -27,10 +27,12 @@ def headline(method: Method, evaluation: Evaluation) -> str:
     This is the accuracy named by ``evaluation.metric``, if that is not the default, like that of the ``average`` model.
     Otherwise it is the server model's accuracy; but if clients keep private models or parts of one, adapt what they
     receive or choose among several, it is the mean accuracy of their deployed models, since the server model is then
-    not deployed. Where no accuracy is measured, as in a regression, the same holds for the first metric.
+    not deployed; validation samples select rounds, and do not judge. Where no accuracy is measured, as in a regression,
+    the same holds for the first metric.
     """
-    first = evaluation.first
-    if evaluation.metric != f"global/{first}" and first in evaluation.metric.split("/"):
+    first, scope = evaluation.first, evaluation.metric.partition("/")[0]
+    selects = scope == VALIDATION and {"global", "clients"} & {*evaluation.what}  # and tests judge
+    if not selects and evaluation.metric != f"global/{first}" and first in evaluation.metric.split("/"):
         return evaluation.metric
     personal = method.personal
     own = (

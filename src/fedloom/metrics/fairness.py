@@ -212,5 +212,7 @@ def summary(values: Values, weights: Values | None = None, direction: Direction 
     }
 
 
-FIGURES = tuple(summary([0.0]))
+POOLED = "pooled"
+"""The name of a metric over the samples of all clients, beside the summaries of it over clients."""
+FIGURES = (*summary([0.0]), POOLED)
 """The names of all summaries."""

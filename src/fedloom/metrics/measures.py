@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedloom.core.federation import Index
 from fedloom.core.targets import CLASSES, NUMBERS, TargetKind, aligned, kind_of, row_means
 from fedloom.metrics.prediction import confidence_bins
 from fedloom.metrics.registry import Array, cross_entropy, lookup, view
@@ -51,6 +52,22 @@ class Predictions:
             None if first.whole is None else _concatenated([part.whole for part in parts if part.whole is not None]),
             first.loss,
         )
+
+    def take(self, samples: Array) -> Predictions:
+        """The predictions on these samples, int [m], in this order.
+
+        >>> found = predictions(["accuracy"], torch.eye(3), torch.tensor([0, 1, 0]))
+        >>> found.take(np.array([2, 0])).value("accuracy")
+        0.5
+        """
+        places, kept = np.arange(len(self.count) + 1), {}
+        for of, (first, second) in self.kept.items():
+            ends = self._rows(places, len(first) if of == "confidence" else None)
+            at = Index(np.arange(ends[-1]), ends).pick(samples).rows
+            kept[of] = first[at], second[at]
+        sums = {name: values[samples] for name, values in self.sums.items()}
+        whole = None if self.whole is None else (self.whole[0][samples], self.whole[1][samples])
+        return Predictions(self.count[samples], sums, kept, whole, self.loss)
 
     def split(self, count: int) -> list[Predictions]:
         """Predictions of several models on the same samples, model by model."""

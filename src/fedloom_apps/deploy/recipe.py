@@ -145,6 +145,7 @@ class Recipe:
         for name, why in (
             ("average", "needs every client's own model"),
             ("cohort", "needs every client's own model"),
+            ("validation", "measures on samples that nodes keep for losses"),
             ("train", "measures on all training data, which never leave their nodes"),
         ):
             if name in what:

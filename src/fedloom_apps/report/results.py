@@ -78,6 +78,12 @@ SCOPES = (
     *_mean("average", "Average of all clients' last models"),
     *_mean("cohort", "Mean of the models of a round's cohort"),
     *_mean("server_average", "Exponential average of the server model"),
+    Scope(
+        "validation",
+        "Deployed models on the clients' validation data, mean over clients",
+        "validation/accuracy/mean",
+        "validation/loss/mean",
+    ),
     Scope("ctm", "Each new task before it is learnt, mean over the tasks so far", "ctm/accuracy/mean", "ctm/loss/mean"),
     Scope("ltm", "All tasks so far", "ltm/accuracy", "ltm/loss"),
     Scope("training", "Server model on all training data", "global/train_accuracy", "global/train_loss"),
@@ -314,7 +320,7 @@ def _weights(run: RunData, values: pd.Series, better: Direction) -> dict[str, fl
     lost = run.curve("failures").to_dict()
     rounds = [(p[t == one], int(lost.get(one, 0))) for one in np.unique(t)]
     kl = [divergence_from_uniform(one, left_out) for one, left_out in rounds if one.sum() > 0]
-    trained = values[values.index < (run.seen or np.inf)]
+    trained = values.loc[values.index < (run.seen or np.inf)]
     given = np.bincount(client, p, minlength=int(max(trained.index, default=0)) + 1)[trained.index]
     hardest = hardest_weight(trained.to_numpy(), given, direction=better)
     return {"hardest": hardest, "kl": float(np.mean(kl)) if kl else float("nan")}

@@ -1,0 +1,107 @@
+"""The clients' validation samples: what is measured on them, stopping by them, metrics over all clients' rows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from helpers.federations import classes
+from helpers.runs import experiment
+from sklearn.metrics import roc_auc_score
+
+from fedloom.core.errors import ConfigError
+from fedloom.core.federation import Federation, Index, Split
+from fedloom.experiment.evaluate import Evaluator
+from fedloom.experiment.experiment import Evaluation
+from fedloom.experiment.federated import FederatedTask, run
+from fedloom.experiment.setup import make_plan, placed
+
+METRICS = ("accuracy", "auroc", "ece")
+ROWS = [[0, 1, 2, 17], [], [3, 4], list(range(5, 11)), [11, 12, 0, 1], [5, 6]]
+
+
+def split(**changes: object) -> Federation:
+    """Clients with validation samples of their own, one of them with none."""
+    made = classes()
+    return replace(made, validation=Split(made.test, Index.of(ROWS)), held_out=Split(made.test, Index.of(ROWS[::-1])))
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedper", "superfed_mm", "fedhen", "ifca", "per_fedavg"])
+def test_validation_is_what_tests_measure_on_other_samples(method: str) -> None:
+    """Evaluated on validation samples, models have the values that they have where these are the test samples.
+
+    A client that chooses by its validation samples chooses alike.
+    """
+    on = Evaluation(what=("clients", "validation"), metrics=METRICS)
+    here = experiment(method, federation=split(), evaluation=on, rounds=2)
+    swapped = replace(here, federation=replace(split(), held_out=split().validation))
+    a, b = (run(one).history[-1] for one in (here, swapped))
+    measured = [key for key in b if key.startswith("clients/")]
+    assert "clients/auroc/pooled" in measured
+    for key in measured:
+        assert a[key.replace("clients/", "validation/", 1)] == b[key], key
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedper", "superfed_mm", "fedhen", "ifca"])
+def test_pooled_metrics_are_those_of_all_rows_together(method: str) -> None:
+    """Against the clients' own modules, row by row: an AUROC of all rows is no mean of AUROCs."""
+    federation = split()
+    on = Evaluation(what=("clients",), metrics=METRICS)
+    result = run(experiment(method, federation=federation, evaluation=on, rounds=2))
+    outputs, targets = [], []
+    for client in np.flatnonzero(federation.held_out.index.sizes):
+        own = federation.held_out.client(client)
+        outputs.append(result.trained.client(client).outputs(own.x))
+        targets.append(own.y)
+    out, y = torch.cat(outputs), torch.cat(targets)
+    record = result.history[-1]
+    assert record["clients/accuracy/pooled"] == pytest.approx(float((out.argmax(1) == y).double().mean()))
+    log_odds = out.softmax(1).logit().numpy()
+    expected = roc_auc_score(np.eye(3)[y.numpy()], log_odds, average="macro")
+    assert record["clients/auroc/pooled"] == pytest.approx(expected, abs=1e-9)
+    assert record["clients/auroc/pooled"] != record["clients/auroc/mean"]
+
+
+def test_a_run_stops_and_selects_by_validation_samples() -> None:
+    on = Evaluation(
+        what=("global", "clients", "validation"), metric="validation/accuracy/mean", patience=2,
+    )  # fmt: skip
+    result = run(experiment(federation=split(), evaluation=on, rounds=30))
+    values = [record["validation/accuracy/mean"] for record in result.history]
+    assert result.summary["status"] == "stopped"
+    assert result.summary["best"] == {
+        "metric": "validation/accuracy/mean", "round": 1 + values.index(max(values)), "value": max(values),
+    }  # fmt: skip
+    assert result.summary["headline"] == "global/accuracy"  # what selects does not judge
+
+
+def test_validation_alone_is_what_a_run_goes_by() -> None:
+    task = FederatedTask(experiment(federation=split(), evaluation=Evaluation(what=("validation",))))
+    assert task.experiment.evaluation.metric == task.headline == "validation/accuracy/mean"
+    assert task.evaluator.validates
+
+
+def test_without_validation_samples_there_is_nothing_to_measure() -> None:
+    with pytest.raises(ConfigError, match=r"but they have none; set some aside, with validation=0\.1"):
+        experiment(evaluation=Evaluation(what=("validation",)))
+    with pytest.raises(ConfigError, match="names no statistic over clients"):
+        Evaluation(what=("validation",), metric="validation/accuracy", patience=1)
+
+
+def test_clients_that_number_classes_alike_alone_are_pooled() -> None:
+    federation = split()
+    own = torch.stack([torch.randperm(3, generator=torch.Generator().manual_seed(k)) for k in range(6)])
+    splits = {
+        name: Split(one.arrays, one.index, own)
+        for name in ("train", "validation", "held_out")
+        for one in [getattr(federation, name)]
+    }
+    here = experiment("fedper", federation=replace(federation, **splits), evaluation=Evaluation(what=("clients",)))
+    plan = make_plan(here, placed(here.federation, torch.float64, "cpu"), "cpu")
+    evaluator = Evaluator(plan, here.federation, here.evaluation)
+    state = FederatedTask(here).state
+    record, _ = evaluator.clients(state.server, state.store)
+    assert "clients/accuracy/mean" in record
+    assert "clients/accuracy/pooled" not in record
