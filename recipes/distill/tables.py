@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from fedloom.data import sources
-from fedloom.data.sources.images import as_bytes
+from fedloom.data.sources.arrays import as_bytes
 from fedloom.experiment.console import make_console
 from fedloom.experiment.progress import make_progress
 from fedloom.experiment.rundir import RunDirectory

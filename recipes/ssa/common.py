@@ -26,8 +26,8 @@ from fedloom.core.method import Method
 from fedloom.core.parts import Mixing
 from fedloom.core.tree import Tree
 from fedloom.data import Source, federate, sources
+from fedloom.data.labels import Imbalanced, Skew, Target, UniformLabels
 from fedloom.data.partitions import Niid1, Niid2, Partition
-from fedloom.data.targets import Imbalanced, Skew, Target, UniformLabels
 from fedloom.experiment.experiment import Evaluation, Experiment
 from fedloom.experiment.federated import RunResult, run
 from fedloom.models import models

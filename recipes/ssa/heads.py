@@ -40,8 +40,8 @@ from fedloom import methods
 from fedloom.core.federation import Federation, Unlabelled
 from fedloom.core.method import Method
 from fedloom.data import federate
+from fedloom.data.labels import Imbalanced, Skew, Target, UniformLabels
 from fedloom.data.partitions import Niid1, Niid2, Partition
-from fedloom.data.targets import Imbalanced, Skew, Target, UniformLabels
 from fedloom.experiment.experiment import Experiment
 from fedloom.experiment.federated import RunResult, run
 from fedloom.parts.objectives import CrossEntropy

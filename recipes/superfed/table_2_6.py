@@ -27,7 +27,7 @@ from protocol import gained, mean_error
 
 from fedloom.core.federation import Federation
 from fedloom.data import Source, federate, sources
-from fedloom.data.noise import LabelNoise, PairNoise, Symmetric
+from fedloom.data.labels import LabelNoise, PairNoise, Symmetric
 from fedloom.data.partitions import Dirichlet
 
 ROUNDS, CLIENTS, START = 60, 100, 0.4

@@ -22,7 +22,7 @@ from fedloom.compute.cohort.schedule import inputs
 from fedloom.core.errors import ClientError
 from fedloom.core.local import Local
 from fedloom.core.method import Method
-from fedloom.data.augment.base import Augmentation, Draws, Scale
+from fedloom.data.augment import Augmentation, Draws, Scale
 from fedloom.parts.drift import FedDynDrift
 from fedloom.parts.objectives import CrossEntropy, Proximal
 

@@ -12,9 +12,19 @@ from torch import Tensor
 
 from fedloom.core.errors import ConfigError
 from fedloom.core.federation import Arrays
-from fedloom.data.augment import augmentation, augmentations, pipeline, pixels, two_views
-from fedloom.data.augment.base import Scale
-from fedloom.data.augment.policies import NUMBER, OPERATIONS, POLICY, apply_operations, strength
+from fedloom.data import augment
+from fedloom.data.augment import (
+    NUMBER,
+    OPERATIONS,
+    POLICY,
+    Scale,
+    apply_operations,
+    augmentation,
+    augmentations,
+    pipeline,
+    strength,
+    two_views,
+)
 
 MEAN, STD = (0.49, 0.48, 0.44), (0.25, 0.24, 0.26)
 
@@ -127,20 +137,20 @@ def test_moves_are_pillows(name: str) -> None:
 def test_blur_is_pillows_gaussian_where_the_kernel_is_wide_enough() -> None:
     image = photo(4, 40)
     theirs = np.asarray(Image.fromarray(image).filter(ImageFilter.GaussianBlur(1.5)), dtype=float)
-    ours = bytes_of(pixels.blur(tensor(image), torch.tensor([1.5]), 13))
+    ours = bytes_of(augment.blur(tensor(image), torch.tensor([1.5]), 13))
     assert np.abs(ours - theirs)[8:-8, 8:-8].max() < 3  # Pillow approximates by boxes
     flat = torch.full((2, 3, 9, 9), 0.3)
-    torch.testing.assert_close(pixels.blur(flat, torch.tensor([0.1, 2.0]), 5), flat)
+    torch.testing.assert_close(augment.blur(flat, torch.tensor([0.1, 2.0]), 5), flat)
 
 
 def test_hue_turns_red_into_green_into_blue() -> None:
     red = torch.tensor([1.0, 0.2, 0.2])[None, :, None, None].expand(3, 3, 4, 4)
-    turned = pixels.hue(red, torch.tensor([0.0, 1 / 3, -1 / 3]))
+    turned = augment.hue(red, torch.tensor([0.0, 1 / 3, -1 / 3]))
     torch.testing.assert_close(turned[0], red[0])
     torch.testing.assert_close(turned[1, :, 0, 0], torch.tensor([0.2, 1.0, 0.2]), atol=1e-5, rtol=0)
     torch.testing.assert_close(turned[2, :, 0, 0], torch.tensor([0.2, 0.2, 1.0]), atol=1e-5, rtol=0)
     x = tensor(photo(5))
-    torch.testing.assert_close(pixels.hue(pixels.hue(x, torch.tensor([0.2])), torch.tensor([-0.2])), x)
+    torch.testing.assert_close(augment.hue(augment.hue(x, torch.tensor([0.2])), torch.tensor([-0.2])), x)
 
 
 @given(st.integers(0, 200))

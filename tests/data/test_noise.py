@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from fedloom.core.errors import ConfigError, DataError
 from fedloom.data import federate, from_tensors, noises
-from fedloom.data.noise import LabelNoise, PairNoise, Symmetric
+from fedloom.data.labels import LabelNoise, PairNoise, Symmetric
 
 
 @given(st.integers(1, 50), st.floats(0, 1))

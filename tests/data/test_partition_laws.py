@@ -20,10 +20,10 @@ from fedloom.data.partitions import (
     Partition,
     Pathological,
     Shards,
+    fill,
+    lognormal_sizes,
     partitions,
 )
-from fedloom.data.partitions.base import lognormal_sizes
-from fedloom.data.partitions.dirichlet import fill
 
 KINDS = [
     Iid(),

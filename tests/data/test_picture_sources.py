@@ -11,8 +11,8 @@ from PIL import Image
 from fedloom.core.errors import ConfigError, DataError
 from fedloom.data import federate, sources
 from fedloom.data.plots import plot_samples
-from fedloom.data.sources import files, images
-from fedloom.data.sources.formats import cached, write_npz
+from fedloom.data.sources import arrays, files
+from fedloom.data.sources.files import cached, write_npz
 from fedloom_apps.readers.omniglot import downscale
 
 RNG = np.random.default_rng(0)
@@ -61,7 +61,7 @@ def test_decoded_pictures_are_kept_until_the_files_change(tmp_path: Path, monkey
     cinic(tmp_path, each=1)
     first = sources.make("cinic10", root=str(tmp_path))
     with monkeypatch.context() as patched:
-        patched.setattr(images, "read_image", lambda *_: pytest.fail("decoded again"))
+        patched.setattr(arrays, "read_image", lambda *_: pytest.fail("decoded again"))
         assert torch.equal(sources.make("cinic10", root=str(tmp_path)).train.x, first.train.x)
     picture(tmp_path / "CINIC-10/train/ship/n09.png", 32)
     assert len(sources.make("cinic10", root=str(tmp_path)).train) == 11
@@ -73,7 +73,7 @@ def test_decoded_pictures_are_kept_until_the_files_change(tmp_path: Path, monkey
 
 def test_an_interruption_leaves_nothing_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cinic(tmp_path, each=1)
-    read, count = images.read_image, []
+    read, count = arrays.read_image, []
 
     def stopping(*given, **named) -> np.ndarray:
         count.append(1)
@@ -82,7 +82,7 @@ def test_an_interruption_leaves_nothing_half_written(tmp_path: Path, monkeypatch
         return read(*given, **named)
 
     with monkeypatch.context() as patched:
-        patched.setattr(images, "read_image", stopping)
+        patched.setattr(arrays, "read_image", stopping)
         with pytest.raises(KeyboardInterrupt):
             sources.make("cinic10", root=str(tmp_path))
     assert not list((tmp_path / "CINIC-10").rglob("*fedloom*"))
@@ -299,7 +299,7 @@ def test_changed_pictures_are_decoded_again_and_sixteen_bits_are_scaled(tmp_path
     found = []
     for value in (0, 65535, 32896):
         Image.fromarray(np.full((4, 4), value, np.uint16)).save(path, compress_level=0)
-        found.append(int(images.read_images("mine", [path], 4, tmp_path / "cache.npz")[0, 0, 0, 0]))
+        found.append(int(arrays.read_images("mine", [path], 4, tmp_path / "cache.npz")[0, 0, 0, 0]))
     assert found == [0, 255, 128]
 
 
@@ -308,7 +308,7 @@ def test_folders_hold_pictures_of_other_formats_too(suffix: str, tmp_path: Path)
     for name in ("cat", "dog"):
         (tmp_path / name).mkdir()
         picture(tmp_path / name / f"one{suffix}", 8)
-    paths, y, names = images.by_class(tmp_path)
+    paths, y, names = arrays.by_class(tmp_path)
     assert ([path.suffix for path in paths], y.tolist(), names) == ([suffix] * 2, [0, 1], ["cat", "dog"])
 
 

@@ -10,7 +10,7 @@ import torch
 
 from fedloom.core.errors import ConfigError, DataError
 from fedloom.data import federate, sources
-from fedloom.data.sources.formats import read_table
+from fedloom.data.sources.files import read_table
 from fedloom_apps.online.streams import InOrder, task_stream
 
 

@@ -12,9 +12,9 @@ from fedloom.core.errors import ConfigError, DataError
 from fedloom.core.federation import Unlabelled
 from fedloom.core.rng import stream
 from fedloom.data import federate, from_tensors, targets
+from fedloom.data.labels import Imbalanced, Skew, Target, UniformLabels
 from fedloom.data.partitions import Niid1, Niid2
 from fedloom.data.sources import Source
-from fedloom.data.targets import Imbalanced, Skew, Target, UniformLabels
 
 
 def source(test: int = 10_000, seed: int = 0) -> Source:

@@ -15,7 +15,7 @@ from helpers.reviews import BAD, GOOD, NEITHER, reviews
 import fedloom as fl
 from fedloom.core.errors import ConfigError, DataError
 from fedloom.core.local import Local
-from fedloom.data.own import texts
+from fedloom.data.own import padded, tokens
 from fedloom.data.sources import Source, sources
 from fedloom.models import models
 from fedloom_apps.online.streams import InOrder, task_stream
@@ -40,10 +40,10 @@ def test_a_text_has_the_same_tokens_whoever_else_is_there(tmp_path: Path) -> Non
 
 
 def test_texts_are_cut_at_their_end_and_padded_at_their_beginning() -> None:
-    rows = texts.tokens(["a b c d", "A, b", ""], "words", 1000, length=3)
-    a, comma, b, c = (texts.tokens([word], "words", 1000)[0][0] for word in ("a", ",", "b", "c"))
+    rows = tokens(["a b c d", "A, b", ""], "words", 1000, length=3)
+    a, comma, b, c = (tokens([word], "words", 1000)[0][0] for word in ("a", ",", "b", "c"))
     assert rows == [[a, b, c], [a, comma, b], []]
-    assert texts.padded(rows, "words", 4).tolist() == [[0, a, b, c], [0, a, comma, b], [0, 0, 0, 0]]
+    assert padded(rows, "words", 4).tolist() == [[0, a, b, c], [0, a, comma, b], [0, 0, 0, 0]]
 
 
 def test_the_next_byte_is_predicted_within_one_clients_texts(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ import pytest
 
 from fedloom.core.errors import ConfigError
 from fedloom.data.sources import sources
-from fedloom.data.sources.synthetic import BLUE, CENTRES
+from fedloom.data.sources.included import BLUE, CENTRES
 
 
 def test_intervals_are_balanced_and_lie_where_the_paper_says():

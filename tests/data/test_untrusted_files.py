@@ -23,8 +23,8 @@ from fedloom.core import files
 from fedloom.core.errors import DataError
 from fedloom.data import plots, sources
 from fedloom.data.own import as_source
-from fedloom.data.sources.formats import cached, read_idx, read_npz, read_pickle, read_table, write_npz
-from fedloom.data.sources.images import read_image
+from fedloom.data.sources.arrays import read_image
+from fedloom.data.sources.files import cached, read_idx, read_npz, read_pickle, read_table, write_npz
 from fedloom.data.sources.table import read_frame
 
 __all__ = ["cli"]

@@ -13,7 +13,7 @@ from helpers.deploying import InProcess, config, in_process, simulated
 import fedloom as fl
 from fedloom.cli import main
 from fedloom.core.errors import ConfigError, DataError
-from fedloom.data.sources.scale import rescaled
+from fedloom.data.sources.arrays import rescaled
 from fedloom.experiment import checkpoint as checkpoints
 from fedloom_apps.deploy.data import read
 from fedloom_apps.deploy.node import Node

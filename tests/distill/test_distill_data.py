@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fedloom.core.errors import DataError
 from fedloom.data import Source, sources
-from fedloom.data.sources.images import as_bytes, image_arrays
+from fedloom.data.sources.arrays import as_bytes, image_arrays
 from fedloom.models.residual import residual
 from fedloom_apps import distill
 from fedloom_apps.distill import DistillExperiment, SGDConfig, Splits, data, disk, records, teacher_cache, work

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from fedloom.core.federation import Arrays, Federation, Index, Split, Unlabelled
-from fedloom.data.augment.base import Augmentation, Draws, Scale
+from fedloom.data.augment import Augmentation, Draws, Scale
 
 SIZES = (7, 12, 5, 9, 16, 4)
 FEATURES, CLASSES = 4, 3

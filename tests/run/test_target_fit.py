@@ -15,7 +15,7 @@ from fedloom.core.errors import ConfigError
 from fedloom.core.layout import Layout
 from fedloom.core.rng import stream
 from fedloom.core.server_data import ServerData
-from fedloom.data.targets import Skew, UniformLabels
+from fedloom.data.labels import Skew, UniformLabels
 from fedloom.experiment.experiment import Evaluation
 from fedloom.experiment.trained import TrainedRun
 from fedloom.parts.mixing import SelfSupervised

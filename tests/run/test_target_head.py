@@ -16,7 +16,7 @@ from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
 import fedloom as fl
 from fedloom.core.errors import ConfigError, DataError
-from fedloom.data.targets import Skew, UniformLabels
+from fedloom.data.labels import Skew, UniformLabels
 from fedloom.experiment.trained import TrainedRun
 from fedloom_apps.customise.calibration import CCVR
 from fedloom_apps.customise.discriminant import TEMPERATURES, ClassSums, Discriminant

@@ -17,9 +17,8 @@ from fedloom.api import load
 from fedloom.applications import of_kind
 from fedloom.core.errors import ConfigError, DataError
 from fedloom.core.files import cell, readable
-from fedloom.data.own.tables import is_frame
-from fedloom.data.sources.arrays import inputs
-from fedloom.data.sources.scale import rescaled
+from fedloom.data.own import is_frame
+from fedloom.data.sources.arrays import inputs, rescaled
 from fedloom.data.sources.table import CSV, read_frame
 from fedloom.experiment.atomic import write_whole
 from fedloom.experiment.console import relpath

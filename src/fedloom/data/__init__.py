@@ -16,12 +16,10 @@ from typing import TYPE_CHECKING, Any
 from fedloom.applications import at
 from fedloom.core.registry import lazily
 from fedloom.data.augment import augmentations
-from fedloom.data.federate import federate
-from fedloom.data.noise import LabelNoise, noises
+from fedloom.data.federate import federate, statistics
+from fedloom.data.labels import LabelNoise, Target, noises, targets
 from fedloom.data.partitions import Partition, partitions
 from fedloom.data.sources import Source, sources
-from fedloom.data.statistics import statistics
-from fedloom.data.targets import Target, targets
 
 if TYPE_CHECKING:
     from fedloom.data.own import as_source

@@ -20,7 +20,7 @@ from fedloom.core.errors import DataError
 from fedloom.core.federation import Arrays, Federation
 from fedloom.core.files import whole_file
 from fedloom.data.augment import Scale
-from fedloom.data.statistics import label_counts, statistics
+from fedloom.data.federate import label_counts, statistics
 
 MAX_CIRCLES = 40  # clients with a column of circles each; more are drawn as a heat map
 MAX_COLUMNS = 1000  # of a heat map; more would be finer than its pixels

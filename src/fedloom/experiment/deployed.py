@@ -51,7 +51,7 @@ class DeployedModel:
     @property
     def texts(self) -> set[str]:
         """Columns of a table that hold texts, categories or names of classes, though they may look like numbers."""
-        from fedloom.data.own.tables import with_categories
+        from fedloom.data.own import with_categories
 
         label, texts = self.table.get("label"), self.table.get("texts", {})
         found = with_categories(self.table.get("columns", ())) | {texts[key] for key in ("column",) if key in texts}
@@ -174,9 +174,8 @@ def inputs_like(arrays: Arrays, table: Mapping[str, Any], x: Any) -> Tensor:
     Raises:
         DataError: if they do not fit.
     """
-    from fedloom.data.own.tables import in_columns, is_frame  # training reads no further inputs
-    from fedloom.data.own.texts import in_tokens
-    from fedloom.data.sources.images import to_images
+    from fedloom.data.own import in_columns, in_tokens, is_frame  # training reads no further inputs
+    from fedloom.data.sources.arrays import to_images
 
     if "columns" in table and is_frame(x):
         x = in_columns(x, table["columns"], table.get("standardised"))

@@ -22,7 +22,7 @@ from fedloom.core.local import draw_cohort
 from fedloom.core.round import federated_round, received_losses
 from fedloom.core.server import Server
 from fedloom.core.targets import CLASSES
-from fedloom.data.statistics import partition_table
+from fedloom.data.federate import partition_table
 from fedloom.engines import engines
 from fedloom.experiment import atomic, fingerprint, privacy, trainer
 from fedloom.experiment.callbacks import Callback

@@ -16,11 +16,9 @@ from torch import Tensor
 from fedloom.core.errors import DataError, in_one_line, in_words
 from fedloom.core.federation import Arrays, Index
 from fedloom.core.rng import stream
-from fedloom.data.own.tables import complete, in_columns, with_categories
-from fedloom.data.sources.arrays import as_array, inputs, targets
-from fedloom.data.sources.formats import read_npz
-from fedloom.data.sources.images import by_class, read_images, to_images
-from fedloom.data.sources.scale import rescaled
+from fedloom.data.own import complete, in_columns, with_categories
+from fedloom.data.sources.arrays import as_array, by_class, inputs, read_images, rescaled, targets, to_images
+from fedloom.data.sources.files import read_npz
 from fedloom.data.sources.table import read_frame
 from fedloom.data.split import split_rows
 from fedloom.experiment.deployed import numbered

@@ -12,7 +12,7 @@ from fedloom.config.federated import build_federation
 from fedloom.config.schema import Config
 from fedloom.core.errors import ConfigError
 from fedloom.core.federation import Federation
-from fedloom.data.sources.formats import write_npz
+from fedloom.data.sources.files import write_npz
 from fedloom_apps.deploy.data import SCALED
 
 

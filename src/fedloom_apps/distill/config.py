@@ -13,7 +13,7 @@ from fedloom.config.schema import CommandSchema, Config
 from fedloom.config.sections import Choice, Record, Tree, arguments, sections_of
 from fedloom.core.errors import ConfigError, nearest
 from fedloom.data.sources import Source
-from fedloom.data.sources.images import as_bytes
+from fedloom.data.sources.arrays import as_bytes
 from fedloom.experiment.runtime import pick_device
 from fedloom.experiment.teacher import load_teacher
 from fedloom.models import models

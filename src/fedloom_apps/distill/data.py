@@ -16,7 +16,7 @@ from fedloom.core.errors import DataError
 from fedloom.core.federation import Arrays, Federation, Index, Split
 from fedloom.core.targets import are_numbers
 from fedloom.data import Source, sources
-from fedloom.data.sources.images import as_bytes, normalised
+from fedloom.data.sources.arrays import as_bytes, normalised
 from fedloom.data.split import split_rows
 
 ON_GPU = 0.5  # of its free memory, which the samples of a split may take
@@ -168,7 +168,7 @@ class Splits:
 
         Args:
             source: the data set, or the name of one that needs no settings. If given by name, images are kept as bytes,
-                a quarter of their size; so are those of a source made within ``data.sources.images.as_bytes``.
+                a quarter of their size; so are those of a source made within ``data.sources.arrays.as_bytes``.
             validation: fraction of the training samples set aside for validation.
             samples: number of training samples used, validation included; None for all.
             test_samples: number of test samples used; None for all.

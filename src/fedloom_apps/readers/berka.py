@@ -12,9 +12,8 @@ import torch
 from fedloom.core.documentation import bibtex
 from fedloom.core.errors import DataError
 from fedloom.core.federation import Arrays
-from fedloom.data.sources.base import Source, natural_clients, sources
-from fedloom.data.sources.files import Files, reads
-from fedloom.data.sources.formats import Standardise, number, read_table, standardise
+from fedloom.data.sources import Source, natural_clients, sources
+from fedloom.data.sources.files import Files, Standardise, number, read_table, reads, standardise
 
 TABLES = ("loan", "account", "district", "order", "trans")
 FILES = Files(

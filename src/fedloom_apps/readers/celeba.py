@@ -10,9 +10,9 @@ import numpy as np
 from fedloom.core.checks import one_of
 from fedloom.core.documentation import bibtex
 from fedloom.core.errors import DataError
-from fedloom.data.sources.base import Source, natural_clients, sources
+from fedloom.data.sources import Source, natural_clients, sources
+from fedloom.data.sources.arrays import image_arrays, read_images
 from fedloom.data.sources.files import Files, reads
-from fedloom.data.sources.images import image_arrays, read_images
 
 LICENCE = "the authors' own: research, not commercial"
 FILES = Files(

@@ -10,10 +10,9 @@ import numpy as np
 
 from fedloom.core.documentation import bibtex
 from fedloom.core.errors import ConfigError, DataError
-from fedloom.data.sources.base import Source, sources
-from fedloom.data.sources.files import Files, reads
-from fedloom.data.sources.formats import read_npz, read_pickle
-from fedloom.data.sources.images import by_class, image_arrays, read_images
+from fedloom.data.sources import Source, sources
+from fedloom.data.sources.arrays import by_class, image_arrays, read_images
+from fedloom.data.sources.files import Files, read_npz, read_pickle, reads
 
 LICENCE = "none stated by the authors; used for research"
 SCALE_10 = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)

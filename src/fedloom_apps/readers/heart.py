@@ -11,9 +11,8 @@ from fedloom.core.checks import one_of
 from fedloom.core.documentation import bibtex
 from fedloom.core.errors import DataError
 from fedloom.core.federation import Arrays
-from fedloom.data.sources.base import Source, sources
-from fedloom.data.sources.files import Files, reads
-from fedloom.data.sources.formats import Standardise, number, read_table, standardise
+from fedloom.data.sources import Source, sources
+from fedloom.data.sources.files import Files, Standardise, number, read_table, reads, standardise
 
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
 FILES = Files(

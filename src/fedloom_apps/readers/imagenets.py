@@ -9,11 +9,10 @@ import numpy as np
 from fedloom.core.checks import one_of
 from fedloom.core.documentation import bibtex
 from fedloom.core.errors import DataError
-from fedloom.data.grouping import rank_within
-from fedloom.data.sources.base import Source, sources
-from fedloom.data.sources.files import Files, reads
-from fedloom.data.sources.formats import read_table
-from fedloom.data.sources.images import by_class, image_arrays, read_images
+from fedloom.data.sources import Source, sources
+from fedloom.data.sources.arrays import by_class, image_arrays, read_images
+from fedloom.data.sources.files import Files, read_table, reads
+from fedloom.data.split import rank_within
 
 LICENCE = "ImageNet's terms of access: research and education, not commercial"
 FOLDER = "tiny-imagenet-200"

@@ -13,7 +13,7 @@ import torch
 from fedloom.core.documentation import bibtex
 from fedloom.core.errors import DataError
 from fedloom.core.federation import Arrays
-from fedloom.data.sources.base import Source, natural_clients, sources
+from fedloom.data.sources import Source, natural_clients, sources
 from fedloom.data.sources.files import Files, reads, with_progress
 from fedloom_apps.readers.mnist import CLASSES
 from fedloom_apps.readers.mnist import LICENCE as EMNIST_LICENCE

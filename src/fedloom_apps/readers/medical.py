@@ -9,10 +9,9 @@ import numpy as np
 from fedloom.core.documentation import bibtex
 from fedloom.core.errors import ConfigError, DataError
 from fedloom.core.federation import Arrays
-from fedloom.data.sources.base import Source, sources
-from fedloom.data.sources.files import Files, reads
-from fedloom.data.sources.formats import read_npz, read_table
-from fedloom.data.sources.images import image_arrays, read_images
+from fedloom.data.sources import Source, sources
+from fedloom.data.sources.arrays import image_arrays, read_images
+from fedloom.data.sources.files import Files, read_npz, read_table, reads
 
 TABLE = "isic2019/train_test_split"
 ISIC = Files(

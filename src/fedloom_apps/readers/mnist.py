@@ -12,10 +12,9 @@ from fedloom.core.checks import one_of
 from fedloom.core.documentation import bibtex
 from fedloom.core.errors import DataError
 from fedloom.core.federation import Arrays
-from fedloom.data.sources.base import Source, natural_clients, sources
-from fedloom.data.sources.files import Files, find, reads
-from fedloom.data.sources.formats import read_idx, read_npz
-from fedloom.data.sources.images import image_arrays
+from fedloom.data.sources import Source, natural_clients, sources
+from fedloom.data.sources.arrays import image_arrays
+from fedloom.data.sources.files import Files, find, read_idx, read_npz, reads
 
 PARTS = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 GARMENTS = (

@@ -11,10 +11,9 @@ import torch
 from fedloom.core.documentation import bibtex
 from fedloom.core.errors import ConfigError, DataError
 from fedloom.core.federation import Arrays
-from fedloom.data.own.texts import words_of
-from fedloom.data.sources.base import Source, natural_clients, sources
-from fedloom.data.sources.files import Files, reads
-from fedloom.data.sources.formats import read_table
+from fedloom.data.own import words_of
+from fedloom.data.sources import Source, natural_clients, sources
+from fedloom.data.sources.files import Files, read_table, reads
 
 FILES = Files(
     "MQP",

@@ -9,10 +9,9 @@ import numpy as np
 from fedloom.core.checks import one_of
 from fedloom.core.documentation import bibtex
 from fedloom.core.errors import ConfigError, DataError
-from fedloom.data.sources.base import Source, natural_clients, sources
-from fedloom.data.sources.files import Files, reads
-from fedloom.data.sources.formats import read_npz
-from fedloom.data.sources.images import image_arrays
+from fedloom.data.sources import Source, natural_clients, sources
+from fedloom.data.sources.arrays import image_arrays
+from fedloom.data.sources.files import Files, read_npz, reads
 
 FILES = Files("Omniglot", (("omniglot.npz",),), "https://github.com/brendenlake/omniglot")
 BACKGROUND, SIDE = 964, 105

@@ -14,9 +14,9 @@ import torch
 from fedloom.core.documentation import bibtex
 from fedloom.core.errors import ConfigError, DataError
 from fedloom.core.federation import Arrays
-from fedloom.data.sources.base import Source, natural_clients, sources
+from fedloom.data.sources import Source, natural_clients, sources
 from fedloom.data.sources.files import Files, reads
-from fedloom.data.sources.text import windows
+from fedloom.data.sources.table import windows
 from fedloom_apps.readers import leaf
 
 FILES = Files(

@@ -17,7 +17,7 @@ from fedloom.core.errors import ConfigError, DataError
 from fedloom.core.federation import Arrays
 from fedloom.core.files import check_memory
 from fedloom.core.rng import stream
-from fedloom.data.sources.base import Source, sources
+from fedloom.data.sources import Source, sources
 from fedloom.data.sources.files import reads
 from fedloom_apps.readers import leaf
 

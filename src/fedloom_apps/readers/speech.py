@@ -13,9 +13,8 @@ from fedloom.core.documentation import bibtex
 from fedloom.core.errors import ConfigError, DataError
 from fedloom.core.federation import Arrays
 from fedloom.core.files import check_memory
-from fedloom.data.sources.base import Source, natural_clients, sources
-from fedloom.data.sources.files import Files, reads, with_progress
-from fedloom.data.sources.formats import cached, stamp_of
+from fedloom.data.sources import Source, natural_clients, sources
+from fedloom.data.sources.files import Files, cached, reads, stamp_of, with_progress
 
 FOLDER = "speech_commands_v0.02"
 LISTS = ("validation_list.txt", "testing_list.txt")

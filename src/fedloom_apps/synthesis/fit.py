@@ -110,7 +110,7 @@ def fit(name: str, arrays: Arrays, training: ClassifierTraining, seed: int) -> F
         ConfigError: if there are no samples, or if the model or the augmentation does not fit the data.
 
     Example:
-        >>> from fedloom.data.sources.digits import digits
+        >>> from fedloom.data.sources.included import digits
         >>> found = fit("mlp", digits().train.take(torch.arange(100)), ClassifierTraining(augment=()), seed=0)
         >>> found.accuracy, found.loss < 0.05
         (1.0, True)

@@ -1,19 +1,127 @@
-"""Data sources by name.
+"""Data sources by name: the arrays of a data set, their origin and their natural clients.
 
 >>> from fedloom.data.sources import sources
 >>> sources.names()[:4]
 ['digits', 'mnist', 'fashion_mnist', 'emnist']
 """
 
-from fedloom.data.sources.base import Source, sources
+from __future__ import annotations
 
-__all__ = ["Source", "sources"]
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from fedloom.core.errors import ConfigError, DataError
+from fedloom.core.federation import Arrays
+from fedloom.core.registry import Entry, Registry
+
+
+@dataclass(frozen=True)
+class Source:
+    """A data set before it is partitioned.
+
+    Args:
+        name: its name in captions and provenance.
+        train: the training pool, which is dealt to clients.
+        test: the common test set; may be empty.
+        licence: terms of use.
+        citation: BibTeX.
+        groups: natural client of each training row, int [N]; -1 for none.
+        groups_test: the same for the test rows.
+        group_names: name of each natural client, indexed by ``groups``.
+        settings: how the source was made, as plain data.
+
+    Raises:
+        DataError: if the numbers of samples and of client ids differ.
+    """
+
+    name: str
+    train: Arrays
+    test: Arrays
+    licence: str
+    citation: str
+    groups: np.ndarray | None = None
+    groups_test: np.ndarray | None = None
+    group_names: tuple[str, ...] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for split, arrays, groups in (("training", self.train, self.groups), ("test", self.test, self.groups_test)):
+            if groups is not None and len(groups) != len(arrays):
+                raise DataError(f"{self.name}: there are {len(arrays)} {split} samples but {len(groups)} client ids.")
+        if len(self.test):
+            for what in ("x", "y"):
+                train, test = getattr(self.train, what), getattr(self.test, what)
+                if train.shape[1:] != test.shape[1:] or train.dtype != test.dtype:
+                    raise DataError(
+                        f"{self.name}: a training sample has {what} of shape {list(train.shape[1:])} and type "
+                        f"{train.dtype}, but a test sample {list(test.shape[1:])} and {test.dtype}."
+                    )
+
+    def describe(self) -> dict[str, Any]:
+        """Name, settings, licence and citation as plain data."""
+        return {"name": self.name, **self.settings, "licence": self.licence, "citation": self.citation}
+
+
+READERS = {".npz": "npz", ".csv": "table", ".parquet": "table"}
+"""The sources that read user files, by file extension."""
+
+
+class Sources(Registry[Source]):
+    """The registry of data sources; for a file or folder in place of a name, the error says how to read it."""
+
+    def __getitem__(self, name: str) -> Entry[Source]:
+        if isinstance(name, str) and name not in self:
+            kind, colon, path = name.partition(":")
+            if colon and kind in (*READERS.values(), "folder"):
+                raise ConfigError(f"{name!r} has a path in its name; write {{name: {kind}, path: {path}}}.")
+            if reader := READERS.get(Path(name).suffix.lower()):
+                raise ConfigError(f"{name!r} is a file, not a data source; to read it, write {reader}:{name}.")
+            if name and Path(name).is_dir():
+                reader = "npz" if (Path(name) / "x_train.npy").is_file() else "folder"
+                raise ConfigError(f"{name!r} is a folder, not a data source; to read it, write {reader}:{name}.")
+        return super().__getitem__(name)
+
+
+sources = Sources(
+    "data source",
+    shared={
+        "root": "the data folder; by default $FEDLOOM_DATA, then ~/.cache/fedloom.",
+        "download": "whether torchvision may download missing files.",
+        "normalise": "whether to normalise by the training set's mean and deviation per channel; otherwise 0..1.",
+        "validation": "whether the validation samples join the training pool; otherwise they are not used.",
+        "seed": "seed of every draw.",
+    },
+)
+
+
+def natural_clients(
+    train: ArrayLike | Sequence[str], test: ArrayLike | Sequence[str] | None = None, prefix: str = ""
+) -> dict[str, Any]:
+    """A source's ``groups``, ``groups_test`` and ``group_names`` from the client ids of its rows.
+
+    >>> natural_clients(["bob", "ann", "bob"], ["cid"], "user ")
+    {'groups': array([1, 0, 1]), 'groups_test': array([2]), 'group_names': ('user ann', 'user bob', 'user cid')}
+    """
+    known = [np.asarray(ids).ravel() for ids in (train, test) if ids is not None]
+    ids, which = np.unique(np.concatenate(known), return_inverse=True)
+    rows = len(known[0])
+    return {
+        "groups": which[:rows],
+        "groups_test": which[rows:] if test is not None else None,
+        "group_names": tuple(f"{prefix}{name}" for name in ids),
+    }
+
 
 # The order is that in listings.
 sources.lazily(
     __name__,
     {
-        "digits": "digits.digits",
+        "digits": "included.digits",
     },
 )
 sources.lazily(
@@ -45,14 +153,14 @@ sources.lazily(
 sources.lazily(
     __name__,
     {
-        "synthetic": "synthetic.synthetic",
-        "intervals": "synthetic.intervals",
-        "six_gaussians": "synthetic.six_gaussians",
+        "synthetic": "included.synthetic",
+        "intervals": "included.intervals",
+        "six_gaussians": "included.six_gaussians",
         "npz": "arrays.npz",
         "table": "table.table",
-        "text": "text.text",
-        "folder": "folder.folder",
-        "hub": "hub.hub",
+        "text": "table.text",
+        "folder": "arrays.folder",
+        "hub": "table.hub",
         "generated": "generated.generated",
     },
 )

@@ -1,12 +1,20 @@
-"""User data: arrays in memory or in an npz file."""
+"""User data as arrays and images: in memory, in an npz file, or in folders with one sub-folder per class.
+
+Image files are decoded, and bytes converted to normalised tensors. Columns of very different scale and images of large
+values lead to warnings; columns can be standardised.
+"""
 
 from __future__ import annotations
 
+import os
 import warnings
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,10 +23,299 @@ from torch import Tensor
 
 from fedloom.core.errors import DataError, outside
 from fedloom.core.federation import Arrays
-from fedloom.data.sources.base import Source, natural_clients, sources
-from fedloom.data.sources.formats import read_npy_folder, read_npz
-from fedloom.data.sources.images import as_stored
-from fedloom.data.sources.scale import standardised, warn_of_pixels
+from fedloom.core.files import check_memory, mapped, readable, whole_file
+from fedloom.data.sources import Source, natural_clients, sources
+from fedloom.data.sources.files import cached, moments, read_npy_folder, read_npz, stamp_of, with_progress
+
+SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff")
+_BYTES: ContextVar[bool] = ContextVar("images stay bytes", default=False)
+
+
+@contextmanager
+def as_bytes() -> Iterator[None]:
+    """Make data sources leave images as bytes, uint8 [N, C, H, W], for readers that convert them by mini-batch.
+
+    ``normalised`` then gives what the source would have given, bit for bit.
+    """
+    token = _BYTES.set(True)
+    try:
+        yield
+    finally:
+        _BYTES.reset(token)
+
+
+def as_stored(raw: np.ndarray, mean: Sequence[float] = (), std: Sequence[float] = ()) -> Tensor:
+    """Images as a source keeps them: ``to_images``, or within ``as_bytes`` the same bytes as [N, C, H, W], not copied.
+
+    >>> with as_bytes():
+    ...     as_stored(np.array([[[0, 255]]], np.uint8)).tolist()
+    [[[[0, 255]]]]
+    """
+    if not _BYTES.get():
+        return to_images(raw, mean, std)
+    with warnings.catch_warnings():  # a file that is mapped into memory is only read
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+        return torch.from_numpy(_planes(raw)).permute(0, 3, 1, 2)
+
+
+def normalised(x: Tensor, mean: Sequence[float] = (), std: Sequence[float] = ()) -> Tensor:
+    """Bytes of images, uint8 [N, C, H, W], as float32 in 0..1, then (x - mean) / std per channel if given.
+
+    >>> normalised(torch.tensor([[[[0, 255]]]], dtype=torch.uint8), [0.5], [0.5]).tolist()
+    [[[[-1.0, 1.0]]]]
+    """
+    return _scaled(x.to(torch.float32), mean, std)
+
+
+def to_images(raw: np.ndarray, mean: Sequence[float] = (), std: Sequence[float] = ()) -> Tensor:
+    """uint8 [N, H, W] or [N, H, W, C] to float32 [N, C, H, W] in 0..1, then (x - mean) / std per channel if given.
+
+    No memory beyond the result is allocated.
+
+    Raises:
+        DataError: for arrays of another type or shape.
+
+    >>> to_images(np.array([[[0, 255]]], np.uint8)).tolist()
+    [[[[0.0, 1.0]]]]
+    >>> to_images(np.array([[[0, 255]]], np.uint8), mean=[0.5], std=[0.5]).tolist()
+    [[[[-1.0, 1.0]]]]
+    """
+    planes = _planes(raw)
+    n, h, w, channels = planes.shape
+    x = torch.empty(n, channels, h, w)
+    for c in range(channels):
+        np.copyto(x[:, c].numpy(), planes[..., c], casting="unsafe")
+    return _scaled(x, mean, std)
+
+
+def _planes(raw: np.ndarray) -> np.ndarray:
+    """Images as uint8 [N, H, W, C]."""
+    if raw.dtype != np.uint8 or raw.ndim not in (3, 4):
+        raise DataError(f"images must be uint8 [N, H, W] or [N, H, W, C], not {raw.dtype} {list(raw.shape)}.")
+    return raw[..., None] if raw.ndim == 3 else raw
+
+
+def _scaled(x: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
+    """Pixels 0..255 [N, C, H, W] to 0..1, then normalised per channel, in place."""
+    x.div_(255)
+    if mean:
+        x.sub_(x.new_tensor(mean)[:, None, None]).div_(x.new_tensor(std)[:, None, None])
+    return x
+
+
+def image_arrays(
+    raw: np.ndarray,
+    labels: np.ndarray,
+    names: Sequence[str],
+    normalise: bool,
+    mean: Sequence[float],
+    std: Sequence[float],
+) -> Arrays:
+    """Labelled images of one split; ``names`` are the classes."""
+    mean, std = (tuple(mean), tuple(std)) if normalise else ((), ())
+    y = torch.from_numpy(np.asarray(labels, dtype=np.int64))
+    return Arrays(as_stored(raw, mean, std), y, len(names), tuple(names), mean, std)
+
+
+def folders_in(folder: Path) -> list[str]:
+    """The names of a folder's folders, sorted, without hidden ones.
+
+    Raises:
+        DataError: for a name that is not text, with which no class or client could be written down.
+    """
+    names = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and entry.name[0] != ".")
+    for name in names:
+        try:
+            name.encode()
+        except UnicodeEncodeError:
+            raise DataError(f"{folder} holds a folder {name!a}, whose name is not in UTF-8; rename it.") from None
+    return names
+
+
+def by_class(folder: Path, inner: str = "") -> tuple[list[Path], np.ndarray, list[str]]:
+    """Image paths, class numbers [N] and class names of a folder with one sub-folder per class, in order of names.
+
+    Args:
+        folder: contains the classes' folders.
+        inner: sub-folder of a class's folder that holds its images, if any.
+
+    Raises:
+        DataError: if there are no classes, or a class has no images.
+    """
+    names = folders_in(folder)
+    if not names:
+        raise DataError(f"{folder} holds no folders, but there should be one for each class.")
+    found = []
+    for home in (folder / name / inner for name in names):
+        if not home.is_dir():
+            raise DataError(f"{home.parent} has no folder {inner!r}.")
+        paths = sorted(e.name for e in os.scandir(home) if e.name.lower().endswith(SUFFIXES) and e.name[0] != ".")
+        if not paths:
+            raise DataError(f"{home} holds no images ({', '.join(SUFFIXES)}).")
+        found.append([home / path for path in paths])
+    return [path for paths in found for path in paths], np.repeat(np.arange(len(found)), list(map(len, found))), names
+
+
+def read_images(
+    title: str, paths: Sequence[Path], size: int | None, cache: Path, *, crop: bool = False, resize: bool = True
+) -> np.ndarray:
+    """Image files as one array uint8 [N, size, size, 3], decoded once and cached.
+
+    Args:
+        title: name of the data set in the progress bar and in errors.
+        paths: the files.
+        size: height and width in pixels.
+        cache: npz file for the decoded images, renewed if the files or the size change.
+        crop: whether to keep the aspect ratio and cut out the centre; otherwise both sides are scaled to ``size``.
+        resize: whether images of another size are resized or rejected.
+
+    Raises:
+        DataError: if an image is missing, damaged or of a rejected size, or memory cannot hold them.
+    """
+    if not size or size < 1:
+        raise DataError(f"{title}: images need a size of at least 1 pixel, not {size}.")
+    check_memory(title, (1 if _BYTES.get() else 5) * len(paths) * size * size * 3)
+    if lost := next((path for path in paths if not path.is_file()), None):
+        raise DataError(f"{title} is incomplete: there is no file {lost}.")
+
+    def make() -> np.ndarray:
+        array = np.empty((len(paths), size, size, 3), np.uint8)
+        for row, path in enumerate(with_progress(paths, title)):
+            array[row] = read_image(path, size, crop, resize)
+        return array
+
+    return cached(cache, stamp_of(paths, size, crop), make)
+
+
+def in_bytes(picture: Any) -> Any:
+    """Convert a PIL image of 16 bits per pixel to 8, where PIL itself would clip; others are unchanged.
+
+    Raises:
+        DataError: for pixels that are floats, of which PIL would make black or white.
+    """
+    from PIL import Image
+
+    if picture.mode == "F":
+        which = getattr(picture, "filename", None) or "an image"
+        raise DataError(
+            f"{which} has floats for pixels, whose range is not known; save it with 8 or 16 bits per pixel."
+        )
+    if not picture.mode.startswith("I"):
+        return picture
+    return Image.fromarray((np.asarray(picture).astype(np.int64).clip(0, 65535) // 257).astype(np.uint8))
+
+
+def read_image(path: Path, size: int, crop: bool = False, resize: bool = True) -> np.ndarray:
+    """One image as RGB, uint8 [size, size, 3]."""
+    from PIL import Image
+
+    try:
+        with Image.open(readable(path)) as file:
+            wide, high = file.size
+            if (wide, high) != (size, size) and not resize:
+                raise DataError(f"{path} is {wide} by {high} pixels, but {size} by {size} are expected.")
+            picture = in_bytes(file).convert("RGB")
+            if crop and wide != high:
+                scale = size / min(wide, high)
+                sides = max(size, round(wide * scale)), max(size, round(high * scale))
+                left, top = (sides[0] - size) // 2, (sides[1] - size) // 2
+                picture = picture.resize(sides).crop((left, top, left + size, top + size))
+            elif picture.size != (size, size):
+                picture = picture.resize((size, size))
+            return np.asarray(picture)
+    except (DataError, MemoryError):
+        raise
+    except Exception as error:  # each decoder fails in its own ways
+        raise DataError(f"{path} is damaged or not an image ({error}).") from error
+
+
+LARGE, APART = 10, 100
+"""Root mean square of a column, and the ratio of two columns' deviations, above which training suffers."""
+MILD, ENOUGH = 3, 16
+"""Root mean square of images up to which single large values are outliers, and the number of images looked at."""
+
+
+def standardised(source: Source, columns: Sequence[int] | None = None) -> Source:
+    """A source with columns scaled by the mean and deviation of the pooled training rows; constant ones become 0.
+
+    Test rows are scaled by the same numbers, which are kept in ``settings["standardised"]`` for later inputs.
+
+    Args:
+        source: a source with inputs [N, D].
+        columns: the columns to scale; by default all.
+
+    Raises:
+        DataError: if the inputs are not a table of numbers.
+    """
+    x = source.train.x
+    if x.ndim != 2:
+        raise DataError(
+            f"{source.name}: standardise=true is for samples of plain numbers [D], not of shape {list(x.shape[1:])}; "
+            "leave it out."
+        )
+    chosen = list(range(x.shape[1]) if columns is None else columns)
+    mean, deviation = moments(x.numpy()[:, chosen].astype(np.float64))
+    numbers = {"columns": chosen, "mean": mean.tolist(), "deviation": deviation.tolist()}
+
+    def scaled(arrays: Arrays) -> Arrays:
+        return replace(arrays, x=torch.from_numpy(rescaled(arrays.x.numpy(), numbers)))
+
+    settings = {**source.settings, "standardised": numbers}
+    return replace(source, train=scaled(source.train), test=scaled(source.test), settings=settings)
+
+
+def rescaled(table: np.ndarray, numbers: Mapping[str, Any]) -> np.ndarray:
+    """A table [N, D] with some ``columns`` scaled by their ``mean`` and ``deviation``, as float32.
+
+    >>> rescaled(np.array([[5.0, 1.0]]), {"columns": [0], "mean": [3.0], "deviation": [2.0]}).tolist()
+    [[1.0, 1.0]]
+    """
+    table, columns = table.astype(np.float64), list(numbers["columns"])
+    table[:, columns] = (table[:, columns] - numbers["mean"]) / numbers["deviation"]
+    return table.astype(np.float32)
+
+
+def warn_of_scales(source: Source, names: Sequence[str], columns: Sequence[int]) -> None:
+    """Warn if a column of numbers is far from mean 0 and deviation 1, or much wider than another.
+
+    Args:
+        source: a source with inputs [N, D].
+        names: names of all D columns.
+        columns: the columns of numbers.
+    """
+    table = source.train.x.numpy()[:, list(columns)].astype(np.float64)
+    mean, deviation = table.mean(0), table.std(0)
+    varied = np.flatnonzero(np.ptp(table, 0) > 0)
+    if not len(varied):
+        return
+    size = np.hypot(mean, deviation)
+    largest = int(varied[size[varied].argmax()])
+    if size[largest] > LARGE or deviation[varied].max() > APART * deviation[varied].min():
+        warnings.warn(
+            f"{source.name}: column {names[columns[largest]]!r} has mean {mean[largest]:.3g} and standard deviation "
+            f"{deviation[largest]:.3g}, with which models train poorly; data.standardise=true (standardise=True in "
+            "Python) scales all columns of numbers.",
+            stacklevel=outside(),
+        )
+
+
+def warn_of_pixels(x: Tensor, name: str) -> None:
+    """Warn if inputs of two or more axes, such as images [N, C, H, W], hold large values; only some are read.
+
+    Args:
+        x: inputs [N, ...].
+        name: name of the source.
+    """
+    if x.ndim < 3 or not x.is_floating_point() or not x.numel():
+        return
+    seen = x[:: -(-len(x) // ENOUGH)]
+    if float(seen.abs().max()) > LARGE and float(seen.square().mean()) > MILD**2:
+        warnings.warn(
+            f"{name}: samples of shape {list(x.shape[1:])} hold values up to {float(seen.max()):.3g}, with which "
+            "models train poorly; give images as 8-bit pixels (uint8), or scale them to 0..1, as dividing by 255 does.",
+            stacklevel=outside(),
+        )
+
 
 CLASSES = 1_000_000
 CHANNELS = (1, 3, 4)
@@ -268,3 +565,91 @@ def numbers(array: Tensor | np.ndarray, what: str) -> Tensor:
             warnings.filterwarnings("ignore", "The given NumPy array is not writable")
             array = torch.from_numpy(np.ascontiguousarray(array.astype(array.dtype.newbyteorder("="), copy=False)))
     return array
+
+
+@sources.register
+def folder(path: str | Path, size: int = 64, crop: bool = True, by_client: bool = False) -> Source:
+    """Images by class in folders: ``train/CLASS/*.png`` and ``test/CLASS/*.png``, or ``CLASS/*.png`` for no test set.
+
+    With ``by_client`` there is a folder of classes for each natural client: ``train/CLIENT/CLASS/*.png`` and, for what
+    is tested, ``test/CLIENT/CLASS/*.png``, or ``CLIENT/CLASS/*.png``. A client may lack classes.
+
+    Images are decoded once, one after the other, to float32 in 0..1, and kept beside the originals in a memory-mapped
+    ``fedloom-*.npy`` (12 · size² bytes each); only what is used is read, so that the set may be larger than memory.
+
+    Args:
+        path: the folder.
+        size: height and width in pixels.
+        crop: whether to keep the aspect ratio and cut out the centre; otherwise both sides are scaled to ``size``.
+        by_client: whether the outer folders are natural clients, and the classes' folders are in these.
+    """
+    home = Path(path).expanduser().resolve()
+    if not home.is_dir():
+        raise DataError(f"there is no folder {home}.")
+    if size < 1:
+        raise DataError(f"images need a size of at least 1 pixel, not {size}.")
+    pools = [home / part for part in ("train", "test") if (home / part).is_dir()]
+    if not pools or pools[0].name != "train":
+        pools = [home]
+    found = [listed(pool, by_client) for pool in pools]
+    names = sorted(set(found[0].classes))
+    if strange := sorted(set(found[-1].classes) - set(names)):
+        raise DataError(f"{home}: test has the class {strange[0]!r}, which train has not.")
+    splits = []
+    for pool, images in zip(pools, found, strict=True):
+        y = torch.from_numpy(np.searchsorted(names, images.classes).astype(np.int64))
+        splits.append(Arrays(decoded(images.paths, pool, size, crop), y, len(names), tuple(names)))
+    train, ids = splits[0], [images.clients for images in found]
+    test = splits[1] if len(splits) > 1 else Arrays(train.x[:0], train.y[:0], len(names), tuple(names))
+    settings = {"path": str(home), "size": size, "crop": crop} | ({"by_client": True} if by_client else {})
+    clients = natural_clients(ids[0], ids[1] if len(ids) > 1 else None) if by_client else {}
+    return Source(home.name, train, test, "not stated", "", settings=settings, **clients)
+
+
+class Listed(NamedTuple):
+    """Image files, with the names of each one's class and client."""
+
+    paths: list[Path]
+    classes: list[str]
+    clients: list[str]
+
+
+def listed(pool: Path, by_client: bool) -> Listed:
+    """The images of a folder, in order of names, client by client.
+
+    Raises:
+        DataError: if a class has no images, or the folders of classes are in others, or not, against ``by_client``.
+    """
+    outer = folders_in(pool)
+    if not by_client and any(entry.is_dir() for name in outer for entry in os.scandir(pool / name)):
+        raise DataError(
+            f"{pool}: the folders in it hold folders; if they are those of clients, with one for each class, set "
+            "data.by_client=true."
+        )
+    found = Listed([], [], [])
+    for client in outer if by_client else ("",):
+        paths, labels, names = by_class(pool / client)
+        found.paths.extend(paths)
+        found.classes.extend(names[label] for label in labels)
+        found.clients.extend([client] * len(paths))
+    return found
+
+
+def decoded(paths: list[Path], pool: Path, size: int, crop: bool) -> Tensor:
+    """Images as float32 [N, 3, size, size] in a memory-mapped file, which is made if it does not exist.
+
+    Raises:
+        DataError: if an image is damaged, or the file cannot be written.
+    """
+    target = pool / f"fedloom-{stamp_of(paths, size, crop)}.npy"
+    if not target.is_file():
+        try:
+            with whole_file(target) as file:
+                array = mapped(file, np.float32, (len(paths), 3, size, size))
+                for row, path in enumerate(with_progress(paths, pool.name)):
+                    array[row] = read_image(path, size, crop).transpose(2, 0, 1) / np.float32(255)
+                array.flush()
+                del array
+        except OSError as error:
+            raise DataError(f"{target} cannot be written ({error.strerror or error}).") from error
+    return inputs(np.load(target, mmap_mode="r"))

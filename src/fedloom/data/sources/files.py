@@ -1,19 +1,31 @@
-"""Locating the files of a data set, and the error sentence if they are missing."""
+"""Files of published data sets: where they are, the sentence if they are missing, and their formats."""
 
 from __future__ import annotations
 
+import codecs
+import csv
+import gzip
+import hashlib
+import math
 import os
+import pickle
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import warnings
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
+import numpy as np
 from rich.console import Console
 from rich.progress import track
 
+from fedloom.core.checks import one_of
 from fedloom.core.errors import DataError, with_type
+from fedloom.core.files import check_memory, readable, whole_file
 from fedloom.core.registry import Entry
 
 T = TypeVar("T")
@@ -173,3 +185,282 @@ def with_progress(items: Sequence[T], title: str, few: int = 2000) -> Iterator[T
         yield from items
     else:
         yield from track(items, title, console=console, transient=True)
+
+
+IDX_TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
+UNKNOWN = ("", "?", "NaN", "nan")
+Standardise = Literal["client", "pooled", "none"]
+
+
+def read_npz(path: Path, keys: Sequence[str], optional: Sequence[str] = ()) -> dict[str, np.ndarray]:
+    """Arrays of an npz file by name, without unpickling.
+
+    Raises:
+        DataError: if the file is missing, truncated or damaged, or lacks an array.
+    """
+    try:
+        with np.load(readable(path), allow_pickle=False) as file:
+            held = list(getattr(file, "files", ()))
+            if missing := [key for key in keys if key not in held]:
+                raise DataError(f"{path} lacks {', '.join(missing)}; it holds {', '.join(held) or 'no named arrays'}.")
+            wanted = [key for key in (*keys, *optional) if key in held]
+            sizes = {info.filename: info.file_size for info in file.zip.infolist()}
+            check_memory(f"{path} unpacked", sum(sizes.get(f"{key}.npy", 0) for key in wanted))
+            return {key: file[key] for key in wanted}
+    except FileNotFoundError as error:
+        raise DataError(f"there is no file {path}.") from error
+    except IsADirectoryError as error:
+        raise DataError(f"{path} is a folder; name the npz file in it.") from error
+    except (DataError, MemoryError):
+        raise
+    except Exception as error:  # zip, zlib and npy each fail in their own ways
+        reason = "" if "pickle" in str(error) else f" ({error})"  # NumPy would have it unpickled, which may run code
+        raise DataError(f"{path} is truncated or not an npz file of plain arrays{reason}.") from error
+
+
+def read_npy_folder(path: Path, keys: Sequence[str], optional: Sequence[str] = ()) -> dict[str, np.ndarray]:
+    """Arrays of a folder's npy files by name, memory-mapped: only what is used is read.
+
+    Raises:
+        DataError: if a file is missing, or is not an npy file of plain numbers.
+    """
+    held = {file.stem: file for file in path.glob("*.npy")}
+    if missing := [key for key in keys if key not in held]:
+        raise DataError(
+            f"{path} lacks {', '.join(f'{key}.npy' for key in missing)}; it holds {', '.join(held) or 'none'}."
+        )
+    found = {}
+    for key in (*keys, *optional):
+        try:
+            if key in held:
+                found[key] = np.load(readable(held[key]), mmap_mode="r", allow_pickle=False)
+        except DataError:
+            raise
+        except Exception as error:
+            raise DataError(f"{held[key]} is truncated or not an npy file of plain numbers ({error}).") from error
+    return found
+
+
+def write_npz(path: Path, **arrays: Any) -> None:
+    """Write arrays to an npz file atomically: an interruption leaves either the old file or the new one.
+
+    Raises:
+        OSError: if it cannot be written; nothing is left behind.
+    """
+    with whole_file(path) as file:
+        np.savez(file, **arrays)
+
+
+def cached(path: Path, stamp: str, make: Callable[[], np.ndarray]) -> np.ndarray:
+    """The array that ``make`` returns, cached in the npz file ``path`` under ``stamp``.
+
+    A cache with another stamp or a damaged one is replaced. If ``path`` cannot be written, a warning says so.
+    """
+    if path.is_file():
+        try:
+            if str(read_npz(path, ["stamp"])["stamp"]) == stamp:
+                return read_npz(path, ["array"])["array"]
+        except DataError:
+            pass
+    array = make()
+    try:
+        write_npz(path, stamp=np.array(stamp), array=array)
+    except OSError as error:
+        warnings.warn(f"{path} cannot be written ({error.strerror}), so it is made again next time.", stacklevel=2)
+    return array
+
+
+def stamp_of(paths: Iterable[Path], *settings: Any) -> str:
+    """Checksum of files' names, sizes and modification times, and of settings."""
+    digest = hashlib.blake2b(repr(settings).encode(), digest_size=16)
+    for path in paths:
+        about = path.stat()
+        digest.update(
+            f"{path.parent.name}/{path.name} {about.st_size} {about.st_mtime_ns}\n".encode(errors="surrogateescape")
+        )
+    return digest.hexdigest()
+
+
+def read_idx(path: str | Path, dims: int | None = None) -> np.ndarray:
+    """The array in an idx file (the format of MNIST), plain or gzipped, read straight into place.
+
+    The header is two zero bytes, the element type, the number of dimensions, and each dimension as a big-endian 32-bit
+    number; the elements follow, big-endian.
+
+    Args:
+        path: the file.
+        dims: required number of dimensions (3 for images, 1 for labels).
+
+    Raises:
+        DataError: if it is not an idx file, or is truncated or damaged.
+    """
+    path = Path(path)
+
+    def truncated(promised: int, found: int) -> DataError:
+        return DataError(f"{path} is truncated: its header promises {promised} bytes of data, but it holds {found}.")
+
+    with open(readable(path), "rb") as raw:
+        gzipped = raw.read(2) == b"\x1f\x8b"
+    try:
+        with gzip.open(path) if gzipped else open(path, "rb") as file:
+            magic = file.read(4)
+            if len(magic) < 4 or magic[:2] != b"\0\0" or magic[2] not in IDX_TYPES or (dims and magic[3] != dims):
+                wanted = f" with {dims} dimensions" if dims else ""
+                raise DataError(f"{path} is not an idx file{wanted}: it begins with {magic.hex(' ') or 'nothing'}.")
+            header = file.read(4 * magic[3])
+            if len(header) < 4 * magic[3]:
+                raise DataError(f"{path} is truncated: it ends within its header.")
+            shape = tuple(int(n) for n in np.frombuffer(header, ">u4"))
+            dtype = np.dtype(IDX_TYPES[magic[2]])
+            promised = math.prod(shape) * dtype.itemsize
+            if not gzipped and path.stat().st_size < 4 + len(header) + promised:  # before memory is allocated
+                raise truncated(promised, path.stat().st_size - 4 - len(header))
+            check_memory(f"{path} unpacked", promised)
+            array = np.empty(shape, dtype)
+            view = memoryview(array.reshape(-1).view(np.uint8))  # pyright: ignore[reportArgumentType]
+            done = 0
+            while done < promised and (count := file.readinto(view[done:])):
+                done += count
+            if done < promised:
+                raise truncated(promised, done)
+            if file.read(1):
+                raise DataError(f"{path} is damaged: it goes on after the {promised} bytes that its header promises.")
+    except EOFError as error:
+        raise DataError(f"{path} is truncated: its gzip stream ends too early.") from error
+    except (gzip.BadGzipFile, zlib.error) as error:
+        raise DataError(f"{path} is damaged: {error}.") from error
+    return array.astype(dtype.newbyteorder("="), copy=False)
+
+
+PICKLED: dict[tuple[str, str], Any] = {
+    **{(f"numpy{u}.multiarray", "_reconstruct"): np.empty(0).__reduce__()[0] for u in (".core", "._core")},
+    ("numpy", "ndarray"): np.ndarray,
+    ("numpy", "dtype"): np.dtype,
+    ("_codecs", "encode"): codecs.encode,  # how Python 3 writes bytes for Python 2
+}
+"""The only globals that pickled data may name."""
+
+
+class PlainUnpickler(pickle.Unpickler):
+    """Unpickles numbers, strings, lists, dictionaries and NumPy arrays, and rejects everything else."""
+
+    def find_class(self, module_name: str, global_name: str, /) -> Any:
+        if (module_name, global_name) not in PICKLED:
+            raise pickle.UnpicklingError(f"it asks for {module_name}.{global_name}, which no data file needs")
+        return PICKLED[module_name, global_name]
+
+
+def read_pickle(path: Path, keys: list[str]) -> dict[str, Any]:
+    """The dictionary in a pickle of plain data (CIFAR's official batches), read without executing code.
+
+    Raises:
+        DataError: if the file is truncated or damaged, lacks a key, or contains anything but plain data.
+    """
+    try:
+        with open(readable(path), "rb") as file:
+            found = PlainUnpickler(file, encoding="latin1").load()
+    except (DataError, MemoryError):
+        raise
+    except Exception as error:  # a damaged pickle fails in many ways
+        raise DataError(f"{path} cannot be read as a pickle of plain data: {error}.") from error
+    missing = [key for key in keys if not isinstance(found, dict) or key not in found]
+    if missing:
+        raise DataError(f"{path} lacks {', '.join(missing)}.")
+    return found
+
+
+def read_table(
+    path: Path, columns: Sequence[str] = (), *, header: bool = True, separator: str = ",", width: int | None = None
+) -> Iterator[list[str]]:
+    """The rows of a text table.
+
+    Args:
+        path: the file.
+        columns: names of the columns to read, in this order; by default all.
+        header: whether the first row names the columns.
+        separator: between two cells; with tabs, quotation marks have no meaning.
+        width: required number of cells per row, for tables without header.
+
+    Raises:
+        DataError: if the file is not text, a column is missing, or a row has the wrong number of cells.
+    """
+    try:
+        with open(readable(path), newline="", encoding="utf-8-sig", errors="strict") as file:
+            marks = csv.QUOTE_NONE if separator == "\t" else csv.QUOTE_MINIMAL
+            reader = csv.reader(file, delimiter=separator, skipinitialspace=separator != "\t", quoting=marks)
+            names = next(reader, []) if header else []
+            one_name_each(names, str(path))
+            if missing := [name for name in columns if name not in names]:
+                raise DataError(f"{path} has no column {', '.join(missing)}; it has {', '.join(names) or 'nothing'}.")
+            places, width = [names.index(name) for name in columns], len(names) if header else width
+            for row in reader:
+                if not row:
+                    continue
+                if width is not None and len(row) != width:
+                    raise DataError(f"{path}, line {reader.line_num}: there are {len(row)} cells, not {width}.")
+                yield [row[place] for place in places] if columns else row
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not a text table ({error}).") from error
+    except csv.Error as error:
+        raise DataError(f"{path} is damaged: {error}.") from error
+
+
+def one_name_each(names: Iterable[Any], what: str) -> None:
+    """Raise a ``DataError`` if several columns have one name, of which one would be taken for another."""
+    if twice := [str(name) for name, count in Counter(names).items() if count > 1]:
+        raise DataError(f"{what} has several columns named {', '.join(map(repr, sorted(twice)))}; rename them.")
+
+
+def number(cell: str, where: object) -> float:
+    """A cell as a number, NaN if it is unknown (empty or ``?``); ``where`` begins the error sentence.
+
+    >>> number("3.5", "x"), number("?", "x")
+    (3.5, nan)
+    """
+    if cell.strip() in UNKNOWN:
+        return float("nan")
+    try:
+        return float(cell)
+    except ValueError:
+        raise DataError(f"{where}: {cell!r} is not a number.") from None
+
+
+def standardise(
+    x: np.ndarray, groups: np.ndarray, how: Standardise, fit: np.ndarray | None = None, columns: slice = slice(None)
+) -> np.ndarray:
+    """Scale columns to mean 0 and deviation 1, within each client or over all rows; constant columns become 0.
+
+    Args:
+        x: features, float [N, D].
+        groups: client of each row, int [N].
+        how: ``client``, ``pooled`` or ``none``.
+        fit: mask of the rows that give means and deviations, bool [N]; by default all.
+        columns: the columns to scale.
+
+    Raises:
+        ConfigError: for an unknown ``how``.
+
+    >>> standardise(np.array([[1.0], [3.0], [5.0], [5.0]]), np.array([0, 0, 1, 1]), "client").ravel().tolist()
+    [-1.0, 1.0, 0.0, 0.0]
+    """
+    one_of("there is no standardisation", how, ("client", "pooled", "none"))
+    if how == "none":
+        return x
+    x = x.copy()
+    fit = np.ones(len(x), bool) if fit is None else fit
+    owners = groups if how == "client" else np.zeros(len(x), dtype=np.int64)
+    for owner in np.unique(owners):
+        mine = owners == owner
+        known = x[mine & fit, columns] if (mine & fit).any() else x[mine, columns]
+        mean, deviation = moments(known)
+        x[mine, columns] = (x[mine, columns] - mean) / deviation
+    return x
+
+
+def moments(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and standard deviation [D] of the columns of a table [N, D]; 1 for the deviation of a constant column.
+
+    >>> moments(np.array([[1.0, 5.0], [3.0, 5.0]]))
+    (array([2., 5.]), array([1., 1.]))
+    """
+    return x.mean(0), np.where(np.ptp(x, 0) > 0, x.std(0), 1.0)

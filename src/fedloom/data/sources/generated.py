@@ -24,9 +24,9 @@ from torch import Tensor
 
 from fedloom.core.errors import DataError, FedLoomError, first_line
 from fedloom.core.federation import Arrays
-from fedloom.data.augment.base import Scale
-from fedloom.data.sources.base import Source, sources
-from fedloom.data.sources.formats import read_npz, write_npz
+from fedloom.data.augment import Scale
+from fedloom.data.sources import Source, sources
+from fedloom.data.sources.files import read_npz, write_npz
 
 OURS = b"fedloom"  # key of the set's metadata in parquet
 KEYS = ("shape", "classes", "names", "mean", "std", "provenance")

@@ -1,18 +1,23 @@
-"""A user's table on disk: CSV or parquet, with columns for label, client and time."""
+"""Tables, columns of texts, and data sets of the Hugging Face hub, read like the user's own (``fedloom.data.own``)."""
 
 from __future__ import annotations
 
 import csv
+import os
 import re
 import warnings
 from collections.abc import Collection, Sequence
+from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from fedloom.core.errors import DataError, first_line, in_one_line, nearest
+import numpy as np
+
+from fedloom.core.errors import ConfigError, DataError, first_line, in_one_line, nearest
 from fedloom.core.files import check_memory, readable
-from fedloom.data.sources.base import Source, sources
-from fedloom.data.sources.formats import one_name_each
+from fedloom.data.sources import Source, sources
+from fedloom.data.sources.files import one_name_each
 
 CSV = (".csv", *(f".csv.{packed}" for packed in ("gz", "bz2", "xz", "zip", "zst")))
 SEPARATORS = {";": "semicolons", "\t": "tabs"}
@@ -202,3 +207,145 @@ def dates(column: Any, what: str) -> Any:
         return times.fillna(pd.to_datetime(column.where(in_digits), utc=True, format="mixed", dayfirst=day_first))
     except (ValueError, TypeError) as error:
         raise DataError(f"{what} holds neither numbers nor dates ({first_line(error)}).") from error
+
+
+@sources.register
+def text(
+    path: str | Path,
+    text: str = "text",
+    label: str | None = "label",
+    client: str | None = None,
+    time: str | None = None,
+    tokenizer: str = "words",
+    words: int = 10_000,
+    length: int = 64,
+) -> Source:
+    """Texts of a CSV or parquet table as sequences of tokens: ``data=text:FILE data.text=COLUMN data.label=COLUMN``.
+
+    Inputs are token numbers, int64 [N, length]. ``data.label=null`` is next-token prediction: each client's texts, one
+    after the other, are cut into sequences, and targets [N, length] are the next token at each position.
+
+    Args:
+        path: the file, ``.csv`` or ``.parquet``.
+        text: the column of texts.
+        label: the target column; null predicts the next token instead.
+        client: the column of natural clients.
+        time: the column by which rows are sorted, of numbers or dates; each client is tested on its last rows.
+        tokenizer: ``words``, hashed into token numbers, or ``bytes`` of UTF-8; or a tokeniser of transformers, by its
+            folder or its name on the hub. None of them is made from the clients' texts.
+        words: the number of tokens of ``words``.
+        length: tokens per sequence; longer texts are cut, shorter ones padded.
+
+    Raises:
+        ConfigError: if ``words`` or ``length`` is too small, or hashed words were to be predicted.
+        DataError: if the file cannot be read as a table, lacks a column or a text, or there is no such tokeniser.
+    """
+    from fedloom.data.own import as_source, clients_of, padded, present, texts_of, tokens, vocabulary  # imports this
+
+    if words < 2 or length < 1:
+        raise ConfigError(f"texts need at least 2 words and a length of at least 1, not {words} and {length}.")
+    if label is None and tokenizer == "words":
+        raise ConfigError("hashed words cannot be predicted; choose data.tokenizer=bytes, or one of transformers.")
+    place = Path(path).expanduser()
+    frame, name = read_frame(place), place.stem
+    present([text, *(column for column in (label, client) if column is not None)], list(frame.columns), name)
+    if time is not None:
+        frame = in_order(frame, time, name)
+    read = texts_of(frame, text, name)
+    owners: Any = None if client is None else clients_of(frame[client], name)
+    if label is None:
+        mine: dict[Any, list[str]] = {}
+        for one, owner in zip(read, [None] * len(read) if owners is None else owners.tolist(), strict=True):
+            mine.setdefault(owner, []).append(one + "\n")
+        numbers = (np.fromiter(chain(*tokens(written, tokenizer)), np.int64) for written in mine.values())
+        pairs = [windows(one, length) for one in numbers]
+        inputs, targets = (np.concatenate(side) for side in zip(*pairs, strict=True))
+        owners = None if owners is None else np.repeat(list(mine), [len(x) for x, _ in pairs])
+        if not len(inputs):
+            raise DataError(f"{name} has no client with more than {length} tokens; choose a smaller data.length.")
+    else:
+        inputs = padded(tokens(read, tokenizer, words, length), tokenizer, length)
+        targets = frame[label]
+    size = vocabulary(tokenizer, words)
+    one = as_source((inputs, targets), client=owners, classes=size if label is None else None, name=name)
+    how = {"column": text, "tokenizer": tokenizer, "words": words, "length": length}
+    settings = {"path": str(path), "label": label, "client": client, "time": time, "vocabulary": size, "texts": how}
+    return replace(one, settings={**one.settings, **settings})
+
+
+def windows(text: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
+    """A text's tokens cut into sequences, and the next token at each position, [N, length] each.
+
+    A remainder is dropped.
+
+    >>> x, y = windows(np.arange(1, 7), 2)
+    >>> x.tolist(), y.tolist()
+    ([[1, 2], [3, 4]], [[2, 3], [4, 5]])
+    """
+    end = max(len(text) - 1, 0) // length * length
+    return text[:end].reshape(-1, length), text[1 : end + 1].reshape(-1, length)
+
+
+@sources.register
+def hub(
+    dataset: str,
+    subset: str | None = None,
+    features: tuple[str, ...] = (),
+    label: tuple[str, ...] = ("label",),
+    client: str | None = None,
+    train: str = "train",
+    test: str | None = None,
+    seed: int = 0,
+) -> Source:
+    """Any data set of the Hugging Face hub, or a folder that its ``datasets`` library reads: ``data=hub:NAME``.
+
+    Needs flwr-datasets (``pip install "fedloom[hub]"``) and, on first use, the network. Columns become inputs and
+    targets as for user data: images become pixels in 0..1, several columns one vector, and texts categories.
+
+    Args:
+        dataset: name on the hub, like ``ylecun/mnist``, or a folder.
+        subset: its configuration, if it has several.
+        features: the input columns; by default the image or array column, or else all but label and client.
+        label: the target column, or several of numbers.
+        client: the column of natural clients.
+        train: the split that is dealt to clients.
+        test: the split that is the common test set; by default ``test`` if there is one.
+        seed: seed of the random order of the samples.
+
+    Raises:
+        DataError: if flwr-datasets is missing, or the data set cannot be loaded or has no such split or column.
+    """
+    from fedloom.data.own import as_source  # this package is imported by it
+
+    os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
+    try:
+        from flwr_datasets import FederatedDataset  # pyright: ignore[reportMissingImports]
+    except ImportError as error:
+        raise DataError('flwr-datasets is not installed; pip install "fedloom[hub]" brings it.') from error
+    found = FederatedDataset(dataset=dataset, subset=subset, partitioners={}, seed=seed)
+    pool = _split(found, dataset, train)
+    held = _split(found, dataset, test or "test", needed=test is not None)
+    info = pool.info
+    one = as_source(
+        pool,
+        test=held,
+        features=features or None,
+        label=only(label),
+        client=client,
+        name=dataset.rpartition("/")[2] or dataset,
+    )
+    settings = {"dataset": dataset, "subset": subset, "train": train, "label": only(label)}
+    return Source(
+        one.name, one.train, one.test, info.license or "not stated", info.citation or "",
+        one.groups, one.groups_test, one.group_names, settings=settings,
+    )  # fmt: skip
+
+
+def _split(found: Any, dataset: str, split: str, needed: bool = True) -> Any:
+    """A split of a data set; None if it does not exist and is not ``needed``."""
+    try:
+        return found.load_split(split)
+    except Exception as error:  # the network, the hub and each file format fail in their own ways
+        if not needed and "not present in the dataset's splits" in str(error):
+            return None
+        raise DataError(f"the split {split!r} of {dataset!r} cannot be loaded ({first_line(error)}).") from error

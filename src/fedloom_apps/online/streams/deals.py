@@ -10,8 +10,8 @@ import torch
 from fedloom.core import rng
 from fedloom.core.errors import DataError
 from fedloom.core.federation import Arrays
-from fedloom.data.grouping import shuffled_by_label, sums_within
 from fedloom.data.sources import Source
+from fedloom.data.split import shuffled_by_label, sums_within
 from fedloom_apps.online.streams.base import Dealt
 
 

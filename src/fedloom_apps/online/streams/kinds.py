@@ -14,8 +14,7 @@ from fedloom.core import rng
 from fedloom.core.checks import at_least
 from fedloom.core.errors import ConfigError, DataError
 from fedloom.core.federation import Arrays
-from fedloom.data.augment.base import Scale
-from fedloom.data.augment.pixels import around_centre, rotation, warp
+from fedloom.data.augment import Scale, around_centre, rotation, warp
 from fedloom.data.sources import Source
 from fedloom_apps.online.streams.base import Dealt, Tasks, streams
 from fedloom_apps.online.streams.deals import as_they_come, by_class

@@ -10,8 +10,8 @@ from fedloom.core import rng
 from fedloom.core.checks import at_least
 from fedloom.core.errors import DataError
 from fedloom.core.federation import Arrays, Index
-from fedloom.data.grouping import index_of
 from fedloom.data.sources import Source
+from fedloom.data.split import index_of
 from fedloom_apps.online.streams.base import Dealt, Tasks, streams
 
 

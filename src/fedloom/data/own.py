@@ -1,0 +1,887 @@
+"""The user's own data as a source: arrays, tables, torch and Hugging Face data sets, one data set per client.
+
+>>> import numpy as np
+>>> source = as_source((np.zeros((4, 2)), np.array(["no", "yes", "yes", "no"])), client=["ann", "bob", "ann", "bob"])
+>>> source.train.y.tolist(), source.train.names, source.group_names
+([0, 1, 1, 0], ('no', 'yes'), ('ann', 'bob'))
+"""
+
+from __future__ import annotations
+
+import sys
+import unicodedata
+import warnings
+import zlib
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from datetime import date, time, timedelta
+from functools import cache
+from numbers import Number
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
+
+from fedloom.core.errors import DataError, in_one_line, in_words, nearest, outside
+from fedloom.core.federation import Arrays
+from fedloom.data.sources import Source
+from fedloom.data.sources.arrays import (
+    as_array,
+    from_tensors,
+    in_bytes,
+    inputs,
+    numbers,
+    rescaled,
+    standardised,
+    targets,
+    warn_of_scales,
+)
+from fedloom.data.sources.files import one_name_each, with_progress
+
+__all__ = ["as_source"]
+
+
+def as_source(
+    data: Any,
+    y: Any = None,
+    *,
+    test: Any = None,
+    features: str | Sequence[str] | None = None,
+    label: str | Sequence[str] | None = None,
+    client: Any = None,
+    classes: int | None = None,
+    standardise: bool = False,
+    name: str = "own data",
+) -> Source:
+    """A source of the user's own data.
+
+    Args:
+        data: ``(x, y)`` as arrays or tensors; the inputs alone with ``y``; a pandas frame; a torch ``Dataset`` of pairs
+            (read once, in order); a Hugging Face ``Dataset`` or ``DatasetDict``; or one of these per client, as a list
+            or as a mapping from client names.
+        y: the targets, if ``data`` is the inputs alone.
+        test: a common test set, likewise, if there is one. One per client, for data with one data set per client, are
+            joined, and each remains its client's with ``held_out="natural"``; they may be empty.
+        features: for tables, the input columns: a list of numbers and categories, which become one float32 vector
+            (categories one-hot), or the name of a column of arrays or images; by default all other columns.
+        label: for tables, the target column; a list of columns for several labels or numbers per sample.
+        client: natural client of each sample: an array, or the name of a column.
+        classes: number of classes; by default those that occur.
+        standardise: whether numbers [N, D] are scaled, column by column, by the mean and deviation of all clients'
+            training samples (of those that are tested on a share, too); one-hot columns stay 0 and 1. In a federation
+            of real clients these two numbers per column would have to be computed jointly, for instance as secure sums.
+        name: the name in captions and provenance.
+
+    Returns:
+        The source. Integers of any width and byte order, truth values, texts and categories become class numbers
+        (texts and categories with names); a matrix of zeros and ones is several truth values per sample; floats are
+        numbers. Targets [N, 1] that are classes become [N].
+
+    Raises:
+        DataError: if the data cannot be used; the message says what to do.
+    """
+    if isinstance(data, Source):
+        return data
+    if isinstance(data, Mapping) and "train" in data:
+        held = next((data[key] for key in ("test", "validation") if key in data), None)
+        data, test = data["train"], held if test is None else test
+    parts, owners = _per_client(data)
+    if owners is not None and client is not None:
+        raise DataError(f"{name} is one data set per client already; leave client= out.")
+    if owners is not None and y is not None:
+        raise DataError(f"{name} is one data set per client, each with its targets; leave y= out.")
+    column = client if isinstance(client, str) else None
+    what = [name] if owners is None else [f"{name} of client {owner}" for owner in owners]
+    read_parts = [read(part, y, features, label, column, told) for part, told in zip(parts, what, strict=True)]
+    count, (held_parts, held_by) = len(read_parts), _tests(test, owners, name)
+    held_what = [f"{name}: test"] if held_by is None else [f"{name}: test of client {owner}" for owner in held_by]
+    tests = [
+        read(part, None, features, label, column if _has(part, column) else None, told)
+        for part, told in zip(held_parts, held_what, strict=False)
+    ]
+    x, columns = _inputs([part.x for part in (*read_parts, *tests)], count, name)
+    named = [part.names for part in (*read_parts, *tests)]
+    targets, names = coded([part.y for part in (*read_parts, *tests)], named, name)
+    targets = with_kind(targets, x)
+    for told, a, b in zip((*what, *held_what), x, targets, strict=False):
+        if len(a) != len(b):
+            raise DataError(f"{told} has {len(a)} inputs but {len(b)} targets.")
+        if not len(a):
+            raise DataError(f"{told} has no samples; leave it out, or give it some.")
+    ids, ids_test = _clients(read_parts, tests, owners, client, [len(one) for one in x], name)
+    if held_by:
+        ids_test = np.repeat(np.array(held_by), [len(one) for one in x[count:]])
+    made = from_tensors(
+        _joined(x[:count], f"{name}: inputs"),
+        _joined(targets[:count], f"{name}: targets"),
+        x_test=_joined(x[count:], f"{name}: test inputs") if tests else None,
+        y_test=_joined(targets[count:], f"{name}: test targets") if tests else None,
+        classes=classes,
+        clients=ids,
+        clients_test=ids_test,
+        names=names,
+        name=name,
+        settings={"columns": columns} if columns else {},
+    )
+    if not made.train.has_numbers and len(made.train) and len(made.train.y.unique()) == 1:
+        warnings.warn(f"{name}: all samples have the same class; there is nothing to learn.", stacklevel=outside())
+    plain = {str(one) for one in read_parts[0].x.columns} if columns else set()
+    numbers = [place for place, column in enumerate(columns) if column in plain]
+    if standardise:
+        return standardised(made, numbers if columns else None)
+    if numbers:
+        warn_of_scales(made, columns, numbers)
+    return made
+
+
+def _per_client(data: Any) -> tuple[list[Any], list[str] | None]:
+    """The data sets, and the clients' names if there is one for each."""
+    if isinstance(data, Mapping):
+        if not data:
+            raise DataError("the mapping of data sets is empty; give at least one client.")
+        if {"x", "y"} <= data.keys():
+            return [(data["x"], data["y"])], None
+        owners = [str(key) for key in data]
+        if len(set(owners)) < len(owners):
+            raise DataError(f"two data sets are those of client {Counter(owners).most_common(1)[0][0]!r}; join them.")
+        return list(data.values()), owners
+    if isinstance(data, list):
+        if not data:
+            raise DataError("the list of data sets is empty; give at least one client.")
+        if isinstance(data[0], np.ndarray | Tensor | int | float | str):
+            raise DataError(
+                "a list holds one data set per client; give inputs and targets as a pair (x, y), or targets with y=."
+            )
+        return data, [f"{number:0{len(str(len(data) - 1))}d}" for number in range(len(data))]
+    return [data], None
+
+
+def _tests(test: Any, owners: Sequence[str] | None, name: str) -> tuple[list[Any], list[str] | None]:
+    """The test sets that are not empty, and their clients' names if there is one for each."""
+    if test is None:
+        return [], None
+    parts, held_by = _per_client(test)
+    if held_by is None:
+        return parts, None
+    if owners is None:
+        raise DataError(f"{name}: test= is one data set per client, but the data are not; give both in the same form.")
+    if isinstance(test, list) and len(held_by) != len(owners):
+        raise DataError(
+            f"{name} is {len(owners)} data sets, but test= is {len(held_by)}; give one for each client, in their order."
+        )
+    if strange := sorted(set(held_by) - set(owners)):
+        raise DataError(
+            f"{name}: test= names client {strange[0]!r}, which has no data set; {nearest(strange[0], owners)}"
+        )
+    pairs = [(part, owner) for part, owner in zip(parts, held_by, strict=True) if not _is_empty(part)]
+    return [part for part, _ in pairs], [owner for _, owner in pairs]
+
+
+def _is_empty(part: Any) -> bool:
+    """Whether a data set certainly has no samples."""
+    one = part[0] if isinstance(part, tuple) and part else part
+    return hasattr(one, "__len__") and not len(one)
+
+
+def _has(test: Any, column: str | None) -> bool:
+    """Whether a test table has the column of clients, which it may lack."""
+    return column is not None and column in getattr(test, "column_names", getattr(test, "columns", ()))
+
+
+def _inputs(parts: Sequence[Any], count: int, name: str) -> tuple[list[Tensor], list[str]]:
+    """Inputs of all parts, of which ``count`` are for training, and the names of their columns if they were tables."""
+    if any(map(is_frame, parts)):
+        if not all(map(is_frame, parts)):
+            raise DataError(f"{name}: some data sets are tables and others are not; give all of them alike.")
+        tables, columns = encoded(parts, name)
+        return [torch.from_numpy(table) for table in tables], columns
+    found = [inputs(part, f"{name}: x", warn=False) for part in parts]
+    shapes = {tuple(part.shape[1:]) for part in found[:count]}
+    if len(shapes) > 1:
+        told = " and ".join(str(list(shape)) for shape in sorted(shapes))
+        raise DataError(f"{name}: samples have different shapes, {told}; resize or pad them to one.")
+    (shape,) = shapes
+    if strange := [list(part.shape[1:]) for part in found[count:] if part.shape[1:] != shape]:
+        raise DataError(f"{name}: test samples have shape {strange[0]}, training samples {list(shape)}.")
+    return found, []
+
+
+def _clients(
+    parts: Sequence[Columns], tests: Sequence[Columns], owners: Sequence[str] | None, client: Any,
+    sizes: Sequence[int], name: str,
+) -> tuple[Any, Any]:  # fmt: skip
+    """The natural client of each training and test row; None without any."""
+    ids_test = tests[0].client if tests else None
+    if owners is not None:
+        return np.repeat(np.array(owners), sizes[: len(parts)]), None
+    if client is None or isinstance(client, str):
+        return parts[0].client, ids_test
+    ids = as_array(client, f"{name}: client")
+    if ids.dtype.kind == "O":
+        if lost := sum(one is None or one != one for one in ids.ravel()):  # NaN differs from itself
+            raise DataError(f"{name}: {lost} of {ids.size} samples have no client; drop them, or give each one.")
+        ids = as_texts(ids, name)
+    if ids.ndim != 1 or len(ids) != sizes[0]:
+        raise DataError(
+            f"{name} has {sizes[0]} samples, but client ids of shape {list(ids.shape)}; give one per sample."
+        )
+    return ids, None
+
+
+def _joined(parts: Sequence[Tensor], what: str) -> Tensor:
+    if len(parts) == 1:
+        return parts[0]
+    if len({(part.dtype, tuple(part.shape[1:])) for part in parts}) > 1:
+        raise DataError(f"{what} differ in type or shape from client to client; convert them to one.")
+    return torch.cat(list(parts))
+
+
+CATEGORIES = 1000  # more in a column are rather identities
+FEW = 20  # categories that any column may have, as many as it has rows
+
+
+def is_frame(data: Any) -> bool:
+    """Whether ``data`` is a pandas frame, determined without importing pandas."""
+    pandas = sys.modules.get("pandas")
+    return pandas is not None and isinstance(data, pandas.DataFrame)
+
+
+def clients_of(column: Any, what: str) -> np.ndarray:
+    """Client ids of a column, as numbers or texts [N].
+
+    Raises:
+        DataError: if some are missing.
+    """
+    if lost := int(column.isna().sum()):
+        raise DataError(f"{what}: column {column.name!r} names no client in {lost} rows; drop or fill them.")
+    check_cells(column, f"{what}: column {column.name!r}")
+    ids = column.to_numpy()
+    if ids.dtype.kind == "f" and (ids == np.rint(ids)).all() and (np.abs(ids) < 2**53).all():
+        ids = ids.astype(np.int64)  # in a table in which other rows lack it, a whole number is read as a float
+    return ids if ids.dtype.kind in "iu" else as_texts(ids, what)
+
+
+def as_texts(ids: np.ndarray, what: str) -> np.ndarray:
+    """Client ids as texts, in the same shape.
+
+    Raises:
+        DataError: if a client would be that of a text and that of a number.
+    """
+    texts, others = ({str(one) for one in ids.ravel() if isinstance(one, str) is kind} for kind in (True, False))
+    if double := sorted(texts & others):
+        raise DataError(f"{what}: client {double[0]} is a text in some samples and a number in others; convert them.")
+    return np.array([str(one) for one in ids.ravel()], dtype=str).reshape(ids.shape)
+
+
+def encoded(frames: Sequence[Any], what: str) -> tuple[list[np.ndarray], list[str]]:
+    """Input columns of several frames as float32 [N, D], with one-hot categories, and the D names.
+
+    Columns are found by their names, in the order of the first frame. The categories of a column are those of all
+    frames together, sorted, or in the order that pandas has for them.
+
+    >>> import pandas as pd
+    >>> tables, names = encoded([pd.DataFrame({"age": [30, 40], "sex": ["f", "m"]})], "people")
+    >>> tables[0].tolist(), names
+    ([[30.0, 1.0, 0.0], [40.0, 0.0, 1.0]], ['age', 'sex=f', 'sex=m'])
+
+    Raises:
+        DataError: for missing values, dates, texts that are not categories, and frames with different columns.
+    """
+    import pandas as pd
+
+    columns = list(frames[0].columns)
+    shared = [column for column in columns if all(column in frame.columns for frame in frames)]
+    if others := [one for frame in frames for one in frame.columns if one not in shared]:
+        told = ", ".join(map(repr, dict.fromkeys(map(str, others))))
+        raise DataError(f"{what}: not all tables have the columns {told}; give features=[...], which all of them have.")
+    if not columns:
+        raise DataError(f"{what} has no column other than label and client; there is nothing to learn from.")
+    if "Unnamed: 0" in columns:
+        raise DataError(
+            f"{what} has the row numbers that pandas writes with a table as an input, column 'Unnamed: 0'; drop it, or "
+            "leave it out of features=."
+        )
+    blocks: list[list[np.ndarray]] = [[] for _ in frames]
+    names: list[str] = []
+    counts = {column: sum(int(frame[column].isna().sum()) for frame in frames) for column in columns}
+    if len(lacking := {column: count for column, count in counts.items() if count}) > 1:
+        told = ", ".join(f"{str(column)!r} in {count}" for column, count in lacking.items())
+        raise DataError(f"{what}: columns lack values, {told} of {sum(map(len, frames))} rows; fill or drop them.")
+    for column in columns:
+        series = [frame[column] for frame in frames]
+        complete(series, f"{what}: column {column!r}")
+        if all(pd.api.types.is_numeric_dtype(one.dtype) for one in series):
+            names.append(str(column))
+            for block, one in zip(blocks, series, strict=True):
+                block.append(_narrowed(one, f"{what}: column {column!r}")[:, None])
+            continue
+        if any(_in_time(one) for one in series):
+            raise DataError(
+                f"{what}: column {column!r} holds dates; turn it into numbers, or leave it out of features=."
+            )
+        if any(pd.api.types.is_numeric_dtype(one.dtype) for one in series):
+            raise DataError(
+                f"{what}: column {column!r} holds numbers in some tables and texts in others; convert it, so that "
+                "all have the same."
+            )
+        for one in series:
+            check_cells(one, f"{what}: column {column!r}", numbers=True)
+        known = categories(series) or sorted({str(value) for one in series for value in one.unique()})
+        if len(known) > CATEGORIES:
+            raise DataError(
+                f"{what}: column {column!r} has {len(known)} different texts, which are no categories; turn it "
+                "into numbers, or leave it out of features=."
+            )
+        if len(known) > FEW and 2 * len(known) > (rows := sum(map(len, series))):
+            warnings.warn(
+                f"{what}: column {column!r} has {len(known)} different texts in {rows} rows, each of which becomes an "
+                "input; if it holds names or sentences, turn it into numbers, or leave it out of features=.",
+                stacklevel=3,
+            )
+        names += [f"{column}={category}" for category in known]
+        for block, one in zip(blocks, series, strict=True):
+            codes = pd.Categorical(one.astype(str), categories=known).codes
+            block.append(np.eye(len(known), dtype=np.float32)[codes])
+    return [np.concatenate(block, 1) for block in blocks], names
+
+
+def in_columns(frame: Any, columns: Sequence[str], scaled: Mapping[str, Any] | None = None) -> np.ndarray:
+    """A frame as float32 [N, D] in the D columns that other frames were ``encoded`` in, found by their names.
+
+    A frame with columns 0 ... D - 1, like that of an array, is used unchanged, unless these are the names.
+
+    Args:
+        frame: rows in the units of those frames; further columns are ignored.
+        columns: the names of the D columns.
+        scaled: the numbers ``columns``, ``mean`` and ``deviation`` by which some of them were standardised.
+
+    >>> import pandas as pd
+    >>> in_columns(pd.DataFrame({"town": ["x"], "sex": ["m"], "age": [30]}), ["age", "sex=f", "sex=m"]).tolist()
+    [[30.0, 0.0, 1.0]]
+
+    Raises:
+        DataError: if a column is missing or lacks values, is not numeric, or has a category that is not among the
+            columns.
+    """
+    one_name_each(frame.columns, "the table of inputs")
+    names = {str(column): column for column in frame.columns}
+    if list(frame.columns) == list(range(len(columns))) and not set(columns) <= names.keys():
+        return frame.to_numpy(dtype=np.float32)
+    made = np.zeros((len(frame), len(columns)), dtype=np.float32)
+    coded: dict[str, list[int]] = {}
+    for place, name in enumerate(columns):
+        if name in names:
+            complete([frame[names[name]]], f"column {name!r} of the inputs")
+            try:
+                made[:, place] = frame[names[name]].to_numpy(dtype=np.float32)
+            except (TypeError, ValueError) as error:
+                raise DataError(f"column {name!r} of the inputs holds values that are not numbers.") from error
+        else:
+            coded.setdefault(next((one for one in names if name.startswith(f"{one}=")), name), []).append(place)
+    for column, places in coded.items():
+        if column not in names:
+            raise DataError(f"the inputs have no column {column!r}; {nearest(column, names)}")
+        complete([frame[names[column]]], f"column {column!r} of the inputs")
+        texts = frame[names[column]].astype(str).to_numpy()
+        known = [columns[place].removeprefix(f"{column}=") for place in places]
+        if len(lost := np.flatnonzero(~np.isin(texts, known))):
+            told = f"column {column!r} of the inputs holds {texts[lost[0]]!r}"
+            raise DataError(f"{told}, which the run's data do not; {nearest(texts[lost[0]], known)}")
+        made[:, places] = texts[:, None] == np.array(known)
+    return made if scaled is None else rescaled(made, scaled)
+
+
+def with_categories(columns: Sequence[str]) -> set[str]:
+    """The columns of a table whose categories ``encoded`` may have made into these.
+
+    >>> sorted(with_categories(["age", "sex=f", "sex=m", "a=b=c"]))
+    ['a', 'a=b', 'sex']
+    """
+    parts = [name.split("=") for name in columns]
+    return {"=".join(part[:end]) for part in parts for end in range(1, len(part))} - set(columns)
+
+
+def check_cells(column: Any, what: str, numbers: bool = False) -> None:
+    """Raise a ``DataError`` if cells hold several values each, or all hold ``numbers`` of no plain type."""
+    if column.dtype != object:
+        return
+    for cell in column:
+        if not isinstance(cell, Hashable):
+            raise DataError(f"{what} holds {in_words(cell)} in a cell; give one number or text, or leave it out.")
+    if numbers and len(column) and all(isinstance(cell, Number) and not isinstance(cell, bool) for cell in column):
+        raise DataError(
+            f"{what} holds numbers of type {type(column.iloc[0]).__name__}, like {str(column.iloc[0])[:20]}, which are "
+            "no floats and no whole numbers of 64 bits; convert them with astype(float), or scale them."
+        )
+
+
+def complete(series: Sequence[Any], what: str) -> None:
+    """Raise a ``DataError`` if a column of one or several frames lacks values."""
+    if lost := sum(int(one.isna().sum()) for one in series):
+        raise DataError(
+            f"{what} lacks values in {lost} of {sum(map(len, series))} rows; fill them, or drop those rows."
+        )
+
+
+def _narrowed(column: Any, what: str) -> np.ndarray:
+    """A column of real numbers as float32 [N].
+
+    Raises:
+        DataError: if it holds complex numbers, or numbers beyond float32.
+    """
+    values = column.to_numpy()
+    if values.dtype.kind == "c":
+        raise DataError(f"{what} holds complex numbers; give real and imaginary part as two columns.")
+    with np.errstate(over="ignore"):
+        made = column.to_numpy(dtype=np.float32)
+    if np.isinf(made).any() and np.isfinite(wide := column.to_numpy(dtype=np.float64)).all():
+        raise DataError(f"{what} holds numbers beyond float32, up to {np.abs(wide).max():.1e}; scale them.")
+    return made
+
+
+def _in_time(column: Any) -> bool:
+    """Whether a column holds dates, times or durations."""
+    import pandas as pd
+
+    kinds = pd.api.types
+    if kinds.is_datetime64_any_dtype(column.dtype) or kinds.is_timedelta64_dtype(column.dtype):
+        return True
+    return len(column) > 0 and isinstance(column.iloc[0], date | time | timedelta)
+
+
+def categories(parts: Sequence[Any]) -> list[str]:
+    """The categories of columns in pandas' order, if all are of one categorical type; else none."""
+    kinds = [getattr(part, "dtype", None) for part in parts]
+    known = getattr(kinds[0], "categories", None)
+    return [] if known is None or any(kind != kinds[0] for kind in kinds) else [str(one) for one in known]
+
+
+READ_TWICE = 8
+"""So many items of a torch data set are read again, to notice random ones."""
+
+
+class Columns(NamedTuple):
+    """A data set, not converted yet.
+
+    Attributes:
+        x: an array or tensor [N, ...], or a frame of input columns.
+        y: targets [N, ...], or a frame of target columns.
+        client: the natural client of each sample [N], if the data set has them.
+        names: class names, if the data set has them.
+    """
+
+    x: Any
+    y: Any
+    client: np.ndarray | None = None
+    names: tuple[str, ...] = ()
+
+
+def read(
+    data: Any, y: Any, features: str | Sequence[str] | None, label: str | Sequence[str] | None, client: str | None,
+    what: str,
+) -> Columns:  # fmt: skip
+    """The columns of a data set; ``what`` names it in errors.
+
+    Raises:
+        DataError: for anything that is not a data set, or lacks a column.
+    """
+    if is_frame(data):
+        return _frame(data, y, features, label, client, what)
+    if hasattr(data, "column_names") and hasattr(data, "with_format"):
+        return _hugging_face(data, features, label, client, what)
+    if isinstance(data, Arrays):
+        return Columns(data.x, data.y, names=data.names)
+    if y is not None:
+        return Columns(data, y)
+    if isinstance(data, TensorDataset):
+        if len(data.tensors) < 2:
+            raise DataError(f"{what} is a TensorDataset without targets; give TensorDataset(x, y).")
+        if len(data.tensors) > 2:
+            raise _too_many(what, data.tensors)
+        return Columns(data.tensors[0], data.tensors[1])
+    if isinstance(data, Dataset):
+        return _torch(data, features, label, what)
+    if isinstance(data, tuple) and len(data) == 2:
+        return Columns(*data)
+    if isinstance(data, np.ndarray | Tensor):
+        raise DataError(f"{what} has no targets; give a pair (x, y), or the targets with y=.")
+    raise DataError(
+        f"{what} is {in_words(data)}; give a pair of arrays (x, y), a pandas frame, a torch Dataset, a Hugging "
+        "Face Dataset, or a list with one of these for each client."
+    )
+
+
+def present(wanted: Sequence[str], columns: Sequence[str], what: str) -> None:
+    """Raise a ``DataError`` for a column that does not exist."""
+    for column in wanted:
+        if column == "label" not in columns:  # the default
+            told = ", ".join(map(str, columns))
+            raise DataError(
+                f"{what} has no column 'label'; say which is the target, with label= (data.label= on the command "
+                f"line): {told}."
+            )
+        if column not in columns:
+            raise DataError(f"{what} has no column {column!r}; {nearest(str(column), map(str, columns))}")
+
+
+def _frame(
+    frame: Any, y: Any, features: str | Sequence[str] | None, label: str | Sequence[str] | None, client: str | None,
+    what: str,
+) -> Columns:  # fmt: skip
+    columns = list(frame.columns)
+    one_name_each(columns, what)
+    if label is None and y is None:
+        raise DataError(
+            f"{what} is a table; say which column is the target, with label=: {', '.join(map(str, columns))}."
+        )
+    targets = [] if label is None else [label] if isinstance(label, str) else list(label)
+    wanted = [features] if isinstance(features, str) else features
+    present([*targets, *(wanted or ()), *([client] if client else [])], columns, what)
+    if wanted is None:
+        wanted = [column for column in columns if column not in targets and column != client]
+    ids = None if client is None else clients_of(frame[client], what)
+    if y is None:
+        y = frame[targets[0]] if len(targets) == 1 else frame[targets]
+    if isinstance(features, str) and frame[features].dtype == object and not isinstance(frame[features].iloc[0], str):
+        return Columns(stacked(list(frame[features]), f"{what}: {features}"), y, ids)
+    return Columns(frame[list(wanted)], y, ids)
+
+
+def _hugging_face(
+    dataset: Any, features: str | Sequence[str] | None, label: str | Sequence[str] | None, client: str | None, what: str
+) -> Columns:
+    """A ``datasets.Dataset``; images and arrays are decoded, several columns become a table."""
+    columns = list(dataset.column_names)
+    if label is None:
+        guesses = [column for column in ("label", "labels", "target", "y") if column in columns]
+        if not guesses:
+            raise DataError(
+                f"{what} has no column 'label'; say which is the target, with label=: {', '.join(columns)}."
+            )
+        label = guesses[0]
+    targets = [label] if isinstance(label, str) else list(label)
+    named = [features] if isinstance(features, str) else list(features or ())
+    present([*targets, *named, *([client] if client else [])], columns, what)
+    others = named or [column for column in columns if column not in targets and column != client]
+    names = tuple(getattr(dataset.features[targets[0]], "names", None) or ())
+    ids = None
+    if client is not None:
+        table = dataset.select_columns([client]).with_format(None).to_pandas()
+        ids = clients_of(table[client], what)
+    table = dataset.select_columns(targets).with_format(None).to_pandas()
+    y: Any = table[targets[0]] if len(targets) == 1 else table
+    if len(targets) == 1 and y.dtype == object and len(y) and not isinstance(y.iloc[0], str):
+        y = stacked(list(y), f"{what}: {targets[0]}")
+    one = others[0] if len(others) == 1 else None
+    if one is None and not named:  # an image or array beside other columns
+        one = next((c for c in others if type(dataset.features[c]).__name__ in ("Image", "Array3D")), None)
+    if one is None or type(dataset.features[one]).__name__ == "Value":
+        return Columns(dataset.select_columns(others).with_format(None).to_pandas(), y, ids, names)
+    rows = dataset.select_columns([one]).with_format(None)
+    return Columns(stacked([row[one] for row in with_progress(rows, what)], f"{what}: {one}"), y, ids, names)
+
+
+def _torch(
+    dataset: Dataset[Any], features: str | Sequence[str] | None, label: str | Sequence[str] | None, what: str
+) -> Columns:
+    """A torch data set, read once: every item is a pair (input, target), or a mapping with the named entries.
+
+    A few items are read again, to warn of random ones.
+    """
+    if isinstance(dataset, IterableDataset):
+        items: list[Any] = list(dataset)
+    else:
+        items = [dataset[row] for row in with_progress(range(len(dataset)), what)]  # pyright: ignore[reportArgumentType]
+    if not items:
+        raise DataError(f"{what} is empty.")
+    first = items[0]
+    if isinstance(first, Mapping):
+        if not (isinstance(features, str) and isinstance(label, str)):
+            raise DataError(
+                f"the items of {what} are mappings; name their input and target with features= and label=: "
+                f"{', '.join(map(str, first))}."
+            )
+        present([features, label], list(first), f"an item of {what}")
+        pairs = [(item[features], item[label]) for item in items]
+    elif isinstance(first, tuple | list) and len(first) > 2:
+        raise _too_many(what, first)
+    elif isinstance(first, tuple | list) and len(first) == 2:
+        pairs = [(item[0], item[1]) for item in items]
+    else:
+        raise DataError(f"an item of {what} is {in_words(first)}, but it must be a pair (input, target).")
+    names = tuple(map(str, getattr(dataset, "classes", ())))
+    x, y = (stacked([pair[side] for pair in pairs], what) for side in (0, 1))
+    if not isinstance(dataset, IterableDataset):
+        of = features if isinstance(first, Mapping) else 0
+        again = stacked([dataset[row][of] for row in range(min(len(x), READ_TWICE))], what)
+        if not np.array_equal(again, x[: len(again)], equal_nan=again.dtype.kind == "f"):
+            warnings.warn(
+                f"items of {what} differ when they are read again, as by a random transform, but each is read once for "
+                "the whole run; leave the transform out of the data set, and give augment=, like augment=['flip'].",
+                stacklevel=outside(),
+            )
+    return Columns(x, y, names=names if np.asarray(y).dtype.kind in "iub" else ())
+
+
+def _too_many(what: str, fields: Sequence[Any]) -> DataError:
+    """The error of items of which the second field need not be the target."""
+    told = "; ".join(f"{number}: {in_words(field)}" for number, field in enumerate(fields))
+    return DataError(f"the items of {what} have {len(fields)} fields ({told}), not two; give pairs (input, target).")
+
+
+def stacked(items: Sequence[Any], what: str) -> np.ndarray:
+    """Samples as one array [N, ...]; images of PIL as uint8, in colour if any of them is.
+
+    Raises:
+        DataError: if their shapes differ.
+    """
+    if any(hasattr(item, "getbands") for item in items):
+        items = pixels(items)
+    arrays = [item.detach().cpu().numpy() if isinstance(item, Tensor) else as_array(item, what) for item in items]
+    shapes = {array.shape for array in arrays}
+    if len(shapes) > 1:
+        other = next(i for i, array in enumerate(arrays) if array.shape != arrays[0].shape)
+        raise DataError(
+            f"{what}: sample 0 has shape {list(arrays[0].shape)}, but sample {other} {list(arrays[other].shape)}; "
+            "resize or pad them to one."
+        )
+    return np.stack(arrays) if arrays else np.zeros(0)
+
+
+def pixels(items: Sequence[Any]) -> list[Any]:
+    """PIL images with 8 bits per channel: all grey, all in colour, or all in colour with transparency."""
+    modes = {item.mode for item in items if hasattr(item, "getbands")}
+    grey = modes <= {"1", "L", "LA", "La"} or all(mode.startswith("I") for mode in modes)
+    mode = "RGBA" if modes == {"RGBA"} else "L" if grey else "RGB"
+    return [in_bytes(item).convert(mode) if hasattr(item, "getbands") else item for item in items]
+
+
+def coded(parts: Sequence[Any], names: Sequence[Sequence[str]], what: str) -> tuple[list[Tensor], tuple[str, ...]]:
+    """Targets of several parts of the data, each with its class names or (), and the names of all classes.
+
+    Texts and categories are numbered in the same way in all parts: in the order of their categories, or sorted. If
+    parts have different class names, their class numbers are renumbered in the union of all names.
+
+    >>> [y.tolist() for y in coded([["no", "yes"], ["yes"]], [(), ()], "mine")[0]], coded([["b", "a"]], [()], "mine")[1]
+    ([[0, 1], [1]], ('a', 'b'))
+    >>> [y.tolist() for y in coded([np.array([0, 1])] * 2, [("cat", "dog"), ("dog", "fish")], "mine")[0]]
+    [[0, 1], [1, 2]]
+
+    Raises:
+        DataError: if targets are missing, negative, or neither numbers nor names, or if parts have different class
+            names and some parts have none.
+    """
+    raw = [_raw(part, what) for part in parts]
+    if any(part.dtype.kind in "US" for part in raw):
+        texts = [part.astype(str) for part in raw]
+        if any(part.ndim > 1 and part.shape[1:] != (1,) for part in texts):
+            raise DataError(f"{what}: targets are texts of shape {list(texts[0].shape)}; give one name per sample.")
+        known = categories(parts) or sorted({str(one) for part in texts for one in np.unique(part)})
+        place = {name: number for number, name in enumerate(known)}
+        return [torch.tensor([place[one] for one in part.ravel()], dtype=torch.int64) for part in texts], tuple(known)
+    found = [targets(part, f"{what}: y") for part in raw]
+    kinds = {part.is_floating_point() for part in found}
+    if len(kinds) > 1:
+        raise DataError(f"{what}: some targets are whole numbers and others floats; convert them to one type.")
+    if not kinds.pop():
+        found = [part[:, 0] if part.ndim == 2 and part.shape[1] == 1 else part for part in found]
+        least = min((int(part.min()) for part in found if part.numel()), default=0)
+        if least < 0:
+            raise DataError(
+                f"{what}: there is a label {least}, but classes are numbered from 0; for labels -1 and 1 give y > 0."
+            )
+    return _renumbered(found, [tuple(one) for one in names], what)
+
+
+def _renumbered(
+    found: list[Tensor], names: Sequence[tuple[str, ...]], what: str
+) -> tuple[list[Tensor], tuple[str, ...]]:
+    """Class numbers of all parts, renumbered in the union of their class names, and that union."""
+    given = list(dict.fromkeys(part for part in names if part))
+    if len(given) < 2:
+        return found, given[0] if given else ()
+    known = list(dict.fromkeys(one for part in given for one in part))
+    if not all(names) or any(part.is_floating_point() or part.ndim > 1 for part in found):
+        raise DataError(f"{what}: data sets have different class names, and some have none; give the targets as names.")
+    for part, own in zip(found, names, strict=True):
+        if part.numel() and int(part.max()) >= len(own):
+            raise DataError(f"{what}: there is a label {int(part.max())}, but only {len(own)} class names.")
+    place = [torch.tensor([known.index(one) for one in own]) for own in names]
+    return [table[part] for table, part in zip(place, found, strict=True)], tuple(known)
+
+
+def with_kind(found: Sequence[Tensor], x: Sequence[Tensor]) -> list[Tensor]:
+    """Convert matrices of zeros and ones to truth values, float32 [N, L]; targets of sequences stay class numbers.
+
+    >>> y = torch.tensor([[0, 1], [1, 1]])
+    >>> with_kind([y], [torch.zeros(2, 5)])[0].dtype, with_kind([y], [torch.zeros(2, 2).long()])[0].dtype
+    (torch.float32, torch.int64)
+    """
+    first, one = found[0], x[0]
+    sequences = not one.is_floating_point() and one.shape[1:] == first.shape[1:]
+    whole = not first.is_floating_point() and first.ndim == 2 and not sequences
+    if whole and all(int(part.max()) <= 1 for part in found if part.numel()):
+        return [part.float() for part in found]
+    return list(found)
+
+
+def _raw(part: Any, what: str) -> np.ndarray:
+    """Targets as an array of numbers or texts."""
+    if isinstance(part, Tensor):
+        held = numbers(part.detach().cpu(), f"{what}: y")
+        return (held.float() if held.dtype == torch.bfloat16 else held).numpy()
+    if is_frame(part):
+        part = part.to_numpy()
+    elif hasattr(part, "isna"):  # a pandas series
+        if lost := int(part.isna().sum()):
+            raise DataError(
+                f"{what}: column {part.name!r} lacks targets in {lost} of {len(part)} rows; drop those rows."
+            )
+        category = hasattr(part.dtype, "categories")
+        part = np.array([str(one) for one in part]) if category else part.to_numpy()
+    array = as_array(part, f"{what}: y")
+    if array.dtype.kind != "O":
+        return array
+    kinds = {type(one) for one in array.ravel()}
+    if kinds <= {str}:
+        return array.astype(str)
+    if kinds <= {bool, int, np.bool_, np.int64} or kinds <= {float, int}:
+        try:
+            return array.astype(np.float64 if float in kinds else np.int64)
+        except OverflowError as error:
+            raise DataError(f"{what}: some labels are beyond the numbers of classes that fit.") from error
+    told = ", ".join(sorted(kind.__name__ for kind in kinds))
+    raise DataError(f"{what}: targets are {told}; give class numbers, names or numbers, and none missing.")
+
+
+PAD = 0
+BYTES = 257  # and padding
+
+
+def tokens(
+    texts: Iterable[str], tokenizer: str = "words", words: int = 10_000, length: int | None = None
+) -> list[list[int]]:
+    """The tokens of each text, at most the first ``length``; 0 is left for padding.
+
+    Args:
+        texts: N texts.
+        tokenizer: ``words``: lower-case words and punctuation, hashed (Weinberger et al., ICML 2009): word w is token
+            1 + crc32(w) mod (``words`` - 1), so that no list of words is needed, and rare words may share a token;
+            ``bytes``: 1 + each byte of UTF-8; otherwise a tokeniser of transformers, a folder or a name on its hub.
+        words: the number of tokens of ``words``, with padding, at least 2.
+        length: the largest number of tokens of a text; None has no limit.
+
+    >>> tokens(["Hé!"], "bytes"), tokens(["a b", "B A"], "words", 1000)
+    ([[73, 196, 170, 34]], [[172, 930], [930, 172]])
+
+    Raises:
+        DataError: if transformers is missing, or has no such tokeniser.
+    """
+    if tokenizer == "words":
+        found = ([1 + zlib.crc32(word.encode()) % (words - 1) for word in words_of(text)] for text in texts)
+    elif tokenizer == "bytes":
+        found = ([1 + byte for byte in text.encode()] for text in texts)
+    else:
+        limit: dict[str, Any] = {} if length is None else {"truncation": True, "max_length": length}
+        found = _of_transformers(tokenizer)(list(texts), **limit)["input_ids"]
+    return [list(row[:length]) for row in found]
+
+
+def words_of(text: str) -> Iterator[str]:
+    """BERT's basic tokenisation: lower-case words without accents; punctuation and Chinese characters are words.
+
+    >>> list(words_of("Café-au-lait, 2 mg?"))
+    ['cafe', '-', 'au', '-', 'lait', ',', '2', 'mg', '?']
+    """
+    word = ""
+    for letter in unicodedata.normalize("NFD", text.lower()):
+        kind = unicodedata.category(letter)
+        if kind == "Mn" or (kind[0] == "C" and letter not in "\t\n\r"):
+            continue
+        alone = kind[0] == "P" or letter in "$+<=>^`|~" or "\u4e00" <= letter <= "\u9fff"
+        if alone or letter.isspace():
+            if word:
+                yield word
+            word = ""
+            if alone:
+                yield letter
+        else:
+            word += letter
+    if word:
+        yield word
+
+
+def vocabulary(tokenizer: str, words: int) -> int:
+    """The number of tokens, with padding.
+
+    >>> vocabulary("words", 500), vocabulary("bytes", 500)
+    (500, 257)
+    """
+    return words if tokenizer == "words" else BYTES if tokenizer == "bytes" else len(_of_transformers(tokenizer))
+
+
+def padded(rows: Sequence[Sequence[int]], tokenizer: str, length: int) -> np.ndarray:
+    """Rows of at most ``length`` tokens as int64 [N, length].
+
+    A tokeniser of transformers pads as its network was trained; other texts end at the last position, where a recurrent
+    network reads its result.
+
+    >>> padded([[5, 6], [7]], "bytes", 3).tolist()
+    [[0, 5, 6], [0, 0, 7]]
+    """
+    left, pad = True, PAD
+    if tokenizer not in ("words", "bytes"):
+        made = _of_transformers(tokenizer)
+        left, pad = made.padding_side == "left", made.pad_token_id or PAD
+    found = np.full((len(rows), length), pad, dtype=np.int64)
+    for number, row in enumerate(rows):
+        found[number, length - len(row) if left else 0 :][: len(row)] = row
+    return found
+
+
+def texts_of(frame: Any, column: str, what: str) -> list[str]:
+    """A pandas column of texts.
+
+    Raises:
+        DataError: if there is no such column, some texts are missing, or it holds something else.
+    """
+    present([column], list(frame.columns), what)
+    complete([frame[column]], f"{what}: column {column!r}")
+    found = frame[column].tolist()
+    if not all(isinstance(one, str) for one in found):
+        raise DataError(f"{what}: column {column!r} does not hold texts; data=table:FILE reads numbers and categories.")
+    return found
+
+
+def in_tokens(x: Any, *, column: str, tokenizer: str, words: int, length: int) -> Any:
+    """Texts, a list or the column of a frame, as padded tokens, int64 [N, length]; anything else unchanged.
+
+    >>> in_tokens(["Hi"], column="text", tokenizer="bytes", words=2, length=3).tolist()
+    [[0, 73, 106]]
+
+    Raises:
+        DataError: if a frame has no such column, or it does not hold texts.
+    """
+    if is_frame(x):
+        x = texts_of(x, column, "the table of inputs")
+    listed = x.tolist() if isinstance(x, np.ndarray) and x.dtype.kind in "OU" else x
+    if not isinstance(listed, list | tuple) or not all(isinstance(one, str) for one in listed):
+        return x
+    return padded(tokens(listed, tokenizer, words, length), tokenizer, length)
+
+
+@cache
+def _of_transformers(name: str) -> Any:
+    try:
+        from transformers import AutoTokenizer  # pyright: ignore[reportMissingImports]
+    except ImportError as error:
+        raise DataError(
+            f"the tokeniser {name!r} is neither words nor bytes, and transformers is not installed; "
+            'pip install "fedloom[text]" brings it.'
+        ) from error
+    try:
+        return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+    except Exception as error:  # the hub and each file format fail in their own ways
+        raise DataError(f"there is no tokeniser {name!r} ({in_one_line(error)}).") from error

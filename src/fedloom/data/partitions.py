@@ -1,0 +1,781 @@
+"""Partitions: ways to assign the samples of one data set to many clients.
+
+A partition answers one question: which client holds each sample? Label shares are equal in ``Iid`` and ``Lognormal``;
+clients hold few classes in ``Shards``, ``Pathological`` and ``Niid1``, Dirichlet shares of them in ``Dirichlet``,
+``DirichletBalanced`` and ``Niid2``, and a window of classes in ``Acid`` and ``Alid``.
+
+>>> from fedloom.data.partitions import partitions
+>>> partitions.names()
+['iid', 'lognormal', 'shards', 'pathological', 'niid1', 'dirichlet', 'niid2', 'dirichlet_balanced', 'acid', 'alid',
+ 'natural', 'flower']
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import math
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy import ndarray
+from numpy.random import Generator
+
+from fedloom.core import ranges
+from fedloom.core.checks import one_of
+from fedloom.core.errors import ConfigError, DataError, with_type
+from fedloom.core.federation import Index
+from fedloom.core.ranges import Count, NonNegative, Positive
+from fedloom.core.registry import Registry
+from fedloom.core.settings import check_fields
+from fedloom.data.split import index_of, rank_within, shuffled_by_label
+
+
+@dataclass(frozen=True)
+class Partition(ABC):
+    """An assignment of the rows of a training set to clients.
+
+    A subclass implements ``owners``, the client of every sample; calling the partition draws it, redraws it where
+    clients fall short of ``min_size``, and returns an ``Index``. No sample can belong to two clients.
+
+    Args:
+        min_size: smallest number of samples per client; a draw that gives a client fewer is repeated.
+        redraws: number of further draws before giving up.
+    """
+
+    min_size: Count = field(default=1, kw_only=True)
+    redraws: ranges.Natural = field(default=50, kw_only=True)
+
+    reads_labels: ClassVar[bool] = True  # targets must be class numbers
+    needs_clients: ClassVar[bool] = True  # False: the number of clients follows from the data
+    deals_test: ClassVar[bool] = False  # True: implements ``test_owners``
+
+    def __post_init__(self) -> None:
+        check_fields(self, "partition.")
+
+    @abstractmethod
+    def owners(self, labels: ndarray, clients: int, rng: Generator, groups: ndarray | None) -> ndarray:
+        """The client (0 .. clients - 1) of every sample, or -1 for a sample that is left out; int [N]."""
+
+    def test_owners(self, labels: ndarray, classes: int, clients: int, rng: Generator) -> ndarray:
+        """The client of every row of the common test set, int [N]; only where ``deals_test``."""
+        raise DataError(f"partition {self.name!r} does not assign rows of the common test set to clients.")
+
+    @property
+    def outputs(self) -> int | None:
+        """The number of outputs if clients number their own classes; None if they use those of the data."""
+        return None
+
+    def relabelling(self, clients: int, classes: int, rng: Generator) -> ndarray | None:
+        """Each client's own label of each class, int [K, C]; None if all clients use the common labels."""
+        return None
+
+    def __call__(self, labels: ndarray, clients: int | None, rng: Generator, groups: ndarray | None = None) -> Index:
+        """Draw the partition; each client's rows are in ascending order.
+
+        Args:
+            labels: class number of every sample, int [N].
+            clients: number of clients K; None only if it follows from the data (natural ids).
+            rng: source of every draw.
+            groups: natural client of every sample, int [N], if the data have natural clients.
+
+        Raises:
+            DataError: if the partition is impossible with these samples and clients.
+        """
+        self._check(len(labels), clients)
+        for _ in range(self.redraws + 1):
+            owner = self.owners(labels, clients or 0, rng, groups)
+            index = index_of(owner, clients or int(owner.max(initial=-1)) + 1)
+            if len(index) and index.sizes.min() >= self.min_size:
+                return index
+        raise DataError(
+            f"partition {self.name!r} left a client with fewer than {self.min_size} samples in each of "
+            f"{self.redraws + 1} draws ({len(labels)} samples, {clients or 'natural'} clients); "
+            "use fewer clients, a smaller min_size or less skew."
+        )
+
+    def _check(self, samples: int, clients: int | None) -> None:
+        if clients is None:
+            if self.needs_clients:
+                raise DataError(f"partition {self.name!r} needs a number of clients.")
+        elif clients < 1:
+            raise DataError(f"there must be at least 1 client, not clients={clients}.")
+        elif clients > samples:
+            raise DataError(
+                f"{samples} samples cannot be dealt to {clients} clients: there are more clients than samples."
+            )
+        elif clients * self.min_size > samples:
+            raise DataError(
+                f"{samples} samples cannot give {clients} clients {self.min_size} each (min_size); "
+                f"that needs {clients * self.min_size}."
+            )
+
+    @property
+    def name(self) -> str:
+        """The name under which this kind of partition is registered."""
+        return partitions.describe(self)["name"]
+
+    def describe(self) -> dict[str, Any]:
+        """Name and settings as plain data, without ``min_size`` and ``redraws`` at their defaults."""
+        usual = {"min_size": Partition.min_size, "redraws": Partition.redraws}
+        return {k: v for k, v in partitions.describe(self).items() if k not in usual or usual[k] != v}
+
+
+partitions = Registry[Partition]("partition")
+
+
+def equal_sizes(samples: int, clients: int) -> np.ndarray:
+    """Sizes that differ by at most 1 and sum to ``samples``, int [K]; the first clients get the remainder.
+
+    >>> equal_sizes(11, 3).tolist()
+    [4, 4, 3]
+    """
+    return np.full(clients, samples // clients) + (np.arange(clients) < samples % clients)
+
+
+def lognormal_sizes(samples: int, clients: int, sigma: float, rng: Generator) -> np.ndarray:
+    """Sizes proportional to exp(σz), z ~ N(0, 1), rounded to integers that sum to ``samples``; int64 [K].
+
+    >>> lognormal_sizes(100, 4, 0.5, np.random.default_rng(0)).sum()
+    np.int64(100)
+    """
+    logs = sigma * rng.standard_normal(clients)
+    with np.errstate(over="ignore"):
+        share = np.exp(logs)
+    if not 0 < share.sum() < np.inf:  # beyond what numbers hold, for a huge σ
+        share = np.exp(logs - logs.max())
+    exact = share / share.sum() * samples
+    sizes = np.floor(exact).astype(np.int64)
+    sizes[np.argsort(sizes - exact, kind="stable")[: samples - sizes.sum()]] += 1  # the largest remainders round up
+    return sizes
+
+
+@partitions.register
+@dataclass(frozen=True)
+class Iid(Partition):
+    """Uniformly random assignment with equal sizes.
+
+    >>> Iid()(np.zeros(10, int), 3, np.random.default_rng(0)).sizes.tolist()
+    [4, 3, 3]
+    """
+
+    reads_labels: ClassVar[bool] = False
+
+    def owners(self, labels: ndarray, clients: int, rng: Generator, groups: ndarray | None = None) -> ndarray:
+        return rng.permutation(len(labels)) % clients
+
+
+@partitions.register
+@dataclass(frozen=True)
+class Lognormal(Partition):
+    """Uniformly random assignment with lognormal sizes (quantity skew): client k's is proportional to exp(σz_k).
+
+    Args:
+        sigma: σ, the standard deviation of the logarithm of the sizes; FedDyn's unbalanced setting is .3.
+
+    >>> Lognormal(sigma=0.5)(np.zeros(100, int), 4, np.random.default_rng(0)).sizes.sum()
+    np.int64(100)
+    """
+
+    sigma: Positive = 0.3
+
+    reads_labels: ClassVar[bool] = False
+
+    def owners(self, labels: ndarray, clients: int, rng: Generator, groups: ndarray | None = None) -> ndarray:
+        sizes = lognormal_sizes(len(labels), clients, self.sigma, rng)
+        return rng.permutation(np.repeat(np.arange(clients), sizes))
+
+
+@partitions.register
+@dataclass(frozen=True)
+class Shards(Partition):
+    """Equal shards of the label-sorted samples, dealt to the clients at random (McMahan et al., AISTATS 2017).
+
+    With two shards per client most clients hold two labels; a shard across a label boundary adds a third.
+
+    Args:
+        shards: shards per client.
+
+    Raises:
+        DataError: if there are more shards than samples.
+
+    >>> index = Shards(shards=2)(np.repeat(np.arange(4), 6), 4, np.random.default_rng(0))
+    >>> index.sizes.tolist()
+    [6, 6, 6, 6]
+    """
+
+    shards: Count = 2
+
+    def owners(self, labels: ndarray, clients: int, rng: Generator, groups: ndarray | None = None) -> ndarray:
+        samples, shards = len(labels), clients * self.shards
+        if shards > samples:
+            raise DataError(
+                f"{samples} samples cannot be cut into {shards} shards ({clients} clients with {self.shards} each): "
+                "there are more shards than samples."
+            )
+        client_of_shard = rng.permutation(shards) % clients
+        owner = np.empty(samples, dtype=np.int64)
+        owner[shuffled_by_label(labels, rng)] = client_of_shard[np.arange(samples) * shards // samples]
+        return owner
+
+
+@partitions.register
+@dataclass(frozen=True)
+class Pathological(Partition):
+    """Exactly k classes per client, with every class at equally many clients (to within one).
+
+    The samples of a class are split equally, at random, among the clients that hold it.
+
+    Args:
+        classes: k, the number of classes per client.
+
+    Raises:
+        DataError: if k exceeds the number of classes, if the clients cannot hold all classes, or if a class has fewer
+            samples than clients that hold it.
+
+    >>> labels = np.repeat(np.arange(5), 20)
+    >>> index = Pathological(classes=2)(labels, 10, np.random.default_rng(0))
+    >>> [len(set(labels[index[client]])) for client in range(10)]
+    [2, 2, 2, 2, 2, 2, 2, 2, 2, 2]
+    """
+
+    classes: Count = 2
+
+    def owners(self, labels: ndarray, clients: int, rng: Generator, groups: ndarray | None = None) -> ndarray:
+        present, label = np.unique(labels, return_inverse=True)
+        available = np.bincount(label)  # [C]
+        if self.classes > len(present):
+            raise DataError(f"clients cannot hold {self.classes} classes each: there are only {len(present)}.")
+        if clients * self.classes < len(present):
+            raise DataError(
+                f"{clients} clients with {self.classes} classes each cannot hold all {len(present)} classes; "
+                "use more clients or more classes per client."
+            )
+        chosen = self.dealt(clients, len(present), rng)  # [K, k]
+        holders = np.argsort(chosen.ravel(), kind="stable") // self.classes  # clients, grouped by class
+        held = np.bincount(chosen.ravel())  # [C] number of clients that hold each class
+        short = np.flatnonzero(available < held)
+        if len(short):
+            c = short[0]
+            raise DataError(f"class {present[c]} has {available[c]} samples, but {held[c]} clients are to hold it.")
+        rows = shuffled_by_label(label, rng)
+        c = label[rows]
+        owner = np.empty(len(rows), dtype=np.int64)
+        owner[rows] = holders[(np.cumsum(held) - held)[c] + rank_within(c) % held[c]]
+        return owner
+
+    def dealt(self, clients: int, classes: int, rng: Generator) -> ndarray:
+        """The classes that each client holds, int [K, k]."""
+        return deal_classes(clients, classes, self.classes, rng)
+
+
+def deal_classes(clients: int, classes: int, k: int, rng: Generator) -> ndarray:
+    """``k`` distinct classes for every client, with all classes equally frequent; int [K, k].
+
+    Clients in turn take the ``k`` classes taken least often so far, ties broken at random. After
+    ``classes / gcd(classes, k)`` clients all counts are equal, so blocks of that many clients are independent and are
+    drawn in parallel.
+    """
+    period = classes // math.gcd(classes, k)
+    blocks = -(-clients // period)
+    dealt = np.zeros((blocks, classes), dtype=np.int32)
+    chosen = np.empty((blocks, period, k), dtype=np.int64)
+    for turn in range(period):
+        take = np.argsort(dealt + rng.random(dealt.shape), axis=1, kind="stable")[:, :k]
+        chosen[:, turn] = take
+        np.put_along_axis(dealt, take, np.take_along_axis(dealt, take, 1) + 1, 1)
+    return chosen.reshape(-1, k)[:clients]
+
+
+@partitions.register
+@dataclass(frozen=True)
+class Niid1(Partition):
+    """C / ``parts`` classes per client: FedSSA's NIID-1, where each of five clients holds its own fifth of the classes.
+
+    With another number of clients, every class is held by equally many of them (to within one).
+
+    Args:
+        parts: number of equal parts of the classes; a client holds as many classes as one part has.
+        order: whether the parts are dealt in the order of the classes, so that of ten classes client k = 1, ..., 5
+            holds classes 2k - 1 and 2k, as table 4 of the paper implies; otherwise classes are dealt at random.
+
+    Raises:
+        DataError: if ``parts`` does not divide the number of classes, or the clients cannot hold all classes.
+
+    >>> labels = np.repeat(np.arange(10), 6)
+    >>> index = Niid1()(labels, 5, np.random.default_rng(0))
+    >>> sorted(c.item() for client in range(5) for c in np.unique(labels[index[client]]))
+    [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
+    >>> index = Niid1(order=True)(labels, 5, np.random.default_rng(0))
+    >>> [np.unique(labels[index[client]]).tolist() for client in range(5)]
+    [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]]
+    """
+
+    parts: Count = 5
+    order: bool = False
+
+    def owners(self, labels: ndarray, clients: int, rng: Generator, groups: ndarray | None = None) -> ndarray:
+        classes = len(np.unique(labels))
+        if classes % self.parts:
+            raise DataError(f"{classes} classes cannot be cut into {self.parts} equal parts.")
+        return (_InOrder if self.order else Pathological)(classes // self.parts).owners(labels, clients, rng)
+
+
+@dataclass(frozen=True)
+class _InOrder(Pathological):
+    """As ``Pathological``, but client 0 holds the first k classes, client 1 the next k, and so on, cyclically."""
+
+    def dealt(self, clients: int, classes: int, rng: Generator) -> ndarray:
+        return np.arange(clients * self.classes).reshape(-1, self.classes) % classes
+
+
+@partitions.register
+@dataclass(frozen=True)
+class Dirichlet(Partition):
+    """Each class is split among the clients by its own Dirichlet draw; both labels and sizes are skewed.
+
+    For every class c, p ~ Dirichlet_K(α, ..., α), and client k gets the share p_k of the samples of c. This is what
+    most frameworks implement as the Dirichlet partition (Yurochkin et al., ICML 2019), often with a citation of Hsu et
+    al. (2019); ``dirichlet_balanced`` keeps the sizes under control.
+
+    Args:
+        alpha: concentration α; .1 is severe, 100 is nearly IID.
+
+    >>> index = Dirichlet(alpha=0.3)(np.repeat(np.arange(10), 100), 5, np.random.default_rng(0))
+    >>> len(index), index.sizes.sum()
+    (5, np.int64(1000))
+    """
+
+    alpha: Positive = 0.3
+
+    def owners(self, labels: ndarray, clients: int, rng: Generator, groups: ndarray | None = None) -> ndarray:
+        owner = np.empty(len(labels), dtype=np.int64)
+        for c in np.unique(labels):
+            rows = rng.permutation(np.flatnonzero(labels == c))
+            ends = np.cumsum(rng.dirichlet(np.full(clients, self.alpha)))
+            ticks = (np.arange(len(rows)) + rng.random()) / len(rows)  # client k expects exactly p_k of them
+            owner[rows] = np.minimum(np.searchsorted(ends, ticks, side="right"), clients - 1)
+        return owner
+
+
+@partitions.register
+@dataclass(frozen=True)
+class Niid2(Partition):
+    """``dirichlet`` under the name that FedSSA gives it (NIID-2, ten clients).
+
+    Args:
+        beta: concentration.
+
+    >>> Niid2()(np.repeat(np.arange(10), 60), 10, np.random.default_rng(0)).sizes.sum()
+    np.int64(600)
+    """
+
+    beta: Positive = 0.5
+
+    def owners(self, labels: ndarray, clients: int, rng: Generator, groups: ndarray | None = None) -> ndarray:
+        return Dirichlet(self.beta).owners(labels, clients, rng)
+
+
+@partitions.register(name="dirichlet_balanced")
+@dataclass(frozen=True)
+class DirichletBalanced(Partition):
+    """Each client fills a prescribed size from its own Dirichlet prior over the classes.
+
+    Client k draws q_k ~ Dirichlet_C(α, ..., α) over the classes that occur. Places at the clients are filled in random
+    order: a class is drawn from the client's prior, then a sample of that class without replacement. Once a class is
+    exhausted, priors are renormalised over the remaining classes (uniform if a prior has no mass left), so that every
+    sample is dealt. This is the partition of FedDyn (Acar et al., ICLR 2021; thesis A.1.1); priors per client are also
+    those of Hsu et al. (2019).
+
+    Args:
+        alpha: concentration α; the papers use .3 and .6.
+        sigma: 0 for equal sizes; otherwise the standard deviation of the logarithm of lognormal sizes.
+
+    >>> index = DirichletBalanced(alpha=0.3)(np.repeat(np.arange(10), 100), 5, np.random.default_rng(0))
+    >>> index.sizes.tolist()
+    [200, 200, 200, 200, 200]
+    """
+
+    alpha: Positive = 0.3
+    sigma: NonNegative = 0.0
+
+    def owners(self, labels: ndarray, clients: int, rng: Generator, groups: ndarray | None = None) -> ndarray:
+        present, label = np.unique(labels, return_inverse=True)
+        if self.sigma:
+            sizes = lognormal_sizes(len(labels), clients, self.sigma, rng)
+        else:
+            sizes = equal_sizes(len(labels), clients)
+        prior = rng.dirichlet(np.full(len(present), self.alpha), size=clients)  # [K, C]
+        places = rng.permutation(np.repeat(np.arange(clients), sizes))  # the client of each place, in order of filling
+        drawn = fill(places, np.maximum(prior, 1e-300), np.bincount(label), rng)
+        owner = np.empty(len(labels), dtype=np.int64)
+        order = np.argsort(drawn, kind="stable")  # places, grouped by class
+        owner[shuffled_by_label(label, rng)] = places[order]  # samples of class c to places of class c
+        return owner
+
+
+def fill(places: ndarray, prior: ndarray, available: ndarray, rng: Generator) -> ndarray:
+    """Draw the class of each place in order and without replacement; int [N] with ``available[c]`` entries of class c.
+
+    A draw from a prior renormalised over the remaining classes equals a draw from the prior repeated until it hits a
+    remaining class. All places can therefore be drawn at once; then, class by class in the order of exhaustion, the
+    places that came too late for the class are redrawn without it.
+
+    Args:
+        places: client of each place, int [N].
+        prior: positive class priors, [K, C].
+        available: number of samples of each class, int [C], summing to N.
+        rng: source of the draws.
+    """
+    left = prior.copy()
+    narrow = np.min_scalar_type(len(available))  # short integers sort in linear time
+    drawn = draw(left, places, rng).astype(narrow)
+    while True:
+        counts = np.bincount(drawn, minlength=len(available))
+        over = np.flatnonzero(counts > available)
+        if not len(over):
+            return drawn
+        order = np.argsort(drawn, kind="stable")  # places, grouped by class, in order of filling
+        start = np.cumsum(counts) - counts
+        last = order[start[over] + available[over] - 1]  # where each of these classes is exhausted
+        c = over[np.argmin(last)]
+        late = order[start[c] + available[c] : start[c] + counts[c]]
+        left[:, c] = 0
+        drawn[late] = draw(left, places[late], rng).astype(narrow)
+
+
+def draw(weights: ndarray, clients: ndarray, rng: Generator) -> ndarray:
+    """One class for each entry of ``clients`` from that client's row of ``weights`` [K, C]; int [len(clients)].
+
+    The rows' distribution functions are concatenated on one axis, the j-th client's on [j, j + 1), so that a single
+    ``searchsorted`` serves all draws; visiting it client by client keeps it in the processor's cache.
+    """
+    order = np.argsort(clients, kind="stable")  # ties in one order on every machine
+    who = clients[order]
+    first = np.append(True, who[1:] != who[:-1])
+    j = np.cumsum(first) - 1
+    ends = np.cumsum(weights[who[first]], axis=1)
+    ends /= ends[:, -1:]
+    ends += np.arange(len(ends))[:, None]
+    at = np.minimum(j + rng.random(len(j)), np.nextafter(j + 1.0, 0))
+    drawn = np.empty(len(j), dtype=np.int64)
+    drawn[order] = np.searchsorted(ends.ravel(), at, side="right") - j * weights.shape[1]
+    return drawn
+
+
+@partitions.register
+@dataclass(frozen=True)
+class Acid(Partition):
+    """A window of s consecutive classes per client, with equally many samples of each (Acar, thesis A.1.2).
+
+    Client i holds the classes i mod C, ..., (i + s - 1) mod C, so that many pairs of clients share no class. Training
+    samples come from the training pool and, with ``held_out=common``, test samples from the common test set, both
+    without replacement. Where s does not divide the number of samples, the first classes of the window get one more.
+    A warning reports the samples that are left over.
+
+    Args:
+        classes: classes per client, s.
+        samples: training samples per client.
+        test_samples: test samples per client.
+
+    Raises:
+        DataError: if s exceeds the number of classes, or a class has too few samples.
+
+    >>> labels = np.repeat(np.arange(5), 20)
+    >>> index = Acid(classes=2, samples=20)(labels, 5, np.random.default_rng(0))
+    >>> np.unique(labels[index[4]]).tolist(), index.sizes.tolist()
+    ([0, 4], [20, 20, 20, 20, 20])
+    """
+
+    classes: Count = 5
+    samples: int = 500
+    test_samples: int = 100
+
+    deals_test: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if min(self.samples, self.test_samples) < self.classes:
+            raise ConfigError(
+                f"samples ({self.samples}) and test_samples ({self.test_samples}) must give each of a client's "
+                f"{self.classes} classes at least one."
+            )
+
+    def owners(self, labels: ndarray, clients: int, rng: Generator, groups: ndarray | None = None) -> ndarray:
+        owner = windows(labels, int(labels.max()) + 1, clients, self.classes, self.samples, "samples", rng)
+        left = int((owner < 0).sum())
+        if left:
+            warnings.warn(
+                f"partition {self.name!r} gives {clients} clients {self.samples} samples each and leaves out "
+                f"{left} of {len(labels)} samples.",
+                stacklevel=3,
+            )
+        return owner
+
+    def test_owners(self, labels: ndarray, classes: int, clients: int, rng: Generator) -> ndarray:
+        return windows(labels, classes, clients, self.classes, self.test_samples, "test_samples", rng)
+
+
+@partitions.register
+@dataclass(frozen=True)
+class Alid(Acid):
+    """ACID with a random permutation of the class labels at each client (Acar, thesis A.1.2).
+
+    Client k labels class c as π_k(c), with one permutation π_k of all classes for its training and test samples. A
+    model that does not adapt to the client cannot do better than chance.
+
+    Args:
+        names: ``all``, a permutation of the numbers of all classes; or ``local``, as published: client k numbers its s
+            classes 0 ... s - 1, in its own order, and the model has s outputs. All samples then carry their owners'
+            labels, and only the samples of the common test set that were dealt to clients remain.
+
+    Raises:
+        ConfigError: for unknown names, or settings out of range.
+
+    >>> labels = Alid().relabelling(4, 3, np.random.default_rng(0))
+    >>> labels.shape, np.sort(labels, axis=1)[2].tolist()
+    ((4, 3), [0, 1, 2])
+    """
+
+    names: str = "all"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        one_of("partition 'alid' has no names", self.names, ("all", "local"))
+
+    @property
+    def outputs(self) -> int | None:
+        return self.classes if self.names == "local" else None
+
+    def relabelling(self, clients: int, classes: int, rng: Generator) -> ndarray:
+        if self.names == "local":
+            own = (np.arange(classes) - np.arange(clients)[:, None]) % classes  # of client i, class i mod C is number 0
+            turned = rng.permuted(np.tile(np.arange(self.classes), (clients, 1)), axis=1)
+            rest = np.tile(np.arange(self.classes, classes), (clients, 1))
+            return np.take_along_axis(np.concatenate([turned, rest], axis=1), own, axis=1)
+        return rng.permuted(np.tile(np.arange(classes), (clients, 1)), axis=1)
+
+
+def windows(labels: ndarray, classes: int, clients: int, s: int, samples: int, setting: str, rng: Generator) -> ndarray:
+    """The client of every sample, int [N], where client i takes ``samples`` of the s classes from i mod C on.
+
+    Raises:
+        DataError: if there are too few samples; the message says how many a client could have.
+    """
+    if s > classes:
+        raise DataError(f"clients cannot hold {s} classes each: there are only {classes}.")
+    held = (np.arange(clients)[:, None] + np.arange(s)) % classes  # [K, s]
+    quota = np.broadcast_to(samples // s + (np.arange(s) < samples % s), held.shape)
+    wanted = np.bincount(held.ravel(), quota.ravel(), minlength=classes).astype(np.int64)
+    available = np.bincount(labels, minlength=classes)
+    short = np.flatnonzero(wanted > available)
+    if len(short):
+        holders = np.bincount(held.ravel(), minlength=classes)
+        most = int((available[holders > 0] // holders[holders > 0]).min()) * s
+        raise DataError(
+            f"class {short[0]} has {available[short[0]]} samples, but {clients} clients with {setting}={samples} need "
+            f"{wanted[short[0]]} of it; " + (f"use at most {setting}={most}." if most else "use fewer clients.")
+        )
+    order = np.argsort(held.ravel(), kind="stable")
+    holder = np.repeat(order // s, quota.ravel()[order])  # client of each wanted sample, grouped by class
+    rows = shuffled_by_label(labels, rng)
+    c = labels[rows]
+    rank = rank_within(c)
+    given = rank < wanted[c]
+    owner = np.full(len(labels), -1, dtype=np.int64)
+    owner[rows[given]] = holder[((np.cumsum(wanted) - wanted)[c] + rank)[given]]
+    return owner
+
+
+@partitions.register
+@dataclass(frozen=True)
+class Natural(Partition):
+    """One client for each natural id of the source (writer, role, user, hospital, speaker), in order of their ids.
+
+    Ids with fewer than ``min_size`` samples are left out. If a number of clients is given, that many of the remaining
+    ids are drawn at random. A warning reports what is left out.
+
+    Raises:
+        DataError: if the source has no natural ids, or fewer than the number of clients.
+
+    >>> index = Natural()(np.zeros(5, int), None, np.random.default_rng(0), groups=np.array([7, 3, 7, 7, 3]))
+    >>> [index[client].tolist() for client in range(len(index))]
+    [[1, 4], [0, 2, 3]]
+    """
+
+    reads_labels: ClassVar[bool] = False
+    needs_clients: ClassVar[bool] = False
+
+    def owners(self, labels: ndarray, clients: int, rng: Generator, groups: ndarray | None = None) -> ndarray:
+        if groups is None:
+            raise DataError(
+                "partition 'natural' needs natural client ids (writers, roles, hospitals), "
+                "which this source does not have."
+            )
+        ids, which, sizes = np.unique(groups, return_inverse=True, return_counts=True)
+        kept = np.flatnonzero((ids >= 0) & (sizes >= self.min_size))
+        if len(kept) < max(clients, 1):
+            raise DataError(
+                f"there are {len(kept)} natural ids with at least {self.min_size} samples, "
+                f"too few for {max(clients, 1)} clients."
+            )
+        if clients:
+            kept = np.sort(rng.choice(kept, clients, replace=False))
+        client = np.full(len(ids), -1)
+        client[kept] = np.arange(len(kept))
+        owner = client[which]
+        if len(kept) < len(ids):
+            out = ids[client < 0]
+            listed = ", ".join(map(str, out[:8])) + (f" and {len(out) - 8} more" if len(out) > 8 else "")
+            warnings.warn(
+                f"partition 'natural' keeps {len(kept)} of {len(ids)} natural ids and leaves out "
+                f"{int((owner < 0).sum())} of {len(groups)} samples (ids {listed}).",
+                stacklevel=3,
+            )
+        return owner
+
+
+@dataclass(frozen=True)
+class Rows(Partition):
+    """The rows of each client as given; rows that no client holds are left out.
+
+    Args:
+        rows: one list of row numbers per client.
+
+    Raises:
+        DataError: for a row that does not exist or is listed twice, or a client without rows.
+
+    >>> index = Rows([[0, 2], [1]])(np.zeros(4, int), None, np.random.default_rng(0))
+    >>> [index[client].tolist() for client in range(len(index))]
+    [[0, 2], [1]]
+    """
+
+    rows: Any = ()
+
+    reads_labels: ClassVar[bool] = False
+    needs_clients: ClassVar[bool] = False
+
+    def owners(self, labels: ndarray, clients: int, rng: Generator, groups: ndarray | None = None) -> ndarray:
+        lists = [np.asarray(part) for part in self.rows]
+        if clients not in (0, len(lists)):
+            raise DataError(f"there are {len(lists)} lists of rows, but {clients} clients; leave clients= out.")
+        owner = np.full(len(labels), -1, dtype=np.int64)
+        for client, part in enumerate(lists):
+            if part.dtype.kind not in "iu" or part.ndim != 1 or not len(part):
+                raise DataError(f"the rows of client {client} must be a list of one or more whole numbers.")
+            if part.min() < 0 or part.max() >= len(labels):
+                raise DataError(f"client {client} holds a row that is not among 0 to {len(labels) - 1}.")
+            if len(np.unique(part)) < len(part) or (owner[part] >= 0).any():
+                raise DataError(f"client {client} holds a row twice, or one that another client holds already.")
+            owner[part] = client
+        return owner
+
+    @property
+    def name(self) -> str:
+        return "rows"
+
+    def describe(self) -> dict[str, Any]:
+        """Name and number of clients; the assignment itself is in the federation's fingerprint."""
+        return {"name": self.name, "clients": len(self.rows)}
+
+
+@partitions.register
+@dataclass(frozen=True)
+class Flower(Partition):
+    """Any partitioner of ``flwr-datasets``, given as an object or as a class name with settings.
+
+    The partitioner sees a data set with the columns ``label``, ``row`` and, if the source has natural ids, ``client``;
+    use ``partition_by="label"`` or ``"client"``. An object brings its own seed and number of clients; for a class name,
+    ``num_partitions``, ``partition_by`` and ``seed`` are filled in unless the settings give them.
+
+    ::
+
+        Flower(DirichletPartitioner(num_partitions=20, partition_by="label", alpha=0.3))
+        Flower(kind="DirichletPartitioner", settings={"alpha": 0.3})
+
+    Args:
+        partitioner: an object with ``dataset``, ``num_partitions`` and ``load_partition``; it is copied, not modified.
+        kind: alternatively, the name of a class in ``flwr_datasets.partitioner``.
+        settings: arguments of that class.
+
+    Raises:
+        DataError: if flwr-datasets is missing (``pip install "fedloom[hub]"``), or the partitioner fails, makes
+            another number of partitions than there are clients, or assigns a sample twice.
+    """
+
+    partitioner: Any = None
+    kind: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    needs_clients: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (self.partitioner is None) == (not self.kind):
+            raise ConfigError(
+                "partition 'flower' needs either a partitioner object or the kind of one, "
+                "for example kind=DirichletPartitioner."
+            )
+
+    def owners(self, labels: ndarray, clients: int, rng: Generator, groups: ndarray | None = None) -> ndarray:
+        dataset = table(labels, groups)
+        partitioner = copy.deepcopy(self.partitioner) if self.partitioner is not None else self._make(clients, rng)
+        what = f"flwr-datasets' {type(partitioner).__name__}"
+        try:
+            partitioner.dataset = dataset
+            count = partitioner.num_partitions
+            parts = [np.asarray(partitioner.load_partition(k).with_format("numpy")["row"]) for k in range(count)]
+        except Exception as error:
+            raise DataError(
+                f"{what} failed ({with_type(error)}); the columns are {', '.join(dataset.column_names)}."
+            ) from error
+        if clients and count != clients:
+            raise DataError(f"{what} makes {count} partitions, but {clients} clients were requested.")
+        owner = np.full(len(labels), -1, dtype=np.int64)
+        for client, rows in enumerate(parts):
+            if len(rows) < self.min_size:
+                raise DataError(f"{what} gives client {client} {len(rows)} samples; min_size is {self.min_size}.")
+            if len(np.unique(rows)) < len(rows) or (owner[rows] >= 0).any():
+                raise DataError(f"{what} puts a sample at two clients or twice at one.")
+            owner[rows] = client
+        if (owner < 0).any():
+            warnings.warn(f"{what} leaves out {int((owner < 0).sum())} of {len(owner)} samples.", stacklevel=3)
+        return owner
+
+    def _make(self, clients: int, rng: Generator) -> Any:
+        import flwr_datasets.partitioner as kinds  # pyright: ignore[reportMissingImports]
+
+        one_of("flwr-datasets has no partitioner", self.kind, kinds.__all__)
+        make = getattr(kinds, self.kind)
+        filled = {"num_partitions": clients or None, "partition_by": "label", "seed": int(rng.integers(2**31))}
+        accepted = inspect.signature(make).parameters
+        given = {name: value for name, value in filled.items() if name in accepted and value is not None}
+        try:
+            return make(**{**given, **self.settings})
+        except Exception as error:
+            raise DataError(f"flwr-datasets' {self.kind} cannot be made ({with_type(error)}).") from error
+
+    def describe(self) -> dict[str, Any]:
+        """Name, kind and settings as plain data; an object is described by its class and constructor arguments."""
+        if self.partitioner is None:
+            return {"name": self.name, "kind": self.kind, "settings": dict(self.settings)}
+        held, arguments = vars(self.partitioner), inspect.signature(type(self.partitioner)).parameters
+        given = {name: held.get(f"_{name}", held.get(name)) for name in arguments}
+        given = {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in given.items()}
+        plain = {name: value for name, value in given.items() if isinstance(value, (bool, int, float, str, list))}
+        return {"name": self.name, "kind": type(self.partitioner).__name__, "settings": plain}
+
+
+def table(labels: ndarray, groups: ndarray | None) -> Any:
+    """The data as partitioners see them: a ``datasets.Dataset`` of labels, rows and natural clients, without inputs."""
+    try:
+        import flwr_datasets  # pyright: ignore[reportMissingImports]  # noqa: F401
+        from datasets import Dataset  # pyright: ignore[reportMissingImports]
+    except ImportError as error:
+        raise DataError('flwr-datasets is not installed; pip install "fedloom[hub]" brings it.') from error
+    columns = {"label": labels, "row": np.arange(len(labels))}
+    return Dataset.from_dict(columns if groups is None else {**columns, "client": groups})
