@@ -16,7 +16,7 @@ from fedloom.core.documentation import bibtex, documentation
 from fedloom.core.errors import ConfigError
 from fedloom.core.registry import Entry, Registry
 from fedloom.core.slots import SLOTS, label
-from fedloom.data import augmentations, partitions, sources
+from fedloom.data import sources
 from fedloom.engines import engines
 from fedloom.methods import methods
 from fedloom.models import models
@@ -92,8 +92,6 @@ PACKAGES: dict[str, Registry] = {
     "fedloom.models": models,
     "fedloom.data.sources": sources,
     "fedloom_apps.readers": sources,
-    "fedloom.data.partitions": partitions,
-    "fedloom.data.augment": augmentations,
     "fedloom_apps.online.streams": streams,
 }
 
