@@ -3,14 +3,15 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: help demo test quick setup lint types contracts check docs clean
+.PHONY: help demo test test-all quick setup lint types contracts check docs clean
 
 help:
-	@echo "make demo    set up, then train FedAvg and FedDyn on real digits and compare them (in ./runs)"
-	@echo "make test    set up, then run all tests and doctests"
-	@echo "make quick   set up, then run one case of every test that is not marked slow"
-	@echo "make check   lint, types and import contracts"
-	@echo "make docs    set up what MkDocs needs, then build the documentation into site/"
+	@echo "make demo      set up, then train FedAvg and FedDyn on real digits and compare them (in ./runs)"
+	@echo "make test      set up, then run the tests and doctests that every change must pass"
+	@echo "make test-all  the same, then the exhaustive cases: everything × everything, processes, kills, recipes"
+	@echo "make quick     set up, then run one case of every test that is not marked slow"
+	@echo "make check     lint, types and import contracts"
+	@echo "make docs      set up what MkDocs needs, then build the documentation into site/"
 
 setup: $(VENV)/.installed
 
@@ -25,7 +26,10 @@ demo: setup
 	$(BIN)/fedloom run
 
 test: setup
-	$(BIN)/python -m pytest -n auto --dist worksteal -q
+	$(BIN)/python -m pytest -n auto --dist worksteal -q -m "not exhaustive"
+
+test-all: test
+	$(BIN)/python -m pytest -n auto --dist worksteal -q -m exhaustive
 
 quick: setup
 	$(BIN)/python -m pytest -n auto --dist worksteal -q --quick

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from helpers.vision import declare_operators
@@ -15,11 +17,12 @@ settings.register_profile(
 settings.load_profile("fedloom")
 torch.set_num_threads(1)
 declare_operators()
+RECIPES = Path(__file__).parent / "recipes"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add ``--quick`` and ``--gpu``."""
-    parser.addoption("--quick", action="store_true", help="only the first case of each test that is not marked slow")
+    parser.addoption("--quick", action="store_true", help="only the first case of each test, none slow or exhaustive")
     parser.addoption("--gpu", action="store_true", help="only the tests that need a GPU")
 
 
@@ -32,11 +35,17 @@ def pytest_configure(config: pytest.Config) -> None:
         hide_gpus()
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m deselects
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Choose the tests that need a GPU, or the others; with ``--quick``, the first case of each."""
+    """Choose the tests that need a GPU, or the others; with ``--quick``, the first case of each.
+
+    Those of recipes are exhaustive: what they use of the package has tests of its own.
+    """
     gpu = config.getoption("--gpu")
     reason = None if gpu and sees_gpu() else "there is no GPU" if gpu else "run them with --gpu, where there is a GPU"
     for item in items:
+        if item.path.parent == RECIPES:
+            item.add_marker(pytest.mark.exhaustive)
         if reason and item.get_closest_marker("cuda") is not None:
             item.add_marker(pytest.mark.skip(reason=reason))
     if gpu:
@@ -45,7 +54,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
     kept: dict[str, pytest.Item] = {}
     for item in items:
-        if item.get_closest_marker("slow") is None:
+        if item.get_closest_marker("slow") is None and item.get_closest_marker("exhaustive") is None:
             kept.setdefault(item.nodeid.partition("[")[0], item)
     _keep(config, items, set(kept.values()))
 

@@ -148,24 +148,24 @@ def test_a_table_is_ordered_by_what_all_its_runs_can_be_compared_by():
     assert heads[2][:6] == ["method", "accuracy", "simple", "average simple", "clients", "clients width 0.5"]
 
 
-@pytest.mark.parametrize("name", methods.names())
-def test_the_number_to_read_follows_the_method(name: str):
+def test_the_number_to_read_follows_the_method():
     """Clients' accuracy where a part of the model is private or fitted to a client; it is measured by default."""
-    made = methods[name].make()
-    kept = (
-        isinstance(made.personal, Merged | Paired)
-        or made.personal.private("body.weight")
-        or made.personal.private("head.weight")
-        or isinstance(made.personal, PrivateNorm)
-        or made.personal.chosen
-    )
-    own = (kept and made.personal.kept) or not made.adaptation.is_identity
-    assert headline(made, Evaluation()) == ("clients/accuracy/mean" if own else "global/accuracy")
-    assert headline(made, Evaluation()).partition("/")[0] in Evaluation().what
-    if name in ("fedavg", "fedhen", "heterofl", "aaggff_d"):
-        assert headline(made, Evaluation()) == "global/accuracy"
-    if name in ("ditto", "superfed_mm", "fedper", "lg_fedavg", "fedrep", "fedbn", "p_avg_proto", "per_fedavg"):
-        assert headline(made, Evaluation()) == "clients/accuracy/mean"
+    for name in methods.names():
+        made = methods[name].make()
+        kept = (
+            isinstance(made.personal, Merged | Paired)
+            or made.personal.private("body.weight")
+            or made.personal.private("head.weight")
+            or isinstance(made.personal, PrivateNorm)
+            or made.personal.chosen
+        )
+        own = (kept and made.personal.kept) or not made.adaptation.is_identity
+        assert headline(made, Evaluation()) == ("clients/accuracy/mean" if own else "global/accuracy"), name
+        assert headline(made, Evaluation()).partition("/")[0] in Evaluation().what, name
+        if name in ("fedavg", "fedhen", "heterofl", "aaggff_d"):
+            assert headline(made, Evaluation()) == "global/accuracy", name
+        if name in ("ditto", "superfed_mm", "fedper", "lg_fedavg", "fedrep", "fedbn", "p_avg_proto", "per_fedavg"):
+            assert headline(made, Evaluation()) == "clients/accuracy/mean", name
 
 
 def test_a_full_gpu_is_a_sentence_and_other_faults_are_not_hidden(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers.federations import CLASSES, FEATURES, SIZES, Shaken, classes
+from helpers.marks import KINDS, exhaustive, slow
 from helpers.networks import IMAGE, fixed, images, tanh_net
 from helpers.runs import LIVE, assert_same_run, experiment, go, theta
 from torch import Tensor, nn
@@ -47,7 +48,7 @@ LOCALS = {
     "clipped": Local(epochs=1, batch_size=4, lr=0.1, clip=0.5, weight_decay=0.05),
 }
 EVERY = [  # a method without a form for a cohort runs live, whatever the settings
-    pytest.param(name, local, marks=[pytest.mark.slow] if local != "plain" else [])
+    pytest.param(name, local, marks=[] if local == "plain" else [slow] if name in (*KINDS, *BOTH) else [exhaustive])
     for name in (*methods.names(), *BOTH)
     for local in (("plain",) if name in LIVE else LOCALS)
 ]

@@ -11,6 +11,7 @@ import pytest
 from helpers import composition, robust, slots
 from helpers.composition import Rules
 from helpers.federations import classes
+from helpers.marks import exhaustive
 from helpers.networks import tanh_net
 from helpers.reference import World
 from helpers.runs import experiment, leaves, theta
@@ -202,7 +203,10 @@ def test_every_drift_where_steps_start_between_two_models(drift: str) -> None:
     assert_follows_the_round(Composition(drift=drift, personal="fedala", local="steps"))
 
 
-@pytest.mark.parametrize("chosen", dealt(), ids=lambda c: " x ".join(astuple(c)))
+DEALT = [pytest.param(c, marks=exhaustive if n % 3 else [], id=" x ".join(astuple(c))) for n, c in enumerate(dealt())]
+
+
+@pytest.mark.parametrize("chosen", DEALT)
 def test_every_drift_with_every_mixing_and_some_of_all_else(chosen: Composition) -> None:
     assert_follows_the_round(chosen)
 

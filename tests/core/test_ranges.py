@@ -23,32 +23,28 @@ from fedloom_apps.distill.training import SGDConfig
 
 REGISTRIES: list[Registry[Any]] = [*SLOTS.values(), attacks, partitions]
 RANGED = [
-    pytest.param(entry.factory, name, known, id=f"{entry.name}.{name}")
+    (entry.factory, name, known)
     for registry in REGISTRIES
     for entry in registry
     if isinstance(entry.factory, type)
     for name, known in ranges(entry.factory).items()
 ]
 RECORDS = [Local, SGDConfig]
-RANGED += [
-    pytest.param(kind, name, known, id=f"{kind.__name__}.{name}")
-    for kind in RECORDS
-    for name, known in ranges(kind).items()
-]
+RANGED += [(kind, name, known) for kind in RECORDS for name, known in ranges(kind).items()]
 
 
-@pytest.mark.parametrize(("kind", "name", "known"), RANGED)
-def test_every_declared_range_is_checked_when_the_part_is_made(kind: type, name: str, known: Range) -> None:
+def test_every_declared_range_is_checked_when_the_part_is_made() -> None:
     """Also in classes with checks of their own, which have to call those of their base class."""
-    required: dict[str, Any] = {f.name: (1.0,) for f in fields(kind) if f.default is f.default_factory is MISSING}
-    wrong = {
-        known.low - 1,
-        known.low if known.above else float("nan"),
-        known.high if known.below else 2 * known.high + 1,
-    }
-    for value in wrong - {-float("inf"), float("inf")}:
-        with pytest.raises(ConfigError, match=rf"\b{name} must "):
-            kind(**required | {name: value})
+    for kind, name, known in RANGED:
+        required: dict[str, Any] = {f.name: (1.0,) for f in fields(kind) if f.default is f.default_factory is MISSING}
+        wrong = {
+            known.low - 1,
+            known.low if known.above else float("nan"),
+            known.high if known.below else 2 * known.high + 1,
+        }
+        for value in wrong - {-float("inf"), float("inf")}:
+            with pytest.raises(ConfigError, match=rf"\b{name} must "):
+                kind(**required | {name: value})
 
 
 def test_there_are_many() -> None:

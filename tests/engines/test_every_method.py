@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from helpers.federations import SIZES
+from helpers.marks import KINDS, exhaustive
 from helpers.runs import GENTLE, LIVE, assert_same_run, experiment, leaves
 
 from fedloom.core.errors import ConfigError
@@ -75,8 +76,9 @@ PLACES = {  # the computes differ in what a worker does; how blocks are dealt am
     "batched": "processes",
     "batched, plain": "three workers",
 }
+PLACED = {"live": {*KINDS, *MIXED}, "batched": {*KINDS[:6], *MIXED}, "batched, plain": {"fedavg", "scaffold"}}
 EVERY = [
-    pytest.param(name, engine, compute, marks=[pytest.mark.slow] if compute != "live" else [])
+    pytest.param(name, engine, compute, marks=[] if name in PLACED[compute] else [exhaustive])
     for name in (*methods.names(), *MIXED)
     for compute, engine in PLACES.items()
     if name not in LIVE or compute == "live"

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from helpers import drifting, fair, generative, losses, meta, nested, personal, reference, robust, synthetic, target
 from helpers.federations import classes
+from helpers.marks import exhaustive, slow
 from helpers.networks import tanh_net
 from helpers.reference import World
 from helpers.runs import GENTLE, experiment, leaves
@@ -146,12 +147,18 @@ ELSEWHERE = {"fedpaq", "dp_fedavg"}  # uplinks that draw: tests/uplink
 NAMES = [name for name in methods.names() if name not in ELSEWHERE]
 CASES = [(name, settings) for name in NAMES for settings in (GENTLE.get(name, {}), *SETTINGS.get(name, []))]
 
-# Defaults go with every local setting, settings of one's own with two: plain steps, and all that a step can have.
+# Defaults go with every local setting, settings of one's own with two: plain steps, and all that a step can have. Each
+# of them once is enough for ``make test``.
 TWO = {"steps and decay of weights", "momentum"}
 CASES_OF = {key: [c for c in CASES if key in TWO or c[1] == GENTLE.get(c[0], {})] for key in LOCALS}
+ONCE = {True: "epochs", False: "momentum"}
 RUNS = [
-    pytest.param(n, s, key, id=f"{n}-{s}-{key}" if s else f"{n}-{key}", marks=[pytest.mark.slow] if number else [])
-    for number, (key, cases) in enumerate(CASES_OF.items())
+    pytest.param(
+        *(n, s, key),
+        id=f"{n}-{s}-{key}" if s else f"{n}-{key}",
+        marks=exhaustive if key != ONCE[s == GENTLE.get(n, {})] else slow if key == "momentum" else [],
+    )
+    for key, cases in CASES_OF.items()
     for n, s in cases
 ]
 

@@ -26,31 +26,31 @@ OTHER_DEFAULTS = {
 }
 
 
-@pytest.mark.parametrize("name", methods.names())
-def test_a_method_has_the_defaults_of_its_parts(name: str) -> None:
+def test_a_method_has_the_defaults_of_its_parts() -> None:
     """``method=aaggff_d`` is ``method.mixing=aaggff_d``, but for what the table says of a method."""
-    found: dict[str, Any] = {}
-    for place, part in make(name).parts.items():
-        usual = SLOTS[place.partition(".")[0]].make(label(part))
-        assert type(part) is type(usual)
-        for field in fields(part):  # type: ignore[arg-type]
-            if getattr(part, field.name) != getattr(usual, field.name):
-                found[f"{place}.{field.name}"] = getattr(part, field.name)
-    assert found == OTHER_DEFAULTS.get(name, {})
+    for name in methods.names():
+        found: dict[str, Any] = {}
+        for place, part in make(name).parts.items():
+            usual = SLOTS[place.partition(".")[0]].make(label(part))
+            assert type(part) is type(usual), name
+            for field in fields(part):  # type: ignore[arg-type]
+                if getattr(part, field.name) != getattr(usual, field.name):
+                    found[f"{place}.{field.name}"] = getattr(part, field.name)
+        assert found == OTHER_DEFAULTS.get(name, {}), name
 
 
-@pytest.mark.parametrize("name", methods.names())
-def test_a_method_is_a_function_with_types_words_and_defaults(name: str) -> None:
-    function = getattr(table, name)
-    parameters = methods[name].parameters
-    assert name in dir(table)
-    assert function.__name__ == name
-    assert list(inspect.signature(function).parameters) == list(parameters)
-    assert make(name, **{key: p.default for key, p in parameters.items()}) == function() == make(name)
-    _, helps = documentation(function)
-    for key, parameter in parameters.items():
-        assert helps[key], f"nothing is said of {key}"
-        assert not isinstance(parameter.annotation, str)
+def test_a_method_is_a_function_with_types_words_and_defaults() -> None:
+    for name in methods.names():
+        function = getattr(table, name)
+        parameters = methods[name].parameters
+        assert name in dir(table), name
+        assert function.__name__ == name, name
+        assert list(inspect.signature(function).parameters) == list(parameters), name
+        assert make(name, **{key: p.default for key, p in parameters.items()}) == function() == make(name), name
+        _, helps = documentation(function)
+        for key, parameter in parameters.items():
+            assert helps[key], f"nothing is said of {key}"
+            assert not isinstance(parameter.annotation, str), name
 
 
 def test_settings_reach_their_parts() -> None:

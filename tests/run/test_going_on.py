@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 from helpers.deaths import child
+from helpers.marks import kinds
 from helpers.runs import assert_same_state, experiment
 
-from fedloom import methods
 from fedloom.core.errors import CheckpointError, ConfigError
 from fedloom.experiment import checkpoint
 from fedloom.experiment.callbacks import Callback
@@ -45,7 +45,7 @@ def test_a_checkpoint_is_named_by_any_path(
     assert begun == [1]
 
 
-@pytest.mark.parametrize("name", methods.methods.names())
+@pytest.mark.parametrize("name", kinds())
 def test_more_rounds_later_are_as_many_at_once_or_refused(name: str, tmp_path: Path) -> None:
     """A method whose rounds depend on how many there are, like one with a schedule, cannot be given more of them."""
     run(experiment(name, rounds=2), tmp_path / "run")

@@ -17,6 +17,7 @@ import pytest
 import torch
 from helpers.deaths import assert_same_contents, child, contents, indices
 from helpers.federations import SIZES, classes
+from helpers.marks import kinds
 from helpers.networks import Split, fixed
 from helpers.runs import QUIET, assert_same_run, assert_same_state, experiment, leaves
 from helpers.stored import ROUNDS, STATEFUL, files, numbers, places, referred, whole, work
@@ -386,7 +387,7 @@ def test_a_continued_configuration_may_change_it(tmp_path: Path) -> None:
     assert len(group([load(out), load(other)])) == 1, "where states live sets runs apart in a report"
 
 
-@pytest.mark.parametrize("name", [name for name in methods.names() if name != "centralised"])
+@pytest.mark.parametrize("name", kinds(name for name in methods.names() if name != "centralised"))
 def test_what_a_client_keeps_is_foreseen(name: str) -> None:
     machine = FederatedTask(work(name, "memory", rounds=1, drop_rate=0.0, evaluation=QUIET))
     foreseen = state_bytes(machine.plan, machine.state.server)

@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 import torch
 from helpers.federations import classes
+from helpers.marks import KINDS, kinds
 from helpers.networks import tanh_net
 from helpers.runs import GENTLE, experiment
 from torch import Tensor
@@ -48,7 +49,7 @@ def with_tests_at(federation: Federation, client: int) -> Federation:
     return replace(federation, held_out=replace(federation.held_out, index=Index.of(rows)))
 
 
-@pytest.mark.parametrize("name", [*PREDICTORS, *MIXED])
+@pytest.mark.parametrize("name", kinds([*PREDICTORS, *MIXED], [*KINDS, *MIXED]))
 def test_a_clients_model_is_the_one_that_was_evaluated(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Outputs to the last bit, λ, and the recorded accuracy."""
     seen: list[Tensor] = []
