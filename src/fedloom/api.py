@@ -24,6 +24,7 @@ from fedloom.core.method import Method
 from fedloom.core.parts import Term
 from fedloom.experiment import federated
 from fedloom.experiment.callbacks import Callback
+from fedloom.experiment.checkpoint import located
 from fedloom.experiment.experiment import Evaluation, Experiment
 from fedloom.experiment.federated import RunResult
 from fedloom.experiment.rundir import RunDirectory
@@ -102,6 +103,7 @@ def load(
     model: Model | None = None,
     *,
     loss: Term | LossFunction | str | None = None,
+    round: int | str | None = None,
     **conditions: Any,
 ) -> TrainedRun:
     """The models in a run directory, to predict and evaluate with: the server's, every client's, and new clients'.
@@ -109,12 +111,14 @@ def load(
     A run of another application gives what that one's own ``load`` gives, like the student of ``fedloom distill``.
 
     Args:
-        path: the run directory, of a finished or running run; its newest checkpoint is read.
+        path: the run directory, of a finished or running run, or one of its checkpoints.
         method: for runs started from Python, which do not record how to make their data and model: the arguments that
             ``run`` was given.
         federation: likewise.
         model: likewise.
         loss: likewise.
+        round: which checkpoint of the directory is read: that after this many rounds, or ``best``, by the run's
+            ``evaluation.metric``; by default the newest. ``evaluation.keep_best`` sees to it that the best is there.
         conditions: likewise.
 
     Raises:
@@ -125,7 +129,11 @@ def load(
     """
     if not isinstance(path, str | Path):
         raise ConfigError(f"load needs the path of a run directory, not {in_words(path)}.")
-    directory = RunDirectory(path)
+    place, number = located(Path(path))
+    if number is not None and round not in (None, number):
+        raise ConfigError(f"{path} is one checkpoint already; leave round= out.")
+    round = number if round is None else round
+    directory = RunDirectory(place)
     if directory.path.is_file():
         raise ConfigError(
             f"{path} is a file, but load takes run directories; the tensors of an exported model are read with "
@@ -136,11 +144,13 @@ def load(
     if by.load:
         if method is not None:
             raise ConfigError(f"{path} is a run of fedloom {by.name}; load it by its path alone.")
+        if round is not None:
+            raise ConfigError(f"{path} is a run of fedloom {by.name}, of which the newest checkpoint is read.")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # these warnings were shown when the run started
             return at(by.load)(path)
     if method is not None:
-        return federated.load(_experiment(method, federation, model, conditions, loss), path)
+        return federated.load(_experiment(method, federation, model, conditions, loss), place, round)
     if "method" not in stored:
         raise ConfigError(
             f"{directory.path} was started from Python; give load the arguments that run was given, "
@@ -149,7 +159,7 @@ def load(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # these warnings were shown when the run started
         made = build(Config(at(by.schema).complete(read_run(directory.path))))
-    return federated.load(made, path)
+    return federated.load(made, place, round)
 
 
 def _experiment(

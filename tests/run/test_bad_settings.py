@@ -47,7 +47,7 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "beyond": (lambda: make("propfair", beyond="flat"), r"unknown beyond 'flat'; there are: published, tangent"),
     "many rounds": (lambda: experiment(rounds=10**30), r"rounds is 1e\+30, but whole numbers"),
-    "rounds": (lambda: experiment(rounds=0), r"rounds is 0, but at least 1 is needed"),
+    "rounds": (lambda: experiment(rounds=-1), r"rounds is -1, but it must be at least 0"),
     "participation 0": (lambda: experiment(participation=0.0), r"participation is 0, but it must lie in \(0, 1\]"),
     "participation 2": (lambda: experiment(participation=2.0), r"participation is 2, but it must lie in \(0, 1\]"),
     "cohort 0": (lambda: experiment(cohort=0), r"cohort is 0, but it must lie between 1 and .* 6"),

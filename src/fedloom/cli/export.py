@@ -21,5 +21,5 @@ def command(arguments: argparse.Namespace) -> int:
     one_of("unknown format", format, FORMATS)
     who = "server" if arguments.client is None else f"client-{arguments.client}"
     out = Path(arguments.out or f"{path.resolve().name}-{who}{FORMATS[format]}")
-    print(f"{format}: {relpath(chosen(path, arguments.client).export(out, format))}")
+    print(f"{format}: {relpath(chosen(path, arguments.client, arguments.round).export(out, format))}")
     return 0

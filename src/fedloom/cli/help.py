@@ -104,7 +104,7 @@ example:
 
 PREDICT = """Predict with a model of a finished run.
 
-usage: fedloom predict run=DIR FILE [--client N] [--out FILE] [--debug]
+usage: fedloom predict run=DIR FILE [--client N] [--round N] [--out FILE] [--debug]
 
 FILE is an .npz file with inputs x [N, …] as the run's data hold them, an .npy file of them, or, if the run's data were
 a table, a .csv or .parquet table with its input columns. With targets (y in the .npz file, or the run's label column),
@@ -113,10 +113,27 @@ have some.
 
 options:
   --client N              the model that client N deploys (its number or name); by default the server's model
+  --round N               the models after round N, or best; by default those of the newest checkpoint
   --out FILE              write predictions into a new .npz or .csv file instead
 
 example:
   fedloom predict run=runs/2026-01-31/093000-fedrep-0 test.npz --client 7
+"""
+
+EVALUATE = """Measure the models of a run without training them.
+
+usage: fedloom evaluate run=DIR [key=value …] [--round N] [--json] [--debug]
+
+Keys are those of fedloom run: evaluation.metrics=[accuracy,auroc] measures more, and other data, partition, clients or
+seed make other clients, which use the server's model.
+
+options:
+  --round N               the models after round N, or best; by default those of the newest checkpoint
+  --json                  print the numbers as JSON
+
+examples:
+  fedloom evaluate run=runs/2026-01-31/093000-feddyn-0 evaluation.metrics=[accuracy,auroc]
+  fedloom evaluate run=runs/2026-01-31/093000-feddyn-0 partition=iid clients=50 --round best
 """
 
 VERIFY = """Check that finished runs hold what was recorded when they ended, and nothing else.
@@ -195,14 +212,21 @@ COMMANDS = (
         "predict with a model of a finished run",
         PREDICT,
         "fedloom.cli.predict:command",
-        ("--client=", "--out="),
+        ("--client=", "--round=", "--out="),
+    ),
+    Application(
+        "evaluate",
+        "measure the models of a run, on its own data or on others, without training",
+        EVALUATE,
+        "fedloom.cli.evaluate:command",
+        ("--round=", "--json"),
     ),
     Application(
         "export",
         "write a model of a finished run to a file: safetensors, torch-export or onnx",
         EXPORT,
         "fedloom.cli.export:command",
-        ("--client=", "--format=", "--out="),
+        ("--client=", "--round=", "--format=", "--out="),
     ),
     Application(
         "verify",

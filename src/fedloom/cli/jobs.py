@@ -13,11 +13,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from fedloom.config.schema import CommandSchema, Config, read, run_directory
+from fedloom.config.schema import CommandSchema, Config, read
 from fedloom.core import yaml
 from fedloom.core.errors import CheckpointError, ConfigError
 from fedloom.core.slots import SEVERAL, SLOTS
 from fedloom.experiment.atomic import write_whole
+from fedloom.experiment.checkpoint import located
 from fedloom.experiment.lock import Lock
 from fedloom.experiment.rundir import RunDirectory
 from fedloom.experiment.trainer import refuse_lost_config
@@ -145,7 +146,7 @@ def plan(
     if config.resume is None:
         directory = _new(config.out, f"{title(config)}-{config['seed']}")
         return RunPlan(directory, [Job(config, directory, label=title(config))], config.out is None)
-    directory = run_directory(config.resume)
+    directory = located(config.resume)[0]
     start = True if directory == config.resume else config.resume
     return RunPlan(directory, [Job(config, directory, start, title(config))])
 

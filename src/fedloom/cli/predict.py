@@ -21,13 +21,14 @@ from fedloom.data.own import is_frame
 from fedloom.data.sources.arrays import inputs, rescaled
 from fedloom.data.sources.table import CSV, read_frame
 from fedloom.experiment.atomic import write_whole
+from fedloom.experiment.checkpoint import located
 from fedloom.experiment.console import relpath
 from fedloom.experiment.deployed import DeployedModel
 from fedloom.experiment.rundir import RunDirectory
 from fedloom.experiment.trained import TrainedRun
 
 Files = dict[str, Any]  # arrays by name; x may be a pandas frame
-OPTIONS = ("client", "out", "format")
+OPTIONS = ("client", "round", "out", "format")
 """Options, which are written with dashes: --client 7."""
 
 
@@ -39,7 +40,7 @@ def command(arguments: argparse.Namespace) -> int:
     out = None if arguments.out is None else Path(arguments.out)
     if out is not None and (out.suffix not in (".npz", ".csv") or out.exists()):
         raise ConfigError(f"--out {out} must be a new file that ends in .npz or .csv.")
-    model = chosen(path, arguments.client)
+    model = chosen(path, arguments.client, arguments.round)
     given = with_targets(read(Path(files[0]), model.texts), model)
     predicted = model.predict(given["x"])
     names = model.names if predicted.ndim == 1 and all(map(str.isprintable, model.names)) else ()
@@ -55,11 +56,15 @@ def command(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def chosen(path: Path, client: str | None) -> DeployedModel:
-    """The model of a client, by its number or name, or the server's; of a run that trains one model, that."""
-    run = trained(path)
+def chosen(path: Path, client: str | None, round: str | None = None) -> DeployedModel:
+    """The model of a client, by its number or name, or the server's; of a run that trains one model, that.
+
+    ``round`` is a number of rounds, or ``best``.
+    """
+    run = trained(path, round)
     if not isinstance(run, TrainedRun):
-        who, model = f"{path} is a run of fedloom {of_kind(RunDirectory(path).kind).name}", getattr(run, "model", None)
+        kind = RunDirectory(located(path)[0]).kind
+        who, model = f"{path} is a run of fedloom {of_kind(kind).name}", getattr(run, "model", None)
         if not isinstance(model, DeployedModel):
             raise ConfigError(f"{who}, which is used from Python: fl.load({str(path)!r}).")
         if client is not None:
@@ -76,19 +81,19 @@ def chosen(path: Path, client: str | None) -> DeployedModel:
     return run.client(client)
 
 
-def trained(path: Path) -> Any:
+def trained(path: Path, round: str | None = None) -> Any:
     """What ``fl.load`` reads of a run: of a federated one, its models.
 
     Raises:
         ConfigError: if it was started from Python, and as ``fedloom.load``.
     """
-    directory = RunDirectory(path)
+    directory = RunDirectory(located(path)[0])
     if directory.begun and not of_kind(directory.kind).load and "method" not in directory.config():
         raise ConfigError(
             f"{path} was started from Python, which does not record its data and model; use it there, with "
             "fl.load(path, method, federation, model)."
         )
-    return load(path)
+    return load(path, round=int(round) if round is not None and round.isdecimal() else round)
 
 
 def run_and_files(

@@ -15,6 +15,7 @@ from fedloom.config.sections import Choice, Record, Section, Tree, merge
 from fedloom.core import yaml
 from fedloom.core.errors import CheckpointError, ConfigError, first_line, nearest
 from fedloom.core.settings import EMPTY, bare, convert, flatten, format_value, signature, to_plain
+from fedloom.experiment.checkpoint import located
 from fedloom.experiment.rundir import PROVENANCE, RunDirectory
 
 DEPLOYED = "deploy"  # the key that only deployments have
@@ -185,7 +186,7 @@ class CommandSchema:
             if base is not None or out is not None or sweeps:
                 other = "a recipe" if base is not None else "out=" if out is not None else "a sweep"
                 raise ConfigError(f"resume= continues a run as it is, so it cannot be combined with {other}.")
-            found.append(Config(self._resumed(run_directory(resume), words), resume=resume))
+            found.append(Config(self._resumed(located(resume)[0], words), resume=resume))
         return found
 
     def _recipe(self, path: Path) -> dict[str, Any]:
@@ -352,15 +353,6 @@ def read_run(directory: Path) -> dict[str, Any]:
     if not path.is_file():
         raise CheckpointError(f"{str(directory)!r} is not a run directory: {RunDirectory(directory).lack()}.")
     return read(path)
-
-
-def run_directory(resume: Path) -> Path:
-    """The run directory of a path given to ``resume=``, which may also be one of its checkpoints.
-
-    >>> run_directory(Path("runs/a/checkpoint/round-000010")).as_posix(), run_directory(Path("runs/a")).as_posix()
-    ('runs/a', 'runs/a')
-    """
-    return resume.parents[1] if resume.parent.name == "checkpoint" else resume
 
 
 def interpolate(tree: Mapping[str, Any]) -> dict[str, Any]:

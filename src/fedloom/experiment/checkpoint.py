@@ -44,8 +44,8 @@ class Checkpoint:
     facts: dict[str, Any] = field(default_factory=dict)
 
 
-def save(folder: Path, checkpoint: Checkpoint, keep: int = 2) -> Path:
-    """Write ``folder/round-000012`` atomically, then remove all but the last ``keep`` checkpoints.
+def save(folder: Path, checkpoint: Checkpoint, keep: int = 2, best: int | None = None) -> Path:
+    """Write ``folder/round-000012`` atomically, then remove all but the last ``keep`` and that of the ``best`` round.
 
     Raises:
         OSError: if it could not be written (disk full); earlier checkpoints are untouched.
@@ -53,7 +53,7 @@ def save(folder: Path, checkpoint: Checkpoint, keep: int = 2) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     for leftover in folder.glob(".writing-*"):
         shutil.rmtree(leftover, ignore_errors=True)
-    final = folder / f"round-{checkpoint.round:06d}"
+    final = of_round(folder, checkpoint.round)
     part = folder / f".writing-{final.name}"
     part.mkdir()
     try:
@@ -73,8 +73,30 @@ def save(folder: Path, checkpoint: Checkpoint, keep: int = 2) -> Path:
         shutil.rmtree(part, ignore_errors=True)
         raise
     for old in available(folder)[:-keep]:
-        shutil.rmtree(old, ignore_errors=True)
+        if best is None or old != of_round(folder, best):
+            shutil.rmtree(old, ignore_errors=True)
     return final
+
+
+def of_round(folder: Path, round: int) -> Path:
+    """The place of a round's checkpoint.
+
+    >>> of_round(Path("runs/a/checkpoint"), 12).as_posix()
+    'runs/a/checkpoint/round-000012'
+    """
+    return folder / f"round-{round:06d}"
+
+
+def located(path: Path) -> tuple[Path, int | None]:
+    """The run directory of a path, and the round if it is one of its checkpoints; -1 if it only lies beside them.
+
+    >>> [(place.as_posix(), round) for place, round in map(located, map(Path, ("a/checkpoint/round-000010", "a")))]
+    [('a', 10), ('a', None)]
+    """
+    if path.parent.name != "checkpoint":
+        return path, None
+    found = NAME.fullmatch(path.name)
+    return path.parents[1], -1 if found is None else int(found[1])
 
 
 def available(folder: Path) -> list[Path]:

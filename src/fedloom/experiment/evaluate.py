@@ -342,7 +342,7 @@ class Evaluator(LoadedModel):
         on, federation = self.settings.what, self.federation
         if "clients" in on and len(federation.held_out.index.rows):
             record, table = self.clients(server, store)
-        if VALIDATION in on:
+        if VALIDATION in on and len(federation.validation.index.rows):
             record |= _renamed(self.clients(server, store, federation.validation)[0], VALIDATION)
         for network in self.networks if "global" in on else ():
             if name := network.name:

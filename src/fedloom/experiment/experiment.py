@@ -57,6 +57,8 @@ class Evaluation:
             ``exact_match``; for numbers ``rmse``, ``mae``, ``r2``, of which ``rmse`` and ``r2`` are the default. In
             sequences, every position counts.
         padding: the label of sequence positions that are ignored.
+        keep_best: whether the checkpoint of the round that is best by ``metric`` is kept beside the last ones, with
+            the clients' states, and its server model saved as ``model_best.safetensors``.
         server_average: ρ in (0, 1): the average of the server models of all rounds with weights ρ^(t-s) is evaluated
             beside the last one as ``server_average/...`` and saved as ``model_average.safetensors``; 0: none.
 
@@ -73,6 +75,7 @@ class Evaluation:
     batch_size: int = 1000
     metrics: tuple[str, ...] = ("accuracy",)
     padding: int | None = None
+    keep_best: bool = False
     server_average: float = 0.0
 
     def __post_init__(self) -> None:
@@ -90,9 +93,9 @@ class Evaluation:
         scope = "train" if self.metric.startswith("global/train_") else self.metric.partition("/")[0]
         scope = "clients" if scope in ("seen", "unseen") else scope
         scopes = {*self.what, "server_average" if self.server_average else ""}
-        stops = self.target is not None or self.patience > 0
+        stops = self.target is not None or self.patience > 0 or self.keep_best
         chosen = (stops or self.metric != type(self).metric) and self.metric != "train/loss" and scope not in OTHERS
-        says = f"{'the target or patience uses the metric' if stops else 'evaluation.metric is'} {self.metric!r}"
+        says = f"{'the target, patience or keep_best uses' if stops else 'evaluation.metric is'} {self.metric!r}"
         if chosen and self.metric in ("loss", *self.metrics):
             like = f"global/{self.metric} or clients/{self.metric}/mean"
             raise ConfigError(f"{says}, which does not say for which model; choose one like {like}.")
@@ -281,11 +284,12 @@ def check_means(method: Method, evaluation: Evaluation, common: bool, held: bool
 
 def check_measured(evaluation: Evaluation, history: Sequence[Mapping[str, object]]) -> None:
     """Raise a ``ConfigError`` if no record of a run has the metric that the target or patience uses."""
-    if (evaluation.target is None and not evaluation.patience) or any(evaluation.metric in one for one in history):
+    stops = evaluation.target is not None or evaluation.patience or evaluation.keep_best
+    if not stops or any(evaluation.metric in one for one in history):
         return
     measured = [key for key in history[-1] if key.partition("/")[0] in (*EVALUATIONS, *OTHERS, "seen", "unseen")]
     raise ConfigError(
-        f"the target or patience uses the metric {evaluation.metric!r}, which is never measured; "
+        f"the target, patience or keep_best uses {evaluation.metric!r}, which is never measured; "
         f"{nearest(evaluation.metric, measured)}"
     )
 
@@ -307,7 +311,7 @@ class Experiment:
             ``feddyn+adam``.
         federation: the clients' data.
         model: a factory for an initialised model; called once, under a seed that depends on ``seed`` alone.
-        rounds: T, the number of communication rounds.
+        rounds: T, the number of communication rounds; 0 evaluates the initial model without training it.
         participation: C in (0, 1]; the cohort has max(⌊C·K⌋, 1) clients.
         cohort: cohort size, instead of ``participation``, which then has no effect.
         sampling: ``fixed`` (exactly that many clients) or ``bernoulli`` (each client independently with that
@@ -379,8 +383,8 @@ class Experiment:
 
     def _check_conditions(self) -> None:
         """Raise a ``ConfigError`` for a condition that is impossible by itself, or with this local training."""
-        if self.rounds < 1:
-            raise ConfigError(f"rounds is {self.rounds}, but at least 1 is needed.")
+        if self.rounds < 0:
+            raise ConfigError(f"rounds is {self.rounds}, but it must be at least 0.")
         if self.rounds > ROUNDS:
             raise ConfigError(f"rounds is {self.rounds:.3g}, but at most {ROUNDS:,} are allowed.")
         one_of("unknown sampling", self.sampling, ("fixed", "bernoulli"))

@@ -25,6 +25,7 @@ from fedloom.core.targets import CLASSES
 from fedloom.data.federate import partition_table
 from fedloom.engines import engines
 from fedloom.experiment import atomic, fingerprint, privacy, trainer
+from fedloom.experiment import checkpoint as checkpoints
 from fedloom.experiment.callbacks import Callback
 from fedloom.experiment.checkpoint import Checkpoint
 from fedloom.experiment.evaluate import Evaluator
@@ -44,7 +45,7 @@ from fedloom.experiment.store import (
     make_store,
     state_bytes,
 )
-from fedloom.experiment.summary import headline, should_stop, summarise, warnings
+from fedloom.experiment.summary import best_of, headline, should_stop, summarise, warnings
 from fedloom.experiment.trained import TrainedRun
 from fedloom.experiment.trainer import Record, Trainer, TrainerTask
 from fedloom.metrics import auroc, divergence_from_uniform
@@ -116,15 +117,21 @@ def run(
         return task.result(summary)
 
 
-def load(experiment: Experiment | Callable[[Path], FederatedTask], path: Path | str) -> TrainedRun:
-    """Load the models in a run directory from its newest checkpoint; nothing is written.
+def load(
+    experiment: Experiment | Callable[[Path], FederatedTask], path: Path | str, round: int | str | None = None
+) -> TrainedRun:
+    """Load the models in a run directory from a checkpoint; nothing is written.
 
     Args:
         experiment: the experiment of the run, or what makes its task for a directory.
         path: the run directory.
+        round: which checkpoint: a number of rounds, ``best`` for the best round by ``evaluation.metric``, or None for
+            the newest one.
 
     Raises:
-        CheckpointError: if it is not a run directory, holds another experiment, or has no checkpoint that can be read.
+        ConfigError: if ``round`` is anything else.
+        CheckpointError: if it is not a run directory, holds another experiment, or has no such checkpoint that can be
+            read.
     """
     directory = RunDirectory(path)
     stored = directory.continued()
@@ -136,7 +143,15 @@ def load(experiment: Experiment | Callable[[Path], FederatedTask], path: Path | 
         raise CheckpointError(f"{path} is not a run of this experiment: {'; '.join(changed)}.")
     if changed := fingerprint.of_code(known, identity):
         warn(f"{path} was trained with other code: {'; '.join(changed)}.", stacklevel=outside())
-    return task.trained(trainer.load(task, directory), directory.summary())
+    if round == "best":
+        if (best := best_of(directory.metrics(), task.experiment.evaluation)) is None:
+            raise CheckpointError(
+                f"{path} never measured {task.experiment.evaluation.metric}, so no round is its best."
+            )
+        round = best[0]
+    if round is not None and (isinstance(round, bool) or not isinstance(round, int)):
+        raise ConfigError(f"round is {round!r}, but it must be a number of rounds or 'best'.")
+    return task.trained(trainer.load(task, directory, round), directory.summary())
 
 
 class FederatedTask(TrainerTask):
@@ -240,8 +255,14 @@ class FederatedTask(TrainerTask):
     def should_stop(self) -> str | None:
         return should_stop(self.history, self.experiment.evaluation)
 
+    def best_round(self) -> int | None:
+        found = best_of(self.history, self.experiment.evaluation) if self.experiment.evaluation.keep_best else None
+        return None if found is None else found[0]
+
     def step(self) -> RoundStep:
         experiment, server, means = self.experiment, self.state.server, [*self.state.client_models.values()]
+        if not experiment.rounds:
+            return RoundStep(server, Report(np.zeros(0, np.int64), np.zeros(0)))
         assert self.engine is not None
         cohort = self._cohort(server.round)
         for models in means:
@@ -365,10 +386,14 @@ class FederatedTask(TrainerTask):
     def write(self, directory: RunDirectory, status: Status) -> None:
         layout, server, averaged = self.plan.layout, self.state.server, self.state.averaged
         models = {"model": server} | ({} if averaged is None else {"model_average": averaged.server(server)})
+        best = self.best_round()
+        if best is not None and (place := checkpoints.of_round(directory.checkpoints, best)).is_dir():
+            stored = checkpoints.load(place).tensors["server"]
+            models["model_best"] = replace(server, theta=stored["shared"], buffers=stored["buffers"])
         for name, one in models.items():
             named = layout.named(
-                torch.cat([one.theta, self.plan.theta0[layout.shared_size :]]),
-                torch.cat([one.buffers, self.plan.buffers0[layout.shared_buffers :]]),
+                torch.cat([one.theta.to(self.plan.theta0), self.plan.theta0[layout.shared_size :]]),
+                torch.cat([one.buffers.to(self.plan.buffers0), self.plan.buffers0[layout.shared_buffers :]]),
             )
             atomic.write_whole(directory.path / f"{name}.safetensors", as_model_file(named))
 

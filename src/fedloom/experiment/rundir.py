@@ -9,7 +9,8 @@
   none;
 - ``partition.parquet``: client, label, samples of the training data, from the start;
 - ``checkpoint/``, and ``clients/`` and ``models/`` (client states and last models to which checkpoints refer);
-- ``model.safetensors`` (the final model under its module's names), ``summary.json``, ``figures/``, ``citations.bib``.
+- ``model.safetensors`` (the final model under its module's names; with ``evaluation.keep_best`` and
+  ``server_average`` also ``model_best`` and ``model_average``), ``summary.json``, ``figures/``, ``citations.bib``.
 """
 
 from __future__ import annotations

@@ -72,6 +72,12 @@ def since_best(values: Sequence[float], maximise: bool, min_delta: float = 0.0) 
     return 0 if isnan(best) else len(values) - 1 - found
 
 
+def best_of(history: Sequence[Mapping[str, Any]], settings: Evaluation) -> tuple[int, float] | None:
+    """The round that is best by ``settings.metric``, and its value; None if none has one."""
+    rounds, values = curve(history, settings.metric)
+    return best_round(values, rounds, "max" if settings.maximise else "min") if values else None
+
+
 def should_stop(history: Sequence[dict[str, Any]], settings: Evaluation) -> str | None:
     """The reason to stop now, or None; a function of the history alone, so that a resumed run stops at the same round.
 
@@ -101,7 +107,7 @@ def summarise(
     settings = experiment.evaluation
     rounds, values = curve(history, settings.metric)
     direction = "max" if settings.maximise else "min"
-    best = best_round(values, rounds, direction) if values else None
+    best = best_of(history, settings)
     asked = sum(record["cohort"] for record in history)
     network = plan.levels[0].layout  # of the largest level; with clusters, the one network that a client trains
     upload = network.size + network.buffer_size
@@ -146,7 +152,7 @@ def warnings(
     Clients dropped by ``drop_rate`` do not count.
     """
     found, method = [], experiment.method
-    idle = sum(record["failures"] == record["cohort"] for record in history)
+    idle = sum(record["failures"] == record["cohort"] > 0 for record in history)
     if idle:
         found.append(f"in {idle} of {len(history)} rounds no update could be used.")
     asked = sum(record["cohort"] for record in history)

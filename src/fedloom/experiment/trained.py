@@ -20,14 +20,17 @@ from fedloom.core.cohort import InitialStates
 from fedloom.core.context import Batch
 from fedloom.core.determinism import exact_gpu
 from fedloom.core.errors import ClientError, ConfigError, nearest
-from fedloom.core.federation import Arrays, Index, Population, Split
+from fedloom.core.federation import Arrays, Federation, Index, Population, Split
 from fedloom.core.parts import Use
 from fedloom.core.plan import ClientPlan
 from fedloom.core.slots import label
-from fedloom.experiment.conventions import known_tokens, table_of
+from fedloom.core.targets import CLASSES
+from fedloom.experiment.conventions import compare, conventions, known_tokens, table_of
 from fedloom.experiment.deployed import Adapted, DeployedModel
 from fedloom.experiment.evaluate import Evaluator, LoadedModel
+from fedloom.experiment.experiment import Evaluation
 from fedloom.experiment.runtime import reproducible
+from fedloom.experiment.setup import placed
 from fedloom.experiment.snapshot import Snapshot
 from fedloom.experiment.store import StateStore
 
@@ -175,6 +178,48 @@ class TrainedRun(RunRecords):
         models = [self._deployed(plan, state, use, support) for use in uses]
         loss = self.evaluator.measurement.loss_name
         return models[0] if len(models) == 1 else min(models, key=lambda one: one.evaluate(x, y)[loss])
+
+    def evaluate(self, federation: Federation | None = None, evaluation: Evaluation | None = None) -> dict[str, Any]:
+        """The records of an evaluation of the run's models, on its own federation or on another; nothing is trained.
+
+        Args:
+            federation: other clients, which then use the server's model, adapted to their training samples if the
+                method adapts models; by default the run's own with the models that they deploy.
+            evaluation: what is measured; by default as in the run. ``average``, ``cohort`` and ``received`` are left
+                out.
+
+        Raises:
+            ConfigError: if clients of the method keep parameters, which those of another federation do not have; if
+                its classes, columns or tokens are others; or if its samples cannot be measured.
+        """
+        self._refuse_without_models()
+        plan, store, here = self.plan, self.snapshot.store, self.federation
+        if self.apart and federation is None:
+            raise ConfigError("a deployment's data stay with the nodes; give the federation to evaluate on.")
+        if federation is not None:
+            if plan.private_size or plan.method.personal.chosen:
+                raise ConfigError(
+                    f"with personal {label(plan.method.personal)!r} clients use models of their own, which those of "
+                    "another federation do not have; adapt(x, y) makes that of a new client."
+                )
+            ours, theirs = (conventions(one.train.arrays, one.provenance) for one in (federation, self.federation))
+            compare(theirs, ours, "the run's model")
+            here = placed(federation, plan.layout.dtype, plan.device)
+            plan, store = replace(plan, data=here.train, validation=None, whole=None), StateStore()
+            (shape, classes), (other, its) = (
+                (list(one.train.arrays.x.shape[1:]), one.classes) for one in (self.federation, here)
+            )
+            if (shape, classes) != (other, its):
+                raise ConfigError(
+                    f"the run's model takes samples of shape {shape} in {classes} classes, but these are of shape "
+                    f"{other} in {its}."
+                )
+        settings = self.evaluator.settings if evaluation is None else evaluation
+        fitted = settings.fitted(plan.targets or CLASSES, len(here.test) > 0)
+        what = tuple(name for name in fitted.what if name not in ("average", "cohort", "received"))
+        evaluator = Evaluator(plan, here, replace(fitted, what=what, server_average=0.0))
+        with reproducible():
+            return evaluator.measure(self.snapshot.server, store, {})[0]
 
     def _deployed(self, plan: ClientPlan, state: State | None, use: Use, support: Batch | None) -> DeployedModel:
         """The model that a client with this state uses, adapted to ``support`` if there are any samples."""

@@ -154,6 +154,10 @@ class TrainerTask(ABC):
         """The reason to stop now, or None; a function of the history alone, so that resuming does not change it."""
         return None
 
+    def best_round(self) -> int | None:
+        """The round whose checkpoint is kept beside the last ones; a function of the history; None if none is."""
+        return None
+
     def collect_garbage(self, folder: Path) -> None:
         """Remove files beside a folder of checkpoints that are no longer needed."""
 
@@ -232,13 +236,17 @@ class Trainer:
     def _train(self) -> dict[str, Any]:
         task, reason = self.task, None
         with Interruptible(self._finish) as signals:
-            while task.round < task.rounds and (reason := self._should_stop()) is None:
+            while self._is_due() and (reason := self._should_stop()) is None:
                 started = time.perf_counter()
                 step = task.step()
                 measured = [(callback, numbers(callback, step)) for callback in self.callbacks]
                 with signals.held():
                     self._commit(step, measured, started)
         return self._finish(Status.FINISHED if reason is None else Status.STOPPED, reason)
+
+    def _is_due(self) -> bool:
+        """Whether there is a round to run; of a run without rounds, its initial model is measured once."""
+        return self.task.round < self.task.rounds or not (self.task.rounds or self.task.history)
 
     def _should_stop(self) -> str | None:
         """The first reason that the task or a callback has to stop now."""
@@ -322,7 +330,7 @@ class Trainer:
         task.history.append(record)
         for callback in self.callbacks:
             callback.on_round(record)
-        if task.round % self.checkpoint_every == 0:
+        if task.round % self.checkpoint_every == 0 or task.round == task.best_round():
             self._checkpoint()
 
     def _checkpoint(self) -> None:
@@ -335,7 +343,7 @@ class Trainer:
             directory.write_tables()
             snapshot = task.snapshot()
             facts = {**snapshot.facts, "records": directory.running.hexdigest()}
-            checkpoints.save(directory.checkpoints, replace(snapshot, facts=facts), self.keep)
+            checkpoints.save(directory.checkpoints, replace(snapshot, facts=facts), self.keep, task.best_round())
             task.collect_garbage(directory.checkpoints)
             self.saved = task.round
         except OSError as error:
@@ -369,17 +377,23 @@ class Trainer:
         return summary
 
 
-def load(task: TrainerTask, directory: RunDirectory) -> list[Record]:
-    """Restore a task from a run's newest checkpoint, and return the records up to it; nothing is written.
+def load(task: TrainerTask, directory: RunDirectory, round: int | None = None) -> list[Record]:
+    """Restore a task from a run's newest checkpoint, or that of a round, and return the records up to it.
+
+    Nothing is written.
 
     Raises:
-        CheckpointError: if the run has no checkpoint that can be read.
+        CheckpointError: if the run has no such checkpoint, or it cannot be read.
     """
     found = checkpoints.available(directory.checkpoints)
     if not found:
         raise CheckpointError(f"{directory.path} has no checkpoint, and so no models to load.")
-    with checkpoints.refusing(found[-1]):
-        task.restore(checkpoints.read(found[-1]))
+    chosen = found[-1] if round is None else checkpoints.of_round(directory.checkpoints, round)
+    if chosen not in found:
+        there = ", ".join(str(checkpoints.located(path)[1]) for path in found)
+        raise CheckpointError(f"{directory.path} has no checkpoint of round {round}; it has those of {there}.")
+    with checkpoints.refusing(chosen):
+        task.restore(checkpoints.read(chosen))
     return [record for record in directory.metrics() if record["round"] <= task.round]
 
 
