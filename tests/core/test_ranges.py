@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import pytest
 
 from fedloom.cli import main
+from fedloom.config.build import Checkpoints
 from fedloom.core.errors import ConfigError
 from fedloom.core.local import Local
 from fedloom.core.parts import Drift
@@ -16,12 +17,38 @@ from fedloom.core.ranges import Count, Decay, NonNegative, Range, outside, range
 from fedloom.core.registry import Registry
 from fedloom.core.settings import convert, expected
 from fedloom.core.slots import SLOTS
+from fedloom.data.augment import augmentations
+from fedloom.data.labels import noises, targets
 from fedloom.data.partitions import partitions
+from fedloom.experiment.callbacks import EarlyStopping
+from fedloom.experiment.experiment import Evaluation
 from fedloom.methods import make
 from fedloom_apps.audit.attacks import attacks
+from fedloom_apps.customise.methods import target_methods
+from fedloom_apps.deploy.quota import Quota
+from fedloom_apps.deploy.settings import Deployment
+from fedloom_apps.distill.method import Guide
+from fedloom_apps.distill.terms import Response, SelectiveResponse
 from fedloom_apps.distill.training import SGDConfig
+from fedloom_apps.online.experiment import Measures
+from fedloom_apps.online.hedge import Hedge
+from fedloom_apps.online.learners import learners
+from fedloom_apps.online.streams import streams
+from fedloom_apps.search.settings import SearchSettings
+from fedloom_apps.synthesis.fit import ClassifierTraining
+from fedloom_apps.synthesis.judge import EvalConfig
 
-REGISTRIES: list[Registry[Any]] = [*SLOTS.values(), attacks, partitions]
+REGISTRIES: list[Registry[Any]] = [
+    *SLOTS.values(),
+    attacks,
+    partitions,
+    augmentations,
+    noises,
+    targets,
+    streams,
+    learners,
+    target_methods,
+]
 RANGED = [
     (entry.factory, name, known)
     for registry in REGISTRIES
@@ -29,7 +56,10 @@ RANGED = [
     if isinstance(entry.factory, type)
     for name, known in ranges(entry.factory).items()
 ]
-RECORDS = [Local, SGDConfig]
+RECORDS = [
+    Local, SGDConfig, Evaluation, Checkpoints, EarlyStopping, Guide, Response, SelectiveResponse, Measures, Hedge,
+    SearchSettings, ClassifierTraining, EvalConfig, Quota, Deployment,
+]  # fmt: skip
 RANGED += [(kind, name, known) for kind in RECORDS for name, known in ranges(kind).items()]
 
 

@@ -13,7 +13,7 @@ from fedloom.data.sources import Source
 from fedloom_apps.online.streams import (
     InOrder,
     KWay,
-    Natural,
+    NaturalTasks,
     SMnist,
     Task,
     TaskStream,
@@ -162,7 +162,7 @@ def people() -> Source:
 
 def test_each_person_is_a_task() -> None:
     pool = people()
-    stream = task_stream(pool, Natural(train=18, test=2), seed=3)
+    stream = task_stream(pool, NaturalTasks(train=18, test=2), seed=3)
     assert len(stream) == 2  # Bob has too few samples, Dan has none to learn from
     owners = np.array(pool.group_names)[pool.groups]
     found = {}
@@ -176,8 +176,10 @@ def test_each_person_is_a_task() -> None:
         found[who] = tests
     assert set(found["cid"]) == {-4, -5}  # the test samples of his own
     assert set(owners[found["ann"]]) == {"ann"}
-    assert same(stream[1], task_stream(pool, Natural(train=18, test=2), seed=3)[1])
-    assert len({task_stream(pool, Natural(train=18, test=2), seed)[0].train.y.sum().item() for seed in range(9)}) > 1
+    assert same(stream[1], task_stream(pool, NaturalTasks(train=18, test=2), seed=3)[1])
+    assert (
+        len({task_stream(pool, NaturalTasks(train=18, test=2), seed)[0].train.y.sum().item() for seed in range(9)}) > 1
+    )
 
 
 def test_data_in_order_make_tasks_of_what_follows() -> None:
@@ -279,9 +281,9 @@ def test_what_cannot_be_gets_one_sentence() -> None:
     with pytest.raises(DataError, match="needs 1798 samples, of which there are"):
         task_stream("digits", SMnist(train=1798))
     with pytest.raises(DataError, match="has no natural clients to make tasks of"):
-        task_stream(pool, Natural())
+        task_stream(pool, NaturalTasks())
     with pytest.raises(DataError, match="0 of 4 natural clients have the 40 training and 10 test samples"):
-        task_stream(people(), Natural())
+        task_stream(people(), NaturalTasks())
     with pytest.raises(DataError, match=r"58 samples make 5 tasks of 6 \+ 4, but 6 are needed"):
         task_stream(people(), InOrder(6, 6, 4))
     with pytest.raises(DataError, match="class numbers"):

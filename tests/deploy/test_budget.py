@@ -162,9 +162,9 @@ def test_a_damaged_count_is_not_forgotten(tmp_path: Path) -> None:
     [
         (None, "1e-5", "--delta belongs to --epsilon"),
         ("eight", None, "must be numbers, like --epsilon 8"),
-        ("0", None, "epsilon must be positive and finite"),
-        ("nan", None, "epsilon must be positive and finite"),
-        ("8", "2", "delta must lie between 0 and 1"),
+        ("0", None, "epsilon must be a finite number greater than 0"),
+        ("nan", None, "epsilon must be a finite number greater than 0"),
+        ("8", "2", r"delta must lie in \(0, 1\), not 2"),
     ],
 )
 def test_what_is_typed_is_checked(epsilon: str | None, delta: str | None, sentence: str) -> None:

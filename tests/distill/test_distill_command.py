@@ -113,7 +113,7 @@ MISTAKES = {
     "distill method=kd method.alpha=2": "alpha must lie in [0, 1], not 2",
     "distill method=kd method.tau=0": "tau must be a finite number greater than 0",
     "distill method=disk method.top_k=0": "top_k must be at least 1, not 0",
-    "distill method=disk method.lam_min=60": "the guide: 0 <= lam_min <= lam_max must hold",
+    "distill method=disk method.lam_min=60": "the guide: lam_min must not exceed lam_max",
     "distill method=disk method.alpha=much": "method.alpha is 'much', but it must be a number",
     "distill teacher=nix": "neither a run directory nor a model",
     "distill teacher=runs/nix": "not a run directory",

@@ -13,10 +13,10 @@ from torch import nn
 
 from fedloom.config.schema import Config
 from fedloom.config.sections import Choice, Record, Section, sections_of
-from fedloom.core.checks import at_least
 from fedloom.core.errors import ConfigError
 from fedloom.core.federation import Arrays
 from fedloom.core.files import check_memory
+from fedloom.core.ranges import Count, within
 from fedloom.core.targets import TargetKind, outputs_for
 from fedloom.data import sources
 from fedloom.experiment.trackers import Tracker
@@ -40,11 +40,11 @@ class Checkpoints:
         ConfigError: if a setting is below 1.
     """
 
-    every: int = 10
-    keep: int = 2
+    every: Count = 10
+    keep: Count = 2
 
     def __post_init__(self) -> None:
-        at_least(1, "checkpoint.", every=self.every, keep=self.keep)
+        within(self, "checkpoint.")
 
 
 def tracking(trackers: tuple[str, ...] = ()) -> list[Tracker]:

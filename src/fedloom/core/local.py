@@ -12,7 +12,7 @@ from torch import Tensor
 from fedloom.core import rng
 from fedloom.core.checks import all_hold
 from fedloom.core.errors import ConfigError
-from fedloom.core.ranges import Bound, Count, Decay, Natural, NonNegative, Positive, Probability, Range
+from fedloom.core.ranges import Bound, Count, Decay, Fraction, NonNegative, NonNegativeInt, Positive, Probability, Range
 from fedloom.core.settings import check_fields
 
 Length = Annotated[int, Range(1, 10_000_000)]  # of a round, whose batches are drawn before it begins
@@ -72,7 +72,7 @@ class Local:
 
     epochs: Length = 1
     steps: Length | None = None
-    batch_size: Natural = 10
+    batch_size: NonNegativeInt = 10
     lr: Positive = 0.1
     lr_decay: Annotated[float, Range(0, 1, above=True)] = 1.0
     decay_every: Count = 1
@@ -86,7 +86,7 @@ class Local:
     precision: Literal["full", "bf16"] = "full"
     dp_clip: Bound | None = None
     dp_noise: NonNegative = 0.0
-    dp_delta: Annotated[float, Range(0, 1, above=True, below=True)] = 1e-5
+    dp_delta: Fraction = 1e-5
     poisson: bool = False
     stragglers: Probability = 0.0
 

@@ -38,8 +38,7 @@ from fedloom.core.context import Batch, Context, Facts, Forward, Model, Output, 
 from fedloom.core.local import Local
 from fedloom.core.message import ClientEnd, Message, Sent
 from fedloom.core.needs import Needs
-from fedloom.core.ranges import within
-from fedloom.core.registry import titled
+from fedloom.core.registry import Ranged
 from fedloom.core.targets import TargetKind
 from fedloom.core.tree import Tree
 from fedloom.core.views import Pair, RegGrad, StepInfo, View
@@ -95,7 +94,7 @@ def _drop_stale_declarations(kind: type) -> None:
 
 
 @dataclass(frozen=True)
-class Part:
+class Part(Ranged):
     """Base class of all parts; every hook defaults to doing nothing.
 
     Parts are combined, not derived from each other. A class that overrides a hook of another one inherits none of its
@@ -126,10 +125,6 @@ class Part:
     def __init_subclass__(cls, **settings: Any) -> None:
         super().__init_subclass__(**settings)
         _drop_stale_declarations(cls)
-
-    def __post_init__(self) -> None:
-        """Raise a ``ConfigError`` for a setting outside the range of its annotation, like ``lr: Positive``."""
-        within(self, f"{titled(type(self))}: ")
 
     def check(self, local: Local, facts: Facts) -> None:
         """Raise a ``ConfigError`` if the part cannot work with this local training, or in this experiment.

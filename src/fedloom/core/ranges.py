@@ -70,8 +70,9 @@ Positive = Annotated[float, Range(0, above=True)]
 NonNegative = Annotated[float, Range(0)]
 Probability = Annotated[float, Range(0, 1)]
 Decay = Annotated[float, Range(0, 1, below=True)]
+Fraction = Annotated[float, Range(0, 1, above=True, below=True)]
 Count = Annotated[int, Range(1)]
-Natural = Annotated[int, Range(0)]
+NonNegativeInt = Annotated[int, Range(0)]
 Bound = Annotated[float, Range(0, above=True, infinite=True)]
 
 

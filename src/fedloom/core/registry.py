@@ -18,6 +18,7 @@ from typing import Any, Generic, TypeVar, overload
 
 from fedloom.core.documentation import documentation
 from fedloom.core.errors import ConfigError, nearest
+from fedloom.core.ranges import within
 from fedloom.core.settings import checked, signature
 
 T = TypeVar("T")
@@ -35,6 +36,16 @@ def titled(factory: Callable[..., Any]) -> str:
     ("drift 'dynamic'", 'dict')
     """
     return _titles.get(factory, factory.__name__)
+
+
+class Ranged:
+    """Base class of dataclasses of settings, which refuses values outside the ranges of their annotations.
+
+    See ``fedloom.core.ranges``. A subclass with a ``__post_init__`` of its own calls this one.
+    """
+
+    def __post_init__(self) -> None:
+        within(self, f"{titled(type(self))}: ")
 
 
 @dataclass(frozen=True)

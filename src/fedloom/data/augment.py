@@ -17,7 +17,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
@@ -25,10 +25,10 @@ import torch.nn.functional as F
 from numpy.random import Generator
 from torch import Tensor
 
-from fedloom.core.checks import at_least, probability
 from fedloom.core.errors import ConfigError, in_words
 from fedloom.core.federation import Arrays
-from fedloom.core.registry import Registry
+from fedloom.core.ranges import Count, Positive, Probability, Range
+from fedloom.core.registry import Ranged, Registry
 
 Draws = dict[str, Tensor]  # random parameters, one row per sample
 
@@ -63,7 +63,7 @@ class Scale:
 
 
 @dataclass(frozen=True)
-class Augmentation(ABC):
+class Augmentation(Ranged, ABC):
     """A random transformation of images, drawn independently for every sample of a batch.
 
     ``draw`` turns a random stream into plain tensors, and ``apply`` is a deterministic function of them. A client's
@@ -346,10 +346,7 @@ class Crop(Augmentation):
         padding: padding on every side, in pixels.
     """
 
-    padding: int = 4
-
-    def __post_init__(self) -> None:
-        at_least(1, "crop: ", padding=self.padding)
+    padding: Count = 4
 
     def draw(self, count: int, shape: tuple[int, ...], rng: Generator) -> Draws:
         return {"corner": torch.from_numpy(rng.integers(0, 2 * self.padding + 1, (count, 2)))}
@@ -373,10 +370,7 @@ class Flip(Augmentation):
         p: probability of a flip.
     """
 
-    p: float = 0.5
-
-    def __post_init__(self) -> None:
-        probability("flip: ", p=self.p)
+    p: Probability = 0.5
 
     def draw(self, count: int, shape: tuple[int, ...], rng: Generator) -> Draws:
         return {"flipped": uniform(rng, count) < self.p}
@@ -396,10 +390,7 @@ class Cutout(Augmentation):
         size: side of the square in pixels.
     """
 
-    size: int = 16
-
-    def __post_init__(self) -> None:
-        at_least(1, "cutout: ", size=self.size)
+    size: Count = 16
 
     def draw(self, count: int, shape: tuple[int, ...], rng: Generator) -> Draws:
         return {"centre": torch.from_numpy(rng.integers(0, shape[-2:], (count, 2)))}
@@ -433,21 +424,14 @@ class Jitter(Augmentation):
         ConfigError: if a setting is out of range.
     """
 
-    brightness: float = 0.4
-    contrast: float = 0.4
-    saturation: float = 0.4
-    hue: float = 0.1
-    p: float = 0.8
+    brightness: Probability = 0.4
+    contrast: Probability = 0.4
+    saturation: Probability = 0.4
+    hue: Annotated[float, Range(0, 0.5)] = 0.1
+    p: Probability = 0.8
 
     pixels: ClassVar[bool] = True
     colours: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        probability(
-            "jitter: ", brightness=self.brightness, contrast=self.contrast, saturation=self.saturation, p=self.p
-        )
-        if not 0 <= self.hue <= 0.5:
-            raise ConfigError(f"jitter: hue must lie in [0, .5], not {self.hue}.")
 
     def draw(self, count: int, shape: tuple[int, ...], rng: Generator) -> Draws:
         happens = uniform(rng, count) < self.p
@@ -478,17 +462,17 @@ class Blur(Augmentation):
         ConfigError: if a setting is out of range.
     """
 
-    size: int = 3
-    low: float = 0.1
-    high: float = 2.0
-    p: float = 0.5
+    size: Annotated[int, Range(3)] = 3
+    low: Positive = 0.1
+    high: Positive = 2.0
+    p: Probability = 0.5
 
     def __post_init__(self) -> None:
-        probability("blur: ", p=self.p)
-        if self.size < 3 or self.size % 2 == 0:
-            raise ConfigError(f"blur: size must be an odd number of at least 3, not {self.size}.")
-        if not 0 < self.low <= self.high < float("inf"):
-            raise ConfigError(f"blur: 0 < low ≤ high must hold, not low={self.low}, high={self.high}.")
+        super().__post_init__()
+        if self.size % 2 == 0:
+            raise ConfigError(f"augmentation 'blur': size must be odd, not {self.size}.")
+        if self.low > self.high:
+            raise ConfigError(f"augmentation 'blur': low={self.low:g} is above high={self.high:g}; swap them.")
 
     def draw(self, count: int, shape: tuple[int, ...], rng: Generator) -> Draws:
         return {"sigma": uniform(rng, count, self.low, self.high), "happens": uniform(rng, count) < self.p}
@@ -626,13 +610,8 @@ class RandAugment(_Policy):
         ConfigError: if a setting is out of range.
     """
 
-    operations: int = 2
-    magnitude: int = 9
-
-    def __post_init__(self) -> None:
-        at_least(1, "randaugment: ", operations=self.operations)
-        if not 0 <= self.magnitude <= 30:
-            raise ConfigError(f"randaugment: magnitude must lie in 0 .. 30, not {self.magnitude}.")
+    operations: Count = 2
+    magnitude: Annotated[int, Range(0, 30)] = 9
 
     def draw(self, count: int, shape: tuple[int, ...], rng: Generator) -> Draws:
         size = (count, self.operations)

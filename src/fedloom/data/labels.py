@@ -7,22 +7,22 @@ see ``Unlabelled`` inputs in random order, and the labelled samples become the c
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 
-from fedloom.core.checks import at_least, probability
 from fedloom.core.errors import DataError
 from fedloom.core.federation import Arrays, Unlabelled
-from fedloom.core.registry import Registry
+from fedloom.core.ranges import NonNegativeInt, Probability, Range
+from fedloom.core.registry import Ranged, Registry
 
 noises = Registry["LabelNoise"]("label noise")
 
 
 @noises.register(name="none")
 @dataclass(frozen=True)
-class LabelNoise:
+class LabelNoise(Ranged):
     """Base class of label noise; by itself, no noise.
 
     Subclasses override ``matrix``.
@@ -68,10 +68,7 @@ class PairNoise(LabelNoise):
     [[0.75, 0.25, 0.0], [0.0, 0.75, 0.25], [0.25, 0.0, 0.75]]
     """
 
-    rate: float = 0.1
-
-    def __post_init__(self) -> None:
-        probability("label noise 'pair': ", rate=self.rate)
+    rate: Probability = 0.1
 
     def matrix(self, classes: int) -> np.ndarray:
         return (1 - self.rate) * np.eye(classes) + self.rate * np.roll(np.eye(classes), 1, axis=1)
@@ -89,10 +86,7 @@ class Symmetric(LabelNoise):
     [[0.5, 0.25, 0.25], [0.25, 0.5, 0.25], [0.25, 0.25, 0.5]]
     """
 
-    rate: float = 0.2
-
-    def __post_init__(self) -> None:
-        probability("label noise 'symmetric': ", rate=self.rate)
+    rate: Probability = 0.2
 
     def matrix(self, classes: int) -> np.ndarray:
         other = self.rate / max(classes - 1, 1)
@@ -104,7 +98,7 @@ targets = Registry["Target"]("target")
 
 @targets.register(name="none")
 @dataclass(frozen=True)
-class Target:
+class Target(Ranged):
     """The unchanged common test set, without unlabelled inputs.
 
     Subclasses override ``shares``.
@@ -164,10 +158,7 @@ class Skew(Target):
     [0, 2, 1]
     """
 
-    client: int = 0
-
-    def __post_init__(self) -> None:
-        at_least(0, "target 'skew': ", client=self.client)
+    client: NonNegativeInt = 0
 
     def shares(self, classes: int, held: np.ndarray) -> np.ndarray:
         if self.client >= len(held):
@@ -187,10 +178,7 @@ class Imbalanced(Target):
     [1.0, 0.1, 0.01]
     """
 
-    rho: float = 100.0
-
-    def __post_init__(self) -> None:
-        at_least(1, "target 'imbalanced': ", rho=self.rho)
+    rho: Annotated[float, Range(1)] = 100.0
 
     def shares(self, classes: int, held: np.ndarray) -> np.ndarray:
         return self.rho ** -(np.arange(classes) / max(classes - 1, 1))

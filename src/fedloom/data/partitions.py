@@ -25,11 +25,10 @@ import numpy as np
 from numpy import ndarray
 from numpy.random import Generator
 
-from fedloom.core import ranges
 from fedloom.core.checks import one_of
 from fedloom.core.errors import ConfigError, DataError, with_type
 from fedloom.core.federation import Index
-from fedloom.core.ranges import Count, NonNegative, Positive
+from fedloom.core.ranges import Count, NonNegative, NonNegativeInt, Positive
 from fedloom.core.registry import Registry
 from fedloom.core.settings import check_fields
 from fedloom.data.split import index_of, rank_within, shuffled_by_label
@@ -48,7 +47,7 @@ class Partition(ABC):
     """
 
     min_size: Count = field(default=1, kw_only=True)
-    redraws: ranges.Natural = field(default=50, kw_only=True)
+    redraws: NonNegativeInt = field(default=50, kw_only=True)
 
     reads_labels: ClassVar[bool] = True  # targets must be class numbers
     needs_clients: ClassVar[bool] = True  # False: the number of clients follows from the data

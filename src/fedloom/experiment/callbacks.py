@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from fedloom.core.checks import at_least
 from fedloom.core.errors import ConfigError, in_words, nearest, outside
+from fedloom.core.ranges import Count, NonNegative, within
 from fedloom.experiment.rundir import RunDirectory
 from fedloom.experiment.summary import looks, since_best
 from fedloom.metrics import Direction, direction
@@ -141,15 +142,14 @@ class EarlyStopping(Callback):
     """
 
     metric: str = "global/accuracy"
-    patience: int = 10
-    min_delta: float = 0.0
+    patience: Count = 10
+    min_delta: NonNegative = 0.0
     better: Direction | None = None
 
     def __post_init__(self) -> None:
         if self.better not in (None, "max", "min"):
             raise ConfigError(f"EarlyStopping: better is 'max' or 'min', not {self.better!r}.")
-        at_least(1, "EarlyStopping: ", patience=self.patience)
-        at_least(0, "EarlyStopping: ", min_delta=self.min_delta)
+        within(self, "EarlyStopping: ")
 
     def should_stop(self, history: Sequence[Mapping[str, Any]]) -> str | None:
         values = looks(history, self.metric)

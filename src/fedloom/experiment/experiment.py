@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from torch import Tensor, nn
 
 from fedloom.core.attack import Attack
-from fedloom.core.checks import DTYPES, at_least, one_of
+from fedloom.core.checks import DTYPES, one_of
 from fedloom.core.compose import named
 from fedloom.core.errors import ConfigError, in_words, nearest
 from fedloom.core.federation import Federation
 from fedloom.core.local import Local, cohort_size
 from fedloom.core.method import Method
+from fedloom.core.ranges import Count, Decay, NonNegativeInt, Range
 from fedloom.core.settings import check_fields
 from fedloom.core.slots import label
 from fedloom.core.targets import NUMBERS, TargetKind
@@ -67,16 +68,16 @@ class Evaluation:
     """
 
     what: tuple[str, ...] = ("global", "clients")
-    every: int = 1
+    every: Count = 1
     target: float | None = None
     metric: str = "global/accuracy"
     stop_at_target: bool = False
-    patience: int = 0
-    batch_size: int = 1000
+    patience: NonNegativeInt = 0
+    batch_size: Count = 1000
     metrics: tuple[str, ...] = ("accuracy",)
     padding: int | None = None
     keep_best: bool = False
-    server_average: float = 0.0
+    server_average: Decay = 0.0
 
     def __post_init__(self) -> None:
         check_fields(self, "evaluation.")
@@ -84,10 +85,6 @@ class Evaluation:
         for name in self.what:
             one_of("unknown evaluation", name, EVALUATIONS)
         object.__setattr__(self, "metrics", tuple(lookup(name).name for name in self.metrics))
-        at_least(1, "evaluation.", every=self.every, batch_size=self.batch_size)
-        at_least(0, "evaluation.", patience=self.patience)
-        if not 0 <= self.server_average < 1:
-            raise ConfigError(f"evaluation.server_average is {self.server_average:g}, but it must lie in [0, 1).")
         if self.stop_at_target and self.target is None:
             raise ConfigError("evaluation: stop_at_target needs a target.")
         scope = "train" if self.metric.startswith("global/train_") else self.metric.partition("/")[0]
@@ -294,7 +291,6 @@ def check_measured(evaluation: Evaluation, history: Sequence[Mapping[str, object
     )
 
 
-ROUNDS = 100_000_000
 OWN_CLASSES = (
     "but each of these clients numbers the classes in its own way; choose data with common class numbers, like "
     "partition=acid in place of alid"
@@ -346,7 +342,7 @@ class Experiment:
     method: Method
     federation: Federation
     model: Callable[[], nn.Module]
-    rounds: int = 100
+    rounds: Annotated[int, Range(0, 100_000_000)] = 100
     participation: float = 1.0
     cohort: int | None = None
     sampling: str = "fixed"
@@ -360,7 +356,7 @@ class Experiment:
     compute: str = "auto"
     compute_settings: Mapping[str, Any] = field(default_factory=dict)
     seed: int = 0
-    drop_rate: float = 0.0
+    drop_rate: Decay = 0.0
     attack: Attack | None = None
     dtype: str = "float32"
     device: str = "auto"
@@ -383,18 +379,12 @@ class Experiment:
 
     def _check_conditions(self) -> None:
         """Raise a ``ConfigError`` for a condition that is impossible by itself, or with this local training."""
-        if self.rounds < 0:
-            raise ConfigError(f"rounds is {self.rounds}, but it must be at least 0.")
-        if self.rounds > ROUNDS:
-            raise ConfigError(f"rounds is {self.rounds:.3g}, but at most {ROUNDS:,} are allowed.")
         one_of("unknown sampling", self.sampling, ("fixed", "bernoulli"))
         if self.expected_cohort is not None and self.expected_cohort < 1e-3:  # empty ones are drawn again
             raise ConfigError(
                 f"participation is {self.participation:g}, so that with sampling=bernoulli nearly all cohorts would be "
                 f"empty; with {self.federation.seen} clients it must be at least {1e-3 / self.federation.seen:.3g}."
             )
-        if not 0 <= self.drop_rate < 1:
-            raise ConfigError(f"drop_rate is {self.drop_rate:g}, but it must lie in [0, 1).")
         if VALIDATION in self.evaluation.what and not len(self.federation.validation.index.rows):
             raise ConfigError(
                 "evaluation.what=validation measures on the clients' validation samples, but they have none; set some "

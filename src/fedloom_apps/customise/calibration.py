@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from fedloom.core import rng
-from fedloom.core.checks import at_least, positive
+from fedloom.core.ranges import Count, NonNegativeInt, Positive
+from fedloom.core.registry import Ranged
 from fedloom.experiment.deployed import DeployedModel
 from fedloom.experiment.privacy import Spent, spent
 from fedloom.experiment.runtime import reproducible
@@ -78,7 +79,7 @@ def class_sums(features: Tensor, y: Tensor, classes: int) -> dict[str, Tensor]:
 
 
 @dataclass(frozen=True)
-class CCVR:
+class CCVR(Ranged):
     """Classifier calibration with virtual representations: a linear head for all classes alike, after training.
 
     The head starts from the run's own and minimises the cross entropy of the virtual features by SGD. Clients send C (1
@@ -103,16 +104,11 @@ class CCVR:
         ConfigError: if a setting is out of range.
     """
 
-    samples: int = 200
-    epochs: int = 20
-    batch_size: int = 50
-    lr: float = 0.05
+    samples: Count = 200
+    epochs: NonNegativeInt = 20
+    batch_size: Count = 50
+    lr: Positive = 0.05
     seed: int = 0
-
-    def __post_init__(self) -> None:
-        at_least(1, "ccvr: ", samples=self.samples, batch_size=self.batch_size)
-        at_least(0, "ccvr: ", epochs=self.epochs)
-        positive("ccvr: ", lr=self.lr)
 
     def __call__(self, trained: TrainedRun) -> DeployedModel:
         """The server's model with the calibrated head; it predicts, evaluates and is exported like any other.

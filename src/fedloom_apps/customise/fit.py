@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedloom.core.aggregate import mixture
-from fedloom.core.checks import at_least, positive
+from fedloom.core.ranges import Count, NonNegativeInt, Positive, within
 from fedloom.core.server_data import ServerData
 
 
@@ -30,14 +30,12 @@ class TargetFit:
         ConfigError: if a setting is out of range.
     """
 
-    steps: int = 60
-    lr: float = 0.2
-    batch_size: int = 256
+    steps: NonNegativeInt = 60
+    lr: Positive = 0.2
+    batch_size: Count = 256
 
     def __post_init__(self) -> None:
-        at_least(0, "target_fit: ", steps=self.steps)
-        at_least(1, "target_fit: ", batch_size=self.batch_size)
-        positive("target_fit: ", lr=self.lr)
+        within(self, "target_fit: ")
 
     def __call__(self, data: ServerData, models: Tensor, buffers: Tensor, r: Tensor, p: Tensor) -> Fitted:
         """Fit to the target's inputs.

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from fedloom.core.checks import at_least
-from fedloom.core.registry import Registry
+from fedloom.core.ranges import Count, NonNegativeInt, Positive
+from fedloom.core.registry import Ranged, Registry
 from fedloom.parts.mixing.ssa import SelfSupervised
 from fedloom_apps.customise.calibration import CCVR
 from fedloom_apps.customise.fit import TargetFit
@@ -18,7 +18,7 @@ SAERENS = "saerens2002adjusting"
 ALEXANDARI = "alexandari2020"
 
 
-class TargetMethod(ABC):
+class TargetMethod(Ranged, ABC):
     """Base class: makes a model from unlabelled inputs and the clients' statistics; a frozen dataclass of settings.
 
     Attributes:
@@ -54,11 +54,8 @@ class TargetHead(TargetMethod):
     samples. Heads of several targets differ in b alone.
     """
 
-    resamples: int = 200
+    resamples: NonNegativeInt = 200
     seed: int = 0
-
-    def __post_init__(self) -> None:
-        at_least(0, "target_head: ", resamples=self.resamples)
 
     def __call__(self, known: ClassModels, x: Any) -> TargetModel:
         return known.target_head(x, self.resamples, self.seed)
@@ -79,15 +76,11 @@ class TargetMixture(TargetMethod):
         batch_size: inputs per step.
     """
 
-    steps: int = TargetFit.steps
-    lr: float = TargetFit.lr
-    batch_size: int = TargetFit.batch_size
-    resamples: int = 200
+    steps: NonNegativeInt = TargetFit.steps
+    lr: Positive = TargetFit.lr
+    batch_size: Count = TargetFit.batch_size
+    resamples: NonNegativeInt = 200
     seed: int = 0
-
-    def __post_init__(self) -> None:
-        at_least(0, "target_fit: ", resamples=self.resamples)
-        TargetFit(self.steps, self.lr, self.batch_size)
 
     def __call__(self, known: ClassModels, x: Any) -> TargetModel:
         return known.target_fit(x, TargetFit(self.steps, self.lr, self.batch_size), self.resamples, self.seed)
@@ -121,12 +114,12 @@ class TargetSelfSupervised(TargetMethod):
     batch_size: int = SelfSupervised.batch_size
     draws: int = SelfSupervised.draws
     views: tuple[str | Mapping[str, Any], ...] = ("jitter", "blur")
-    resamples: int = 200
+    resamples: NonNegativeInt = 200
     seed: int = 0
     citation: ClassVar[str] = SelfSupervised.citation
 
     def __post_init__(self) -> None:
-        at_least(0, "fedssa: ", resamples=self.resamples)
+        super().__post_init__()
         self.policy()
 
     def policy(self) -> SelfSupervised:
@@ -149,12 +142,9 @@ class TargetShares(TargetMethod):
     is the server's. Saerens, Latinne & Decaestecker, 2002.
     """
 
-    resamples: int = 200
+    resamples: NonNegativeInt = 200
     seed: int = 0
     makes_model: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        at_least(0, "target_prior: ", resamples=self.resamples)
 
     def __call__(self, known: ClassModels, x: Any) -> TargetModel:
         return known.target_prior(x, self.resamples, self.seed)

@@ -7,9 +7,9 @@ from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from fedloom.core.checks import all_hold
 from fedloom.core.errors import CheckpointError, ConfigError
 from fedloom.core.plan import ClientPlan
+from fedloom.core.ranges import Fraction, Positive, within
 from fedloom.experiment.atomic import sync_folder, write_whole
 from fedloom.experiment.privacy import MISSING, ExampleAccountant, is_installed, together
 from fedloom.parts.uplink import ClipNoise
@@ -30,15 +30,11 @@ class Budget:
         ConfigError: for values outside their range, or without the accountants of ``dp-accounting``.
     """
 
-    epsilon: float
-    delta: float = 1e-5
+    epsilon: Positive
+    delta: Fraction = 1e-5
 
     def __post_init__(self) -> None:
-        conditions = {
-            "epsilon must be positive and finite": 0 < self.epsilon < float("inf"),
-            "delta must lie between 0 and 1": 0 < self.delta < 1,
-        }
-        all_hold("a node's budget: ", conditions)
+        within(self, "a node's budget: ")
         if not is_installed():
             raise ConfigError(MISSING)
 

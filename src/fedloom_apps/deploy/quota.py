@@ -7,9 +7,9 @@ import time
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from fedloom.core.checks import at_least
 from fedloom.core.errors import ConfigError
 from fedloom.core.plan import ClientPlan
+from fedloom.core.ranges import Count, within
 from fedloom.experiment.atomic import write_whole
 from fedloom_apps.deploy.messages import Code, Refusal
 
@@ -31,13 +31,13 @@ class Quota:
         ConfigError: for a limit below 1.
     """
 
-    orders: int = 20_000
-    steps: int = 1_000_000
-    runs: int = 1_000
-    disk: int = 1 << 36
+    orders: Count = 20_000
+    steps: Count = 1_000_000
+    runs: Count = 1_000
+    disk: Count = 1 << 36
 
     def __post_init__(self) -> None:
-        at_least(1, "a node's quota: ", **vars(self))
+        within(self, "a node's quota: ")
 
     @classmethod
     def parse(cls, text: str) -> Quota:

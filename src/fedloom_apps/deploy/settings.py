@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated
 
 from fedloom.config.federated import RUN
 from fedloom.config.schema import CommandSchema
 from fedloom.config.sections import Record
 from fedloom.core.checks import all_hold
+from fedloom.core.ranges import Bound, Count, Range, within
 from fedloom_apps.deploy.wire import LIMIT
 
 
@@ -37,33 +39,28 @@ class Deployment:
         ConfigError: for values outside their range.
     """
 
-    nodes: int | None = None
-    deadline: float = 600.0
-    quorum: int = 1
+    nodes: Count | None = None
+    deadline: Bound = 600.0
+    quorum: Count = 1
     host: str = "127.0.0.1"
-    port: int = 9440
+    port: Annotated[int, Range(1, 65535)] = 9440
     certificates: Path = Path("certificates")
     inputs: tuple[int, ...] | None = None
     classes: int | None = None
     names: tuple[str, ...] = ()
     range: tuple[float, float] | None = None
-    limit: int = LIMIT
-    most_samples: int | None = None
+    limit: Annotated[int, Range(1_000_000)] = LIMIT
+    most_samples: Count | None = None
 
     def __post_init__(self) -> None:
+        within(self, "deploy.")
         conditions = {
-            "nodes must be at least 1": self.nodes is None or self.nodes >= 1,
-            "deadline must be positive": self.deadline > 0,
-            "quorum must be at least 1": self.quorum >= 1,
             "quorum cannot exceed nodes": self.nodes is None or self.quorum <= self.nodes,
-            "port must lie between 1 and 65535": 1 <= self.port <= 65535,
             "inputs and classes belong together": (self.inputs is None) == (self.classes is None),
             "names must have one entry per class": not self.names or len(self.names) == self.classes,
             "range must ascend": self.range is None or self.range[0] < self.range[1],
-            "limit must be at least a million bytes": self.limit >= 1_000_000,
-            "most_samples must be at least 1": self.most_samples is None or self.most_samples >= 1,
         }
-        all_hold("deploy: ", conditions)
+        all_hold("deploy.", conditions)
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedloom.core.checks import at_least
 from fedloom.core.errors import ConfigError
+from fedloom.core.ranges import Count
 from fedloom_apps.distill.method import DistillTerm, NetworkPair
 from fedloom_apps.distill.taps import Outputs, Sizes
 from fedloom_apps.distill.terms import distance, regression
@@ -74,12 +74,9 @@ class SemanticAttention(DistillTerm):
         ConfigError: if the width is below 1, or a network has no feature maps.
     """
 
-    width: int = 128
+    width: Count = 128
 
     maps = True
-
-    def __post_init__(self) -> None:
-        at_least(1, "SemCKD: ", width=self.width)
 
     def kept(self, student: Sizes, teacher: Sizes) -> tuple[int, ...]:
         return tuple(range(len(teacher.maps)))

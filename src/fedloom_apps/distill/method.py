@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 from torch import Tensor, nn
 
 from fedloom.core.checks import all_hold, one_of
 from fedloom.core.errors import ConfigError
-from fedloom.core.registry import Registry
+from fedloom.core.ranges import Bound, Count, NonNegative, NonNegativeInt, Positive, Range, within
+from fedloom.core.registry import Ranged, Registry
 from fedloom.parts.objectives.guidance import falling, period
 from fedloom_apps.distill.taps import Outputs, Sizes
 
@@ -29,7 +30,7 @@ class NetworkPair(NamedTuple):
 
 
 @dataclass(frozen=True)
-class DistillTerm:
+class DistillTerm(Ranged):
     """One weighted term of the student's loss, ``guided(view(...), ...)``.
 
     The two halves are separate because the guide is trained while the student is fixed: the student's contribution (the
@@ -109,33 +110,25 @@ class Guide:
     """
 
     hidden: tuple[int, int] = (64, 128)
-    passes: int = 3
-    lam_min: float = 0.1
-    lam_max: float = 50.0
-    lam_period: int = 50
-    delta: float | None = None
-    lr: float = 0.003
-    delta_end: float | None = None
-    delta_period: int = 20
-    delta_decay: float = 1.0
+    passes: Count = 3
+    lam_min: NonNegative = 0.1
+    lam_max: NonNegative = 50.0
+    lam_period: NonNegativeInt = 50
+    delta: NonNegative | None = None
+    lr: Positive = 0.003
+    delta_end: NonNegative | None = None
+    delta_period: Count = 20
+    delta_decay: Annotated[float, Range(0, 1, above=True)] = 1.0
     price: str = "label"
-    cap: float | None = None
-    first_passes: int = 0
+    cap: Bound | None = None
+    first_passes: NonNegativeInt = 0
     lr_restarts: bool = False
 
     def __post_init__(self) -> None:
+        within(self, "the guide: ")
         conditions = {
             "hidden must be two numbers of at least 1": len(self.hidden) == 2 and min(self.hidden) >= 1,
-            "passes must be at least 1": self.passes >= 1,
-            "0 <= lam_min <= lam_max must hold": 0 <= self.lam_min <= self.lam_max < float("inf"),
-            "lam_period must be at least 0": self.lam_period >= 0,
-            "delta must be at least 0": self.delta is None or self.delta >= 0,
-            "lr must be positive and finite": 0 < self.lr < float("inf"),
-            "delta_end must be at least 0": self.delta_end is None or self.delta_end >= 0,
-            "delta_period must be at least 1": self.delta_period >= 1,
-            "delta_decay must lie in (0, 1]": 0 < self.delta_decay <= 1,
-            "cap must be positive": self.cap is None or self.cap > 0,
-            "first_passes must be at least 0": self.first_passes >= 0,
+            "lam_min must not exceed lam_max": self.lam_min <= self.lam_max,
         }
         all_hold("the guide: ", conditions)
         one_of("the guide: unknown price", self.price, PRICES)

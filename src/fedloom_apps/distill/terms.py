@@ -8,8 +8,9 @@ from itertools import pairwise
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedloom.core.checks import at_least, one_of, positive
+from fedloom.core.checks import one_of
 from fedloom.core.errors import ConfigError
+from fedloom.core.ranges import Count, NonNegative, Positive
 from fedloom.parts.objectives import divergence
 from fedloom.parts.objectives.guidance import excess, guided
 from fedloom_apps.distill.guide import fit_temperature
@@ -36,10 +37,7 @@ class Response(DistillTerm):
         tau: τ > 0, the temperature of both.
     """
 
-    tau: float = 4.0
-
-    def __post_init__(self) -> None:
-        positive("distillation: ", tau=self.tau)
+    tau: Positive = 4.0
 
     def guided(self, view: Tensor, teacher: Outputs | None, y: Tensor, g: Tensor, tau_s: float) -> Tensor:
         assert teacher is not None
@@ -69,20 +67,18 @@ class SelectiveResponse(DistillTerm):
         ConfigError: for an unknown support, or a setting out of range.
     """
 
-    tau: float = 4.0
-    tau_s: float | None = None
-    top_k: int | None = None
+    tau: Positive = 4.0
+    tau_s: Positive | None = None
+    top_k: Count | None = None
     support: str = "top_k"
     truncate: bool = False
-    normaliser: float = 0.0
+    normaliser: NonNegative = 0.0
 
     selective = True
 
     def __post_init__(self) -> None:
-        positive("distillation: ", tau=self.tau, tau_s=self.tau_s)
-        at_least(1, "distillation: ", top_k=self.top_k)
+        super().__post_init__()
         one_of("unknown support", self.support, SUPPORTS)
-        at_least(0, "distillation: ", normaliser=self.normaliser)
 
     def student_temperature(self, teacher: Tensor, student: Tensor) -> float | None:
         return fit_temperature(teacher, student, self.tau) if self.tau_s is None else self.tau_s

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import nn
@@ -15,6 +15,7 @@ from fedloom.core.documentation import bibtex
 from fedloom.core.errors import ConfigError, first_line
 from fedloom.core.method import Method
 from fedloom.core.parts import Term
+from fedloom.core.ranges import Count, Decay, NonNegativeInt, Range, within
 from fedloom.core.settings import bare, flatten
 from fedloom.experiment.runtime import pick_device
 from fedloom.experiment.setup import make_model, require_features
@@ -46,21 +47,18 @@ class Measures:
         ConfigError: if a setting is out of range, or ``sizes`` do not increase.
     """
 
-    ltm_every: int = 0
-    efficiency_every: int = 0
+    ltm_every: NonNegativeInt = 0
+    efficiency_every: NonNegativeInt = 0
     sizes: tuple[int, ...] = (0, 10, 20, 30, 40, 50, 60)
-    target: float = 0.8
-    at_once: int = 50
-    tolerance: float = 1e-3
-    ltm_tasks: int = 0
+    target: Annotated[float, Range(0, 1, above=True)] = 0.8
+    at_once: Count = 50
+    tolerance: Decay = 1e-3
+    ltm_tasks: NonNegativeInt = 0
 
     def __post_init__(self) -> None:
-        if min(self.ltm_every, self.ltm_tasks, self.efficiency_every, *self.sizes) < 0 or self.at_once < 1:
-            raise ConfigError("measures: intervals and sizes must be at least 0, at_once at least 1.")
-        if list(self.sizes) != sorted(set(self.sizes)):
-            raise ConfigError(f"measures: sizes must be increasing, not {list(self.sizes)}.")
-        if not 0 < self.target <= 1 or not 0 <= self.tolerance < 1:
-            raise ConfigError("measures: target must lie in (0, 1] and tolerance in [0, 1).")
+        within(self, "measures.")
+        if list(self.sizes) != sorted(set(self.sizes)) or min(self.sizes, default=0) < 0:
+            raise ConfigError(f"measures.sizes must be increasing numbers of at least 0, not {list(self.sizes)}.")
 
 
 @dataclass(frozen=True)

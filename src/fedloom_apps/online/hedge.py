@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import log
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
-from fedloom.core.errors import ConfigError
+from fedloom.core.ranges import Fraction, Range, within
 
 
 @dataclass(frozen=True)
@@ -37,16 +38,13 @@ class Hedge:
         ConfigError: if γ is not strictly between 0 and 1, or ``retire`` is outside [0, .001).
     """
 
-    gamma: float = 0.1
-    retire: float = 0.0
+    gamma: Fraction = 0.1
+    retire: Annotated[float, Range(0, 1e-3, below=True)] = 0.0
 
     citation = "freund1997decision"
 
     def __post_init__(self) -> None:
-        if not 0 < self.gamma < 1:
-            raise ConfigError(f"Hedge's gamma must lie strictly between 0 and 1, not {self.gamma:g}.")
-        if not 0 <= self.retire < 1e-3:
-            raise ConfigError(f"Hedge's retire must lie in [0, .001), not {self.retire:g}.")
+        within(self, "hedge.")
 
     def init(self, experts: int) -> Tensor:
         """The initial cumulative losses, zeros, float64 [G]."""

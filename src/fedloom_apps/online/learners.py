@@ -22,13 +22,13 @@ from typing import ClassVar
 import numpy as np
 from torch import Tensor
 
-from fedloom.core.checks import at_least
-from fedloom.core.registry import Registry
+from fedloom.core.ranges import NonNegativeInt
+from fedloom.core.registry import Ranged, Registry
 from fedloom.core.tree import Tree
 
 
 @dataclass(frozen=True)
-class OnlineLearner:
+class OnlineLearner(Ranged):
     """Base class; its defaults train on the new task alone, store nothing and use no regulariser.
 
     Attributes:
@@ -117,12 +117,9 @@ class Ftml(StoresAll):
         draws: tasks per step, drawn without replacement; 0 takes all.
     """
 
-    draws: int = 1
+    draws: NonNegativeInt = 1
 
     citation = FTML
-
-    def __post_init__(self) -> None:
-        at_least(0, "learner 'ftml': ", draws=self.draws)
 
     def tasks_per_step(self) -> int:
         return self.draws

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedloom.core.checks import at_least, positive, probability
+from fedloom.core.ranges import Count, NonNegativeInt, Positive, Probability
 from fedloom.core.tree import Tree
 from fedloom_apps.online.learners import OnlineLearner, learners
 
@@ -29,14 +29,10 @@ class Moml(OnlineLearner):
         alpha: α; the thesis searches 1, 5, 10 (S-MNIST), 1, .1, .01 (CIFAR-100) and .1, .01, .001 (miniImageNet).
     """
 
-    alpha: float = 5.0
+    alpha: Positive = 5.0
 
     vmapped_fields = ("alpha",)
     citation = MOML
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.alpha, Tensor):  # else one value per expert, checked before
-            positive("the learner's ", alpha=self.alpha)
 
     def init(self, w: Tensor) -> Tree:
         """∇ = 0 and ω = w. The thesis starts w and ω at 0; a network starts at its random initialisation."""
@@ -72,16 +68,10 @@ class BufferedMoml(Moml):
         ConfigError: if a setting is out of range.
     """
 
-    buffer: int = 5
-    accept: float = 1.0
-    draws: int = 0
+    buffer: Count = 5
+    accept: Probability = 1.0
+    draws: NonNegativeInt = 0
     nabla: bool = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least(1, "learner 'b_moml': ", buffer=self.buffer)
-        at_least(0, "learner 'b_moml': ", draws=self.draws)
-        probability("learner 'b_moml': ", accept=self.accept)
 
     def tasks_per_step(self) -> int:
         return self.draws

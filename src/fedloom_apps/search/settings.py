@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
-from fedloom.core.checks import at_least, one_of, positive
-from fedloom.core.errors import ConfigError
+from fedloom.core.checks import one_of
+from fedloom.core.ranges import Count, Fraction, NonNegativeInt, Positive, Range, within
 
 SEARCHED = ("objective", "drift", "personal", "adaptation", "mixing", "server")
 
@@ -38,7 +38,7 @@ class SearchSettings:
         ConfigError: for impossible settings.
     """
 
-    budget: float = 1000.0
+    budget: Positive = 1000.0
     unit: Literal["rounds", "bytes", "minutes"] = "rounds"
     goal: str = "clients/accuracy/mean"
     equal: Literal["rounds", "bytes"] = "rounds"
@@ -46,18 +46,14 @@ class SearchSettings:
     methods: tuple[str, ...] = ()
     slots: tuple[str, ...] = SEARCHED
     also: tuple[str, ...] = ("local.lr",)
-    rungs: int = 2
-    eta: int = 3
-    validation: float = 0.2
-    finalists: int = 3
-    seeds: int = 3
+    rungs: NonNegativeInt = 2
+    eta: Annotated[int, Range(2)] = 3
+    validation: Fraction = 0.2
+    finalists: Count = 3
+    seeds: Annotated[int, Range(2)] = 3
 
     def __post_init__(self) -> None:
-        for name, least in (("rungs", 0), ("eta", 2), ("finalists", 1), ("seeds", 2)):
-            at_least(least, "search.", **{name: getattr(self, name)})
-        positive("search.", budget=self.budget)
-        if not 0 < self.validation < 1:
-            raise ConfigError(f"search.validation is {self.validation:g}, but it must lie between 0 and 1.")
+        within(self, "search.")
         for slot in self.slots:
             one_of("search.slots has", slot, SEARCHED)
 

@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedloom.core import rng
-from fedloom.core.checks import at_least, positive
 from fedloom.core.errors import ConfigError
 from fedloom.core.federation import Arrays
+from fedloom.core.ranges import Count, NonNegative, Positive, within
 from fedloom.data.augment import Pipeline, pipeline
 from fedloom.models import models
 
@@ -45,19 +45,16 @@ class ClassifierTraining:
         ConfigError: for values outside their range.
     """
 
-    lr: float = 2e-3
-    batch_size: int = 50
-    window: int = 25
-    patience: int = 4
-    loss_tol: float = 1e-3
-    max_steps: int = 2000
+    lr: Positive = 2e-3
+    batch_size: Count = 50
+    window: Count = 25
+    patience: Count = 4
+    loss_tol: NonNegative = 1e-3
+    max_steps: Count = 2000
     augment: tuple[str | Mapping[str, Any], ...] | None = None
 
     def __post_init__(self) -> None:
-        at_least(0, "judge: ", loss_tol=self.loss_tol)
-        positive("judge: ", lr=self.lr)
-        steps = {"window": self.window, "patience": self.patience, "max_steps": self.max_steps}
-        at_least(1, "judge: ", batch_size=self.batch_size, **steps)
+        within(self, "judge.")
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,9 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from fedloom.core.checks import at_least
 from fedloom.core.errors import ConfigError
 from fedloom.core.federation import Arrays, Federation
+from fedloom.core.ranges import Count, NonNegative, NonNegativeInt, Positive, within
 from fedloom.core.rng import stream
 from fedloom.data.sources.generated import pixels
 from fedloom.experiment.atomic import write_whole
@@ -67,20 +67,18 @@ class EvalConfig:
         ConfigError: for values outside their range.
     """
 
-    every: int = 0
-    per_class: int = 10
+    every: NonNegativeInt = 0
+    per_class: Count = 10
     classifier: str = AUTO
-    lr: float = 2e-3
-    batch_size: int = 50
-    loss_tol: float = 1e-3
-    max_steps: int = 2000
+    lr: Positive = 2e-3
+    batch_size: Count = 50
+    loss_tol: NonNegative = 1e-3
+    max_steps: Count = 2000
     augment: tuple[str | Mapping[str, Any], ...] | None = None
     inception: Path | None = None
 
     def __post_init__(self) -> None:
-        at_least(0, "judge: ", every=self.every)
-        at_least(1, "judge: ", per_class=self.per_class)
-        self.training()
+        within(self, "judge.")
 
     def training(self, batch_size: int | None = None) -> ClassifierTraining:
         """The settings of the classifiers' training."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedloom.core.context import Batch, Forward, Output
 from fedloom.core.parts import Adaptation
-from fedloom.core.ranges import Natural, NonNegative
+from fedloom.core.ranges import NonNegative, NonNegativeInt
 from fedloom.core.slots import adaptations
 from fedloom.core.subspace import in_transform
 
@@ -86,7 +86,7 @@ class Maml(Adaptation):
     """
 
     lr: NonNegative = 0.1
-    steps: Natural = 1
+    steps: NonNegativeInt = 1
     second_order: bool = True
     training: bool = True
     citation = "fallah2020perfedavg"
@@ -120,7 +120,7 @@ class FineTune(Adaptation):
     """
 
     lr: NonNegative = 0.1
-    steps: Natural = 5
+    steps: NonNegativeInt = 5
 
     @property
     def descents(self) -> int:

@@ -11,7 +11,7 @@ from torch import Tensor
 from fedloom.core.checks import require_one_class
 from fedloom.core.context import Batch, Forward, Output
 from fedloom.core.parts import Adaptation, Needs
-from fedloom.core.ranges import Natural, NonNegative
+from fedloom.core.ranges import NonNegative, NonNegativeInt
 from fedloom.core.slots import adaptations
 from fedloom.core.targets import CLASSES
 
@@ -34,7 +34,7 @@ class PersonalHead(Adaptation):
     """
 
     lr: NonNegative = 0.1
-    steps: Natural = 50
+    steps: NonNegativeInt = 50
 
     needs = Needs(features=True, one_class=True)
     targets = CLASSES

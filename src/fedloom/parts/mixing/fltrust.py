@@ -12,7 +12,7 @@ from fedloom.core.context import Facts, RoundInfo
 from fedloom.core.errors import ConfigError
 from fedloom.core.local import Local
 from fedloom.core.parts import Halves, Mixing, Needs
-from fedloom.core.ranges import Natural
+from fedloom.core.ranges import NonNegativeInt
 from fedloom.core.slots import mixings
 from fedloom.core.tree import Tree
 
@@ -38,7 +38,7 @@ class FLTrust(Mixing):
         ConfigError: if ``root`` is no client.
     """
 
-    root: Natural = 0
+    root: NonNegativeInt = 0
 
     needs = Needs(updates=True, shared=True, full_participation=True)
     citation = "cao2021fltrust"

@@ -9,7 +9,7 @@ import torch
 
 from fedloom.core.context import RoundInfo
 from fedloom.core.parts import Mixing, Needs
-from fedloom.core.ranges import Natural, Positive
+from fedloom.core.ranges import NonNegativeInt, Positive
 from fedloom.core.slots import mixings
 from fedloom.core.tree import Tree
 
@@ -34,7 +34,7 @@ class GeometricMedian(Mixing):
         size_weighted: α_i = n_i/n, as in the paper, instead of equal weights.
     """
 
-    steps: Natural = 3
+    steps: NonNegativeInt = 3
     nu: Positive = 1e-6
     size_weighted: bool = True
 

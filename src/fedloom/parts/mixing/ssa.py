@@ -17,7 +17,7 @@ from fedloom.core.context import Facts, RoundInfo
 from fedloom.core.errors import ConfigError, outside
 from fedloom.core.local import Local
 from fedloom.core.parts import Halves, Mixing, Needs
-from fedloom.core.ranges import Count, Natural, NonNegative, Positive
+from fedloom.core.ranges import Count, NonNegative, NonNegativeInt, Positive
 from fedloom.core.server_data import usable, view_logits
 from fedloom.core.slots import mixings
 from fedloom.core.targets import CLASSES
@@ -105,7 +105,7 @@ class SelfSupervised(Mixing):
     steps: Count = 300
     batch_size: Count = 64
     draws: Count = 1
-    start: Natural = 0
+    start: NonNegativeInt = 0
     feed_back: bool = False
 
     targets = CLASSES

@@ -11,7 +11,7 @@ from torch import Tensor
 from fedloom.core.checks import positive
 from fedloom.core.context import Batch, Context, Facts, Model, Output, RoundInfo
 from fedloom.core.parts import ClientEnd, Halves, Needs, Reduce, Term
-from fedloom.core.ranges import Count, Natural, NonNegative, Positive, Probability
+from fedloom.core.ranges import Count, NonNegative, NonNegativeInt, Positive, Probability
 from fedloom.core.slots import objectives
 from fedloom.core.targets import CLASSES
 from fedloom.core.tree import Tree
@@ -70,12 +70,12 @@ class Selective(Term):
     alpha: Probability = 0.1
     tau: Positive = 3.5
     tau_s: float | None = None
-    top_k: Natural = 2
+    top_k: NonNegativeInt = 2
     delta: NonNegative = 0.1
     lam_min: float = 0.1
     lam_max: float = 50.0
     lam_period: int = 50
-    guide_lr: float = 0.02
+    guide_lr: Positive = 0.02
     steps: Count = 3
 
     needs = Needs(teacher=True, common_classes=True, itself=True, rounds=True)

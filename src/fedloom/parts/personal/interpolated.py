@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedloom.core.context import Context
 from fedloom.core.parts import Needs, Paired, Use
-from fedloom.core.ranges import Natural, NonNegative, Probability
+from fedloom.core.ranges import NonNegative, NonNegativeInt, Probability
 from fedloom.core.slots import personals
 from fedloom.core.tree import Tree
 from fedloom.core.views import Pair, RegGrad, StepInfo, View
@@ -48,8 +48,8 @@ class Subspace(Paired):
     layers: bool = False
     mu: NonNegative = 0.01
     nu: NonNegative = 1.0
-    start_round: Natural = 0
-    min_validation: Natural = 50
+    start_round: NonNegativeInt = 0
+    min_validation: NonNegativeInt = 50
 
     fresh = True
     random = True

@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedloom.core.checks import at_least, probability
 from fedloom.core.context import Batch, Context, Model
 from fedloom.core.message import ClientEnd
 from fedloom.core.parts import Needs, Personal, Start, Use, Weights
+from fedloom.core.ranges import Count, NonNegative, NonNegativeInt, Probability
 from fedloom.core.slots import personals
 from fedloom.core.tree import Tree
 
@@ -51,23 +51,17 @@ class Merged(Personal):
         ConfigError: if a setting is out of range.
     """
 
-    layers: int = 1
-    rate: float = 1.0
-    initial: float = 1.0
-    fraction: float = 0.8
-    batch_size: int = 10
-    tolerance: float = 0.1
-    most: int = 100
+    layers: NonNegativeInt = 1
+    rate: NonNegative = 1.0
+    initial: Probability = 1.0
+    fraction: Probability = 0.8
+    batch_size: NonNegativeInt = 10
+    tolerance: NonNegative = 0.1
+    most: Count = 100
 
     keeps_own = True
     needs = Needs(shared=True, samples=True)
     citation = "zhang2023fedala"
-
-    def __post_init__(self) -> None:
-        mine = "personal 'merged': "
-        at_least(0, mine, layers=self.layers, rate=self.rate, batch_size=self.batch_size, tolerance=self.tolerance)
-        at_least(1, mine, most=self.most)
-        probability(mine, initial=self.initial, fraction=self.fraction)
 
     def init_client(self, theta: Tensor) -> Tree:
         """W [P] and the number of epochs that have trained it."""

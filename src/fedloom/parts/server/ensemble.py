@@ -11,7 +11,7 @@ from torch.nn.functional import kl_div
 
 from fedloom.core.context import RoundInfo
 from fedloom.core.parts import Halves, Needs, ServerOptimizer
-from fedloom.core.ranges import Count, Natural, Positive
+from fedloom.core.ranges import Count, NonNegativeInt, Positive
 from fedloom.core.server_data import logits_of, usable
 from fedloom.core.slots import servers
 from fedloom.core.targets import CLASSES
@@ -37,7 +37,7 @@ class Ensemble(ServerOptimizer):
         temperature: T, 1 in the paper.
     """
 
-    steps: Natural = 100
+    steps: NonNegativeInt = 100
     lr: Positive = 1e-3
     batch_size: Count = 128
     temperature: Positive = 1.0

@@ -17,7 +17,7 @@ from fedloom.core.context import Context, Facts, RoundInfo
 from fedloom.core.errors import ConfigError
 from fedloom.core.message import Message, Sent, Slice
 from fedloom.core.parts import UPDATE, Needs, Reduce, Reduced, Uplink
-from fedloom.core.ranges import NonNegative
+from fedloom.core.ranges import Bound, Fraction, NonNegative, Positive
 from fedloom.core.slots import uplinks
 from fedloom.core.tree import Tree
 
@@ -59,15 +59,15 @@ class ClipNoise(Uplink):
         ConfigError: if a setting is out of range.
     """
 
-    clip: float = 1.0
+    clip: Bound = 1.0
     noise: NonNegative = 1.0
     noise_at: Literal["server", "client"] = "server"
     bounds: Mapping[str, float] = field(default_factory=dict, hash=False)
-    quantile: float | None = None
-    clip_lr: float = 0.2
+    quantile: Fraction | None = None
+    clip_lr: Positive = 0.2
     count_noise: float | None = None
-    delta: float = 1e-5
-    epsilon: float | None = None
+    delta: Fraction = 1e-5
+    epsilon: Positive | None = None
 
     needs = Needs(shared=True)
     citation = "mcmahan2018dprnn, andrew2021adaptive"
@@ -75,16 +75,12 @@ class ClipNoise(Uplink):
     def __post_init__(self) -> None:
         super().__post_init__()
         mine = "uplink 'clip_noise'"
-        if not (self.clip > 0 and all(bound > 0 for bound in self.bounds.values())):
+        if not all(bound > 0 for bound in self.bounds.values()):
             raise ConfigError(f"{mine} needs positive bounds.")
         if self.is_private and (self.clip == inf if not self.bounds else inf in self.bounds.values()):
             raise ConfigError(f"{mine}: noise is a multiple of the bound, which must be finite.")
-        if not 0 < self.delta < 1 or not (self.epsilon is None or 0 < self.epsilon < inf):
-            raise ConfigError(f"{mine} needs a delta in (0, 1) and a positive, finite epsilon.")
         if self.quantile is None:
             return
-        if not (0 < self.quantile < 1 and 0 < self.clip_lr < inf):
-            raise ConfigError(f"{mine} needs a quantile in (0, 1) and a positive clip_lr.")
         if self.bounds or self.noise_at == "client" or self.clip == inf:
             raise ConfigError(f"{mine} adapts one finite bound, with noise at the server.")
         if self.count_noise is not None and not self.noise / 2 < self.count_noise < inf:

@@ -14,10 +14,10 @@ from fedloom_apps.online.streams.base import Task, Tasks, TaskStream, streams, t
 
 if TYPE_CHECKING:
     from fedloom_apps.online.streams.kinds import KWay, SMnist, Transformed
-    from fedloom_apps.online.streams.natural import InOrder, Natural
+    from fedloom_apps.online.streams.natural import InOrder, NaturalTasks
 
 __all__ = [
-    "InOrder", "KWay", "Natural", "SMnist", "Task", "TaskStream", "Tasks", "Transformed", "streams", "task_stream",
+    "InOrder", "KWay", "NaturalTasks", "SMnist", "Task", "TaskStream", "Tasks", "Transformed", "streams", "task_stream",
 ]  # fmt: skip
 
 __getattr__ = streams.lazily(
@@ -26,7 +26,7 @@ __getattr__ = streams.lazily(
         "s_mnist": "kinds.SMnist",
         "transformed": "kinds.Transformed",
         "k_way": "kinds.KWay",
-        "natural": "natural.Natural",
+        "natural": "natural.NaturalTasks",
         "in_order": "natural.InOrder",
     },
 )

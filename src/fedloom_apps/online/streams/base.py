@@ -13,7 +13,7 @@ from torch import Tensor
 from fedloom.core import rng
 from fedloom.core.errors import DataError
 from fedloom.core.federation import Arrays
-from fedloom.core.registry import Registry
+from fedloom.core.registry import Ranged, Registry
 from fedloom.data.sources import Source, sources
 
 
@@ -78,7 +78,7 @@ Dealt = Callable[[int, np.random.Generator], tuple[Arrays, Arrays, Sequence[int]
 
 
 @dataclass(frozen=True)
-class Tasks(ABC):
+class Tasks(Ranged, ABC):
     """A distribution over tasks: their samples, and the transformation of these."""
 
     @abstractmethod

@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.nn.functional import interpolate
 
 from fedloom.core import rng
-from fedloom.core.checks import at_least
 from fedloom.core.errors import ConfigError, DataError
 from fedloom.core.federation import Arrays
+from fedloom.core.ranges import Count, NonNegativeInt
 from fedloom.data.augment import Scale, around_centre, rotation, warp
 from fedloom.data.sources import Source
 from fedloom_apps.online.streams.base import Dealt, Tasks, streams
@@ -41,12 +41,9 @@ class SMnist(Tasks):
         test: test samples per task.
     """
 
-    tasks: int = 1000
-    train: int = 60
-    test: int = 10
-
-    def __post_init__(self) -> None:
-        at_least(1, tasks=self.tasks, train=self.train, test=self.test)
+    tasks: Count = 1000
+    train: Count = 60
+    test: Count = 10
 
     def deal(self, source: Source, seed: int) -> tuple[int, Dealt]:
         shape = tuple(source.train.x.shape[1:])
@@ -123,14 +120,14 @@ class Transformed(Tasks):
         ConfigError: if a setting is out of range.
     """
 
-    tasks: int = 1000
-    train: int = 60
-    test: int = 10
+    tasks: Count = 1000
+    train: Count = 60
+    test: Count = 10
     crop: tuple[float, float] = (0.75, 1.0)
     scale: tuple[float, float] = (0.5, 1.0)
 
     def __post_init__(self) -> None:
-        at_least(1, tasks=self.tasks, train=self.train, test=self.test)
+        super().__post_init__()
         for name in ("crop", "scale"):
             low, high = getattr(self, name)
             if not 0 < low <= high <= 1:
@@ -192,15 +189,16 @@ class KWay(Tasks):
     (3, 3)
     """
 
-    ways: int = 5
-    tasks: int = 200
-    train: int = 250
-    test: int = 50
+    ways: Count = 5
+    tasks: NonNegativeInt = 200
+    train: Count = 250
+    test: Count = 50
     overlap: bool = True
 
     def __post_init__(self) -> None:
-        at_least(1, ways=self.ways, train=self.train, test=self.test)
-        at_least(1 if self.overlap else 0, tasks=self.tasks)
+        super().__post_init__()
+        if self.overlap and not self.tasks:
+            raise ConfigError("stream.tasks=0, all disjoint tasks, needs stream.overlap=false.")
 
     def deal(self, source: Source, seed: int) -> tuple[int, Dealt]:
         table = self.table(source.train.classes, rng.stream(seed, "tasks"))

@@ -7,17 +7,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedloom.core import rng
-from fedloom.core.checks import at_least
 from fedloom.core.errors import DataError
 from fedloom.core.federation import Arrays, Index
+from fedloom.core.ranges import Count, NonNegativeInt
 from fedloom.data.sources import Source
 from fedloom.data.split import index_of
 from fedloom_apps.online.streams.base import Dealt, Tasks, streams
 
 
-@streams.register
+@streams.register(name="natural")
 @dataclass(frozen=True)
-class Natural(Tasks):
+class NaturalTasks(Tasks):
     """Each task is one natural client (a writer, role or user); they arrive in random order, with all classes.
 
     A client's training and test samples are drawn from its own samples without replacement. If the source has test
@@ -30,13 +30,9 @@ class Natural(Tasks):
         test: test samples per task.
     """
 
-    tasks: int = 0
-    train: int = 40
-    test: int = 10
-
-    def __post_init__(self) -> None:
-        at_least(0, tasks=self.tasks)
-        at_least(1, train=self.train, test=self.test)
+    tasks: NonNegativeInt = 0
+    train: Count = 40
+    test: Count = 10
 
     def deal(self, source: Source, seed: int) -> tuple[int, Dealt]:
         own, apart = _clients(source)
@@ -79,14 +75,10 @@ class InOrder(Tasks):
         by_client: whether the samples of each natural client form tasks of their own.
     """
 
-    tasks: int = 0
-    train: int = 40
-    test: int = 10
+    tasks: NonNegativeInt = 0
+    train: Count = 40
+    test: Count = 10
     by_client: bool = False
-
-    def __post_init__(self) -> None:
-        at_least(0, tasks=self.tasks)
-        at_least(1, train=self.train, test=self.test)
 
     def deal(self, source: Source, seed: int) -> tuple[int, Dealt]:
         size = self.train + self.test
