@@ -39,7 +39,7 @@ from fedloom.core.context import Batch
 from fedloom.core.federation import Arrays, Federation, Index, Split
 from fedloom.core.local import Local
 from fedloom.core.meta import deployed
-from fedloom.core.parts import Paired, Use
+from fedloom.core.parts import Use
 from fedloom.core.server import Server
 from fedloom.experiment.evaluate import Evaluator
 from fedloom.experiment.experiment import Evaluation, Experiment
@@ -134,7 +134,7 @@ def deployment(work: str, name: str) -> tuple[Evaluator, Server, States]:
     plan = make_plan(chosen, data, "cpu")
     server, states = Server.initial(plan, plan.theta0, plan.buffers0), States()
     for client in range(clients if plan.private_size else 0):
-        own = plan.first_private(client, server.theta)
+        own = plan.private_start(client, server.theta)
         near = own + torch.from_numpy(0.01 * draw.standard_normal(len(own))).to(own)
         states.known[client] = {"personal": {"private": near, "buffers": torch.zeros(0)}}
     return Evaluator(plan, data, on), server, states
@@ -143,7 +143,7 @@ def deployment(work: str, name: str) -> tuple[Evaluator, Server, States]:
 def together(evaluator: Evaluator, server: Server, states: States) -> np.ndarray:
     """Every client's loss with each of its models [models, clients], as a run's evaluation finds it."""
     split, everyone = evaluator.federation.held_out, np.arange(len(evaluator.federation))
-    if evaluator.plan.method.personal.random:
+    if evaluator.plan.method.choices:
         choices = [[Use(lam=lam)] * len(everyone) for lam in GRID]
         return evaluator.values(split, server, states, everyone, choices)["loss"]
     return evaluator.clients(server, states)[1]["loss"][None]
@@ -152,14 +152,14 @@ def together(evaluator: Evaluator, server: Server, states: States) -> np.ndarray
 def one_by_one(evaluator: Evaluator, server: Server, states: States) -> np.ndarray:
     """The same by a plain loop."""
     plan, live, train, test = evaluator.plan, evaluator.live, evaluator.federation.train, evaluator.federation.held_out
-    w, personal, adaptation = server.theta, plan.method.personal, plan.method.adaptation
+    w, adaptation = server.theta, plan.method.adaptation
     losses = []
-    for at in GRID if personal.random else (1.0,):
+    for at in GRID if plan.method.choices else (1.0,):
         found = []
         for client in range(len(evaluator.federation)):
             state = states.get(client) or {}
             rows = torch.from_numpy(test.index[client])
-            if isinstance(personal, Paired):
+            if plan.is_paired:
                 evaluator.load(torch.lerp(w, state["personal"]["private"], at), server.buffers)
             else:
                 evaluator.load(w, server.buffers, state)

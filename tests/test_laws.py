@@ -202,7 +202,7 @@ def test_order_of_clients_in_the_sum_does_not_matter() -> None:
     whole = Local(steps=4, batch_size=0, lr=0.1, weight_decay=0.01)
     for name in methods.names():
         method = methods.make(name)
-        drawn = method.needs("twin") or method.personal.random or method.hooks["on_step"] or method.hooks["send"]
+        drawn = method.needs("twin") or method.draws_models or method.hooks["on_step"] or method.hooks["send"]
         drawn = drawn or type(method.personal).start is not Personal.start
         if name in ("local", "fltrust") or drawn or method.personal.levels:
             continue  # it shares nothing; or a client's number decides what is drawn, whom to trust, or what it trains

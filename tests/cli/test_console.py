@@ -11,6 +11,7 @@ import pytest
 import torch
 from helpers.commands import Cli
 from rich.console import Console
+from torch import nn
 
 from fedloom.compute.batched import Batched
 from fedloom.core.parts import Paired
@@ -154,12 +155,12 @@ def test_the_number_to_read_follows_the_method():
         made = methods[name].make()
         kept = (
             isinstance(made.personal, Merged | Paired)
-            or made.personal.private("body.weight")
-            or made.personal.private("head.weight")
+            or made.personal.is_private("body.weight", nn.Identity())
+            or made.personal.is_private("head.weight", nn.Identity())
             or isinstance(made.personal, PrivateNorm)
-            or made.personal.chosen
+            or made.chooses_level
         )
-        own = (kept and made.personal.kept) or not made.adaptation.is_identity
+        own = (kept and made.keeps_private) or not made.adaptation.is_identity
         assert headline(made, Evaluation()) == ("clients/accuracy/mean" if own else "global/accuracy"), name
         assert headline(made, Evaluation()).partition("/")[0] in Evaluation().what, name
         if name in ("fedavg", "fedhen", "heterofl", "aaggff_d"):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.runs import assert_same_run, go
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedloom.core.context import Batch, Context, Facts, Output, RoundInfo
 from fedloom.core.errors import ClientError, ConfigError
@@ -74,18 +74,22 @@ def test_declarations_have_their_form(declared: dict[str, Any], sentence: str) -
         replace(FEDAVG, drift=part())
 
 
+def with_scalar(value: float) -> dict[str, Any]:
+    """A pair that trains a scalar beside v, from this value."""
+    return {"private_start": lambda _, received, *others: torch.cat([received, received.new_tensor([value])])}
+
+
 @pytest.mark.parametrize(
     ("declared", "sentence"),
     [
-        ({"extras": None}, "personal 'declares': extras is None, but it must be a tuple of numbers in"),
-        ({"extras": 0.5}, "extras is 0.5, but it must be a tuple of numbers in"),
-        *(({"extras": (one,)}, rf"extras is \({one!r},\), but it must be a tuple") for one in (2, -0.5, np.nan, "a")),
+        ({"private_start": lambda *_: 0.5}, "personal 'declares': private_start returned 0.5 instead of a vector"),
+        *((with_scalar(one), rf"private_start adds \[{one}\] to v, but these must be") for one in (2.0, -0.5, np.nan)),
         *(
             ({"uses": lambda *_, one=one: (Use(lam=one),)}, f"uses returned λ = {one!r}, but it must be a number")
             for one in (5, -1, np.nan, "a", None)
         ),
         (
-            {"extras": (0.5,), "uses": lambda self, client, own, _: (Use(lam=2 * float(own()["private"][-1])),)},
+            with_scalar(0.5) | {"uses": lambda self, client, own, _: (Use(lam=2 * float(own()["private"][-1])),)},
             r"uses returned λ = 2.0 for the scalars \[1.0\], but it must be a number",
         ),
         *(({"uses": lambda *_, one=one: one}, "but it must be a tuple of Use") for one in ((), 1.0, [Use()])),
@@ -101,7 +105,7 @@ def test_scalars_of_paired_parts_lie_between_0_and_1(declared: dict[str, Any], s
 class HeadByName(Personal):
     """A head that is found by its name; for other names nothing is returned."""
 
-    def private(self, name: str) -> bool:
+    def is_private(self, name: str, owner: nn.Module) -> bool:
         if name.startswith("head."):
             return True
         return None  # pyright: ignore[reportReturnType]

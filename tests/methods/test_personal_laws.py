@@ -153,13 +153,13 @@ def test_local_models_of_superfed_start_apart_from_each_other_and_from_the_share
     plan = ClientPlan.of(random_net(), make("superfed_mm"), classes().train, LOCAL)
     object.__setattr__(plan, "make", random_net)
     received = torch.ones(plan.layout.size)
-    starts = [plan.first_private(client, received) for client in (0, 1, 0)]
+    starts = [plan.private_start(client, received) for client in (0, 1, 0)]
     assert not torch.equal(starts[0], starts[1])
     assert torch.equal(starts[0], starts[2])
     assert not torch.equal(starts[0], plan.theta0)
     for part in (Ditto(), APFL(), PFedMe()):
         other = ClientPlan.of(random_net(), Method("a", (CrossEntropy(),), personal=part), classes().train, LOCAL)
-        assert torch.equal(other.first_private(0, received), received)
+        assert torch.equal(other.private_start(0, received), received)
 
 
 @pytest.mark.parametrize("name", [*PAIRED, "fedrep"])
@@ -232,7 +232,7 @@ def test_a_client_whose_own_model_was_never_trained_deploys_the_shared_one() -> 
 
 
 def test_the_grid_is_the_papers() -> None:
-    assert np.allclose([use.lam for use in Subspace().choices], np.arange(11) / 10)
+    assert np.allclose([use.lam for use in make("superfed_mm").choices], np.arange(11) / 10)
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ def batch_normed() -> nn.Module:
 def test_fedbn_on_a_net_without_normalisation_shares_everything_and_is_refused() -> None:
     """It would be FedAvg under another name."""
     plain = tanh_net()
-    whole, split = Layout.of(plain), Layout.of(plain, PrivateNorm().private_in(plain))
+    whole, split = Layout.of(plain), Layout.of(plain, make("fedbn").private_in(plain))
     assert whole == split
     with pytest.raises(ConfigError, match=r"'private_norm' keeps no parameter.*normalisation layers are recognised"):
         go("fedbn", model=lambda: tanh_net(4))
@@ -49,7 +49,7 @@ def test_fedbn_on_a_net_without_normalisation_shares_everything_and_is_refused()
 @pytest.mark.parametrize("norm", ["batch", "group"])
 def test_fedbn_keeps_parameters_and_statistics_of_normalisation_alone(norm: str) -> None:
     model = images(norm)()
-    layout = Layout.of(model, PrivateNorm().private_in(model))
+    layout = Layout.of(model, make("fedbn").private_in(model))
     private = [leaf.name for leaf in layout.parameters if leaf.name.startswith("body.1.")]
     assert [leaf.name for leaf in layout.parameters][-2:] == private
     assert layout.size - layout.shared_size == 8

@@ -78,7 +78,7 @@ def test_rounds_and_gains_by_hand(recipe: ModuleType) -> None:
 
 def test_half_of_the_hundred_clients_are_simple(recipe: ModuleType) -> None:
     for method in recipe.METHODS.values():
-        assert sum(method.personal.level(i) for i in range(recipe.CLIENTS)) == 50
+        assert sum(method.personal.uses(i, lambda: None, 0)[0].level for i in range(recipe.CLIENTS)) == 50
 
 
 def test_without_data_it_says_so(

@@ -402,7 +402,7 @@ def test_what_a_client_keeps_is_foreseen(name: str) -> None:
 def test_large_states_go_to_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     machine = FederatedTask(work("ditto", "memory"))
     size = state_bytes(machine.plan, machine.state.server)
-    assert size == 8 * (machine.plan.layout.size + len(machine.plan.method.personal.extras))
+    assert size == 8 * (machine.plan.layout.size + len(machine.plan.method.extras))
     monkeypatch.setattr(store, "LIMIT", 6 * size)
     for choice, clients, folder, room in [
         ("auto", 6, tmp_path, INF),

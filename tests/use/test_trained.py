@@ -36,7 +36,7 @@ from fedloom.parts.personal import PrivateHead, Subspace
 ONE = 3  # the only client with test samples
 CLIENTS = Evaluation(what=("clients",))
 ALL = {name: make(name, **GENTLE.get(name, {})) for name in methods.names()}
-PREDICTORS = [name for name, method in ALL.items() if method.predicts and method.personal.kept]
+PREDICTORS = [name for name, method in ALL.items() if method.predicts and method.keeps_private]
 MIXED = {
     "head+proto": Method("a", (CrossEntropy(),), personal=PrivateHead(), adaptation=Prototypes()),
     "head+finetune": Method("b", (CrossEntropy(),), personal=PrivateHead(), adaptation=FineTune(steps=2)),

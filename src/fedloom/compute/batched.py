@@ -212,9 +212,12 @@ class _Block:
 
     def separate(self) -> Iterator[Result] | None:
         """The results of clients whose two models have plain rounds each; None if these clients' rounds are not."""
-        plan, down, size, personal = self.plan, self.down, self.plan.layout.size, self.plan.method.personal
+        plan, down, size = self.plan, self.down, self.plan.layout.size
         work = self._descent()
         if work is None:
+            return None
+        pull = plain.separate_pull(plan, down.round, int(max(work.schedule.steps)))
+        if pull is None:
             return None
         memory = self.compute.memory[: len(self.jobs)]
         held = [self._pair(row) for row in memory]
@@ -226,7 +229,7 @@ class _Block:
         assert shared is not None, "separate rounds have no augmentation"
         w, v = memory[:, :size], memory[:, size : 2 * size]
         w.copy_(shared.models())
-        pull, local = personal.pull or 0.0, plan.local
+        local = plan.local
         constant = None
         if pull:  # the corrections of w are not needed any more
             constant = torch.mul(down.theta, -pull, out=self.compute.constants[0]).expand(len(memory), -1)

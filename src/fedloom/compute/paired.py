@@ -33,10 +33,10 @@ def has_paired_rounds(plan: ClientPlan) -> bool:
 
 def samples_with_coordinates(plan: ClientPlan) -> int:
     """The number of samples on which the first layer of a paired method has coordinates."""
-    personal, largest = plan.method.personal, int(plan.data.index.sizes.max())
-    if plan.operand_dtype is not None or not personal.paired:
+    largest = int(plan.data.index.sizes.max())
+    if plan.operand_dtype is not None or not plan.is_paired:
         return 0
-    passes = 1 if plan.memory else personal.passes
+    passes = 1 if plan.memory else max(sum(bool(view.data and view.private) for view in plan.usual_views(1)[0]), 1)
     return coordinates(plan.model, plan.layout, largest, plan.local.batch_size or largest, passes)
 
 

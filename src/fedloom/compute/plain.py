@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +13,7 @@ from fedloom.core import rng
 from fedloom.core.context import Context
 from fedloom.core.parts import Part
 from fedloom.core.plan import ClientPlan
+from fedloom.core.views import StepInfo, View
 
 
 def has_plain_rounds(plan: ClientPlan) -> bool:
@@ -24,9 +26,27 @@ def has_plain_rounds(plan: ClientPlan) -> bool:
 
 def has_separate_rounds(plan: ClientPlan) -> bool:
     """Whether a client's two models have plain rounds each; random layers would draw for both in turn."""
-    personal = plan.method.personal
-    independent = personal.paired and personal.pull is not None and not personal.plain
-    return independent and not has_dropout(plan) and descends(plan)
+    return plan.is_paired and separate_pull(plan, 0, 1) is not None and not has_dropout(plan) and descends(plan)
+
+
+def separate_pull(plan: ClientPlan, round: int, steps: int) -> float | None:
+    """μ if w is trained as if there were no v, and v on F_i(v) + (μ/2)‖v - θ^t‖²; else None.
+
+    A part that reads more than the step's number, such as its context or the models, does not train them so.
+    """
+    personal, unread, pulls = plan.method.personal, cast(Any, None), set[float]()
+    for number in range(steps):
+        try:
+            views = personal.views(StepInfo(round, number), unread, unread)
+            first, second = (personal.regulariser_grad(view, unread, unread) for view in views)
+        except (AttributeError, IndexError, TypeError, ValueError):
+            return None
+        pull = second.v[0]
+        apart = views == (View(private=0.0), View(1.0, shared=0.0)) and not any(first.w)
+        if not apart or second.v != (pull, 0.0, -pull) or second.extra is not None:
+            return None
+        pulls.add(pull)
+    return pulls.pop() if len(pulls) == 1 else None
 
 
 def has_dropout(plan: ClientPlan) -> bool:

@@ -35,7 +35,7 @@ class SecondBuffers:
     """
 
     def __init__(self, plan: ClientPlan, kept: Tree, received: Tensor) -> None:
-        self.own = plan.buffers0[:0] if plan.method.personal.restarts else kept.get("buffers", plan.buffers0[:0])
+        self.own = kept.get("buffers", plan.buffers0[:0]) if plan.method.continues else plan.buffers0[:0]
         self.received = received
 
     @contextmanager

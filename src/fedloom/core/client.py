@@ -224,8 +224,7 @@ def load(plan: ClientPlan, down: Broadcast, client: int | None, state: State, at
     private = state.get("personal", {})
     at.theta[:split].copy_(down.theta)
     if plan.has_private or (plan.is_paired and client is not None):
-        kept = "private" in private and not plan.method.personal.restarts
-        own = private["private"] if kept else plan.first_private(client or 0, down.theta, down.round)
+        own = plan.private_start(client or 0, down.theta, private.get("private"), down.round)
         at.theta[split:].copy_(own)
     if plan.is_paired:
         at.model.copy_(down.theta)
@@ -342,7 +341,7 @@ class ClientWork:
         views = personal.views(step, extra, ask.contexts["personal"])
         own = any(view.shared and view.data for view in views)  # w has passes of its own, whose statistics count
         for view in views:
-            if not personal.paired:
+            if not plan.is_paired:
                 grad, value = yield from self._gradient(ask, step.step)
                 assert grad is not None
                 descend(plan, trained, grad, lr, ask.contexts, view)
@@ -406,7 +405,7 @@ class ClientWork:
         for place, mine in result.state.items():
             result.state[place] = own_copy(mine, f"{place}.{'send' if place.startswith('uplink') else 'end'}")
         private: Tree = {}
-        if plan.private_size and plan.method.personal.kept:
+        if plan.private_size and plan.method.keeps_private:
             own = "private" in self.state.get("personal", {}) or "personal" in result.state
             if self.moved_private or own:
                 kept = self.second.own if plan.is_paired else at.buffers[buffers:]

@@ -22,7 +22,6 @@ from fedloom.core.parts import UPDATE, Personal, Term
 from fedloom.core.plan import ClientPlan
 from fedloom.core.probe import APART
 from fedloom.core.slots import label
-from fedloom.core.views import StepInfo
 
 PROBED, DIFFERENT = 10_000, 16  # samples among which a user's loss is tried, on so many that differ in their targets
 
@@ -56,9 +55,7 @@ def gradients(plan: ClientPlan) -> int:
 
     A second model does not need one of its own: SuPerFed's only gradient moves both, by (1 - λ)g and λg.
     """
-    personal, layers = plan.method.personal, len(plan.layout.layers)
-    extra = plan.theta0.new_tensor(personal.extras)
-    return sum(view.data for view in personal.views(StepInfo(0, 0, [0.5] * layers), extra, NO_ROUND))
+    return sum(view.data for view in plan.usual_views(1)[0])
 
 
 def check(plan: ClientPlan) -> None:
@@ -100,7 +97,7 @@ def check(plan: ClientPlan) -> None:
         reads = [name for name in ("model", "label_counts", "samples", "losses") if getattr(needs, name)]
         sends = [name for name in part.uploads if name not in (UPDATE, *part.boundable)]
         uplink = place.startswith("uplink")
-        chooses = isinstance(part, Personal) and part.chosen and len(part.levels) > 1
+        chooses = isinstance(part, Personal) and method.chooses_level
         if chooses or reads or (sends and not uplink):
             what = "chooses by losses" if chooses else f"reads {reads[0]!r}" if reads else f"sends {sends[0]!r}"
             raise ConfigError(f"{other} {what} of the data, which {mine} does not make private.")

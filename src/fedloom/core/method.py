@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -9,7 +10,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedloom.core.documentation import bibtex
 from fedloom.core.errors import ConfigError, closest, in_words, nearest, outside
@@ -20,6 +21,7 @@ from fedloom.core.parts import (
     Drift,
     Mixing,
     Needs,
+    Paired,
     Part,
     Personal,
     Reduce,
@@ -70,7 +72,7 @@ class Method:
                 f"method {self.name!r} has no term with a loss on the data; add CrossEntropy(), or "
                 "cross_entropy to the list of objectives."
             )
-        if self.personal.paired and not self.adaptation.is_identity:
+        if self.is_paired and not self.adaptation.is_identity:
             raise ConfigError(
                 f"adaptation {label(self.adaptation)!r} fits one model, but with personal {label(self.personal)!r} "
                 "a client has two."
@@ -85,12 +87,12 @@ class Method:
                 f"{self.who_needs('received')} compares with the received model's logits, but adaptation "
                 f"{label(self.adaptation)!r} trains on the logits of an adapted model."
             )
-        if self.needs("model") and self.personal.paired:
+        if self.needs("model") and self.is_paired:
             raise ConfigError(
                 f"{self.who_needs('model')} evaluates the model on other inputs, but with personal "
                 f"{label(self.personal)!r} a client has two models."
             )
-        if self.needs("itself") and (self.adaptation.trains or self.personal.paired):
+        if self.needs("itself") and (self.adaptation.trains or self.is_paired):
             other = (
                 f"adaptation {label(self.adaptation)!r}"
                 if self.adaptation.trains
@@ -100,7 +102,7 @@ class Method:
                 f"{self.who_needs('itself')} inspects the model before every step, but with {other} the step's loss is "
                 "that of another model; leave one of them out."
             )
-        if self.personal.private("body.weight") and self.personal.private("head.weight"):
+        if self.shares_nothing:
             for slot, part in self.parts.items():
                 if part.needs.shared:
                     raise ConfigError(
@@ -130,6 +132,8 @@ class Method:
             )
         for uplink in self.uplink:
             self._check(uplink)
+        if self.is_paired:
+            self._check_scalars()
 
     def _check_slots(self) -> None:
         """Raise a ``ConfigError`` if a slot holds anything but its parts; a list of parts becomes a tuple."""
@@ -240,6 +244,23 @@ class Method:
                 "requires; choose method.mixing=uniform."
             )
 
+    def _check_scalars(self) -> None:
+        """Raise a ``ConfigError`` if the scalars with which a paired part starts are no numbers in [0, 1]."""
+        personal, who = self.personal, f"personal {label(self.personal)!r}"
+        extras = self.extras.tolist()
+        if not all(map(_in_unit_interval, extras)):
+            raise ConfigError(f"{who}: private_start adds {extras} to v, but these must be numbers in [0, 1].")
+        for values in {tuple(extras), (0.0,) * len(extras), (1.0,) * len(extras)}:  # training may move them anywhere
+            own = {"private": torch.tensor((0.0, *values)), "buffers": torch.zeros(0)}
+            uses: Any = personal.uses(0, lambda own=own: own, 0)
+            if not (isinstance(uses, tuple) and uses and all(isinstance(use, Use) for use in uses)):
+                raise ConfigError(
+                    f"{who}: uses returned {uses!r:.60}, but it must be a tuple of Use(...), like (Use(lam=1.0),)."
+                )
+            for at in (use.lam for use in uses if not _in_unit_interval(use.lam)):
+                told = f"{at!r:.60}" + f" for the scalars {list(values)}" * bool(values)
+                raise ConfigError(f"{who}: uses returned λ = {told}, but it must be a number in [0, 1].")
+
     @cached_property
     def slots(self) -> tuple[str, ...]:
         """The slices that leave a client, other than batch statistics: ``update``, and ``<place>/<name>`` of parts."""
@@ -266,6 +287,74 @@ class Method:
     def hooks(self) -> dict[str, list[tuple[str, Any]]]:
         """For each hook, the parts that override it, with their places."""
         return {hook: [(place, part) for place, part in self.parts.items() if overrides(part, hook)] for hook in HOOKS}
+
+    @cached_property
+    def is_paired(self) -> bool:
+        """Whether clients train a second model v beside the shared w."""
+        return isinstance(self.personal, Paired)
+
+    @cached_property
+    def keeps_own(self) -> bool:
+        """Whether clients keep a whole model of their own, so that no parameter that they use is common to all."""
+        return self.is_paired or overrides(self.personal, "start")
+
+    @cached_property
+    def shares_nothing(self) -> bool:
+        """Whether all parameters are private, whatever the model."""
+        body, head = (self.personal.is_private(f"{part}.weight", nn.Identity()) for part in ("body", "head"))
+        return body and head
+
+    def private_in(self, model: nn.Module) -> Callable[[str], bool]:
+        """Whether a parameter or buffer of the model is private, by its name."""
+        return lambda name: self.personal.is_private(name, model.get_submodule(name.rpartition(".")[0]))
+
+    @cached_property
+    def extras(self) -> Tensor:
+        """Initial values of the E scalars that a pair trains beside v, [E]; tried on a model of one parameter."""
+        return self._private_start(None)[0][1:] if self.is_paired else torch.zeros(0)
+
+    @cached_property
+    def continues(self) -> bool:
+        """Whether private values go on from one round to the next."""
+        own = torch.zeros(1 + len(self.extras), dtype=torch.float64)
+        return not torch.equal(self._private_start(own)[0], self._private_start(own + 1)[0])
+
+    @cached_property
+    def keeps_private(self) -> bool:
+        """Whether clients keep private values: to go on from them, or to deploy v."""
+        return self.continues or self.is_paired
+
+    @cached_property
+    def draws_models(self) -> bool:
+        """Whether private values start from other random initialisations of the model."""
+        return self._private_start(None)[1]
+
+    def _private_start(self, own: Tensor | None) -> tuple[Tensor, bool]:
+        """The private values with which a model of one parameter starts, and whether another one was drawn."""
+        one, drawn = torch.zeros(1, dtype=torch.float64), list[int]()
+
+        def another() -> Tensor:
+            drawn.append(1)
+            return one
+
+        begun: Any = self.personal.private_start(one, one, own, another)
+        if not (isinstance(begun, Tensor) and begun.ndim == 1):
+            who = f"personal {label(self.personal)!r}"
+            raise ConfigError(f"{who}: private_start returned {in_words(begun)} instead of a vector of private values.")
+        return begun, bool(drawn)
+
+    @cached_property
+    def choices(self) -> tuple[Use, ...]:
+        """The models among which a client with enough samples chooses the one it uses; () if there is no choice."""
+        private = {"private": torch.cat([torch.zeros(1), self.extras]), "buffers": torch.zeros(0)}
+        own = self.personal.init_client(torch.zeros(1)) | private
+        uses = self.personal.uses(0, lambda: own, sys.maxsize)
+        return uses if len(uses) > 1 else ()
+
+    @property
+    def chooses_level(self) -> bool:
+        """Whether clients train the level with the lowest loss on their samples in a round."""
+        return bool(self.personal.levels and self.choices)
 
     @cached_property
     def uploading(self) -> list[tuple[str, Part]]:
@@ -358,8 +447,6 @@ def _check_declarations(who: str, part: Part) -> None:
                     f"{who}: {name} has {value!r:.60} for {key!r:.60}, but it must map names, like "
                     f"{{'control': {example}}}."
                 )
-    if isinstance(part, Personal) and part.paired:
-        _check_scalars(who, part)
     _check_names(who, part)
 
 
@@ -387,23 +474,6 @@ def _check_names(who: str, part: Part) -> None:
         warnings.warn(
             f"{who}: {name!r} is not a hook; did you mean {close!r}? Otherwise, {helper}.", stacklevel=outside()
         )
-
-
-def _check_scalars(who: str, personal: Personal) -> None:
-    """Raise a ``ConfigError`` if the scalars with which a paired part starts are no numbers in [0, 1]."""
-    extras: Any = personal.extras
-    if not (isinstance(extras, tuple | list) and all(map(_in_unit_interval, extras))):
-        raise ConfigError(f"{who}: extras is {extras!r:.60}, but it must be a tuple of numbers in [0, 1], like (0.5,).")
-    for values in {tuple(extras), (0.0,) * len(extras), (1.0,) * len(extras)}:  # training may move them anywhere
-        own = {"private": torch.tensor(values), "buffers": torch.zeros(0)}
-        uses: Any = personal.uses(0, lambda own=own: own, 0)
-        if not (isinstance(uses, tuple) and uses and all(isinstance(use, Use) for use in uses)):
-            raise ConfigError(
-                f"{who}: uses returned {uses!r:.60}, but it must be a tuple of Use(...), like (Use(lam=1.0),)."
-            )
-        for at in (use.lam for use in uses if not _in_unit_interval(use.lam)):
-            told = f"{at!r:.60}" + f" for the scalars {list(values)}" * bool(values)
-            raise ConfigError(f"{who}: uses returned λ = {told}, but it must be a number in [0, 1].")
 
 
 def _in_unit_interval(value: object) -> bool:

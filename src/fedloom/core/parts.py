@@ -28,7 +28,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -72,8 +72,6 @@ _DECLARED: dict[str, tuple[str, Any]] = {  # by hook: the declaration, and its v
     "fit": ("descents", 0),
     "loss": ("is_cross_entropy", False),
     "grad": ("affine", False),
-    "views": ("pull", None),
-    "regulariser_grad": ("pull", None),
 }
 """What a class declares about its own hooks, which does not hold for those of a subclass."""
 
@@ -98,7 +96,7 @@ class Part(Ranged):
     """Base class of all parts; every hook defaults to doing nothing.
 
     Parts are combined, not derived from each other. A class that overrides a hook of another one inherits none of its
-    declarations about it (``affine``, ``is_cross_entropy``, ``pull``).
+    declarations about it (``affine``, ``is_cross_entropy``).
 
     Attributes:
         needs: what the part requires.
@@ -262,38 +260,13 @@ class Personal(Part):
     the server keeps one vector θ [P], and a level is a smaller network whose parameters are at known positions of θ.
     Private values are kept beside the part's own client state, under the names ``private`` and ``buffers``.
 
-    Attributes:
-        random: whether local steps draw random numbers.
-        keeps_own: a client keeps a whole model of its own, so that no parameter that it uses is common to all clients.
-        judged: the clients' samples on which ``choices`` are compared: by the loss on those for training, or by the
-            first metric on those for validation.
-        paired: local steps train a second model v beside w, of the same form.
-        fresh: v starts from another random initialisation, not from the received model.
-        restarts: v starts so in every round; what is kept of it is for deployment.
-        plain: all steps are θ ← θ - ηg, whatever the momentum or optimiser of local training.
+    A part that overrides ``start`` keeps the client's whole model, and so do pairs.
     """
-
-    random: ClassVar[bool] = False
-    keeps_own: ClassVar[bool] = False
-    judged: ClassVar[Literal["train", "validation"]] = "validation"
-    paired: ClassVar[bool] = False
-    fresh: ClassVar[bool] = False
-    restarts: ClassVar[bool] = False
-    plain: ClassVar[bool] = False
-
-    @property
-    def extras(self) -> tuple[float, ...]:
-        """Initial values of E further trained scalars in [0, 1] beside v, which take plain SGD steps."""
-        return ()
 
     @property
     def levels(self) -> tuple[str, ...]:
         """Names of the networks that clients train, the largest first; () if all train the same one."""
         return ()
-
-    def level(self, client: int) -> int:
-        """Return the index of the network that a client trains."""
-        return 0
 
     def exit_weights(self, level: int) -> tuple[float, ...]:
         """Return the weights of the losses at that network's exits ``ends(x)``, in order; () for its output alone."""
@@ -307,25 +280,18 @@ class Personal(Part):
         """Return a level's network, each of whose parameters is one of ``whole`` or a slice of one."""
         return whole
 
-    @property
-    def choices(self) -> tuple[Use, ...]:
-        """The models among which a client may choose the one it uses; () if there is no choice."""
-        return ()
-
-    @property
-    def chosen(self) -> bool:
-        """Whether clients train the level with the lowest loss on their samples in a round, not that of ``level``."""
-        return bool(self.levels and self.choices)
-
     def uses(self, client: int, own: Callable[[], Tree | None], samples: int) -> tuple[Use, ...]:
-        """Return the model that a client uses outside training, or all ``choices``, of which it takes the best one.
+        """Return the model that a client uses outside training, or several, of which it takes the best one.
+
+        Several levels are compared by the loss on the client's training samples, also in every round, where it trains
+        the best; several λ by the first metric on its validation samples. Otherwise it trains the level that it uses.
 
         Args:
             client: the client's number.
             own: returns the part's state at the client, with ``private`` and ``buffers``; None if it keeps neither.
-            samples: number of the client's samples on which choices would be compared (``judged``).
+            samples: number of the client's samples on which several would be compared.
         """
-        return (Use(self.level(client)),)
+        return (Use(),)
 
     def fill(self, use: Use, shared: Weights, first: Weights, own: Tree | None, into: Weights) -> None:
         """Write the client's own values of the model that it uses.
@@ -335,7 +301,7 @@ class Personal(Part):
             shared: the shared values, as received.
             first: the initial private values.
             own: as in ``uses``.
-            into: the memory of the private values, or with ``keeps_own`` of all values.
+            into: the memory of the private values, or of all values where a client keeps a whole model.
         """
         mine = own or {}
         into.theta.copy_(mine.get("private", first.theta))
@@ -357,53 +323,46 @@ class Personal(Part):
         yield from ()
         return ctx.local, received
 
-    @property
-    def frozen(self) -> bool:
-        """Whether private parameters stay as they were initialised, which the server then knows."""
+    def private_start(
+        self, received: Tensor, initial: Tensor, own: Tensor | None, another: Callable[[], Tensor]
+    ) -> Tensor:
+        """Return the private values with which a client's round starts.
+
+        Without a second model, values that do not depend on ``own`` are not kept between rounds.
+
+        Args:
+            received: θ^t [P].
+            initial: those of the initial model, [private].
+            own: those that the client kept; None at first.
+            another: returns those of another random initialisation, [private].
+        """
+        return initial if own is None else own
+
+    def is_private(self, name: str, owner: nn.Module) -> bool:
+        """Whether the parameter or buffer of this name, in this module, is kept at the client and never sent."""
         return False
-
-    @property
-    def kept(self) -> bool:
-        """Whether private parameters persist between rounds; otherwise every round starts from a new initialisation."""
-        return True
-
-    def private(self, name: str) -> bool:
-        """Whether the parameter or buffer of this name is private, that is, kept at the client and never sent."""
-        return False
-
-    def private_in(self, model: nn.Module) -> Callable[[str], bool]:
-        """Return ``private`` for this model; parts that select by layer type rather than by name override it."""
-        return self.private
 
     def views(self, step: StepInfo, extra: Tensor, ctx: Context) -> tuple[View, ...]:
         """Return the views (gradients) of one local step, in order, all on its mini-batch; as many at every client."""
         return (View(),)
 
-    @property
-    def passes(self) -> int:
-        """The usual number of gradients per mini-batch; the batched compute chooses its form by it."""
-        return 1
-
-    @property
-    def pull(self) -> float | None:
-        """μ if w and v are trained independently: w as if there were no v, v on F_i(v) + (μ/2)‖v - θ^t‖²; else None."""
-        return None
-
     def regulariser_grad(self, view: View, at: Pair, ctx: Context) -> RegGrad:
         """Return what the method's regularisers add to a view's gradients."""
         return RegGrad()
 
-    def shared_steps(self, steps: int) -> int:
-        """Return in how many of a round's local steps the shared parameters move."""
-        return steps
-
 
 @dataclass(frozen=True)
 class Paired(Personal):
-    """Base class of parts that give a client a second model v beside the shared w; see ``fedloom.core.views``."""
+    """Base class of parts that give a client a second model v beside the shared w; see ``fedloom.core.views``.
 
-    paired = True
-    keeps_own = True
+    Private values are v [P] and E further trained scalars in [0, 1], which take plain SGD steps.
+    """
+
+    def private_start(
+        self, received: Tensor, initial: Tensor, own: Tensor | None, another: Callable[[], Tensor]
+    ) -> Tensor:
+        """v and the E scalars, [P + E]: at first the received model, without any scalars."""
+        return received if own is None else own
 
     def uses(self, client: int, own: Callable[[], Tree | None], samples: int) -> tuple[Use, ...]:
         """λ = 1, v; or λ = 0, w, at a client whose v was never trained. ``private`` holds v [P] and the E scalars."""

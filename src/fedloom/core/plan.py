@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fedloom.core import probe, rng, submodels
 from fedloom.core.attack import Attack
-from fedloom.core.context import Facts
+from fedloom.core.context import NO_ROUND, Facts
 from fedloom.core.errors import ConfigError, in_words
 from fedloom.core.federation import Population, Split
 from fedloom.core.hooks import overrides
@@ -24,6 +24,7 @@ from fedloom.core.server_data import Augment
 from fedloom.core.slots import label
 from fedloom.core.submodels import Submodel
 from fedloom.core.targets import TargetKind
+from fedloom.core.views import FULL_VIEW, StepInfo, View
 
 
 def operand_dtype(precision: str) -> torch.dtype | None:
@@ -110,7 +111,7 @@ class ClientPlan:
             raise ConfigError(
                 f"uplink {strict[0]!r} does not cover the batch statistics in buffer {buffer!r}; {remedy}."
             )
-        if method.needs("target") and self.has_private and not method.personal.frozen:
+        if method.needs("target") and self.has_private and self.moves_private:
             raise ConfigError(
                 f"{method.who_needs('target')} evaluates the clients' models at the server, but with personal "
                 f"{label(method.personal)!r} a part of them never leaves the clients; share all parameters."
@@ -127,7 +128,7 @@ class ClientPlan:
     ) -> ClientPlan:
         """The plan of a method on a model with its current parameters as the initial ones."""
         model = method.personal.whole(model)
-        layout = Layout.of(model, method.personal.private_in(model))
+        layout = Layout.of(model, method.private_in(model))
         return cls(model, layout, method, data, local, *layout.read(model), seed=seed, device=device)
 
     @cached_property
@@ -171,7 +172,7 @@ class ClientPlan:
     @property
     def chooses(self) -> bool:
         """Whether clients choose their level in every round."""
-        return self.method.personal.chosen
+        return self.method.chooses_level
 
     @cached_property
     def level(self) -> np.ndarray:
@@ -179,7 +180,7 @@ class ClientPlan:
         clients, personal = self.population.clients, self.method.personal
         if not personal.levels:
             return np.zeros(clients, dtype=np.int64)
-        return np.array([personal.level(client) for client in range(clients)])
+        return np.array([personal.uses(client, lambda: None, 0)[0].level for client in range(clients)])
 
     @property
     def forges(self) -> bool:
@@ -227,20 +228,42 @@ class ClientPlan:
         changed = changed or local.dp_clip or hooks["start"]
         return not (self.has_views or self.is_meta or changed)
 
-    @property
+    @cached_property
     def memory(self) -> int:
         """Number of optimiser state scalars per parameter; 0 if the method takes plain gradient steps."""
-        return 0 if self.method.personal.plain else self.local.memory
+        return self.local.memory if all(view.data for view in self.usual_views(1)[0]) else 0
 
     def effective_steps(self, steps: int) -> float:
         """‖a‖₁ of the shared parameters in so many local steps, at least 1; see ``Local.effective_steps``."""
-        steps = max(self.method.personal.shared_steps(steps), 1)
+        if steps not in self._shared_steps:
+            moving = sum(any(view.shared for view in views) for views in self.usual_views(steps))
+            self._shared_steps[steps] = max(moving, 1)
+        steps = self._shared_steps[steps]
         return self.local.effective_steps(steps) if self.memory else float(steps)
 
     @cached_property
     def usual_steps(self) -> float:
         """‖a‖₁ of a client with the mean number of samples; that of all clients if theirs are equal."""
         return self.effective_steps(self.local.steps_for(int(self.population.mean_size)))
+
+    @cached_property
+    def _shared_steps(self) -> dict[int, int]:
+        """In how many of a round's local steps the shared parameters move."""
+        return {}
+
+    def usual_views(self, steps: int) -> list[Sequence[View]]:
+        """The views of the local steps of a round that has so many, as far as they depend on that alone."""
+        personal, layers = self.method.personal, len(self.layout.layers)
+        if not self.has_views:
+            return [(FULL_VIEW,)] * steps
+        extra, ctx = self.method.extras.to(self.theta0), NO_ROUND._replace(steps=steps)
+        return [personal.views(StepInfo(0, step, [0.5] * layers), extra, ctx) for step in range(steps)]
+
+    @cached_property
+    def moves_private(self) -> bool:
+        """Whether private parameters ever move; the server knows them otherwise."""
+        steps = self.local.steps_for(int(self.population.mean_size))
+        return any(view.private for views in self.usual_views(steps) for view in views)
 
     @cached_property
     def decay_commutes(self) -> bool:
@@ -255,7 +278,7 @@ class ClientPlan:
     @cached_property
     def is_paired(self) -> bool:
         """Whether clients train a second copy of all parameters."""
-        return self.method.personal.paired
+        return self.method.is_paired
 
     @cached_property
     def is_meta(self) -> bool:
@@ -270,20 +293,16 @@ class ClientPlan:
     @cached_property
     def private_size(self) -> int:
         """Number of private scalars per client: private parameters, or a whole model and its extra scalars."""
-        layout, personal = self.layout, self.method.personal
-        return layout.size + len(personal.extras) if personal.keeps_own else layout.size - layout.shared_size
+        layout, method = self.layout, self.method
+        return layout.size + len(method.extras) if method.keeps_own else layout.size - layout.shared_size
 
-    def first_private(self, client: int, shared: Tensor, round: int = 0) -> Tensor:
-        """Initial private parameters of a client, [private size]; ``shared`` [P] is what it received.
-
-        If private parameters are not kept between rounds, these are the ones for ``round``.
-        """
-        personal = self.method.personal
-        if not self.is_paired:
-            begun = self.theta0 if personal.kept else self._another(round, client)
-            return begun[self.layout.shared_size :]
-        v = self._another(client) if personal.fresh else shared
-        return torch.cat([v, shared.new_tensor(personal.extras)])
+    def private_start(self, client: int, received: Tensor, own: Tensor | None = None, round: int = 0) -> Tensor:
+        """Private values with which a client's round starts, [private size], after ``own`` that it kept."""
+        first = 0 if self.is_paired else self.layout.shared_size
+        counters = (client,) if self.is_paired else (round, client)
+        return self.method.personal.private_start(
+            received, self.theta0[first:], own, lambda: self._another(*counters)[first:]
+        )
 
     def _another(self, *counters: int) -> Tensor:
         """The parameters [P] of another random initialisation."""
@@ -316,7 +335,7 @@ class ClientPlan:
 
     def draws(self, round: int, client: int, steps: int) -> np.ndarray:
         """Uniform random numbers of a client's local steps, one per layer, [steps, L]; [steps, 0] if none are drawn."""
-        if not self.method.personal.random:
+        if not self.has_views:
             return np.zeros((steps, 0))
         return rng.stream(self.seed, "views", round, client).random((steps, len(self.layout.layers)))
 

@@ -11,9 +11,7 @@ from torch import Tensor
 from fedloom.core.context import Context
 from fedloom.core.local import Local, clip_factor
 from fedloom.core.plan import ClientPlan
-from fedloom.core.views import LayerViews, SharedPrivate, View, pulled, times
-
-FULL_VIEW = View()  # all parameters move along one gradient
+from fedloom.core.views import FULL_VIEW, LayerViews, SharedPrivate, View, pulled, times
 
 
 @dataclass

@@ -95,9 +95,9 @@ def refuse(method: Method, layout: Layout) -> None:
     if not personal.levels:
         return
     mine = f"personal {label(personal)!r}"
-    several = "models of several clusters" if personal.chosen else "networks of different size"
+    several = "models of several clusters" if method.chooses_level else "networks of different size"
     for place, part in method.parts.items():
-        if part is not personal and (why := _why(part, personal)):
+        if part is not personal and (why := _why(part, method)):
             raise ConfigError(f"{place} {label(part)!r} {why}, but with {mine} clients train {several}.")
     if method.pooled:
         raise ConfigError(f"method {method.name!r} trains on pooled data, but {mine} splits a network among clients.")
@@ -106,7 +106,8 @@ def refuse(method: Method, layout: Layout) -> None:
         raise ConfigError(f"{mine} cannot mix the buffer {buffer!r} of {several}; {remedy}.")
 
 
-def _why(part: Part, personal: Personal) -> str:
+def _why(part: Part, method: Method) -> str:
+    personal = method.personal
     if isinstance(part, Adaptation) and not part.is_identity:
         return "adapts one network to every client"
     if part.needs.updates or part.needs.target or "update" in part.uploads:
@@ -117,7 +118,7 @@ def _why(part: Part, personal: Personal) -> str:
         return "changes sums of one length at the server"
     if part.uploads or part.downloads:
         return "exchanges more than models with clients"
-    if personal.chosen and overrides(part, "init_client"):
+    if method.chooses_level and overrides(part, "init_client"):
         return "keeps a model for every client, who may choose another one in the next round"
     several = any(any(personal.exit_weights(n)) for n in range(len(personal.levels)))
     if several and (part.needs.features or part.needs.twin):

@@ -25,7 +25,8 @@ class View(NamedTuple):
         shared: step size of w relative to the learning rate; 0 freezes it, momentum included.
         private: likewise for v, or for the private parameters of a method that splits one model.
         data: whether there is a loss on the data; otherwise g is zero and only ``regulariser_grad`` contributes, which
-            is neither clipped nor weight-decayed.
+            is neither clipped nor weight-decayed. With such a view all steps are θ ← θ - ηg, whatever the momentum or
+            optimiser of local training.
     """
 
     at: float | list[float] = 0.0
@@ -34,13 +35,16 @@ class View(NamedTuple):
     data: bool = True
 
 
+FULL_VIEW = View()  # all parameters move along one gradient
+
+
 class StepInfo(NamedTuple):
     """The position of a local step in the run.
 
     Attributes:
         round: t.
         step: index of the step in this round's local work.
-        draws: uniform random numbers in [0, 1), one per layer [L], if the part is ``random``.
+        draws: uniform random numbers in [0, 1), one per layer [L].
     """
 
     round: int

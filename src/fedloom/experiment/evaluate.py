@@ -83,7 +83,7 @@ class LoadedModel:
     def own(self) -> tuple[int, int]:
         """The offsets at which a client's own parameters and buffers start."""
         layout = self.plan.layout
-        return (0, 0) if self.plan.method.personal.keeps_own else (layout.shared_size, layout.shared_buffers)
+        return (0, 0) if self.plan.method.keeps_own else (layout.shared_size, layout.shared_buffers)
 
     def scores(self, arrays: Arrays, rows: np.ndarray | None = None, labels: Tensor | None = None) -> Predictions:
         """The quantities that the metrics need from the loaded model's predictions, from one pass over the rows.
@@ -154,15 +154,15 @@ class Evaluator(LoadedModel):
             store: the source of the clients' own.
             split: their samples; by default their test samples.
         """
-        split, personal = self.federation.held_out if split is None else split, self.plan.method.personal
+        split, method = self.federation.held_out if split is None else split, self.plan.method
         tested, n = np.flatnonzero(split.index.sizes), split.index.sizes
         offsets = np.concatenate([[0], np.cumsum(n[tested])])
         used, record = self.chosen(server, store, tested), {}
-        if personal.choices and not self.plan.has_levels:
-            uses = [[use] * len(tested) for use in personal.choices]
+        if method.choices and not self.plan.has_levels:
+            uses = [[use] * len(tested) for use in method.choices]
             every = self.predictions(split, server, store, tested, uses)
-            record = self.with_every(self.by_model(every, offsets), personal.choices)
-            places = np.repeat([personal.choices.index(use) for use in used], n[tested])
+            record = self.with_every(self.by_model(every, offsets), method.choices)
+            places = np.repeat([method.choices.index(use) for use in used], n[tested])
             found = Predictions.joined(every).take(places * offsets[-1] + np.arange(offsets[-1]))
         else:
             (found,) = self.predictions(split, server, store, tested, [used])
@@ -173,7 +173,7 @@ class Evaluator(LoadedModel):
         if bins is not None:  # of all clients' samples, for the page; empty bins as zeros
             record[f"clients/{RELIABILITY}"] = np.nan_to_num(reliability_of(bins.sum(0))).tolist()
         table = {"client": tested, "n": n[tested]}
-        if personal.chosen:
+        if method.chooses_level:
             table["cluster"] = np.array([use.level for use in used])
         table |= values
         if self.plan.is_paired:
@@ -185,13 +185,13 @@ class Evaluator(LoadedModel):
 
         They take the best by the loss on their training samples, or by the first metric on their validation samples.
         """
-        personal = self.plan.method.personal
+        method = self.plan.method
         if not self.chooses:
             return [SHARED] * len(clients)
-        split = self.federation.train if personal.judged == "train" else self.federation.validation
-        samples = split.index.sizes[clients] if personal.choices else np.zeros(len(clients), dtype=np.int64)
+        split = self.federation.train if method.chooses_level else self.federation.validation
+        samples = split.index.sizes[clients] if method.choices else np.zeros(len(clients), dtype=np.int64)
         uses = [
-            personal.uses(client, lambda client=client: own_values(store.get(client)), count)
+            method.personal.uses(client, lambda client=client: own_values(store.get(client)), count)
             for client, count in zip(clients.tolist(), samples.tolist(), strict=True)
         ]
         several = np.flatnonzero([len(one) > 1 for one in uses])
@@ -200,7 +200,7 @@ class Evaluator(LoadedModel):
             offsets = np.concatenate([[0], np.cumsum(split.index.sizes[clients[several]])])
             found = self.predictions(split, server, store, clients[several], candidates)
             values = self.by_model(found, offsets)
-            metric = "loss" if personal.judged == "train" else self.judging
+            metric = "loss" if method.chooses_level else self.judging
             for k, at in zip(several, best(values, metric), strict=True):
                 uses[k] = (uses[k][at],)
         return [one for (one,) in uses]
@@ -208,15 +208,17 @@ class Evaluator(LoadedModel):
     @property
     def chooses(self) -> bool:
         """Whether clients may use different models of those that there are."""
-        personal = self.plan.method.personal
-        return type(personal).uses is not Personal.uses or bool(personal.levels)
+        return type(self.plan.method.personal).uses is not Personal.uses
 
     @property
     def validates(self) -> bool:
         """Whether anything reads the clients' validation samples."""
         method = self.plan.method
-        chosen = self.chooses and bool(method.personal.choices) and method.personal.judged == "validation"
-        return chosen or method.needs("validation") or VALIDATION in self.settings.what
+        return (
+            bool(method.choices and not method.chooses_level)
+            or method.needs("validation")
+            or VALIDATION in self.settings.what
+        )
 
     @property
     def judging(self) -> str:
@@ -239,7 +241,7 @@ class Evaluator(LoadedModel):
         """
         plan, shared = self.plan, Weights(server.theta, server.buffers)
         adapts = not plan.method.adaptation.is_identity
-        if not (plan.has_private or plan.method.personal.keeps_own or adapts):
+        if not (plan.has_private or plan.method.keeps_own or adapts):
             return [self._in_common(split, server, clients, row) for row in uses]
         place = {client: number for number, client in enumerate(clients.tolist())}
 
@@ -290,7 +292,7 @@ class Evaluator(LoadedModel):
             groups |= {"seen": ~new, "unseen": new}
         personal = self.plan.method.personal
         if personal.levels:
-            level = table.get("cluster", np.array([personal.level(int(client)) for client in tested]))
+            level = table.get("cluster", np.array([personal.uses(int(n), lambda: None, 0)[0].level for n in tested]))
             groups |= {f"clients/{name}": level == n for n, name in enumerate(personal.levels) if (level == n).any()}
         for metric in self.measurement.metrics:
             for name, of in groups.items():

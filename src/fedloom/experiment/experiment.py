@@ -212,7 +212,7 @@ UNTESTED = (
 def check_evaluation(method: Method, evaluation: Evaluation) -> None:
     """Raise a ``ConfigError`` for an evaluation that the method does not support."""
     means, personal = [what for what in ("average", "cohort") if what in evaluation.what], method.personal
-    if means and personal.chosen:
+    if means and method.chooses_level:
         raise ConfigError(
             f"evaluation.what={means[0]} is the mean of one model of each client, but with personal "
             f"{label(personal)!r} clients train another one in every round; leave it out."
@@ -239,7 +239,7 @@ def check_evaluation(method: Method, evaluation: Evaluation) -> None:
             f"method {method.name!r} trains no predictor that evaluation.what={judged[0]} could measure; "
             "use fedloom synthesize, which evaluates generated samples, or leave evaluation.what empty."
         )
-    if (judged or evaluation.server_average) and not method.personal.kept:
+    if (judged or evaluation.server_average) and not method.keeps_private:
         asked = f"evaluation.what={judged[0]}" if judged else "evaluation.server_average"
         raise ConfigError(
             f"clients of method {method.name!r} start from a new model in every round, so that {asked} would "

@@ -228,11 +228,10 @@ def _other_initialisations(experiment: Experiment) -> Callable[[], nn.Module] | 
     """
     if not isinstance(experiment.model, Copies):
         return experiment.model
-    personal = experiment.method.personal
-    if personal.fresh or not personal.kept:
+    if experiment.method.draws_models:
         raise ConfigError(
-            f"personal {label(personal)!r} starts from another initialisation of the model than the given module; "
-            "pass a function that makes a module, like lambda: Net()."
+            f"personal {label(experiment.method.personal)!r} starts from another initialisation of the model than the "
+            "given module; pass a function that makes a module, like lambda: Net()."
         )
     return None
 
@@ -301,9 +300,7 @@ def _auxiliary(method: Method, judged: Tensor) -> None:
 def _private(method: Method, plan: ClientPlan) -> None:
     """Raise ``ConfigError`` if the split leaves no shared or no private parameters on this model."""
     shared, total = plan.layout.shared_size, plan.layout.size
-    everything = method.personal.private("body.weight") and method.personal.private("head.weight")
-    splits = any(overrides(method.personal, hook) for hook in ("private", "private_in"))
-    if splits and shared == total:
+    if overrides(method.personal, "is_private") and shared == total:
         raise ConfigError(
             f"personal {label(method.personal)!r} keeps no parameter of this model private; "
             "the head consists of the parameters whose names begin with 'head.', "
@@ -311,7 +308,7 @@ def _private(method: Method, plan: ClientPlan) -> None:
             "adapters come with "
             f"model=transformers model.lora=8{_or_wrap(plan)}."
         )
-    if not shared and not everything:
+    if not shared and not method.shares_nothing:
         raise ConfigError(
             f"personal {label(method.personal)!r} shares no parameter of this model; "
             f"the head consists of the parameters whose names begin with 'head.'{_or_wrap(plan)}."

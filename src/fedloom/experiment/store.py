@@ -609,7 +609,7 @@ def nested(tensors: Mapping[str, Tensor]) -> State:
 def state_bytes(plan: ClientPlan, server: Server) -> int:
     """Largest size of one client's state in bytes: private parameters and buffers, and its parts' states."""
     own = 0
-    if plan.private_size and plan.method.personal.kept:
+    if plan.private_size and plan.method.keeps_private:
         buffers = plan.layout.buffer_size - (0 if plan.is_paired else plan.layout.shared_buffers)
         own = plan.private_size * plan.theta0.itemsize + buffers * plan.buffers0.itemsize
     return own + sum(map(nbytes, first_state(plan, server.theta).values()))

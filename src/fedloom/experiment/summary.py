@@ -34,12 +34,11 @@ def headline(method: Method, evaluation: Evaluation) -> str:
     selects = scope == VALIDATION and {"global", "clients"} & {*evaluation.what}  # and tests judge
     if not selects and evaluation.metric != f"global/{first}" and first in evaluation.metric.split("/"):
         return evaluation.metric
-    personal = method.personal
     own = (
-        personal.keeps_own
-        or (any(overrides(personal, hook) for hook in ("private", "private_in")) and personal.kept)
+        method.keeps_own
+        or (overrides(method.personal, "is_private") and method.keeps_private)
         or not method.adaptation.is_identity
-        or personal.chosen
+        or method.chooses_level
     )
     return f"clients/{first}/mean" if own else f"global/{first}"
 

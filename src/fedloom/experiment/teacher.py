@@ -82,8 +82,8 @@ def _refuse_private(run: RunDirectory, config: Mapping[str, Any], model: nn.Modu
     given = config.get("method")
     if "clients" not in config or not isinstance(given, dict):
         return
-    personal = compose(methods, resolve_method(methods, given)).personal
-    if any(map(personal.private_in(model), model.state_dict())):
+    method = compose(methods, resolve_method(methods, given))
+    if any(map(method.private_in(model), model.state_dict())):
         raise ConfigError(
             f"it is a run of {given['name']!r}, which keeps parameters at its clients: its server model is only partly "
             "trained."

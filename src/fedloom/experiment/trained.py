@@ -271,7 +271,7 @@ class TrainedRun(RunRecords):
         return int(client)
 
     def _refuse_without_models(self) -> None:
-        if self.plan.has_private and not self.plan.method.personal.kept:
+        if self.plan.has_private and not self.plan.method.keeps_private:
             raise ConfigError(
                 f"with personal {label(self.plan.method.personal)!r} no model outlives a round; a run of fedloom "
                 "synthesize leaves data, which are read as data=generated:DIR/synthetic.npz."

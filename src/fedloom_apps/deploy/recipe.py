@@ -150,7 +150,7 @@ class Recipe:
         ):
             if name in what:
                 raise ConfigError(f"evaluation.what={name} {why}; a deployment can measure global and clients.")
-        if method.personal.chosen:
+        if method.chooses_level:
             raise ConfigError(
                 f"with personal {label(method.personal)!r} clients choose among several models, which is not deployed."
             )

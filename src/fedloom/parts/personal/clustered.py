@@ -50,7 +50,6 @@ class Clustered(Personal):
 
     clusters: Count = 2
 
-    judged = "train"
     citation = "ghosh2020ifca"
 
     @property
@@ -58,13 +57,9 @@ class Clustered(Personal):
         """One level per cluster."""
         return tuple(f"cluster_{number}" for number in range(self.clusters))
 
-    @property
-    def choices(self) -> tuple[Use, ...]:
+    def uses(self, client: int, own: Callable[[], Tree | None], samples: int) -> tuple[Use, ...]:
         """All k models."""
         return tuple(Use(number) for number in range(self.clusters))
-
-    def uses(self, client: int, own: Callable[[], Tree | None], samples: int) -> tuple[Use, ...]:
-        return self.choices
 
     def whole(self, model: nn.Module) -> nn.Module:
         """All k models as one module."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from fedloom.core.context import Context
@@ -51,8 +52,6 @@ class Subspace(Paired):
     start_round: NonNegativeInt = 0
     min_validation: NonNegativeInt = 50
 
-    fresh = True
-    random = True
     needs = Needs(shared=True)
     citation = "hahn2022superfed"
 
@@ -72,15 +71,18 @@ class Subspace(Paired):
         across = 2 * self.nu * wv / (ww * vv)  # 2νc / (‖w‖‖v‖)
         return RegGrad((self.mu - across * wv / ww, across, -self.mu), (-across * wv / vv, across, 0.0))
 
-    @property
-    def choices(self) -> tuple[Use, ...]:
-        """λ = 0, 0.1, ..., 1."""
-        return tuple(Use(lam=lam) for lam in GRID)
+    def private_start(
+        self, received: Tensor, initial: Tensor, own: Tensor | None, another: Callable[[], Tensor]
+    ) -> Tensor:
+        """At first another initialisation."""
+        return another() if own is None else own
 
     def uses(self, client: int, own: Callable[[], Tree | None], samples: int) -> tuple[Use, ...]:
+        """λ = 0, 0.1, ..., 1, with enough samples."""
         if own() is None:
             return (Use(lam=0.0),)
-        return self.choices if samples >= max(self.min_validation, 1) else (Use(lam=0.5),)
+        grid = GRID if samples >= max(self.min_validation, 1) else (0.5,)
+        return tuple(Use(lam=lam) for lam in grid)
 
 
 @personals.register(name="apfl")
@@ -109,10 +111,12 @@ class APFL(Paired):
     needs = Needs(shared=True)
     citation = "deng2020apfl"
 
-    @property
-    def extras(self) -> tuple[float, ...]:
-        """α, if it is learnt."""
-        return (self.alpha,) if self.learn else ()
+    def private_start(
+        self, received: Tensor, initial: Tensor, own: Tensor | None, another: Callable[[], Tensor]
+    ) -> Tensor:
+        """v, and α if it is learnt."""
+        learnt = [self.alpha] if self.learn else []
+        return torch.cat([received, received.new_tensor(learnt)]) if own is None else own
 
     def views(self, step: StepInfo, extra: Tensor, ctx: Context) -> tuple[View, ...]:
         """First w at w, then v at the interpolation."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from torch import nn
+
 from fedloom.core.parts import Personal
 from fedloom.core.slots import personals
 
@@ -20,14 +22,14 @@ class PrivateLora(Personal):
     Args:
         factor: the private factor; ``both`` keeps the whole adapter at the client.
 
-    >>> [name for name in ("q.lora_A.default.weight", "q.lora_B.default.weight") if PrivateLora().private(name)]
-    ['q.lora_B.default.weight']
+    >>> [PrivateLora().is_private(f"q.lora_{factor}.default.weight", nn.Identity()) for factor in "AB"]
+    [False, True]
     """
 
     factor: Literal["A", "B", "both"] = "B"
 
     citation = "guo2025fedsalora"
 
-    def private(self, name: str) -> bool:
+    def is_private(self, name: str, owner: nn.Module) -> bool:
         """Whether the parameter belongs to the private factor of an adapter."""
         return any(f".lora_{factor}." in name for factor in ("AB" if self.factor == "both" else self.factor))

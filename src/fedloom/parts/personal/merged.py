@@ -59,7 +59,6 @@ class Merged(Personal):
     tolerance: NonNegative = 0.1
     most: Count = 100
 
-    keeps_own = True
     needs = Needs(shared=True, samples=True)
     citation = "zhang2023fedala"
 

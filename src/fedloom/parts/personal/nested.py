@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from math import floor
@@ -12,9 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from fedloom.core.errors import ConfigError
-from fedloom.core.parts import Personal
+from fedloom.core.parts import Personal, Use
 from fedloom.core.ranges import NonNegative, Probability
 from fedloom.core.slots import personals
+from fedloom.core.tree import Tree
 
 ACAR = "acar2022fedhen"
 DIAO = "diao2021heterofl"
@@ -91,9 +93,9 @@ class TwoLevels(Personal):
         """Complex and simple."""
         return ("complex", "simple")
 
-    def level(self, client: int) -> int:
-        """1 for simple clients."""
-        return int(is_simple(client, self.simple_fraction))
+    def uses(self, client: int, own: Callable[[], Tree | None], samples: int) -> tuple[Use, ...]:
+        """The simple network at simple clients."""
+        return (Use(int(is_simple(client, self.simple_fraction))),)
 
 
 @personals.register(name="early_exit")
@@ -118,9 +120,6 @@ class EarlyExitSlice(TwoLevels):
     """
 
     side_weight: NonNegative = 1.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
 
     def whole(self, model: nn.Module) -> nn.Module:
         """The complex network, with its exit."""
@@ -200,9 +199,9 @@ class WidthSlice(Personal):
         """Named by their widths."""
         return tuple(f"width_{share:g}" for share in self.widths)
 
-    def level(self, client: int) -> int:
+    def uses(self, client: int, own: Callable[[], Tree | None], samples: int) -> tuple[Use, ...]:
         """The client's number modulo the number of widths."""
-        return client % len(self.widths)
+        return (Use(client % len(self.widths)),)
 
     def network(self, whole: nn.Module, level: int) -> nn.Module:
         """The network of the first channels."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import nn
@@ -26,11 +25,11 @@ class PrivateNorm(Personal):
 
     >>> from torch import nn
     >>> model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
-    >>> [name for name in model.state_dict() if PrivateNorm().private_in(model)(name)]
-    ['1.weight', '1.bias', '1.running_mean', '1.running_var', '1.num_batches_tracked']
+    >>> [PrivateNorm().is_private("weight", layer) for layer in model]
+    [False, True, False]
     """
 
     citation = "li2021fedbn"
 
-    def private_in(self, model: nn.Module) -> Callable[[str], bool]:
-        return lambda name: isinstance(model.get_submodule(name.rpartition(".")[0]), KINDS)
+    def is_private(self, name: str, owner: nn.Module) -> bool:
+        return isinstance(owner, KINDS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -34,11 +35,6 @@ class Ditto(Paired):
 
     needs = Needs(shared=True)
     citation = "li2021ditto"
-
-    @property
-    def pull(self) -> float:
-        """λ."""
-        return self.lam
 
     def views(self, step: StepInfo, extra: Tensor, ctx: Context) -> tuple[View, ...]:
         """First w at w, then v at v."""
@@ -75,8 +71,6 @@ class PFedMe(Paired):
     steps: Count = 5
     personal_lr: Positive = 0.09
 
-    restarts = True
-    plain = True
     needs = Needs(shared=True)
     citation = "dinh2020pfedme"
 
@@ -88,10 +82,11 @@ class PFedMe(Paired):
         """Raise ``ConfigError`` if ηλ ≥ 2."""
         self._bounded("the local learning rate", local.lr)
 
-    @property
-    def passes(self) -> int:
-        """K."""
-        return self.steps
+    def private_start(
+        self, received: Tensor, initial: Tensor, own: Tensor | None, another: Callable[[], Tensor]
+    ) -> Tensor:
+        """θ^t, in every round."""
+        return received
 
     def views(self, step: StepInfo, extra: Tensor, ctx: Context) -> tuple[View, ...]:
         """K steps of v at v, then one of w without data."""

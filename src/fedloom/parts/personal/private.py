@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+
+from torch import Tensor, nn
 
 from fedloom.core.parts import Personal
 from fedloom.core.slots import personals
@@ -13,7 +16,7 @@ from fedloom.core.slots import personals
 class LocalOnly(Personal):
     """All parameters are private: every client trains alone and nothing is sent."""
 
-    def private(self, name: str) -> bool:
+    def is_private(self, name: str, owner: nn.Module) -> bool:
         return True
 
 
@@ -25,11 +28,12 @@ class Reinitialised(Personal):
     For methods that communicate something other than models, such as FedEvg's synthetic samples.
     """
 
-    @property
-    def kept(self) -> bool:
-        return False
+    def private_start(
+        self, received: Tensor, initial: Tensor, own: Tensor | None, another: Callable[[], Tensor]
+    ) -> Tensor:
+        return another()
 
-    def private(self, name: str) -> bool:
+    def is_private(self, name: str, owner: nn.Module) -> bool:
         return True
 
 
@@ -40,7 +44,7 @@ class PrivateHead(Personal):
 
     citation = "arivazhagan2019fedper"
 
-    def private(self, name: str) -> bool:
+    def is_private(self, name: str, owner: nn.Module) -> bool:
         """Whether the parameter belongs to the model's ``head``."""
         return name.startswith("head.")
 
@@ -52,6 +56,6 @@ class PrivateBody(Personal):
 
     citation = "liang2020lgfedavg"
 
-    def private(self, name: str) -> bool:
+    def is_private(self, name: str, owner: nn.Module) -> bool:
         """Whether the parameter belongs to the body."""
         return not name.startswith("head.")

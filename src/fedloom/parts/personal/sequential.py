@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedloom.core.context import Context
 from fedloom.core.parts import Needs, Personal
@@ -31,12 +31,7 @@ class Alternating(Personal):
     needs = Needs(shared=True)
     citation = "collins2021fedrep"
 
-    @property
-    def frozen(self) -> bool:
-        """Whether no step ever trains the head."""
-        return self.head_fraction == 0
-
-    def private(self, name: str) -> bool:
+    def is_private(self, name: str, owner: nn.Module) -> bool:
         """Whether the parameter belongs to the model's ``head``."""
         return name.startswith("head.")
 
@@ -46,9 +41,6 @@ class Alternating(Personal):
             return (View(shared=1.0, private=1.0),)
         head = float(step.step < self._head_steps(ctx.steps))
         return (View(shared=1 - head, private=head),)
-
-    def shared_steps(self, steps: int) -> int:
-        return steps - self._head_steps(steps)
 
     def _head_steps(self, steps: int) -> int:
         """The number of a round's steps that train the head."""
