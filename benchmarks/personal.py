@@ -145,7 +145,8 @@ def together(evaluator: Evaluator, server: Server, states: States) -> np.ndarray
     split, everyone = evaluator.federation.held_out, np.arange(len(evaluator.federation))
     if evaluator.plan.method.choices:
         choices = [[Use(lam=lam)] * len(everyone) for lam in GRID]
-        return evaluator.values(split, server, states, everyone, choices)["loss"]
+        offsets = np.concatenate([[0], np.cumsum(split.index.sizes)])
+        return evaluator.by_model(evaluator.predictions(split, server, states, everyone, choices), offsets)["loss"]
     return evaluator.clients(server, states)[1]["loss"][None]
 
 

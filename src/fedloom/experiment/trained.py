@@ -197,7 +197,7 @@ class TrainedRun(RunRecords):
         if self.apart and federation is None:
             raise ConfigError("a deployment's data stay with the nodes; give the federation to evaluate on.")
         if federation is not None:
-            if plan.private_size or plan.method.personal.chosen:
+            if plan.private_size or plan.method.chooses_level:
                 raise ConfigError(
                     f"with personal {label(plan.method.personal)!r} clients use models of their own, which those of "
                     "another federation do not have; adapt(x, y) makes that of a new client."
