@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers.marks import beyond_once, exhaustive
 from helpers.vision import declare_operators
 from hypothesis import HealthCheck, settings
 
@@ -39,13 +40,14 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Choose the tests that need a GPU, or the others; with ``--quick``, the first case of each.
 
-    Those of recipes are exhaustive: what they use of the package has tests of its own.
+    Exhaustive are those of recipes, since what they use of the package has tests of its own, and the combinations of a
+    test with several parametrisations beyond each value once.
     """
     gpu = config.getoption("--gpu")
     reason = None if gpu and sees_gpu() else "there is no GPU" if gpu else "run them with --gpu, where there is a GPU"
+    for item in (*beyond_once(items), *(item for item in items if item.path.parent == RECIPES)):
+        item.add_marker(exhaustive)
     for item in items:
-        if item.path.parent == RECIPES:
-            item.add_marker(pytest.mark.exhaustive)
         if reason and item.get_closest_marker("cuda") is not None:
             item.add_marker(pytest.mark.skip(reason=reason))
     if gpu:

@@ -78,6 +78,7 @@ class Turns(Partition):
 """
 
 
+@pytest.mark.exhaustive
 def test_a_module_of_ones_own_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mine.py").write_text(MINE)
     words = [

@@ -62,7 +62,7 @@ VALUES = """
 STRANGE = ("'\x00'", "\u202e", "x" * 5000, "[" * 100)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_settings(cli: Cli, tmp_path: Path) -> None:
     draw, found = np.random.default_rng(0), 0
     cases = [(key, value) for key in KEYS.split() for value in (*VALUES.split(), *STRANGE)]
@@ -226,7 +226,7 @@ def sealed(manifest: dict[str, Any]) -> str:
     return json.dumps(manifest | {"sha256": seal})
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_manifests_that_somebody_sealed_again(cli: Cli, tmp_path: Path, finished: Path) -> None:
     there = Path(shutil.copytree(finished, tmp_path / "there"))
     path, draw = there / "checkpoint" / "round-000002" / "manifest.json", np.random.default_rng(1)
@@ -250,7 +250,7 @@ def test_a_manifest_of_something_else_is_named(cli: Cli, tmp_path: Path, finishe
         assert "manifest.json is not that of a checkpoint" in cli("run", "-q", "resume=there", "rounds=3").err
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_damaged_checkpoints(cli: Cli, tmp_path: Path, finished: Path) -> None:
     there = Path(shutil.copytree(finished, tmp_path / "there"))
     for file in sorted((there / "checkpoint" / "round-000002").iterdir()):
@@ -262,7 +262,7 @@ def test_damaged_checkpoints(cli: Cli, tmp_path: Path, finished: Path) -> None:
         file.write_bytes(good)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_tensors_that_somebody_sealed_again(cli: Cli, tmp_path: Path, finished: Path) -> None:
     """Complete files with correct checksums and wrong contents."""
     there = Path(shutil.copytree(finished, tmp_path / "there"))
@@ -291,7 +291,7 @@ LINES = ["", "x", "{}", "[]", "null", "3", '{"round": null}', '{"round": "x"}', 
          '{"round": 1, "global/accuracy": 1e999, "comm/params": {}, "failures": []}']  # fmt: skip
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("command", ["resume", "report"])
 def test_run_directories(command: str, cli: Cli, tmp_path: Path, finished: Path) -> None:
     words = ("run", "-q", "resume=there", "rounds=3") if command == "resume" else ("report", "there", "--out", "page")

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[2] / "examples" / "plugin"
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.exhaustive
 
 
 @dataclass

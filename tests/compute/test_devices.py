@@ -20,6 +20,7 @@ import pytest
 import torch
 from helpers import distilling
 from helpers.federations import Shaken, classes
+from helpers.marks import KINDS
 from helpers.runs import LIVE, assert_same_records, go, leaves, theta
 from torch import nn
 
@@ -41,9 +42,9 @@ CONDITIONS = ("no evaluation", "momentum", "clipping", "adam", "layers", "layers
 COMPUTES = ("live", "batched")
 
 
-def outcomes(compute: str) -> dict[str, Any]:
-    """How all experiments ended on the simulated device."""
-    command = [sys.executable, str(TESTS / "helpers" / "pretend_runs.py"), compute]
+def outcomes(compute: str, *names: str) -> dict[str, Any]:
+    """How experiments, or all of them, ended on the simulated device."""
+    command = [sys.executable, str(TESTS / "helpers" / "pretend_runs.py"), compute, *names]
     env = os.environ | {"PYTHONWARNINGS": "ignore"}
     done = subprocess.run(command, capture_output=True, text=True, env=env, cwd=TESTS.parent, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
@@ -66,6 +67,13 @@ def check_waits(waits: list[list[Any]]) -> None:
 
 
 @pytest.mark.slow
+def test_every_kind_of_method_keeps_to_its_device_and_the_host_waits_for_no_step() -> None:
+    found = outcomes("batched", MISPLACED, *CONDITIONS, *KINDS)
+    check(found)
+    check_waits(found["no evaluation"]["waits"])
+
+
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("compute", COMPUTES)
 def test_every_method_keeps_to_its_device_and_the_host_waits_for_no_step(compute: str) -> None:
     found = outcomes(compute)

@@ -25,6 +25,7 @@ print("trained")
 """
 
 
+@pytest.mark.exhaustive
 def test_memory_survives_narrow_strided_convolutions() -> None:
     """In a separate process, since the fault that is avoided writes beyond its memory and aborts the process."""
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", TRAIN], capture_output=True, text=True, check=False)

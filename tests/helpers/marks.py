@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -25,3 +25,27 @@ def first_quick(cases: Mapping[str, Any] | Iterable[Any]) -> list[Any]:
 def kinds(names: Iterable[str] = (), among: Collection[str] = KINDS) -> list[Any]:
     """All methods, or ``names``: those ``among`` the representatives as they are, the others exhaustive."""
     return [name if name in among else pytest.param(name, marks=exhaustive) for name in names or methods.names()]
+
+
+def beyond_once(items: Iterable[pytest.Item]) -> Iterator[pytest.Item]:
+    """Of tests with several parametrisations, the combinations beyond each value once.
+
+    Of K lists of values as many combinations are left as the longest has values: the n-th has of list j the value
+    n + j·⌊n / L_j⌋ modulo its length L_j, so that short lists do not step together.
+    """
+    functions: dict[str, list[Any]] = {}
+    for item in items:
+        if getattr(item, "callspec", None):
+            functions.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for cases in functions.values():
+        lists = []
+        for mark in cases[0].iter_markers("parametrize"):
+            first = mark.args[0].partition(",")[0].strip() if isinstance(mark.args[0], str) else mark.args[0][0]
+            seen: dict[int, int] = {}
+            lists.append([seen.setdefault(id(case.callspec.params[first]), len(seen)) for case in cases])
+        sizes = [max(place) + 1 for place in lists]
+        once = {
+            tuple((n + j * (n // size)) % size for j, size in enumerate(sizes)) for n in range(max(sizes, default=0))
+        }
+        if len(sizes) > 1:
+            yield from (case for case, at in zip(cases, zip(*lists, strict=True), strict=True) if at not in once)

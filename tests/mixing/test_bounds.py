@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.fair import doubly_robust, linearised_gradient
+from helpers.marks import kinds
 from helpers.rounds import round_info
 from hypothesis import given
 from hypothesis import strategies as st
@@ -61,6 +62,7 @@ ADVERSARIES: dict[str, Adversary] = {
     "extreme": lambda t, p, draw: 10.0 ** draw.integers(-30, 31, len(p)),
     "equal": lambda t, p, draw: np.ones(len(p)),
 }
+SOME = ("random", "switching", "against the largest p", "extreme")
 
 
 def one_against_all(t: int, p: np.ndarray, draw: Draw) -> np.ndarray:
@@ -146,7 +148,7 @@ def many(count: int) -> list[tuple[int, int, int]]:
     return [(int(draw.choice(CLIENTS)), int(draw.integers(1, 41)), seed) for seed in range(count)]
 
 
-@pytest.mark.parametrize("adversary", ADVERSARIES)
+@pytest.mark.parametrize("adversary", kinds(ADVERSARIES, SOME))
 def test_theorem_for_silos_on_many_short_sequences(adversary: str) -> None:
     names = list(CDFS)
     for k, rounds, seed in many(32):
@@ -156,14 +158,14 @@ def test_theorem_for_silos_on_many_short_sequences(adversary: str) -> None:
         assert excess(*found, silo(k, high)) <= 1
 
 
-@pytest.mark.parametrize("adversary", ADVERSARIES)
+@pytest.mark.parametrize("adversary", kinds(ADVERSARIES, SOME))
 @pytest.mark.parametrize("k", [2, 5, 20])
 def test_theorem_for_silos_over_two_hundred_rounds(adversary: str, k: int) -> None:
     found = play(AAggFFS("weibull"), ADVERSARIES[adversary], k, 200, seed=1, high=1 / k)
     assert excess(*found, silo(k, 1 / k)) <= 1
 
 
-@pytest.mark.parametrize("adversary", ADVERSARIES)
+@pytest.mark.parametrize("adversary", kinds(ADVERSARIES, SOME))
 def test_theorem_for_devices_with_the_gradient_itself(adversary: str) -> None:
     names = list(CDFS)
     for k, rounds, seed in many(32):
@@ -173,7 +175,7 @@ def test_theorem_for_devices_with_the_gradient_itself(adversary: str) -> None:
         assert excess(*play(ExactLeader(), ADVERSARIES[adversary], k, 200), device(k, 1.0)) <= 1
 
 
-@pytest.mark.parametrize("adversary", ADVERSARIES)
+@pytest.mark.parametrize("adversary", kinds(ADVERSARIES, SOME))
 def test_devices_with_all_clients(adversary: str) -> None:
     """The losses ⟨p, g̃⟩ that the part works on obey 2Ľ√(T log K) always; decision losses 2L√(T log K) at these T."""
     names = list(CDFS)
@@ -197,7 +199,7 @@ def test_a_bad_policy_exceeds_both_bounds(policy: Any, adversary: str, k: int) -
     assert excess(*small, silo(k, 1 / k)) > 1
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_where_the_proof_for_silos_holds_and_where_its_bound_fails() -> None:
     """ℓ(q) ≥ ℓ(p) + ⟨g, q - p⟩ + (β/2)⟨g, q - p⟩² with β = 1/(4L): for L = 1/K it takes K ≤ 3."""
 
@@ -215,7 +217,7 @@ def test_where_the_proof_for_silos_holds_and_where_its_bound_fails() -> None:
     assert over[1e-4] > 1, "almost linear losses: no such policy can keep a logarithmic bound"
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_devices_forget_that_the_gradient_depends_on_the_decision() -> None:
     """The linearised gradient leads to a vertex where the best fixed decision is inside: linear regret."""
     k, rounds = 5, 20_000
@@ -275,8 +277,7 @@ SEQUENCES = {
 }
 
 
-@pytest.mark.parametrize("name", SEQUENCES)
-@pytest.mark.slow
+@pytest.mark.parametrize("name", kinds(SEQUENCES, ["random", "four clients, three here"]))
 def test_devices_in_expectation_over_all_sequences_of_cohorts(name: str) -> None:
     losses, size = SEQUENCES[name]
     (rounds, k), share = losses.shape, size / losses.shape[1]
