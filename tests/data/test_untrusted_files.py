@@ -5,6 +5,7 @@ import os
 import struct
 from collections.abc import Callable
 from decimal import Decimal
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from helpers.commands import Cli, cli
+from pandas.io.common import get_handle
 from PIL import Image
 from torch.utils.data import Subset, TensorDataset
 
@@ -121,6 +123,24 @@ def test_what_unpacks_to_more_than_memory_is_refused(tmp_path: Path, monkeypatch
         with pytest.raises(DataError, match=r"unpacked needs 0\.0 GB of memory, but there are 0\.0 GB"):
             read(tmp_path)
     assert list(read_npz(tmp_path / "x.npz", ["y"])) == ["y"]
+
+
+@pytest.mark.parametrize("packed", ["", ".gz", ".bz2", ".xz", ".zip"])
+def test_a_csv_file_that_unpacks_to_more_than_memory_is_refused_while_it_is_read(
+    packed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 100,000 rows of two cells, four bytes each, none is a number of which there would be too many."""
+    path, given = tmp_path / f"t.csv{packed}", list[float]()
+    with get_handle(path, "wb", compression="infer", is_text=False) as file:
+        file.handle.write(b"x,y\n" + 100_000 * b"0,1\n")  # pyright: ignore[reportArgumentType]
+    assert len(read_frame(path)) == 100_000
+    check = files.check_memory
+    table = import_module("fedloom.data.sources.table")
+    monkeypatch.setattr(table, "check_memory", lambda title, needed: (given.append(needed), check(title, needed)))
+    monkeypatch.setattr(files, "memory", lambda: 1e6)
+    with pytest.raises(DataError, match=r"t\.csv.* unpacked needs 0\.0 GB of memory, but there are 0\.0 GB"):
+        read_frame(path)
+    assert max(given) == given[-1] < 1.6e6  # two numbers of eight bytes a row, of which a piece has 65,536
 
 
 def test_memory_that_ends_while_a_file_is_read_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import csv
+import io
 import os
 import re
 import warnings
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -22,6 +24,8 @@ from fedloom.data.sources.files import one_name_each
 CSV = (".csv", *(f".csv.{packed}" for packed in ("gz", "bz2", "xz", "zip", "zst")))
 SEPARATORS = {";": "semicolons", "\t": "tabs"}
 COLUMNS = 100_000
+PIECE = 1 << 18  # bytes of a CSV file that are read at once
+HEADER = 1 << 24  # characters of a line of its header
 IN_DIGITS = re.compile(r"^\s*(\d{1,2})([./-])(\d{1,2})\2\d{2,4}\b")
 """A date whose day, month and year are numbers, the year at the end."""
 
@@ -109,12 +113,38 @@ def read_frame(path: Path, texts: Collection[str] = ()) -> Any:
     return frame
 
 
-def _csv(path: Path, texts: Collection[str]) -> Any:
-    import pandas as pd
+class _Unpacked(io.RawIOBase):
+    """The bytes of a CSV file, packed or not, as long as memory can hold its cells as numbers."""
+
+    def __init__(self, packed: BinaryIO, path: Path) -> None:
+        self.packed, self.path, self.size, self.cells = packed, path, 0, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, into: Any, /) -> int:
+        piece = self.packed.read(len(into))
+        into[: len(piece)] = piece
+        self.size += len(piece)
+        self.cells += piece.count(b",") + piece.count(b"\n")
+        check_memory(f"{self.path} unpacked", max(self.size, 8.0 * self.cells))
+        return len(piece)
+
+
+@contextmanager
+def _unpacked(path: Path) -> Iterator[io.BufferedReader]:
     from pandas.io.common import get_handle
 
-    with get_handle(path, "r", encoding="utf-8-sig", compression="infer") as opened:
-        header = next((row for row in csv.reader(opened.handle) if row), [])
+    with get_handle(path, "rb", compression="infer", is_text=False) as opened:
+        yield io.BufferedReader(_Unpacked(opened.handle, path), PIECE)  # pyright: ignore[reportArgumentType]
+
+
+def _csv(path: Path, texts: Collection[str]) -> Any:
+    import pandas as pd
+
+    with _unpacked(path) as file:
+        text = io.TextIOWrapper(file, "utf-8-sig", newline="")
+        header = next((row for row in csv.reader(iter(lambda: text.readline(HEADER), "")) if row), [])
     if len(header) == 1 and (apart := next((name for sign, name in SEPARATORS.items() if sign in header[0]), None)):
         raise DataError(
             f"{path} separates its columns by {apart}; write it with commas, and with points in decimal numbers."
@@ -123,7 +153,8 @@ def _csv(path: Path, texts: Collection[str]) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("error", pd.errors.ParserWarning)  # of values beyond the header, which would be lost
         try:
-            return pd.read_csv(path, dtype=dict.fromkeys(texts, str), index_col=False)
+            with _unpacked(path) as file:
+                return pd.read_csv(file, dtype=dict.fromkeys(texts, str), index_col=False)
         except pd.errors.ParserWarning:
             raise DataError(
                 f"{path} has more values in a row than the {len(header)} names in its header; name each column."
