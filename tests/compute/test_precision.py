@@ -139,7 +139,7 @@ def test_it_is_part_of_the_identity_and_full_precision_is_not() -> None:
 
 
 def test_impossible_precisions_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match="precision must be full or bf16"):
+    with pytest.raises(ConfigError, match=r"local\.precision is 'half'; there are: bf16, full"):
         Local(precision="half")
     with pytest.raises(ConfigError, match="choose dtype=float32"):
         experiment(local=BF16)

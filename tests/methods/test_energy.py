@@ -194,9 +194,9 @@ def test_another_seed_begins_with_other_samples() -> None:
         ({"lam": -0.1}, "lam must be at least 0, not -0.1"),
         ({"repulsion": float("nan")}, "repulsion must be finite and at least 0, not nan"),
         ({"clip_gradient": 0.0}, "clip_gradient must be a number greater than 0, not 0"),
-        ({"schedule": "halv"}, "unknown schedule 'halv'; did you mean 'half'"),
-        ({"labelled": "recieved"}, "unknown labelled 'recieved'; did you mean 'received'"),
-        ({"weights": "singed"}, "has no weights 'singed'; did you mean 'signed'"),
+        ({"schedule": "halv"}, "schedule is 'halv'; did you mean 'half'"),
+        ({"labelled": "recieved"}, "labelled is 'recieved'; did you mean 'received'"),
+        ({"weights": "singed"}, "weights is 'singed'; did you mean 'signed'"),
     ],
 )
 def test_impossible_settings(settings: dict[str, Any], sentence: str) -> None:

@@ -45,7 +45,7 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: make("superfed_mm", min_validation=-1),
         r"min_validation must be at least 0, not -1",
     ),
-    "beyond": (lambda: make("propfair", beyond="flat"), r"unknown beyond 'flat'; there are: published, tangent"),
+    "beyond": (lambda: make("propfair", beyond="flat"), r"beyond is 'flat'; there are: published, tangent"),
     "many rounds": (lambda: experiment(rounds=10**30), r"rounds is 1e\+30, but whole numbers"),
     "rounds": (lambda: experiment(rounds=-1), r"rounds must lie in \[0, 100000000\], not -1"),
     "participation 0": (lambda: experiment(participation=0.0), r"participation is 0, but it must lie in \(0, 1\]"),

@@ -1,15 +1,19 @@
-"""Ranges of settings, as annotations on their fields: ``lr: Positive = 0.1``; ``fedloom list`` shows them."""
+"""Ranges of settings, as annotations on their fields: ``lr: Positive = 0.1``; ``fedloom list`` shows them.
+
+The range of a text is a ``Literal``; that of a list or a mapping stands at its elements, like ``tuple[Positive, ...]``.
+"""
 
 from __future__ import annotations
 
 import functools
 import sys
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import inf, isfinite
 from numbers import Real
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, Literal, get_args, get_origin
 
-from fedloom.core.errors import ConfigError
+from fedloom.core.errors import ConfigError, nearest
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,24 @@ class Range:
         return f"must be {finite}at least {self.low:.10g}, not {value}"
 
 
+@dataclass(frozen=True)
+class Words:
+    """The words of a ``Literal``.
+
+    >>> "adam" in Words(("adam", "sgd")), Words(("adam", "sgd")).needed("adm")
+    (True, "is 'adm'; did you mean 'adam'? There are: adam, sgd")
+    """
+
+    words: tuple[str, ...]
+
+    def __contains__(self, value: str) -> bool:
+        return value in self.words
+
+    def needed(self, value: str) -> str:
+        """What another word must be, as the end of a sentence."""
+        return f"is {value!r}; {nearest(value, self.words).removesuffix('.')}"
+
+
 Positive = Annotated[float, Range(0, above=True)]
 NonNegative = Annotated[float, Range(0)]
 Probability = Annotated[float, Range(0, 1)]
@@ -86,10 +108,24 @@ def outside(made: Any) -> str | None:
     (None, 'lr must be a finite number greater than 0, not 0.0')
     """
     for name, known in ranges(type(made)).items():
-        value = getattr(made, name)
-        if isinstance(value, Real) and float(value) not in known:
-            return f"{name} {known.needed(value)}"  # pyright: ignore[reportArgumentType]
+        for value in each(getattr(made, name)):
+            if wrong := beyond(known, value):
+                return f"{name} {wrong}"
     return None
+
+
+def each(value: Any) -> Iterable[Any]:
+    """The values of a list or a mapping, or the value itself."""
+    if isinstance(value, Mapping):
+        return value.values()
+    return value if isinstance(value, list | tuple) else [value]
+
+
+def beyond(known: Range | Words, value: Any) -> str | None:
+    """What a value outside a range must be; None inside, and for a value of another type."""
+    if isinstance(known, Words):
+        return known.needed(value) if isinstance(value, str) and value not in known else None
+    return known.needed(value) if isinstance(value, Real) and float(value) not in known else None  # pyright: ignore
 
 
 def within(made: Any, where: str = "") -> None:
@@ -99,9 +135,9 @@ def within(made: Any, where: str = "") -> None:
 
 
 @functools.cache
-def ranges(kind: type) -> dict[str, Range]:
+def ranges(kind: type) -> dict[str, Range | Words]:
     """The ranges of a dataclass's fields by name, those that it inherits too; of types that its module knows."""
-    found: dict[str, Range] = {}
+    found: dict[str, Range | Words] = {}
     for owner in reversed(kind.__mro__):
         known = vars(sys.modules.get(owner.__module__, sys))
         for name, hint in vars(owner).get("__annotations__", {}).items():
@@ -114,8 +150,10 @@ def ranges(kind: type) -> dict[str, Range]:
     return found
 
 
-def range_of(annotation: Any) -> Range | None:
+def range_of(annotation: Any) -> Range | Words | None:
     """The range in an annotation, or in one option of it, like that of ``Count | None``."""
+    if get_origin(annotation) is Literal:
+        return Words(get_args(annotation))
     for extra in getattr(annotation, "__metadata__", ()):
         if isinstance(extra, Range):
             return extra

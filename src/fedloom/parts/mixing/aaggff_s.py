@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -10,6 +11,7 @@ import torch
 from fedloom.core.context import RoundInfo
 from fedloom.core.errors import ConfigError
 from fedloom.core.parts import Mixing, Needs
+from fedloom.core.ranges import NonNegative, Positive
 from fedloom.core.slots import mixings
 from fedloom.core.tree import Tree
 from fedloom.parts.mixing import responses
@@ -46,21 +48,19 @@ class AAggFFS(Mixing):
         ConfigError: for an unknown distribution, or settings out of range.
     """
 
-    cdf: str = "normal"
-    scale: float = 1.0
-    shape: float = 0.0
-    c1: float = 0.0
-    c2: float = 0.0
-    response: str = "train"
-    prior: str = "uniform"
+    cdf: responses.Name = "normal"
+    scale: Positive = 1.0
+    shape: NonNegative = 0.0
+    c1: NonNegative = 0.0
+    c2: NonNegative = 0.0
+    response: responses.Samples = "train"
+    prior: Literal["uniform", "samples"] = "uniform"
 
     citation = responses.CITATION
 
     def __post_init__(self) -> None:
-        responses.check_samples(self.response)
-        responses.check_prior(self.prior)
-        responses.check(self.cdf, self.scale, self.shape)
-        if not (0 <= self.c1 < float("inf") and (self.c2 == 0 or self.c1 < self.c2 < float("inf"))):
+        super().__post_init__()
+        if self.c2 and self.c1 >= self.c2:
             raise ConfigError(f"mixing 'aaggff_s' needs 0 <= c1 < c2, not {self.c1:g} and {self.c2:g}.")
 
     @property

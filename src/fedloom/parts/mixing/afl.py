@@ -34,13 +34,9 @@ class AFL(Mixing):
     """
 
     step: NonNegative = 0.1
-    response: str = "train"
+    response: responses.Samples = "train"
 
     citation = "mohri2019afl"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        responses.check_samples(self.response)
 
     @property
     def needs(self) -> Needs:  # pyright: ignore[reportIncompatibleVariableOverride]

@@ -37,13 +37,9 @@ class QFFL(Mixing):
     """
 
     q: NonNegative = 1.0
-    response: str = "train"
+    response: responses.Samples = "train"
 
     citation = "li2020qffl"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        responses.check_samples(self.response)
 
     @property
     def weighs_losses(self) -> bool:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib import import_module
+from typing import Literal
 
 import numpy as np
 
-from fedloom.core.checks import one_of
-from fedloom.core.errors import ClientError, ConfigError
+from fedloom.core.errors import ClientError
 from fedloom.core.parts import Needs
 from fedloom.parts.mixing.simplex import Vector
 
@@ -22,7 +22,9 @@ def _special(name: str) -> Callable[[Vector], Vector]:
     return getattr(import_module("scipy.special"), name)
 
 
-CDFS: dict[str, Cdf] = {
+Name = Literal["weibull", "frechet", "gumbel", "exponential", "logistic", "normal"]
+
+CDFS: Mapping[Name, Cdf] = {
     "weibull": lambda x, a, b: -np.expm1(-((x / a) ** b)),
     "frechet": lambda x, a, b: np.exp(-((x / a) ** -b)),
     "gumbel": lambda x, a, b: np.exp(-np.exp(-(x - a) / b)),
@@ -36,7 +38,7 @@ SHAPES = {"weibull": 2.0}
 """Default shapes other than 1."""
 
 
-SAMPLES = ("train", "validation")
+Samples = Literal["train", "validation"]
 """The samples on which a policy may take the losses F_i."""
 
 
@@ -45,34 +47,7 @@ def needs(response: str, **others: bool) -> Needs:
     return Needs(losses=True, validation=response == "validation", **others)
 
 
-def check_samples(response: str) -> None:
-    """Raise a ``ConfigError`` for an unknown set of samples."""
-    one_of("unknown samples for responses", response, SAMPLES)
-
-
-PRIORS = ("uniform", "samples")
-
-
-def check_prior(prior: str) -> None:
-    """Raise a ``ConfigError`` for an unknown prior."""
-    one_of("unknown prior", prior, PRIORS)
-
-
-def check(cdf: str, scale: float, shape: float) -> None:
-    """Validate the settings of a response transformation.
-
-    Raises:
-        ConfigError: for an unknown name, a scale that is not positive, or a negative shape.
-    """
-    one_of("unknown response transformation", cdf, CDFS)
-    if not (0 < scale < float("inf") and 0 <= shape < float("inf")):
-        raise ConfigError(
-            f"the response transformation {cdf!r} needs a positive scale and a shape of at least 0 "
-            f"(0: its default), not {scale:g} and {shape:g}."
-        )
-
-
-def transformed(x: Vector, cdf: str, scale: float = 1.0, shape: float = 0.0) -> Vector:
+def transformed(x: Vector, cdf: Name, scale: float = 1.0, shape: float = 0.0) -> Vector:
     """CDF(x) [n] for x ≥ 0; shape 0 means the distribution's default.
 
     >>> transformed(np.array([0.23, 2.31, 0.46]), "normal").round(2)
@@ -96,7 +71,7 @@ def nonnegative(policy: str, losses: Vector) -> Vector:
     return losses
 
 
-def respond(losses: Vector, cdf: str, scale: float, shape: float, low: float, high: float) -> Vector:
+def respond(losses: Vector, cdf: Name, scale: float, shape: float, low: float, high: float) -> Vector:
     """r_i = C1 + (C2 - C1)·CDF(F_i/F̄) [n] with F̄ the mean loss; if all losses are zero, F_i/F̄ = 1.
 
     Args:

@@ -113,8 +113,6 @@ class SelfSupervised(Mixing):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.optimiser not in OPTIMISERS:
-            raise ConfigError(f"mixing 'ssa': optimiser must be adam or sgd, not {self.optimiser!r}.")
         if self.start and not self.feed_back:
             raise ConfigError("mixing 'ssa': start has an effect only if mixtures are fed back; set feed_back=true.")
 

@@ -32,13 +32,9 @@ class TERM(Mixing):
     """
 
     lam: Annotated[float, Range()] = 1.0
-    response: str = "train"
+    response: responses.Samples = "train"
 
     citation = "li2021term"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        responses.check_samples(self.response)
 
     @property
     def needs(self) -> Needs:  # pyright: ignore[reportIncompatibleVariableOverride]

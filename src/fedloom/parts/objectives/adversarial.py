@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedloom.core.checks import one_of
 from fedloom.core.context import Batch, Context, Model, Output
 from fedloom.core.parts import Needs, Term
 from fedloom.core.ranges import Count, Positive
 from fedloom.core.slots import objectives
 from fedloom.core.tree import Tree
-
-LABELS = ("own", "uniform")
-AUXILIARY = ("own", "random")
 
 
 @objectives.register(name="adversarial")
@@ -71,17 +68,12 @@ class Adversarial(Term):
     """
 
     latent: Count = 100
-    labels: str = "own"
+    labels: Literal["own", "uniform"] = "own"
     speed: Positive = 1.0
-    auxiliary: str = "own"
+    auxiliary: Literal["own", "random"] = "own"
 
     needs = Needs(output=False, model=True, generator=True)
     citation = "rasouli2020fedgan"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        one_of("objective 'adversarial' has no labels", self.labels, LABELS)
-        one_of("objective 'adversarial' has no auxiliary", self.auxiliary, AUXILIARY)
 
     def on_step(self, ctx: Context, model: Model, batch: Batch, draws: np.random.Generator) -> Tree:
         """z [B, latent], with ``uniform`` labels y' [B], and with ``random`` auxiliary ones ỹ [B]."""

@@ -11,6 +11,7 @@ from fedloom.core.context import Batch, Context, Output
 from fedloom.core.errors import ConfigError
 from fedloom.core.needs import Needs
 from fedloom.core.parts import Term
+from fedloom.core.ranges import Positive
 from fedloom.core.slots import objectives
 from fedloom.core.targets import CLASSES, row_means
 
@@ -59,14 +60,15 @@ class WeightedCrossEntropy(Term):
     tensor([0.6931, 3.4657])
     """
 
-    weights: tuple[float, ...]
+    weights: tuple[Positive, ...]
 
     needs = Needs(common_classes=True)
     targets = CLASSES
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "weights", tuple(float(a) for a in self.weights))
-        if not self.weights or not all(0 < a < float("inf") for a in self.weights):
+        super().__post_init__()
+        if not self.weights:
             raise ConfigError(
                 "objective 'weighted_cross_entropy' needs a positive weight for every class, like weights=[1,5]."
             )

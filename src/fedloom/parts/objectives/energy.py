@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedloom.core import rng
-from fedloom.core.checks import one_of
 from fedloom.core.context import Batch, Context, Facts, Model, Output, RoundInfo
 from fedloom.core.errors import ConfigError
 from fedloom.core.local import Local
 from fedloom.core.parts import ClientEnd, Halves, Needs, Reduce, Term
-from fedloom.core.ranges import Count, NonNegative, Positive, Range
+from fedloom.core.ranges import Bound, Count, NonNegative, Positive
 from fedloom.core.slots import objectives
 from fedloom.core.targets import CLASSES
 from fedloom.core.tree import Tree
 from fedloom.parts.objectives import divergence, langevin
 
-WEIGHTS = ("signed", "raw")
-LABELLED = ("chain", "received", "moved")
 LARGEST = 60.0  # bound of |E| in raw weights: e^60 times a gradient still fits into float32
 AT_ONCE = 500  # synthetic samples per gradient computation
 
@@ -93,27 +90,21 @@ class Energy(Term):
     beta: Positive = 10.0
     beta_final: Positive = 0.01
     delta: NonNegative = 0.01
-    weights: str = "signed"
+    weights: Literal["signed", "raw"] = "signed"
     repulsion: NonNegative = 0.0
     blur: NonNegative = 1.0
     magnitude: NonNegative = 0.0
     clip: bool = True
-    schedule: str = "ddpm"
+    schedule: langevin.Schedule = "ddpm"
     clip_chain: bool = True
-    clip_gradient: Annotated[float, Range(0, above=True, infinite=True)] | None = 3.0
-    labelled: str = "chain"
+    clip_gradient: Bound | None = 3.0
+    labelled: Literal["chain", "received", "moved"] = "chain"
 
     needs = Needs(model=True, rounds=True)
     targets = CLASSES
     uploads = {"pull": Reduce.MIX, "weight": Reduce.MIX}  # noqa: RUF012
     downloads = ("x", "y")
     citation = "hahn2024thesis"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        one_of("objective 'energy' has no weights", self.weights, WEIGHTS)
-        for name, known in (("schedule", tuple(langevin.SCHEDULES)), ("labelled", LABELLED)):
-            one_of(f"objective 'energy': unknown {name}", getattr(self, name), known)
 
     def check(self, local: Local, facts: Facts) -> None:
         """Raise ``ConfigError`` if there is no memory for the samples."""

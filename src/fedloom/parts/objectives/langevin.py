@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from math import cos, log, pi
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -69,7 +71,8 @@ def ddpm(start: float, end: float, t: int, rounds: int, shift: float = 0.008) ->
     return start + (end - start) * (1 - signal((t + 1) / rounds) / signal(t / rounds))
 
 
-SCHEDULES = {"ddpm": ddpm, "half": cosine}
+Schedule = Literal["ddpm", "half"]
+SCHEDULES: Mapping[Schedule, Callable[..., float]] = {"ddpm": ddpm, "half": cosine}
 
 
 def apart(x: Tensor, blur: float = 0.0) -> Tensor:

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import log
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from fedloom.core.checks import one_of
 from fedloom.core.context import Batch, Context, Output
 from fedloom.core.parts import Term
 from fedloom.core.ranges import Positive
 from fedloom.core.slots import objectives
 from fedloom.core.targets import CLASSES
 from fedloom.parts.objectives.divergence import cross_entropy
-
-SLOPES = ("published", "tangent")
 
 
 @objectives.register(name="propfair")
@@ -39,14 +37,10 @@ class PropFair(Term):
 
     M: Positive = 2.0
     eps: Positive = 0.2
-    beyond: str = "published"
+    beyond: Literal["published", "tangent"] = "published"
 
     targets, couples, is_signed = CLASSES, True, True
     citation = "zhang2022propfair"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        one_of("objective 'propfair': unknown beyond", self.beyond, SLOPES)
 
     def loss(self, out: Output, batch: Batch, ctx: Context) -> Tensor:
         """A scalar for the batch, []."""

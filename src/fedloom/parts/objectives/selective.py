@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedloom.core.checks import positive
 from fedloom.core.context import Batch, Context, Facts, Model, Output, RoundInfo
 from fedloom.core.parts import ClientEnd, Halves, Needs, Reduce, Term
 from fedloom.core.ranges import Count, NonNegative, NonNegativeInt, Positive, Probability
@@ -69,12 +68,12 @@ class Selective(Term):
 
     alpha: Probability = 0.1
     tau: Positive = 3.5
-    tau_s: float | None = None
+    tau_s: Positive | None = None
     top_k: NonNegativeInt = 2
     delta: NonNegative = 0.1
-    lam_min: float = 0.1
-    lam_max: float = 50.0
-    lam_period: int = 50
+    lam_min: NonNegative = 0.1
+    lam_max: NonNegative = 50.0
+    lam_period: Count = 50
     guide_lr: Positive = 0.02
     steps: Count = 3
 
@@ -87,7 +86,6 @@ class Selective(Term):
     def __post_init__(self) -> None:
         super().__post_init__()
         guidance.multiplier(0, 1, self.lam_min, self.lam_max, self.lam_period)
-        positive("objective 'selective': ", tau_s=self.student, guide_lr=self.guide_lr)
 
     @property
     def student(self) -> float:

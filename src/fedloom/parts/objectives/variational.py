@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import log, pi
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedloom.core.checks import one_of
 from fedloom.core.context import Batch, Context, Model, Output
 from fedloom.core.errors import ConfigError
 from fedloom.core.parts import Needs, Term
 from fedloom.core.ranges import Count, NonNegative, Positive
 from fedloom.core.slots import objectives
 from fedloom.core.tree import Tree
-
-LIKELIHOODS = ("bernoulli", "gaussian")
 
 
 @objectives.register(name="variational")
@@ -57,15 +55,11 @@ class Variational(Term):
 
     latent: Count = 64
     beta: NonNegative = 1.0
-    likelihood: str = "bernoulli"
+    likelihood: Literal["bernoulli", "gaussian"] = "bernoulli"
     variance: Positive = 0.1
 
     needs = Needs(output=False, model=True, generator=True)
     citation = "sohn2015cvae"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        one_of("objective 'variational' has no likelihood", self.likelihood, LIKELIHOODS)
 
     def on_step(self, ctx: Context, model: Model, batch: Batch, draws: np.random.Generator) -> Tree:
         """ε [B, latent]."""

@@ -8,13 +8,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from math import floor
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
 
 from fedloom.core.errors import ConfigError
 from fedloom.core.parts import Personal, Use
-from fedloom.core.ranges import NonNegative, Probability
+from fedloom.core.ranges import NonNegative, Probability, Range
 from fedloom.core.slots import personals
 from fedloom.core.tree import Tree
 
@@ -181,14 +182,15 @@ class WidthSlice(Personal):
         ConfigError: if the widths do not decrease from 1 to above 0.
     """
 
-    widths: tuple[float, ...] = (1.0, 0.5)
+    widths: tuple[Annotated[float, Range(0, 1, above=True)], ...] = (1.0, 0.5)
     scale: bool = False
 
     citation = DIAO
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         widths = self.widths
-        if not widths or widths[0] != 1 or widths[-1] <= 0 or any(b >= a for a, b in pairwise(widths)):
+        if not widths or widths[0] != 1 or any(b >= a for a, b in pairwise(widths)):
             raise ConfigError(
                 f"personal 'width_slice': widths must start at 1 and decrease towards 0, not {list(widths)}; "
                 "like [1, 0.5, 0.25]."

@@ -17,7 +17,7 @@ from fedloom.core.context import Context, Facts, RoundInfo
 from fedloom.core.errors import ConfigError
 from fedloom.core.message import Message, Sent, Slice
 from fedloom.core.parts import UPDATE, Needs, Reduce, Reduced, Uplink
-from fedloom.core.ranges import Bound, Fraction, NonNegative, Positive
+from fedloom.core.ranges import Fraction, Bound, NonNegative, Positive
 from fedloom.core.slots import uplinks
 from fedloom.core.tree import Tree
 
@@ -62,10 +62,10 @@ class ClipNoise(Uplink):
     clip: Bound = 1.0
     noise: NonNegative = 1.0
     noise_at: Literal["server", "client"] = "server"
-    bounds: Mapping[str, float] = field(default_factory=dict, hash=False)
+    bounds: Mapping[str, Bound] = field(default_factory=dict, hash=False)
     quantile: Fraction | None = None
     clip_lr: Positive = 0.2
-    count_noise: float | None = None
+    count_noise: Positive | None = None
     delta: Fraction = 1e-5
     epsilon: Positive | None = None
 
@@ -75,15 +75,13 @@ class ClipNoise(Uplink):
     def __post_init__(self) -> None:
         super().__post_init__()
         mine = "uplink 'clip_noise'"
-        if not all(bound > 0 for bound in self.bounds.values()):
-            raise ConfigError(f"{mine} needs positive bounds.")
         if self.is_private and (self.clip == inf if not self.bounds else inf in self.bounds.values()):
             raise ConfigError(f"{mine}: noise is a multiple of the bound, which must be finite.")
         if self.quantile is None:
             return
         if self.bounds or self.noise_at == "client" or self.clip == inf:
             raise ConfigError(f"{mine} adapts one finite bound, with noise at the server.")
-        if self.count_noise is not None and not self.noise / 2 < self.count_noise < inf:
+        if self.count_noise is not None and not self.count_noise > self.noise / 2:
             raise ConfigError(f"{mine} needs a count_noise above noise/2 = {self.noise / 2:g}.")
 
     @property
