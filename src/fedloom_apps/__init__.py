@@ -149,6 +149,7 @@ usage: fedloom deploy server [RECIPE.yaml] [key=value …] [--insecure] [-q] [--
        fedloom deploy local [RECIPE.yaml] [key=value …] [--nodes N] [--insecure] [-q] [--debug]
        fedloom deploy certificates DIR [--hosts NAME,…] [--nodes N or NAME,…]
        fedloom deploy status DIR
+       fedloom deploy allowed
        fedloom deploy agree STATE
        fedloom deploy why STATE
 
@@ -173,6 +174,7 @@ usage: fedloom deploy server [RECIPE.yaml] [key=value …] [--insecure] [-q] [--
   local         distribute data=… to nodes on this machine, and run server and nodes
   certificates  make an authority, a server certificate for --hosts and this machine, and node keys
   status        how far a run is, and when each node last answered
+  allowed       what a server may set at a node: every key with its range
   agree         at a node: agree to the data specification that its server offered last; the first one is agreed to by
                 joining, and another one is refused until then
   why           at a node: why it refused the last orders; a server learns a code

@@ -15,7 +15,9 @@ import torch
 from helpers.deploying import config, in_process
 
 from fedloom.cli import main
+from fedloom.core.client import Broadcast
 from fedloom.core.errors import CheckpointError, ConfigError
+from fedloom.methods import methods
 from fedloom.models import models
 from fedloom_apps.deploy import messages
 from fedloom_apps.deploy.agreement import AGREED, OFFERED, Agreement
@@ -230,4 +232,56 @@ def test_a_slice_of_another_shape_is_refused_before_any_work(tmp_path: Path) -> 
         parts = {place: {name: form(c) for name, c in slices.items()}}
         answer = node.answer(replace(order, ticket=32 * ticket).packed(), pack_broadcast(replace(down, parts=parts)))
         assert unpack(answer).facts["code"] == "message"
+    node.close()
+
+
+RECEIVING = {
+    "scaffold": (),
+    "pflscaf": (),
+    "fedsplit": (),
+    "feddc": (),
+    "fedcm": (),
+    "fedproto": (),
+    "fedevg": ("model=energy_cnn", "local.steps=1"),
+    "fedevg_kept": ("model=energy_cnn", "local.steps=1"),
+    "dp_fedavg": ("method.uplink.clip_noise.quantile=0.5",),
+}
+"""Methods whose parts receive slices beside the model, with further settings."""
+
+
+def test_every_method_that_receives_slices_is_tried() -> None:
+    """All of them that can be deployed: the others need a teacher."""
+    found = {name for name in methods.names() if any(part.downloads for part in methods.make(name).parts.values())}
+    assert found - {"disk"} == RECEIVING.keys() - {"dp_fedavg"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", RECEIVING)
+def test_slices_of_every_round_have_the_form_of_their_part(method: str, tmp_path: Path) -> None:
+    """The honest broadcasts of three rounds are taken; one slice cut, doubled, of another type or too many is not."""
+    transport = in_process(made := config(f"method={method}", "rounds=3", *RECEIVING[method]), tmp_path)
+    result = run(Recipe.of(made), transport, 4)
+    assert not result.failures
+    transport.close()
+    sent = [(Order.read(order, 10**7), read_broadcast(blob, 10**7)) for order, blob in transport.sent["node-0"][1:]]
+    assert len(sent) == 3
+    before = transport.nodes["node-0"]
+    assert before is not None
+    node, tickets = Node(before.data, before.home), iter(range(1, 10**6))
+
+    def code(order: Order, down: Broadcast) -> str | None:
+        again = replace(order, ticket=f"{next(tickets):032x}", base=None)
+        return unpack(node.answer(again.packed(), pack_broadcast(down))).facts.get("code")
+
+    first, later = sent[0], sent[-1]
+    assert {**first[1].parts, **later[1].parts}
+    for order, down in (first, later):
+        for place, slices in down.parts.items():
+            assert code(order, replace(down, parts=down.parts | {place: slices | {"more": torch.ones(2)}})) == "message"
+            for name, t in slices.items():
+                changes = [t[None], t.double() if t.dtype == torch.float32 else t.float(), t.flatten()[:0]]
+                for changed in changes:
+                    parts = down.parts | {place: slices | {name: changed}}
+                    assert code(order, replace(down, parts=parts)) == "message", (place, name, changed.shape)
+    assert code(*later) in (None, "state")
     node.close()

@@ -125,7 +125,7 @@ def test_a_node_of_a_private_run_sends_no_loss_whoever_asks(do: str, tmp_path: P
 
 def test_a_node_of_a_private_run_whose_work_diverges_sends_noise_alone(tmp_path: Path) -> None:
     """That its update was not finite is a bit that no noise covers; nor does it send a loss."""
-    words = (*LOCAL_NOISE, "rounds=1", "local.steps=1", "local.lr=1e39")
+    words = (*LOCAL_NOISE, "rounds=1", "local.steps=4", "local.lr=1e12")
     said, transport = [], in_process(made := config(*words), tmp_path)
     transport.route = lambda name, number, blob: [said.append(unpack(blob).facts) or blob]  # type: ignore[func-returns-value]
     result = run(Recipe.of(made), transport, 4)

@@ -284,7 +284,7 @@ def expected(annotation: Any) -> str:
         if origin is tuple and inner and inner[-1] is not Ellipsis:
             return f"a list of {len(inner)} values ({', '.join(map(expected, inner))})"
         plural = {int: "whole numbers", float: "numbers", str: "names"}
-        return f"a list of {plural.get(inner[0] if inner else None, 'values')}"
+        return f"a list of {plural.get(bare_type(inner[0]) if inner else None, 'values')}"
     if (origin or annotation) in (Mapping, dict):
         return "a mapping of names to values"
     words = {bool: "true or false", int: "a whole number", float: "a number", str: "text", Path: "a path"}

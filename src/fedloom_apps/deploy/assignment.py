@@ -20,23 +20,14 @@ from fedloom.core.plan import ClientPlan
 from fedloom.core.settings import from_plain, signature, to_plain, validate
 from fedloom.experiment.experiment import Experiment
 from fedloom.experiment.setup import make_plan, placed
-from fedloom.models import models
 from fedloom.parts.uplink import ClipNoise
+from fedloom_apps.deploy.allowed import check
 from fedloom_apps.deploy.data import DataSpec, NodeData
 from fedloom_apps.deploy.messages import Code, Refusal
 from fedloom_apps.deploy.settings import DEPLOY
 
 SENT = ("method", "model", "local", "augment", "evaluation", "compute", "seed", "rounds", "dtype")
 """The keys of the configuration that are sent to nodes."""
-WORDS = {
-    "norm": ("none", "group", "batch"),
-    "padding": ("valid", "same"),
-    "activation": ("relu", "swish"),
-    "positions": ("last", "every"),
-}
-"""The settings of a model that are words, with those that a server may choose."""
-LARGEST = 1 << 20  # of a number among a model's settings
-DOWNLOADING = ("distilbert",)  # its configuration is on the hub, even without parameters
 
 
 @dataclass(frozen=True)
@@ -100,7 +91,7 @@ class Assignment:
         if strange := self.settings.keys() - set(SENT):
             raise ConfigError(f"an assignment sets {sorted(strange)[0]!r}, which is not for the server to set.")
         values = DEPLOY.complete(self.settings)
-        closed(values["model"])
+        check(values)
         return values
 
     def method(self) -> Method:
@@ -112,42 +103,13 @@ class Assignment:
         return replace(made, uplink=tuple(uplink))
 
 
-def closed(model: Mapping[str, Any]) -> None:
-    """Refuse a model that a node cannot make from numbers and words of closed lists alone.
-
-    What may name a file, a network of the hub or a library's own settings keeps its default.
-
-    Raises:
-        ConfigError: for such a setting, a number outside ±``LARGEST``, or a model that needs a download.
-
-    >>> closed({"name": "mlp", "hidden": [16], "norm": "none"})
-    >>> closed({"name": "timm", "weights": "/etc/passwd"})
-    Traceback (most recent call last):
-    ...
-    fedloom.core.errors.ConfigError: model.weights is not for a server to set.
-    """
-    name, own = model["name"], models[model["name"]].parameters
-    if name in DOWNLOADING:
-        raise ConfigError(f"model {name!r} makes nodes download a configuration; choose one that is made from sizes.")
-    for key, value in model.items():
-        if key == "name" or key not in own or (value == to_plain(own[key].default) and key != "pretrained"):
-            continue
-        listed = value if isinstance(value, list | tuple) else [value]
-        if key == "pretrained" and value is not False:
-            raise ConfigError("model.pretrained=true makes nodes download weights; set it to false.")
-        if not all(_harmless(key, one) for one in listed):
-            raise ConfigError(f"model.{key} is not for a server to set.")
-
-
-def _harmless(key: str, value: Any) -> bool:
-    if isinstance(value, str):
-        return value in WORDS.get(key, ())
-    return isinstance(value, bool) or (isinstance(value, int | float) and abs(value) <= LARGEST)
-
-
 def settings_of(values: Mapping[str, Any]) -> dict[str, Any]:
     """The part of a configuration that is sent to nodes."""
     return {key: to_plain(values[key]) for key in SENT}
+
+
+Forms = dict[tuple[str, str], tuple[torch.Size, torch.dtype]]
+"""The shape and type of every slice of a broadcast, by place and name."""
 
 
 @dataclass
@@ -155,16 +117,22 @@ class Bench:
     """Everything that a node needs for the work of an assignment.
 
     Attributes:
+        assignment: the assignment.
         experiment: the experiment, with the node as its only client.
         plan: the client plan, with the node's samples under its client number.
         federation: likewise, for evaluation.
+        client: that number.
+        computes: the computes made so far, by level.
+        later: the forms of a broadcast after a round, once they were needed.
     """
 
+    assignment: Assignment
     experiment: Experiment
     plan: ClientPlan
     federation: Federation
     client: int
     computes: dict[int, Any] = field(default_factory=dict)
+    later: Forms = field(default_factory=dict)
 
 
 def bench(assignment: Assignment, data: NodeData, most: float = float("inf")) -> Bench:
@@ -197,7 +165,7 @@ def bench(assignment: Assignment, data: NodeData, most: float = float("inf")) ->
         )
     whole = Population(clients, np.zeros(0, np.int64), assignment.mean_size or float(len(data.train)))
     plan = replace(plan, whole=whole, cohort=assignment.cohort, expected_cohort=assignment.expected_cohort)
-    return Bench(experiment, plan, federation, client)
+    return Bench(assignment, experiment, plan, federation, client)
 
 
 def model_digest(plan: ClientPlan) -> str:

@@ -38,7 +38,7 @@ def command(arguments: argparse.Namespace) -> int:
     name, *arguments.words = arguments.words
     known: dict[str, Callable[[argparse.Namespace], int]] = {
         "server": serve, "node": node, "local": local, "certificates": certificates, "status": status,
-        "agree": agree, "why": why,
+        "allowed": allowed, "agree": agree, "why": why,
     }  # fmt: skip
     if name not in known:
         raise ConfigError(f"unknown command 'deploy {name}'; {nearest(name, known)}")
@@ -231,6 +231,20 @@ def status(arguments: argparse.Namespace) -> int:
         row = (sizes[0], asked[client], counted[client], latest.get(client, "–"))
         table.add_row(name, *map(str, row))
     console.print(table)
+    return 0
+
+
+def allowed(arguments: argparse.Namespace) -> int:
+    """Show every setting that a server may set at a node, and what it may be."""
+    from fedloom_apps.deploy.allowed import WHOLE, table
+    from fedloom_apps.deploy.messages import MODERATE
+
+    if arguments.words:
+        raise ConfigError(f"fedloom deploy allowed takes no {arguments.words[0]!r}.")
+    console = make_console()
+    for key, kind in table().items():
+        print_raw(console, f"{key}: {kind}")
+    print_raw(console, f"Without an upper end: whole numbers up to {WHOLE:,}, others up to {MODERATE:g}.")
     return 0
 
 

@@ -20,18 +20,21 @@ import torch
 from torch import Tensor
 
 from fedloom.compute import computes
+from fedloom.compute.live import Live
 from fedloom.core.client import Broadcast, Result, State
 from fedloom.core.engine import Compute
 from fedloom.core.errors import CheckpointError, FedLoomError
 from fedloom.core.plan import ClientPlan
+from fedloom.core.round import federated_round
 from fedloom.core.server import Server, first_state
 from fedloom.core.targets import CLASSES
+from fedloom.engines.serial import Serial
 from fedloom.experiment.atomic import write_whole
 from fedloom.experiment.evaluate import Evaluator
 from fedloom.experiment.lock import Lock
 from fedloom.experiment.store import flat
 from fedloom_apps.deploy.agreement import Agreement
-from fedloom_apps.deploy.assignment import Assignment, Bench, bench
+from fedloom_apps.deploy.assignment import Assignment, Bench, Forms, bench
 from fedloom_apps.deploy.budget import Budget, Ledger
 from fedloom_apps.deploy.data import NodeData, read
 from fedloom_apps.deploy.log import FILE, Log
@@ -176,7 +179,7 @@ class Node:
         if not 0 <= order.level < len(plans):
             raise WireError(f"an order is for level {order.level}, but there are {len(plans)}.")
         plan = plans[order.level]
-        _check(made.plan if EVALUATE in order.do else plan, down)  # a node measures the part of the whole model
+        _check(made, made.plan if EVALUATE in order.do else plan, down)  # a node measures the part of the whole model
         if self.ledger is not None and set(order.do) != {WORK}:
             raise Refusal(
                 Code.UNCOVERED,
@@ -273,8 +276,8 @@ class Node:
         return {"status": "done", "n": int(table["n"][0]), "values": row}
 
 
-def _check(plan: ClientPlan, down: Broadcast) -> None:
-    """Raise ``WireError`` if a broadcast does not fit the plan's model."""
+def _check(made: Bench, plan: ClientPlan, down: Broadcast) -> None:
+    """Raise ``WireError`` if a broadcast does not fit the plan's model, or its slices the parts'."""
     layout = plan.layout
     for name, vector, size in (("theta", down.theta, layout.shared_size),
                                ("buffers", down.buffers, layout.shared_buffers)):  # fmt: skip
@@ -284,15 +287,28 @@ def _check(plan: ClientPlan, down: Broadcast) -> None:
                 f"[{size}] and {layout.dtype}."
             )
     wanted = {(place, name) for place, part in plan.method.parts.items() for name in part.downloads}
-    first = _shapes(Server.initial(plan, plan.theta0, plan.buffers0).broadcast(plan))
-    for key, form in _shapes(down).items():
-        if key not in wanted or form != first.get(key, form):  # FedProto's means of classes come after the first round
+    known, sent = _forms(Server.initial(plan, plan.theta0, plan.buffers0).broadcast(plan)), _forms(down)
+    if wanted & sent.keys() - known.keys():  # those that are there after a first round only, like FedProto's
+        made.later = made.later or _after_a_round(made)
+        known = made.later | known
+    for key, form in sent.items():
+        if key not in wanted or form != known.get(key):
             raise WireError(f"the broadcast holds the slice {key}, which no part of the method receives in this form.")
-    if not (0 <= down.lr < float("inf") and all(map(moderate, [down.theta, down.buffers, *tensors_in(down.parts)]))):
+    if not (0 <= down.lr <= MODERATE and all(map(moderate, [down.theta, down.buffers, *tensors_in(down.parts)]))):
         raise Refusal(Code.BROADCAST, f"the received model has values that are not finite or beyond ±{MODERATE:g}.")
 
 
-def _shapes(down: Broadcast) -> dict[tuple[str, str], tuple[torch.Size, torch.dtype]]:
+def _after_a_round(made: Bench) -> Forms:
+    """The forms of a broadcast after a round of one client with two samples of zeros, whatever data the node has."""
+    samples = placeholder(made.assignment.spec)
+    plan = bench(replace(made.assignment, client=0, clients=1), NodeData(samples, samples, samples)).plan
+    plan = replace(plan, whole=None, local=replace(plan.local, steps=1), noise_seed=0)
+    start, store = Server.initial(plan, plan.theta0, plan.buffers0), One(0, None)
+    return _forms(federated_round(plan, Serial(plan, Live), start, store, np.array([0]))[0].broadcast(plan))
+
+
+def _forms(down: Broadcast) -> Forms:
+    """The shape and type of every slice, by place and name."""
     return {(place, name): (t.shape, t.dtype) for place, slices in down.parts.items() for name, t in slices.items()}
 
 

@@ -1,0 +1,142 @@
+"""What a server may set at a node: by key, numbers of a range and words of a closed list.
+
+The ranges are those of the settings' own annotations (``fedloom.core.ranges``). A number whose annotation has no upper
+end is bounded by its type, and a text that is no word of a list keeps its default, so that none names a file, an
+address or code.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from inspect import Parameter
+from math import inf
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+from fedloom.compute import computes
+from fedloom.config.federated import METHOD
+from fedloom.core.errors import ConfigError
+from fedloom.core.local import Local
+from fedloom.core.ranges import Range, Words, beyond, each, range_of
+from fedloom.core.settings import expected, signature, to_plain
+from fedloom.core.slots import SEVERAL, SLOTS
+from fedloom.data.augment import augmentations
+from fedloom.experiment.experiment import Evaluation
+from fedloom.models import models
+from fedloom_apps.deploy.messages import MODERATE
+
+WHOLE = 1 << 20  # largest whole number whose range has no upper end
+NAMES = ("what", "metric", "metrics", "slices", "bounds")
+"""Settings that name slices of an update, or metrics: words like ``drift/control``."""
+NAME = re.compile(r"[A-Za-z0-9_]{1,40}(/[A-Za-z0-9_]{1,40}){0,3}")
+WORDS = {
+    "norm": Literal["none", "group", "batch"],
+    "padding": Literal["valid", "same"],
+    "activation": Literal["relu", "swish"],
+    "positions": Literal["last", "every"],
+}
+"""The settings of models that are words."""
+DOWNLOADING = ("distilbert",)  # its configuration is on the hub, even without parameters
+
+
+def check(values: Mapping[str, Any]) -> None:
+    """Refuse a configuration with a setting that is not for a server to set.
+
+    Raises:
+        ConfigError: for a number outside its range, a text that is no word of a list, or a model that needs a download.
+
+    >>> model, local = {"name": "mlp", "hidden": [16]}, {"lr": 0.1}
+    >>> rest = {"method": {"name": "fedavg"}, "evaluation": {}, "compute": {"name": "live"}, "augment": []}
+    >>> check(rest | {"model": model, "local": local})
+    >>> check(rest | {"model": {"name": "timm", "weights": "/etc/passwd"}, "local": local})
+    Traceback (most recent call last):
+    ...
+    fedloom.core.errors.ConfigError: model.weights is not for a server to set.
+    >>> check(rest | {"model": model, "local": {"batch_size": 1 << 40}})
+    Traceback (most recent call last):
+    ...
+    fedloom.core.errors.ConfigError: local.batch_size must lie within ±1.04858e+06, not 1.09951e+12.
+    """
+    name = values["model"]["name"]
+    if name in DOWNLOADING:
+        raise ConfigError(f"model {name!r} makes nodes download a configuration; choose one that is made from sizes.")
+    if values["model"].get("pretrained"):
+        raise ConfigError("model.pretrained=true makes nodes download weights; set it to false.")
+    for place, parameters, given in _given(values):
+        for key in given.keys() & parameters.keys():
+            value, known = given[key], parameters[key]
+            if known.default is not known.empty and value == to_plain(known.default):
+                continue
+            if wrong := _wrong(f"{place}.{key}", value, known.annotation):
+                raise ConfigError(f"{place}.{key} {wrong}.")
+
+
+def table() -> dict[str, str]:
+    """Every setting that a server may set, and what it may be, in words.
+
+    >>> table()["local.momentum"], table()["method.drift=dynamic.alpha"], "model=timm.weights" in table()
+    ('a number in [0, 1)', 'a number greater than 0', False)
+    """
+    settings = [(f"{place}.{key}", p.annotation) for place, own in _known() for key, p in own.items()]
+    return {key: expected(_kind(key, kind)) for key, kind in settings if _is_closed(key, _kind(key, kind))}
+
+
+def _given(values: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Parameter], Mapping[str, Any]]]:
+    """The settings of a configuration by place, with the parameters of what stands there."""
+    method, model, compute = values["method"], values["model"], values["compute"]
+    yield "local", signature(Local), values["local"]
+    yield "evaluation", signature(Evaluation), values["evaluation"]
+    yield "model", models[model["name"]].parameters, model
+    yield "compute", computes[compute["name"]].parameters, compute
+    yield "method", METHOD.registry[method["name"]].parameters, method
+    for one in values["augment"]:
+        named = one if isinstance(one, Mapping) else {"name": one}
+        yield "augment", augmentations[named["name"]].parameters, named
+    for slot in SLOTS.keys() & method.keys():
+        terms = method[slot] if slot in SEVERAL else {method[slot]["name"]: method[slot]}
+        for name, own in terms.items():
+            yield f"method.{slot}", SLOTS[slot][name].parameters, own
+
+
+def _known() -> Iterator[tuple[str, Mapping[str, Parameter]]]:
+    """The parameters of everything that a server may choose, by place and name."""
+    yield "local", signature(Local)
+    yield "evaluation", signature(Evaluation)
+    slots = {f"method.{slot}": registry for slot, registry in SLOTS.items()}
+    for place, registry in ({"model": models, "augment": augmentations, "compute": computes} | slots).items():
+        for entry in registry:
+            hidden = {"classes", "inputs", "pretrained"} if place == "model" else set[str]()
+            if entry.name not in DOWNLOADING:
+                yield f"{place}={entry.name}", {key: p for key, p in entry.parameters.items() if key not in hidden}
+
+
+def _kind(key: str, annotation: Any) -> Any:
+    """The type of a setting with its range."""
+    return WORDS.get(key.rpartition(".")[2], annotation) if key.startswith("model") else annotation
+
+
+def _is_closed(key: str, kind: Any) -> bool:
+    """Whether a type holds numbers, truth values, words of a list, and names of slices or metrics."""
+    if get_origin(kind) is Literal:
+        return True
+    if inner := get_args(kind):
+        return all(_is_closed(key, one) for one in (inner[:1] if get_origin(kind) is Annotated else inner))
+    return kind in (int, float, bool, type(None), ...) or (kind is str and key.rpartition(".")[2] in NAMES)
+
+
+def _wrong(key: str, value: Any, annotation: Any) -> str | None:
+    """What is wrong with the value of a setting, or None."""
+    known = range_of(_kind(key, annotation))
+    for one in [*each(value), *(value if isinstance(value, Mapping) else ())]:
+        if isinstance(one, str) and not isinstance(known, Words):
+            if key.rpartition(".")[2] not in NAMES or not NAME.fullmatch(one):
+                return "is not for a server to set"
+        elif known is not None and (wrong := beyond(known, one)):
+            return wrong
+        elif isinstance(one, int | float) and not isinstance(one, bool):
+            has_end = isinstance(known, Range) and (known.high < inf or (known.infinite and one == inf))
+            if not has_end and abs(one) > (most := WHOLE if isinstance(one, int) else MODERATE):
+                return f"must lie within ±{most:g}, not {one:g}"
+        elif not isinstance(one, str | bool | None):
+            return "is not for a server to set"
+    return None
