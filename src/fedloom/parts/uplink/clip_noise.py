@@ -17,7 +17,7 @@ from fedloom.core.context import Context, Facts, RoundInfo
 from fedloom.core.errors import ConfigError
 from fedloom.core.message import Message, Sent, Slice
 from fedloom.core.parts import UPDATE, Needs, Reduce, Reduced, Uplink
-from fedloom.core.ranges import Fraction, Bound, NonNegative, Positive
+from fedloom.core.ranges import Bound, Fraction, NonNegative, Positive
 from fedloom.core.slots import uplinks
 from fedloom.core.tree import Tree
 
