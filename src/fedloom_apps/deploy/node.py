@@ -28,7 +28,7 @@ from fedloom.core.plan import ClientPlan
 from fedloom.core.round import federated_round
 from fedloom.core.server import Server, first_state
 from fedloom.core.targets import CLASSES
-from fedloom.engines.serial import Serial
+from fedloom.engines import engines
 from fedloom.experiment.atomic import write_whole
 from fedloom.experiment.evaluate import Evaluator
 from fedloom.experiment.lock import Lock
@@ -304,7 +304,8 @@ def _after_a_round(made: Bench) -> Forms:
     plan = bench(replace(made.assignment, client=0, clients=1), NodeData(samples, samples, samples)).plan
     plan = replace(plan, whole=None, local=replace(plan.local, steps=1), noise_seed=0)
     start, store = Server.initial(plan, plan.theta0, plan.buffers0), One(0, None)
-    return _forms(federated_round(plan, Serial(plan, Live), start, store, np.array([0]))[0].broadcast(plan))
+    after, _ = federated_round(plan, engines.make("serial")(plan, Live), start, store, np.array([0]))
+    return _forms(after.broadcast(plan))
 
 
 def _forms(down: Broadcast) -> Forms:
