@@ -360,7 +360,7 @@ def test_words_and_options_in_any_order(cli: Cli):
     assert one == cli("run", "--dry-run", "-q", "rounds=7", "seed=4", "method=feddyn").out
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_reader_that_goes_away_does_not_stop_a_run(tmp_path: Path):
     reading, writing = os.pipe()
     os.close(reading)

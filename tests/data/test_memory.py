@@ -54,7 +54,7 @@ def peaks(*about: tuple[str, dict, int]) -> dict[str, float]:
 
 
 @sys_only
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_reading_an_npz_of_images_takes_little_more_than_its_arrays(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     x = {f"x_{part}": rng.integers(0, 256, (n, 28, 28), np.uint8) for part, n in (("train", 48_000), ("test", 8000))}
@@ -64,7 +64,7 @@ def test_reading_an_npz_of_images_takes_little_more_than_its_arrays(tmp_path: Pa
 
 @sys_only
 @pytest.mark.skipif("FEDLOOM_DATA" not in os.environ, reason="FEDLOOM_DATA is not set")
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_real_sets_are_read_in_1_3_times_their_memory() -> None:
     from fedloom.data import sources
     from fedloom.data.sources.files import files_of

@@ -100,6 +100,7 @@ def test_a_lost_answer_and_a_late_one_leave_no_trace(tmp_path: Path) -> None:
     assert [record["deploy/late"] for record in found[1].history] == [0, 0, 1, 0]
 
 
+@pytest.mark.exhaustive
 def test_nodes_killed_before_they_answer_send_the_same_answer_again(undisturbed: RunResult, tmp_path: Path) -> None:
     transport = in_process(config(*WORDS, "deploy.deadline=60"), tmp_path)
     killed: set[tuple[str, int]] = set()

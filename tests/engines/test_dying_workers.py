@@ -60,7 +60,7 @@ def test_clients_of_a_killed_worker_are_redone(name: str, workers: int, tmp_path
 
 
 @pytest.mark.parametrize("name", ["fedavg", "feddyn"])
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_client_that_always_kills_its_worker_is_named_and_left_out(name: str, tmp_path: Path) -> None:
     diary = tmp_path / "deaths"
     settings = {"federation": marked(VICTIM), "model": guarded(suicide(10**6, diary)), "rounds": 2}
@@ -271,7 +271,7 @@ def test_a_block_is_redone_when_its_worker_dies(name: str, workers: int, tmp_pat
     assert_same_run(reference, result)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_others_of_a_block_count_when_one_always_kills_its_worker(tmp_path: Path) -> None:
     """The run is the one in which that client raises an error instead."""
     diary = tmp_path / "deaths"
@@ -286,7 +286,7 @@ def test_the_others_of_a_block_count_when_one_always_kills_its_worker(tmp_path: 
     assert_same_run(there, result)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_two_clients_of_a_block_that_kill_their_workers_are_both_named(tmp_path: Path) -> None:
     diary = tmp_path / "deaths"
     federation = marked(VICTIM, MARK, MANY)
@@ -325,7 +325,7 @@ class Slow(Callback):
         time.sleep(0.03)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_workers_killed_at_random_moments_change_no_bit() -> None:
     settings = {"rounds": 12, "cohort": 5, "seed": 9}
     reference = go("scaffold", **settings)

@@ -18,7 +18,7 @@ from fedloom.experiment import store
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "kills.py"
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("states", ["memory", "disk"])
 @pytest.mark.parametrize("engine", ["serial", "processes"])
 def test_parents_and_workers_killed_at_random_moments(
@@ -32,6 +32,7 @@ def test_parents_and_workers_killed_at_random_moments(
     assert all(list((tmp_path / "run-0" / kind).iterdir()) for kind in ("clients", "models"))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(sys.platform != "linux", reason="shared memory is looked up in /proc")
 def test_shared_memory_is_counted_for_the_processes_that_map_it() -> None:
     mapped = runpy.run_path(str(BENCHMARK))["mapped"]

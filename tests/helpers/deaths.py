@@ -14,11 +14,12 @@ from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
+import pytest
 import torch
 from safetensors.torch import load
 
 from fedloom.core.errors import CheckpointError
-from fedloom.experiment import atomic, checkpoint
+from fedloom.experiment import atomic, checkpoint, lock
 from fedloom.experiment.experiment import Experiment
 from fedloom.experiment.federated import RunResult, run
 
@@ -51,39 +52,64 @@ def go_on(experiment: Experiment, out: Path, **settings: Any) -> RunResult:
         return run(experiment, out, **settings)
 
 
-def kill_at(operation: int) -> list[str]:
+class Died(BaseException):
+    """The end of a process, within this one."""
+
+
+def end() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def die_at(operation: int, die: Callable[[], object] = end, put: Callable[..., object] = setattr) -> None:
     """From now on, die at the nth write, rename or removal of this process, in the middle of a write."""
-    seen: list[str] = []
+    seen = 0
 
-    def count(name: str) -> bool:
-        seen.append(name)
-        return len(seen) == operation
-
-    def die() -> None:
-        os.kill(os.getpid(), signal.SIGKILL)
+    def over() -> bool:
+        nonlocal seen
+        seen += 1
+        return seen >= operation
 
     def before(module: Any, name: str) -> None:
         original = getattr(module, name)
 
         def wrapped(*args: Any, **kwargs: Any) -> Any:
-            if count(name):
+            if Path(args[0]).name != lock.NAME and over():  # the system itself releases a lock
                 die()
             return original(*args, **kwargs)
 
-        setattr(module, name, wrapped)
+        put(module, name, wrapped)
 
     write = atomic.write_synced
 
     def half(path: Path, blob: bytes) -> None:
-        if count(f"write {path.name}"):
-            path.write_bytes(blob[: len(blob) // 2])
+        if over():
+            if seen == operation:
+                path.write_bytes(blob[: len(blob) // 2])
             die()
         write(path, blob)
 
-    atomic.write_synced = half
-    for module, name in [(os, "rename"), (os, "replace"), (os, "mkdir"), (shutil, "rmtree")]:
-        before(module, name)
-    return seen
+    put(atomic, "write_synced", half)
+    for module, names in ((os, ("rename", "replace", "mkdir", "remove", "unlink")), (shutil, ("rmtree",))):
+        for name in names:
+            before(module, name)
+
+
+def dies_at(operation: int, action: Callable[[], object]) -> bool:
+    """Whether a process that does ``action`` and dies at its nth write, rename or removal gets as far as that.
+
+    It is this process; what would tidy up after an exception cannot write, rename or remove either.
+    """
+
+    def die() -> None:
+        raise Died
+
+    with pytest.MonkeyPatch.context() as patch:
+        die_at(operation, die, patch.setattr)
+        try:
+            action()
+        except Died:
+            return True
+    return False
 
 
 def files_of(out: Path) -> dict[Path, bytes]:

@@ -22,9 +22,13 @@ def first_quick(cases: Mapping[str, Any] | Iterable[Any]) -> list[Any]:
     return [pytest.param(c, id=i, marks=[slow] if n else []) for n, (i, c) in enumerate(pairs)]
 
 
-def kinds(names: Iterable[str] = (), among: Collection[str] = KINDS) -> list[Any]:
-    """All methods, or ``names``: those ``among`` the representatives as they are, the others exhaustive."""
-    return [name if name in among else pytest.param(name, marks=exhaustive) for name in names or methods.names()]
+def kinds(names: Iterable[Any] = (), among: Collection[Any] = KINDS) -> list[Any]:
+    """All methods, or ``names``: those ``among`` the representatives as they are, the others exhaustive.
+
+    A tuple has the values of several arguments.
+    """
+    rows = [(name, name if isinstance(name, tuple) else (name,)) for name in names or methods.names()]
+    return [pytest.param(*row, marks=[] if name in among else exhaustive) for name, row in rows]
 
 
 def beyond_once(items: Iterable[pytest.Item]) -> Iterator[pytest.Item]:

@@ -224,6 +224,7 @@ print(full - resident())
 """
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
 def test_memory_that_a_user_frees_after_a_run_is_returned_to_the_system() -> None:
     done = subprocess.run([sys.executable, "-c", LEFT], capture_output=True, text=True, check=True)

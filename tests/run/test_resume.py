@@ -8,12 +8,14 @@ import signal
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from helpers.deaths import assert_same_contents, child, contents, go_on, kill_at
+from helpers.deaths import assert_same_contents, child, contents, dies_at, go_on
+from helpers.marks import kinds
 from helpers.resuming import ROUNDS, back_to, keep_lines, work
 from helpers.runs import assert_same_run, experiment
 
@@ -38,7 +40,7 @@ class Slow(Callback):
 
 
 @pytest.mark.parametrize("name", ["scaffold", "feddyn", "fedadam", "fedper"])
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_killed_again_and_again_at_random_moments(name: str, memory: Path) -> None:
     run(work(name), memory / "whole", checkpoint_every=2, keep=2)
     out, draw, deaths = memory / "killed", np.random.default_rng(0), 0
@@ -53,25 +55,19 @@ def test_killed_again_and_again_at_random_moments(name: str, memory: Path) -> No
     assert_same_contents(contents(memory / "whole"), contents(out))
 
 
+@pytest.mark.parametrize("every", kinds((4, 1), (4,)))
 @pytest.mark.slow
-def test_killed_at_every_single_step_of_writing(memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_killed_at_every_single_step_of_writing(every: int, memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Half a file, before a rename, before a removal: whatever was the last thing done."""
     monkeypatch.setattr("fedloom.experiment.trainer.environment", dict)  # asking git takes longer than these runs
     small = work("fedadam", rounds=2, evaluation=Evaluation(what=("clients", "average")))
     run(small, memory / "whole", checkpoint_every=1, keep=1)
     expected = contents(memory / "whole")
-    number, ended = 0, False
-    while not ended:
-        number += 1
+    for number in count(1, every):
         out = memory / f"{number}"
-
-        def doomed(out: Path = out, number: int = number) -> None:
-            kill_at(number)
-            run(small, out, checkpoint_every=1, keep=1)
-
-        ended = child(doomed) == 0
-        if not ended:
-            go_on(small, out, checkpoint_every=1, keep=1)
+        if not dies_at(number, lambda out=out: run(small, out, checkpoint_every=1, keep=1)):
+            break
+        go_on(small, out, checkpoint_every=1, keep=1)
         assert_same_contents(expected, contents(out))
         assert not list(out.rglob(".*")), "half-written files were left lying about"
         shutil.rmtree(out)

@@ -453,7 +453,7 @@ def wide(width: int = 16_000) -> nn.Module:
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux's /proc")
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_memory_does_not_grow_with_the_clients_that_have_taken_part(
     memory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,13 +9,15 @@ import shutil
 import signal
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from helpers.deaths import assert_same_contents, child, go_on, kill_at
+from helpers.deaths import assert_same_contents, child, die_at, dies_at, go_on
+from helpers.marks import kinds
 from helpers.resuming import flip, truncate
 from helpers.runs import assert_same_run, assert_same_state
 from helpers.stored import STATEFUL, files, places, referred, whole, work
@@ -57,7 +59,7 @@ def copy(stored: Path, tmp_path: Path) -> Path:
         ("scaffold", "memory", 0, LAST),
     ],
 )
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_killed_again_and_again_at_random_moments(
     name: str, states: str, room: float, evaluation: Evaluation, memory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -68,7 +70,7 @@ def test_killed_again_and_again_at_random_moments(
     for _ in range(6):
 
         def doomed(moment: int = int(draw.integers(1, 40))) -> None:
-            kill_at_step(moment)
+            die_at(moment)
             go_on(made, out, checkpoint_every=2, keep=2)
 
         status = child(doomed)
@@ -79,22 +81,11 @@ def test_killed_again_and_again_at_random_moments(
     assert_same_contents(whole(memory / "whole"), whole(out))
 
 
-def kill_at_step(number: int) -> None:
-    """As ``kill_at``, where the removal of a file is a step, too."""
-    seen, original = kill_at(number), os.remove
-
-    def remove(path: Any) -> None:
-        seen.append("remove")
-        if len(seen) == number:
-            os.kill(os.getpid(), signal.SIGKILL)
-        original(path)
-
-    os.remove = remove  # type: ignore[assignment]
-
-
-@pytest.mark.parametrize("room", [0, 200, float("inf")])
+@pytest.mark.parametrize(("room", "every"), kinds([(0, 6), (0, 1), (200, 1), (float("inf"), 1)], [(0, 6)]))
 @pytest.mark.slow
-def test_killed_at_every_single_step_of_writing(room: float, memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_killed_at_every_single_step_of_writing(
+    room: float, every: int, memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Half a file, before a rename, before a removal: whatever was the last thing done."""
     monkeypatch.setattr("fedloom.experiment.trainer.environment", dict)  # asking git takes longer than these runs
     monkeypatch.setattr(store, "ROOM", room)
@@ -102,24 +93,18 @@ def test_killed_at_every_single_step_of_writing(room: float, memory: Path, monke
     small = work("feddyn", "disk", rounds=4, cohort=2, drop_rate=0.0, evaluation=Evaluation(what=what))
     run(small, memory / "whole", checkpoint_every=2, keep=1)
     expected = whole(memory / "whole")
-    number, ended, removed = 0, False, 0
-    while not ended:
-        number += 1
+    removed = 0
+    for number in count(1, every):
         out = memory / f"{number}"
-
-        def doomed(out: Path = out, number: int = number) -> None:
-            kill_at_step(number)
-            run(small, out, checkpoint_every=2, keep=1)
-
-        ended = child(doomed) == 0
-        if not ended:
-            removed += len(files(out) - set(expected["states"])) > 0
-            go_on(small, out, checkpoint_every=2, keep=1)
+        if not dies_at(number, lambda out=out: run(small, out, checkpoint_every=2, keep=1)):
+            break
+        removed += len(files(out) - set(expected["states"])) > 0
+        go_on(small, out, checkpoint_every=2, keep=1)
         assert_same_contents(expected, whole(out))
         assert not list(out.rglob(".*")), "half-written files were left lying about"
         shutil.rmtree(out)
     assert number > 30
-    assert removed > 4, "no run was killed that left files which nobody needed"
+    assert removed > 4 / every, "no run was killed that left files which nobody needed"
 
 
 def test_files_after_the_checkpoint_are_not_believed(stored: Path, copy: Path) -> None:
