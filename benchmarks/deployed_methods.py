@@ -25,7 +25,7 @@ import torch
 from record import machine, save
 from torch import Tensor
 
-from fedloom.config.federated import build, resolve
+from fedloom.config.keys import build, resolve
 from fedloom.experiment.federated import RunResult
 from fedloom.experiment.federated import run as simulate
 from fedloom.experiment.store import flat

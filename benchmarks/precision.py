@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from record import save
 
-from fedloom.config.federated import build, resolve
+from fedloom.config.keys import build, resolve
 from fedloom.experiment.federated import run
 
 METHODS = ("fedavg",)

@@ -183,7 +183,7 @@ def one_run(counts_calls: bool) -> None:
     sys.meta_path.insert(0, Watch(notice))  # type: ignore[arg-type]
     begin, cpu = time.perf_counter(), time.process_time()
     sys.setprofile(count if counts_calls else None)
-    from fedloom.cli.main import main
+    from fedloom.cli import main
 
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
         if main([*RUN.split(), f"out={folder}/run"]):

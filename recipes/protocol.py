@@ -30,7 +30,7 @@ from typing import Any
 
 from reporting import MOST
 
-from fedloom.metrics.comparison import paired
+from fedloom.metrics.curves import paired
 
 ROOT = Path(__file__).parent
 SEEDS, TARGET_SEEDS = 3, 5

@@ -22,8 +22,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from fedloom.experiment.callbacks import LineProgress
 from fedloom.experiment.console import make_console
-from fedloom.experiment.progress import LineProgress
 from fedloom.experiment.rundir import RunDirectory
 from fedloom.models import models
 from fedloom_apps import distill

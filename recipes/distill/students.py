@@ -34,8 +34,8 @@ import matplotlib
 import numpy as np
 
 from fedloom.data import sources
+from fedloom.experiment.callbacks import LineProgress
 from fedloom.experiment.console import make_console
-from fedloom.experiment.progress import LineProgress
 from fedloom.experiment.rundir import RunDirectory
 from fedloom.models import models
 from fedloom_apps import distill

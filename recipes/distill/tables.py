@@ -31,8 +31,8 @@ from typing import Any
 
 from fedloom.data import sources
 from fedloom.data.sources.arrays import as_bytes
+from fedloom.experiment.callbacks import make_progress
 from fedloom.experiment.console import make_console
-from fedloom.experiment.progress import make_progress
 from fedloom.experiment.rundir import RunDirectory
 from fedloom.models import models
 from fedloom_apps import distill

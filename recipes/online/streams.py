@@ -43,7 +43,7 @@ from protocol import difference, mean_error
 
 from fedloom.core.errors import ClientError
 from fedloom.experiment.rundir import RunDirectory
-from fedloom.metrics.comparison import paired
+from fedloom.metrics.curves import paired
 from fedloom_apps.online import Hedge
 from fedloom_apps.online import run as run_stream
 

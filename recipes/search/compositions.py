@@ -20,7 +20,7 @@ from statistics import fmean
 from typing import Any
 
 from fedloom.core.errors import FedLoomError
-from fedloom.metrics.comparison import paired
+from fedloom.metrics.curves import paired
 from fedloom_apps.search.config import SEARCH, build
 from fedloom_apps.search.task import REFERENCE, search
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from fedloom.experiment.experiment import Evaluation, Experiment
     from fedloom.experiment.federated import RunResult
     from fedloom.experiment.trained import TrainedRun
-    from fedloom.models.wrapped import wrap
+    from fedloom.models.adapters import wrap
     from fedloom.parts import objectives
     from fedloom_apps import customise as target
     from fedloom_apps import distill, online
@@ -54,7 +54,7 @@ _HOMES = {
     "fedloom.experiment.experiment": ("Evaluation", "Experiment"),
     "fedloom.experiment.federated": ("RunResult",),
     "fedloom.experiment.trained": ("TrainedRun",),
-    "fedloom.models.wrapped": ("wrap",),
+    "fedloom.models.adapters": ("wrap",),
 }
 
 

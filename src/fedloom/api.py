@@ -13,8 +13,7 @@ from torch import nn
 
 from fedloom import methods
 from fedloom.applications import applications, at, of_kind
-from fedloom.config.build import following
-from fedloom.config.federated import build
+from fedloom.config.keys import build, following
 from fedloom.config.schema import DEPLOYED, Config, read_run
 from fedloom.core.checks import one_of
 from fedloom.core.errors import ConfigError, in_words, outside

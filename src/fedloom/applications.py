@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from fedloom.core.errors import ConfigError, first_line
 
-OURS = ("fedloom.cli.help:COMMANDS", "fedloom_apps:APPLICATIONS")
+OURS = ("fedloom.cli:COMMANDS", "fedloom_apps:APPLICATIONS")
 """Where the records of the library's commands and of its applications are."""
 
 TRAINS = ("-m --multirun", "-q --quiet", "--dry-run", "--json", "--log=")

@@ -15,7 +15,7 @@ from helpers.federations import classes
 from helpers.runs import assert_same_run, experiment, go, theta
 from torch import Tensor
 
-from fedloom.config.federated import RUN, build
+from fedloom.config.keys import RUN, build
 from fedloom.core import rng
 from fedloom.core.attack import Attack
 from fedloom.core.context import RoundInfo

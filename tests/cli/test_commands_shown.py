@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from fedloom.cli.help import commands, help_of, overview
+from fedloom.cli import commands, help_of, overview
 
 ROOT = Path(__file__).parents[2]
 TRAINS = ("run", "online", "distill", "synthesize", "search")

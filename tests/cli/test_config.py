@@ -13,7 +13,7 @@ import pytest
 
 from fedloom.config import CommandSchema, build, build_method, resolve, sweep, to_yaml
 from fedloom.config.overrides import ParsedOverride, parse
-from fedloom.config.sections import arguments, sections_of
+from fedloom.config.schema import arguments, sections_of
 from fedloom.core import yaml
 from fedloom.core.errors import ConfigError
 from fedloom.core.settings import convert

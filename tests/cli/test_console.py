@@ -15,10 +15,9 @@ from torch import nn
 
 from fedloom.compute.batched import Batched
 from fedloom.core.parts import Paired
-from fedloom.experiment.callbacks import RunInfo
+from fedloom.experiment.callbacks import BarProgress, LineProgress, NullProgress, RunInfo, make_progress
 from fedloom.experiment.console import make_console, results
 from fedloom.experiment.experiment import Evaluation
-from fedloom.experiment.progress import BarProgress, LineProgress, NullProgress, make_progress
 from fedloom.experiment.summary import headline
 from fedloom.methods import methods
 from fedloom.parts.personal import Merged, PrivateNorm

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from helpers.commands import Cli
 
+from fedloom.cli import commands, help_of, overview
 from fedloom.cli.catalogue import KINDS, names_of
-from fedloom.cli.help import commands, help_of, overview
 from fedloom.config import resolve
 from fedloom.metrics import registry as metrics
 

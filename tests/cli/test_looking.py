@@ -14,7 +14,7 @@ from helpers.trouble import out_of_room
 from matplotlib.figure import Figure
 
 from fedloom.cli.catalogue import KINDS, SCHEMAS
-from fedloom.config.sections import Record
+from fedloom.config.schema import Record
 from fedloom.core.settings import signature
 from fedloom.core.slots import SLOTS
 

@@ -11,7 +11,7 @@ import pytest
 from helpers.commands import Cli
 
 from fedloom.applications import applications, at
-from fedloom.config.sections import Choice, Record, Section, Value
+from fedloom.config.schema import Choice, Record, Section, Value
 
 SCHEMAS = {one.name: at(one.schema) for one in applications().values() if one.schema}
 SMALL = ("--dry-run", "-q")

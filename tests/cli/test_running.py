@@ -16,15 +16,14 @@ from typing import Any
 import pytest
 from helpers.commands import Cli
 
-from fedloom.cli import jobs, main
+from fedloom.cli import command, main
 from fedloom.cli import run as train
 from fedloom.cli.command import in_directory
-from fedloom.config import federated
+from fedloom.config import keys
 from fedloom.core import yaml
 from fedloom.core.errors import ClientError
-from fedloom.experiment.callbacks import RunInfo
-from fedloom.experiment.lock import Lock
-from fedloom.experiment.progress import NullProgress
+from fedloom.experiment.atomic import Lock
+from fedloom.experiment.callbacks import NullProgress, RunInfo
 from fedloom.experiment.rundir import Status
 from fedloom.experiment.trackers import TRACKERS, Tracker
 
@@ -253,7 +252,7 @@ def test_runs_that_begin_in_the_same_second_have_folders_of_their_own(
 ):
     """All of them choose the same name before any of them makes the folder."""
     same = "runs/2026-01-31/093000-fedavg-0"
-    monkeypatch.setattr(jobs, "dated", lambda name: Path(same))
+    monkeypatch.setattr(command, "dated", lambda name: Path(same))
     real, begun = train.run, []
 
     def run(*words: Any, **settings: Any) -> Any:
@@ -375,14 +374,14 @@ def test_a_reader_that_goes_away_does_not_stop_a_run(tmp_path: Path):
 @pytest.mark.usefixtures("no_pages")
 def test_a_sweep_builds_each_federation_once(cli: Cli, monkeypatch: pytest.MonkeyPatch):
     built: list[int] = []
-    real = federated.federate
+    real = keys.federate
 
     @functools.wraps(real)
     def counted(*args: Any, **settings: Any) -> Any:
         built.append(settings["seed"])
         return real(*args, **settings)
 
-    monkeypatch.setattr(federated, "federate", counted)
+    monkeypatch.setattr(keys, "federate", counted)
     words = ("method=fedavg,feddyn", "local.lr=.1,.2", "seed=1,2", "rounds=1", "out=sweep", *SMALL)
     assert cli("run", "-q", "-m", *words).code == 0
     assert sorted(built) == [1, 2]

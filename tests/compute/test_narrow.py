@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedloom.models.narrow import NarrowConv2d, with_safe_convolutions
+from fedloom.models.layers import NarrowConv2d, with_safe_convolutions
 
 TRAIN = """
 import torch
 import fedloom as fl
-from fedloom.models.residual import residual
+from fedloom.models.deep import residual
 x, y = torch.rand(200, 3, 8, 8), torch.randint(0, 3, (200,))
 net = lambda: residual("narrow", 3, (6, 10), (1, 1), classes=3, inputs=(3, 8, 8), norm="batch")
 local = fl.Local(epochs=4, batch_size=16, lr=0.05)

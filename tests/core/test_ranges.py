@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import pytest
 
 from fedloom.cli import main
-from fedloom.config.build import Checkpoints
+from fedloom.config.keys import Checkpoints
 from fedloom.core.errors import ConfigError
 from fedloom.core.local import Local
 from fedloom.core.parts import Drift

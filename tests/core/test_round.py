@@ -22,7 +22,7 @@ from fedloom.core.method import Method
 from fedloom.core.parts import ClientEnd, Drift, Halves, Mixing, Needs, Reduce
 from fedloom.core.round import federated_round
 from fedloom.core.tree import Tree
-from fedloom.engines.serial import Serial
+from fedloom.engines import Serial
 from fedloom.experiment.federated import FederatedTask, run
 from fedloom.parts.drift import FedDynDrift, Scaffold
 from fedloom.parts.mixing import Uniform

@@ -10,7 +10,7 @@ from PIL import Image
 
 from fedloom import FedLoomError
 from fedloom.config import resolve
-from fedloom.config.federated import build_federation
+from fedloom.config.keys import build_federation
 
 RNG = np.random.default_rng(0)
 

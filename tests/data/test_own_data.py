@@ -16,7 +16,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 from fedloom import Federation, FedLoomError, Index
 from fedloom.config import resolve
-from fedloom.config.build import DATA
+from fedloom.config.keys import DATA
 from fedloom.data import as_source, federate
 
 RNG = np.random.default_rng(0)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fedloom.core.errors import DataError
 from fedloom.data import Source, sources
 from fedloom.data.sources.arrays import as_bytes, image_arrays
-from fedloom.models.residual import residual
+from fedloom.models.deep import residual
 from fedloom_apps import distill
 from fedloom_apps.distill import DistillExperiment, SGDConfig, Splits, data, disk, records, teacher_cache, work
 from fedloom_apps.distill.config import DISTILL, build

@@ -35,9 +35,8 @@ from fedloom.core.local import Local
 from fedloom.core.parts import ClientEnd, Drift
 from fedloom.core.round import federated_round
 from fedloom.core.tree import Tree
-from fedloom.engines import engines
+from fedloom.engines import Serial, engines
 from fedloom.engines.processes import Processes
-from fedloom.engines.serial import Serial
 from fedloom.experiment.callbacks import Callback
 from fedloom.experiment.experiment import Evaluation
 from fedloom.experiment.federated import FederatedTask, run
@@ -201,7 +200,7 @@ def test_an_error_over_losses_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> 
 def test_workers_die_with_their_parent(asks: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the system sends no signal for it, they see the end of their pipe: no sibling holds the other end."""
     if not asks:
-        monkeypatch.setattr("fedloom.engines.worker.die_with_parent", lambda parent: None)
+        monkeypatch.setattr("fedloom.engines.processes.die_with_parent", lambda parent: None)
 
     def parent() -> None:
         machine = FederatedTask(experiment())

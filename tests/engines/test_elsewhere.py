@@ -22,8 +22,7 @@ from fedloom.core.federation import Index, Population, Split
 from fedloom.core.plan import ClientPlan
 from fedloom.core.registry import Entry
 from fedloom.core.round import federated_round
-from fedloom.engines import engines
-from fedloom.engines.serial import Serial
+from fedloom.engines import Serial, engines
 from fedloom.experiment.experiment import Evaluation
 from fedloom.experiment.federated import FederatedTask, run
 from fedloom.experiment.store import StateStore

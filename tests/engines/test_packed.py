@@ -17,7 +17,7 @@ from fedloom.compute.live import Live
 from fedloom.core.aggregate import Fold, blocks
 from fedloom.core.cohort import InitialStates
 from fedloom.core.errors import ConfigError, LossError
-from fedloom.engines.serial import Serial
+from fedloom.engines import Serial
 from fedloom.experiment.federated import FederatedTask
 from fedloom_apps.ray.actor import Actor, RemoteBlock
 from fedloom_apps.ray.cluster import Hands, Member

@@ -23,8 +23,8 @@ from fedloom.compute.cohort import trial
 from fedloom.compute.live import Live
 from fedloom.core import fork_safety
 from fedloom.core.errors import ConfigError
+from fedloom.engines import Serial
 from fedloom.engines.processes import Processes, reason_against_forking
-from fedloom.engines.serial import Serial
 from fedloom.experiment.experiment import Evaluation
 from fedloom.experiment.federated import FederatedTask
 

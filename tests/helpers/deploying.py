@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fedloom.config.federated import build, resolve
+from fedloom.config.keys import build, resolve
 from fedloom.config.schema import Config
 from fedloom.experiment.federated import RunResult
 from fedloom.experiment.federated import run as simulate

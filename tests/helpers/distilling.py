@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fedloom.core.federation import Arrays
 from fedloom.models import models
-from fedloom.models.residual import residual
+from fedloom.models.deep import residual
 from fedloom_apps.distill import Distiller, DistillExperiment, Samples, SGDConfig, Splits
 
 

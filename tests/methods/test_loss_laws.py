@@ -23,7 +23,7 @@ from fedloom.core.local import Local
 from fedloom.core.method import Method
 from fedloom.core.plan import ClientPlan
 from fedloom.core.server import Server
-from fedloom.engines.serial import Serial
+from fedloom.engines import Serial
 from fedloom.experiment.federated import run
 from fedloom.parts.adaptation import Prototypes
 from fedloom.parts.drift import FedDynDrift, Scaffold

@@ -11,8 +11,8 @@ from scipy.spatial.distance import cdist, pdist
 from torch import Tensor, nn
 
 from fedloom.core.errors import ConfigError, DataError
-from fedloom.metrics import neighbours
-from fedloom.metrics.neighbours import alike, nearest, spread, within
+from fedloom.metrics import distribution
+from fedloom.metrics.distribution import alike, nearest, spread, within
 from fedloom.models import models
 from fedloom_apps.synthesis.generation import Features, diversity, fid, kid, manifold, recognised
 from fedloom_apps.synthesis.membership import membership
@@ -21,7 +21,7 @@ from fedloom_apps.synthesis.membership import membership
 @pytest.fixture(params=[3, 7, 2048], ids=["pieces of 3", "pieces of 7", "one piece"])
 def pieces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Results must not depend on how the matrix of distances is cut."""
-    monkeypatch.setattr(neighbours, "ROWS", request.param)
+    monkeypatch.setattr(distribution, "ROWS", request.param)
 
 
 # the Fréchet distance

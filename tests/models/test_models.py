@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, stack_module_state, vmap
 
 from fedloom.core.errors import ConfigError
-from fedloom.models.residual import residual
+from fedloom.models.deep import residual
 
 
 def size(model: nn.Module) -> int:

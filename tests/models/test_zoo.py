@@ -18,7 +18,7 @@ from fedloom.core.layout import Layout
 from fedloom.core.local import Local
 from fedloom.core.method import Method
 from fedloom.models import models
-from fedloom.models.wrapped import check
+from fedloom.models.adapters import check
 from fedloom.parts.objectives import CrossEntropy
 from fedloom.parts.personal import PrivateLora
 

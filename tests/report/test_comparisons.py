@@ -10,7 +10,7 @@ import pandas as pd
 import pyarrow.parquet as parquet
 import pytest
 
-from fedloom.metrics.comparison import paired
+from fedloom.metrics.curves import paired
 from fedloom_apps.report.comparisons import ablation_table, baselines, paired_table
 from fedloom_apps.report.figures import curves, distribution, gains
 from fedloom_apps.report.groups import read, targets

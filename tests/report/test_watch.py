@@ -55,7 +55,9 @@ def test_a_planned_run_that_never_began_is_not_waited_for_once_its_sweep_is_over
 ) -> None:
     folder = make_run("fedavg-1", rounds=2, files=("summary.json",)).parent
     (folder / "sweep.yaml").write_text("fedavg-1: {}\nfeddyn-1: {}\n")
-    hold = "import sys, pathlib; from fedloom.experiment.lock import Lock; l = Lock(pathlib.Path(sys.argv[1])); input()"
+    hold = (
+        "import sys, pathlib; from fedloom.experiment.atomic import Lock; l = Lock(pathlib.Path(sys.argv[1])); input()"
+    )
     sweep = subprocess.Popen([sys.executable, "-c", hold, str(folder)], stdin=subprocess.PIPE)
     until = time.monotonic() + 60
     while not report.Lock.may_be_held(folder):

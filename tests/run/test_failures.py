@@ -26,7 +26,7 @@ from fedloom.core.local import Local
 from fedloom.core.method import Method
 from fedloom.core.parts import Term
 from fedloom.core.round import federated_round
-from fedloom.engines.serial import Serial
+from fedloom.engines import Serial
 from fedloom.experiment import checkpoint
 from fedloom.experiment.experiment import Evaluation
 from fedloom.experiment.federated import FederatedTask, RunResult, run

@@ -133,7 +133,7 @@ def test_memory_that_does_not_suffice_is_one_sentence(
     def hungry(words: list[str], is_program: bool) -> int:
         raise MemoryError("Unable to allocate 477. GiB")
 
-    monkeypatch.setattr(import_module("fedloom.cli.main"), "_dispatch", hungry)
+    monkeypatch.setattr(import_module("fedloom.cli"), "_dispatch", hungry)
     assert main(["run"]) == 2
     error = capsys.readouterr().err
     assert error == "fedloom: there is not enough memory (Unable to allocate 477. GiB); choose smaller sizes.\n"

@@ -17,7 +17,7 @@ pytest.importorskip("optuna")
 
 import optuna
 
-from fedloom.cli.main import main
+from fedloom.cli import main
 from fedloom.core.errors import CheckpointError, ConfigError, DataError
 from fedloom.core.slots import SLOTS
 from fedloom.data import federate

@@ -9,8 +9,8 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from fedloom.cli.main import main
-from fedloom.experiment.progress import NullProgress
+from fedloom.cli import main
+from fedloom.experiment.callbacks import NullProgress
 from fedloom.methods import methods
 from fedloom_apps.search import results
 from fedloom_apps.search.command import remarks, table

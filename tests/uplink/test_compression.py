@@ -12,7 +12,7 @@ import torch
 from helpers.networks import tanh_net
 from helpers.runs import assert_same_run, go, leaves, theta
 
-from fedloom.config.federated import build_method, resolve
+from fedloom.config.keys import build_method, resolve
 from fedloom.core.context import NO_ROUND
 from fedloom.core.errors import ConfigError
 from fedloom.core.local import Local

@@ -13,12 +13,12 @@ from helpers.networks import tanh_net
 from helpers.runs import assert_same_state, experiment
 
 import fedloom as fl
-from fedloom.cli.main import main
+from fedloom.cli import main
 from fedloom.core.errors import CheckpointError, ConfigError
 from fedloom.experiment import checkpoint
+from fedloom.experiment.atomic import read_model_file
 from fedloom.experiment.experiment import Evaluation, Experiment
 from fedloom.experiment.federated import load, run
-from fedloom.experiment.model_files import read_model_file
 
 BEST = Evaluation(what=("global", "clients"), metric="clients/loss/mean", keep_best=True)
 

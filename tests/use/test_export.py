@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 
 from fedloom.core.errors import ConfigError
 from fedloom.core.method import Method
-from fedloom.experiment.deployed import DeployedModel
 from fedloom.experiment.federated import run
+from fedloom.experiment.trained import DeployedModel
 from fedloom.parts.adaptation import Prototypes
 from fedloom.parts.objectives import CrossEntropy
 

@@ -17,8 +17,7 @@ from fedloom.core.parts import Drift, Halves, Needs
 from fedloom.core.slots import drifts
 from fedloom.core.tree import Tree
 from fedloom.data.sources import Source, sources
-from fedloom.engines import engines
-from fedloom.engines.serial import Serial
+from fedloom.engines import Serial, engines
 from fedloom.metrics import metric
 
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import argparse
 import difflib
 import inspect
+import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from rich.table import Table
+from rich.text import Text
+
 from fedloom.applications import applications, at
-from fedloom.config.federated import METHOD, RUN
-from fedloom.config.schema import CommandSchema
-from fedloom.config.sections import Choice, Record, Value
+from fedloom.config.keys import METHOD, RUN
+from fedloom.config.schema import Choice, CommandSchema, Record, Value
 from fedloom.core.documentation import bibtex, documentation
 from fedloom.core.errors import ConfigError, FedLoomError, nearest
 from fedloom.core.method import Method
@@ -19,6 +23,7 @@ from fedloom.core.registry import Entry
 from fedloom.core.settings import EMPTY, bare, expected, signature
 from fedloom.core.slots import label
 from fedloom.data import augmentations
+from fedloom.experiment.console import make_console, plain_table, print_raw
 from fedloom.metrics import registry as metrics
 
 SCHEMAS: tuple[CommandSchema, ...] = tuple(at(one.schema) for one in applications().values() if one.schema)
@@ -195,3 +200,53 @@ def parts_of(method: Method | None) -> str:
     named = {place.partition(".")[0]: label(part) for place, part in method.parts.items() if not part.is_identity}
     named["objective"] = "+".join(map(label, method.objective))
     return "  ".join(f"{slot}={name}" for slot, name in named.items() if (slot, name) != ("objective", "cross_entropy"))
+
+
+def command(arguments: argparse.Namespace) -> int:
+    """Print a table of one kind, or the details of one name."""
+    console, pieces = make_console(), look_up(arguments.words)
+    if arguments.json:
+        print_raw(console, json.dumps(plain(pieces), indent=1, ensure_ascii=False))
+        return 0
+    for number, piece in enumerate(pieces):
+        for one in shown(piece, number):
+            console.print(one)
+    return 0
+
+
+def plain(pieces: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """The same for programs: rows of tables in one list, those of a command with its name."""
+    found = []
+    for piece in pieces:
+        rows = piece.get("rows", [piece])
+        found += [{"command": piece["title"], **row} for row in rows] if "title" in piece else rows
+    return found
+
+
+def shown(piece: Mapping[str, Any], number: int) -> Iterator[Table | Text]:
+    """A table, or the details of a name as text and tables."""
+    if "rows" in piece:
+        if piece.get("title"):
+            yield Text(f"\n{piece['title']}:")
+        yield table(piece["rows"])
+        return
+    yield Text("\n" * bool(number) + f"{piece['key']}={piece['name']}", style="bold cyan")
+    yield Text(piece["description"])
+    for rows in (piece["settings"], piece["parts"]):
+        if rows:
+            yield Text()
+            yield table(rows)
+    if piece["citations"]:
+        yield Text("\n" + "\n\n".join(piece["citations"]), style="dim")
+
+
+def table(rows: Sequence[Mapping[str, str]]) -> Table:
+    """A table of rows with equal keys; a slot is printed once."""
+    made, before = plain_table(*rows[0]), ""
+    for row in rows:
+        cells = [Text(value, style="bold cyan" if head in ("name", "key") else "") for head, value in row.items()]
+        if "slot" in row:
+            cells[0] = Text("" if row["slot"] == before else row["slot"], style="bold")
+            before = row["slot"]
+        made.add_row(*cells)
+    return made

@@ -5,11 +5,10 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator, Mapping
 
+from fedloom.cli import commands
 from fedloom.cli.catalogue import KINDS, SCHEMAS, names_of
-from fedloom.cli.help import commands
-from fedloom.config.federated import RUN
-from fedloom.config.schema import CommandSchema
-from fedloom.config.sections import Choice, Record, Section
+from fedloom.config.keys import RUN
+from fedloom.config.schema import Choice, CommandSchema, Record, Section
 from fedloom.core.errors import ConfigError, nearest
 from fedloom.core.settings import signature
 from fedloom.data import sources

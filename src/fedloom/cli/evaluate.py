@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from fedloom.cli.predict import run_and_files, trained
-from fedloom.config.federated import CONDITIONS, FEDERATION, RUN, build_federation
+from fedloom.config.keys import CONDITIONS, FEDERATION, RUN, build_federation
 from fedloom.core.errors import ConfigError
 from fedloom.experiment.checkpoint import located
 from fedloom.experiment.trained import TrainedRun

@@ -1,4 +1,4 @@
-"""``fedloom predict``: the predictions of a trained model on inputs in a file."""
+"""``fedloom predict`` and ``fedloom export``: predictions of a trained model, and its file for use elsewhere."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fedloom.api import load
 from fedloom.applications import of_kind
+from fedloom.core.checks import one_of
 from fedloom.core.errors import ConfigError, DataError
 from fedloom.core.files import cell, readable
 from fedloom.data.own import is_frame
@@ -23,9 +24,8 @@ from fedloom.data.sources.table import CSV, read_frame
 from fedloom.experiment.atomic import write_whole
 from fedloom.experiment.checkpoint import located
 from fedloom.experiment.console import relpath
-from fedloom.experiment.deployed import DeployedModel
 from fedloom.experiment.rundir import RunDirectory
-from fedloom.experiment.trained import TrainedRun
+from fedloom.experiment.trained import FORMATS, DeployedModel, TrainedRun
 
 Files = dict[str, Any]  # arrays by name; x may be a pandas frame
 OPTIONS = ("client", "round", "out", "format")
@@ -193,3 +193,16 @@ def _write(path: Path, predicted: Tensor, names: Sequence[str]) -> None:
         write_whole(path, blob)
     except OSError as error:
         raise DataError(f"{path} cannot be written: {error.strerror}.") from error
+
+
+def export(arguments: argparse.Namespace) -> int:
+    """Write the file and print its path."""
+    path, others = run_and_files(arguments.words, "export")
+    if others:
+        raise ConfigError(f"fedloom export does not know {others[0]!r}; see fedloom export --help.")
+    format = (arguments.format or "safetensors").lower()
+    one_of("unknown format", format, FORMATS)
+    who = "server" if arguments.client is None else f"client-{arguments.client}"
+    out = Path(arguments.out or f"{path.resolve().name}-{who}{FORMATS[format]}")
+    print(f"{format}: {relpath(chosen(path, arguments.client, arguments.round).export(out, format))}")
+    return 0

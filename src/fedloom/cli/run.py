@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from fedloom.cli.command import Command, Rows, in_directory
-from fedloom.config.build import DATA, Shared
-from fedloom.config.federated import RUN, build, build_method
+from fedloom.config.keys import DATA, RUN, Shared, build, build_method
 from fedloom.config.schema import Config
 from fedloom.experiment.console import results
 from fedloom.experiment.federated import FederatedTask, run

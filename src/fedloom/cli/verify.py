@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedloom.config.federated import RUN, build
+from fedloom.config.keys import RUN, build
 from fedloom.core.errors import CheckpointError, ConfigError, FedLoomError
 from fedloom.experiment import checkpoint, federated
 from fedloom.experiment.callbacks import Callback

@@ -9,7 +9,7 @@ engines) and of the dataclasses of conditions; every default is written once. A 
 ('feddyn+by_samples', 3)
 """
 
-from fedloom.config.federated import build, build_federation, build_method, resolve, sweep
+from fedloom.config.keys import build, build_federation, build_method, resolve, sweep
 from fedloom.config.schema import CommandSchema, Config, to_yaml
 
 __all__ = ["CommandSchema", "Config", "build", "build_federation", "build_method", "resolve", "sweep", "to_yaml"]

@@ -126,17 +126,16 @@ class Registry(Generic[T]):
 
         def add(factory: F) -> F:
             key = name or factory.__name__.lower()
-            if "name" in inspect.signature(factory).parameters:  # would clash with the key ``name``
+            parameters = inspect.signature(factory).parameters
+            if "name" in parameters:  # would clash with the key ``name``
                 raise ConfigError(
                     f"{self.kind} {key!r} has a setting called 'name', which is reserved for its own name; rename that."
                 )
             self.later(key, lambda: factory, f"{factory.__module__}.{factory.__qualname__}")
             self._names.setdefault(factory, key)
             _titles.setdefault(factory, f"{self.kind} {key!r}")
-            if (
-                missing := self._shared.keys()
-                & inspect.signature(factory).parameters - documentation(factory)[1].keys()
-            ):
+            shared = self._shared.keys() & parameters
+            if shared and (missing := shared - documentation(factory)[1].keys()):
                 told = "".join(f"    {name}: {text}\n" for name, text in self._shared.items() if name in missing)
                 before, _, after = inspect.cleandoc(factory.__doc__ or "").partition("\n\nArgs:\n")
                 factory.__doc__ = f"{before}\n\nArgs:\n{told}{after}"

@@ -7,10 +7,17 @@ neither methods nor models; how a block of clients is stepped is a *compute*.
 from __future__ import annotations
 
 import os
+from collections.abc import Generator
 from functools import partial
 
+import numpy as np
+
 from fedloom.applications import at
-from fedloom.core.engine import ComputeFactory, Engine, EngineFactory
+from fedloom.core.aggregate import Fold
+from fedloom.core.client import Broadcast
+from fedloom.core.engine import ComputeFactory, Engine, EngineFactory, States
+from fedloom.core.errors import ClientError
+from fedloom.core.missing_needs import as_loss_error
 from fedloom.core.plan import ClientPlan
 from fedloom.core.registry import Registry
 
@@ -50,7 +57,6 @@ def seconds(plan: ClientPlan) -> float:
 @engines.register
 def serial() -> EngineFactory:
     """Run blocks of clients one after the other in this process, on the CPU or a GPU."""
-    from fedloom.engines.serial import Serial
 
     return EngineFactory(Serial, Serial.traits)
 
@@ -68,3 +74,30 @@ def processes(workers: int = 0) -> EngineFactory:
 
 
 engines.later("ray", lambda: at("fedloom_apps.ray.engine:ray"), "fedloom_apps.ray.engine.ray")
+
+
+class Serial(Engine):
+    """The single-process engine, for the CPU or a GPU."""
+
+    def __init__(self, plan: ClientPlan, compute: ComputeFactory) -> None:
+        self.computes = [compute(level) for level in plan.levels]
+
+    def run(
+        self, down: Broadcast, clients: np.ndarray, states: States, weights: np.ndarray | None, level: int = 0
+    ) -> Generator[Fold]:
+        compute = self.computes[level]
+        for block in compute.blocks(len(clients)):
+            members = clients[block.start : block.stop].tolist()
+            part = None if weights is None else weights[block.start : block.stop]
+            yield compute.fold(down, members, [states(client) for client in members], part)
+
+    def losses(
+        self, down: Broadcast, clients: np.ndarray, states: States, level: int = 0, held_out: bool = False
+    ) -> np.ndarray:
+        work = partial(self.computes[level].losses, down, clients, states, held_out)
+        if isinstance(found := as_loss_error(work), ClientError):
+            raise found
+        return found
+
+    def close(self) -> None:
+        """Do nothing; there is nothing to release."""

@@ -31,7 +31,7 @@ from fedloom.core.parts import Personal, Use, Weights
 from fedloom.core.plan import ClientPlan
 from fedloom.core.server import Server, Store
 from fedloom.experiment.experiment import VALIDATION, Evaluation, Measurement
-from fedloom.experiment.snapshot import ClientModels, ServerAverage
+from fedloom.experiment.store import ClientModels, ServerAverage
 from fedloom.metrics import Predictions, direction, fairness, reliability, summary
 from fedloom.metrics.fairness import POOLED
 from fedloom.metrics.prediction import reliability_of

@@ -25,7 +25,7 @@ from fedloom.data.augment import Augmentation, augmentation, pipeline
 from fedloom.methods import methods
 from fedloom.metrics import Predictions, direction, lookup, names, predictions
 from fedloom.metrics.fairness import FIGURES
-from fedloom.metrics.measures import TestLoss
+from fedloom.metrics.prediction import TestLoss
 
 VALIDATION = "validation"
 EVALUATIONS = ("global", "clients", VALIDATION, "average", "cohort", "train", "received")

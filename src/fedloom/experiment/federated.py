@@ -26,24 +26,28 @@ from fedloom.data.federate import partition_table
 from fedloom.engines import engines
 from fedloom.experiment import atomic, fingerprint, privacy, trainer
 from fedloom.experiment import checkpoint as checkpoints
+from fedloom.experiment.atomic import as_model_file
 from fedloom.experiment.callbacks import Callback
 from fedloom.experiment.checkpoint import Checkpoint
 from fedloom.experiment.evaluate import Evaluator
 from fedloom.experiment.experiment import UNTESTED, Experiment, check_means, check_measured
-from fedloom.experiment.model_files import as_model_file
 from fedloom.experiment.rundir import FEDERATED, Columns, RunDirectory, Status, Table
 from fedloom.experiment.runtime import own_draws, pick_device, reproducible
 from fedloom.experiment.setup import make_plan, make_server_data, placed
-from fedloom.experiment.snapshot import CohortModels, LastModels, ServerAverage, Snapshot, unpacked
 from fedloom.experiment.store import (
     CLIENTS,
     LIMIT,
     MODELS,
     BlockFiles,
+    CohortModels,
+    LastModels,
     LostState,
+    ServerAverage,
+    Snapshot,
     collect_garbage,
     make_store,
     state_bytes,
+    unpacked,
 )
 from fedloom.experiment.summary import best_of, headline, should_stop, summarise, warnings
 from fedloom.experiment.trained import TrainedRun

@@ -28,7 +28,7 @@ import numpy as np
 from fedloom.core import yaml
 from fedloom.core.errors import CheckpointError, first_line
 from fedloom.experiment import atomic
-from fedloom.experiment.lock import Lock
+from fedloom.experiment.atomic import Lock
 
 Record = Mapping[str, Any]
 EVIDENCE = ("config.yaml", "metrics.jsonl", "model.safetensors")

@@ -1,39 +1,51 @@
 """Setup of a run: the model is initialised and tried on the data, and the data are moved to the device.
 
-Before anything is trained targets are checked against objective and model.
+Teachers of distillation objectives are trained models from run directories.
+
+Before anything is trained, targets are checked against objective and model.
 """
 
 from __future__ import annotations
 
+import copy
 import inspect
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from fedloom.applications import of_kind
 from fedloom.core import example_privacy, probe, rng
 from fedloom.core.checks import require_one_class
-from fedloom.core.errors import ConfigError, FedLoomError, first_line, in_words, outside
+from fedloom.core.compose import compose, resolve_method
+from fedloom.core.errors import CheckpointError, ConfigError, FedLoomError, first_line, in_one_line, in_words, outside
 from fedloom.core.federation import Arrays, Federation, Split, Unlabelled
 from fedloom.core.hooks import overrides
 from fedloom.core.method import Method
 from fedloom.core.parts import Term
 from fedloom.core.plan import ClientPlan
 from fedloom.core.server_data import Augment, ServerData
+from fedloom.core.settings import from_plain, validate
 from fedloom.core.slots import label
 from fedloom.core.submodels import refuse
 from fedloom.core.targets import CLASSES, NUMBERS, TRUTHS, TargetKind, are_numbers, kind_of
 from fedloom.data.augment import pipeline
-from fedloom.experiment.conventions import extreme_rows
+from fedloom.experiment.atomic import read_model_file
+from fedloom.experiment.conventions import compare, conventions, extreme_rows
 from fedloom.experiment.experiment import Experiment
+from fedloom.experiment.rundir import FEDERATED, RunDirectory, Status
 from fedloom.experiment.runtime import reason_against_bf16
+from fedloom.methods import methods
 from fedloom.metrics import lookup
 from fedloom.metrics.prediction import r2
-from fedloom.models import Copies, Wrapped, wrapped
-from fedloom.models.narrow import with_safe_convolutions
+from fedloom.models import Copies, Wrapped, adapters, models
+from fedloom.models.layers import with_safe_convolutions
 from fedloom.parts.objectives.custom import Loss
 
 OURS = {"fedloom", "torch"}
@@ -83,7 +95,7 @@ def _trainable(model: nn.Module) -> None:
                 f"the model's {name!r} holds complex numbers; keep their real and imaginary parts, like "
                 "torch.view_as_real, and join them in forward by torch.view_as_complex."
             )
-    wrapped.copied(model)  # as computes do
+    adapters.copied(model)  # as computes do
 
 
 def make_plan(experiment: Experiment, federation: Federation, device: str) -> ClientPlan:
@@ -142,7 +154,7 @@ def make_plan(experiment: Experiment, federation: Federation, device: str) -> Cl
     if not isinstance(out, Tensor):
         raise ConfigError(f"the model returns {in_words(out)}; return the logits alone.")
     if isinstance(model, Wrapped) or experiment.method.needs("features"):
-        wrapped.check(model, sample)
+        adapters.check(model, sample)
     _levels(plan, sample)
     if experiment.method.predicts and not _of_the_library(model):
         _traits(plan)
@@ -215,7 +227,6 @@ def server_data(plan: ClientPlan, inputs: Tensor, change: Augment | None = None)
 def _teacher(experiment: Experiment, federation: Federation, device: str) -> nn.Module | None:
     if experiment.teacher is None or not experiment.method.needs("teacher"):
         return None
-    from fedloom.experiment.teacher import load_teacher
 
     return load_teacher(experiment.teacher, federation, getattr(torch, experiment.dtype), device)
 
@@ -251,7 +262,7 @@ def require_features(method: Method, model: nn.Module, learnt: bool = True) -> N
     if method.needs("features") and not (hasattr(model, "features") and hasattr(model, "head")):
         raise ConfigError(
             f"{method.who_needs('features')} needs the model's features, but {type(model).__name__} has no "
-            f"features(x) and head; {wrapped.remedy(model)}"
+            f"features(x) and head; {adapters.remedy(model)}"
         )
     able = any(p.requires_grad and not name.startswith("head.") for name, p in model.named_parameters())
     if learnt and method.adaptation.trains and method.adaptation.needs.features and not able:
@@ -317,7 +328,7 @@ def _private(method: Method, plan: ClientPlan) -> None:
 
 def _or_wrap(plan: ClientPlan) -> str:
     """The remedy for a model without a head."""
-    return "" if hasattr(plan.model, "head") else f"; to give a module a head, {wrapped.remedy(plan.model)[:-1]}"
+    return "" if hasattr(plan.model, "head") else f"; to give a module a head, {adapters.remedy(plan.model)[:-1]}"
 
 
 def placed(federation: Federation, dtype: torch.dtype, device: str) -> Federation:
@@ -497,3 +508,117 @@ def _told(y: Tensor, wanted: TargetKind | None) -> str:
     """
     kind = "numbers" if are_numbers(y) else "classes"
     return f"{kind} from {float(y.min()):g} to {float(y.max()):g}" if wanted == TRUTHS else kind
+
+
+def load_teacher(given: nn.Module | Path | str, federation: Federation, dtype: torch.dtype, device: str) -> nn.Module:
+    """The final server model of a run, or a copy of the given module; frozen and in evaluation mode.
+
+    Raises:
+        ConfigError: if there is no such run, it is unfinished or keeps parameters at its clients, or its model does not
+            fit the data.
+    """
+    module = copy.deepcopy(given) if isinstance(given, nn.Module) else _from_run(Path(given), federation)
+    module = module.to(device, dtype).eval().requires_grad_(False)
+    sample = federation.train.arrays.x[:2].to(device)
+    try:
+        with torch.no_grad():
+            out = module(sample.to(dtype) if sample.is_floating_point() else sample)
+    except Exception as error:
+        raise ConfigError(
+            f"the teacher does not take inputs of shape {_shape(federation)}: {in_one_line(error)}."
+        ) from error
+    if out.shape[-1] != federation.classes:
+        raise ConfigError(f"the teacher has {out.shape[-1]} outputs, but the data have {federation.classes} classes.")
+    return module
+
+
+def _from_run(path: Path, federation: Federation) -> nn.Module:
+    run = RunDirectory(path)
+    config = _finished(run)
+    try:
+        weights = read_model_file(path / "model.safetensors")
+    except (SafetensorError, OSError) as error:
+        raise ConfigError(
+            f"the teacher's model {path / 'model.safetensors'} cannot be read: {in_one_line(error)}."
+        ) from error
+    try:
+        entry = models[str(config["model"].get("name"))]
+        own = {name: p for name, p in entry.parameters.items() if name not in ("classes", "inputs")}
+        given = {name: value for name, value in config["model"].items() if name != "name"}
+        settings = from_plain(own, validate(f"model {entry.name!r}", "model.", own, given))
+    except ConfigError as error:
+        raise ConfigError(f"teacher={path} cannot be used: {error}") from error
+    with torch.random.fork_rng(devices=[]):  # initialisation must not advance the global random stream
+        try:
+            model = entry.make(classes=federation.classes, inputs=_shape(federation), **settings)
+        except ConfigError as error:
+            raise ConfigError(f"the teacher {path} does not fit these data: {error}") from error
+    try:
+        _refuse_private(run, config, model)
+    except ConfigError as error:
+        raise ConfigError(f"teacher={path} cannot be used: {error}") from error
+    _compare(path, model.state_dict(), weights, federation)
+    ours = conventions(federation.train.arrays, federation.provenance)
+    compare(run.summary().get("data", {}), ours, f"the teacher {path}")
+    model.load_state_dict(weights)
+    return model
+
+
+def _refuse_private(run: RunDirectory, config: Mapping[str, Any], model: nn.Module) -> None:
+    """Raise ``ConfigError`` if a run keeps some parameters at its clients."""
+    given = config.get("method")
+    if "clients" not in config or not isinstance(given, dict):
+        return
+    method = compose(methods, resolve_method(methods, given))
+    if any(map(method.private_in(model), model.state_dict())):
+        raise ConfigError(
+            f"it is a run of {given['name']!r}, which keeps parameters at its clients: its server model is only partly "
+            "trained."
+        )
+
+
+def _finished(run: RunDirectory) -> Mapping[str, Any]:
+    """The run's configuration, if the run is complete and its configuration names the model."""
+    try:
+        config, summary, status = run.config(), run.summary(), run.status
+    except CheckpointError as error:
+        raise ConfigError(f"teacher={error}") from error
+    if "summary.json could not be read." in run.notes:
+        raise ConfigError(
+            f"the teacher's run directory {run.path} cannot be read: {' '.join(dict.fromkeys(run.notes))}"
+        )
+    if not status.ended or not (run.path / "model.safetensors").is_file():
+        if status.ended and run.kind != FEDERATED:
+            raise ConfigError(
+                f"teacher={run.path} cannot be used: it is a run of fedloom {of_kind(run.kind).name}, which leaves no "
+                "model to learn from; take one of fedloom run."
+            )
+        why = "still running, or killed" if status is Status.UNFINISHED else summary["status"]
+        why = "it holds no model" if status.ended else why
+        raise ConfigError(f"teacher={run.path} has not finished ({why}); continue it first, with resume={run.path}.")
+    if not isinstance(config.get("model"), dict):
+        raise ConfigError(
+            f"{run.path} was made in Python and does not say which model it trained; pass the module itself."
+        )
+    return config
+
+
+def _compare(path: Path, made: Mapping[str, Tensor], stored: Mapping[str, Tensor], federation: Federation) -> None:
+    """Raise ``ConfigError`` if stored weights do not fit the model built for these data."""
+    wrong = [name for name, value in made.items() if name not in stored or stored[name].shape != value.shape]
+    wrong += [name for name in stored if name not in made]
+    if not wrong:
+        return
+    last = list(made)[-1].rpartition(".")[0]  # the head: one row per class
+    if all(name.rpartition(".")[0] == last and name in made and name in stored for name in wrong):
+        outputs = len(stored[wrong[0]])
+        raise ConfigError(f"the teacher {path} has {outputs} outputs, but the data have {federation.classes} classes.")
+    shapes = [list(tensors[wrong[0]].shape) if wrong[0] in tensors else "nothing" for tensors in (stored, made)]
+    raise ConfigError(
+        f"the teacher {path} does not fit inputs of shape {_shape(federation)} in {federation.classes} classes: "
+        f"its {wrong[0]} is {shapes[0]}, where {shapes[1]} is needed."
+    )
+
+
+def _shape(federation: Federation) -> tuple[int, ...]:
+    return tuple(federation.train.arrays.x.shape[1:])

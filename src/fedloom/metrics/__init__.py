@@ -27,8 +27,8 @@ from fedloom.metrics.fairness import (
     weighted_mean,
     worst,
 )
-from fedloom.metrics.measures import Predictions, predictions
 from fedloom.metrics.prediction import (
+    Predictions,
     auprc,
     auroc,
     balanced_accuracy,
@@ -36,6 +36,7 @@ from fedloom.metrics.prediction import (
     exact_match,
     f1,
     mce,
+    predictions,
     r2,
     reliability,
     top_k,

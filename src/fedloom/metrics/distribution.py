@@ -1,7 +1,14 @@
-"""Distances between distributions of features: Fréchet (FID) and kernel (KID)."""
+"""Distances between sets of images or features: Fréchet (FID), kernel (KID), and nearest neighbours.
+
+Nearest neighbours, balls and mean distances are computed in blocks. Distances are Euclidean over all values of a
+sample. ‖a - b‖² = ‖a‖² + ‖b‖² - 2⟨a, b⟩ is computed in float64 after subtraction of the mean of ``b``, since
+cancellation in float32 would hide how close a near copy is. Only one block of the distance matrix is in memory; 60 000
+images of 784 pixels against 100 take seconds.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import sqrt
 from typing import NamedTuple
 
@@ -10,7 +17,6 @@ from torch import Tensor
 
 from fedloom.core.errors import ConfigError, DataError
 from fedloom.core.rng import stream
-from fedloom.metrics.neighbours import alike
 
 
 def _matrices(real: Tensor, synthetic: Tensor) -> tuple[Tensor, Tensor]:
@@ -98,3 +104,150 @@ def _mmd(a: Tensor, b: Tensor) -> Tensor:
     aa, bb, ab = ((u @ v.T / d + 1) ** 3 for u, v in ((a, a), (b, b), (a, b)))
     within_each = (aa.sum() - aa.diagonal().sum() + bb.sum() - bb.diagonal().sum()) / (m * (m - 1))
     return within_each - 2 * ab.mean()
+
+
+ROWS = 2048  # rows of either set per block
+SLACK = 0.05  # tolerance of values outside the real images' range, as a fraction of it
+
+
+def alike(real: Tensor, synthetic: Tensor, names: tuple[str, str] = ("real", "synthetic")) -> None:
+    """Raise a ``DataError`` unless two sets [N, ...] and [M, ...] have samples of one shape and values in one range.
+
+    Ranges differ if synthetic values lie outside the real images' range by more than a twentieth of its width, if real
+    images are bytes and synthetic ones fractions, or if real images have negative values and synthetic ones have none.
+    The range of real images within 0..1 is 0..1, even if none of them is black or white.
+    Features [N, d] are compared by shape alone. Empty sets, NaN and infinity are errors too; ``names`` are the names of
+    the two sets in error sentences.
+
+    Example:
+        >>> alike(torch.rand(9, 1, 4, 4), 255 * torch.rand(5, 1, 4, 4))
+        Traceback (most recent call last):
+        ...
+        fedloom.core.errors.DataError: the synthetic images hold values from ... to ..., the real ones from 0... to ...
+    """
+    for name, given in zip(names, (real, synthetic), strict=True):
+        if given.ndim < 2 or not len(given):
+            raise DataError(f"the {name} set must be samples [N, ...] with at least one, not {list(given.shape)}.")
+        if not torch.isfinite(given.sum()) and not bool(torch.isfinite(given).all()):
+            raise DataError(f"the {name} set holds NaN or infinity.")
+    if real.shape[1:] != synthetic.shape[1:]:
+        shapes = f"{list(synthetic.shape[1:])} and {list(real.shape[1:])}"
+        raise DataError(f"a {names[1]} and a {names[0]} sample must have one shape, but they have {shapes}.")
+    if real.ndim < 3:
+        return
+    (a, b), (low, high) = ([float(v) for v in given.aminmax()] for given in (real, synthetic))
+    if a >= 0 and b <= 1:
+        a, b = 0.0, 1.0
+    margin = SLACK * (b - a)
+    outside = low < a - margin or high > b + margin
+    fractions = b - a >= 100 and 0 < high <= 1
+    one_signed = a < -margin and low >= 0
+    if outside or fractions or one_signed:
+        raise DataError(
+            f"the {names[1]} images hold values from {low:.3g} to {high:.3g}, "
+            f"the {names[0]} ones from {a:.3g} to {b:.3g}: bring both into the same range."
+        )
+
+
+@dataclass(frozen=True)
+class Nearest:
+    """The k nearest neighbours of each sample, nearest first: distances [N, k], float64, and row numbers [N, k]."""
+
+    distance: Tensor
+    index: Tensor
+
+
+def _flat(x: Tensor, centre: Tensor | float = 0.0) -> Tensor:
+    return x.flatten(1).double() - centre
+
+
+def nearest(queries: Tensor, others: Tensor, k: int = 1, *, own: bool = False) -> Nearest:
+    """The k nearest of ``others`` to every query.
+
+    Args:
+        queries: samples [N, ...].
+        others: samples [M, ...] of the same shape.
+        k: number of neighbours.
+        own: whether ``others`` are the queries themselves, which are then not their own neighbours.
+
+    Raises:
+        ConfigError: if there are fewer than k others.
+        DataError: if samples differ in shape.
+
+    Example:
+        >>> nearest(torch.tensor([[0.0], [5.0]]), torch.tensor([[1.0], [7.0], [4.0]]), k=2).distance.tolist()
+        [[1.0, 4.0], [1.0, 2.0]]
+    """
+    if queries.shape[1:] != others.shape[1:]:
+        shapes = f"{list(queries.shape[1:])} and {list(others.shape[1:])}"
+        raise DataError(f"distances need samples of one shape, but they have {shapes}.")
+    if k < 1 or k > len(others) - own:
+        raise ConfigError(f"there are {len(others) - own} neighbours to choose from, so k cannot be {k}.")
+    centre = _mean(others)
+    found: list[Nearest] = []
+    for start in range(0, len(queries), ROWS):
+        a = _flat(queries[start : start + ROWS], centre)
+        best = Nearest(a.new_empty(len(a), 0), torch.empty(len(a), 0, dtype=torch.int64, device=a.device))
+        for begin in range(0, len(others), ROWS):
+            b = _flat(others[begin : begin + ROWS], centre)
+            squares = torch.addmm(b.square().sum(1), a, b.T, alpha=-2)  # [A, B], without ‖a‖², which keeps the order
+            if own and start == begin:
+                squares.diagonal().fill_(torch.inf)
+            least = squares.topk(min(k, len(b)), largest=False)
+            values = torch.cat([best.distance, least.values], 1)
+            places = torch.cat([best.index, least.indices + begin], 1)
+            kept = values.topk(min(k, values.shape[1]), largest=False)
+            best = Nearest(kept.values, places.gather(1, kept.indices))
+        exact = torch.stack([(a - _flat(others[column], centre)).norm(dim=1) for column in best.index.T], 1)
+        order = exact.sort(1)
+        found.append(Nearest(order.values, best.index.gather(1, order.indices)))
+    return Nearest(torch.cat([f.distance for f in found]), torch.cat([f.index for f in found]))
+
+
+def _mean(x: Tensor) -> Tensor:
+    return torch.stack([part.flatten(1).double().sum(0) for part in x.split(ROWS)]).sum(0) / len(x)
+
+
+def within(queries: Tensor, others: Tensor, radii: Tensor) -> tuple[Tensor, Tensor]:
+    """Number of balls that contain each query, int64 [N], and whether each ball contains any query, bool [M].
+
+    Args:
+        queries: samples [N, ...].
+        others: centres of the balls [M, ...].
+        radii: radii of the balls [M].
+
+    Example:
+        >>> counts, hit = within(torch.tensor([[0.0], [9.0]]), torch.tensor([[1.0], [5.0]]), torch.tensor([1.0, 2.0]))
+        >>> counts.tolist(), hit.tolist()
+        ([1, 0], [True, False])
+    """
+    centre = _mean(others)
+    counts = torch.zeros(len(queries), dtype=torch.int64, device=others.device)
+    hit = torch.zeros(len(others), dtype=torch.bool, device=others.device)
+    for begin in range(0, len(others), ROWS):
+        b, r = _flat(others[begin : begin + ROWS], centre), radii[begin : begin + ROWS].double()
+        reach = (r * (1 + 1e-9)).square() - b.square().sum(1)  # rounding must not lose a sample on the sphere
+        for start in range(0, len(queries), ROWS):
+            a = _flat(queries[start : start + ROWS], centre)
+            inside = torch.addmm(a.square().sum(1, keepdim=True), a, b.T, alpha=-2) <= reach + 1e-12
+            counts[start : start + ROWS] += inside.sum(1)
+            hit[begin : begin + ROWS] |= inside.any(0)
+    return counts, hit
+
+
+def spread(x: Tensor) -> float:
+    """Mean pairwise distance 2 / (N(N - 1)) Σ_{i<j} ‖x_i - x_j‖; NaN for fewer than two samples.
+
+    >>> spread(torch.tensor([[0.0], [1.0], [3.0]]))
+    2.0
+    """
+    if len(x) < 2:
+        return float("nan")
+    flat, total = _flat(x, _mean(x)), 0.0
+    squares = flat.square().sum(1)
+    for start in range(0, len(flat), ROWS):
+        a = flat[start : start + ROWS]
+        between = torch.addmm(squares, a, flat.T, alpha=-2) + a.square().sum(1, keepdim=True)
+        between.diagonal(start).zero_()
+        total += float(between.clamp_min(0).sqrt().sum())
+    return total / (len(x) * (len(x) - 1))

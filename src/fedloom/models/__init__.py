@@ -11,16 +11,14 @@ from typing import TYPE_CHECKING
 from fedloom.models.classifier import Classifier, macs, models
 
 if TYPE_CHECKING:
-    from fedloom.models.adapters import distilbert, efficientnet_b0, timm, transformer
-    from fedloom.models.convolutional import energy_cnn, feddyn_cnn, fedssa_cnn, leaf_cnn, two_cnn, vgg9
-    from fedloom.models.early_exit import EarlyExit, Shallow, exit_cnn, in_exit
-    from fedloom.models.generative import ACGAN, ConditionalGAN, ConditionalVAE
-    from fedloom.models.layers import SpectralLinear
-    from fedloom.models.mobile import mobilenet, mobilenet_v2, shufflenet_v2
-    from fedloom.models.perceptron import logistic, mlp, two_nn, two_nn_superfed
-    from fedloom.models.preactivated import preact_exit18, preact_resnet18, preact_resnet34, wide_resnet
-    from fedloom.models.residual import (
+    from fedloom.models.adapters import Copies, Wrapped, distilbert, efficientnet_b0, timm, transformer, wrap
+    from fedloom.models.deep import (
         energy_resnet,
+        mobilenet,
+        mobilenet_v2,
+        preact_exit18,
+        preact_resnet18,
+        preact_resnet34,
         resnet8x4,
         resnet10,
         resnet10_l,
@@ -31,9 +29,26 @@ if TYPE_CHECKING:
         resnet18,
         resnet32x4,
         resnet34,
+        shufflenet_v2,
+        wide_resnet,
     )  # fmt: skip
-    from fedloom.models.sequences import m5, stacked_lstm
-    from fedloom.models.wrapped import Copies, Wrapped, wrap
+    from fedloom.models.early_exit import EarlyExit, Shallow, exit_cnn, in_exit
+    from fedloom.models.generative import ACGAN, ConditionalGAN, ConditionalVAE
+    from fedloom.models.layers import SpectralLinear
+    from fedloom.models.plain import (
+        energy_cnn,
+        feddyn_cnn,
+        fedssa_cnn,
+        leaf_cnn,
+        logistic,
+        m5,
+        mlp,
+        stacked_lstm,
+        two_cnn,
+        two_nn,
+        two_nn_superfed,
+        vgg9,
+    )
 
 __all__ = [
     "ACGAN", "Classifier", "ConditionalGAN", "ConditionalVAE", "Copies", "EarlyExit", "Shallow", "SpectralLinear",
@@ -53,46 +68,46 @@ __getattr__ = models.lazily(
         "timm": "adapters.timm",
         "transformers": "adapters.transformer",
         "distilbert": "adapters.distilbert",
-        "two_cnn": "convolutional.two_cnn",
-        "feddyn_cnn": "convolutional.feddyn_cnn",
-        "fedssa_cnn": "convolutional.fedssa_cnn",
-        "leaf_cnn": "convolutional.leaf_cnn",
-        "vgg9": "convolutional.vgg9",
-        "energy_cnn": "convolutional.energy_cnn",
+        "two_cnn": "plain.two_cnn",
+        "feddyn_cnn": "plain.feddyn_cnn",
+        "fedssa_cnn": "plain.fedssa_cnn",
+        "leaf_cnn": "plain.leaf_cnn",
+        "vgg9": "plain.vgg9",
+        "energy_cnn": "plain.energy_cnn",
         "exit_cnn": "early_exit.exit_cnn",
         "conditional_vae": "generative.ConditionalVAE",
         "conditional_gan": "generative.ConditionalGAN",
         "acgan": "generative.ACGAN",
-        "mobilenet": "mobile.mobilenet",
-        "mobilenet_v2": "mobile.mobilenet_v2",
-        "shufflenet_v2": "mobile.shufflenet_v2",
-        "logistic": "perceptron.logistic",
-        "mlp": "perceptron.mlp",
-        "two_nn": "perceptron.two_nn",
-        "two_nn_superfed": "perceptron.two_nn_superfed",
-        "preact_resnet18": "preactivated.preact_resnet18",
-        "preact_resnet34": "preactivated.preact_resnet34",
-        "preact_exit18": "preactivated.preact_exit18",
-        "wide_resnet": "preactivated.wide_resnet",
-        "resnet34": "residual.resnet34",
-        "resnet18": "residual.resnet18",
-        "resnet10": "residual.resnet10",
-        "resnet10_l": "residual.resnet10_l",
-        "resnet10_m": "residual.resnet10_m",
-        "resnet10_s": "residual.resnet10_s",
-        "resnet10_xs": "residual.resnet10_xs",
-        "resnet10_xxs": "residual.resnet10_xxs",
-        "resnet8x4": "residual.resnet8x4",
-        "resnet32x4": "residual.resnet32x4",
-        "energy_resnet": "residual.energy_resnet",
-        "stacked_lstm": "sequences.stacked_lstm",
-        "m5": "sequences.m5",
+        "mobilenet": "deep.mobilenet",
+        "mobilenet_v2": "deep.mobilenet_v2",
+        "shufflenet_v2": "deep.shufflenet_v2",
+        "logistic": "plain.logistic",
+        "mlp": "plain.mlp",
+        "two_nn": "plain.two_nn",
+        "two_nn_superfed": "plain.two_nn_superfed",
+        "preact_resnet18": "deep.preact_resnet18",
+        "preact_resnet34": "deep.preact_resnet34",
+        "preact_exit18": "deep.preact_exit18",
+        "wide_resnet": "deep.wide_resnet",
+        "resnet34": "deep.resnet34",
+        "resnet18": "deep.resnet18",
+        "resnet10": "deep.resnet10",
+        "resnet10_l": "deep.resnet10_l",
+        "resnet10_m": "deep.resnet10_m",
+        "resnet10_s": "deep.resnet10_s",
+        "resnet10_xs": "deep.resnet10_xs",
+        "resnet10_xxs": "deep.resnet10_xxs",
+        "resnet8x4": "deep.resnet8x4",
+        "resnet32x4": "deep.resnet32x4",
+        "energy_resnet": "deep.energy_resnet",
+        "stacked_lstm": "plain.stacked_lstm",
+        "m5": "plain.m5",
     },
     "early_exit.EarlyExit",
     "early_exit.Shallow",
     "early_exit.in_exit",
     "layers.SpectralLinear",
-    "wrapped.Copies",
-    "wrapped.Wrapped",
-    "wrapped.wrap",
+    "adapters.Copies",
+    "adapters.Wrapped",
+    "adapters.wrap",
 )

@@ -18,10 +18,9 @@ from torch import Tensor, nn
 from fedloom.core import rng
 from fedloom.core.ranges import Count, NonNegativeInt, Positive
 from fedloom.core.registry import Ranged
-from fedloom.experiment.deployed import DeployedModel
 from fedloom.experiment.privacy import Spent, spent
 from fedloom.experiment.runtime import reproducible
-from fedloom.experiment.trained import TrainedRun
+from fedloom.experiment.trained import DeployedModel, TrainedRun
 from fedloom_apps.customise.exchange import Exchange
 from fedloom_apps.customise.head import features_of, linear_head, with_head
 

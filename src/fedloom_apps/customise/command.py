@@ -15,9 +15,7 @@ import numpy as np
 from fedloom.cli.predict import read, run_and_files, trained, with_targets
 from fedloom.core.errors import ConfigError
 from fedloom.experiment.console import plural, relpath
-from fedloom.experiment.deployed import DeployedModel
-from fedloom.experiment.export import refuse_other
-from fedloom.experiment.trained import TrainedRun
+from fedloom.experiment.trained import DeployedModel, TrainedRun, refuse_other
 from fedloom_apps.customise.calibration import CCVR
 from fedloom_apps.customise.config import TARGET_SETTINGS, build
 from fedloom_apps.customise.model import ABSENT, ClassModels, TargetModel

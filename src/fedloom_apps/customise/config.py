@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fedloom.config.overrides import parse
-from fedloom.config.sections import Choice, Tree
+from fedloom.config.schema import Choice, Tree
 from fedloom.core.errors import ConfigError
 from fedloom_apps.customise.calibration import CCVR
 from fedloom_apps.customise.methods import TargetMethod, target_methods

@@ -28,7 +28,7 @@ from fedloom.experiment.experiment import Experiment
 from fedloom.experiment.federated import RunResult
 from fedloom.experiment.runtime import pick_device, reproducible
 from fedloom.experiment.setup import make_plan, placed, server_data
-from fedloom.experiment.snapshot import Snapshot
+from fedloom.experiment.store import Snapshot
 from fedloom.parts.mixing.ssa import SelfSupervised, combined
 
 SAMPLE_WISE = SelfSupervised(variance=1.0, optimiser="adam", lr=0.02, steps=10, draws=4)

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from fedloom.core.errors import ConfigError
 from fedloom.core.targets import CLASSES
-from fedloom.experiment.deployed import DeployedModel
-from fedloom.experiment.trained import TrainedRun
+from fedloom.experiment.trained import DeployedModel, TrainedRun
 
 
 def linear_head(trained: TrainedRun, what: str) -> nn.Linear:

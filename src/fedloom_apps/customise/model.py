@@ -23,12 +23,11 @@ from fedloom.core.aggregate import mixture
 from fedloom.core.errors import ConfigError
 from fedloom.core.parts import Uplink
 from fedloom.data.augment import pipeline
-from fedloom.experiment.deployed import DeployedModel
 from fedloom.experiment.federated import RunResult
 from fedloom.experiment.privacy import Spent, spent
 from fedloom.experiment.runtime import reproducible
 from fedloom.experiment.setup import server_data
-from fedloom.experiment.trained import TrainedRun
+from fedloom.experiment.trained import DeployedModel, TrainedRun
 from fedloom.parts.mixing.ssa import SelfSupervised
 from fedloom_apps.customise.discriminant import ClassSums, Discriminant
 from fedloom_apps.customise.ensemble import last_models, mixing_weights

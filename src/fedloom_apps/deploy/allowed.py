@@ -14,7 +14,7 @@ from math import inf
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 from fedloom.compute import computes
-from fedloom.config.federated import METHOD
+from fedloom.config.keys import METHOD
 from fedloom.core.errors import ConfigError
 from fedloom.core.local import Local
 from fedloom.core.ranges import Range, Words, beyond, each, range_of

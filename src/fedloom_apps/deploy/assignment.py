@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedloom.config.build import model_factory
-from fedloom.config.federated import CONDITIONS, METHOD
-from fedloom.config.sections import arguments
+from fedloom.config.keys import CONDITIONS, METHOD, model_factory
+from fedloom.config.schema import arguments
 from fedloom.core.errors import ConfigError
 from fedloom.core.federation import Arrays, Federation, Index, Population, Split
 from fedloom.core.method import Method

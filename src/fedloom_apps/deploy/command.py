@@ -16,10 +16,8 @@ from typing import Any
 from rich.table import Table
 
 from fedloom.applications import applications
-from fedloom.cli.command import Command, Stopped
-from fedloom.cli.jobs import Job, RunPlan
-from fedloom.config.build import Shared
-from fedloom.config.federated import build_federation, build_method
+from fedloom.cli.command import Command, Job, RunPlan, Stopped
+from fedloom.config.keys import Shared, build_federation, build_method
 from fedloom.config.schema import CommandSchema, Config
 from fedloom.core.errors import CheckpointError, ConfigError, nearest
 from fedloom.experiment.console import make_console, print_raw, relpath, results
@@ -153,7 +151,7 @@ def node(arguments: argparse.Namespace) -> int:
     from fedloom_apps.deploy.flower.supernode import own_key, read_private_key, serve
 
     if parent := os.environ.get("FEDLOOM_PARENT"):
-        from fedloom.engines.worker import die_with_parent
+        from fedloom.engines.processes import die_with_parent
 
         die_with_parent(int(parent))
     if not arguments.insecure and not (arguments.ca and arguments.key):

@@ -21,7 +21,7 @@ from fedloom.data.sources.arrays import as_array, by_class, inputs, read_images,
 from fedloom.data.sources.files import read_npz
 from fedloom.data.sources.table import read_frame
 from fedloom.data.split import split_rows
-from fedloom.experiment.deployed import numbered
+from fedloom.experiment.trained import numbered
 
 TABLES = (".csv", ".parquet")
 SCALED = "scaled"  # the name under which arrays say that they are standardised already

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedloom.config.federated import build_federation
+from fedloom.config.keys import build_federation
 from fedloom.config.schema import Config
 from fedloom.core.errors import ConfigError
 from fedloom.core.federation import Federation

@@ -29,9 +29,8 @@ from fedloom.core.round import federated_round
 from fedloom.core.server import Server, first_state
 from fedloom.core.targets import CLASSES
 from fedloom.engines import engines
-from fedloom.experiment.atomic import write_whole
+from fedloom.experiment.atomic import Lock, write_whole
 from fedloom.experiment.evaluate import Evaluator
-from fedloom.experiment.lock import Lock
 from fedloom.experiment.store import flat
 from fedloom_apps.deploy.agreement import Agreement
 from fedloom_apps.deploy.assignment import Assignment, Bench, Forms, bench

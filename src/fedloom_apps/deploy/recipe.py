@@ -11,10 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedloom.config.build import DATA, model_factory
-from fedloom.config.federated import CONDITIONS, METHOD
-from fedloom.config.schema import Config
-from fedloom.config.sections import arguments
+from fedloom.config.keys import CONDITIONS, DATA, METHOD, model_factory
+from fedloom.config.schema import Config, arguments
 from fedloom.core.errors import ConfigError
 from fedloom.core.federation import Arrays, Federation, Index, Split
 from fedloom.core.slots import label

@@ -10,13 +10,12 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from fedloom.cli.command import Command, Rows
-from fedloom.cli.jobs import Job, RunPlan
-from fedloom.config.build import run_settings
+from fedloom.cli.command import Command, Job, Rows, RunPlan
+from fedloom.config.keys import run_settings
 from fedloom.config.schema import Config
 from fedloom.core.errors import CheckpointError
+from fedloom.experiment.callbacks import NullProgress
 from fedloom.experiment.console import ABSENT, count, duration, figures, number
-from fedloom.experiment.progress import NullProgress
 from fedloom.experiment.rundir import RunDirectory
 from fedloom_apps.distill.config import DISTILL, PENDING, build, build_teacher
 from fedloom_apps.distill.experiment import DistillExperiment

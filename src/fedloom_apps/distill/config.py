@@ -8,14 +8,13 @@ from typing import Any
 
 import torch
 
-from fedloom.config.build import COMMON, DATA, MODEL, Shared, model_factory
-from fedloom.config.schema import CommandSchema, Config
-from fedloom.config.sections import Choice, Record, Tree, arguments, sections_of
+from fedloom.config.keys import COMMON, DATA, MODEL, Shared, model_factory
+from fedloom.config.schema import Choice, CommandSchema, Config, Record, Tree, arguments, sections_of
 from fedloom.core.errors import ConfigError, nearest
 from fedloom.data.sources import Source
 from fedloom.data.sources.arrays import as_bytes
 from fedloom.experiment.runtime import pick_device
-from fedloom.experiment.teacher import load_teacher
+from fedloom.experiment.setup import load_teacher
 from fedloom.models import models
 from fedloom_apps.distill.data import Splits
 from fedloom_apps.distill.experiment import DistillExperiment

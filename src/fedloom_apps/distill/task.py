@@ -15,13 +15,12 @@ from torch import Tensor, nn
 from fedloom.core.documentation import bibtex
 from fedloom.core.errors import ConfigError, in_one_line
 from fedloom.data.augment import pipeline
-from fedloom.experiment.atomic import write_whole
+from fedloom.experiment.atomic import as_model_file, read_model_file, write_whole
 from fedloom.experiment.callbacks import Callback
 from fedloom.experiment.checkpoint import Checkpoint
-from fedloom.experiment.model_files import as_model_file, read_model_file
 from fedloom.experiment.rundir import Columns, RunDirectory, Status, Table
 from fedloom.experiment.runtime import pick_device, reason_against_bf16, reproducible
-from fedloom.experiment.teacher import load_teacher
+from fedloom.experiment.setup import load_teacher
 from fedloom.experiment.trainer import Record, Trainer, TrainerTask
 from fedloom.parts.objectives.guidance import multiplier
 from fedloom_apps.distill import work

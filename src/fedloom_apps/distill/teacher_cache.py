@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from fedloom.core.checks import one_of
 from fedloom.core.errors import CheckpointError, ConfigError
 from fedloom.core.files import mapped, new_file
-from fedloom.experiment.model_files import content
+from fedloom.experiment.atomic import content
 from fedloom_apps.distill.data import Inputs
 from fedloom_apps.distill.taps import FeatureTap, Outputs
 

@@ -12,13 +12,12 @@ from torch import nn
 
 from fedloom.core.errors import CheckpointError, in_one_line
 from fedloom.core.targets import CLASSES
+from fedloom.experiment.atomic import read_model_file
 from fedloom.experiment.conventions import table_of
-from fedloom.experiment.deployed import DeployedModel
 from fedloom.experiment.experiment import Evaluation, Measurement
-from fedloom.experiment.model_files import read_model_file
 from fedloom.experiment.rundir import RunDirectory
-from fedloom.experiment.teacher import load_teacher
-from fedloom.experiment.trained import RunRecords
+from fedloom.experiment.setup import load_teacher
+from fedloom.experiment.trained import DeployedModel, RunRecords
 from fedloom_apps.distill.config import DISTILL, PENDING, build, build_teacher
 from fedloom_apps.distill.experiment import DistillExperiment
 from fedloom_apps.distill.learner import make_learner, make_student

@@ -9,9 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 from fedloom.cli.command import Command, Rows, in_directory
-from fedloom.experiment.callbacks import Callback, RunInfo
+from fedloom.experiment.callbacks import Callback, LineProgress, NullProgress, RunInfo
 from fedloom.experiment.console import ABSENT, duration, figures, format_size, number
-from fedloom.experiment.progress import LineProgress, NullProgress
 from fedloom_apps.online.config import ONLINE, build
 from fedloom_apps.online.task import run
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fedloom.config.build import COMMON, DATA, MODEL, Shared, model_factory
-from fedloom.config.schema import CommandSchema, Config
-from fedloom.config.sections import Choice, Record, arguments, sections_of
+from fedloom.config.keys import COMMON, DATA, MODEL, Shared, model_factory
+from fedloom.config.schema import Choice, CommandSchema, Config, Record, arguments, sections_of
 from fedloom.core.local import Local
 from fedloom.core.settings import is_grid, signature
 from fedloom.core.slots import adaptations

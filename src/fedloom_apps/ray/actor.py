@@ -25,7 +25,7 @@ from fedloom.core.engine import Compute, ComputeFactory, StateFiles
 from fedloom.core.errors import CheckpointError, ConfigError
 from fedloom.core.missing_needs import as_client_error, as_loss_error
 from fedloom.core.plan import ClientPlan
-from fedloom.engines.worker import Block
+from fedloom.engines.processes import Block
 from fedloom_apps.ray.packed import Packed, pack, unpack
 
 

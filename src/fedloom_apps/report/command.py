@@ -9,9 +9,10 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
-from fedloom.cli.jobs import PLAN
+from fedloom.cli.command import PLAN
 from fedloom.core import yaml
 from fedloom.core.errors import ConfigError
+from fedloom.experiment.atomic import Lock
 from fedloom.experiment.console import (
     HEADLINES,
     in_percent,
@@ -22,7 +23,6 @@ from fedloom.experiment.console import (
     relpath,
     watched,
 )
-from fedloom.experiment.lock import Lock
 from fedloom.experiment.rundir import RunDirectory, Status
 
 SECONDS = 3.0

@@ -87,7 +87,7 @@ def paired_table(groups: Sequence[RunGroup]) -> ReportTable | None:
     pairs = [differences(member, base, key, counted) for member, base in compared]
     if max(map(len, pairs), default=0) < 2:
         return None
-    from fedloom.metrics.comparison import paired
+    from fedloom.metrics.curves import paired
 
     tests = [paired(results(a, key, counted), results(b, key, counted)) for a, b in compared]
     p = [test["p"] for test in tests]

@@ -10,11 +10,9 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from fedloom.cli.command import Command, Rows, in_directory
-from fedloom.cli.jobs import RunPlan
-from fedloom.experiment.callbacks import Callback, RunInfo
+from fedloom.cli.command import Command, Rows, RunPlan, in_directory
+from fedloom.experiment.callbacks import Callback, NullProgress, RunInfo
 from fedloom.experiment.console import ABSENT, figures
-from fedloom.experiment.progress import NullProgress
 from fedloom_apps.search.config import SEARCH, build
 from fedloom_apps.search.task import RUNS, search
 

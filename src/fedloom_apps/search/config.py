@@ -6,11 +6,9 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
-from fedloom.config.build import Shared
-from fedloom.config.federated import FEDERATION, RUN
-from fedloom.config.federated import build as build_run
-from fedloom.config.schema import Config
-from fedloom.config.sections import Record
+from fedloom.config.keys import FEDERATION, RUN, Shared
+from fedloom.config.keys import build as build_run
+from fedloom.config.schema import Config, Record
 from fedloom.core.errors import ConfigError, DataError
 from fedloom.core.federation import Federation, Index, Split
 from fedloom.core.slots import SLOTS

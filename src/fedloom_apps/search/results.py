@@ -13,7 +13,7 @@ from fedloom.core import yaml
 from fedloom.core.files import whole_file
 from fedloom.experiment.atomic import write_whole
 from fedloom.experiment.trainer import Record
-from fedloom.metrics.comparison import paired
+from fedloom.metrics.curves import paired
 from fedloom_apps.search.settings import SearchSettings
 from fedloom_apps.search.space import Candidate
 

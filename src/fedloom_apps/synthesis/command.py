@@ -9,9 +9,8 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from fedloom.cli.command import Command, Rows
-from fedloom.cli.jobs import Job, RunPlan
-from fedloom.config.federated import build_method
+from fedloom.cli.command import Command, Job, Rows, RunPlan
+from fedloom.config.keys import build_method
 from fedloom.experiment.console import ABSENT, SYNTHETIC, count, duration, figures
 from fedloom_apps.synthesis.config import JUDGE, SYNTHESIZE, build_synthesis
 from fedloom_apps.synthesis.judge import CACHE

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fedloom.config.build import Shared
-from fedloom.config.federated import RUN, build, build_method
-from fedloom.config.schema import Config
-from fedloom.config.sections import Record
+from fedloom.config.keys import RUN, Shared, build, build_method
+from fedloom.config.schema import Config, Record
 from fedloom.experiment.experiment import Experiment
 from fedloom_apps.synthesis.judge import EvalConfig, SyntheticEvaluator
 from fedloom_apps.synthesis.take import require_samples

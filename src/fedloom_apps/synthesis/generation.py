@@ -21,8 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from fedloom.core.errors import ConfigError, DataError
-from fedloom.metrics.distribution import Kid, fid, kid
-from fedloom.metrics.neighbours import alike, nearest, spread, within
+from fedloom.metrics.distribution import Kid, alike, fid, kid, nearest, spread, within
 from fedloom_apps.synthesis.membership import Membership, membership
 
 __all__ = [

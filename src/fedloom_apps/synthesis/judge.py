@@ -21,12 +21,10 @@ from fedloom.core.federation import Arrays, Federation
 from fedloom.core.ranges import Count, NonNegative, NonNegativeInt, Positive, within
 from fedloom.core.rng import stream
 from fedloom.data.sources.generated import pixels
-from fedloom.experiment.atomic import write_whole
-from fedloom.experiment.model_files import as_model_file, read_model_file
+from fedloom.experiment.atomic import as_model_file, read_model_file, write_whole
 from fedloom.experiment.setup import placed
 from fedloom.metrics import fairness
-from fedloom.metrics.distribution import fid, kid
-from fedloom.metrics.neighbours import alike, nearest
+from fedloom.metrics.distribution import alike, fid, kid, nearest
 from fedloom_apps.synthesis.fit import (
     AUTO,
     ClassifierTraining,

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedloom.core.errors import ConfigError
-from fedloom.metrics.neighbours import alike, nearest
+from fedloom.metrics.distribution import alike, nearest
 from fedloom.metrics.prediction import auroc
 
 

@@ -23,7 +23,7 @@ from fedloom.experiment.callbacks import Callback
 from fedloom.experiment.experiment import Experiment
 from fedloom.experiment.federated import RoundStep, RunResult, run
 from fedloom.experiment.runtime import environment, pick_device, reproducible
-from fedloom.metrics.neighbours import alike
+from fedloom.metrics.distribution import alike
 from fedloom_apps.synthesis.grid import grid, value_range
 from fedloom_apps.synthesis.judge import CACHE, EvalConfig, EvalResult, SyntheticEvaluator
 from fedloom_apps.synthesis.take import extract_set, require_samples

@@ -73,7 +73,7 @@ def start(folder: Path, host: str, port: int, secret: str, certificates: Path | 
 
 def main() -> None:
     """Run a guarded SuperLink: the parent's process id, then the arguments of ``flower-superlink``."""
-    from fedloom.engines.worker import die_with_parent
+    from fedloom.engines.processes import die_with_parent
 
     parent = int(sys.argv.pop(1))
     die_with_parent(parent)
