@@ -119,7 +119,7 @@ def test_learning_rate(lr: float, decay: float, every: int, round: int) -> None:
 
 
 IMPOSSIBLE = {
-    r"epochs must lie in \[1, 10000000\], not 0": {"epochs": 0},
+    r"epochs must lie in \(0, 10000000\], not 0": {"epochs": 0},
     r"steps must lie in \[1, 10000000\], not 0": {"steps": 0},
     "batch_size must be at least 0, not -1": {"batch_size": -1},
     "lr must be a finite number greater than 0": {"lr": 0.0},

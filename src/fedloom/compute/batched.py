@@ -56,6 +56,8 @@ def reason_against(plan: ClientPlan) -> str | None:
     method = plan.method
     if plan.local.dp_clip is not None:
         return "the gradients of single samples are clipped"
+    if plan.local.micro_batch is not None:
+        return "gradients are accumulated over passes"
     if plan.is_meta:
         return "local steps differentiate through an adaptation"
     if method.needs("model") or not method.predicts:

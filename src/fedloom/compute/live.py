@@ -96,10 +96,14 @@ class Live:
         if self.plan.local.dp_clip is not None:
             return self._clipped(ask, self.plan.local.dp_clip)
         self.live.grad.zero_()
-        with torch.enable_grad():
-            value = loss(self.plan, self._outputs(ask.batch), ask.batch, ask.contexts)
-            value.backward()
-        return self.live.grad, value.detach()
+        total = ask.at.new_zeros(())
+        for share, batch in _passes(ask.batch, self.plan.local.micro_batch):
+            with torch.enable_grad():
+                value = loss(self.plan, self._outputs(batch), batch, ask.contexts)
+                value = value if share == 1 else value * share
+                value.backward()
+            total = value.detach() if share == 1 else total + value.detach()
+        return self.live.grad, total
 
     def _clipped(self, ask: Request, bound: float) -> Answer:
         """The mean over samples of their gradients clipped to norm C, [P], and of their losses, []."""
@@ -182,6 +186,17 @@ class Live:
         adapted = objective(self.plan, self.net, self.live.buffers, support, query, seen)
         value: Tensor = adapted(self.live.theta)
         return float(value)
+
+
+def _passes(batch: Batch, size: int | None) -> Iterator[tuple[float, Batch]]:
+    """A mini-batch in pieces of at most ``size`` samples, each with its share of them; whole for None."""
+    count = len(batch.x)
+    if size is None or count <= size:
+        yield 1, batch
+        return
+    for start in range(0, count, size):
+        piece = Batch._make(None if value is None else value[start : start + size] for value in batch)
+        yield len(piece.x) / count, piece
 
 
 def _each(

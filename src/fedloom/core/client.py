@@ -272,6 +272,7 @@ class ClientWork:
         layers = LayerViews(plan.layout)
         draws = plan.draws(down.round, client, len(batches)).tolist()
         total = torch.zeros((), dtype=plan.layout.dtype, device=at.theta.device)
+        speeds = plan.local.speeds(len(batches))
         for number, batch_rows in enumerate(batches):
             self.stage = f"step {number + 1} of {len(batches)}"
             batch = minibatch(plan, batch_rows, client, down.round, number)
@@ -279,12 +280,14 @@ class ClientWork:
             with untouched(at.buffers):
                 on_step(plan, seen, client, down.round, number, at.module, batch)
             ask = Request(at.model, batch, support, seen, plan.uses_plain_sgd)
+            lr = down.lr if speeds is None else down.lr * speeds[number]
             if plan.has_views:
-                total += yield from self._views(trained, StepInfo(down.round, number, draws[number]), ask, at, layers)
+                info = StepInfo(down.round, number, draws[number])
+                total += yield from self._views(trained, info, ask, at, layers, lr)
                 continue
             grad, value = yield from self._gradient(ask, number)
             if grad is not None:
-                descend(plan, trained, grad, down.lr, seen)
+                descend(plan, trained, grad, lr, seen)
             total += value
         return self.finish(at, seen, float(total) / max(len(batches), 1))
 
@@ -331,10 +334,10 @@ class ClientWork:
         return grad, value
 
     def _views(
-        self, trained: TrainState, step: StepInfo, ask: Request, at: Vectors, layers: LayerViews
+        self, trained: TrainState, step: StepInfo, ask: Request, at: Vectors, layers: LayerViews, lr: float
     ) -> Generator[Request, Answer, Tensor]:
         """One local step over all its views; returns the mean of their losses, []."""
-        plan, lr, values = self.plan, self.down.lr, []
+        plan, values = self.plan, []
         personal = plan.method.personal
         size, split = plan.layout.size, plan.layout.shared_size
         extra = at.theta[2 * size :] if plan.is_paired else at.theta[:0]
@@ -483,7 +486,7 @@ class ClientWork:
         if str(error).startswith(ONE_VALUE):
             reason += (
                 ". A mini-batch of one sample has no variance for batch normalisation: choose another "
-                "local.batch_size, or group normalisation"
+                "local.batch_size, local.last_batch=merge, or group normalisation"
             )
         return self._left_out(FailureKind.CODE, reason + hint(error), trace)
 

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from math import ceil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from math import ceil, cos, pi
+from numbers import Real
 from typing import Annotated, Literal
 
 import numpy as np
 from torch import Tensor
 
 from fedloom.core import rng
-from fedloom.core.checks import all_hold
-from fedloom.core.errors import ConfigError
+from fedloom.core.checks import all_hold, one_of
+from fedloom.core.errors import ConfigError, in_words
 from fedloom.core.ranges import Bound, Count, Decay, Fraction, NonNegative, NonNegativeInt, Positive, Probability, Range
 from fedloom.core.settings import check_fields
 
+TO_THE_END = ("cosine", "linear")  # schedules that go on until the last round
+SCHEDULES = ("step", "milestones", *TO_THE_END)
+STEP_SCHEDULES = ("constant", "linear", "cosine", "warmup")
 Length = Annotated[int, Range(1, 10_000_000)]  # of a round, whose batches are drawn before it begins
 
 
@@ -33,21 +39,41 @@ class Local:
     """Settings of local training: a fresh optimiser for ``epochs`` passes or exactly ``steps`` mini-batches per round.
 
     A step is, in this order: gradient of the objective plus corrections, clipping to norm ``clip``, weight decay (g +
-    wd·θ), momentum or Adam, θ ← θ - η_t·g, with η_t = lr · lr_decay^⌊t / decay_every⌋ in round t = 0, 1, ...
+    wd·θ), momentum or Adam, θ ← θ - η_t·s_k·g, with η_t = lr · ``decay(t)`` in round t = 0, 1, ... and s_k of
+    ``step_schedule`` in step k = 0, ..., K - 1.
 
     Args:
-        epochs: E, passes over the client's data (ignored if ``steps`` is given).
+        epochs: E, passes over the client's data, of which a fraction is a part of its batches (ignored if ``steps`` is
+            given).
         steps: number of mini-batches; the data are repeated as often as needed.
         batch_size: B; an epoch's last batch is smaller when B does not divide n_i. 0 means full batch.
+        last_batch: what an epoch does with its smaller last batch: ``keep`` it, ``drop`` it, or ``merge`` a last batch
+            of a single sample, which has no variance for batch normalisation, into the one before. A client with a
+            single batch keeps it.
+        micro_batch: samples of a forward and backward pass; gradients of larger mini-batches are accumulated over
+            several passes, for lack of memory. None for one pass.
         lr: η, the learning rate in the first round, t = 0.
-        lr_decay: factor on η every ``decay_every`` rounds, in (0, 1].
+        schedule: of the rate over rounds: ``step`` (times ``lr_decay`` every ``decay_every`` rounds), ``milestones``
+            (times ``lr_decay`` at each of these rounds), ``cosine`` or ``linear`` (from η to ``lr_end``·η over
+            ``horizon`` rounds), or a function of t that returns a factor on η.
+        lr_decay: factor on η every ``decay_every`` rounds or at ``milestones``, in (0, 1].
         decay_every: number of rounds between decays.
+        milestones: rounds t at which the rate decays.
+        horizon: T, over how many rounds cosine and linear schedules go; after them the last rate stays. None for the
+            rounds of the run.
+        lr_end: fraction of η at the end of these schedules, in [0, 1].
+        warmup: W, the number of first rounds in which the rate is (t + 1)/W of what it would be.
+        step_schedule: s_k over the K local steps of a client's round: ``constant`` (1), ``linear`` (1 - k/K),
+            ``cosine`` (½(1 + cos(πk/K))), ``warmup`` ((k + 1)/K), or a function of k and K.
+        rates: factors on the rate for parameters by the beginning of their names, like ``{"head": 10.0}``; the longest
+            that fits counts.
         momentum: heavy-ball coefficient; the buffer starts at zero every round.
         nesterov: use Nesterov momentum.
         weight_decay: coefficient of θ, added to the gradient after clipping.
         clip: largest Euclidean norm of the gradient over all parameters; None for no clipping.
-        optimiser: ``sgd`` or ``adam`` (Kingma and Ba 2015; its moments start at zero every round, and ``momentum`` must
-            be 0). The papers use SGD except for generative networks.
+        optimiser: ``sgd``, ``adam`` (Kingma and Ba 2015; its moments start at zero every round, and ``momentum`` must
+            be 0) or ``adamw``, whose weight decay θ ← θ - η·wd·θ is apart from the moments (Loshchilov and Hutter
+            2019). The papers use SGD except for generative networks.
         beta1: decay of Adam's first moments.
         beta2: decay of Adam's second moments.
         precision: ``full``, or ``bf16``: while training, convolutions and linear layers round the factors of their
@@ -70,17 +96,26 @@ class Local:
     0.025
     """
 
-    epochs: Length = 1
+    epochs: Annotated[int | float, Range(0, 10_000_000, above=True)] = 1
     steps: Length | None = None
     batch_size: NonNegativeInt = 10
+    last_batch: Literal["keep", "drop", "merge"] = "keep"
+    micro_batch: Count | None = None
     lr: Positive = 0.1
+    schedule: Literal["step", "milestones", "cosine", "linear"] | Callable[[int], float] = "step"
     lr_decay: Annotated[float, Range(0, 1, above=True)] = 1.0
     decay_every: Count = 1
+    milestones: tuple[int, ...] = ()
+    horizon: Count | None = None
+    lr_end: Probability = 0.0
+    warmup: NonNegativeInt = 0
+    step_schedule: Literal["constant", "linear", "cosine", "warmup"] | Callable[[int, int], float] = "constant"
+    rates: Mapping[str, float] = field(default_factory=dict)
     momentum: Decay = 0.0
     nesterov: bool = False
     weight_decay: NonNegative = 0.0
     clip: Bound | None = None
-    optimiser: Literal["sgd", "adam"] = "sgd"
+    optimiser: Literal["sgd", "adam", "adamw"] = "sgd"
     beta1: Decay = 0.9
     beta2: Decay = 0.999
     precision: Literal["full", "bf16"] = "full"
@@ -92,7 +127,14 @@ class Local:
 
     def __post_init__(self) -> None:
         check_fields(self, "local.")
+        for name, known in (("schedule", SCHEDULES), ("step_schedule", STEP_SCHEDULES)):
+            if not callable(value := getattr(self, name)):
+                one_of(f"unknown local.{name}", value, known)
         conditions = {
+            "milestones are used by schedule=milestones": not self.milestones or self.schedule == "milestones",
+            "horizon and lr_end are used by schedule=cosine and schedule=linear": self.schedule in TO_THE_END
+            or (self.horizon is None and not self.lr_end),
+            "rates must be finite and greater than 0": all(0 < rate < float("inf") for rate in self.rates.values()),
             "nesterov needs momentum above 0": not self.nesterov or self.momentum > 0,
             "momentum belongs to sgd; adam has beta1": self.optimiser == "sgd" or self.momentum == 0,
             "dp_noise is a multiple of dp_clip; set dp_clip too, to a finite number": not self.dp_noise
@@ -106,22 +148,75 @@ class Local:
     @property
     def memory(self) -> int:
         """Number of optimiser state scalars per parameter."""
-        return 2 if self.optimiser == "adam" else int(self.momentum > 0)
+        return int(self.momentum > 0) if self.optimiser == "sgd" else 2
+
+    @property
+    def is_even(self) -> bool:
+        """Whether every step of a round is SGD with the rate η_t on all parameters."""
+        return self.optimiser == "sgd" and self.step_schedule == "constant" and not self.rates
 
     def rate(self, round: int) -> float:
         """η_t for round t."""
-        return self.lr * self.lr_decay ** (round // self.decay_every)
+        return self.lr * self.decay(round)
 
-    def effective_steps(self, steps: int) -> float:
+    def decay(self, round: int) -> float:
+        """η_t / η for round t.
+
+        >>> [round(Local(schedule="cosine", horizon=4).decay(t), 3) for t in range(5)]
+        [1.0, 0.854, 0.5, 0.146, 0.146]
+        >>> [Local(schedule="milestones", milestones=(1, 3), lr_decay=0.5, warmup=2).decay(t) for t in range(4)]
+        [0.5, 0.5, 0.5, 0.25]
+
+        Raises:
+            ConfigError: if a function of one's own returns anything but a finite number greater than 0.
+        """
+        if callable(self.schedule):
+            return _factor(self.schedule(round), f"schedule returned {{}} for round {round}")
+        start = min((round + 1) / self.warmup, 1.0) if self.warmup else 1.0
+        if self.schedule == "step":
+            return self.lr_decay ** (round // self.decay_every) * start
+        if self.schedule == "milestones":
+            return self.lr_decay ** sum(round >= at for at in self.milestones) * start
+        horizon = self.horizon or 1
+        way = min(round, horizon - 1) / horizon
+        left = 1 - way if self.schedule == "linear" else (1 + cos(pi * way)) / 2
+        return (self.lr_end + (1 - self.lr_end) * left) * start
+
+    def speeds(self, steps: int) -> list[float] | None:
+        """s_k for each of K local steps; None if all are 1.
+
+        >>> Local(step_schedule="linear").speeds(4)
+        [1.0, 0.75, 0.5, 0.25]
+        """
+        if callable(self.step_schedule):
+            own = self.step_schedule
+            return [
+                _factor(own(k, steps), f"step_schedule returned {{}} for step {k} of {steps}") for k in range(steps)
+            ]
+        if self.step_schedule == "constant":
+            return None
+        way = [k / steps for k in range(steps)]
+        if self.step_schedule == "warmup":
+            return [at + 1 / steps for at in way]
+        return [1 - at if self.step_schedule == "linear" else (1 + cos(pi * at)) / 2 for at in way]
+
+    def effective_steps(self, steps: int, speeds: Sequence[float] | None = None) -> float:
         """‖a‖₁: k SGD steps along a constant gradient g move the model by -η_t·‖a‖₁·g.
 
         Without momentum ‖a‖₁ = k; with heavy-ball momentum β it is [k - β(1 - β^k)/(1 - β)]/(1 - β), and with Nesterov
-        momentum k plus β times the latter. Wang et al., NeurIPS 2020 (FedNova), §4.2.
+        momentum k plus β times the latter. Wang et al., NeurIPS 2020 (FedNova), §4.2. With s_k it is Σ_k s_k times what
+        step k moves, (1 - β^(k+1))/(1 - β) with heavy-ball momentum.
 
         >>> Local(momentum=0.5).effective_steps(2), Local().effective_steps(2)
         (2.5, 2.0)
+        >>> Local(momentum=0.5, step_schedule="linear").effective_steps(2)
+        1.75
         """
         beta = self.momentum
+        speeds = self.speeds(steps) if speeds is None else speeds
+        if speeds is not None:
+            moves = [(1 - beta ** (k + 1)) / (1 - beta) for k in range(steps)]
+            return sum(s * (1 + beta * move if self.nesterov else move) for s, move in zip(speeds, moves, strict=True))
         heavy = (steps - beta * (1 - beta**steps) / (1 - beta)) / (1 - beta)
         return steps + beta * heavy if self.nesterov else heavy
 
@@ -129,7 +224,25 @@ class Local:
         """Number of local steps of a client with n_i samples that is no straggler."""
         if not samples:
             return 0
-        return self.steps or self.epochs * ceil(samples / (self.batch_size or samples))
+        if self.steps:
+            return self.steps
+        return max(ceil(self.epochs * self.batches_per_epoch(samples) - 1e-9), 1)
+
+    def batches_per_epoch(self, samples: int) -> int:
+        """Number of mini-batches in a pass over n_i samples."""
+        return len(self._ends(samples)) - 1
+
+    def _ends(self, samples: int) -> list[int]:
+        """Where the mini-batches of an epoch of n samples begin, and where the last one ends.
+
+        >>> [Local(batch_size=2, last_batch=how)._ends(5) for how in ("keep", "drop", "merge")]
+        [[0, 2, 4, 5], [0, 2, 4], [0, 2, 5]]
+        """
+        size = self.batch_size or samples
+        ends, over = [*range(0, samples, size), samples], samples % size
+        if len(ends) > 2 and ((self.last_batch == "drop" and over) or (self.last_batch == "merge" and over == 1)):
+            del ends[-1 if self.last_batch == "drop" else -2]
+        return ends
 
     def steps_of(self, samples: int, seed: int, round: int, client: int) -> int:
         """Number of local steps of a client in a round: a function of (seed, round, client) and its number of samples.
@@ -155,16 +268,23 @@ class Local:
         >>> [b.tolist() for b in Local(batch_size=2).batches(np.array([7, 8, 9]), seed=0, round=0, client=0)]
         [[9, 8], [7]]
         """
-        size = self.batch_size or len(rows)
         draw = rng.stream(seed, purpose, round, client)
         batches: list[np.ndarray] = []
         total = self.steps_for(len(rows))
         if self.poisson:
             return [rows[draw.random(len(rows)) * len(rows) < self.expected_batch(len(rows))] for _ in range(total)]
+        ends = self._ends(len(rows))
         while len(batches) < total:
             order = draw.permutation(rows)
-            batches += [order[start : start + size] for start in range(0, len(order), size)]
+            batches += [order[start:end] for start, end in pairwise(ends)]
         return batches[:total]
+
+
+def _factor(value: float, what: str) -> float:
+    """A factor that a function of one's own returned; ``what`` says what returned {}."""
+    if isinstance(value, bool) or not isinstance(value, Real) or not 0 < float(value) < float("inf"):
+        raise ConfigError(f"local.{what.format(in_words(value))}, but it must be a finite number greater than 0.")
+    return float(value)
 
 
 def cohort_size(clients: int, participation: float, cohort: int | None = None) -> int:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fedloom.core import probe, rng, submodels
 from fedloom.core.attack import Attack
 from fedloom.core.context import NO_ROUND, Facts
-from fedloom.core.errors import ConfigError, in_words
+from fedloom.core.errors import ConfigError, in_words, nearest
 from fedloom.core.federation import Population, Split
 from fedloom.core.hooks import overrides
 from fedloom.core.layout import Layout
@@ -225,7 +225,7 @@ class ClientPlan:
         """Whether a local step is θ ← θ - ηg with the model's own gradient, for which a compute may take a shortcut."""
         hooks, local = self.method.hooks, self.local
         changed = hooks["grad"] or hooks["prox"] or local.clip or local.weight_decay or local.memory
-        changed = changed or local.dp_clip or hooks["start"]
+        changed = changed or local.dp_clip or hooks["start"] or local.micro_batch or not local.is_even
         return not (self.has_views or self.is_meta or changed)
 
     @cached_property
@@ -235,11 +235,13 @@ class ClientPlan:
 
     def effective_steps(self, steps: int) -> float:
         """‖a‖₁ of the shared parameters in so many local steps, at least 1; see ``Local.effective_steps``."""
-        if steps not in self._shared_steps:
-            moving = sum(any(view.shared for view in views) for views in self.usual_views(steps))
-            self._shared_steps[steps] = max(moving, 1)
-        steps = self._shared_steps[steps]
-        return self.local.effective_steps(steps) if self.memory else float(steps)
+        if steps not in self._effective:
+            moving = [k for k, views in enumerate(self.usual_views(steps)) if any(view.shared for view in views)]
+            speeds = self.local.speeds(steps)
+            own = None if speeds is None else [speeds[k] for k in moving] or speeds[:1]
+            local = self.local if self.memory else replace(self.local, momentum=0.0, nesterov=False)
+            self._effective[steps] = local.effective_steps(max(len(moving), 1), own)
+        return self._effective[steps]
 
     @cached_property
     def usual_steps(self) -> float:
@@ -247,8 +249,8 @@ class ClientPlan:
         return self.effective_steps(self.local.steps_for(int(self.population.mean_size)))
 
     @cached_property
-    def _shared_steps(self) -> dict[int, int]:
-        """In how many of a round's local steps the shared parameters move."""
+    def _effective(self) -> dict[int, float]:
+        """‖a‖₁ of rounds of so many local steps, in some of which shared parameters may not move."""
         return {}
 
     def usual_views(self, steps: int) -> list[Sequence[View]]:
@@ -264,6 +266,29 @@ class ClientPlan:
         """Whether private parameters ever move; the server knows them otherwise."""
         steps = self.local.steps_for(int(self.population.mean_size))
         return any(view.private for views in self.usual_views(steps) for view in views)
+
+    @cached_property
+    def rates(self) -> list[tuple[int, int, float]]:
+        """Where factors on the rate change: (start, stop, factor) over the layout's parameters; [] if all are 1.
+
+        Raises:
+            ConfigError: if a name in ``local.rates`` begins none of the model's parameters.
+        """
+        given, found = self.local.rates, []
+        names = [leaf.name for leaf in self.layout.parameters]
+        for start in given:
+            if not any(name.startswith(start) for name in names):
+                raise ConfigError(f"local.rates names {start!r}, but no parameter does; {nearest(start, names)}")
+        at = 0
+        for leaf in self.layout.parameters if given else ():
+            longest = max((start for start in given if leaf.name.startswith(start)), key=len, default=None)
+            factor = 1.0 if longest is None else given[longest]
+            if found and found[-1][2] == factor:
+                found[-1] = (found[-1][0], at + leaf.size, factor)
+            else:
+                found.append((at, at + leaf.size, factor))
+            at += leaf.size
+        return found
 
     @cached_property
     def decay_commutes(self) -> bool:

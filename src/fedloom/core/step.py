@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -12,6 +12,8 @@ from fedloom.core.context import Context
 from fedloom.core.local import Local, clip_factor
 from fedloom.core.plan import ClientPlan
 from fedloom.core.views import FULL_VIEW, LayerViews, SharedPrivate, View, pulled, times
+
+Piece = tuple[slice, Tensor, float, float]  # the values that move, their gradient, speed and weight decay
 
 
 @dataclass
@@ -84,11 +86,13 @@ def _descend(
                 raise ValueError(
                     f"{type(part).__name__}.grad returned the shape {list(shared.shape)} instead of {list(w.shape)}"
                 )
-    pieces: list[tuple[slice, Tensor, float, float]] = [
+    pieces: list[Piece] = [
         (slice(0, trained.shared), shared, view.shared, decay[0]),
         (slice(trained.shared, trained.shared + len(private)), private, view.private, decay[1]),
     ]
     pieces = [piece for piece in pieces if piece[2] and len(piece[1])]
+    if plan.rates:
+        pieces = list(_by_group(plan, trained, pieces))
     clip, usual = (plan.local.clip, plan.local.weight_decay) if view.data else (None, 0.0)
     factor = None if clip is None else clip_factor(_norm(pieces), clip)
     for where, grad, speed, more in pieces:
@@ -98,7 +102,17 @@ def _descend(
             part.prox(w, lr * view.shared, seen[place])
 
 
-def _norm(pieces: list[tuple[slice, Tensor, float, float]]) -> Tensor:
+def _by_group(plan: ClientPlan, trained: TrainState, pieces: list[Piece]) -> Iterator[Piece]:
+    """The pieces, cut where the parameters' factors on the rate change; a second model is laid out as the first."""
+    for where, grad, speed, decay in pieces:
+        first = trained.shared if plan.is_paired and where.start else 0
+        for start, stop, factor in plan.rates:
+            low, high = max(start + first, where.start), min(stop + first, where.stop)
+            if low < high:
+                yield slice(low, high), grad[low - where.start : high - where.start], speed * factor, decay
+
+
+def _norm(pieces: list[Piece]) -> Tensor:
     """The Euclidean norm over all that moves, []."""
     if len(pieces) == 1:
         return torch.linalg.vector_norm(pieces[0][1])
@@ -107,7 +121,7 @@ def _norm(pieces: list[tuple[slice, Tensor, float, float]]) -> Tensor:
 
 def _move(local: Local, trained: TrainState, grad: Tensor, lr: float, where: slice, decay: float) -> None:
     """Weight decay, momentum or Adam, and the step for a slice of the trained values; plain SGD without memory."""
-    if trained.memory is not None and local.optimiser == "adam":
+    if trained.memory is not None and local.optimiser != "sgd":
         _adam(local, trained, grad, lr, where, decay)
         return
     buffers = [] if trained.memory is None else [trained.memory[where]]
@@ -121,13 +135,16 @@ def _move(local: Local, trained: TrainState, grad: Tensor, lr: float, where: sli
 def _adam(local: Local, trained: TrainState, grad: Tensor, lr: float, where: slice, decay: float) -> None:
     """m ← β₁m + (1-β₁)g, s ← β₂s + (1-β₂)g², θ ← θ - η m̂ / (√ŝ + 1e-8), with m̂ = m/(1-β₁ⁿ), ŝ = s/(1-β₂ⁿ).
 
-    n counts the steps of this slice alone: what does not move in a step has no moments to correct.
+    n counts the steps of this slice alone: what does not move in a step has no moments to correct. Weight decay is
+    added to g, or with AdamW taken from θ itself, θ ← (1 - η·wd)θ.
     """
     assert trained.memory is not None
     n = trained.steps[where.start] = trained.steps.get(where.start, 0) + 1
     theta = trained.theta[where]
     first, second = (moment[where] for moment in trained.memory.split(len(trained.theta)))
-    if decay:
+    if decay and local.optimiser == "adamw":
+        theta.mul_(1 - lr * decay)
+    elif decay:
         grad = grad.add(theta, alpha=decay)
     one, two = (1 - beta**n for beta in (local.beta1, local.beta2))
     first.mul_(local.beta1).add_((1 - local.beta1) * grad)

@@ -15,7 +15,7 @@ from fedloom.core.checks import DTYPES, one_of
 from fedloom.core.compose import named
 from fedloom.core.errors import ConfigError, in_words, nearest
 from fedloom.core.federation import Federation
-from fedloom.core.local import Local, cohort_size
+from fedloom.core.local import TO_THE_END, Local, cohort_size
 from fedloom.core.method import Method
 from fedloom.core.ranges import Count, Decay, NonNegativeInt, Range
 from fedloom.core.settings import check_fields
@@ -367,6 +367,8 @@ class Experiment:
         self._check_objects()
         check_fields(self)
         object.__setattr__(self, "method", named(methods, self.method))
+        if self.local.schedule in TO_THE_END and self.local.horizon is None:
+            object.__setattr__(self, "local", replace(self.local, horizon=max(self.rounds, 1)))
         self._check_conditions()
         self._check_needs()
         self._check_attack()
@@ -402,6 +404,10 @@ class Experiment:
                 f"{self.local.precision} does not cover; choose local.precision=full."
             )
         one_of("unknown client_state", self.client_state, CLIENT_STATE)
+        couples = next((label(term) for term in self.method.objective if term.couples), None)
+        if self.local.micro_batch and (couples or self.method.adaptation.trains or not self.method.predicts):
+            who = couples or (label(self.method.adaptation) if self.method.predicts else self.method.name)
+            raise ConfigError(f"local.micro_batch cuts mini-batches, which {who!r} takes whole; leave it out.")
 
     def _check_needs(self) -> None:
         """Raise a ``ConfigError`` for the first need of a part that the conditions do not meet."""
@@ -419,8 +425,9 @@ class Experiment:
             "teacher": (self.teacher is None, "needs a trained model to learn from; give its run directory, with "
                         "teacher=runs/...."),
             "common_classes": (not federation.classes_alike, f"goes by the numbers of classes, {OWN_CLASSES}."),
-            "sgd": (self.local.optimiser != "sgd", "reads gradients from displacements and so needs local training by "
-                    f"sgd, not {self.local.optimiser}."),
+            "sgd": (self.local.optimiser != "sgd" or bool(self.local.rates), "reads gradients from displacements and "
+                    "so needs local training by sgd, "
+                    f"{'without local.rates' if self.local.rates else f'not {self.local.optimiser}'}."),
             "validation": (not validation.index.sizes.all(), "takes responses on validation samples, but some clients "
                            "have none; set some aside, with validation=0.1, or take response=train."),
         }  # fmt: skip

@@ -16,10 +16,14 @@ from fedloom.compute import resolved
 from fedloom.core import identity
 from fedloom.core.local import Local
 from fedloom.core.plan import ClientPlan
+from fedloom.core.settings import to_plain
 from fedloom.data.augment import augmentation
 from fedloom.experiment.experiment import Experiment
 
 ADAM = ("beta1", "beta2")
+SINCE = (  # settings of local training that are described where they are used
+    "last_batch", "micro_batch", "schedule", "milestones", "horizon", "lr_end", "warmup", "step_schedule", "rates",
+)  # fmt: skip
 SAMPLED = 1000  # number of input rows in the digest
 STEPPED = ("compute", "shares")  # how clients are stepped; with compute=auto, other versions may choose otherwise
 
@@ -155,7 +159,9 @@ def _local(local: Local) -> dict[str, Any]:
     unused = (*unused, "precision") if local.precision == "full" else unused
     unused = (*unused, "dp_clip", "dp_noise", "dp_delta") if local.dp_clip is None else unused
     unused = (*unused, *(name for name in ("poisson", "stragglers") if not getattr(local, name)))
-    return {name: value for name, value in asdict(local).items() if name not in unused}
+    unused = (*unused, *(name for name in SINCE if getattr(local, name) == getattr(Local(), name)))
+    values = {name: getattr(local, name) for name in asdict(local) if name not in unused}
+    return {name: identity.of_function(v) if callable(v) else to_plain(v) for name, v in values.items()}
 
 
 def _beside(experiment: Experiment, plan: ClientPlan) -> dict[str, Any]:

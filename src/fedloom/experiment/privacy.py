@@ -133,7 +133,7 @@ class ExampleAccountant:
         steps = local.steps_for(samples)
         if local.poisson:
             return cls("poisson", local.dp_noise, steps, local.expected_batch(samples) / samples, delta)
-        passes = ceil(steps / ceil(samples / (local.batch_size or samples)))
+        passes = ceil(steps / local.batches_per_epoch(samples))
         return cls("shuffled", local.dp_noise, passes, 1.0, delta)
 
     @property

@@ -132,6 +132,7 @@ def make_plan(experiment: Experiment, federation: Federation, device: str) -> Cl
     )
     for part in experiment.method.parts.values():
         part.check(plan.local, plan.facts)
+    _ = plan.rates  # raises for names that begin no parameter
     _private(experiment.method, plan)
     require_features(experiment.method, model)
     example_privacy.check(plan)

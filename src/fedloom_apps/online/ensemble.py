@@ -75,8 +75,11 @@ class ExpertEnsemble:
                     f"online learning cannot keep the batch statistics of {name!r}; choose group normalisation."
                 )
         for expert in self.experts:
-            if expert.local.momentum or expert.local.optimiser != "sgd":
-                raise ConfigError("online learning takes plain gradient steps: local.optimiser=sgd, local.momentum=0.")
+            if expert.local.momentum or expert.local.micro_batch or not expert.local.is_even:
+                raise ConfigError(
+                    "online learning takes plain gradient steps with one rate: local.optimiser=sgd, local.momentum=0, "
+                    "no local.rates, micro_batch or step_schedule."
+                )
             if expert.local.precision != "full":
                 raise ConfigError("online learning computes in the precision of dtype; choose local.precision=full.")
             if expert.local.dp_clip is not None:
@@ -219,7 +222,7 @@ class ExpertEnsemble:
         numbers = {name: value[rows].to(self.device) for name, value in group.numbers.items()}
         local = group.first.local
         w = self._each(lambda w, state: group.first.learner.begin(w, state), old["w"][rows], state)
-        clip, decay = local.clip, local.lr_decay ** (t // local.decay_every)
+        clip, decay = local.clip, local.decay(t)
         total = torch.zeros(len(w), dtype=w.dtype, device=w.device)
         together = self.stacked and len(w) > 1
         for material in steps:
