@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
+
+if find_spec("jaxtyping") and find_spec("beartype"):  # before anything imports FedLoom
+    from helpers.shapes import check_shapes
+
+    check_shapes("fedloom.core", "fedloom.parts", "fedloom.compute.cohort")
+
 from helpers.marks import beyond_once, exhaustive
 from helpers.vision import declare_operators
-from hypothesis import HealthCheck, settings
 
 from fedloom.core.fork_safety import hide_gpus, sees_gpu
 

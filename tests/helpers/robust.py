@@ -99,7 +99,7 @@ class CentredClipping(slots.Mixing):
     def weights(self, t: int, who: list[int], losses: Vector, updates: Vector) -> Vector:
         for _ in range(self.steps):
             apart = updates - self.v
-            factors = np.minimum(1, self.radius / np.linalg.norm(apart, axis=1))
+            factors = np.minimum(1, self.radius / np.maximum(np.linalg.norm(apart, axis=1), 1e-300))
             self.v = self.v + np.mean(apart * factors[:, None], axis=0)
         return factors
 

@@ -20,7 +20,7 @@ from fedloom.core.client import BUFFERS, Failure, FailureKind, Result
 from fedloom.core.errors import ClientError
 from fedloom.core.parts import UPDATE, Reduce
 from fedloom.core.plan import ClientPlan
-from fedloom.core.tree import Tree
+from fedloom.core.tree import Float, Tree
 
 LONGEST = 6  # default block size: larger blocks save little and leave cores idle at the end of a round
 SHARE = 16  # a block holds at most 1/16 of its cohort
@@ -257,8 +257,8 @@ def agreement(a: Tensor, b: Tensor) -> Tensor:
     return torch.where(a == b, a, torch.nan)
 
 
-def mixture(weights: Tensor, values: Tensor) -> Tensor:
-    """Σ w_k x_k [B] of values [K, B] with weights [K] that sum to 1; what is equal for all k stays as it is.
+def mixture(weights: Float[Tensor, "K"], values: Float[Tensor, "K B"]) -> Float[Tensor, "B"]:
+    """Σ w_k x_k of values with weights that sum to 1; what is equal for all k stays as it is.
 
     Differentiable in the weights, which do not matter for what is equal.
 

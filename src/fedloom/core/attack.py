@@ -14,6 +14,7 @@ from fedloom.core.errors import ConfigError
 from fedloom.core.federation import Arrays, Split
 from fedloom.core.ranges import Decay, within
 from fedloom.core.registry import Registry
+from fedloom.core.tree import Float
 
 attacks: Registry[Attack | None] = Registry("attack")
 
@@ -75,19 +76,25 @@ class Attack:
         """Return the clients' training data with those of hostile clients [f] changed."""
         return data
 
-    def forge(self, update: Tensor, received: Tensor, initial: Tensor, draws: np.random.Generator) -> Tensor:
-        """Return what a hostile client sends instead of its honest update Δ_i [P].
+    def forge(
+        self,
+        update: Float[Tensor, "P"],
+        received: Float[Tensor, "P"],
+        initial: Float[Tensor, "P"],
+        draws: np.random.Generator,
+    ) -> Float[Tensor, "P"]:
+        """Return what a hostile client sends instead of its honest update Δ_i.
 
         Args:
-            update: Δ_i [P].
-            received: θ^t [P].
-            initial: θ⁰ [P].
+            update: Δ_i.
+            received: θ^t.
+            initial: θ⁰.
             draws: a random stream that depends only on the seed, the round and the client.
         """
         return update
 
-    def collude(self, honest: Tensor, hostile: int) -> Tensor:
-        """Return the update [P] that each hostile member sends, given those of the honest members [n - f, P].
+    def collude(self, honest: Float[Tensor, "honest P"], hostile: int) -> Float[Tensor, "P"]:
+        """Return the update that each hostile member sends, given those of the honest members.
 
         Called only for attacks that define it.
         """

@@ -28,7 +28,7 @@ from fedloom.core.missing_needs import hint
 from fedloom.core.parts import UPDATE, Part
 from fedloom.core.plan import ClientPlan
 from fedloom.core.step import TrainState, descend, paired_gradients
-from fedloom.core.tree import Tree
+from fedloom.core.tree import Float, Tree
 from fedloom.core.views import LayerViews, SharedPrivate, StepInfo, mixed
 
 State = dict[str, Tree]  # a client's state: the part's place -> its tree
@@ -44,16 +44,16 @@ class Broadcast:
     Attributes:
         round: t.
         lr: η_t.
-        theta: θ^t, the shared parameters [P].
-        buffers: the shared buffers [buffers].
+        theta: θ^t, the shared parameters.
+        buffers: the shared buffers.
         parts: the ``downloads`` of each part's server state, by place.
         invited: the numbers of all clients that receive it.
     """
 
     round: int
     lr: float
-    theta: Tensor
-    buffers: Tensor
+    theta: Float[Tensor, "P"]
+    buffers: Float[Tensor, "buffers"]
     parts: State
     invited: tuple[int, ...] = ()
 
@@ -125,13 +125,13 @@ class Result:
 
 
 class Request(NamedTuple):
-    """A request for the loss [] and its gradient at the parameters ``at`` [P] on a mini-batch.
+    """A request for the loss and its gradient at the parameters ``at`` on a mini-batch.
 
     The answer is the pair (gradient [P], loss []); the receiver may overwrite the gradient. With ``plain`` the compute
     takes the step θ ← θ - η_t g itself, and the answer is (None, loss).
     """
 
-    at: Tensor
+    at: Float[Tensor, "P"]
     batch: Batch
     support: Batch | None
     contexts: Mapping[str, Context]
@@ -146,15 +146,15 @@ class Vectors(NamedTuple):
     """The memory in which a client's model is trained.
 
     Attributes:
-        model: parameters of the module that answers requests, [P].
+        model: parameters of the module that answers requests.
         theta: all trained values: ``model`` itself, or for paired methods w, v and E further scalars, [2P + E].
-        buffers: the module's buffers [buffers].
+        buffers: the module's buffers.
         module: the module, whose parameters are those in ``model``.
     """
 
-    model: Tensor
-    theta: Tensor
-    buffers: Tensor
+    model: Float[Tensor, "model"]
+    theta: Float[Tensor, "trained"]
+    buffers: Float[Tensor, "buffers"]
     module: Model
 
 
@@ -494,6 +494,6 @@ class ClientWork:
         return Result(self.client, failure=Failure(self.down.round, self.client, kind, reason, self.stage, trace))
 
 
-def _measured(part: Part, update: Tensor) -> Tree:
-    """The part's uploads that are functions of the update [P]."""
+def _measured(part: Part, update: Float[Tensor, "P"]) -> Tree:
+    """The part's uploads that are functions of the update."""
     return {name: of(update) for name, of in part.measured.items()}

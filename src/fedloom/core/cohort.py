@@ -22,6 +22,7 @@ from fedloom.core.plan import ClientPlan
 from fedloom.core.server import Server, Store, first_state
 from fedloom.core.server_data import ServerData
 from fedloom.core.submodels import mean_over_holders
+from fedloom.core.tree import Bool, Shaped
 
 
 @dataclass
@@ -214,8 +215,8 @@ class Cohort:
 
     def mix(
         self, totals: list[Fold], weights: np.ndarray | None, arrived: np.ndarray, info: RoundInfo
-    ) -> tuple[Tensor, Tensor, State]:
-        """The mixed update Δ [P], the mixed buffers [buffers], and every part's reduced uploads by place."""
+    ) -> tuple[Shaped[Tensor, "P"], Shaped[Tensor, "buffers"], State]:
+        """The mixed update Δ, the mixed buffers, and every part's reduced uploads by place."""
         plan, p = self.plan, info.p
         assert p is not None
         if not plan.has_levels:
@@ -229,8 +230,8 @@ class Cohort:
         index = [one.submodel.param_index for one in plan.levels if one.submodel is not None]
         return mean_over_holders(index, sums, mass, len(self.server.theta)), self.server.buffers, {}
 
-    def held(self, members: np.ndarray, p: np.ndarray) -> Tensor | None:
-        """Mask [P] of the parameters that members with a positive p hold; None if all clients hold all of them."""
+    def held(self, members: np.ndarray, p: np.ndarray) -> Bool[Tensor, "P"] | None:
+        """Mask of the parameters that members with a positive p hold; None if all clients hold all of them."""
         if not self.plan.has_levels:
             return None
         mask = torch.zeros_like(self.server.theta, dtype=torch.bool)

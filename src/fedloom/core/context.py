@@ -11,28 +11,28 @@ import torch
 from torch import Tensor
 
 from fedloom.core.server_data import ServerData
-from fedloom.core.tree import Tree
+from fedloom.core.tree import Float, Shaped, Tree
 
 
 class Batch(NamedTuple):
     """One mini-batch.
 
     Attributes:
-        x: inputs [B, ...].
-        y: targets [B].
-        mask: ones and zeros [B]; rows with 0 are left out of every mean.
-        twin: a second augmented view of the same samples [B, ...], if a part needs it.
-        teacher: the teacher's logits [B, C], in ``on_step`` of parts that need them.
+        x: inputs.
+        y: targets.
+        mask: ones and zeros; rows with 0 are left out of every mean.
+        twin: a second augmented view of the same samples, if a part needs it.
+        teacher: the teacher's logits, in ``on_step`` of parts that need them.
     """
 
-    x: Tensor
-    y: Tensor
-    mask: Tensor | None = None
-    twin: Tensor | None = None
-    teacher: Tensor | None = None
+    x: Shaped[Tensor, "B ..."]
+    y: Shaped[Tensor, "B ..."]
+    mask: Shaped[Tensor, "B"] | None = None
+    twin: Shaped[Tensor, "B ..."] | None = None
+    teacher: Float[Tensor, "B ..."] | None = None
 
-    def mean(self, values: Tensor) -> Tensor:
-        """The mean of per-row values [B] over the rows with mask 1, []."""
+    def mean(self, values: Float[Tensor, "B"]) -> Float[Tensor, ""]:
+        """The mean of per-row values over the rows with mask 1."""
         return values.mean() if self.mask is None else (values * self.mask).sum() / self.mask.sum().clamp(min=1)
 
 
@@ -43,20 +43,20 @@ class Output(NamedTuple):
     """A model's output on a mini-batch.
 
     Attributes:
-        logits: [B, C].
-        features: [B, d], if a part needs them.
-        twin: logits on the second view [B, C], if a part needs them.
-        teacher: the teacher's logits [B, C], if there is a teacher.
-        early: logits [B, C] at earlier exits of the network, where those are trained too.
+        logits: the output.
+        features: the input of the last layer, if a part needs it.
+        twin: logits on the second view, if a part needs them.
+        teacher: the teacher's logits, if there is a teacher.
+        early: logits at earlier exits of the network, where those are trained too.
         model: the module with the parameters being trained, differentiable, for parts that evaluate it on other inputs.
         at: the output on the mini-batch at other shared parameters [P], without gradients.
     """
 
-    logits: Tensor
-    features: Tensor | None = None
-    twin: Tensor | None = None
-    teacher: Tensor | None = None
-    early: tuple[Tensor, ...] = ()
+    logits: Float[Tensor, "B ..."]
+    features: Float[Tensor, "B ..."] | None = None
+    twin: Float[Tensor, "B ..."] | None = None
+    teacher: Float[Tensor, "B ..."] | None = None
+    early: tuple[Float[Tensor, "B ..."], ...] = ()
     model: Model | None = None
     at: Callable[[Tensor], Output] | None = None
 
@@ -101,7 +101,7 @@ class Context(NamedTuple):
     """What a part can see at a client.
 
     Attributes:
-        received: θ^t, the shared parameters as received, [P].
+        received: θ^t, the shared parameters as received.
         down: the part's ``downloads`` of this round.
         state: the part's state at this client.
         local: what the part's ``begin`` or ``on_step`` returned last.
@@ -110,7 +110,7 @@ class Context(NamedTuple):
         lr: η_t, this round's learning rate.
         round: t.
         facts: public facts of the experiment.
-        label_counts: number of the client's training samples of each class [C], if a part needs it.
+        label_counts: number of the client's training samples of each class, if a part needs it.
         samples: all of the client's training samples, if a part needs them.
         client: the client's number.
         invited: numbers of all clients that received the model in this round.
@@ -121,7 +121,7 @@ class Context(NamedTuple):
             work; ``state`` is then that of a client that participates for the first time.
     """
 
-    received: Tensor
+    received: Float[Tensor, "P"]
     down: Tree
     state: Tree
     local: Tree
@@ -130,7 +130,7 @@ class Context(NamedTuple):
     lr: float
     round: int
     facts: Facts
-    label_counts: Tensor | None = None
+    label_counts: Shaped[Tensor, "C"] | None = None
     samples: Batch | None = None
     client: int = 0
     invited: Sequence[int] = ()
@@ -158,13 +158,13 @@ class RoundInfo:
         samples: n_i, int64 [|S|].
         effective_steps: ‖a_i‖₁, float64 [|S|]; the numbers of local steps τ_i without momentum.
         facts: public facts; K is ``facts.clients`` and T is ``facts.rounds``.
-        received: θ^t [P].
+        received: θ^t.
         p: mixing coefficients, float64 [|S|]; None until they are chosen.
-        mixed: Σ p_i Δ_i [P], before the mixing's own step; None until the updates are in.
-        combined: Δ [P] after the mixing's own step, before any correction; ``mixed`` itself if it takes none.
+        mixed: Σ p_i Δ_i, before the mixing's own step; None until the updates are in.
+        combined: Δ after the mixing's own step, before any correction; ``mixed`` itself if it takes none.
         losses: F_i(θ^t) before local work, float64 [|S|], if a part needs them.
-        updates: the members' uploaded updates Δ_i [P], if a part needs all of them.
-        buffers: the members' buffers after local work [buffers], alongside ``updates``.
+        updates: the members' uploaded updates Δ_i, if a part needs all of them.
+        buffers: the members' buffers after local work, alongside ``updates``.
         server_data: the server's unlabelled inputs and the model, if a part needs them.
         invited: numbers of all clients that received the model, whether their results arrived or not.
         usual_steps: ‖a‖₁ of a client with the mean number of samples.
@@ -178,13 +178,13 @@ class RoundInfo:
     samples: np.ndarray
     effective_steps: np.ndarray
     facts: Facts
-    received: Tensor
+    received: Float[Tensor, "P"]
     p: np.ndarray | None = None
-    mixed: Tensor | None = None
-    combined: Tensor | None = None
+    mixed: Float[Tensor, "P"] | None = None
+    combined: Float[Tensor, "P"] | None = None
     losses: np.ndarray | None = None
-    updates: Sequence[Tensor] = field(default_factory=tuple)
-    buffers: Sequence[Tensor] = field(default_factory=tuple)
+    updates: Sequence[Float[Tensor, "P"]] = field(default_factory=tuple)
+    buffers: Sequence[Float[Tensor, "buffers"]] = field(default_factory=tuple)
     server_data: ServerData | None = None
     invited: Sequence[int] = ()
     usual_steps: float = 1.0
@@ -223,16 +223,16 @@ class RoundInfo:
         assert self.p is not None
         return float(self.p @ (self.effective_steps / self.usual_steps))
 
-    def mixture(self) -> Tensor:
-        """Σ p_i θ_i [P], the mixed model before any correction or step of the server."""
+    def mixture(self) -> Float[Tensor, "P"]:
+        """Σ p_i θ_i, the mixed model before any correction or step of the server."""
         assert self.mixed is not None
         assert self.p is not None
         if not self.normalised:
             return self.received - self.mixed
         return torch.from_numpy(self.p).to(self.received) @ self.models()
 
-    def models(self) -> Tensor:
-        """The members' models θ_i = θ^t - Δ_i, after an uplink's changes, [|S|, P]."""
+    def models(self) -> Float[Tensor, "S P"]:
+        """The members' models θ_i = θ^t - Δ_i, after an uplink's changes."""
         if not self.normalised:
             return torch.stack([self.received - update for update in self.updates])
         moved = zip(self.updates, (self.effective_steps / self.usual_steps).tolist(), strict=True)

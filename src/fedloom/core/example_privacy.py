@@ -22,12 +22,15 @@ from fedloom.core.parts import UPDATE, Personal, Term
 from fedloom.core.plan import ClientPlan
 from fedloom.core.probe import APART
 from fedloom.core.slots import label
+from fedloom.core.tree import Float
 
 PROBED, DIFFERENT = 10_000, 16  # samples among which a user's loss is tried, on so many that differ in their targets
 
 
-def noised(plan: ClientPlan, grad: Tensor, batch: int, samples: int, draws: np.random.Generator) -> Tensor:
-    """The private gradient [P], given the mean of the clipped gradients over ``batch`` of the client's samples.
+def noised(
+    plan: ClientPlan, grad: Float[Tensor, "P"], batch: int, samples: int, draws: np.random.Generator
+) -> Float[Tensor, "P"]:
+    """The private gradient, given the mean of the clipped gradients over ``batch`` of the client's samples.
 
     The divisor b is the batch's own size, or its expectation if batches are Poisson samples, whose size is private.
     """
@@ -41,8 +44,8 @@ def noised(plan: ClientPlan, grad: Tensor, batch: int, samples: int, draws: np.r
     return grad
 
 
-def clipping(norms: Tensor, bound: float) -> Tensor:
-    """min(1, C/‖g_j‖) for norms [B].
+def clipping(norms: Float[Tensor, "B"], bound: float) -> Float[Tensor, "B"]:
+    """min(1, C/‖g_j‖) for norms.
 
     >>> clipping(torch.tensor([0.0, 1.0, 4.0]), 2.0)
     tensor([1.0000, 1.0000, 0.5000])

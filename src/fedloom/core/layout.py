@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedloom.core.errors import ConfigError
+from fedloom.core.tree import Float, Int
 
 COUNTER, STATISTICS = "num_batches_tracked", ("running_mean", "running_var")
 
@@ -116,8 +117,8 @@ class Layout:
             last = owner
         return tuple(sizes)
 
-    def spread(self, values: Tensor) -> Tensor:
-        """Expand one value per layer [L] to one per parameter [P].
+    def spread(self, values: Float[Tensor, "L"]) -> Float[Tensor, "P"]:
+        """Expand one value per layer to one per parameter.
 
         >>> Layout.of(nn.Linear(2, 1)).spread(torch.tensor([0.5]))
         tensor([0.5000, 0.5000, 0.5000])
@@ -143,12 +144,12 @@ class Layout:
             return name, "choose a model without batch statistics, like one with group normalisation"
         return name, "if it never changes, register it with persistent=False, and if it does, choose a model without it"
 
-    def named(self, theta: Tensor, buffers: Tensor) -> dict[str, Tensor]:
-        """Views of θ [P] and the buffers [buffers] under their names in the module, ready for ``call``."""
+    def named(self, theta: Float[Tensor, "P"], buffers: Float[Tensor, "buffers"]) -> dict[str, Tensor]:
+        """Views of θ and the buffers under their names in the module, ready for ``call``."""
         return _named(self.parameters, theta) | _named(self.buffers, buffers)
 
-    def read(self, module: nn.Module) -> tuple[Tensor, Tensor]:
-        """A module's parameters [P] and buffers [buffers], as new flat vectors."""
+    def read(self, module: nn.Module) -> tuple[Float[Tensor, "P"], Float[Tensor, "buffers"]]:
+        """A module's parameters and buffers, as new flat vectors."""
         theta = torch.empty(self.size, dtype=self.dtype)
         buffers = torch.empty(self.buffer_size, dtype=self.dtype)
         state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
@@ -157,12 +158,12 @@ class Layout:
                 view.copy_(state[name])
         return theta, buffers
 
-    def places(self, numbered: nn.Module) -> Tensor:
-        """The integers stored in a module of this layout in place of its parameters, int64 [P]."""
+    def places(self, numbered: nn.Module) -> Int[Tensor, "P"]:
+        """The integers stored in a module of this layout in place of its parameters."""
         return replace(self, dtype=torch.float64, buffers=()).read(numbered)[0].long()
 
-    def write(self, module: nn.Module, theta: Tensor, buffers: Tensor) -> None:
-        """Copy flat vectors θ [P] and buffers into a module's own tensors."""
+    def write(self, module: nn.Module, theta: Float[Tensor, "P"], buffers: Float[Tensor, "buffers"]) -> None:
+        """Copy flat vectors θ and buffers into a module's own tensors."""
         state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
         with torch.no_grad():
             for name, view in self.named(theta, buffers).items():

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from fedloom.core.tree import Tree
+from fedloom.core.tree import Float, Tree
 
 
 class Slice(NamedTuple):
@@ -47,11 +47,11 @@ Message = dict[str, Slice]  # by slot: ``update`` [P], ``buffers``, and ``<place
 
 
 class ClientEnd(NamedTuple):
-    """What a part returns after local work: its new client state, its uploads and the update Δ_i [P]."""
+    """What a part returns after local work: its new client state, its uploads and the update Δ_i."""
 
     state: Tree
     uploads: Tree
-    update: Tensor
+    update: Float[Tensor, "P"]
 
 
 class Sent(NamedTuple):

@@ -13,6 +13,7 @@ from fedloom.core.objective import Net, companions
 from fedloom.core.objective import loss as objective_loss
 from fedloom.core.plan import ClientPlan
 from fedloom.core.subspace import Subspace
+from fedloom.core.tree import Float
 
 PIECE = 1000  # samples per forward pass without gradients
 NEVER = -1e9  # logit of an impossible class
@@ -81,8 +82,10 @@ def objective(
     return value
 
 
-def gradient(value: Callable[[Tensor], Tensor], theta: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradient [P] of a function at θ and its value [], outside of any transform of ``torch.func``.
+def gradient(
+    value: Callable[[Tensor], Tensor], theta: Float[Tensor, "P"]
+) -> tuple[Float[Tensor, "P"], Float[Tensor, ""]]:
+    """The gradient of a function at θ and its value, outside of any transform of ``torch.func``.
 
     Plain autograd: one layer less than ``torch.func.grad_and_value`` for every operation of a function that itself
     takes gradients.
@@ -97,7 +100,9 @@ def gradient(value: Callable[[Tensor], Tensor], theta: Tensor) -> tuple[Tensor, 
     return slope, found.detach()
 
 
-def deployed(plan: ClientPlan, net: Net, theta: Tensor, buffers: Tensor, support: Batch) -> Callable[[Tensor], Tensor]:
+def deployed(
+    plan: ClientPlan, net: Net, theta: Float[Tensor, "P"], buffers: Float[Tensor, "buffers"], support: Batch
+) -> Callable[[Tensor], Tensor]:
     """The model that a client deploys, adapted on all its samples, as a function from inputs [N, ...] to logits [N, C].
 
     The loss inside the adaptation is that of the terms that learn from the data, without regularisers.
@@ -107,17 +112,19 @@ def deployed(plan: ClientPlan, net: Net, theta: Tensor, buffers: Tensor, support
     return lambda x: predict(x).logits
 
 
-def fitted(plan: ClientPlan, net: Net, theta: Tensor, buffers: Tensor, support: Batch) -> Tensor | None:
-    """The parameters [P] of the ``deployed`` model; None if that is more than a network with other parameters."""
+def fitted(
+    plan: ClientPlan, net: Net, theta: Float[Tensor, "P"], buffers: Float[Tensor, "buffers"], support: Batch
+) -> Float[Tensor, "P"] | None:
+    """The parameters of the ``deployed`` model; None if that is more than a network with other parameters."""
     loss = _on_data(plan, theta, support)
     return plan.method.adaptation.fit(forward(plan, net, buffers), theta, support, loss)
 
 
 def _adapt(
-    plan: ClientPlan, net: Net, buffers: Tensor, theta: Tensor, support: Batch, loss: Callable[[Output, Batch], Tensor],
-    batches: tuple[Batch, ...] = (),
+    plan: ClientPlan, net: Net, buffers: Float[Tensor, "buffers"], theta: Float[Tensor, "P"], support: Batch,
+    loss: Callable[[Output, Batch], Tensor], batches: tuple[Batch, ...] = (),
 ) -> tuple[Callable[[Tensor], Output], Tensor | None]:  # fmt: skip
-    """``Adaptation.adapt`` from θ [P], in the subspace of the support where that is faster."""
+    """``Adaptation.adapt`` from θ, in the subspace of the support where that is faster."""
     within = Subspace.of(plan, net, theta, support.x)
     model = forward(plan, net, buffers, batches, within)
     return plan.method.adaptation.adapt(model, theta if within is None else within.theta, support, loss)

@@ -12,6 +12,7 @@ from fedloom.core.context import Batch, Context, Output
 from fedloom.core.errors import in_words
 from fedloom.core.layout import call
 from fedloom.core.plan import ClientPlan
+from fedloom.core.tree import Float
 
 
 class Net(nn.Module):
@@ -60,10 +61,12 @@ class Net(nn.Module):
         return call(self.model, kept, (x,))
 
 
-def companions(plan: ClientPlan, net: Net, out: Output, x: Tensor, theta: Tensor, buffers: Tensor) -> Output:
+def companions(
+    plan: ClientPlan, net: Net, out: Output, x: Tensor, theta: Float[Tensor, "P"], buffers: Float[Tensor, "buffers"]
+) -> Output:
     """The output extended by other models on the same inputs: the teacher, and the model at other parameters.
 
-    ``theta`` [P] and ``buffers`` are the client's own; models at other shared parameters take their private ones from
+    ``theta`` and ``buffers`` are the client's own; models at other shared parameters take their private ones from
     it.
     """
     if plan.teacher is not None:
@@ -73,15 +76,22 @@ def companions(plan: ClientPlan, net: Net, out: Output, x: Tensor, theta: Tensor
 
 
 @torch.no_grad()
-def _at(plan: ClientPlan, net: Net, x: Tensor, theta: Tensor, buffers: Tensor, shared: Tensor) -> Output:
-    """The output at other shared parameters [P]; buffers are copied, so that the call leaves them unchanged."""
+def _at(
+    plan: ClientPlan,
+    net: Net,
+    x: Tensor,
+    theta: Float[Tensor, "P"],
+    buffers: Float[Tensor, "buffers"],
+    shared: Float[Tensor, "shared"],
+) -> Output:
+    """The output at other shared parameters; buffers are copied, so that the call leaves them unchanged."""
     whole = torch.cat([shared, theta.detach()[plan.layout.shared_size :]])
     named = {f"model.{k}": v for k, v in plan.layout.named(whole, buffers.clone()).items()}
     return call(net, named, (x,))
 
 
-def loss(plan: ClientPlan, out: Output, batch: Batch, contexts: Mapping[str, Context]) -> Tensor:
-    """The objective on one batch, []; for a network with several exits, the weighted sum over the exits."""
+def loss(plan: ClientPlan, out: Output, batch: Batch, contexts: Mapping[str, Context]) -> Float[Tensor, ""]:
+    """The objective on one batch; for a network with several exits, the weighted sum over the exits."""
     if not plan.exit_weights:
         return _terms(plan, out, batch, contexts)
     logits = zip(plan.exit_weights, (*out.early, out.logits), strict=True)
@@ -89,8 +99,8 @@ def loss(plan: ClientPlan, out: Output, batch: Batch, contexts: Mapping[str, Con
     return torch.stack(values).sum()
 
 
-def deployed_loss(plan: ClientPlan, out: Output, batch: Batch, contexts: Mapping[str, Context]) -> Tensor:
-    """The objective at the output that a client deploys, [], with which F_i is evaluated: at the last of several exits.
+def deployed_loss(plan: ClientPlan, out: Output, batch: Batch, contexts: Mapping[str, Context]) -> Float[Tensor, ""]:
+    """The objective at the output that a client deploys, with which F_i is evaluated: at the last of several exits.
 
     The sum over exits would make F_i larger at clients whose network has more of them, and with it the coefficient that
     loss-based mixing gives to them.
@@ -98,8 +108,8 @@ def deployed_loss(plan: ClientPlan, out: Output, batch: Batch, contexts: Mapping
     return _terms(plan, out, batch, contexts)
 
 
-def _terms(plan: ClientPlan, out: Output, batch: Batch, contexts: Mapping[str, Context]) -> Tensor:
-    """The sum over terms of each term's mean over the unmasked rows, []."""
+def _terms(plan: ClientPlan, out: Output, batch: Batch, contexts: Mapping[str, Context]) -> Float[Tensor, ""]:
+    """The sum over terms of each term's mean over the unmasked rows."""
     total: Tensor | float = 0.0
     for place, term in plan.method.hooks["loss"]:
         value: Tensor = term.loss(out, batch, contexts[place])

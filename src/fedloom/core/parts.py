@@ -40,11 +40,11 @@ from fedloom.core.message import ClientEnd, Message, Sent
 from fedloom.core.needs import Needs
 from fedloom.core.registry import Ranged
 from fedloom.core.targets import TargetKind
-from fedloom.core.tree import Tree
+from fedloom.core.tree import Bool, Float, Shaped, Tree
 from fedloom.core.views import Pair, RegGrad, StepInfo, View
 
 UPDATE = "update"  # the slot of the update Δ_i [P] in every message
-Halves = tuple[Tree, Tensor]  # what a server half returns: the part's new state, and the update Δ [P] (or θ [P])
+Halves = tuple[Tree, Float[Tensor, "P"]]  # what a server half returns: the part's new state, and the update Δ (or θ)
 
 
 class Reduce(Enum):
@@ -102,10 +102,10 @@ class Part(Ranged):
         needs: what the part requires.
         uploads: how each slice returned by ``end`` is reduced. The name ``update`` stands for the updates themselves,
             which are sent anyway: another reduction of them costs no communication.
-        measured: those uploads that are functions of the update [P] as the server reads it, instead of from ``end``.
+        measured: those uploads that are functions of the update as the server reads it, instead of from ``end``.
         downloads: the entries of the part's server state that are sent to every client of the cohort.
         boundable: the slices that may be clipped to a norm bound, so that noise can cover them (private uplinks).
-        affine: ``grad`` is a·g + b·w + k with scalars a, b and a vector k [P] that are constant during a round, so that
+        affine: ``grad`` is a·g + b·w + k with scalars a, b and a vector k that are constant during a round, so that
             a compute may fold it into the step.
         targets: the kind of targets that it is defined for, if that is one only; see ``fedloom.core.targets``.
         citation: BibTeX of the paper, or its keys in ``citations.bib``.
@@ -130,12 +130,12 @@ class Part(Ranged):
         Called once, before anything is trained or written.
         """
 
-    def init_server(self, theta: Tensor, facts: Facts) -> Tree:
-        """Return the part's server state before the first round; ``theta`` is θ⁰ [P]."""
+    def init_server(self, theta: Float[Tensor, "P"], facts: Facts) -> Tree:
+        """Return the part's server state before the first round; ``theta`` is θ⁰."""
         return {}
 
-    def init_client(self, theta: Tensor) -> Tree:
-        """Return the part's state at a client that participates for the first time; ``theta`` is θ^t [P]."""
+    def init_client(self, theta: Float[Tensor, "P"]) -> Tree:
+        """Return the part's state at a client that participates for the first time; ``theta`` is θ^t."""
         return {}
 
     def begin(self, ctx: Context) -> Tree:
@@ -150,33 +150,35 @@ class Part(Ranged):
         """
         return ctx.local
 
-    def grad(self, grad: Tensor, w: Tensor, ctx: Context) -> Tensor:
-        """Return the corrected gradient [P] at the shared parameters ``w`` [P]; ``grad`` may be overwritten."""
+    def grad(self, grad: Float[Tensor, "P"], w: Float[Tensor, "P"], ctx: Context) -> Float[Tensor, "P"]:
+        """Return the corrected gradient at the shared parameters ``w``; ``grad`` may be overwritten."""
         return grad
 
-    def prox(self, w: Tensor, lr: float, ctx: Context) -> None:
-        """Modify the shared parameters ``w`` [P] in place after a step of size ``lr``: a proximal map or projection."""
+    def prox(self, w: Float[Tensor, "P"], lr: float, ctx: Context) -> None:
+        """Modify the shared parameters ``w`` in place after a step of size ``lr``: a proximal map or projection."""
 
-    def end(self, ctx: Context, update: Tensor, model: Model) -> ClientEnd:
-        """Return the new client state, the uploads and the update Δ_i = θ^t - θ_i [P], which the part may change.
+    def end(self, ctx: Context, update: Float[Tensor, "P"], model: Model) -> ClientEnd:
+        """Return the new client state, the uploads and the update Δ_i = θ^t - θ_i, which the part may change.
 
         ``model`` is the trained module, for parts that upload its outputs on other inputs.
         """
         return ClientEnd(ctx.state, {}, update)
 
-    def sent(self, ctx: Context, state: Tree, update: Tensor, uploads: Tree) -> Tree:
-        """Return the new client state, given the update [P] and the uploads as the server reads them after uplinks.
+    def sent(self, ctx: Context, state: Tree, update: Float[Tensor, "P"], uploads: Tree) -> Tree:
+        """Return the new client state, given the update and the uploads as the server reads them after uplinks.
 
         For parts whose server state is a mean of the clients' own, which would otherwise add up the errors of uplinks.
         """
         return state
 
-    def correct(self, state: Tree, update: Tensor, uploads: Tree, info: RoundInfo) -> Halves:
-        """Return the new server state and the corrected update Δ [P]; ``uploads`` holds the part's reduced slices."""
+    def correct(self, state: Tree, update: Float[Tensor, "P"], uploads: Tree, info: RoundInfo) -> Halves:
+        """Return the new server state and the corrected update Δ; ``uploads`` holds the part's reduced slices."""
         return state, update
 
-    def refine(self, state: Tree, theta: Tensor, buffers: Tensor, info: RoundInfo) -> Halves:
-        """Return the new server state and θ [P] after further training at the server, following the server's step."""
+    def refine(
+        self, state: Tree, theta: Float[Tensor, "P"], buffers: Float[Tensor, "buffers"], info: RoundInfo
+    ) -> Halves:
+        """Return the new server state and θ after further training at the server, following the server's step."""
         return state, theta
 
     @property
@@ -203,12 +205,14 @@ class Term(Part):
     is_signed: ClassVar[bool] = False
     learns: ClassVar[bool] = False
 
-    def loss(self, out: Output, batch: Batch, ctx: Context) -> Tensor:
-        """Return per-sample losses [B], or a scalar [] that does not depend on the rows of the batch."""
+    def loss(self, out: Output, batch: Batch, ctx: Context) -> Float[Tensor, "B"] | Float[Tensor, ""]:
+        """Return losses of the samples, or a scalar that does not depend on the rows of the batch."""
         return torch.zeros(())
 
-    def test_loss(self, out: Tensor, y: Tensor) -> Tensor | None:
-        """Return the loss that evaluations report for outputs and targets: per sample [B], or [] for all at once.
+    def test_loss(
+        self, out: Float[Tensor, "B ..."], y: Shaped[Tensor, "B ..."]
+    ) -> Float[Tensor, "B"] | Float[Tensor, ""] | None:
+        """Return the loss that evaluations report for outputs and targets: per sample, or for all at once.
 
         None if the term adds nothing to the reported loss, such as a regulariser or a term that needs the round.
         """
@@ -307,8 +311,8 @@ class Personal(Part):
         into.theta.copy_(mine.get("private", first.theta))
         into.buffers.copy_(mine.get("buffers", first.buffers))
 
-    def start(self, ctx: Context, received: Tensor, own: Tree | None, draws: np.random.Generator) -> Start:
-        """Return new ``ctx.local`` and the shared parameters [P] from which local steps start.
+    def start(self, ctx: Context, received: Float[Tensor, "P"], own: Tree | None, draws: np.random.Generator) -> Start:
+        """Return new ``ctx.local`` and the shared parameters from which local steps start.
 
         A generator, which may ask for gradients before: it yields shared parameters [P] and a mini-batch, and is sent
         the gradient [P] and the value [] of the objective there, whose memory the next request overwrites. Batch
@@ -316,7 +320,7 @@ class Personal(Part):
 
         Args:
             ctx: the context.
-            received: θ^t [P].
+            received: θ^t.
             own: as in ``uses``.
             draws: a random stream that depends only on the seed, the round and the client.
         """
@@ -398,25 +402,25 @@ class Adaptation(Part):
         return False
 
     def adapt(
-        self, forward: Forward, theta: Tensor, support: Batch, loss: Callable[[Output, Batch], Tensor]
-    ) -> tuple[Callable[[Tensor], Output], Tensor | None]:
-        """Return the adapted model as a function of inputs, differentiable in ``theta`` [P].
+        self, forward: Forward, theta: Float[Tensor, "P"], support: Batch, loss: Callable[[Output, Batch], Tensor]
+    ) -> tuple[Callable[[Tensor], Output], Bool[Tensor, "C"] | None]:
+        """Return the adapted model as a function of inputs, differentiable in ``theta``.
 
         Args:
             forward: the model, as a function of parameters [P] and inputs [N, ...].
-            theta: the parameters to start from, [P].
+            theta: the parameters to start from.
             support: the client's samples to adapt to.
             loss: the objective on an output and its batch, [].
 
         Returns:
-            The function, and the classes it can predict, bool [C], or None for all.
+            The function, and the classes it can predict, or None for all.
         """
         return lambda x: forward(theta, x), None
 
     def fit(
-        self, forward: Forward, theta: Tensor, support: Batch, loss: Callable[[Output, Batch], Tensor]
-    ) -> Tensor | None:
-        """Return the parameters [P] with which ``forward`` is the adapted model; None if it is another function."""
+        self, forward: Forward, theta: Float[Tensor, "P"], support: Batch, loss: Callable[[Output, Batch], Tensor]
+    ) -> Float[Tensor, "P"] | None:
+        """Return the parameters with which ``forward`` is the adapted model; None if it is another function."""
         return theta if self.is_identity else None
 
 
@@ -446,8 +450,8 @@ class Mixing(Part):
         """Return the policy's new state and p, float64 [|S|], on the simplex; NaN if the round is to have no effect."""
         return state, info.samples / info.samples.sum()
 
-    def combine(self, state: Tree, update: Tensor, uploads: Tree, info: RoundInfo) -> Halves:
-        """Return the new state and Δ [P], given Σ p_i Δ_i [P]; for mixings that take a step of their own."""
+    def combine(self, state: Tree, update: Float[Tensor, "P"], uploads: Tree, info: RoundInfo) -> Halves:
+        """Return the new state and Δ, given Σ p_i Δ_i; for mixings that take a step of their own."""
         return state, update
 
 
@@ -455,8 +459,8 @@ class Mixing(Part):
 class ServerOptimizer(Part):
     """The server's step θ ← θ - step from the corrected update Δ; the identity is SGD with rate 1, step = Δ."""
 
-    def step(self, state: Tree, update: Tensor, uploads: Tree, info: RoundInfo) -> Halves:
-        """Return the new state and the step [P]."""
+    def step(self, state: Tree, update: Float[Tensor, "P"], uploads: Tree, info: RoundInfo) -> Halves:
+        """Return the new state and the step."""
         return state, update
 
 

@@ -24,6 +24,7 @@ from fedloom.core.server_data import Augment
 from fedloom.core.slots import label
 from fedloom.core.submodels import Submodel
 from fedloom.core.targets import TargetKind
+from fedloom.core.tree import Float, Shaped
 from fedloom.core.views import FULL_VIEW, StepInfo, View
 
 
@@ -42,8 +43,8 @@ class ClientPlan:
         method: the method.
         data: the clients' training samples.
         local: settings of local training.
-        theta0: the initial parameters [P], from which private ones start.
-        buffers0: the initial buffers [buffers], likewise.
+        theta0: the initial parameters, from which private ones start.
+        buffers0: the initial buffers, likewise.
         seed: the experiment's seed.
         device: the device of local work.
         report_models: whether results carry every client's own displacement and buffers (for the ``average``
@@ -72,8 +73,8 @@ class ClientPlan:
     method: Method
     data: Split
     local: Local
-    theta0: Tensor
-    buffers0: Tensor
+    theta0: Float[Tensor, "model"]
+    buffers0: Float[Tensor, "model_buffers"]
     seed: int = 0
     device: str = "cpu"
     report_models: bool = False
@@ -202,12 +203,12 @@ class ClientPlan:
         """Whether clients add noise to what they send, which must then not depend on whether their work diverged."""
         return any(uplink.is_private and not uplink.only_sums for uplink in self.method.uplink)
 
-    def received(self, client: int, theta: Tensor) -> Tensor:
-        """The entries of the server's parameters [P] that a client receives."""
+    def received(self, client: int, theta: Float[Tensor, "P"]) -> Float[Tensor, "held"]:
+        """The entries of the server's parameters that a client receives."""
         return self.levels[self.level[client]].own(theta)
 
-    def own(self, theta: Tensor) -> Tensor:
-        """The entries of the server's parameters [P] that clients of this plan hold."""
+    def own(self, theta: Float[Tensor, "P"]) -> Float[Tensor, "held"]:
+        """The entries of the server's parameters that clients of this plan hold."""
         return theta if self.submodel is None else theta[self.submodel.param_index.to(theta.device)]
 
     @property
@@ -321,16 +322,18 @@ class ClientPlan:
         layout, method = self.layout, self.method
         return layout.size + len(method.extras) if method.keeps_own else layout.size - layout.shared_size
 
-    def private_start(self, client: int, received: Tensor, own: Tensor | None = None, round: int = 0) -> Tensor:
-        """Private values with which a client's round starts, [private size], after ``own`` that it kept."""
+    def private_start(
+        self, client: int, received: Float[Tensor, "P"], own: Tensor | None = None, round: int = 0
+    ) -> Float[Tensor, "private"]:
+        """Private values with which a client's round starts, after ``own`` that it kept."""
         first = 0 if self.is_paired else self.layout.shared_size
         counters = (client,) if self.is_paired else (round, client)
         return self.method.personal.private_start(
             received, self.theta0[first:], own, lambda: self._another(*counters)[first:]
         )
 
-    def _another(self, *counters: int) -> Tensor:
-        """The parameters [P] of another random initialisation."""
+    def _another(self, *counters: int) -> Float[Tensor, "P"]:
+        """The parameters of another random initialisation."""
         with torch.random.fork_rng(devices=[]):
             rng.seed_torch(self.seed, "personal model", *counters)
             return self.layout.read(self.remake())[0].to(self.theta0.device)
@@ -374,8 +377,8 @@ class ClientPlan:
         """Whether a part needs the clients' label counts."""
         return self.method.needs("label_counts")
 
-    def label_counts(self, y: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Number of samples of each class [C] among labels [n, ...]; rows with mask [n] zero do not count."""
+    def label_counts(self, y: Shaped[Tensor, "n ..."], mask: Shaped[Tensor, "n"] | None = None) -> Shaped[Tensor, "C"]:
+        """Number of samples of each class among labels; rows with mask zero do not count."""
         ones = torch.ones_like(y, dtype=self.layout.dtype)
         counted = ones if mask is None else ones * mask.reshape(-1, *(1,) * (y.ndim - 1))
         return ones.new_zeros(self.facts.classes).index_add(0, y.flatten(), counted.flatten())

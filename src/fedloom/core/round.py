@@ -34,7 +34,7 @@ from fedloom.core.plan import ClientPlan
 from fedloom.core.server import Server, Store
 from fedloom.core.server_data import ServerData
 from fedloom.core.slots import label
-from fedloom.core.tree import Tree
+from fedloom.core.tree import Bool, Float, Tree
 
 ROUNDING = 1e-6  # by which mixing coefficients may miss the simplex
 
@@ -177,8 +177,8 @@ def _named(place: str, part: Part, hook: str) -> str:
     return f"{place} {label(part)!r}: {hook}"
 
 
-def _halves(made: object, hook: str, theta: Tensor) -> Halves:
-    """The new state and the vector [P] that a server half returned, for a model θ [P]."""
+def _halves(made: object, hook: str, theta: Float[Tensor, "P"]) -> Halves:
+    """The new state and the vector that a server half returned, for a model θ."""
     state, vector = hook_results.pair(made, hook, f"a tensor of the shape {list(theta.shape)}")
     return state, hook_results.like(vector, theta, hook)
 
@@ -221,8 +221,8 @@ def _coefficients(method: Method, states: State, info: RoundInfo) -> tuple[Tree,
     return state, p
 
 
-def _kept(held: Tensor | None, new: Tensor, old: Tensor | None) -> Tensor:
-    """The new values [P] where parameters are held, [P] bool, and old ones elsewhere; other shapes are unchanged."""
+def _kept(held: Bool[Tensor, "P"] | None, new: Tensor, old: Tensor | None) -> Tensor:
+    """The new values where parameters are held, and old ones elsewhere; other shapes are unchanged."""
     if held is None or new.shape != held.shape:
         return new
     return torch.where(held, new, torch.zeros_like(new) if old is None else old)

@@ -10,20 +10,23 @@ from torch import Tensor
 from fedloom.core.client import Broadcast, State, with_private
 from fedloom.core.hook_results import tensors, without_shared_storage
 from fedloom.core.plan import ClientPlan
+from fedloom.core.tree import Float
 
 
 @dataclass(frozen=True)
 class Server:
-    """The server's state after ``round`` rounds: θ [P], shared buffers [buffers], and each part's server state."""
+    """The server's state after ``round`` rounds: θ, shared buffers, and each part's server state."""
 
-    theta: Tensor
-    buffers: Tensor
+    theta: Float[Tensor, "P"]
+    buffers: Float[Tensor, "buffers"]
     parts: State
     round: int = 0
 
     @classmethod
-    def initial(cls, plan: ClientPlan, theta: Tensor, buffers: Tensor) -> Server:
-        """The state before the first round; θ [P] and buffers are those of a newly initialised model."""
+    def initial(
+        cls, plan: ClientPlan, theta: Float[Tensor, "model"], buffers: Float[Tensor, "model_buffers"]
+    ) -> Server:
+        """The state before the first round; θ and buffers are those of a newly initialised model."""
         shared = theta[: plan.layout.shared_size].clone()
         states = {
             place: tensors(part.init_server(shared, plan.facts), f"{place}.init_server")
@@ -41,8 +44,8 @@ class Server:
         return Broadcast(self.round, plan.local.rate(self.round), self.theta, self.buffers, slices)
 
 
-def first_state(plan: ClientPlan, theta: Tensor) -> State:
-    """The parts' states at a client that participates for the first time; θ [P] is the model that it received."""
+def first_state(plan: ClientPlan, theta: Float[Tensor, "P"]) -> State:
+    """The parts' states at a client that participates for the first time; θ is the model that it received."""
     hooks = plan.method.hooks["init_client"]
     state = {place: tensors(part.init_client(theta), f"{place}.init_client") for place, part in hooks}
     with_private(state, {}, "init_client")

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from fedloom.core import rng
 from fedloom.core.errors import ConfigError
 from fedloom.core.layout import Layout, call
+from fedloom.core.tree import Bool, Float, Shaped
 
 CHUNK = 500  # inputs per forward pass, which bounds the views held in memory
 
@@ -37,18 +38,18 @@ class ServerData:
     Args:
         network: the architecture; its own parameter values are never read.
         layout: positions of its parameters in θ.
-        theta0: the initial parameters [P], from which private ones are taken.
-        buffers0: the initial buffers [buffers], likewise.
-        inputs: [M, ...], from the target distribution.
+        theta0: the initial parameters, from which private ones are taken.
+        buffers0: the initial buffers, likewise.
+        inputs: samples from the target distribution.
         seed: seed of views and orders.
         change: the augmentation that makes a view; None for methods that need no views.
     """
 
     network: nn.Module
     layout: Layout
-    theta0: Tensor
-    buffers0: Tensor
-    inputs: Tensor
+    theta0: Float[Tensor, "model"]
+    buffers0: Float[Tensor, "model_buffers"]
+    inputs: Shaped[Tensor, "M ..."]
     seed: int = 0
     change: Augment | None = None
 
@@ -57,8 +58,10 @@ class ServerData:
         """A copy of the architecture, in evaluation mode."""
         return copy.deepcopy(self.network).to(self.inputs.device).eval()
 
-    def logits(self, shared: Tensor, buffers: Tensor, x: Tensor) -> Tensor:
-        """Logits [N, C] of the model with these shared parameters [P] and buffers, differentiable in ``shared``."""
+    def logits(
+        self, shared: Float[Tensor, "P"], buffers: Float[Tensor, "buffers"], x: Shaped[Tensor, "N ..."]
+    ) -> Float[Tensor, "N C"]:
+        """Logits of the model with these shared parameters and buffers, differentiable in ``shared``."""
         theta = torch.cat([shared, self.theta0[self.layout.shared_size :].to(shared.device)])
         kept = torch.cat([buffers, self.buffers0[self.layout.shared_buffers :].to(shared.device)])
         named: Mapping[str, Tensor] = self.layout.named(theta, kept)
@@ -81,9 +84,12 @@ class ServerData:
 
 @torch.no_grad()
 def logits_of(
-    data: ServerData, models: Sequence[Tensor] | Tensor, buffers: Sequence[Tensor] | Tensor, x: Tensor
-) -> Tensor:
-    """Logits [N, K, C] of K models [K, P] on inputs [N, ...], in evaluation mode."""
+    data: ServerData,
+    models: Sequence[Float[Tensor, "P"]] | Float[Tensor, "K P"],
+    buffers: Sequence[Float[Tensor, "buffers"]] | Float[Tensor, "K buffers"],
+    x: Shaped[Tensor, "N ..."],
+) -> Float[Tensor, "N K C"]:
+    """Logits of K models on inputs, in evaluation mode."""
     pairs = list(zip(models, buffers, strict=True))
     parts = [torch.stack([data.logits(*pair, part) for pair in pairs], 1) for part in x.split(CHUNK)]
     return torch.cat(parts)
@@ -91,9 +97,12 @@ def logits_of(
 
 @torch.no_grad()
 def view_logits(
-    data: ServerData, models: Sequence[Tensor] | Tensor, buffers: Sequence[Tensor] | Tensor, *counters: int
-) -> tuple[Tensor, Tensor]:
-    """Logits [M, K, C] of K models on two random views of all the server's inputs.
+    data: ServerData,
+    models: Sequence[Float[Tensor, "P"]] | Float[Tensor, "K P"],
+    buffers: Sequence[Float[Tensor, "buffers"]] | Float[Tensor, "K buffers"],
+    *counters: int,
+) -> tuple[Float[Tensor, "M K C"], Float[Tensor, "M K C"]]:
+    """Logits of K models on two random views of all the server's inputs.
 
     The views depend on the seed and the counters alone, the first of which is the round; all models see the same ones.
     """
@@ -107,8 +116,8 @@ def view_logits(
     return torch.cat(first), torch.cat(second)
 
 
-def usable(*logits: Tensor) -> Tensor:
-    """Mask [K] of the models whose logits [N, K, C] are finite on all inputs.
+def usable(*logits: Float[Tensor, "N K C"]) -> Bool[Tensor, "K"]:
+    """Mask of the models whose logits are finite on all inputs.
 
     >>> usable(torch.tensor([[[0.0, 1.0], [0.0, float("inf")]]]))
     tensor([ True, False])

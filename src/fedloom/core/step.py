@@ -11,6 +11,7 @@ from torch import Tensor
 from fedloom.core.context import Context
 from fedloom.core.local import Local, clip_factor
 from fedloom.core.plan import ClientPlan
+from fedloom.core.tree import Float
 from fedloom.core.views import FULL_VIEW, LayerViews, SharedPrivate, View, pulled, times
 
 Piece = tuple[slice, Tensor, float, float]  # the values that move, their gradient, speed and weight decay
@@ -40,17 +41,22 @@ class TrainState:
 
 
 def descend(
-    plan: ClientPlan, trained: TrainState, grad: Tensor, lr: float, seen: Mapping[str, Context], view: View = FULL_VIEW
+    plan: ClientPlan,
+    trained: TrainState,
+    grad: Float[Tensor, "trained"],
+    lr: float,
+    seen: Mapping[str, Context],
+    view: View = FULL_VIEW,
 ) -> None:
-    """One step along the gradient [P] of the loss, which may be overwritten."""
+    """One step along the gradient of the loss, which may be overwritten."""
     _descend(plan, trained, grad[: trained.shared], grad[trained.shared :], lr, seen, view)
 
 
 def paired_gradients(
-    plan: ClientPlan, trained: TrainState, pair: SharedPrivate, grad: Tensor, lr: float, seen: Mapping[str, Context],
-    view: View, scratch: Tensor, layers: LayerViews,
+    plan: ClientPlan, trained: TrainState, pair: SharedPrivate, grad: Float[Tensor, "P"], lr: float,
+    seen: Mapping[str, Context], view: View, scratch: Float[Tensor, "P"], layers: LayerViews,
 ) -> None:  # fmt: skip
-    """One step of w and v along the gradient [P] at W = (1 - λ)w + λv; ``scratch`` [P] may be overwritten."""
+    """One step of w and v along the gradient at W = (1 - λ)w + λv; ``scratch`` may be overwritten."""
     personal = plan.method.personal
     received, decay = seen["personal"].received, (0.0, 0.0)
     reg = personal.regulariser_grad(view, pair._replace(grad=grad), seen["personal"])
@@ -112,8 +118,8 @@ def _by_group(plan: ClientPlan, trained: TrainState, pieces: list[Piece]) -> Ite
                 yield slice(low, high), grad[low - where.start : high - where.start], speed * factor, decay
 
 
-def _norm(pieces: list[Piece]) -> Tensor:
-    """The Euclidean norm over all that moves, []."""
+def _norm(pieces: list[Piece]) -> Float[Tensor, ""]:
+    """The Euclidean norm over all that moves."""
     if len(pieces) == 1:
         return torch.linalg.vector_norm(pieces[0][1])
     return torch.stack([grad.square().sum() for _, grad, _, _ in pieces]).sum().sqrt()

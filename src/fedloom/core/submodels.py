@@ -25,6 +25,7 @@ from fedloom.core.layout import Layout
 from fedloom.core.method import Method
 from fedloom.core.parts import Adaptation, Drift, Part, Personal
 from fedloom.core.slots import label
+from fedloom.core.tree import Float
 
 
 @dataclass(frozen=True)
@@ -62,8 +63,8 @@ def submodels(personal: Personal, model: nn.Module, layout: Layout, buffers: Ten
 
 def mean_over_holders(
     levels: Sequence[Tensor], sums: Sequence[Tensor | None], mass: Sequence[float], size: int
-) -> Tensor:
-    """The mixed update [P] of clients of several levels: each parameter's mean over the clients that hold it.
+) -> Float[Tensor, "P"]:
+    """The mixed update of clients of several levels: each parameter's mean over the clients that hold it.
 
     Args:
         levels: I of each level, int64 [|I|].

@@ -25,6 +25,7 @@ from fedloom.core.context import Output
 from fedloom.core.layout import Layout, Leaf, call
 from fedloom.core.objective import Net
 from fedloom.core.plan import ClientPlan
+from fedloom.core.tree import Float, Shaped
 
 GAIN = 4  # with as many steps, a basis pays on this many times fewer samples than inputs
 SMALLEST = 50_000  # weights from which it pays
@@ -53,8 +54,10 @@ class Subspace:
     read: Tensor
 
     @classmethod
-    def of(cls, plan: ClientPlan, net: Net, theta: Tensor, support: Tensor) -> Subspace | None:
-        """The model at θ [P] for steps on ``support``; None where explicit weights are needed, or as fast."""
+    def of(
+        cls, plan: ClientPlan, net: Net, theta: Float[Tensor, "P"], support: Float[Tensor, "n ..."]
+    ) -> Subspace | None:
+        """The model at θ for steps on ``support``; None where explicit weights are needed, or as fast."""
         entrance = pays(plan, net, support)
         if entrance is None:
             return None
@@ -96,8 +99,8 @@ class Entrance:
         """The layer's weight."""
         return self.layout.parameters[self.place]
 
-    def at(self, theta: Tensor, support: Tensor) -> Subspace:
-        """The model at θ [P] for steps on ``support`` [n, ...]."""
+    def at(self, theta: Float[Tensor, "P"], support: Float[Tensor, "n ..."]) -> Subspace:
+        """The model at θ for steps on ``support``."""
         leaves = list(self.layout.parameters)
         offset = sum(leaf.size for leaf in leaves[: self.place])
         before, weight, after = theta.tensor_split((offset, offset + self.leaf.size))
@@ -113,8 +116,8 @@ def in_transform() -> bool:
     return torch._C._functorch.maybe_current_level() is not None  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def pays(plan: ClientPlan, net: Net, support: Tensor, together: bool = False) -> Entrance | None:
-    """The layer whose steps on ``support`` [n, ...] are taken in its basis; None where explicit weights are used.
+def pays(plan: ClientPlan, net: Net, support: Shaped[Tensor, "n ..."], together: bool = False) -> Entrance | None:
+    """The layer whose steps on ``support`` are taken in its basis; None where explicit weights are used.
 
     A basis costs more the more samples there are, and each step saves the same. A single step of a single model is not
     worth one, unless several are adapted ``together``: in ``torch.func``.

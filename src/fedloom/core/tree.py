@@ -1,11 +1,22 @@
-"""Trees: ``dict[str, Tensor]``, the form of part states and uploaded slices."""
+"""Forms of values: trees, ``dict[str, Tensor]``, of part states and uploaded slices; shapes in annotations.
+
+``Float[Tensor, "C P"]`` is a tensor [C, P] of floating-point numbers, in jaxtyping's syntax; ``"B ..."`` has any number
+of further dimensions, and ``""`` none. A name of a dimension has one size in a call. Nothing is checked at run time;
+the tests do.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Annotated as Bool
+from typing import Annotated as Float
+from typing import Annotated as Int
+from typing import Annotated as Shaped
 
 import torch
 from torch import Tensor
+
+__all__ = ["Bool", "Float", "Int", "Shaped", "Tree", "copied", "finite", "nbytes"]
 
 Tree = dict[str, Tensor]
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fedloom.core.layout import Layout
+from fedloom.core.tree import Float
 
 
 class View(NamedTuple):
@@ -64,18 +65,18 @@ class Pair(Protocol):
         """⟨w, w⟩, ⟨v, v⟩ and ⟨w, v⟩."""
         ...
 
-    def slope(self) -> Tensor:
-        """⟨g, v - w⟩ [], the derivative of the loss with respect to λ; g is the gradient at W."""
+    def slope(self) -> Float[Tensor, ""]:
+        """⟨g, v - w⟩, the derivative of the loss with respect to λ; g is the gradient at W."""
         ...
 
 
 class SharedPrivate(NamedTuple):
-    """A ``Pair`` as vectors: w [P], v [P], further scalars [E], and the gradient g [P] at W."""
+    """A ``Pair`` as vectors: w, v, further scalars, and the gradient g at W."""
 
-    w: Tensor
-    v: Tensor
-    extra: Tensor
-    grad: Tensor | None = None
+    w: Float[Tensor, "P"]
+    v: Float[Tensor, "P"]
+    extra: Float[Tensor, "E"]
+    grad: Float[Tensor, "P"] | None = None
 
     def products(self) -> tuple[float, float, float]:
         """⟨w, w⟩, ⟨v, v⟩ and ⟨w, v⟩, as Python floats, so that sums with them need no copies."""
@@ -83,8 +84,8 @@ class SharedPrivate(NamedTuple):
         ww, vv, wv = torch.stack([torch.dot(w, w), torch.dot(v, v), torch.mv(w[None], v)[0]]).tolist()
         return ww, vv, wv
 
-    def slope(self) -> Tensor:
-        """⟨g, v - w⟩, []."""
+    def slope(self) -> Float[Tensor, ""]:
+        """⟨g, v - w⟩."""
         assert self.grad is not None
         return torch.dot(self.grad, self.v - self.w)
 
@@ -95,22 +96,22 @@ class RegGrad(NamedTuple):
     Attributes:
         w: (a, b, c): a·w + b·v + c·θ^t is added to the gradient (1 - λ)g of w.
         v: (a, b, c): a·v + b·w + c·θ^t is added to the gradient λg of v.
-        extra: the gradient of the extra scalars [E]; None if it is zero.
+        extra: the gradient of the extra scalars; None if it is zero.
     """
 
     w: tuple[float, float, float] = (0.0, 0.0, 0.0)
     v: tuple[float, float, float] = (0.0, 0.0, 0.0)
-    extra: Tensor | None = None
+    extra: Float[Tensor, "E"] | None = None
 
 
 class LayerViews:
-    """Per-layer views of vectors [P] that persist from step to step, computed once per vector."""
+    """Per-layer views of vectors that persist from step to step, computed once per vector."""
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
         self._cuts: dict[int, tuple[Tensor, tuple[Tensor, ...]]] = {}
 
-    def __call__(self, vector: Tensor) -> tuple[Tensor, ...]:
+    def __call__(self, vector: Float[Tensor, "P"]) -> tuple[Tensor, ...]:
         """The vector's views, one per layer."""
         key = vector.data_ptr()
         if key not in self._cuts:
@@ -118,8 +119,10 @@ class LayerViews:
         return self._cuts[key][1]
 
 
-def mixed(pair: SharedPrivate, at: float | list[float], out: Tensor, layers: LayerViews) -> Tensor:
-    """Write (1 - λ)w + λv to ``out`` [P]."""
+def mixed(
+    pair: SharedPrivate, at: float | list[float], out: Float[Tensor, "P"], layers: LayerViews
+) -> Float[Tensor, "P"]:
+    """Write (1 - λ)w + λv to ``out``."""
     if not isinstance(at, list):
         return torch.lerp(pair.w, pair.v, at, out=out)
     for one, w, v, here in zip(at, layers(pair.w), layers(pair.v), layers(out), strict=True):
@@ -127,8 +130,10 @@ def mixed(pair: SharedPrivate, at: float | list[float], out: Tensor, layers: Lay
     return out
 
 
-def times(grad: Tensor, factor: float | list[float], out: Tensor, layers: LayerViews) -> Tensor:
-    """Write the gradient [P] times a number, or one per layer, to ``out``, which may be the gradient itself."""
+def times(
+    grad: Float[Tensor, "P"], factor: float | list[float], out: Float[Tensor, "P"], layers: LayerViews
+) -> Float[Tensor, "P"]:
+    """Write the gradient times a number, or one per layer, to ``out``, which may be the gradient itself."""
     if isinstance(factor, list):
         for one, piece, here in zip(factor, layers(grad), layers(out), strict=True):
             torch.mul(piece, one, out=here)
@@ -136,8 +141,8 @@ def times(grad: Tensor, factor: float | list[float], out: Tensor, layers: LayerV
     return grad if factor == 1 and out is grad else torch.mul(grad, factor, out=out)
 
 
-def pulled(grad: Tensor, coefficients: Iterable[float], vectors: Iterable[Tensor]) -> Tensor:
-    """Add multiples of vectors [P] to the gradient [P], in place.
+def pulled(grad: Float[Tensor, "P"], coefficients: Iterable[float], vectors: Iterable[Tensor]) -> Float[Tensor, "P"]:
+    """Add multiples of vectors to the gradient, in place.
 
     The pair a·x - a·y is added as a(x - y), so that nothing is added where x = y.
     """

@@ -23,6 +23,7 @@ from fedloom.compute.cohort.factored import entrance
 from fedloom.compute.cohort.layers import CohortLayer
 from fedloom.compute.cohort.net import CohortNet
 from fedloom.core.layout import Layout, Leaf
+from fedloom.core.tree import Float
 
 MIXED, GRAD, SHARED, PRIVATE, RECEIVED = range(5)  # the vectors of a client, before the momenta of w and v
 GAIN = 4  # coordinates pay on this many times fewer samples than inputs
@@ -50,15 +51,15 @@ class FirstLayer(CohortLayer):
         self.base = rows.new_empty(len(rows), 3, samples, self.shape[0])  # X θᵀ, X w₀ᵀ and X v₀ᵀ
         self.pair, self.next = (rows.new_empty(len(rows), 2, *self.shape) for _ in range(2))  # w₀ and v₀
 
-    def begin(self, theta: Tensor, private: Sequence[Tensor]) -> None:
-        """Start a round from θ and the first v [out, in]."""
+    def begin(self, theta: Float[Tensor, "out in"], private: Sequence[Float[Tensor, "out in"]]) -> None:
+        """Start a round from θ and the first v."""
         self.theta, self.at_theta, self.count = theta, True, len(private)
         self.pair[: self.count, 0] = theta
         for row, start in zip(self.pair[:, 1], private, strict=False):
             row.copy_(start)
 
-    def open(self, x: Tensor) -> None:
-        """Go on with the samples [c, n, in], of the first c clients."""
+    def open(self, x: Float[Tensor, "c n in"]) -> None:
+        """Go on with the samples of the first c clients."""
         count, samples = x.shape[:2]
         self.x, self.gram = x, torch.bmm(x, x.mT)
         base, out = self.base[:count], self.shape[0]
@@ -92,8 +93,8 @@ class FirstLayer(CohortLayer):
             self.linear.bias.take(grad.sum(1))
         return (None,)
 
-    def products(self, count: int, vectors: slice) -> Tensor:
-        """The inner products of n of g, w and v, [c, n, n].
+    def products(self, count: int, vectors: slice) -> Float[Tensor, "c n n"]:
+        """The inner products of n of g, w and v.
 
         They are ⟨M, M'⟩ = a ⟨θ, M'⟩ + b ⟨w₀, M'⟩ + c ⟨v₀, M'⟩ - ⟨D, Y'⟩.
         """
@@ -116,8 +117,8 @@ class FirstLayer(CohortLayer):
             self.next[count : self.count] = self.pair[count : self.count]
         self.pair, self.next, self.at_theta = self.next, self.pair, False
 
-    def _products_of_starts(self) -> Tensor:
-        """The inner products of θ, w₀ and v₀, [c, 3, 3]."""
+    def _products_of_starts(self) -> Float[Tensor, "c 3 3"]:
+        """The inner products of θ, w₀ and v₀."""
         if self._starts is None:
             pair, theta = self.pair[: len(self.x)].flatten(2), self.theta.flatten()
             self._starts = pair.new_empty(len(pair), 3, 3)

@@ -18,6 +18,7 @@ from fedloom.compute.cohort.replay import Replays, Step, recorder
 from fedloom.compute.cohort.schedule import BatchSchedule, Change, Rows, inputs, taken
 from fedloom.compute.cohort.trace import Program
 from fedloom.compute.cohort.windows import Window, best_window, factorable, windows
+from fedloom.core.tree import Float, Shaped
 
 
 @dataclass
@@ -26,27 +27,27 @@ class TrainedCohort:
 
     Attributes:
         net: the network; its rows are the models.
-        theta: the common starting point θ [P], or None.
+        theta: the common starting point θ, or None.
         schedule: the mini-batches of the round.
-        losses: mean training losses over the local steps, float64 [C].
+        losses: mean training losses over the local steps, float64.
         first: the first layer, if its weights are still factored.
     """
 
     net: CohortNet
-    theta: Tensor | None
+    theta: Float[Tensor, "P"] | None
     schedule: BatchSchedule
-    losses: Tensor
+    losses: Float[Tensor, "C"]
     first: FactoredLinear | None = None
 
-    def models(self) -> Tensor:
-        """All models, [C, P]; a view that the next round overwrites."""
+    def models(self) -> Float[Tensor, "C P"]:
+        """All models; a view that the next round overwrites."""
         if self.first is not None:
             self.first.close(self.schedule.steps.tolist())
             self.first = None
         return self.net.theta[: len(self.losses)]
 
-    def mixed(self, p: Tensor) -> Tensor:
-        """Σ_i p_i (θ - θ_i) [P] for coefficients p [C] of clients with a common starting point θ."""
+    def mixed(self, p: Float[Tensor, "C"]) -> Float[Tensor, "P"]:
+        """Σ_i p_i (θ - θ_i) for coefficients p of clients with a common starting point θ."""
         assert self.theta is not None
         if self.first is None:
             return p.sum() * self.theta - p @ self.models()
@@ -60,18 +61,18 @@ class TrainedCohort:
 
 
 def train(
-    net: CohortNet, theta: Tensor | None, schedule: BatchSchedule, x: Tensor | Rows, y: Tensor, rule: SGDRule,
-    draws: Draws | None = None, window: int | None = None, program: Program | None = None, frozen: Collection[str] = (),
-    change: Change | None = None,
+    net: CohortNet, theta: Float[Tensor, "P"] | None, schedule: BatchSchedule, x: Shaped[Tensor, "C n ..."] | Rows,
+    y: Shaped[Tensor, "C n ..."], rule: SGDRule, draws: Draws | None = None, window: int | None = None,
+    program: Program | None = None, frozen: Collection[str] = (), change: Change | None = None,
 ) -> TrainedCohort:  # fmt: skip
     """Train the clients of a schedule, each on its own samples.
 
     Args:
         net: the network, with room for at least C clients.
-        theta: the common starting point θ [P]; None if each client starts from its row of the net.
+        theta: the common starting point θ; None if each client starts from its row of the net.
         schedule: the clients' mini-batches, on the device of the samples.
-        x: the samples [C, n, ...] of the schedule's ``rows``, copied or not.
-        y: their labels [C, n, ...].
+        x: the samples of the schedule's ``rows``, copied or not.
+        y: their labels.
         rule: the update rule; its constant is in the schedule's order.
         draws: generators for random layers, in the schedule's order; None if there are none.
         window: the largest number of samples per client for which the first layer stays factored, where it can; 0
@@ -151,16 +152,28 @@ def _recorded(net: CohortNet, step: Step, rule: SGDRule, by_rows: bool, device: 
     return partial(net.replays, step, (by_rows, *numbers, constant))
 
 
-def _step(net: CohortNet, program: Program, x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
-    """The gradients of the first c clients, which a rule of ``descend`` applies; returns their losses [c]."""
+def _step(
+    net: CohortNet,
+    program: Program,
+    x: Shaped[Tensor, "c B ..."],
+    y: Shaped[Tensor, "c B ..."],
+    weights: Float[Tensor, "c B"],
+) -> Float[Tensor, "c"]:
+    """The gradients of the first c clients, which a rule of ``descend`` applies; returns their losses."""
     (logits,) = net.forward(x, program)
     losses, grad = cross_entropy(logits, y, weights.to(logits))
     net.backward(grad, program=program)
     return losses
 
 
-def _row_step(net: CohortNet, program: Program, x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
-    """One local step of the first c clients, taken after the backward pass; returns their losses [c]."""
+def _row_step(
+    net: CohortNet,
+    program: Program,
+    x: Shaped[Tensor, "c B ..."],
+    y: Shaped[Tensor, "c B ..."],
+    weights: Float[Tensor, "c B"],
+) -> Float[Tensor, "c"]:
+    """One local step of the first c clients, taken after the backward pass; returns their losses."""
     losses = _step(net, program, x, y, weights)
     assert net.row_steps is not None
     net.row_steps(len(x))

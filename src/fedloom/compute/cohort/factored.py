@@ -21,6 +21,7 @@ from fedloom.compute.cohort.layers import CohortLayer
 from fedloom.compute.cohort.parameters import SGDRule
 from fedloom.compute.cohort.pointwise import Flatten, Identity
 from fedloom.compute.cohort.trace import LayerCall, Program
+from fedloom.core.tree import Float
 
 
 class FactoredLinear(CohortLayer):
@@ -34,13 +35,18 @@ class FactoredLinear(CohortLayer):
     def __init__(self, linear: Linear, rule: SGDRule) -> None:
         self.linear, self.rule = linear, rule
 
-    def open(self, x: Tensor, shared: Tensor | None, constant: Tensor | None) -> None:
+    def open(
+        self,
+        x: Float[Tensor, "C n in"],
+        shared: Float[Tensor, "out in"] | None,
+        constant: Float[Tensor, "clients out in"] | None,
+    ) -> None:
         """Start a window.
 
         Args:
-            x: the clients' samples [C, n, in].
-            shared: the common starting weight [out, in]; None if each client starts from its current one.
-            constant: k, [C, out, in], or [1, out, in] if it is common to all clients.
+            x: the clients' samples.
+            shared: the common starting weight; None if each client starts from its current one.
+            constant: k; of one row if it is common to all clients.
         """
         self.x, self.shared, self.constant = x, shared, constant
         if shared is None:
@@ -103,8 +109,8 @@ class FactoredLinear(CohortLayer):
             weight.addcmul_(self.constant.expand_as(weight), self._numbers(self.pull, steps))
         weight.baddbmm_(self.moved[: len(steps)].mT, self.x, alpha=-1)
 
-    def mixed(self, steps: list[int], p: Tensor) -> Tensor:
-        """Σ_i p_i (W - W_i) [out, in] after the given numbers of steps, without computing any W_i."""
+    def mixed(self, steps: list[int], p: Float[Tensor, "C"]) -> Float[Tensor, "out in"]:
+        """Σ_i p_i (W - W_i) after the given numbers of steps, without computing any W_i."""
         assert self.shared is not None
         p = p[:, None, None]
         left = (self.moved * p).flatten(0, 1)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from fedloom.compute.cohort.parameters import Parameter
+from fedloom.core.tree import Float
 
 
 class Unsupported(Exception):
@@ -111,7 +112,7 @@ def factory_of(module: nn.Module) -> Factory | None:
     return _factories.get(type(module))
 
 
-def images(x: Tensor) -> Tensor:
+def images(x: Float[Tensor, "c B ..."]) -> Float[Tensor, "rows ..."]:
     """All clients' images as one batch: [c, B, channels, height, width] to [c * B, channels, height, width].
 
     Channels-last memory order is preserved.
@@ -121,6 +122,6 @@ def images(x: Tensor) -> Tensor:
     return x.flatten(0, 1)
 
 
-def clients(x: Tensor, count: int) -> Tensor:
+def clients(x: Float[Tensor, "rows ..."], count: int) -> Float[Tensor, "c B ..."]:
     """The inverse of ``images``: [c * B, ...] to [c, B, ...] for c = ``count`` clients."""
     return x.unflatten(0, (count, -1))

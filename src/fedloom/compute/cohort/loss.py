@@ -5,16 +5,20 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fedloom.core.tree import Float, Int
 
-def cross_entropy(logits: Tensor, labels: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Each client's weighted cross entropy [c] and its gradient with respect to the logits, w (softmax(z) - e_y).
+
+def cross_entropy(
+    logits: Float[Tensor, "c B ... K"], labels: Int[Tensor, "c B ..."], weights: Float[Tensor, "c B"]
+) -> tuple[Float[Tensor, "c"], Float[Tensor, "c B ... K"]]:
+    """Each client's weighted cross entropy and its gradient with respect to the logits, w (softmax(z) - e_y).
 
     For sequences, with labels [c, B, T], the loss is the mean over positions.
 
     Args:
-        logits: z, [c, B, ..., K].
-        labels: y, int64 [c, B, ...].
-        weights: w, [c, B]: the inverse of a client's number of rows, and 0 for padding.
+        logits: z.
+        labels: y.
+        weights: w, the inverse of a client's number of rows, and 0 for padding.
     """
     positions = labels[0, 0].numel()
     weights = (weights / positions).reshape(*weights.shape, *(1 for _ in labels.shape[2:])).expand_as(labels)

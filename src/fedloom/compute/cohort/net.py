@@ -13,6 +13,7 @@ from fedloom.compute.cohort.replay import Replays
 from fedloom.compute.cohort.rows import RowSteps
 from fedloom.compute.cohort.trace import Outputs, Program, trace
 from fedloom.core.layout import Layout
+from fedloom.core.tree import Float, Shaped
 
 
 class CohortNet:
@@ -103,8 +104,10 @@ class CohortNet:
             start += leaf.size
         raise KeyError(name)
 
-    def forward(self, x: Tensor, program: Program | None = None) -> tuple[Tensor, ...]:
-        """The outputs, each [c, B, ...], for inputs [c, B, ...] of the first c clients.
+    def forward(
+        self, x: Shaped[Tensor, "c B ..."], program: Program | None = None
+    ) -> tuple[Float[Tensor, "c B ..."], ...]:
+        """The outputs for inputs of the first c clients.
 
         ``program`` may replace the network's own; it must use the same parameters.
         """
@@ -116,8 +119,8 @@ class CohortNet:
         """Number of values that the layers compute for one sample [1, 1, ...] of one client."""
         return sum(value.numel() for value in _values(self.program, x))
 
-    def backward(self, *grads: Tensor | None, program: Program | None = None) -> None:
-        """Compute the gradients of all parameters from those of the outputs [c, B, ...].
+    def backward(self, *grads: Float[Tensor, "c B ..."] | None, program: Program | None = None) -> None:
+        """Compute the gradients of all parameters from those of the outputs.
 
         They are written to ``grad``, or applied immediately after ``descend``. None stands for an output without a
         loss: parameters that only this output depends on are left unchanged. Gradients of parameters that no layer uses
@@ -166,8 +169,8 @@ class CohortNet:
         self.row_steps.begin(rule)
         return self.row_steps
 
-    def _cut(self, whole: Tensor | None) -> Sequence[Tensor | None]:
-        """Split rows [C, P] into the parameters' segments [C, size]."""
+    def _cut(self, whole: Float[Tensor, "C P"] | None) -> Sequence[Tensor | None]:
+        """Split rows into the parameters' segments [C, size]."""
         sizes = [leaf.size for leaf in self.layout.parameters]
         return [None] * len(sizes) if whole is None else whole.split(sizes, 1)
 

@@ -27,6 +27,7 @@ from fedloom.compute.cohort.net import CohortNet
 from fedloom.compute.cohort.parameters import ALIGNED
 from fedloom.compute.cohort.trace import LayerCall, Program
 from fedloom.core.layout import Layout
+from fedloom.core.tree import Float
 
 LARGEST = 150_000  # parameters: without coordinates, larger vectors are stepped faster one client after the other
 
@@ -85,8 +86,8 @@ class PairedNet:
         start = sum(each.size for each in layout.parameters[: layout.parameters.index(leaf)]) if leaf else layout.size
         self.place = slice(start, start + (leaf.size if leaf else 0))  # of the first layer's weight in a vector [P]
 
-    def begin(self, theta: Tensor, private: Sequence[Tensor]) -> None:
-        """Start a round from θ [P] and the clients' first v [P]."""
+    def begin(self, theta: Float[Tensor, "P"], private: Sequence[Float[Tensor, "P"]]) -> None:
+        """Start a round from θ and the clients' first v."""
         count = len(private)
         for row in (RECEIVED, SHARED):
             self._fill(self._explicit(row, count), theta)
@@ -98,8 +99,8 @@ class PairedNet:
             shape = self.first.shape
             self.first.begin(theta[self.place].view(shape), [vector[self.place].view(shape) for vector in private])
 
-    def mix(self, at: Tensor) -> None:
-        """W = (1 - λ)w + λv of the first c clients for λ [c, 1], or [c, L], one per layer."""
+    def mix(self, at: Float[Tensor, "c layers"]) -> None:
+        """W = (1 - λ)w + λv of the first c clients for λ, one for all layers or one per layer."""
         count = len(at)
         stop = self.start + (self.first.outputs[0, 0].numel() if self.first else 0)  # of W's rest nothing is read
         for number, places in self._pieces(at.shape[1], stop):
@@ -129,14 +130,14 @@ class PairedNet:
         if self.momentum:
             models[:, moved].addcmul_(momenta[:, moved], sizes.to(rows), value=-1)
 
-    def products(self, count: int, vectors: slice) -> Tensor:
-        """The inner products of some of g, w and v of the first c clients, [c, n, n] for n vectors."""
+    def products(self, count: int, vectors: slice) -> Float[Tensor, "c n n"]:
+        """The inner products of some of g, w and v of the first c clients."""
         rows = self.rows[:count, vectors, : self.explicit]
         found = torch.bmm(rows, rows.mT)
         return found if self.first is None else found.add_(self.first.products(count, vectors))
 
-    def finish(self, row: int, w: Tensor, v: Tensor) -> None:
-        """Write a client's w and v [P]."""
+    def finish(self, row: int, w: Float[Tensor, "P"], v: Float[Tensor, "P"]) -> None:
+        """Write a client's w and v."""
         for number, (vector, at) in enumerate(((w, SHARED), (v, PRIVATE))):
             source = self.rows[row, at, : self.explicit]
             vector[: self.place.start] = source[: self.place.start]
@@ -147,8 +148,8 @@ class PairedNet:
     def _explicit(self, row: int, count: int) -> Tensor:
         return self.rows[:count, row, : self.explicit]
 
-    def _fill(self, rows: Tensor, vector: Tensor) -> None:
-        """Copy a vector [P], without the first layer's weight, to rows [..., Q]."""
+    def _fill(self, rows: Float[Tensor, "... Q"], vector: Float[Tensor, "P"]) -> None:
+        """Copy a vector, without the first layer's weight, to rows."""
         rows[..., : self.place.start] = vector[: self.place.start]
         rows[..., self.place.start :] = vector[self.place.stop :]
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fedloom.core.layout import Layout, Leaf
+from fedloom.core.tree import Float
 
 ALIGNED = 16  # elements: rows start at multiples of a cache line
 
@@ -27,7 +28,7 @@ class SGDRule:
         lr: the learning rate η.
         weight_decay: d.
         momentum: m.
-        constant: k, [C, P].
+        constant: k.
         clip: c, the largest norm of h; None does not clip.
         slope: a, if there is a clip.
         pull: b, likewise.
@@ -36,7 +37,7 @@ class SGDRule:
     lr: float
     weight_decay: float = 0.0
     momentum: float = 0.0
-    constant: Tensor | None = None
+    constant: Float[Tensor, "C P"] | None = None
     clip: float | None = None
     slope: float = 1.0
     pull: float = 0.0
@@ -52,8 +53,8 @@ class SGDRule:
         return self.weight_decay != 0 or self.constant is not None
 
 
-def new_rows(clients: int, size: int, like: Tensor) -> Tensor:
-    """A zero tensor [clients, size] whose rows are aligned in memory."""
+def new_rows(clients: int, size: int, like: Tensor) -> Float[Tensor, "clients size"]:
+    """A zero tensor whose rows are aligned in memory."""
     return like.new_zeros(clients, -(-size // ALIGNED) * ALIGNED)[:, :size]
 
 
@@ -102,14 +103,14 @@ class Parameter:
         """Whether layers multiply by rounded values."""
         return self.operand_dtype != self.value.dtype
 
-    def operand(self, count: int) -> tuple[Tensor, Tensor]:
-        """The first c clients' values as factors of products: [c, ...] in the module's shape, and [c, out, in]."""
+    def operand(self, count: int) -> tuple[Float[Tensor, "c ..."], Float[Tensor, "c out in"]]:
+        """The first c clients' values as factors of products: in the module's shape, and as matrices."""
         if not self.is_rounded:
             return self.value[:count], self.matrix[:count]
         return _views(self.leaf, self.matrix[:count].to(self.operand_dtype).flatten(1))
 
-    def take_product(self, left: Tensor, right: Tensor) -> None:
-        """Receive the gradient leftᵀ · right of a matrix, from [c, n, out] and [c, n, in]; summed in the dtype of θ."""
+    def take_product(self, left: Float[Tensor, "c n out"], right: Float[Tensor, "c n in"]) -> None:
+        """Receive the gradient leftᵀ · right of a matrix; summed in the dtype of θ."""
         if self.grad is None or self.frozen:
             return
         count, rule = len(left), self.rule
@@ -128,12 +129,12 @@ class Parameter:
             self.matrix[:count].baddbmm_(left.mT, right, beta=rule.decay_factor, alpha=-rule.lr)
             self._shift(count, rule)
 
-    def take_matrix(self, made: Tensor) -> None:
-        """Receive a gradient as matrices [c, out, in]."""
+    def take_matrix(self, made: Float[Tensor, "c out in"]) -> None:
+        """Receive a gradient as matrices."""
         self.take(_views(self.leaf, made.flatten(1))[0])
 
-    def take(self, grad: Tensor) -> None:
-        """Receive a gradient [c, ...]."""
+    def take(self, grad: Float[Tensor, "c ..."]) -> None:
+        """Receive a gradient."""
         if self.grad is None or self.frozen:
             return
         count, rule = len(grad), self.rule
@@ -165,8 +166,10 @@ class Parameter:
         value.add_(velocity, alpha=-rule.lr)
 
 
-def product(left: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
-    """leftᵀ · right [c, out, in], from [c, n, out] and [c, n, in], summed in this dtype.
+def product(
+    left: Float[Tensor, "c n out"], right: Float[Tensor, "c n in"], dtype: torch.dtype
+) -> Float[Tensor, "c out in"]:
+    """leftᵀ · right, summed in this dtype.
 
     The matrix units of a GPU multiply rounded factors and sum in float32; a CPU's would round the sums, too.
     """
@@ -175,8 +178,8 @@ def product(left: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.bmm(left.to(dtype).mT, right.to(dtype))
 
 
-def _views(leaf: Leaf, flat: Tensor) -> tuple[Tensor, Tensor]:
-    """A leaf's segment [C, size] in the module's shape, and as matrices [C, out, in]."""
+def _views(leaf: Leaf, flat: Float[Tensor, "C size"]) -> tuple[Float[Tensor, "C ..."], Float[Tensor, "C out in"]]:
+    """A leaf's segment in the module's shape, and as matrices."""
     count, out = len(flat), leaf.shape[0] if leaf.shape else 1
     matrix = flat.unflatten(1, (out, -1))
     if not leaf.channels_last:

@@ -11,14 +11,15 @@ from torch import Tensor
 
 from fedloom.compute.cohort.parameters import SGDRule, new_rows
 from fedloom.core.local import clip_factor
+from fedloom.core.tree import Float
 
 
 class RowSteps:
     """Takes the steps of a rule on the rows of a cohort.
 
     Args:
-        theta: the clients' parameters [C, P].
-        grad: memory of their gradients [C, P].
+        theta: the clients' parameters.
+        grad: memory of their gradients.
 
     Example:
         >>> theta, grad = torch.zeros(2, 2), torch.tensor([[3.0, 4.0], [0.3, 0.4]])
@@ -30,7 +31,7 @@ class RowSteps:
                 [-0.3000, -0.4000]])
     """
 
-    def __init__(self, theta: Tensor, grad: Tensor) -> None:
+    def __init__(self, theta: Float[Tensor, "C P"], grad: Float[Tensor, "C P"]) -> None:
         self.theta, self.grad = theta, grad
         self.rule = SGDRule(0.0)
         self.back, self.decay = theta.new_zeros(2).unbind()  # -η and 1 - ηd

@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedloom.core.tree import Int, Shaped
+
 Change = Callable[[Tensor, range], Tensor]
 """New inputs [N, ...] for those of the given steps, one step and in it one client after the other."""
 
@@ -34,12 +36,12 @@ class Rows:
         return self.held.expand(len(self.rows), *self.held.shape)
 
     @cached_property
-    def copied(self) -> Tensor:
-        """The samples of each client, [C, n, ...]."""
+    def copied(self) -> Shaped[Tensor, "C n ..."]:
+        """The samples of each client."""
         return self.held[self.rows]
 
-    def __getitem__(self, places: Tensor) -> Tensor:
-        """The first c clients' samples at the given positions [c, B], [c, B, ...]."""
+    def __getitem__(self, places: Int[Tensor, "c B"]) -> Shaped[Tensor, "c B ..."]:
+        """The first c clients' samples at the given positions."""
         at = self.rows[: len(places)].gather(1, places)
         return self.held.index_select(0, at.flatten()).unflatten(0, at.shape)
 
@@ -100,8 +102,10 @@ class BatchSchedule:
         return replace(self, rows=self.rows.to(device), places=places, weights=weights)
 
 
-def inputs(schedule: BatchSchedule, x: Tensor | Rows, change: Change | None = None) -> Iterator[Tensor]:
-    """The inputs [c, B, ...] of every step, from the clients' samples [C, n, ...].
+def inputs(
+    schedule: BatchSchedule, x: Shaped[Tensor, "C n ..."] | Rows, change: Change | None = None
+) -> Iterator[Tensor]:
+    """The inputs [c, B, ...] of every step, from the clients' samples.
 
     ``change`` may replace them, as random augmentation does, by others of any shape; it never sees padding. On a GPU it
     gets as many steps at a time as ``AHEAD`` bytes hold, since each call makes the host send random numbers.
@@ -147,8 +151,8 @@ def _with_padding(sizes: Sequence[int]) -> Tensor:
     return torch.from_numpy(at.reshape(-1))
 
 
-def taken(values: Tensor | Rows, places: Tensor) -> Tensor:
-    """Every client's values at the given positions: from [C, n, ...] to [c, B, ...]."""
+def taken(values: Shaped[Tensor, "C n ..."] | Rows, places: Int[Tensor, "c B"]) -> Shaped[Tensor, "c B ..."]:
+    """Every client's values at the given positions."""
     if isinstance(values, Rows):
         return values[places]
     count, width = places.shape

@@ -20,6 +20,7 @@ from fedloom.compute.cohort.factored import entrance
 from fedloom.compute.cohort.parameters import SGDRule
 from fedloom.compute.cohort.schedule import BatchSchedule, taken
 from fedloom.compute.cohort.trace import Program
+from fedloom.core.tree import Shaped
 
 SHORT, LONGEST = 96, 1024  # samples of a client in a window that is one of many, and in one that is a whole round
 FAT, HALF = 90e9, 5  # FLOP/s of large products, and the rows of a product at which half of it is reached
@@ -48,8 +49,8 @@ class Window:
     whole: bool
 
 
-def windows(schedule: BatchSchedule, x: Tensor, longest: int) -> Iterator[Window]:
-    """Cut a round into windows of at most ``longest`` samples per client [C, n, ...]."""
+def windows(schedule: BatchSchedule, x: Shaped[Tensor, "C n ..."], longest: int) -> Iterator[Window]:
+    """Cut a round into windows of at most ``longest`` samples per client."""
     x = x.flatten(2)
     if x.shape[1] <= longest:
         yield Window(x, schedule.places, range(len(schedule.places)), schedule.steps.tolist(), True)

@@ -13,15 +13,22 @@ from fedloom.core.parts import Adaptation
 from fedloom.core.ranges import NonNegative, NonNegativeInt
 from fedloom.core.slots import adaptations
 from fedloom.core.subspace import in_transform
+from fedloom.core.tree import Float
 
 Loss = Callable[[Output, Batch], Tensor]
 PIECE = 1000  # samples per gradient at evaluation
 
 
 def descended(
-    forward: Forward, theta: Tensor, support: Batch, loss: Loss, lr: float | Tensor, steps: int, second_order: bool
-) -> Tensor:
-    """Take ``steps`` steps θ ← θ - η∇L(θ; support) from θ [P]; differentiable in θ, with or without second order.
+    forward: Forward,
+    theta: Float[Tensor, "P"],
+    support: Batch,
+    loss: Loss,
+    lr: float | Tensor,
+    steps: int,
+    second_order: bool,
+) -> Float[Tensor, "P"]:
+    """Take ``steps`` steps θ ← θ - η∇L(θ; support) from θ; differentiable in θ, with or without second order.
 
     Without gradients (at evaluation), the gradient on a large support is accumulated over chunks, so that memory stays
     bounded.
@@ -42,8 +49,8 @@ def descended(
     return theta
 
 
-def slope_at(value: Callable[[Tensor], Tensor], theta: Tensor, second_order: bool) -> Tensor:
-    """The gradient [P] of a function at θ; with second order differentiable in θ, where gradients are recorded.
+def slope_at(value: Callable[[Tensor], Tensor], theta: Float[Tensor, "P"], second_order: bool) -> Float[Tensor, "P"]:
+    """The gradient of a function at θ; with second order differentiable in θ, where gradients are recorded.
 
     Plain autograd where no transform of ``torch.func`` is active, as one model is trained or adapted: a transform
     records every operation a second time, and takes fused LSTMs apart.

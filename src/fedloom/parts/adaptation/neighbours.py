@@ -14,6 +14,7 @@ from fedloom.core.parts import Adaptation, Needs
 from fedloom.core.ranges import Count, Positive, Probability
 from fedloom.core.slots import adaptations
 from fedloom.core.targets import CLASSES
+from fedloom.core.tree import Float
 
 EXACT = "donot_use_mm_for_euclid_dist"  # the other modes depend on the number of samples, which exports leave open
 
@@ -67,7 +68,7 @@ class Neighbours(Adaptation):
         return predict, None
 
 
-def _features(out: Output) -> Tensor:
-    """The features as vectors, [B, d]."""
+def _features(out: Output) -> Float[Tensor, "B d"]:
+    """The features as vectors."""
     assert out.features is not None
     return out.features.flatten(1)

@@ -14,6 +14,7 @@ from fedloom.core.parts import Adaptation, Needs
 from fedloom.core.ranges import NonNegative, NonNegativeInt
 from fedloom.core.slots import adaptations
 from fedloom.core.targets import CLASSES
+from fedloom.core.tree import Float
 
 
 @adaptations.register(name="personal_head")
@@ -61,8 +62,8 @@ class PersonalHead(Adaptation):
         return predict, None
 
 
-def _with_one(out: Output) -> Tensor:
-    """(r, 1), [B, d + 1]."""
+def _with_one(out: Output) -> Float[Tensor, "B d"]:
+    """(r, 1)."""
     assert out.features is not None
     r = out.features.flatten(1)
     return torch.cat([r, torch.ones_like(r[:, :1])], 1)

@@ -13,11 +13,11 @@ from fedloom.core.context import Facts, RoundInfo
 from fedloom.core.parts import Halves, Mixing, Needs
 from fedloom.core.ranges import Count, Range
 from fedloom.core.slots import mixings
-from fedloom.core.tree import Tree
+from fedloom.core.tree import Float, Tree
 
 
-def factors(updates: Tensor, centre: Tensor, radius: float) -> Tensor:
-    """min(1, C/‖Δ_i - v‖) [n] for updates [n, P], a centre v [P] and a radius C.
+def factors(updates: Float[Tensor, "n P"], centre: Float[Tensor, "P"], radius: float) -> Float[Tensor, "n"]:
+    """min(1, C/‖Δ_i - v‖) for updates Δ_i, a centre v and a radius C.
 
     >>> factors(torch.tensor([[3.0, 4.0], [0.0, 1.0]]), torch.zeros(2), 2.0)
     tensor([0.4000, 1.0000])

@@ -13,16 +13,16 @@ from fedloom.core.context import RoundInfo
 from fedloom.core.parts import Halves, Mixing, Needs
 from fedloom.core.ranges import Range
 from fedloom.core.slots import mixings
-from fedloom.core.tree import Tree
+from fedloom.core.tree import Float, Tree
 
 CITATION = "yin2018byzantine"
 
 
-def middle(updates: Tensor, cut: int) -> tuple[Tensor, np.ndarray]:
-    """The mean of each coordinate without its ``cut`` smallest and ``cut`` largest values, of updates [n, P].
+def middle(updates: Float[Tensor, "n P"], cut: int) -> tuple[Float[Tensor, "P"], np.ndarray]:
+    """The mean of each coordinate without its ``cut`` smallest and ``cut`` largest values, of updates.
 
     Returns:
-        The means [P]; and the fraction of the averaged values that came from each row, float64 [n].
+        The means; and the fraction of the averaged values that came from each row, float64 [n].
 
     >>> middle(torch.tensor([[1.0, 9.0], [2.0, 8.0], [99.0, 7.0]]), cut=1)
     (tensor([2., 8.]), array([0., 1., 0.]))

@@ -21,14 +21,14 @@ from fedloom.core.ranges import Count, NonNegative, NonNegativeInt, Positive
 from fedloom.core.server_data import usable, view_logits
 from fedloom.core.slots import mixings
 from fedloom.core.targets import CLASSES
-from fedloom.core.tree import Tree
+from fedloom.core.tree import Float, Tree
 
 CITATION = "fedssa"
 ALONE = 0.9  # a weight with which a single client makes the mixture
 OPTIMISERS: dict[str, Any] = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}
 
 
-def combined(p: Tensor, logits: Tensor) -> Tensor:
+def combined(p: Float[Tensor, "... K"], logits: Float[Tensor, "... N K C"]) -> Float[Tensor, "... N C"]:
     """ŷ = softmax(Σ_k p_k ŷ_k) [..., N, C] from logits ŷ_k [..., N, K, C]; p is [K], or [N, K] (eq. 4).
 
     >>> combined(torch.tensor([0.5, 0.5]), torch.tensor([[[2.0, 0.0], [0.0, 2.0]]]))

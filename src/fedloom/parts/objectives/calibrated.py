@@ -11,6 +11,7 @@ from fedloom.core.parts import Needs, Term
 from fedloom.core.ranges import NonNegative
 from fedloom.core.slots import objectives
 from fedloom.core.targets import CLASSES
+from fedloom.core.tree import Float
 from fedloom.parts.objectives import divergence
 
 ABSENT = 1e-8  # count of a class without samples
@@ -75,7 +76,7 @@ class BalancedSoftmax(Term):
         return divergence.cross_entropy(out.logits + self.gamma * _counts(ctx).log(), batch.y)
 
 
-def _counts(ctx: Context) -> Tensor:
-    """n_c, [C]."""
+def _counts(ctx: Context) -> Float[Tensor, "C"]:
+    """n_c."""
     assert ctx.label_counts is not None
     return ctx.label_counts.clamp(min=ABSENT)

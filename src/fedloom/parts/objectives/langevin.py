@@ -11,12 +11,13 @@ from torch import Tensor
 from torch.func import grad
 
 from fedloom.core.context import Model
+from fedloom.core.tree import Float, Int
 
 LEAST = 1e-4  # smallest bandwidth per coordinate: squared differences of 0.01 for pixels in [0, 1]
 
 
-def energy(logits: Tensor, y: Tensor) -> Tensor:
-    """E(x, y) = -f(x)[y] per sample [B], from logits f(x) [B, C]. Hahn 2024, eq. (4.8).
+def energy(logits: Float[Tensor, "B C"], y: Int[Tensor, "B"]) -> Float[Tensor, "B"]:
+    """E(x, y) = -f(x)[y] per sample, from logits f(x). Hahn 2024, eq. (4.8).
 
     >>> energy(torch.tensor([[1.0, 4.0]]), torch.tensor([1]))
     tensor([-4.])
@@ -24,8 +25,10 @@ def energy(logits: Tensor, y: Tensor) -> Tensor:
     return -logits.gather(-1, y.unsqueeze(-1)).squeeze(-1)
 
 
-def slope(model: Model, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """∇_x E(x, y) [B, ...] and E(x, y) [B]; samples are independent, so the gradient of the sum suffices.
+def slope(
+    model: Model, x: Float[Tensor, "B ..."], y: Int[Tensor, "B"]
+) -> tuple[Float[Tensor, "B ..."], Float[Tensor, "B"]]:
+    """∇_x E(x, y) and E(x, y); samples are independent, so the gradient of the sum suffices.
 
     >>> slope(lambda x: torch.cat([x, 3 * x], 1), torch.ones(2, 1), torch.tensor([0, 1]))
     (tensor([[-1.],
@@ -75,7 +78,7 @@ Schedule = Literal["ddpm", "half"]
 SCHEDULES: Mapping[Schedule, Callable[..., float]] = {"ddpm": ddpm, "half": cosine}
 
 
-def apart(x: Tensor, blur: float = 0.0) -> Tensor:
+def apart(x: Float[Tensor, "classes N ..."], blur: float = 0.0) -> Float[Tensor, "classes N ..."]:
     """φ_j = (1/N) Σ_k ∇_{x_k} k(x_k, x_j) within each class, with k(a, b) = exp(-‖B(a - b)‖²/h).
 
     This is (2/hN) B² Σ_k (x_j - x_k) k(x_k, x_j), the repulsion of Stein variational gradient descent (Liu and Wang,
@@ -85,7 +88,7 @@ def apart(x: Tensor, blur: float = 0.0) -> Tensor:
     equal: they have no direction to move in.
 
     Args:
-        x: N samples per class, [classes, N, ...]; only images [classes, N, C, H, W] can be blurred.
+        x: N samples per class; only images [classes, N, C, H, W] can be blurred.
         blur: standard deviation of the Gaussian blur B, in pixels; 0 for none.
 
     Returns:

@@ -15,7 +15,7 @@ from fedloom.core.errors import ConfigError
 from fedloom.core.parts import Needs, Term
 from fedloom.core.ranges import Count, NonNegative, Positive
 from fedloom.core.slots import objectives
-from fedloom.core.tree import Tree
+from fedloom.core.tree import Float, Tree
 
 
 @objectives.register(name="variational")
@@ -85,8 +85,8 @@ class Variational(Term):
         return missed.flatten(1).sum(1) + self.beta * divergence(mean, logvar)
 
 
-def divergence(mean: Tensor, logvar: Tensor) -> Tensor:
-    """KL(N(μ, diag exp v)‖N(0, I)) per row of μ and v [B, latent], [B].
+def divergence(mean: Float[Tensor, "B latent"], logvar: Float[Tensor, "B latent"]) -> Float[Tensor, "B"]:
+    """KL(N(μ, diag exp v)‖N(0, I)) per row of μ and v.
 
     >>> import torch
     >>> divergence(torch.tensor([[0.0, 1.0]]), torch.zeros(1, 2))

@@ -1,0 +1,181 @@
+"""Shapes in annotations, such as ``Float[Tensor, "C P"]``, are checked while tests run.
+
+Functions of the packages that are checked are wrapped when their modules are imported: annotated arguments, the fields
+of records among them (``ctx.received``) and the result must fit each other, so that a name of a dimension has one size
+in a call. An override is held to the annotations of what it overrides. Whether a call fits depends on shapes and types
+alone; each combination is looked at once, by jaxtyping and beartype.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import sys
+import typing
+from collections import Counter
+from collections.abc import Callable
+from importlib.machinery import ModuleSpec, PathFinder
+from types import FunctionType, ModuleType
+from typing import Any
+
+import jaxtyping
+import pytest
+from beartype.door import is_bearable
+from torch import Tensor
+
+FORMS = "fedloom.core.tree"  # which says what ``Float`` and the like are
+KINDS = ("Bool", "Float", "Int", "Shaped")
+Hints = dict[str, Any]
+
+_records: dict[type, Hints] = {}  # the annotated fields of NamedTuples and dataclasses
+
+
+class Finder:
+    """Finds modules of some packages, to wrap what they define when they have been executed."""
+
+    def __init__(self, packages: tuple[str, ...]) -> None:
+        self.packages = packages
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        if not any(f"{name}.".startswith(f"{package}.") for package in self.packages):
+            return None
+        spec = PathFinder.find_spec(name, path, target)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def then_wrap(module: ModuleType) -> None:
+                execute(module)
+                if name == FORMS:
+                    vars(module).update({kind: getattr(jaxtyping, kind) for kind in KINDS})
+                wrap(module)
+
+            spec.loader.exec_module = then_wrap  # type: ignore[method-assign]
+        return spec
+
+
+def check_shapes(*packages: str) -> None:
+    """Check shapes in these packages, none of which may have been imported."""
+    assert not any(package in sys.modules for package in packages), "modules were imported before"
+    sys.meta_path.insert(0, Finder(packages))  # type: ignore[arg-type]
+
+
+def wrap(module: ModuleType) -> None:
+    """Replace what a module defines by what checks its annotations."""
+    classes = [one for one in vars(module).values() if isinstance(one, type) and one.__module__ == module.__name__]
+    for kind in classes:
+        fields = shapes_of(vars(kind).get("__annotations__", {}), module, of_records=False)
+        if fields and (issubclass(kind, tuple) or dataclasses.is_dataclass(kind)):
+            _records[kind] = fields
+    for name, function in list(vars(module).items()):
+        if isinstance(function, FunctionType) and function.__module__ == module.__name__:
+            setattr(module, name, checked(function, shapes_of(function.__annotations__, module)))
+    for kind in classes:
+        for name, member in list(vars(kind).items()):
+            function = member.__func__ if isinstance(member, classmethod | staticmethod) else member
+            function = function.fget if isinstance(function, property) else function
+            if not isinstance(function, FunctionType) or function.__module__ != module.__name__:
+                continue
+            hints = inherited(kind, name) | shapes_of(function.__annotations__, module)
+            wrapper = checked(function, hints)
+            if wrapper is not function:
+                outer = type(member) if isinstance(member, classmethod | staticmethod | property) else None
+                setattr(kind, name, outer(wrapper) if outer else wrapper)
+
+
+def shapes_of(annotations: dict[str, Any], module: ModuleType, of_records: bool = True) -> Hints:
+    """Those annotations that say a shape, or name a record whose fields do."""
+    hints = {}
+    for name, text in annotations.items():
+        text = text.__forward_arg__ if isinstance(text, typing.ForwardRef) else text
+        try:
+            hint = eval(text, vars(module)) if isinstance(text, str) else text
+        except (NameError, TypeError):  # imported for type checkers alone
+            continue
+        if has_shape(hint, of_records):
+            hints[name] = hint
+    return hints
+
+
+def has_shape(hint: Any, of_records: bool) -> bool:
+    """Whether a hint holds a shape, or a record with some; what functions take and return is not looked at."""
+    if isinstance(hint, type) and (issubclass(hint, jaxtyping.AbstractArray) or (of_records and hint in _records)):
+        return True
+    return typing.get_origin(hint) is not Callable and any(has_shape(one, of_records) for one in typing.get_args(hint))
+
+
+def inherited(kind: type, name: str) -> Hints:
+    """The annotations of the method that a method overrides."""
+    for base in kind.__mro__[1:]:
+        member = vars(base).get(name)
+        member = member.fget if isinstance(member, property) else member
+        if hints := getattr(member, "shapes", None):
+            return hints
+    return {}
+
+
+def checked(function: Callable[..., Any], hints: Hints) -> Callable[..., Any]:
+    """The function, which looks at the shapes of its arguments and result; itself if none is annotated."""
+    if inspect.isgeneratorfunction(function):
+        hints = {name: hint for name, hint in hints.items() if name != "return"}
+    if not hints:
+        return function
+    names = tuple(inspect.signature(function).parameters)
+    places = tuple((name, names.index(name)) for name in hints if name in names)
+    with_result, seen = "return" in hints, set()
+
+    @functools.wraps(function)
+    def wrapper(*inputs: Any, **named: Any) -> Any:
+        result = function(*inputs, **named)
+        key: list[Any] = []
+        for name, at in places:
+            add_form(inputs[at] if at < len(inputs) else named.get(name), key)
+        if with_result:
+            add_form(result, key)
+        if (combination := tuple(key)) not in seen:
+            values = {name: inputs[at] for name, at in places if at < len(inputs)} | named
+            values |= {"return": result} if with_result else {}
+            look(function, {name: (hint, values[name]) for name, hint in hints.items() if name in values})
+            seen.add(combination)
+        return result
+
+    wrapper.shapes = hints  # type: ignore[attr-defined]
+    return wrapper
+
+
+def add_form(value: Any, key: list[Any]) -> None:
+    """Append all of a value on which its fitting depends."""
+    kind = type(value)
+    if kind is Tensor:
+        key.append(value.shape)
+        key.append(value.dtype)
+    elif kind in _records:
+        for name in _records[kind]:
+            add_form(getattr(value, name), key)
+    elif isinstance(value, Tensor):
+        key += (kind, value.shape, value.dtype)
+    elif kind is tuple or kind is list:
+        key.append(len(value))
+        for one in value:
+            add_form(one, key)
+    else:
+        key.append(kind)
+
+
+def look(function: Callable[..., Any], values: dict[str, tuple[Any, Any]]) -> None:
+    """Fail the test if values do not fit their annotations, all with the same sizes by the names of dimensions.
+
+    Of two records of one kind each has sizes of its own, as a support and a query batch have.
+    """
+    of_kind = Counter(type(value) for _, value in values.values())
+    for name, (_, value) in list(values.items()):
+        fields = {f"{name}.{f}": (hint, getattr(value, f)) for f, hint in _records.get(type(value), {}).items()}
+        if fields and of_kind[type(value)] > 1:
+            look(function, fields)
+        else:
+            values |= fields
+    with jaxtyping.jaxtyped("context"):
+        for name, (hint, value) in values.items():
+            if not is_bearable(value, hint):
+                seen = ", ".join(f"{one} {list(it.shape)}" for one, (_, it) in values.items() if isinstance(it, Tensor))
+                pytest.fail(f"{function.__module__}.{function.__qualname__}: {name} is no {hint} among {seen}")
