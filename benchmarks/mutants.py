@@ -1,22 +1,28 @@
 """How many faults of one line the tests find: seeded mutants of the library, each against the tests of its module.
 
-    python benchmarks/mutants.py [--count 200] [--seed 0] [--only core,parts/drift] [--tests tests/core ...]
+    python benchmarks/mutants.py [--count 200] [--seed 0] [--only core,parts/drift] [--out mutants.csv] [--again]
 
 A mutant changes one operator, comparison, number, truth value or call in a statement that computes: ``+`` becomes
 ``-``, ``<`` becomes ``<=``, 0.5 becomes 1.5, ``reversed(x)`` becomes ``x``. Messages, annotations, docstrings and
-declarations are left alone. As many are drawn of each package, in a copy of the checkout, which stays as it is. Tests
-are those of ``TESTS`` for the longest prefix of the module's path, stopped at the first failure; a set that fails
-without a mutant ends the search. Printed are killed and surviving mutants by package, and what survives as lines of a
-diff: some of these change nothing that can be seen.
+declarations are left alone. As many are drawn of each package, in a copy of the checkout, which stays as it is.
+
+First run the test files of ``TESTS`` that name most of what the module defines, and one case of each compositional
+test; then, if the mutant survives and unless ``--short``, all tests of ``TESTS`` for the longest prefix of the module's
+path. Either stops at its first failure. Tests run in a fork of a process that has imported PyTorch, and a mutant on
+which they take more than ``--seconds`` of the processor is killed as well. A row of the table is written as soon as a
+mutant is decided, and those in it are not tried again, except survivors with ``--again``. Printed are killed and
+surviving mutants by package, and what survives as lines of a diff: some of these change nothing that can be seen.
 """  # fmt: skip
 
 from __future__ import annotations
 
 import argparse
 import ast
+import csv
 import os
+import re
+import resource
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections import Counter
@@ -24,7 +30,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import hypothesis  # noqa: F401 what all tests import is imported once
 import numpy as np
+import pytest
+import torch  # noqa: F401
 
 ROOT = Path(__file__).parents[1]
 SOURCE = Path("src/fedloom")
@@ -80,6 +89,10 @@ class Mutant(NamedTuple):
         module = self.path.relative_to(SOURCE).with_suffix("").as_posix()
         prefix = max((one for one in TESTS if f"{module}/".startswith(f"{one}/") or module == one), key=len)
         return (*TESTS[prefix], *ALWAYS)
+
+    @property
+    def diff(self) -> str:
+        return f"{self.path}:{self.line}\n- {self.before.strip()}\n+ {self.after.strip()}"
 
 
 def computing(tree: ast.AST) -> Iterator[ast.AST]:
@@ -163,15 +176,57 @@ def drawn(count: int, seed: int, only: tuple[str, ...]) -> list[Mutant]:
     return found
 
 
-def passes(copy: Path, tests: tuple[str, ...], timeout: float) -> bool:
+def nearest(copy: Path, mutant: Mutant, count: int = 4) -> tuple[str, ...]:
+    """The test files that name most of what the mutant's module defines, of those for it."""
+    module = ast.parse((ROOT / mutant.path).read_text())
+    names = {one.name for one in module.body if isinstance(one, ast.FunctionDef | ast.ClassDef)}
+    names |= {mutant.path.stem, mutant.path.relative_to("src").with_suffix("").as_posix().replace("/", ".")}
+    words = re.compile(rf"\b({'|'.join(map(re.escape, sorted(names)))})\b")
+    files = sorted({file for one in mutant.tests for file in sorted((copy / one).rglob("test_*.py")) or [copy / one]})
+    named = {file: len(words.findall(file.read_text())) for file in files}
+    best = sorted((file for file in files if named[file]), key=lambda file: -named[file])[:count]
+    return tuple(file.relative_to(copy).as_posix() for file in best)
+
+
+def passes(copy: Path, tests: tuple[str, ...], seconds: int) -> bool:
     """Whether tests pass in a copy of the checkout; those that take too long do not."""
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *dict.fromkeys(tests)]
-    there = {"PYTHONPATH": str(copy / "src"), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    child = os.fork()
+    if not child:
+        code = 1
+        try:
+            resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
+            nowhere = os.open(os.devnull, os.O_RDWR)
+            for stream in (0, 1, 2):
+                os.dup2(nowhere, stream)
+            os.chdir(copy)
+            os.environ |= {"PYTHONPATH": str(copy / "src"), "OMP_NUM_THREADS": "1"}
+            sys.path.insert(0, str(copy / "src"))
+            code = pytest.main(["-x", "-q", "-p", "no:cacheprovider", *tests])
+        finally:
+            os._exit(code)
+    return os.waitpid(child, 0)[1] == 0
+
+
+def found_by(copy: Path, mutant: Mutant, seconds: int, short: bool) -> str:
+    """Which tests find a mutant: ``nearest``, ``others``, or ``none``."""
+    file = copy / mutant.path
+    whole = file.read_text()
+    lines = whole.splitlines(keepends=True)
+    lines[mutant.line - 1] = f"{mutant.after}\n"
     try:
-        done = subprocess.run(command, cwd=copy, env=os.environ | there, capture_output=True, timeout=timeout)
-    except subprocess.TimeoutExpired:
-        return False
-    return done.returncode == 0
+        write(file, "".join(lines))
+        if not passes(copy, ("--quick", *nearest(copy, mutant), "tests/core/test_composition.py"), seconds):
+            return "nearest"
+        return "none" if short or passes(copy, tuple(dict.fromkeys(mutant.tests)), 10 * seconds) else "others"
+    finally:
+        write(file, whole)
+
+
+def write(file: Path, text: str) -> None:
+    """Write a module, without what was compiled from it in the same second."""
+    file.write_text(text)
+    for one in file.parent.joinpath("__pycache__").glob(f"{file.stem}.*"):
+        one.unlink()
 
 
 def main() -> None:
@@ -179,36 +234,38 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=200, help="number of mutants")
     parser.add_argument("--seed", type=int, default=0, help="seed of the choice")
     parser.add_argument("--only", default=",".join(PACKAGES), help="packages, or files without .py, by commas")
-    parser.add_argument("--tests", nargs="+", help="tests for all mutants, instead of those of their modules")
-    parser.add_argument("--timeout", type=float, default=600, help="seconds after which a mutant counts as killed")
-    given = parser.parse_args()
-    chosen = drawn(given.count, given.seed, tuple(given.only.split(",")))
-    killed, survived = Counter(), []
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/mutants.csv", help="the table")
+    parser.add_argument("--short", action="store_true", help="only the nearest tests")
+    parser.add_argument("--again", action="store_true", help="try the table's survivors again")
+    parser.add_argument("--seconds", type=int, default=60, help="of the processor, after which a mutant is killed")
+    settings = parser.parse_args()
+    chosen = drawn(settings.count, settings.seed, tuple(settings.only.split(",")))
+    decided: dict[Mutant, str] = {}
+    if settings.out.exists():
+        with settings.out.open(newline="") as table:
+            for row in csv.DictReader(table):
+                mutant = Mutant(Path(row["path"]), int(row["line"]), row["before"], row["after"])
+                decided[mutant] = row["found by"]
+
+    def save() -> None:
+        with settings.out.open("w", newline="") as table:
+            rows = csv.writer(table, lineterminator="\n")
+            rows.writerow(("path", "line", "before", "after", "found by"))
+            rows.writerows((one.path.as_posix(), *one[1:], by) for one, by in sorted(decided.items()))
+
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "checkout"
         shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".*", "runs", "results", "__pycache__", "site"))
-        sound: set[tuple[str, ...]] = set()
         for number, one in enumerate(chosen, start=1):
-            tests = tuple(given.tests or one.tests)
-            if tests not in sound and not passes(copy, tests, 10 * given.timeout):
-                sys.exit(f"these tests fail without any mutant: {' '.join(tests)}")
-            sound.add(tests)
-            file = copy / one.path
-            whole = file.read_text()
-            lines = whole.splitlines(keepends=True)
-            lines[one.line - 1] = f"{one.after}\n"
-            file.write_text("".join(lines))
-            survives = passes(copy, tests, given.timeout)
-            file.write_text(whole)
-            killed[one.package] += not survives
-            told = f"{one.path}:{one.line}\n- {one.before.strip()}\n+ {one.after.strip()}"
-            print(f"{number}/{len(chosen)} {'survives' if survives else 'killed'}  {told}", flush=True)
-            survived += [told] * survives
-    totals = Counter(one.package for one in chosen)
+            if one not in decided or (settings.again and decided[one] == "none"):
+                decided[one] = found_by(copy, one, settings.seconds, settings.short)
+                save()
+            print(f"{number}/{len(chosen)} found by {decided[one]}  {one.diff}", flush=True)
     print(f"\n{'package':12} {'mutants':>8} {'killed':>8} {'surviving':>10}")
-    for package, total in totals.items():
-        print(f"{package:12} {total:8} {killed[package]:8} {total - killed[package]:10}")
-    print("", *survived, sep="\n\n")
+    for package in dict.fromkeys(one.package for one in chosen):
+        found = Counter(decided[one] != "none" for one in chosen if one.package == package)
+        print(f"{package:12} {found.total():8} {found[True]:8} {found[False]:10}")
+    print("", *(one.diff for one in chosen if decided[one] == "none"), sep="\n\n")
 
 
 if __name__ == "__main__":
