@@ -88,8 +88,6 @@ def nested(**parts: Any) -> Case:
 class Boast(Term):
     """A loss that is negative for good models."""
 
-    is_signed = True
-
     def loss(self, out: Any, batch: Any, ctx: Any) -> Any:
         return -out.logits.max(1).values
 

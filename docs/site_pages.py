@@ -252,9 +252,8 @@ def described(base: type) -> dict[str, str]:
         if heading == "Attributes"
         for name, words in ARGUMENT.findall(body)
     }
-    derived = {"is_identity", "chosen"}  # from what a part says otherwise
     for name, held in vars(base).items():
-        if name not in derived and (callable(held) or isinstance(held, property)):
+        if name != "is_identity" and (callable(held) or isinstance(held, property)):
             texts[name] = (inspect.getdoc(held) or "").partition("\n\n")[0].replace("\n", " ")
     return {f"{base.__name__}.{name}": text for name, text in texts.items() if not name.startswith("_")}
 

@@ -49,7 +49,7 @@ class Watched(Mixing):
     arrays: Arrays = field(compare=False)
     seen: list[dict[str, dict[str, list[float]]]] = field(default_factory=list, compare=False)
 
-    needs = Needs(target=True, views=True, updates=True, shared=True)
+    needs = Needs(target="views", updates=True)
 
     def coefficients(self, state: Tree, info: RoundInfo) -> tuple[Tree, np.ndarray]:
         """By samples."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -14,8 +13,8 @@ from torch import Tensor
 
 from fedloom.core.context import NO_ROUND, Batch, Context, Output, RoundInfo
 from fedloom.core.errors import ClientError
+from fedloom.core.local import Local
 from fedloom.core.missing_needs import FIELDS, hint
-from fedloom.core.needs import Needs
 from fedloom.core.parts import Drift, Mixing, Model, Term
 from fedloom.core.tree import Tree
 from fedloom.methods import make
@@ -34,7 +33,6 @@ def length(out: Output) -> Tensor:
 class Reads(Term):
     """A term that reads one field of its arguments."""
 
-    needs: ClassVar[Needs] = Needs(shared=True)
     field: str = "features"
 
     def loss(self, out: Output, batch: Batch, ctx: Context) -> Tensor:
@@ -51,15 +49,23 @@ class Reads(Term):
             case "label_counts":
                 return out.logits.sum(1) * ctx.label_counts.log().sum()  # pyright: ignore[reportOptionalMemberAccess]
             case _:
-                return ctx.samples.x.sum() + out.logits.sum(1)  # pyright: ignore[reportOptionalMemberAccess]
+                return ctx.samples.x.sum() + out.logits.sum(1)
 
 
 @pytest.mark.parametrize("compute", EVERY)
-@pytest.mark.parametrize("field", ["features", "twin", "teacher", "model", "label_counts", "samples"])
+@pytest.mark.parametrize("field", ["features", "twin", "teacher", "model", "label_counts"])
 def test_a_term_that_reads_what_it_does_not_declare(field: str, compute: str) -> None:
     assert field in FIELDS
     with pytest.raises(ClientError, match=rf"have to be declared in the needs of Reads: .*\b{field}\b"):
         go(replace(FEDAVG, name="own", objective=(CrossEntropy(), Reads(field))), compute=compute)
+
+
+@pytest.mark.parametrize("compute", EVERY)
+def test_all_samples_of_a_client_are_there_undeclared_but_not_where_single_samples_are_private(compute: str) -> None:
+    reading = replace(FEDAVG, name="own", objective=(CrossEntropy(), Reads("samples")))
+    assert not go(reading, compute=compute).failures
+    with pytest.raises(ClientError, match=r"reads all of a client's samples, which local\.dp_clip does not"):
+        go(reading, compute=compute, local=Local(steps=2, batch_size=4, dp_clip=1.0))
 
 
 @dataclass(frozen=True)

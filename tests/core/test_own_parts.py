@@ -65,7 +65,7 @@ def test_a_slot_holds_its_own_parts(slot: str, held: Any, sentence: str) -> None
         ({"uploads": ("a",)}, r"uploads is \('a',\), but it must be a dict, like {'control': Reduce.MEAN}"),
         ({"uploads": {"a": "mean"}}, "uploads has 'mean' for 'a', but it must map names, like {'control': Reduce.MEAN"),
         ({"measured": {"a": 3}}, "measured has 3 for 'a', but it must map names"),
-        ({"needs": ("samples",)}, r"needs is \('samples',\), but it must be Needs\(...\), like Needs\(samples=True\)"),
+        ({"needs": ("samples",)}, r"needs is \('samples',\), but it must be Needs\(...\), like Needs\(twin=True\)"),
     ],
 )
 def test_declarations_have_their_form(declared: dict[str, Any], sentence: str) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 from fedloom.core.context import Batch, Context, Facts, Output, RoundInfo
 from fedloom.core.errors import ClientError, ConfigError
 from fedloom.core.method import Method
-from fedloom.core.parts import ClientEnd, Drift, Halves, Mixing, Model, Needs, Personal, Term
+from fedloom.core.parts import ClientEnd, Drift, Halves, Mixing, Model, Personal, Term
 from fedloom.core.tree import Tree
 from fedloom.experiment.federated import run
 from fedloom.methods import make
@@ -105,8 +105,6 @@ def test_the_names_of_private_values_are_refused(called: str) -> None:
 @dataclass(frozen=True)
 class Aliasing(Drift):
     """States that are the library's own memory: the model, the message, the update and the last state."""
-
-    needs = Needs(shared=True)
 
     def init_client(self, theta: Tensor) -> Tree:
         return {"first": theta}

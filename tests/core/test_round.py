@@ -36,7 +36,7 @@ LOSS = (CrossEntropy(),)
 class ByLoss(Mixing):
     """Coefficients in proportion to the losses of the received model."""
 
-    needs = Needs(losses=True)
+    needs = Needs(losses="train")
 
     def coefficients(self, state: Tree, info: RoundInfo) -> tuple[Tree, np.ndarray]:
         assert info.losses is not None

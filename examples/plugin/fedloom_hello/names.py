@@ -13,7 +13,7 @@ from fedloom.core.client import Broadcast
 from fedloom.core.context import RoundInfo
 from fedloom.core.engine import EngineFactory, States
 from fedloom.core.federation import Arrays
-from fedloom.core.parts import Drift, Halves, Needs
+from fedloom.core.parts import Drift, Halves
 from fedloom.core.slots import drifts
 from fedloom.core.tree import Tree
 from fedloom.data.sources import Source, sources
@@ -31,7 +31,6 @@ class Thresholded(Drift):
     """
 
     eps: float = 1e-3
-    needs = Needs(shared=True)
 
     def correct(self, state: Tree, update: Tensor, uploads: Tree, info: RoundInfo) -> Halves:
         """Δ or 0."""

@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -163,13 +164,19 @@ def contexts(plan: ClientPlan, down: Broadcast, state: State, client: int, steps
     rows = plan.data.index[client]
     size = len(rows) / plan.population.mean_size
     counts = plan.label_counts(plan.data.labels(torch.from_numpy(rows), client)) if plan.counts_labels else None
-    samples = plan.data.client(client) if plan.method.needs("samples") else None
-    own = None if samples is None else Batch(samples.x, samples.y)
+
+    @cache
+    def read() -> Batch:
+        if plan.local.dp_clip is not None:
+            raise ConfigError("a part reads all of a client's samples, which local.dp_clip does not make private.")
+        own = plan.data.client(client)
+        return Batch(own.x, own.y)
+
     effective = plan.effective_steps(steps)
     return {
         place: Context(
             down.theta, down.parts.get(place, {}), own_state(state, place), {}, size, steps,
-            down.lr, down.round, plan.facts, counts, own, client, down.invited, effective,
+            down.lr, down.round, plan.facts, counts, read, client, down.invited, effective,
             plan.usual_steps,
         )
         for place in plan.method.parts
@@ -440,11 +447,11 @@ class ClientWork:
             message |= {slot: Slice.of(value, slot in self.plan.method.boundable) for slot, value in slots.items()}
         read = message
         for place, part in self.plan.method.hooks["send"]:
-            seed = self.plan.facts.private_seed if part.is_private else self.plan.seed
+            seed = self.plan.facts.private_seed if "noise" in part.guarantees else self.plan.seed
             draws = rng.stream(seed, place, self.down.round, self.client)
             sent = part.send(seen[place], message, draws)
             message = sent.message | {f"{place}/{name}": Slice.of(value, False) for name, value in sent.uploads.items()}
-            if not part.keeps_bounds:  # else the server reads what it was given
+            if part.guarantees != {"sums"}:  # else the server reads what it was given
                 read = message = self._measured_again(message)
             if sent.state:
                 result.state[place] = sent.state

@@ -118,7 +118,8 @@ class Cohort:
         steps = np.array([plan.effective_steps(steps) for steps in taken])
         return RoundInfo(
             t, plan.local.rate(t), members, samples, steps, plan.facts, self.server.theta, server_data=server_data,
-            invited=self.report.cohort.tolist(), usual_steps=plan.usual_steps, normalised=plan.method.drift.normalises,
+            invited=self.report.cohort.tolist(), usual_steps=plan.usual_steps, 
+            normalised=plan.method.drift.update_kind == "normalised",
             sizes=plan.population.sizes,
         )  # fmt: skip
 

@@ -111,7 +111,7 @@ class Context(NamedTuple):
         round: t.
         facts: public facts of the experiment.
         label_counts: number of the client's training samples of each class, if a part needs it.
-        samples: all of the client's training samples, if a part needs them.
+        read: reads all of the client's training samples, for ``samples``.
         client: the client's number.
         invited: numbers of all clients that received the model in this round.
         effective_steps: ‖a‖₁: along a constant gradient g, this round's steps move the model by -η_t·‖a‖₁·g; τ_i
@@ -131,12 +131,18 @@ class Context(NamedTuple):
     round: int
     facts: Facts
     label_counts: Shaped[Tensor, "C"] | None = None
-    samples: Batch | None = None
+    read: Callable[[], Batch] | None = None
     client: int = 0
     invited: Sequence[int] = ()
     effective_steps: float = 1.0
     usual_steps: float = 1.0
     evaluates: bool = False
+
+    @property
+    def samples(self) -> Batch:
+        """All of the client's training samples."""
+        assert self.read is not None, "there are no samples outside a round"
+        return self.read()
 
 
 NO_ROUND = Context(  # for losses evaluated outside a federated round

@@ -90,14 +90,15 @@ def check(plan: ClientPlan) -> None:
             "more; of the methods with a second model, superfed_mm takes only one."
         )
     for term in method.objective:
-        if term.couples or _couples(plan, term):
+        if term.per_sample is False or _couples(plan, term):
             raise ConfigError(
                 f"{mine} takes the gradient of each sample alone, but objective {label(term)!r} is a function of the "
                 "whole mini-batch; choose a loss that is a mean over samples."
             )
     for place, part in method.parts.items():
         other, needs = f"{place} {label(part)!r}", part.needs
-        reads = [name for name in ("model", "label_counts", "samples", "losses") if getattr(needs, name)]
+        reads = [name for name in ("model", "label_counts", "losses") if name in needs]
+        reads += ["samples"] * overrides(part, "start")  # for gradients before local steps
         sends = [name for name in part.uploads if name not in (UPDATE, *part.boundable)]
         uplink = place.startswith("uplink")
         chooses = isinstance(part, Personal) and method.chooses_level
@@ -109,7 +110,7 @@ def check(plan: ClientPlan) -> None:
 @torch.no_grad()
 def _couples(plan: ClientPlan, term: Term) -> bool:
     """Whether a user's loss on several samples differs from the mean of the single samples' losses; by trial."""
-    if term.stackable or not overrides(term, "loss"):
+    if term.per_sample is not None or not overrides(term, "loss"):
         return False
     known = plan.data.arrays.y[:PROBED].cpu()
     _, rows = np.unique(known.flatten(1)[:, 0] if known.ndim > 1 else known, return_index=True)  # all different

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedloom.core.context import NO_ROUND, Batch, Output
 from fedloom.core.documentation import bibtex
 from fedloom.core.errors import ConfigError, closest, in_words, nearest, outside
 from fedloom.core.hooks import HOOKS, overrides
@@ -31,7 +32,7 @@ from fedloom.core.parts import (
     Use,
 )
 from fedloom.core.slots import BASES, SEVERAL, SLOTS, label
-from fedloom.core.targets import TargetKind
+from fedloom.core.targets import CLASSES, ONE_CLASS, TargetKind
 
 
 @dataclass(frozen=True)
@@ -92,38 +93,40 @@ class Method:
                 f"{self.who_needs('model')} evaluates the model on other inputs, but with personal "
                 f"{label(self.personal)!r} a client has two models."
             )
-        if self.needs("itself") and (self.adaptation.trains or self.is_paired):
+        if self.hooks["on_step"] and (self.adaptation.trains or self.is_paired):
+            place, part = self.hooks["on_step"][0]
             other = (
                 f"adaptation {label(self.adaptation)!r}"
                 if self.adaptation.trains
                 else f"personal {label(self.personal)!r}"
             )
             raise ConfigError(
-                f"{self.who_needs('itself')} inspects the model before every step, but with {other} the step's loss is "
-                "that of another model; leave one of them out."
+                f"{place.partition('.')[0]} {label(part)!r} inspects the model before every step, but with {other} the "
+                "step's loss is that of another model; leave one of them out."
             )
         if self.shares_nothing:
             for slot, part in self.parts.items():
-                if part.needs.shared:
+                if _works_on_shared(part):
                     raise ConfigError(
                         f"{slot} {label(part)!r} works on shared parameters, "
                         f"but personal {label(self.personal)!r} shares none."
                     )
 
-        if overrides(self.personal, "start") and (self.needs("sgd") or self.drift.normalises):
+        if overrides(self.personal, "start") and self.needs("sgd"):
             raise ConfigError(
                 f"{self.who_needs('sgd')} infers gradients from the way from the received model, but with personal "
                 f"{label(self.personal)!r} local steps start elsewhere; choose a drift like dynamic, or none."
             )
-        signed = next((term for term in self.objective if term.is_signed), None)
-        if signed is not None and self.mixing.weighs_losses:
+        signed = [term for term in self.objective if self.mixing.weighs_losses and _is_signed(term)]
+        if signed:
             raise ConfigError(
                 f"mixing {label(self.mixing)!r} weights clients by losses of at least 0, but objective "
-                f"{label(signed)!r} is negative for good models; choose another of the two."
+                f"{label(signed[0])!r} is negative for good models; choose another of the two."
             )
         if self.needs("target"):
             self._check_target()
-        declared = {part.targets: (place, part) for place, part in self.parts.items() if part.targets}
+        kinds = {place: CLASSES if part.targets == ONE_CLASS else part.targets for place, part in self.parts.items()}
+        declared = {kind: (place, self.parts[place]) for place, kind in kinds.items() if kind}
         if len(declared) > 1:
             (kind, (one, part)), (other_kind, (other, second)) = list(declared.items())[:2]
             raise ConfigError(
@@ -206,7 +209,7 @@ class Method:
         mine = f"{self.who_needs('target')} evaluates the clients' models on unlabelled inputs"
         if not self.predicts:
             raise ConfigError(f"{mine}, but method {self.name!r} trains no predictor.")
-        if not self.drift.displaces:
+        if self.drift.update_kind == "other":
             raise ConfigError(
                 f"{mine}, but clients with drift {label(self.drift)!r} upload something else; choose one whose updates "
                 "lead to their models, like scaffold or dynamic."
@@ -220,23 +223,24 @@ class Method:
         for slot in uplink.covered:
             if slot not in self.slots:
                 raise ConfigError(f"{mine}: nothing called {slot!r} is uploaded; {nearest(slot, self.slots)}")
-        if uplink.covers_all and (missing := [slot for slot in self.boundable if slot not in uplink.covered]):
+        missing = [slot for slot in self.boundable if slot not in uplink.covered]
+        if "noise" in uplink.guarantees and uplink.covered and missing:
             raise ConfigError(f"{mine} has no bound for {missing[0]!r}; give one in bounds.")
         for place, part in self.parts.items():
             if isinstance(part, Uplink):
                 continue
             other = f"{place} {label(part)!r}"
             single = part.needs.updates or part.needs.losses or Reduce.ALL in part.uploads.values()
-            if uplink.only_sums and single:
+            if "sums" in uplink.guarantees and single:
                 raise ConfigError(f"{other} needs every client's own upload, but {mine} shows the server only sums.")
-            if uplink.is_private:
+            if "noise" in uplink.guarantees:
                 unbounded = [n for n in part.uploads if n != UPDATE and f"{place}/{n}" not in self.boundable]
                 if unbounded or part.needs.losses:
                     what = f"{unbounded[0]!r}" if unbounded else "the client's loss"
                     raise ConfigError(f"{other} sends {what}, which has no bound that {mine} could keep private.")
-        if not uplink.only_sums:
+        if "sums" not in uplink.guarantees:
             return
-        if not all(later.keeps_bounds for later in self.uplink[self.uplink.index(uplink) + 1 :]):
+        if not all(later.guarantees == {"sums"} for later in self.uplink[self.uplink.index(uplink) + 1 :]):
             raise ConfigError(f"{mine} must be the last uplink, since a later one could undo what it guarantees.")
         if not self.mixing.is_uniform:
             raise ConfigError(
@@ -364,7 +368,7 @@ class Method:
     @cached_property
     def only_sums(self) -> bool:
         """Whether the server sees sums alone, of floats or of numbers in a ring of an uplink's own."""
-        return any(uplink.only_sums for uplink in self.uplink)
+        return any("sums" in uplink.guarantees for uplink in self.uplink)
 
     @cached_property
     def is_cross_entropy(self) -> bool:
@@ -374,7 +378,8 @@ class Method:
     @cached_property
     def targets(self) -> TargetKind | None:
         """The kind of targets that the method is defined for; None if no part says so."""
-        return next((part.targets for part in self.parts.values() if part.targets), None)
+        kind: TargetKind | None = next((part.targets for part in self.parts.values() if part.targets), None)
+        return CLASSES if kind == ONE_CLASS else kind
 
     @cached_property
     def test_loss(self) -> Callable[[Tensor, Tensor], Tensor] | None:
@@ -403,20 +408,15 @@ class Method:
     @cached_property
     def predicts(self) -> bool:
         """Whether some term uses the model's output on the mini-batch, which makes the model a predictor."""
-        return any(part.needs.output for _, part in self.hooks["loss"])
+        return any("generator" not in part.needs for _, part in self.hooks["loss"])
 
     def needs(self, what: str) -> bool:
-        """Whether any part declares the given field of ``Needs``."""
-        return what in self._needed
-
-    @cached_property
-    def _needed(self) -> frozenset[str]:
-        """The fields of ``Needs`` that some part declares."""
-        return frozenset(name for part in self.parts.values() for name, value in vars(part.needs).items() if value)
+        """Whether any part declares the given field of ``Needs``, or sets one to this word."""
+        return any(what in part.needs for part in self.parts.values())
 
     def who_needs(self, what: str) -> str:
         """The parts that declare it, for error messages, like ``drift 'scaffold'``."""
-        named = ((place.partition(".")[0], p) for place, p in self.parts.items() if getattr(p.needs, what))
+        named = ((place.partition(".")[0], p) for place, p in self.parts.items() if what in p.needs)
         return " and ".join(f"{slot} {label(part)!r}" for slot, part in named)
 
     def citations(self) -> Iterator[str]:
@@ -431,7 +431,7 @@ class Method:
 def _check_declarations(who: str, part: Part) -> None:
     """Raise a ``ConfigError`` about ``who`` if a part's declarations do not have the types that ``Part`` states."""
     if not isinstance(part.needs, Needs):
-        raise ConfigError(f"{who}: needs is {part.needs!r:.60}, but it must be Needs(...), like Needs(samples=True).")
+        raise ConfigError(f"{who}: needs is {part.needs!r:.60}, but it must be Needs(...), like Needs(twin=True).")
     for name in ("downloads", "boundable"):
         names = getattr(part, name)
         if not (isinstance(names, tuple | list) and all(isinstance(one, str) for one in names)):
@@ -448,6 +448,24 @@ def _check_declarations(who: str, part: Part) -> None:
                     f"{{'control': {example}}}."
                 )
     _check_names(who, part)
+
+
+def _works_on_shared(part: Part) -> bool:
+    """Whether a part works on shared parameters, or on updates of them."""
+    if isinstance(part, Drift | Uplink) and not part.is_identity:
+        return True
+    acts = any(overrides(part, hook) for hook in ("grad", "prox", "combine", "step", "refine"))
+    return acts or part.needs.updates or part.needs.received
+
+
+def _is_signed(term: Term) -> bool:
+    """Whether a loss is negative where the right classes are certain; by trial."""
+    y = torch.arange(3)
+    try:
+        value = term.loss(Output(100 * torch.eye(3)), Batch(torch.eye(3), y), NO_ROUND)
+    except Exception:  # it needs more than outputs and classes
+        return False
+    return bool((value < 0).any())
 
 
 def _is_reduction(value: object) -> bool:

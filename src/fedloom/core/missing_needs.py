@@ -14,7 +14,7 @@ from fedloom.core.parts import Part
 Arguments = ParamSpec("Arguments")
 Value = TypeVar("Value")
 
-FIELDS = ("features", "twin", "teacher", "model", "received", "label_counts", "samples", "losses", "target")
+FIELDS = ("features", "twin", "teacher", "model", "received", "label_counts", "losses", "target")
 """The needs without which a field of a batch, an output, a context or a round's record is None."""
 
 
@@ -25,7 +25,7 @@ def hint(error: BaseException) -> str:
         if not isinstance(part, Part):
             continue
         if isinstance(error, TypeError | AttributeError) and "NoneType" in str(error):
-            undeclared = ", ".join(name for name in FIELDS if not getattr(part.needs, name))
+            undeclared = ", ".join(name for name in FIELDS if name not in part.needs)
             return f". Fields that are None have to be declared in the needs of {type(part).__name__}: {undeclared}"
         context = next((value for value in frame.f_locals.values() if isinstance(value, Context)), None)
         if isinstance(error, KeyError) and context is not None:

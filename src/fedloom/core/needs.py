@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
 
 
 @dataclass(frozen=True)
@@ -10,49 +12,48 @@ class Needs:
     """What a part requires of the round, the model and the experiment; checked before a run starts.
 
     Attributes:
-        output: (terms) the model's output on the mini-batch; False for a term that only uses ``out.model``.
-        model: the model itself, to evaluate it on inputs other than the mini-batch.
-        generator: a network that generates, whose forward takes a ``part``.
-        itself: in ``on_step``, the very model whose loss the step descends, not a second or an adapted one.
+        model: the model itself, to evaluate it on other ``inputs`` than the mini-batch; ``generator``: a network that
+            generates, whose forward takes a ``part``, and whose output on the mini-batch is not used.
         features: the model's features, in addition to its logits.
         label_counts: the number of samples of each class at the client.
         common_classes: class numbers that mean the same at all clients.
-        one_class: one class per sample, not one at every position of it.
-        received: for a term, the logits of the received model on the mini-batch.
-        samples: all of the client's training samples at once.
+        received: (terms) the output of the received model on the mini-batch.
         twin: a second augmented view of every mini-batch, and the model's logits on it.
         teacher: a second, trained model, evaluated on every mini-batch.
-        target: unlabelled inputs of the target distribution, at the server.
-        views: random augmented views of those inputs.
-        losses: every cohort member's training loss of the received model, before local work; at its last exit.
-        validation: these losses on the members' validation samples instead.
+        target: unlabelled inputs of the target distribution, at the server; ``views``: and random augmented views.
+        losses: every cohort member's loss of the received model on its ``train`` or ``validation`` samples, before
+            local work; at its last exit.
         updates: all updates of the cohort at once, instead of a running sum.
         full_participation: every client in every round.
-        shared: at least one shared parameter.
-        rounds: the number T of rounds, which then cannot grow when a run is continued.
-        last_round: the last round, in which it acts; a run then cannot end early.
+        rounds: ``number``, the number T of rounds, which then cannot grow when a run is continued; or ``last``: also
+            the last round, in which it acts, so that a run cannot end early.
         sgd: local steps of SGD, with or without momentum, because the part infers gradients from displacements.
     """
 
-    output: bool = True
-    model: bool = False
-    generator: bool = False
-    itself: bool = False
+    model: Literal["", "inputs", "generator"] = ""
     features: bool = False
     label_counts: bool = False
     common_classes: bool = False
-    one_class: bool = False
     received: bool = False
-    samples: bool = False
     twin: bool = False
     teacher: bool = False
-    target: bool = False
-    views: bool = False
-    losses: bool = False
-    validation: bool = False
+    target: Literal["", "inputs", "views"] = ""
+    losses: Literal["", "train", "validation"] = ""
     updates: bool = False
     full_participation: bool = False
-    shared: bool = False
-    rounds: bool = False
-    last_round: bool = False
+    rounds: Literal["", "number", "last"] = ""
     sgd: bool = False
+
+    @cached_property
+    def _words(self) -> frozenset[str]:
+        """The fields that are set, and their values that are words."""
+        held = {name: value for name, value in vars(self).items() if value}
+        return frozenset({*held, *(value for value in held.values() if isinstance(value, str))})
+
+    def __contains__(self, word: str) -> bool:
+        """Whether a field is set, or set to this word.
+
+        >>> "losses" in Needs(losses="validation"), "validation" in Needs(losses="validation"), "train" in Needs()
+        (True, True, False)
+        """
+        return word in self._words

@@ -28,7 +28,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -193,16 +193,13 @@ class Term(Part):
 
     Attributes:
         is_cross_entropy: ``loss`` is the cross entropy of the logits, whose gradient is p - e_y.
-        stackable: ``loss`` is per sample, so that padded rows can be masked.
-        couples: ``loss`` of a batch is not the mean of its samples' losses, each on its own.
-        is_signed: ``loss`` is negative for good models.
+        per_sample: ``loss`` of a batch is the mean of its samples' losses, each on its own; None if that has to be
+            tried, and padded rows cannot be masked.
         learns: ``loss`` is what the model learns from the data, though it has no ``test_loss``.
     """
 
     is_cross_entropy: ClassVar[bool] = False
-    stackable: ClassVar[bool] = True
-    couples: ClassVar[bool] = False
-    is_signed: ClassVar[bool] = False
+    per_sample: ClassVar[bool | None] = True
     learns: ClassVar[bool] = False
 
     def loss(self, out: Output, batch: Batch, ctx: Context) -> Float[Tensor, "B"] | Float[Tensor, ""]:
@@ -224,12 +221,11 @@ class Drift(Part):
     """A correction of client drift; the identity does nothing.
 
     Attributes:
-        normalises: clients upload Δ_i at the usual number of local steps; see ``RoundInfo.normalised``.
-        displaces: the uploaded updates are displacements θ^t - θ_i, up to that factor.
+        update_kind: what clients upload as the update: their displacement θ^t - θ_i, the displacement at the usual
+            number of local steps (``RoundInfo.normalised``), or something else.
     """
 
-    normalises: ClassVar[bool] = False
-    displaces: ClassVar[bool] = True
+    update_kind: ClassVar[Literal["displacement", "normalised", "other"]] = "displacement"
 
 
 Start = Generator[tuple[Tensor, Batch], tuple[Tensor, Tensor], tuple[Tree, Tensor]]
@@ -469,26 +465,15 @@ class Uplink(Part):
     """A transform of everything that leaves a client: compression, clipping, noise, masks. Several apply in order.
 
     Attributes:
-        keeps_bounds: it may follow one that bounds slices, since the server recovers its input.
-        covers_all: ``covered`` must hold every slot that may be clipped.
+        guarantees: ``sums``, the server sees sums over the cohort alone, no single upload; ``noise``, noise protects
+            every slice, all of which must be ``boundable``. Where it sees sums without noise, it recovers them.
     """
 
-    keeps_bounds: ClassVar[bool] = False
-    covers_all: ClassVar[bool] = False
-
-    @property
-    def only_sums(self) -> bool:
-        """Whether the server may only see sums over the cohort, no single upload."""
-        return False
-
-    @property
-    def is_private(self) -> bool:
-        """Whether every slice that leaves a client must be ``boundable``."""
-        return False
+    guarantees: ClassVar[frozenset[Literal["sums", "noise"]]] = frozenset()
 
     @property
     def covered(self) -> tuple[str, ...]:
-        """The slots that it transforms, if they are listed in its settings."""
+        """The slots that it transforms, if they are listed in its settings; with noise these must be all."""
         return ()
 
     def send(self, ctx: Context, message: Message, draws: np.random.Generator) -> Sent:

@@ -107,7 +107,7 @@ class ClientPlan:
                 f"method {method.name!r} calls the model several times in a step, which would change its buffer "
                 f"{buffer!r}; {remedy}."
             )
-        strict = [label(uplink) for uplink in method.uplink if uplink.is_private or uplink.only_sums]
+        strict = [label(uplink) for uplink in method.uplink if uplink.guarantees]
         if strict and buffer:
             raise ConfigError(
                 f"uplink {strict[0]!r} does not cover the batch statistics in buffer {buffer!r}; {remedy}."
@@ -196,12 +196,12 @@ class ClientPlan:
     @property
     def is_private(self) -> bool:
         """Whether noise, the clients' own or the server's, protects what clients upload."""
-        return self.local.dp_clip is not None or any(uplink.is_private for uplink in self.method.uplink)
+        return self.local.dp_clip is not None or any("noise" in uplink.guarantees for uplink in self.method.uplink)
 
     @property
     def hides_divergence(self) -> bool:
         """Whether clients add noise to what they send, which must then not depend on whether their work diverged."""
-        return any(uplink.is_private and not uplink.only_sums for uplink in self.method.uplink)
+        return any(uplink.guarantees == {"noise"} for uplink in self.method.uplink)
 
     def received(self, client: int, theta: Float[Tensor, "P"]) -> Float[Tensor, "held"]:
         """The entries of the server's parameters that a client receives."""

@@ -70,7 +70,7 @@ class ServerData:
     def views(self, x: Tensor, round: int, *counters: int) -> tuple[Tensor, Tensor]:
         """Two random views of inputs [N, ...]; a function of the seed, the round and the counters alone."""
         if self.change is None:
-            raise ConfigError("views of the server's inputs need a part that declares them: needs = Needs(views=True).")
+            raise ConfigError("views of the server's inputs need a part with needs = Needs(target='views').")
         streams = (rng.stream(self.seed, "target view", round, view, *counters) for view in (0, 1))
         first, second = (self.change(x, [(stream, len(x))]) for stream in streams)
         return first, second

@@ -113,7 +113,7 @@ def _why(part: Part, method: Method) -> str:
         return "adapts one network to every client"
     if part.needs.updates or part.needs.target or "update" in part.uploads:
         return "compares all clients' models as vectors of one length"
-    if isinstance(part, Drift) and part.normalises:
+    if isinstance(part, Drift) and part.update_kind == "normalised":
         return "scales all parameters by the steps of the whole cohort"
     if overrides(part, "receive"):
         return "changes sums of one length at the server"

@@ -11,8 +11,9 @@ from typing import Literal
 
 from torch import Tensor
 
-TargetKind = Literal["classes", "truth values", "numbers"]
+TargetKind = Literal["classes", "one class", "truth values", "numbers"]
 CLASSES: TargetKind = "classes"
+ONE_CLASS: TargetKind = "one class"  # classes, one of each sample instead of one of each position in it
 TRUTHS: TargetKind = "truth values"
 NUMBERS: TargetKind = "numbers"
 

@@ -434,9 +434,10 @@ class Fill(Protocol):
 
 
 def stackable(loaded: LoadedModel) -> bool:
-    """Whether models of this architecture can be stacked: no module or term declares ``stackable = False``."""
+    """Whether models of this architecture can be stacked: no module declares ``stackable = False``."""
     terms = loaded.plan.method.objective if not loaded.plan.method.adaptation.is_identity else ()
-    return all(getattr(one, "stackable", True) for one in (*loaded.live.module.modules(), *terms))
+    masked = all(term.per_sample is not None for term in terms)
+    return masked and all(getattr(module, "stackable", True) for module in loaded.live.module.modules())
 
 
 def pays(loaded: LoadedModel, samples: np.ndarray, own: int) -> np.ndarray:

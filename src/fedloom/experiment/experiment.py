@@ -247,9 +247,9 @@ def check_evaluation(method: Method, evaluation: Evaluation) -> None:
             "the generated samples)."
         )
     stops = "stop_at_target" if evaluation.stop_at_target else "patience" if evaluation.patience else ""
-    if stops and method.needs("last_round"):
+    if stops and method.needs("last"):
         raise ConfigError(
-            f"{method.who_needs('last_round')} acts in the last round, which a run that ends early never reaches; "
+            f"{method.who_needs('last')} acts in the last round, which a run that ends early never reaches; "
             f"leave evaluation.{stops} out."
         )
 
@@ -482,7 +482,7 @@ class Experiment:
             raise ConfigError(f"hostile clients of this attack aim at classes by their numbers, {OWN_CLASSES}.")
         if not attack.colludes:
             return
-        hidden = [label(uplink) for uplink in method.uplink if uplink.only_sums]
+        hidden = [label(uplink) for uplink in method.uplink if "sums" in uplink.guarantees]
         if hidden:
             raise ConfigError(
                 f"hostile clients of this attack see individual updates, but uplink {hidden[0]!r} reveals only sums; "

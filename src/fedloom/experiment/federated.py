@@ -377,8 +377,8 @@ class FederatedTask(TrainerTask):
             about["example_privacy"] = {"neighbours": self.examples.neighbours, **asdict(self.examples)}
         tested = int(np.count_nonzero(self.evaluator.federation.held_out.index.sizes))
         said = warnings(self.history, self.failures, self.experiment, tested)
-        if status is Status.STOPPED and (method := self.experiment.method).needs("last_round"):
-            said.append(f"{method.who_needs('last_round')} acts in the last round, which the run did not reach.")
+        if status is Status.STOPPED and (method := self.experiment.method).needs("last"):
+            said.append(f"{method.who_needs('last')} acts in the last round, which the run did not reach.")
         return about | {"warnings": said}
 
     def prepare(self, directory: RunDirectory) -> None:

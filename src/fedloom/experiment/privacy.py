@@ -213,7 +213,7 @@ def spent(summary: Mapping[str, Any], rounds: int, asked: int, uplinks: Sequence
     if "privacy" not in summary or not is_installed():
         return None
     known = Accountant(**{key: value for key, value in summary["privacy"].items() if key != "neighbours"})
-    noises = [one.noise for one in uplinks if isinstance(one, ClipNoise) and one.is_private]
+    noises = [one.noise for one in uplinks if isinstance(one, ClipNoise) and "noise" in one.guarantees]
     epsilon = known.epsilon(rounds, asked * (known.noise / noises[0]) ** 2) if noises else inf
     return Spent(epsilon, known.delta, known.neighbours)
 
@@ -237,7 +237,9 @@ def private_uplink(experiment: Experiment) -> ClipNoise | None:
     Raises:
         ConfigError: if there are two, since their noise cannot be composed.
     """
-    found = [uplink for uplink in experiment.method.uplink if isinstance(uplink, ClipNoise) and uplink.is_private]
+    found = [
+        uplink for uplink in experiment.method.uplink if isinstance(uplink, ClipNoise) and "noise" in uplink.guarantees
+    ]
     if len(found) > 1:
         raise ConfigError("a method has two private uplinks; one clip_noise bounds everything that leaves a client.")
     return found[0] if found else None

@@ -34,7 +34,7 @@ from fedloom.core.server_data import Augment, ServerData
 from fedloom.core.settings import from_plain, validate
 from fedloom.core.slots import label
 from fedloom.core.submodels import refuse
-from fedloom.core.targets import CLASSES, NUMBERS, TRUTHS, TargetKind, are_numbers, kind_of
+from fedloom.core.targets import CLASSES, NUMBERS, ONE_CLASS, TRUTHS, TargetKind, are_numbers, kind_of
 from fedloom.data.augment import pipeline
 from fedloom.experiment.atomic import read_model_file
 from fedloom.experiment.conventions import compare, conventions, extreme_rows
@@ -391,8 +391,9 @@ def check_targets(method: Method, arrays: Arrays, out: Tensor, metrics: Sequence
         )
     if method.needs("label_counts") and are_numbers(y):
         raise ConfigError(f"{method.who_needs('label_counts')} needs classes, but these targets are numbers.")
-    if method.needs("one_class"):
-        require_one_class(method.who_needs("one_class"), y)
+    for place, part in method.parts.items():
+        if part.targets == ONE_CLASS:
+            require_one_class(f"{place.partition('.')[0]} {label(part)!r}", y)
     kind = kind_of(out, y, wanted)
     if kind == CLASSES and out.ndim != y.ndim + 1:
         each = "one class" if out.ndim == 2 else f"a class at each of {list(out.shape[1:-1])} places"

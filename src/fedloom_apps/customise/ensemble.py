@@ -98,7 +98,7 @@ def after_training(experiment: Experiment, result: RunResult, policy: Mixing | N
         raise ConfigError(f"mixing {label(policy)!r} needs losses of a round in progress, but this run is over.")
     with reproducible():
         here = _Ensemble(experiment, result)
-        data = here.data(views=policy.needs.views)
+        data = here.data(views="views" in policy.needs)
         p = mixing_weights(policy, here.plan, here.round, here.clients, here.models, here.buffers, data)
         weights = torch.from_numpy(p).to(here.models)
         theta, buffers = weights @ here.models, mixture(weights, here.buffers)

@@ -67,18 +67,18 @@ class Exchange:
         self.applied = [
             (f"uplink.{number}", uplink)
             for number, uplink in enumerate(self.uplinks)
-            if uplink.is_private or not uplink.covered
+            if "noise" in uplink.guarantees or not uplink.covered
         ]
 
     @property
     def is_private(self) -> bool:
         """Whether every exchange adds noise."""
-        return any(uplink.is_private for uplink in self.uplinks)
+        return any("noise" in uplink.guarantees for uplink in self.uplinks)
 
     @property
     def only_sums(self) -> bool:
         """Whether the server may only see sums, nothing of a single client."""
-        return any(uplink.is_private or uplink.only_sums for uplink in self.uplinks)
+        return any(uplink.guarantees for uplink in self.uplinks)
 
     def check(self, local: Local) -> None:
         """Raise ``ConfigError`` if noiseless sums would leave clients whose local training keeps samples private."""
@@ -102,7 +102,7 @@ class Exchange:
             message: Message = {f"{PLACE}/{name}": Slice.of(value) for name, value in mine.items()}
             ctx = NO_ROUND._replace(round=self.t, facts=facts, client=client, invited=clients.tolist())
             for place, uplink in self.applied:
-                seed = facts.private_seed if uplink.is_private else facts.seed
+                seed = facts.private_seed if "noise" in uplink.guarantees else facts.seed
                 try:
                     message = uplink.send(ctx, message, rng.stream(seed, place, self.t, client)).message
                 except ValueError as error:

@@ -185,7 +185,7 @@ class SearchTask(TrainerTask):
             return found
         candidate = dict(found)[winner]
         method = self.experiment.make(candidate, self.seed, True).method
-        fixed = "mixing" if any(uplink.only_sums for uplink in method.uplink) else ""  # which must be uniform
+        fixed = "mixing" if method.only_sums else ""  # which must be uniform
         for slot in (slot for slot in SEARCHED if slot != fixed):
             part = getattr(method, slot)
             if len(part) > 1 if isinstance(part, tuple) else not part.is_identity:

@@ -13,7 +13,7 @@ from fedloom.core.context import Batch, Forward, Output
 from fedloom.core.parts import Adaptation, Needs
 from fedloom.core.ranges import Count, Positive, Probability
 from fedloom.core.slots import adaptations
-from fedloom.core.targets import CLASSES
+from fedloom.core.targets import ONE_CLASS
 from fedloom.core.tree import Float
 
 EXACT = "donot_use_mm_for_euclid_dist"  # the other modes depend on the number of samples, which exports leave open
@@ -43,8 +43,8 @@ class Neighbours(Adaptation):
     lam: Probability = 0.5
     scale: Positive = 1.0
 
-    needs = Needs(features=True, one_class=True)
-    targets = CLASSES
+    needs = Needs(features=True)
+    targets = ONE_CLASS
     citation = "marfoq2022knnper"
 
     def adapt(

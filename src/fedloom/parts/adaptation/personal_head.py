@@ -13,7 +13,7 @@ from fedloom.core.context import Batch, Forward, Output
 from fedloom.core.parts import Adaptation, Needs
 from fedloom.core.ranges import NonNegative, NonNegativeInt
 from fedloom.core.slots import adaptations
-from fedloom.core.targets import CLASSES
+from fedloom.core.targets import ONE_CLASS
 from fedloom.core.tree import Float
 
 
@@ -37,8 +37,8 @@ class PersonalHead(Adaptation):
     lr: NonNegative = 0.1
     steps: NonNegativeInt = 50
 
-    needs = Needs(features=True, one_class=True)
-    targets = CLASSES
+    needs = Needs(features=True)
+    targets = ONE_CLASS
     citation = "chen2022fedrod"
 
     def adapt(

@@ -13,7 +13,7 @@ from fedloom.core.context import Batch, Forward, Output
 from fedloom.core.meta import NEVER
 from fedloom.core.parts import Adaptation, Needs
 from fedloom.core.slots import adaptations
-from fedloom.core.targets import CLASSES
+from fedloom.core.targets import ONE_CLASS
 
 
 @adaptations.register(name="proto")
@@ -31,8 +31,8 @@ class Prototypes(Adaptation):
 
     training: bool = True
 
-    needs = Needs(features=True, one_class=True)
-    targets = CLASSES
+    needs = Needs(features=True)
+    targets = ONE_CLASS
     citation = "snell2017proto"
 
     @property

@@ -37,7 +37,7 @@ class FedCMDrift(Drift):
 
     alpha: Annotated[float, Range(0, 1, above=True)] = 0.1
 
-    needs = Needs(shared=True, sgd=True)
+    needs = Needs(sgd=True)
     downloads = ("direction",)
     affine = True
     citation = "xu2021fedcm"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -69,12 +70,12 @@ class FedDCDrift(Drift):
     @property
     def needs(self) -> Needs:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Plain SGD is required if displacements are used as gradients."""
-        return Needs(shared=True, sgd=self.gradient)
+        return Needs(sgd=self.gradient)
 
     @property
-    def displaces(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Whether the update is the client's plain displacement Δ_i rather than θ^t - (θ_i + h_i)."""
-        return not self.decouple or self.average_over_all
+    def update_kind(self) -> Literal["displacement", "other"]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The client's displacement Δ_i, or θ^t - (θ_i + h_i)."""
+        return "displacement" if not self.decouple or self.average_over_all else "other"
 
     @property
     def uploads(self) -> Mapping[str, Reduce]:  # pyright: ignore[reportIncompatibleVariableOverride]

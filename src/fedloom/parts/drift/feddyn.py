@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedloom.core.context import Context, Facts, Model, RoundInfo
-from fedloom.core.parts import ClientEnd, Drift, Halves, Needs, Reduce
+from fedloom.core.parts import ClientEnd, Drift, Halves, Reduce
 from fedloom.core.ranges import Positive
 from fedloom.core.slots import drifts
 from fedloom.core.tree import Tree
@@ -41,7 +41,6 @@ class FedDynDrift(Drift):
     alpha: Positive = 0.01
     size_weighted: bool = True
 
-    needs = Needs(shared=True)
     uploads = {"update": Reduce.SHARE}  # noqa: RUF012
     affine = True
     citation = "acar2021feddyn"

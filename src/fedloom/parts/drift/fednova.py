@@ -25,8 +25,8 @@ class FedNovaDrift(Drift):
     constant learning rate η it converges to within O(η) of the minimiser, whereas FedAvg's bias does not vanish with η.
     """
 
-    needs = Needs(shared=True, sgd=True)
-    normalises = True
+    needs = Needs(sgd=True)
+    update_kind = "normalised"
     citation = "wang2020fednova"
 
     def end(self, ctx: Context, update: Tensor, model: Model) -> ClientEnd:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedloom.core.context import Context, Facts, Model, RoundInfo
-from fedloom.core.parts import ClientEnd, Drift, Halves, Needs, Reduce
+from fedloom.core.parts import ClientEnd, Drift, Halves, Reduce
 from fedloom.core.ranges import Positive
 from fedloom.core.slots import drifts
 from fedloom.core.tree import Tree
@@ -43,11 +43,10 @@ class FedSplitDrift(Drift):
     s: Positive = 10.0
     active: bool = False
 
-    needs = Needs(shared=True)
     uploads = {"new": Reduce.SHARE, "update": Reduce.SHARE}  # noqa: RUF012
     downloads = ("start",)
     affine = True
-    displaces = False
+    update_kind = "other"
     citation = "pathak2020fedsplit"
 
     def init_server(self, theta: Tensor, facts: Facts) -> Tree:

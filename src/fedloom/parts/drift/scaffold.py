@@ -30,7 +30,7 @@ class Scaffold(Drift):
     algorithm 1.
     """
 
-    needs = Needs(shared=True, sgd=True)
+    needs = Needs(sgd=True)
     uploads = {"control": Reduce.SHARE}  # noqa: RUF012
     downloads = ("c",)
     boundable = ("control",)

@@ -41,7 +41,7 @@ class NormBounding(Mixing):
 
     radius: Annotated[float, Range(0, above=True, infinite=True)] = 1.0
 
-    needs = Needs(updates=True, shared=True)
+    needs = Needs(updates=True)
     citation = "sun2019backdoor"
 
     def coefficients(self, state: Tree, info: RoundInfo) -> tuple[Tree, np.ndarray]:
@@ -77,7 +77,7 @@ class CentredClipping(Mixing):
     radius: Annotated[float, Range(0, above=True, infinite=True)] = 1.0
     steps: Count = 1
 
-    needs = Needs(updates=True, shared=True)
+    needs = Needs(updates=True)
     citation = "karimireddy2021history"
 
     def init_server(self, theta: Tensor, facts: Facts) -> Tree:

@@ -34,7 +34,7 @@ class FedMGDA(Mixing):
     eps: NonNegative = 0.1
     lr: Positive = 1.0
 
-    needs = Needs(updates=True, shared=True)
+    needs = Needs(updates=True)
     citation = "hu2022fedmgda"
 
     def coefficients(self, state: Tree, info: RoundInfo) -> tuple[Tree, np.ndarray]:

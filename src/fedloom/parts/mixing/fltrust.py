@@ -40,7 +40,7 @@ class FLTrust(Mixing):
 
     root: NonNegativeInt = 0
 
-    needs = Needs(updates=True, shared=True, full_participation=True)
+    needs = Needs(updates=True, full_participation=True)
     citation = "cao2021fltrust"
 
     @property

@@ -38,7 +38,7 @@ class GeometricMedian(Mixing):
     nu: Positive = 1e-6
     size_weighted: bool = True
 
-    needs = Needs(updates=True, shared=True)
+    needs = Needs(updates=True)
     citation = "pillutla2022rfa"
 
     def coefficients(self, state: Tree, info: RoundInfo) -> tuple[Tree, np.ndarray]:

@@ -36,7 +36,7 @@ class Krum(Mixing):
     hostile: Annotated[float, Range(0, 0.5, below=True)] = 0.2
     selected: Count | None = 1
 
-    needs = Needs(updates=True, shared=True)
+    needs = Needs(updates=True)
     citation = "blanchard2017krum"
 
     def coefficients(self, state: Tree, info: RoundInfo) -> tuple[Tree, np.ndarray]:

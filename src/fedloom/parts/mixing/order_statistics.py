@@ -45,7 +45,7 @@ class CoordinateMedian(Mixing):
     held in memory. Yin, Chen, Ramchandran & Bartlett, ICML 2018, definition 1.
     """
 
-    needs = Needs(updates=True, shared=True)
+    needs = Needs(updates=True)
     citation = CITATION
 
     def coefficients(self, state: Tree, info: RoundInfo) -> tuple[Tree, np.ndarray]:
@@ -74,7 +74,7 @@ class TrimmedMean(Mixing):
 
     trim: Annotated[float, Range(0, 0.5, below=True)] = 0.2
 
-    needs = Needs(updates=True, shared=True)
+    needs = Needs(updates=True)
     citation = CITATION
 
     def coefficients(self, state: Tree, info: RoundInfo) -> tuple[Tree, np.ndarray]:

@@ -30,7 +30,7 @@ class Proportional(Mixing):
     M: Positive = 2.0
     eps: Positive = 0.2
 
-    needs = Needs(losses=True)
+    needs = Needs(losses="train")
     citation = "zhang2022propfair"
 
     def coefficients(self, state: Tree, info: RoundInfo) -> tuple[Tree, np.ndarray]:

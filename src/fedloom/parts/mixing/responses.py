@@ -42,9 +42,10 @@ Samples = Literal["train", "validation"]
 """The samples on which a policy may take the losses F_i."""
 
 
-def needs(response: str, **others: bool) -> Needs:
+def needs(response: str, updates: bool = False, full_participation: bool = False) -> Needs:
     """The requirements of a policy that takes losses on these samples."""
-    return Needs(losses=True, validation=response == "validation", **others)
+    losses = "validation" if response == "validation" else "train"
+    return Needs(losses=losses, updates=updates, full_participation=full_participation)
 
 
 def transformed(x: Vector, cdf: Name, scale: float = 1.0, shape: float = 0.0) -> Vector:

@@ -118,9 +118,8 @@ class SelfSupervised(Mixing):
 
     @property
     def needs(self) -> Needs:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Unlabelled target inputs and all updates at once; without feedback, also the number of rounds."""
-        last = not self.feed_back
-        return Needs(target=True, views=True, updates=True, shared=True, rounds=last, last_round=last)
+        """Views of target inputs and all updates at once; without feedback, also the last round."""
+        return Needs(target="views", updates=True, rounds="" if self.feed_back else "last")
 
     def check(self, local: Local, facts: Facts) -> None:
         if facts.rounds and self.start >= facts.rounds:

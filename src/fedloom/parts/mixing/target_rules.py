@@ -26,7 +26,7 @@ class Similarity(Mixing):
     FedSSA, appendix D, eq. (9), with ŷ_k as probabilities; cosines of logits could be negative.
     """
 
-    needs = Needs(target=True, views=True, updates=True, shared=True)
+    needs = Needs(target="views", updates=True)
     targets = CLASSES
     citation = CITATION
 
@@ -45,7 +45,7 @@ class Confidence(Mixing):
     FedSSA, appendix D, eq. (10); ŷ_k are probabilities on the inputs without augmentation.
     """
 
-    needs = Needs(target=True, updates=True, shared=True)
+    needs = Needs(target="inputs", updates=True)
     targets = CLASSES
     citation = CITATION
 

@@ -72,7 +72,7 @@ class Adversarial(Term):
     speed: Positive = 1.0
     auxiliary: Literal["own", "random"] = "own"
 
-    needs = Needs(output=False, model=True, generator=True)
+    needs = Needs(model="generator")
     citation = "rasouli2020fedgan"
 
     def on_step(self, ctx: Context, model: Model, batch: Batch, draws: np.random.Generator) -> Tree:

@@ -11,7 +11,7 @@ from fedloom.core.context import Batch, Context, Facts, Model, Output, RoundInfo
 from fedloom.core.parts import ClientEnd, Halves, Needs, Reduce, Term
 from fedloom.core.ranges import NonNegative
 from fedloom.core.slots import objectives
-from fedloom.core.targets import CLASSES
+from fedloom.core.targets import ONE_CLASS
 from fedloom.core.tree import Tree
 
 PIECE = 1000  # samples of a forward pass
@@ -41,8 +41,8 @@ class PrototypeAlignment(Term):
 
     lam: NonNegative = 1.0
 
-    needs = Needs(features=True, model=True, samples=True, one_class=True)
-    targets = CLASSES
+    needs = Needs(features=True, model="inputs")
+    targets = ONE_CLASS
     uploads = {"sums": Reduce.MEAN, "counts": Reduce.MEAN}  # noqa: RUF012
     downloads = ("prototypes", "known")
     citation = "tan2022fedproto"
@@ -59,7 +59,6 @@ class PrototypeAlignment(Term):
         return self.lam * ctx.down["known"][batch.y] * apart
 
     def end(self, ctx: Context, update: Tensor, model: Model) -> ClientEnd:
-        assert ctx.samples is not None
         model.eval()  # pyright: ignore[reportFunctionMemberAccess]
         pieces = [model.features(x).flatten(1) for x in ctx.samples.x.split(PIECE)]  # pyright: ignore
         model.train()  # pyright: ignore[reportFunctionMemberAccess]

@@ -37,7 +37,7 @@ class Contrastive(Term):
     mu: NonNegative = 0.1
     tau: Positive = 0.5
 
-    needs = Needs(features=True, shared=True)
+    needs = Needs(features=True, received=True)
     citation = "li2021moon"
 
     def init_client(self, theta: Tensor) -> Tree:

@@ -43,7 +43,7 @@ class Loss(Term):
     title: str
     targets: TargetKind | None = field(default=None, kw_only=True)  # pyright: ignore[reportIncompatibleVariableOverride]
 
-    stackable = False  # it may return one value for a batch, padding included
+    per_sample = None  # it may return one value for a batch, padding included
 
     def __repr__(self) -> str:
         """A description without memory addresses, equal for equal losses, so that a run can be resumed."""

@@ -39,7 +39,7 @@ class Decorrelation(Term):
     eps: Positive = 1e-8
 
     needs = Needs(features=True)
-    couples = True
+    per_sample = False
     citation = "shi2023feddecorr"
 
     def loss(self, out: Output, batch: Batch, ctx: Context) -> Tensor:

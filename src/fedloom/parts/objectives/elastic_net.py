@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import softshrink
 
 from fedloom.core.context import Context
-from fedloom.core.parts import Needs, Term
+from fedloom.core.parts import Term
 from fedloom.core.ranges import NonNegative
 from fedloom.core.slots import objectives
 
@@ -34,7 +34,6 @@ class ElasticNet(Term):
     l1: NonNegative = 1e-4
     l2: NonNegative = 0.0
 
-    needs = Needs(shared=True)
     citation = "zou2005elastic"
 
     def prox(self, w: Tensor, lr: float, ctx: Context) -> None:

@@ -100,7 +100,7 @@ class Energy(Term):
     clip_gradient: Bound | None = 3.0
     labelled: Literal["chain", "received", "moved"] = "chain"
 
-    needs = Needs(model=True, rounds=True)
+    needs = Needs(model="inputs", rounds="number")
     targets = CLASSES
     uploads = {"pull": Reduce.MIX, "weight": Reduce.MIX}  # noqa: RUF012
     downloads = ("x", "y")

@@ -41,7 +41,7 @@ class NotTrueDistillation(Term):
     beta: NonNegative = 1.0
     tau: Positive = 1.0
 
-    needs = Needs(received=True, shared=True)
+    needs = Needs(received=True)
     targets = CLASSES
     citation = "lee2022fedntd"
 

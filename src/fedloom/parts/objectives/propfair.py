@@ -39,7 +39,7 @@ class PropFair(Term):
     eps: Positive = 0.2
     beyond: Literal["published", "tangent"] = "published"
 
-    targets, couples, is_signed = CLASSES, True, True
+    targets, per_sample = CLASSES, False
     citation = "zhang2022propfair"
 
     def loss(self, out: Output, batch: Batch, ctx: Context) -> Tensor:

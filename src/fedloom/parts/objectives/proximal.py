@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from fedloom.core.context import Context
-from fedloom.core.parts import Needs, Term
+from fedloom.core.parts import Term
 from fedloom.core.ranges import NonNegative
 from fedloom.core.slots import objectives
 
@@ -26,7 +26,6 @@ class Proximal(Term):
 
     mu: NonNegative = 0.01
 
-    needs = Needs(shared=True)
     affine = True
     citation = "li2020fedprox"
 

@@ -77,7 +77,7 @@ class Selective(Term):
     guide_lr: Positive = 0.02
     steps: Count = 3
 
-    needs = Needs(teacher=True, common_classes=True, itself=True, rounds=True)
+    needs = Needs(teacher=True, common_classes=True, rounds="number")
     targets, learns = CLASSES, True
     uploads = {"guide": Reduce.MIX}  # noqa: RUF012
     downloads = ("guide",)

@@ -58,7 +58,7 @@ class Variational(Term):
     likelihood: Literal["bernoulli", "gaussian"] = "bernoulli"
     variance: Positive = 0.1
 
-    needs = Needs(output=False, model=True, generator=True)
+    needs = Needs(model="generator")
     citation = "sohn2015cvae"
 
     def on_step(self, ctx: Context, model: Model, batch: Batch, draws: np.random.Generator) -> Tree:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedloom.core.context import Context
-from fedloom.core.parts import Needs, Paired, Use
+from fedloom.core.parts import Paired, Use
 from fedloom.core.ranges import NonNegative, NonNegativeInt, Probability
 from fedloom.core.slots import personals
 from fedloom.core.tree import Tree
@@ -52,7 +52,6 @@ class Subspace(Paired):
     start_round: NonNegativeInt = 0
     min_validation: NonNegativeInt = 50
 
-    needs = Needs(shared=True)
     citation = "hahn2022superfed"
 
     def views(self, step: StepInfo, extra: Tensor, ctx: Context) -> tuple[View, ...]:
@@ -108,7 +107,6 @@ class APFL(Paired):
     alpha: Probability = 0.25
     learn: bool = False
 
-    needs = Needs(shared=True)
     citation = "deng2020apfl"
 
     def private_start(

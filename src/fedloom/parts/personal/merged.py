@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedloom.core.context import Batch, Context, Model
 from fedloom.core.message import ClientEnd
-from fedloom.core.parts import Needs, Personal, Start, Use, Weights
+from fedloom.core.parts import Personal, Start, Use, Weights
 from fedloom.core.ranges import Count, NonNegative, NonNegativeInt, Probability
 from fedloom.core.slots import personals
 from fedloom.core.tree import Tree
@@ -59,7 +59,6 @@ class Merged(Personal):
     tolerance: NonNegative = 0.1
     most: Count = 100
 
-    needs = Needs(shared=True, samples=True)
     citation = "zhang2023fedala"
 
     def init_client(self, theta: Tensor) -> Tree:
@@ -74,7 +73,6 @@ class Merged(Personal):
         if own is None:
             return {**ctx.state, "weights": w}, received
         last, samples, losses = own["private"], ctx.samples, []
-        assert samples is not None
         rows = torch.from_numpy(draws.permutation(len(samples.x))[: max(round(self.fraction * len(samples.x)), 1)])
         most = 0 if not self.rate else 1 if epochs else self.most
         while len(losses) < most and not _converged(losses, self.tolerance):

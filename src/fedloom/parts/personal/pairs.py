@@ -10,7 +10,7 @@ from torch import Tensor
 from fedloom.core.context import Context, Facts
 from fedloom.core.errors import ConfigError
 from fedloom.core.local import Local
-from fedloom.core.parts import Needs, Paired
+from fedloom.core.parts import Paired
 from fedloom.core.ranges import Count, NonNegative, Positive
 from fedloom.core.slots import personals
 from fedloom.core.views import Pair, RegGrad, StepInfo, View
@@ -33,7 +33,6 @@ class Ditto(Paired):
 
     lam: NonNegative = 0.1
 
-    needs = Needs(shared=True)
     citation = "li2021ditto"
 
     def views(self, step: StepInfo, extra: Tensor, ctx: Context) -> tuple[View, ...]:
@@ -71,7 +70,6 @@ class PFedMe(Paired):
     steps: Count = 5
     personal_lr: Positive = 0.09
 
-    needs = Needs(shared=True)
     citation = "dinh2020pfedme"
 
     def __post_init__(self) -> None:

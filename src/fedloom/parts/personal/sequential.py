@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from fedloom.core.context import Context
-from fedloom.core.parts import Needs, Personal
+from fedloom.core.parts import Personal
 from fedloom.core.ranges import Probability
 from fedloom.core.slots import personals
 from fedloom.core.views import StepInfo, View
@@ -28,7 +28,6 @@ class Alternating(Personal):
 
     head_fraction: Probability = 0.9
 
-    needs = Needs(shared=True)
     citation = "collins2021fedrep"
 
     def is_private(self, name: str, owner: nn.Module) -> bool:

@@ -42,7 +42,7 @@ class Ensemble(ServerOptimizer):
     batch_size: Count = 128
     temperature: Positive = 1.0
 
-    needs = Needs(target=True, updates=True, shared=True)
+    needs = Needs(target="inputs", updates=True)
     targets = CLASSES
     citation = "lin2020feddf"
 

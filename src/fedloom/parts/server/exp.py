@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedloom.core.context import RoundInfo
-from fedloom.core.parts import Halves, Needs, Reduce, ServerOptimizer
+from fedloom.core.parts import Halves, Reduce, ServerOptimizer
 from fedloom.core.ranges import NonNegative
 from fedloom.core.slots import servers
 from fedloom.core.tree import Tree
@@ -31,7 +31,6 @@ class Extrapolated(ServerOptimizer):
 
     eps: NonNegative = 1e-3
 
-    needs = Needs(shared=True)
     uploads = {"squares": Reduce.MIX}  # noqa: RUF012
     measured = {"squares": lambda update: update.square().sum()}  # noqa: RUF012
     citation = "jhunjhunwala2023fedexp"

@@ -16,7 +16,7 @@ from fedloom.core.client import BUFFERS
 from fedloom.core.context import Context, Facts, RoundInfo
 from fedloom.core.errors import ConfigError
 from fedloom.core.message import Message, Sent, Slice
-from fedloom.core.parts import UPDATE, Needs, Reduce, Reduced, Uplink
+from fedloom.core.parts import UPDATE, Reduce, Reduced, Uplink
 from fedloom.core.ranges import Bound, Fraction, NonNegative, Positive
 from fedloom.core.slots import uplinks
 from fedloom.core.tree import Tree
@@ -33,7 +33,8 @@ class ClipNoise(Uplink):
     itself. Parts that use an upload twice, like FedDyn's h, see the same noise. C = ∞ with z = 0 is the identity.
 
     Slices that have no bound, like flags and counts, and functions of the update, like FedExP's ‖Δ_i‖², cannot be made
-    private and are refused. Without noise they are neither clipped nor part of the joint norm.
+    private and are refused. Without noise they are neither clipped nor part of the joint norm, and
+    with ``bounds`` no slice is that has none.
 
     With ``quantile`` γ the bound tracks the γ-quantile of the clients' norms: C ← C exp(-η(b̃ - γ)), b̃ the fraction of
     clients with ‖x‖ ≤ C, measured with noise N(0, σ_b²) on their number. The sum then gets more noise, z_Δ = (z⁻² -
@@ -69,13 +70,12 @@ class ClipNoise(Uplink):
     delta: Fraction = 1e-5
     epsilon: Positive | None = None
 
-    needs = Needs(shared=True)
     citation = "mcmahan2018dprnn, andrew2021adaptive"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         mine = "uplink 'clip_noise'"
-        if self.is_private and (self.clip == inf if not self.bounds else inf in self.bounds.values()):
+        if self.guarantees and (self.clip == inf if not self.bounds else inf in self.bounds.values()):
             raise ConfigError(f"{mine}: noise is a multiple of the bound, which must be finite.")
         if self.quantile is None:
             return
@@ -85,20 +85,15 @@ class ClipNoise(Uplink):
             raise ConfigError(f"{mine} needs a count_noise above noise/2 = {self.noise / 2:g}.")
 
     @property
-    def is_private(self) -> bool:
-        return self.noise > 0 or self.epsilon is not None
-
-    @property
-    def only_sums(self) -> bool:
-        return self.is_private and self.noise_at == "server"
+    def guarantees(self) -> frozenset[Literal["sums", "noise"]]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Noise; at the server, on sums."""
+        if not self.noise and self.epsilon is None:
+            return frozenset()
+        return frozenset({"noise"}) if self.noise_at == "client" else frozenset({"sums", "noise"})
 
     @property
     def covered(self) -> tuple[str, ...]:
         return tuple(self.bounds)
-
-    @property
-    def covers_all(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return bool(self.bounds)
 
     @property
     def uploads(self) -> Mapping[str, Reduce]:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -147,7 +142,7 @@ class ClipNoise(Uplink):
             draw = rng.stream(info.facts.private_seed, "private count", info.t).standard_normal()
             share = (float(uploads["below"]) * cohort + (count_noise * draw if self.noise else 0)) / m + 0.5
             state = {"clip": state["clip"] * exp(-self.clip_lr * (share - self.quantile))}
-        if not self.only_sums:
+        if "sums" not in self.guarantees:
             return state, {}
         changed, noises = dict[str, Tensor](), dict[str, Tensor]()
         for slot, (value, how) in received.items():
@@ -162,7 +157,7 @@ class ClipNoise(Uplink):
 
     def _covers(self, slot: str, one: Slice) -> bool:
         """Whether a slice is clipped: where there is noise all of them are, of which none is without a bound."""
-        return self.is_private or one.boundable or slot in self.bounds
+        return bool(self.guarantees) or (slot in self.bounds if self.bounds else one.boundable)
 
     def _std(self, slot: str, clip: float) -> float:
         """The standard deviation of the noise on the sum of a slice."""

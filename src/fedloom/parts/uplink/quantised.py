@@ -10,7 +10,7 @@ import torch
 
 from fedloom.core.context import Context
 from fedloom.core.message import Message, Sent, Slice
-from fedloom.core.parts import UPDATE, Needs, Uplink
+from fedloom.core.parts import UPDATE, Uplink
 from fedloom.core.ranges import Range
 from fedloom.core.slots import uplinks
 from fedloom.parts.uplink.feedback import WithFeedback, compressed
@@ -33,7 +33,6 @@ class QSGD(Uplink):
     bits: Annotated[int, Range(2, 24)] = 8
     slices: tuple[str, ...] = (UPDATE,)
 
-    needs = Needs(shared=True)
     citation = "alistarh2017qsgd"
 
     @property
@@ -76,7 +75,6 @@ class SignCompression(WithFeedback):
     feedback: bool = True
     slices: tuple[str, ...] = (UPDATE,)
 
-    needs = Needs(shared=True)
     citation = "karimireddy2019feedback"
 
     def compress(self, x: Slice) -> Slice:

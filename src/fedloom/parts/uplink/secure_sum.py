@@ -13,7 +13,7 @@ from torch import Tensor
 from fedloom.core import rng
 from fedloom.core.context import Context, RoundInfo
 from fedloom.core.message import Message, Sent, Slice
-from fedloom.core.parts import UPDATE, Needs, Reduce, Reduced, Uplink
+from fedloom.core.parts import UPDATE, Reduce, Reduced, Uplink
 from fedloom.core.ranges import Range
 from fedloom.core.slots import uplinks
 from fedloom.core.tree import Tree
@@ -42,13 +42,8 @@ class SecureSum(Uplink):
 
     fraction_bits: Annotated[int, Range(1, 48)] = 24
 
-    needs = Needs(shared=True)
-    keeps_bounds = True
+    guarantees = frozenset({"sums"})
     citation = "bonawitz2017secure"
-
-    @property
-    def only_sums(self) -> bool:
-        return True
 
     def send(self, ctx: Context, message: Message, draws: np.random.Generator) -> Sent:
         """The masked message."""

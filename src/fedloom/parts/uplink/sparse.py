@@ -11,7 +11,7 @@ import torch
 
 from fedloom.core.context import Context
 from fedloom.core.message import Message, Sent, Slice
-from fedloom.core.parts import UPDATE, Needs, Uplink
+from fedloom.core.parts import UPDATE, Uplink
 from fedloom.core.ranges import Range
 from fedloom.core.slots import uplinks
 from fedloom.parts.uplink.feedback import WithFeedback, compressed
@@ -44,7 +44,6 @@ class TopK(WithFeedback):
     feedback: bool = True
     slices: tuple[str, ...] = (UPDATE,)
 
-    needs = Needs(shared=True)
     citation = "stich2018sparsified"
 
     def compress(self, x: Slice) -> Slice:
@@ -77,7 +76,6 @@ class RandomK(Uplink):
     fraction: Annotated[float, Range(0, 1, above=True)] = 0.1
     slices: tuple[str, ...] = (UPDATE,)
 
-    needs = Needs(shared=True)
     citation = "wangni2018sparsification"
 
     @property
