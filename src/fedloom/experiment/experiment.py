@@ -404,7 +404,7 @@ class Experiment:
                 f"{self.local.precision} does not cover; choose local.precision=full."
             )
         one_of("unknown client_state", self.client_state, CLIENT_STATE)
-        couples = next((label(term) for term in self.method.objective if term.couples), None)
+        couples = next((label(term) for term in self.method.objective if term.per_sample is False), None)
         if self.local.micro_batch and (couples or self.method.adaptation.trains or not self.method.predicts):
             who = couples or (label(self.method.adaptation) if self.method.predicts else self.method.name)
             raise ConfigError(f"local.micro_batch cuts mini-batches, which {who!r} takes whole; leave it out.")
