@@ -27,6 +27,7 @@ LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)\s]*)?\)")
 PAGES = ["README.md", *(str(p.relative_to(ROOT)) for p in sorted((ROOT / "docs").rglob("*.md")))]
 
 
+@pytest.mark.filterwarnings("ignore:clients/only_eights")  # a page shows it
 @pytest.mark.parametrize("name", PAGES)
 def test_examples_run(name):
     flags = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS

@@ -163,6 +163,7 @@ def test_several_labels_and_numbers() -> None:
     assert both.y.is_floating_point()
 
 
+@pytest.mark.filterwarnings("ignore:.*with which models train poorly")  # they are only read
 def test_tables_become_numbers() -> None:
     table = pd.DataFrame({"age": [30, 40, 50], "sex": ["f", "m", "f"], "own": [True, False, True], "y": [0, 1, 1]})
     source = as_source(table, label="y")

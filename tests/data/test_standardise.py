@@ -80,7 +80,7 @@ def test_files_of_arrays_are_scaled_too(tmp_path: Path) -> None:
 
 def test_what_is_no_table_of_numbers_is_refused() -> None:
     with pytest.raises(DataError, match=r"standardise=true is for samples of plain numbers \[D\], not of shape \[1, 4"):
-        federate((torch.zeros(6, 1, 4, 4), np.zeros(6, int)), "iid", 2, standardise=True)
+        federate((torch.zeros(6, 1, 4, 4), np.arange(6) % 2), "iid", 2, standardise=True)
     with pytest.raises(ConfigError, match=r"standardise= belongs to own data, .* 'digits' has no such setting"):
         federate("digits", "iid", 2, standardise=True)
     with pytest.raises(ConfigError, match="label= belongs to own data"):

@@ -171,6 +171,7 @@ VISITS = """when,ill,clinic,age,ward
 """
 
 
+@pytest.mark.filterwarnings("ignore:.*with which models train poorly")  # they are only read
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
 def test_a_table_is_read_in_order_of_time(tmp_path: Path, kind: str) -> None:
     (tmp_path / "visits.csv").write_text(VISITS)
@@ -188,6 +189,7 @@ def test_a_table_is_read_in_order_of_time(tmp_path: Path, kind: str) -> None:
     assert [task.train.x[0, 0].item() for task in stream] == [30, 10]
 
 
+@pytest.mark.filterwarnings("ignore:.*with which models train poorly")  # they are only read
 @pytest.mark.parametrize(
     "written", ["{:%d.%m.%Y}", "{:%d/%m/%Y}", "{:%m/%d/%Y}", "{:%d-%m-%y}", "{:%Y-%m-%d}", "{:%d %b %Y %H:%M}"]
 )

@@ -63,7 +63,7 @@ def test_a_network_learns_the_next_byte(tmp_path: Path) -> None:
     source = read(tmp_path, pd.DataFrame({"text": ["abcd" * 40] * 8}), label=None, tokenizer="bytes", length=20)
     net = models.make("stacked_lstm", classes=257, inputs=(20,), hidden=16, layers=1, positions="every")
     local = Local(epochs=4, batch_size=8, lr=1.0, momentum=0.9, clip=1.0)
-    result = fl.run("fedavg", fl.data.federate(source, "iid", clients=2), net, rounds=10, local=local)
+    result = fl.run("fedavg", fl.data.federate(source, "iid", clients=2), net, rounds=10, local=local, compute="live")
     assert result.summary["final"]["clients/accuracy/mean"] > 0.9
 
 

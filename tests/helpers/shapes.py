@@ -165,17 +165,27 @@ def add_form(value: Any, key: list[Any]) -> None:
 def look(function: Callable[..., Any], values: dict[str, tuple[Any, Any]]) -> None:
     """Fail the test if values do not fit their annotations, all with the same sizes by the names of dimensions.
 
-    Of two records of one kind each has sizes of its own, as a support and a query batch have.
+    Of two records of one kind each has sizes of its own, as a support and a query batch have. Empty vectors in records
+    stand for what is not there, like the logits of a model that makes images.
     """
     of_kind = Counter(type(value) for _, value in values.values())
-    for name, (_, value) in list(values.items()):
-        fields = {f"{name}.{f}": (hint, getattr(value, f)) for f, hint in _records.get(type(value), {}).items()}
-        if fields and of_kind[type(value)] > 1:
+    flat: dict[str, tuple[Any, Any]] = {}
+    for name, (hint, value) in values.items():
+        if (hints := _records.get(type(value))) is None:
+            flat |= {name: (hint, value)} if has_shape(hint, of_records=False) else {}
+            continue
+        fields = {f"{name}.{field}": (inner, getattr(value, field)) for field, inner in hints.items()}
+        fields = {field: pair for field, pair in fields.items() if not is_nothing(pair[1])}
+        if of_kind[type(value)] > 1:
             look(function, fields)
         else:
-            values |= fields
+            flat |= fields
     with jaxtyping.jaxtyped("context"):
-        for name, (hint, value) in values.items():
+        for name, (hint, value) in flat.items():
             if not is_bearable(value, hint):
-                seen = ", ".join(f"{one} {list(it.shape)}" for one, (_, it) in values.items() if isinstance(it, Tensor))
+                seen = ", ".join(f"{one} {list(it.shape)}" for one, (_, it) in flat.items() if isinstance(it, Tensor))
                 pytest.fail(f"{function.__module__}.{function.__qualname__}: {name} is no {hint} among {seen}")
+
+
+def is_nothing(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.shape == (0,)

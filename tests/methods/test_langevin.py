@@ -136,7 +136,7 @@ def test_weights_of_clients_sum_to_one_and_stay_finite(weights: str) -> None:
     term = Energy(per_class=50, weights=weights, beta=1.0, beta_final=1.0, delta=0.0, clip=False)
     zero = torch.zeros(())
     here = Facts((1,), 1, zero, zero + 1, clients=4, rounds=10, seed=0)
-    known = term.init_server(zero, here)
+    known = term.init_server(torch.zeros(0), here)
     for _ in range(20):
         p = draw.dirichlet(np.ones(4))
         heights = [float(h) for h in draw.normal(scale=10.0 ** draw.integers(-2, 7), size=4)]

@@ -28,6 +28,9 @@ from fedloom.parts.objectives import BinaryCrossEntropy, WeightedCrossEntropy, l
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(90, 4))
 WHO = RNG.integers(0, 3, 90)
+# the same data for methods that read validation samples and for others
+pytestmark = pytest.mark.filterwarnings("ignore:9 samples are set aside for validation")
+
 KINDS: dict[str, tuple[Any, Any]] = {
     "one logit": (X[:, 0] > 0.3, "binary_cross_entropy"),
     "multi-label": (X[:, :3] > 0.2, "binary_cross_entropy"),
@@ -346,6 +349,7 @@ def test_without_a_common_test_set_clients_are_judged(tmp_path) -> None:
     assert not any(key.startswith("global/") for key in result.history[-1])
 
 
+@pytest.mark.filterwarnings("ignore:no model was evaluated")  # as the summary says
 def test_without_any_test_samples_the_summary_says_so() -> None:
     def said(held_out: float, **changes: Any) -> list[str]:
         federation = fl.data.federate((X, WHO), "iid", 3, held_out=held_out)

@@ -214,6 +214,7 @@ def scaled(factor: float) -> Federation:
     return replace(federation, train=Split(arrays, federation.train.index))
 
 
+@pytest.mark.filterwarnings("ignore:in 1 of 2 rounds", "ignore:.* not finite")  # told beside it
 def test_in_python_updates_that_were_left_out_are_told() -> None:
     """Otherwise a run in which none could be used would look like any other."""
     with pytest.warns(UserWarning, match=r"8 of 12 updates \(67%\) were left out") as seen:

@@ -108,7 +108,7 @@ def test_parts_that_need_one_class_per_sample_are_refused_before_training(slot: 
 
 
 def test_predictions_from_tokens_that_the_model_does_not_know() -> None:
-    model = fl.run("fedavg", sequences(), settings(sequences()).model, rounds=1).trained.server
+    model = fl.run("fedavg", sequences(), settings(sequences()).model, rounds=1, compute="live").trained.server
     known, unknown = torch.ones(2, LENGTH).long(), torch.full((2, LENGTH), 9)
     assert len(model.predict(known)) == 2
     for call in (model.predict, lambda x: model.evaluate(x, [0, 1])):

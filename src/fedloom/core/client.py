@@ -155,7 +155,7 @@ class Vectors(NamedTuple):
 
     model: Float[Tensor, "model"]
     theta: Float[Tensor, "trained"]
-    buffers: Float[Tensor, "buffers"]
+    buffers: Float[Tensor, "model_buffers"]
     module: Model
 
 

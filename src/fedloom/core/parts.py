@@ -208,8 +208,8 @@ class Term(Part):
 
     def test_loss(
         self, out: Float[Tensor, "B ..."], y: Shaped[Tensor, "B ..."]
-    ) -> Float[Tensor, "B"] | Float[Tensor, ""] | None:
-        """Return the loss that evaluations report for outputs and targets: per sample, or for all at once.
+    ) -> Float[Tensor, "B ..."] | Float[Tensor, ""] | None:
+        """Return the loss that evaluations report for outputs and targets: per sample or position, or for all at once.
 
         None if the term adds nothing to the reported loss, such as a regulariser or a term that needs the round.
         """
