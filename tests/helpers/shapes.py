@@ -124,7 +124,6 @@ def checked(function: Callable[..., Any], hints: Hints) -> Callable[..., Any]:
     places = tuple((name, names.index(name)) for name in hints if name in names)
     with_result, seen = "return" in hints, set()
 
-    @functools.wraps(function)
     def wrapper(*inputs: Any, **named: Any) -> Any:
         result = function(*inputs, **named)
         key: list[Any] = []
@@ -139,8 +138,13 @@ def checked(function: Callable[..., Any], hints: Hints) -> Callable[..., Any]:
             seen.add(combination)
         return result
 
-    wrapper.shapes = hints  # type: ignore[attr-defined]
-    return wrapper
+    # warnings name the first caller outside FedLoom, so the wrapper stands in the module of what it wraps
+    inside = FunctionType(
+        wrapper.__code__, globals() | {"__name__": function.__module__}, None, None, wrapper.__closure__
+    )
+    functools.update_wrapper(inside, function)
+    inside.shapes = hints  # type: ignore[attr-defined]
+    return inside
 
 
 def add_form(value: Any, key: list[Any]) -> None:

@@ -12,12 +12,12 @@ from fedloom.core.targets import row_means
 from fedloom.core.tree import Float, Int
 
 
-def cross_entropy(logits: Float[Tensor, "*B C"], y: Int[Tensor, "*B"]) -> Float[Tensor, "*B"]:
+def cross_entropy(logits: Float[Tensor, "B *T C"], y: Int[Tensor, "B *T"]) -> Float[Tensor, "B"]:
     """-log softmax(logits)_y."""
     return row_means(F.cross_entropy(logits.movedim(-1, 1), y, reduction="none"))
 
 
-def kl(target: Float[Tensor, "*B C"], logits: Float[Tensor, "*B C"], tau: float) -> Float[Tensor, "*B"]:
+def kl(target: Float[Tensor, "B *T C"], logits: Float[Tensor, "B *T C"], tau: float) -> Float[Tensor, "B"]:
     """τ² KL(t‖s) of t = softmax(target/τ) and s = softmax(logits/τ); the gradient in the logits is τ(s - t).
 
     >>> import torch
@@ -28,7 +28,7 @@ def kl(target: Float[Tensor, "*B C"], logits: Float[Tensor, "*B C"], tau: float)
     return tau**2 * row_means((t.exp() * (t - s)).sum(-1))
 
 
-def symmetric_kl(a: Float[Tensor, "*B C"], b: Float[Tensor, "*B C"], tau: float) -> Float[Tensor, "*B"]:
+def symmetric_kl(a: Float[Tensor, "B *T C"], b: Float[Tensor, "B *T C"], tau: float) -> Float[Tensor, "B"]:
     """(τ²/2) (KL(p‖q) + KL(q‖p)) = (τ²/2) Σ (p - q)(log p - log q) of p = softmax(a/τ), q = softmax(b/τ).
 
     >>> import torch
