@@ -19,6 +19,7 @@ MARK = "fedloom_stranger"
 OPENS = {"data": "a file or folder of data", "data.path": "the same", "data.root": "the folder of a published data set"}
 OPENS |= {
     "teacher": "a run directory",
+    "init": "a run directory, or a file of parameters",
     "model.weights": "a file of parameters",
     "model.network": "a folder of a network",
 }

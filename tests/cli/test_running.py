@@ -121,7 +121,7 @@ def test_a_run_that_goes_on_gives_the_same_bits(cli: Cli, tmp_path: Path):
 @pytest.mark.parametrize(
     ("word", "said"),
     [
-        ("local.lr=0.2", "local.lr: 0.1 → 0.2"),
+        ("local.stragglers=0.2", "local.stragglers: 0 → 0.2"),
         ("rounds=1", "rounds: 2 → 1"),
         ("seed=1", "seed: 0 → 1"),
         ("method=feddyn", "method.name: 'fedavg' → 'feddyn'"),

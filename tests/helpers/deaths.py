@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import load
 
 from fedloom.core.errors import CheckpointError
-from fedloom.experiment import atomic, checkpoint, lock
+from fedloom.experiment import atomic, checkpoint
 from fedloom.experiment.experiment import Experiment
 from fedloom.experiment.federated import RunResult, run
 
@@ -73,7 +73,7 @@ def die_at(operation: int, die: Callable[[], object] = end, put: Callable[..., o
         original = getattr(module, name)
 
         def wrapped(*args: Any, **kwargs: Any) -> Any:
-            if Path(args[0]).name != lock.NAME and over():  # the system itself releases a lock
+            if Path(args[0]).name != atomic.NAME and over():  # the system itself releases a lock
                 die()
             return original(*args, **kwargs)
 

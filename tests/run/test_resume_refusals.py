@@ -102,7 +102,10 @@ def relu_net() -> nn.Module:
 
 
 CHANGES: dict[str, tuple[dict[str, Any], str]] = {
-    "lr": ({"local": Local(epochs=2, batch_size=4, lr=0.3, lr_decay=0.9)}, r"local\.lr: 0\.2 → 0\.3"),
+    "stragglers": (
+        {"local": Local(epochs=2, batch_size=4, lr=0.2, lr_decay=0.9, stragglers=0.5)},
+        r"local\.stragglers: None → 0\.5",
+    ),
     "seed": ({"seed": 5}, "seed: 4 → 5"),
     "cohort": ({"cohort": 4}, r"sampling\.cohort: 3 → 4"),
     "drop rate": ({"drop_rate": 0.0}, r"sampling\.drop_rate: 0\.2 → 0\.0"),

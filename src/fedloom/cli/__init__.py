@@ -144,7 +144,8 @@ EVALUATE = """Measure the models of a run without training them.
 usage: fedloom evaluate run=DIR [key=value …] [--round N] [--json] [--debug]
 
 Keys are those of fedloom run: evaluation.metrics=[accuracy,auroc] measures more, and other data, partition, clients or
-seed make other clients, which use the server's model.
+seed make other clients, which use the server's model. To measure a model in a file, train it for no rounds:
+fedloom run init=FILE rounds=0
 
 options:
   --round N               the models after round N, or best; by default those of the newest checkpoint

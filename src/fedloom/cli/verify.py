@@ -81,6 +81,10 @@ def replayed(run: Path, rounds: int) -> str | None:
         ConfigError: for a run of another command than ``fedloom run``, or one that was started from Python.
     """
     directory, config = RUN.of_run(run, "its first rounds cannot be run again from its settings")
+    if changes := directory.config().get("changes"):
+        raise ConfigError(
+            f"{run} changed settings after round {changes[0]['after']}, so that none tell of all its rounds."
+        )
     again = federated.run(build(config), callbacks=[First(rounds)]).history
     for before, after in zip(directory.metrics(), again, strict=False):
         lost = [key for key in before.keys() | after.keys() if before.get(key) != after.get(key) and key != "seconds"]

@@ -28,7 +28,7 @@ from fedloom.core.attack import attacks
 from fedloom.core.errors import ConfigError
 from fedloom.core.federation import Arrays, Federation
 from fedloom.core.files import check_memory
-from fedloom.core.local import check_one_size
+from fedloom.core.local import CHANGEABLE, check_one_size
 from fedloom.core.method import Method
 from fedloom.core.ranges import Count, within
 from fedloom.core.slots import SEVERAL, SLOTS
@@ -154,6 +154,18 @@ METHOD = MethodChoice(
 )
 OWN = ("y", "test", "features", "label", "client", "standardise")  # data that exist only in Python
 FEDERATION = sections_of(federate, ("source", *OWN), partition=partitions, noise=noises, target=targets)
+
+
+def dealing(data_seed: int | None = None) -> int | None:
+    """The seed by which data are dealt.
+
+    Args:
+        data_seed: seed of the partition, splits, noise and target; by default the run's ``seed``.
+    """
+    return data_seed
+
+
+FEDERATION |= sections_of(dealing)
 OTHERS = ("method", "federation", "model", "config")
 CONDITIONS = sections_of(Experiment, OTHERS, engine=engines, compute=computes, attack=attacks)
 
@@ -224,7 +236,10 @@ RUN = CommandSchema(
         *(() if {"data", "evaluation"} & named else ("evaluation.target=0.9",)),  # both reach it on digits
     ),
     agree=one_size,
-    may_change=("engine", "compute", "device", "client_state", "checkpoint", "trackers"),
+    may_change=(
+        *("engine", "compute", "device", "client_state", "checkpoint", "trackers"),
+        *(f"local.{name}" for name in CHANGEABLE),
+    ),
     may_grow="rounds",
 )
 
@@ -270,4 +285,10 @@ def build_federation(config: Config, shared: Shared | None = None) -> Federation
         source = shared("source", settings["data"], DATA.instantiate)
         return federate(source, **arguments(federate, FEDERATION, settings))
 
-    return shared("federation", {key: config[key] for key in ("data", *FEDERATION)}, deal)
+    return shared("federation", dealt(config.values), deal)
+
+
+def dealt(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a federation, with the seed by which its data are dealt."""
+    seed = values["seed"] if values["data_seed"] is None else values["data_seed"]
+    return {key: values[key] for key in ("data", *FEDERATION)} | {"seed": seed}

@@ -509,10 +509,12 @@ class CommandSchema:
         for key in dict.fromkeys([*old, *new]):
             a, b = old.get(key), new.get(key)
             grows = key == self.may_grow and b is not None and b > a
-            if a != b and not grows and key.partition(".")[0] not in self.may_change:
+            if a != b and not grows and not any(f"{key}.".startswith(f"{may}.") for may in self.may_change):
                 changed.append(f"{key}: {format_value(a)} → {format_value(b)}")
         if changed:
-            may = ", ".join(self.may_change) + (f", and {self.may_grow}, upwards" if self.may_grow else "")
+            may = ", ".join(dict.fromkeys(one.partition(".")[0] for one in self.may_change)) + (
+                f", and {self.may_grow}, upwards" if self.may_grow else ""
+            )
             raise ConfigError(
                 f"{str(directory)!r} cannot be continued with other settings ({'; '.join(changed)}); "
                 f"what may change is {may}."

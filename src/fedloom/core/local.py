@@ -21,6 +21,11 @@ from fedloom.core.settings import check_fields
 TO_THE_END = ("cosine", "linear")  # schedules that go on until the last round
 SCHEDULES = ("step", "milestones", *TO_THE_END)
 STEP_SCHEDULES = ("constant", "linear", "cosine", "warmup")
+CHANGEABLE = (  # of ``Local``, in a run that is continued: nothing that was computed so far depends on them
+    "epochs", "steps", "batch_size", "last_batch", "micro_batch", "lr", "schedule", "lr_decay", "decay_every",
+    "milestones", "horizon", "lr_end", "warmup", "step_schedule", "rates", "momentum", "nesterov", "weight_decay",
+    "clip", "optimiser", "beta1", "beta2",
+)  # fmt: skip
 Length = Annotated[int, Range(1, 10_000_000)]  # of a round, whose batches are drawn before it begins
 
 

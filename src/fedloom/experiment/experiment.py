@@ -307,6 +307,8 @@ class Experiment:
             ``feddyn+adam``.
         federation: the clients' data.
         model: a factory for an initialised model; called once, under a seed that depends on ``seed`` alone.
+        init: where the initial parameters come from: a file of tensors by name (``.safetensors``, or written by
+            ``torch.save``), or a run directory, whose final server model it is; None for those that the model has.
         rounds: T, the number of communication rounds; 0 evaluates the initial model without training it.
         participation: C in (0, 1]; the cohort has max(⌊C·K⌋, 1) clients.
         cohort: cohort size, instead of ``participation``, which then has no effect.
@@ -342,6 +344,7 @@ class Experiment:
     method: Method
     federation: Federation
     model: Callable[[], nn.Module]
+    init: Path | None = None
     rounds: Annotated[int, Range(0, 100_000_000)] = 100
     participation: float = 1.0
     cohort: int | None = None

@@ -18,7 +18,7 @@ from fedloom.core.client import Failure, Result
 from fedloom.core.cohort import Report
 from fedloom.core.engine import Engine
 from fedloom.core.errors import CheckpointError, ConfigError, nearest, outside
-from fedloom.core.local import draw_cohort
+from fedloom.core.local import CHANGEABLE, draw_cohort
 from fedloom.core.round import federated_round, received_losses
 from fedloom.core.server import Server
 from fedloom.core.targets import CLASSES
@@ -176,6 +176,7 @@ class FederatedTask(TrainerTask):
         self.cohort_seed, self.repeated = experiment.seed, 0
         self.out = out
         method = experiment.method
+        self.changeable = tuple(f"local.{name}" for name in CHANGEABLE)
         self.kind = "synthesis" if "judge" in experiment.config else FEDERATED
         self.name, self.rounds, self.seed = method.name, experiment.rounds, experiment.seed
         self.citations = "\n\n".join(method.citations()) + "\n"

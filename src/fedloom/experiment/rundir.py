@@ -126,7 +126,7 @@ def spans(rounds: Iterable[int]) -> str:
 VERSION = 2
 """Format version; a directory of another one can be read but not resumed."""
 
-PROVENANCE = ("identity", "about", "kind", "version", "versions", "machine", "git")
+PROVENANCE = ("identity", "changes", "about", "kind", "version", "versions", "machine", "git")
 """Keys of ``config.yaml`` that record how a run was made; it is a recipe without them."""
 
 WRITTEN = ("metrics.jsonl", "checkpoint", "clients", "models", "figures")

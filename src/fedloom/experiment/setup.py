@@ -110,6 +110,8 @@ def make_plan(experiment: Experiment, federation: Federation, device: str) -> Cl
     with torch.random.fork_rng(devices=[]):
         rng.seed_torch(experiment.seed, "model")
         model = make_model(experiment.model).to(getattr(torch, experiment.dtype))
+        if experiment.init is not None:
+            warm_start(model, experiment.init, federation)
     data, hostile = federation.train.first(federation.seen), experiment.hostile
     attack = experiment.attack if len(hostile) else None
     if attack is not None:
@@ -165,6 +167,22 @@ def make_plan(experiment: Experiment, federation: Federation, device: str) -> Cl
     return replace(
         plan, targets=check_targets(experiment.method, federation.train.arrays, out, experiment.evaluation.metrics)
     )
+
+
+def warm_start(model: nn.Module, init: Path, federation: Federation) -> None:
+    """Load the initial parameters and buffers of a model from a file, or the final server model of a run.
+
+    Raises:
+        ConfigError: if there is no such model, it has other tensors, or it learnt other classes, columns or tokens.
+    """
+    if init.is_dir():
+        known = RunDirectory(init).summary().get("data", {})
+        compare(known, conventions(federation.train.arrays, federation.provenance), f"init={init}")
+        init /= "model.safetensors"
+    if not init.is_file():
+        told = "holds no model; it has not ended" if init.parent.is_dir() and init.name == "model.safetensors" else ""
+        raise ConfigError(f"init={init.parent} {told}." if told else f"there is no file or run directory init={init}.")
+    adapters.load_weights(model, init, f"the model {type(model).__name__}", key="init")
 
 
 def _of_the_library(model: nn.Module) -> bool:

@@ -99,6 +99,7 @@ class TrainerTask(ABC):
         round: number of completed rounds.
         history: one record per round, appended by the trainer.
         warnings: sentences for the summary.
+        changeable: the settings in ``identity`` that a continued run may change, each by the beginning of its key.
         model: maps what ``step`` returns to the server's model after it; None if there is none.
     """
 
@@ -109,6 +110,7 @@ class TrainerTask(ABC):
     headline: str = "global/accuracy"
     config: Mapping[str, Any]
     citations: str
+    changeable: tuple[str, ...] = ()
     model: Callable[[Any], nn.Module] | None = None
 
     def __init__(self) -> None:
@@ -196,6 +198,7 @@ class Trainer:
         self.checkpoint_every, self.keep = checkpoint_every, keep
         self.directory = None if out is None else RunDirectory(out)
         self.saved = -1  # the round of the last checkpoint
+        self.changes: list[Record] = []  # of settings: after which round, and which
 
     def run(self, resume: bool | Path | str = False, *, or_begin: bool = False) -> dict[str, Any]:
         """Run to the end and return the summary.
@@ -264,7 +267,8 @@ class Trainer:
         if or_begin:
             refuse_lost_config(directory)
         stored = directory.continued() if resume and (directory.begun or not or_begin) else None
-        if stored is not None and (changed := differences(stored.get("identity", {}), identity)):
+        changed = [] if stored is None else differences(stored.get("identity", {}), identity)
+        if stored is not None and not all(one.startswith(task.changeable) for one in changed):
             why, names = "; ".join(changed), [one.partition(":")[0] for one in changed]
             if names == ["compute"]:  # compute=auto may have had another choice, in another version
                 why += f"; compute={stored['identity']['compute']} continues it"
@@ -281,7 +285,14 @@ class Trainer:
             else:
                 directory.acquire()
                 self._go_back(directory, resume, stored)
-                directory.describe(config, task.citations)
+                self.changes = [one for one in stored.get("changes", []) if one["after"] < task.round]
+                self.changes += [one for one in stored.get("changes", []) if one["after"] == task.round and not changed]
+                self.changes += [{"after": task.round, "changed": changed}] if changed else []
+                for one in self.changes:
+                    task.warnings.append(
+                        f"the run went on with other settings after round {one['after']}: {'; '.join(one['changed'])}."
+                    )
+                directory.describe(config | ({"changes": self.changes} if self.changes else {}), task.citations)
             task.prepare(directory)
         except OSError as error:
             raise CheckpointError(f"{directory.path} cannot be written ({error.strerror or error}).") from error
@@ -323,6 +334,8 @@ class Trainer:
         record, tables = task.commit(step)
         for callback, values in measured:
             record = added(record, callback, values)
+        if told := [text for one in self.changes if one["after"] + 1 == task.round for text in one["changed"]]:
+            record["changed"] = told
         record["seconds"] = round(time.perf_counter() - started, 4)
         record = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
         if self.directory is not None:

@@ -161,6 +161,11 @@ class Recipe:
         for need, what_for in (("target", "unlabelled inputs at the server"), ("teacher", "a trained model")):
             if method.needs(need):
                 raise ConfigError(f"{method.who_needs(need)} learns from {what_for}, which is not deployed.")
+        if values["init"] is not None and not method.personal.is_identity:
+            raise ConfigError(
+                f"with personal {label(method.personal)!r} nodes keep parameters, which they would not take from init; "
+                "leave it out."
+            )
         for key in ("drop_rate", "unseen"):
             if values[key]:
                 raise ConfigError(f"{key} is for simulations; in a deployment, set it to 0.")

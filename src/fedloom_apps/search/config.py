@@ -6,7 +6,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
-from fedloom.config.keys import FEDERATION, RUN, Shared
+from fedloom.config.keys import RUN, Shared, dealt
 from fedloom.config.keys import build as build_run
 from fedloom.config.schema import Config, Record
 from fedloom.core.errors import ConfigError, DataError
@@ -70,8 +70,8 @@ def build(config: Config, shared: Shared | None = None) -> SearchExperiment:
         if made.method.test_loss is None and "loss" in settings.goal.split("/"):
             raise ConfigError(f"the loss of {made.method.name!r} cannot be computed outside training.")
         _measured(settings.goal, made.federation)
-        dealt = {key: values[key] for key in ("data", *FEDERATION)}
-        return replace(made, federation=shared("validating", dealt, lambda _: validating(made.federation)))
+        data = dealt(values)
+        return replace(made, federation=shared("validating", data, lambda _: validating(made.federation)))
 
     names, misfits = _fitting(make, settings, config["seed"])
     slots = tuple(slot for slot in settings.slots if slot not in taken)

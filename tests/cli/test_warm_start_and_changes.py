@@ -1,0 +1,100 @@
+"""Warm starts, the seed of the data, and settings that a continued run changes."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.commands import Cli
+from helpers.runs import assert_same_state, experiment, theta
+from safetensors.torch import save_file
+
+from fedloom.config import build, resolve
+from fedloom.core.errors import CheckpointError, ConfigError
+from fedloom.core.local import Local
+from fedloom.experiment.experiment import Evaluation
+from fedloom.experiment.federated import FederatedTask, run
+from fedloom.experiment.rundir import RunDirectory
+
+GLOBAL = Evaluation(what=("global",))
+
+
+@pytest.mark.parametrize("method", ["fedavg", "scaffold", "fedper", "ditto"])
+def test_a_run_starts_from_a_file_or_from_a_run(tmp_path: Path, method: str) -> None:
+    """θ^0 is the other run's θ^T, private parameters included, which are the initial ones there."""
+    before = run(experiment("fedavg", evaluation=GLOBAL), tmp_path / "before")
+    torch.save({"state_dict": before.model.state_dict()}, tmp_path / "model.pt")
+    for init in (tmp_path / "before", tmp_path / "before" / "model.safetensors", tmp_path / "model.pt"):
+        plan = FederatedTask(experiment(method, init=init)).plan
+        assert torch.equal(plan.theta0, plan.layout.read(before.model)[0])
+    after = run(experiment("fedavg", evaluation=GLOBAL, init=tmp_path / "before", rounds=0))
+    assert after.history[-1]["global/accuracy"] == before.history[-1]["global/accuracy"]
+    assert (theta(after) == theta(before)).all()
+
+
+def test_what_cannot_be_a_start_is_one_sentence(tmp_path: Path) -> None:
+    save_file({"weight": torch.zeros(2)}, tmp_path / "other.safetensors")
+    (tmp_path / "empty").mkdir()
+    for init, told in (
+        (
+            "other.safetensors",
+            r"init=.*other\.safetensors does not fit the model Sequential|init=.* does not fit the model",
+        ),
+        ("empty", "init=.*empty holds no model; it has not ended"),
+        ("nothing", "there is no file or run directory init=.*nothing"),
+    ):
+        with pytest.raises(ConfigError, match=told):
+            FederatedTask(experiment(init=tmp_path / init))
+
+
+def test_data_may_have_a_seed_of_their_own(cli: Cli) -> None:
+    """Runs that differ in their seed then have the same clients."""
+
+    def digest(*words: str) -> str:
+        made = build(resolve(["clients=4", "model=logistic", *words]))
+        return str(made.federation.provenance["fingerprint"])
+
+    assert digest("seed=1", "data_seed=5") == digest("seed=2", "data_seed=5") == digest("seed=5")
+    assert digest("seed=1") != digest("seed=2")
+
+
+def test_a_continued_run_may_change_local_training(tmp_path: Path) -> None:
+    """It equals a run whose rate is that function of the round; the record says what changed and when."""
+    slow = Local(epochs=2, batch_size=4, lr=0.05)
+    made = experiment("scaffold", local=replace(slow, lr=0.2), rounds=2)
+    run(made, tmp_path)
+    changed = run(replace(made, local=slow, rounds=4), tmp_path, resume=True)
+    whole = experiment("scaffold", local=replace(slow, schedule=lambda t: 4.0 if t < 2 else 1.0), rounds=4)
+    assert_same_state(changed.snapshot, run(whole).snapshot)
+    assert [record.get("changed") for record in changed.history] == [None, None, ["local.lr: 0.2 → 0.05"], None]
+    for round in (2, 4):  # as if the changed run had been killed before its first checkpoint, and after it
+        again = run(
+            replace(made, local=slow, rounds=4), tmp_path, resume=tmp_path / "checkpoint" / f"round-{round:06d}"
+        )
+        assert again.history[2]["changed"] == ["local.lr: 0.2 → 0.05"]
+    assert RunDirectory(tmp_path).config()["changes"] == [{"after": 2, "changed": ["local.lr: 0.2 → 0.05"]}]
+
+
+def test_what_results_so_far_depend_on_does_not_change(tmp_path: Path) -> None:
+    made = experiment("scaffold", rounds=2)
+    run(made, tmp_path)
+    for other in (replace(made, seed=1), replace(made, local=Local(epochs=2, batch_size=4, lr=0.2, dp_clip=1.0))):
+        with pytest.raises(CheckpointError, match="holds another experiment"):
+            run(replace(other, rounds=4), tmp_path, resume=True)
+
+
+def test_the_command_line(cli: Cli) -> None:
+    words = ["clients=4", "rounds=2", "model=logistic", "-q"]
+    assert cli("run", "method=fedavg", *words, "out=a").code == 0
+    assert cli("run", "method=feddyn", *words, "out=b", "init=a", "data_seed=3").code == 0
+    assert cli("run", "resume=a", "local.lr=0.01", "local.schedule=cosine", "rounds=4", "-q").code == 0
+    records = [json.loads(line) for line in Path("a/metrics.jsonl").read_text().splitlines()]
+    assert records[2]["changed"] == ["local.lr: 0.1 → 0.01", "local.schedule: None → cosine", "local.horizon: None → 4"]
+    assert cli("report", "a", "b").code == 0
+    code, _, err = cli("run", "resume=a", "local.dp_clip=1", "-q")
+    assert (code, "what may change is" in err) == (2, True)
+    code, out, _ = cli("verify", "a", "--replay", "1")
+    assert "changed settings after round 2" in out
