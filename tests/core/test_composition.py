@@ -153,7 +153,8 @@ def assert_follows_the_round(chosen: Composition) -> None:
     start = np.concatenate([p.detach().double().numpy().ravel() for p in tanh_net(WIDTH).parameters()])
     federation = classes(seed=6)  # of which every client has two classes at least
     world = World(federation, start, WIDTH, ROUNDS, cohort or len(federation.train.index), local, SEED)
-    expected, private = composition.trained(world, rules)
+    expected, parts = composition.trained(world, rules)
+    private = parts["personal"].own
     method = Method("composed", **({"objective": (CrossEntropy(),)} | chosen.filled(0)))
     result = run(experiment(method, federation=federation, rounds=ROUNDS, cohort=cohort, local=local, seed=SEED))
     assert not result.failures

@@ -29,15 +29,17 @@ What the papers say for an unweighted mean, and what follows from it for any p:
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
 from fedloom.core import rng
-from helpers import meta, slots
+from helpers import meta, robust, slots
 from helpers.personal import Pace, aligned
-from helpers.reference import Vector, World
+from helpers.reference import Found, Vector, World
 
 Numbers = dict[int, Vector]
 Along = Callable[[Vector, Vector], Vector]  # (w, gradient) -> the direction that is stepped along
@@ -245,8 +247,8 @@ def received_loss(world: World, rules: Rules, w: Vector, i: int) -> float:
     return float(np.mean(np.log(np.exp(apart).sum(1))))
 
 
-def trained(world: World, rules: Rules) -> tuple[Vector, Numbers]:
-    """θ^T, and what clients keep for themselves, by client."""
+def trained(world: World, rules: Rules) -> tuple[Vector, dict[str, Any]]:
+    """θ^T, and the rules of the stateful slots as they are then."""
     personal = rules.personal(world)
     theta = world.start[personal.sent]
     drift, server = rules.drift(world.clients, theta), rules.server(np.zeros_like(theta))
@@ -275,4 +277,67 @@ def trained(world: World, rules: Rules) -> tuple[Vector, Numbers]:
         rescaled = updates * (np.linalg.norm(delta) / long if long else 1.0)
         delta = drift.correct(delta, visits, p)
         theta = theta - server.step(delta, p, rescaled * drift.stretch(visits, p))
-    return theta, personal.own
+    return theta, {"drift": drift, "personal": personal, "server": server}
+
+
+def named(
+    slot: str = "mixing", rule: Any = slots.Mixing, *kept: str, equal: bool = False, mu: float = 0.0,
+    called: Mapping[str, str] = MappingProxyType({}), **defaults: Any,
+) -> Callable[..., Found]:  # fmt: skip
+    """The oracle of a method with one part of its own.
+
+    Args:
+        slot: of the part.
+        rule: the part's; a setting is its attribute of that name, or as it is ``called``.
+        kept: the server's states, and clients' as ``name=attribute``.
+        equal: whether clients have the same weight, whatever their numbers of samples.
+        mu: of the proximal term.
+        defaults: of the settings.
+    """
+
+    def oracle(world: World, **settings: Any) -> Found:
+        values = defaults | settings
+        near = values.pop("mu", mu)
+        own = type(rule.__name__, (rule,), {called.get(key, key): value for key, value in values.items()})
+        rules = Rules(**({"mixing": slots.Uniform} if equal else {}) | {slot: own}, mu=near)
+        theta, parts = trained(replace(world, cohort=world.clients) if rules.mixing.everyone else world, rules)
+        states = {}
+        for name, _, attribute in (one.partition("=") for one in kept):
+            value = getattr(parts[slot], attribute or name)
+            clients = value.items() if attribute else ()
+            states |= {f"client {i}/{slot}/{name}": v for i, v in clients} or {f"server/{slot}/{name}": value}
+        return Found(theta, states=states)
+
+    return oracle
+
+
+MOMENTS = {"called": {"momentum": "beta1"}, "lr": 0.01, "beta1": 0.9, "beta2": 0.99, "tau": 1e-3}
+ORACLES = {
+    "fedprox": named(mu=0.01),
+    "scaffold": named("drift", slots.Scaffold, "c", "c=own", equal=True),
+    "feddyn": named("drift", slots.FedDyn, "h", "h=own", equal=True, alpha=0.01),
+    "fednova": named("drift", slots.FedNova),
+    "fedcm": named("drift", slots.FedCM, "direction", alpha=0.1),
+    "feddc": named("drift", slots.FedDC, "g", "g=own", "h=h", equal=True, alpha=0.01, average_over_all=True),
+    "fedsplit": named("drift", slots.FedSplit, "z=moved", equal=True, s=10.0, active=False),
+    "ditto": named("personal", Ditto, "private=own", lam=0.1),
+    "fedavgm": named("server", slots.Momentum, "m", **MOMENTS | {"lr": 1.0}),
+    "fedadam": named("server", slots.Adam, "m", "v", **MOMENTS),
+    "fedyogi": named("server", slots.Yogi, "m", "v", **MOMENTS),
+    "fedadagrad": named("server", slots.Adagrad, "m", "v", **MOMENTS | {"lr": 0.1, "beta1": 0.0}),
+    "fedexp": named("server", slots.Exp, equal=True, eps=1e-3),
+    "term": named("mixing", slots.Term, lam=1.0),
+    "q_ffl": named("mixing", slots.QFFL, q=1.0),
+    "fedmgda": named("mixing", slots.FedMGDA, eps=0.1, lr=1.0),
+    "afl": named("mixing", slots.AFL, step=0.1),
+    "aaggff_s": named("mixing", slots.AAggFFS),
+    "aaggff_d": named("mixing", slots.AAggFFD),
+    "coordinate_median": named("mixing", robust.CoordinateMedian),
+    "trimmed_mean": named("mixing", robust.TrimmedMean, trim=0.2),
+    "krum": named("mixing", robust.Krum, hostile=0.2, selected=1),
+    "multi_krum": named("mixing", robust.Krum, hostile=0.2, selected=None),
+    "rfa": named("mixing", robust.GeometricMedian, steps=3),
+    "centred_clipping": named("mixing", robust.CentredClipping, radius=1.0, steps=1),
+    "norm_bounding": named("mixing", robust.NormBounding, radius=1.0),
+    "fltrust": named("mixing", robust.FLTrust),
+}

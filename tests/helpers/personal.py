@@ -55,17 +55,6 @@ def batches(world: World, client: int, t: int) -> list[Vector]:
     return world.local.batches(world.federation.train.index[client], world.seed, t, client)
 
 
-def ditto(world: World, lam: float = 0.1) -> Found:
-    def work(world: World, i: int, t: int, rate: float, theta: Vector, v: Vector) -> tuple[Vector, Vector]:
-        w, pace = theta, Pace(world, rate)
-        for rows in batches(world, i, t):
-            (w,) = pace.step({"w": (w, world.gradient(w, rows))})
-            (v,) = pace.step({"v": (v, world.gradient(v, rows) + lam * (v - theta))})
-        return w, v
-
-    return rounds(world, work)
-
-
 def pfedme(world: World, lam: float = 15.0, steps: int = 5, personal_lr: float = 0.09, beta: float = 1.0) -> Found:
     """T. Dinh et al. 2020, algorithm 1: w_{i,0} = w^t; θ̃ solves min h_i(θ; w_{i,r}, D) by K steps of gradient descent.
 
@@ -266,6 +255,4 @@ def fedala(
     return Found(theta, states=states | {f"client {i}/personal/weights": weights[i] for i in last})
 
 
-ORACLES = {
-    f.__name__: f for f in (fedala, ditto, pfedme, apfl, superfed_mm, superfed_lm, fedrep, fedbn, fedbabu, knn_per)
-}
+ORACLES = {f.__name__: f for f in (fedala, pfedme, apfl, superfed_mm, superfed_lm, fedrep, fedbn, fedbabu, knn_per)}

@@ -141,109 +141,6 @@ def fedavg(world: World) -> Found:
     return Found(theta)
 
 
-def fedprox(world: World, mu: float = 0.01) -> Found:
-    theta = world.start
-    for t, rate, cohort in world.schedule():
-        at = theta
-        models = {i: world.train(at, i, t, rate, lambda g, w, at=at: g + mu * (w - at))[0] for i in cohort}
-        theta = average(world, theta, models)
-    return Found(theta)
-
-
-def scaffold(world: World) -> Found:
-    theta, c = world.start, np.zeros_like(world.start)
-    own = {i: np.zeros_like(theta) for i in range(world.clients)}
-    for t, rate, cohort in world.schedule():
-        models, new = {}, {}
-        for i in cohort:
-            shift = c - own[i]
-            models[i], steps = world.train(theta, i, t, rate, lambda g, w, shift=shift: g + shift)
-            new[i] = own[i] - c + (theta - models[i]) / (world.reach(steps) * rate)
-        c = c + sum(new[i] - own[i] for i in cohort) / world.clients
-        own |= new
-        theta = average(world, theta, models, uniform=True)
-    return Found(theta, states={"server/drift/c": c} | {f"client {i}/drift/c": v for i, v in own.items()})
-
-
-def feddyn(world: World, alpha: float = 0.01, size_weighted: bool = True) -> Found:
-    theta, h = world.start, np.zeros_like(world.start)
-    own = {i: np.zeros_like(theta) for i in range(world.clients)}
-    for t, rate, cohort in world.schedule():
-        models = {}
-        for i in cohort:
-            relative = world.n[i] / world.n.mean() if size_weighted else 1.0
-
-            def correct(g: Vector, w: Vector, i: int = i, at: Vector = theta, s: float = relative) -> Vector:
-                return g - own[i] / s + alpha / s * (w - at)
-
-            models[i], _ = world.train(theta, i, t, rate, correct)
-        for i in cohort:
-            own[i] = own[i] - alpha * (models[i] - theta)
-        h = h - alpha / world.clients * sum(models[i] - theta for i in cohort)
-        theta = average(world, theta, models, uniform=True) - h / alpha
-    return Found(theta, states={"server/drift/h": h} | {f"client {i}/drift/h": v for i, v in own.items()})
-
-
-def fednova(world: World) -> Found:
-    theta = world.start
-    for t, rate, cohort in world.schedule():
-        total = sum(world.n[i] for i in cohort)
-        normalised, effective = np.zeros_like(theta), 0.0
-        for i in cohort:
-            model, steps = world.train(theta, i, t, rate)
-            normalised = normalised + world.n[i] / total * (theta - model) / world.reach(steps)
-            effective += world.n[i] / total * world.reach(steps)
-        theta = theta - effective * normalised
-    return Found(theta)
-
-
-def fedavgm(world: World, lr: float = 1.0, momentum: float = 0.9) -> Found:
-    theta, m = world.start, np.zeros_like(world.start)
-    for t, rate, cohort in world.schedule():
-        mean = average(world, theta, {i: world.train(theta, i, t, rate)[0] for i in cohort})
-        m = momentum * m + (theta - mean)
-        theta = theta - lr * m
-    return Found(theta, states={"server/server/m": m})
-
-
-def adaptive(
-    world: World, second: Callable[[Vector, Vector], Vector], lr: float, beta1: float, tau: float = 1e-3
-) -> Found:
-    theta, m = world.start, np.zeros_like(world.start)
-    v = np.full_like(m, tau**2)
-    for t, rate, cohort in world.schedule():
-        delta = theta - average(world, theta, {i: world.train(theta, i, t, rate)[0] for i in cohort})
-        m = beta1 * m + (1 - beta1) * delta
-        v = second(v, delta**2)
-        theta = theta - lr * m / (np.sqrt(v) + tau)
-    return Found(theta, states={"server/server/m": m, "server/server/v": v})
-
-
-def fedadam(world: World, lr: float = 0.01, beta1: float = 0.9, beta2: float = 0.99, tau: float = 1e-3) -> Found:
-    return adaptive(world, lambda v, d2: beta2 * v + (1 - beta2) * d2, lr, beta1, tau)
-
-
-def fedyogi(world: World, lr: float = 0.01, beta1: float = 0.9, beta2: float = 0.99, tau: float = 1e-3) -> Found:
-    def second(v: Vector, d2: Vector) -> Vector:
-        return np.where(v > d2, v - (1 - beta2) * d2, np.where(v < d2, v + (1 - beta2) * d2, v))
-
-    return adaptive(world, second, lr, beta1, tau)
-
-
-def fedadagrad(world: World, lr: float = 0.1, beta1: float = 0.0, tau: float = 1e-3) -> Found:
-    return adaptive(world, lambda v, d2: v + d2, lr, beta1, tau)
-
-
-def fedexp(world: World, eps: float = 1e-3) -> Found:
-    theta = world.start
-    for t, rate, cohort in world.schedule():
-        deltas = np.array([theta - world.train(theta, i, t, rate)[0] for i in cohort])
-        mean = deltas.mean(0)
-        step = max(1.0, np.sum(deltas**2) / (2 * len(cohort) * (np.sum(mean**2) + eps)))
-        theta = theta - step * mean
-    return Found(theta)
-
-
 def local(world: World) -> Found:
     models = dict.fromkeys(range(world.clients), world.start)
     for t, rate, cohort in world.schedule():
@@ -285,7 +182,10 @@ def lg_fedavg(world: World) -> Found:
 ORACLES: dict[str, Callable[..., Found]] = {
     f.__name__: f
     for f in (
-        fedavg, fedprox, scaffold, feddyn, fednova, fedavgm, fedadam, fedyogi, fedadagrad, fedexp, local, centralised,
-        fedper, lg_fedavg,
+        fedavg,
+        local,
+        centralised,
+        fedper,
+        lg_fedavg,
     )
-}  # fmt: skip
+}

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
-from typing import Any
-
 import numpy as np
 
 from helpers import slots
-from helpers.reference import Found, Vector, World
+from helpers.reference import Vector
 
 
 class TrimmedMean(slots.Mixing):
@@ -125,32 +121,3 @@ class FLTrust(slots.Mixing):
 
     def combine(self, p: Vector, who: list[int], losses: Vector, updates: Vector, lr: float) -> Vector:
         return self.g
-
-
-def aggregated(rule: type[slots.Mixing], **defaults: Any) -> Callable[..., Found]:
-    """θ ← θ - Δ, where the rule makes Δ of the updates θ - θ_i of the cohort."""
-
-    def oracle(world: World, **settings: Any) -> Found:
-        chosen = type(rule.__name__, (rule,), defaults | settings)
-        world = replace(world, cohort=world.clients) if rule.everyone else world
-        mixing, theta = chosen(world.n, world.cohort), world.start
-        for t, lr, who in world.schedule():
-            losses = np.array([world.loss(theta, i) for i in who])
-            updates = np.array([theta - world.train(theta, i, t, lr)[0] for i in who])
-            weights = mixing.weights(t, who, losses, updates)
-            theta = theta - mixing.combine(weights / weights.sum(), who, losses, updates, lr)
-        return Found(theta)
-
-    return oracle
-
-
-ORACLES = {
-    "coordinate_median": aggregated(CoordinateMedian),
-    "trimmed_mean": aggregated(TrimmedMean, trim=0.2),
-    "krum": aggregated(Krum, hostile=0.2, selected=1),
-    "multi_krum": aggregated(Krum, hostile=0.2, selected=None),
-    "rfa": aggregated(GeometricMedian, steps=3),
-    "centred_clipping": aggregated(CentredClipping, radius=1.0, steps=1),
-    "norm_bounding": aggregated(NormBounding, radius=1.0),
-    "fltrust": aggregated(FLTrust),
-}

@@ -75,13 +75,13 @@ class Scaffold(Drift):
 
 
 class FedDyn(Drift):
-    alpha, by_size = 0.4, True
+    alpha, size_weighted = 0.4, True
 
     def begin(self, start: Vector) -> None:
         self.h, self.own = self.zero, dict.fromkeys(range(self.clients), self.zero)
 
     def pull(self, visit: Visit, w: Vector) -> Vector:
-        alpha = self.alpha / (visit.size if self.by_size else 1.0)
+        alpha = self.alpha / (visit.size if self.size_weighted else 1.0)
         return -self.own[visit.client] * alpha / self.alpha + alpha * (w - visit.received)
 
     def correct(self, delta: Vector, visits: list[Visit], p: Vector) -> Vector:
@@ -93,7 +93,7 @@ class FedDyn(Drift):
 
 
 class FedDynEqual(FedDyn):
-    by_size = False
+    size_weighted = False
 
 
 class FedNova(Drift):
@@ -115,18 +115,20 @@ class FedCM(Drift):
     alpha = 0.4
 
     def begin(self, start: Vector) -> None:
-        self.d = self.zero
+        self.direction = self.zero
 
     def along(self, visit: Visit, w: Vector, g: Vector) -> Vector:
-        return self.alpha * g + (1 - self.alpha) * self.d
+        return self.alpha * g + (1 - self.alpha) * self.direction
 
     def correct(self, delta: Vector, visits: list[Visit], p: Vector) -> Vector:
-        self.d = p @ [v.update for v in visits] / (visits[0].lr * (p @ [v.steps for v in visits]))
+        self.direction = p @ [v.update for v in visits] / (visits[0].lr * (p @ [v.steps for v in visits]))
         return delta
 
 
 class FedDC(Drift):
-    alpha, everyone = 0.3, False
+    """With ``control``, SCAFFOLD's control variates, as in the authors' code, in the place of displacements."""
+
+    alpha, gradient, average_over_all, control = 0.3, True, False, False
 
     def begin(self, start: Vector) -> None:
         self.g = self.zero
@@ -134,63 +136,51 @@ class FedDC(Drift):
 
     def pull(self, visit: Visit, w: Vector) -> Vector:
         i = visit.client
-        towards = (self.own[i] - self.g) / (visit.lr * visit.steps)
+        towards = self.g - self.own[i] if self.control else (self.own[i] - self.g) / (visit.lr * visit.steps)
         return self.alpha * (self.h[i] + w - visit.received) + towards
 
     def end(self, visit: Visit) -> Vector:
-        self.own[visit.client] = visit.model - visit.received
-        self.h[visit.client] = self.h[visit.client] + self.own[visit.client]
-        return -self.own[visit.client] - (0.0 if self.everyone else self.h[visit.client])
+        i, moved = visit.client, visit.model - visit.received
+        if self.gradient:
+            self.own[i] = self.own[i] - self.g - moved / (visit.lr * visit.steps) if self.control else moved
+        self.h[i] = self.h[i] + moved
+        return -moved - (0.0 if self.average_over_all else self.h[i])
 
     def correct(self, delta: Vector, visits: list[Visit], p: Vector) -> Vector:
-        self.g = p @ [self.own[v.client] for v in visits]
-        return delta - np.mean([*self.h.values()], axis=0) if self.everyone else delta
+        self.g = np.mean([*self.own.values()], axis=0) if self.control else p @ [self.own[v.client] for v in visits]
+        return delta - np.mean([*self.h.values()], axis=0) if self.average_over_all else delta
 
 
 class FedDCAll(FedDC):
-    everyone = True
+    average_over_all = True
 
 
 class FedDCControl(FedDCAll):
-    """With SCAFFOLD's control variates in the place of displacements; h and what is sent are FedDC's."""
-
-    def pull(self, visit: Visit, w: Vector) -> Vector:
-        i = visit.client
-        return self.alpha * (self.h[i] + w - visit.received) + self.g - self.own[i]
-
-    def end(self, visit: Visit) -> Vector:
-        i, moved = visit.client, visit.model - visit.received
-        self.own[i] = self.own[i] - self.g - moved / (visit.lr * visit.steps)
-        self.h[i] = self.h[i] + moved
-        return -moved
-
-    def correct(self, delta: Vector, visits: list[Visit], p: Vector) -> Vector:
-        self.g = np.mean([*self.own.values()], axis=0)
-        return delta - np.mean([*self.h.values()], axis=0)
+    control = True
 
 
 class FedSplit(Drift):
-    """``z[i]`` starts at the first model; clients that never came have it still."""
+    """``z[i]`` starts at the first model, which those who never came have still; ``moved`` is that of the others."""
 
     s, active = 1.5, True
 
     def begin(self, start: Vector) -> None:
-        self.z = dict.fromkeys(range(self.clients), start)
+        self.z, self.moved = dict.fromkeys(range(self.clients), start), {}
 
     def pull(self, visit: Visit, w: Vector) -> Vector:
         return (w - (2 * visit.received - self.z[visit.client])) / self.s
 
     def end(self, visit: Visit) -> Vector:
         before = self.z[visit.client]
-        self.z[visit.client] = before + 2 * (visit.model - visit.received)
+        self.z[visit.client] = self.moved[visit.client] = before + 2 * (visit.model - visit.received)
         return (visit.received if self.active else before) - self.z[visit.client]
+
+    def correct(self, delta: Vector, visits: list[Visit], p: Vector) -> Vector:
+        return delta if self.active else visits[0].received - np.mean([*self.z.values()], axis=0)
 
 
 class FedSplitAll(FedSplit):
     active = False
-
-    def correct(self, delta: Vector, visits: list[Visit], p: Vector) -> Vector:
-        return visits[0].received - np.mean([*self.z.values()], axis=0)
 
 
 class Mixing:
@@ -276,38 +266,48 @@ class AFL(Mixing):
 
 
 class AAggFFS(Mixing):
-    everyone = True
+    """The whole history is kept, and the programme solved by trying every face of the simplex."""
+
+    everyone, cdf, prior = True, "normal", "uniform"
 
     def __init__(self, samples: Vector, cohort: int) -> None:
         super().__init__(samples, cohort)
-        self.decisions, self.gradients = [np.full(self.clients, 1 / self.clients)], []
+        shares = samples / samples.sum()
+        self.decisions = [shares if self.prior == "samples" else np.full_like(shares, 1 / self.clients)]
+        self.gradients: list[Vector] = []
 
     def weights(self, t: int, who: list[int], losses: Vector, updates: Vector) -> Vector:
         k = self.clients
-        r = cumulative("normal", losses / losses.mean()) / k
+        r = cumulative(self.cdf, losses / losses.mean()) / k
         self.gradients.append(-r / (1 + self.decisions[-1] @ r))
         bound, pairs = 1 / k, list(zip(self.gradients, self.decisions, strict=True))
         h = 4 * k * bound * np.eye(k) + sum(np.outer(g, g) for g in self.gradients) / (4 * bound)
-        self.decisions.append(faces_of(h, sum(g - g * (g @ q) / (4 * bound) for g, q in pairs), self.decisions[-1]))
+        c = sum(g - g * (g @ q) / (4 * bound) for g, q in pairs) - 4 * k * bound * self.decisions[0]
+        self.decisions.append(faces_of(h, c, self.decisions[-1]))
         return self.decisions[-1]
 
 
 class AAggFFD(Mixing):
+    cdf, prior, step = "weibull", "uniform", "published"
+
     def __init__(self, samples: Vector, cohort: int) -> None:
         super().__init__(samples, cohort)
         self.p, self.total = np.full(self.clients, 1 / self.clients), np.zeros(self.clients)
 
     def weights(self, t: int, who: list[int], losses: Vector, updates: Vector) -> Vector:
         c = len(who) / self.clients
-        r = c * cumulative("weibull", losses / losses.mean())
+        r = c * cumulative(self.cdf, losses / losses.mean())
         mean = r.mean()
         robust = np.full(self.clients, mean)
         robust[who] = (1 - 1 / c) * mean + r / c
         slope = 1 + self.p.sum() * mean
         self.total = self.total - robust / slope + mean * (self.p @ (robust - mean)) / slope**2
-        p = np.exp(-np.sqrt(np.log(self.clients)) * self.total / ((c + 2) * np.sqrt(t + 2)))
+        eta = np.sqrt(np.log(self.clients)) / ((c + 2) * np.sqrt(t + 2))
+        if self.step == "visits":  # t + 1 rounds, each with its share of the clients
+            eta = min(1.0, np.sqrt(np.log(self.clients) / ((t + 1) * c)))
+        p = np.exp(-eta * self.total)
         self.p = p / p.sum()
-        return self.p[who]
+        return self.p[who] * (self.samples[who] if self.prior == "samples" else 1.0)
 
 
 class Server:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import drifting, fair, generative, losses, meta, nested, personal, reference, robust, synthetic, target
+from helpers import composition, fair, generative, losses, meta, nested, personal, reference, synthetic, target
 from helpers.federations import classes
 from helpers.marks import exhaustive, slow
 from helpers.networks import tanh_net
@@ -26,7 +26,7 @@ WIDTH, ROUNDS, COHORT, SEED = 3, 3, 4, 7
 # that of FedMGDA+'s quadratic programme, which is solved to that precision.
 TOLERANCE, GROWTH = 1e-11, 300.0
 
-FAMILIES = (reference, fair, drifting, losses, target, personal, meta, nested, generative, synthetic, robust)
+FAMILIES = (reference, composition, fair, losses, target, personal, meta, nested, generative, synthetic)
 ORACLES = {name: oracle for family in FAMILIES for name, oracle in family.ORACLES.items()}
 
 LOCALS = {
@@ -179,7 +179,7 @@ def ran(name: str, settings: dict[str, Any], local: Local) -> RunResult:
 def test_method_follows_its_equations(name: str, settings: dict[str, Any], key: str) -> None:
     if name not in ORACLES:
         pytest.fail(
-            f"method {name!r} has no oracle: derive its update in NumPy in tests/helpers/reference.py "
+            f"method {name!r} has no oracle: derive its update in NumPy in tests/helpers/composition.py "
             "and add the function to ORACLES."
         )
     local = LOCALS[key]
