@@ -15,7 +15,7 @@ from fedloom.experiment.federated import run
 from fedloom.methods import methods as presets
 from fedloom.parts.mixing import Uniform
 from fedloom.parts.objectives import BinaryCrossEntropy, CrossEntropy, Proximal, WeightedCrossEntropy
-from fedloom.parts.personal import LocalOnly, PrivateHead
+from fedloom.parts.personal import PrivateHead
 from fedloom.parts.server import Adam
 from fedloom.parts.uplink import TopK
 
@@ -34,7 +34,7 @@ CE = (CrossEntropy(),)
         (Method("fedavg", CE, mixing=Uniform(), uplink=(TopK(0.1),)), "fedavg+uniform+top_k"),
         (Method("fedavg", CE, pooled=True), "fedavg+pooled"),
         (replace(methods.feddyn(), server=Adam(), name="mine"), "mine"),
-        (Method("local-adam", (CrossEntropy(),), personal=LocalOnly(), server=Adam()), "local-adam"),
+        (Method("head-adam", (CrossEntropy(),), personal=PrivateHead(), server=Adam()), "head-adam"),
         (replace(methods.feddyn(), name="feddyn+adam"), "feddyn"),
         (replace(methods.feddyn(), name="fedavg+tuned"), "fedavg+tuned"),
         (methods.fedprox().with_loss(WeightedCrossEntropy((1.0, 2.0, 3.0))), "fedprox+weighted_cross_entropy"),
