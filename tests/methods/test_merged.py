@@ -18,9 +18,11 @@ from fedloom.core.context import NO_ROUND, Batch
 from fedloom.core.errors import ClientError, ConfigError
 from fedloom.core.local import Local
 from fedloom.core.method import Method
-from fedloom.core.parts import Personal, Start
+from fedloom.core.parts import Adaptation, Personal, Start
+from fedloom.core.slots import label
 from fedloom.experiment.experiment import Evaluation
 from fedloom.methods import make
+from fedloom.parts.adaptation import FineTune, Maml, Neighbours, PersonalHead, Prototypes
 from fedloom.parts.drift import FedDynDrift, FedNovaDrift, Scaffold
 from fedloom.parts.objectives import CrossEntropy
 from fedloom.parts.personal import Merged
@@ -57,6 +59,42 @@ def test_weights_of_zero_are_local_training() -> None:
     for one, other in zip(merged.history, alone.history, strict=True):
         clients = [key for key in other if key.startswith("clients/")]
         assert [one[key] for key in clients] == [other[key] for key in clients]
+
+
+@pytest.mark.parametrize("compute", ["live", "batched"])
+@pytest.mark.parametrize("adaptation", [Maml(0.2), FineTune(), Neighbours(), PersonalHead(), Prototypes()], ids=label)
+def test_weights_of_one_are_federated_averaging_with_every_adaptation(adaptation: Adaptation, compute: str) -> None:
+    conditions = {"local": LOCAL, "cohort": 4, "rounds": 3, "seed": 3, "evaluation": ON, "compute": compute}
+    merged = go(Method("a", CE, personal=Merged(0, rate=0.0), adaptation=adaptation), **conditions)
+    usual = go(Method("b", CE, adaptation=adaptation), **conditions)
+    np.testing.assert_allclose(theta(merged), theta(usual), rtol=0, atol=1e-12)
+    assert merged.history[-1]["clients/loss/mean"] == pytest.approx(usual.history[-1]["clients/loss/mean"], rel=1e-10)
+
+
+def test_weights_are_learnt_through_the_adaptation_that_training_anticipates() -> None:
+    """Class means of features need no head, so that one of another size changes neither weights nor features."""
+
+    def body(scale: float) -> Any:
+        def model() -> nn.Module:
+            net = tanh_net()
+            with torch.no_grad():
+                net.head.weight.mul_(scale)  # pyright: ignore
+            return net
+
+        method = Method("a", CE, personal=Merged(0, initial=0.5), adaptation=Prototypes())
+        run = go(method, model=model, local=replace(LOCAL, clip=None, weight_decay=0.0), rounds=3, seed=3)
+        head = sum(p.numel() for p in tanh_net().head.parameters())  # pyright: ignore
+        return theta(run)[:-head]
+
+    assert np.array_equal(body(1.0), body(5.0))
+
+
+def test_weights_with_no_inner_step_are_those_without_an_adaptation() -> None:
+    conditions = {"local": LOCAL, "rounds": 3, "seed": 3}
+    through = go(Method("a", CE, personal=Merged(0, initial=0.5), adaptation=Maml(0.2, steps=0)), **conditions)
+    plain = go(Method("b", CE, personal=Merged(0, initial=0.5)), **conditions)
+    weights = [dict(run.snapshot.store)[0]["personal"]["weights"] for run in (through, plain)]
+    torch.testing.assert_close(*weights, rtol=0, atol=1e-12)
 
 
 def test_passes_before_local_steps_leave_batch_statistics_alone() -> None:

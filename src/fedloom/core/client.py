@@ -323,7 +323,8 @@ class ClientWork:
             batch = batch._replace(twin=batch.x) if plan.has_twin else batch
             with untouched(at.buffers):
                 on_step(plan, seen, self.client, down.round, -number, at.module, batch)  # steps count from 0
-                grad, value = yield Request(at.model, batch, None, seen)
+                support = batch if plan.is_meta else None  # the objective adapts first, here to the samples themselves
+                grad, value = yield Request(at.model, batch, support, seen)
             assert grad is not None
             answer = grad[:split], value
         if theta.shape != down.theta.shape:  # it would be broadcast

@@ -312,7 +312,7 @@ class Personal(Part):
 
         A generator, which may ask for gradients before: it yields shared parameters [P] and a mini-batch, and is sent
         the gradient [P] and the value [] of the objective there, whose memory the next request overwrites. Batch
-        statistics do not change meanwhile.
+        statistics do not change meanwhile. An adaptation that is trained is to the mini-batch itself.
 
         Args:
             ctx: the context.
