@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -16,7 +17,7 @@ from fedloom.core.local import Local
 from fedloom.core.method import Method
 from fedloom.core.parts import Term
 from fedloom.data import federate
-from fedloom.experiment.experiment import Experiment
+from fedloom.experiment.experiment import Evaluation, Experiment
 from fedloom.experiment.federated import FederatedTask
 from fedloom.methods import make
 from fedloom.models import models
@@ -32,7 +33,7 @@ from fedloom.parts.objectives import (
     Robustness,
     SquaredError,
 )
-from fedloom.parts.personal import APFL
+from fedloom.parts.personal import APFL, PrivateHead
 from fedloom.parts.uplink import ClipNoise, SecureSum, TopK
 from fedloom_apps.audit.attacks import ALIE, LabelFlip, SignFlip
 
@@ -48,12 +49,11 @@ def run(name: str = "fedavg", **conditions: Any) -> Case:
     """An experiment of a named method on a few made-up samples of three clients, with some conditions changed."""
 
     def case() -> Experiment:
-        told = {key: value() if value in (alid, shifted) else value for key, value in conditions.items()}
+        told = {key: value() if value in (alid, shifted, untested) else value for key, value in conditions.items()}
         x, y = torch.arange(24.0).reshape(12, 2), torch.arange(12) % 2
         data = federate((x, y), "iid", 3, held_out=0.25)
         usual: dict[str, Any] = {"federation": data, "model": lambda: nn.Linear(2, 2)}
-        made = told.get("method", make(name))
-        return Experiment(**usual | told | {"method": made})
+        return Experiment(**usual | {"method": make(name)} | told)
 
     return case
 
@@ -74,9 +74,67 @@ def shifted() -> Any:
     return federate("digits", "iid", 3, target="uniform")
 
 
+def untested() -> Any:
+    """Data without test samples."""
+    return federate((torch.arange(24.0).reshape(12, 2), torch.arange(12) % 2), "iid", 3, held_out=0)
+
+
+class Headed(nn.Module):
+    """A head on the inputs themselves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(2, 2)
+
+    def features(self, x: Any) -> Any:
+        return x
+
+    def forward(self, x: Any) -> Any:
+        return self.head(x)
+
+
 def small() -> nn.Module:
     """A network whose layers can be cut."""
     return models.make("mlp", classes=2, inputs=(2,), hidden=(3,))
+
+
+def planned(name: str = "fedavg", **conditions: Any) -> Case:
+    """The plan of such an experiment."""
+    return lambda: FederatedTask(run(name, **conditions)())
+
+
+def normed() -> nn.Module:
+    """A network with batch statistics."""
+    return models.make("mlp", classes=2, inputs=(2,), hidden=(3,), norm="batch")
+
+
+class Centred(nn.Linear):
+    """A layer whose outputs for a sample depend on the others of its batch."""
+
+    def forward(self, input: Any) -> Any:
+        out = super().forward(input)
+        return out - out.mean(0)
+
+
+@dataclass(frozen=True)
+class Stranger(SignFlip):
+    """An attack by a client that does not exist."""
+
+    def hostile(self, clients: int, seed: int, trusted: Any = ()) -> Any:
+        return np.array([clients])
+
+
+@dataclass(frozen=True)
+class Emptied(SignFlip):
+    """An attack that leaves no data."""
+
+    def poison(self, data: Any, hostile: Any, seed: int) -> Any:
+        return None
+
+
+def even() -> nn.Module:
+    """A network of which half can be cut off."""
+    return models.make("mlp", classes=2, inputs=(2,), hidden=(4,))
 
 
 def nested(**parts: Any) -> Case:
@@ -92,6 +150,8 @@ class Boast(Term):
         return -out.logits.max(1).values
 
 
+QUIET = Evaluation(what=())
+PRIVATE = Local(steps=2, batch_size=4, dp_clip=1.0)
 CASES: dict[str, dict[str, Case]] = {
     "Parts of a method": {
         "no loss": method(objective=()),
@@ -123,9 +183,7 @@ CASES: dict[str, dict[str, Case]] = {
         "× sums of one length": nested(uplink=(SecureSum(),), mixing=Uniform()),
         "× further uploads": nested(drift=Scaffold()),
         "× pooled data": nested(pooled=True),
-        "× batch statistics": lambda: FederatedTask(
-            run("heterofl", model=lambda: models.make("mlp", classes=2, inputs=(2,), hidden=(3,), norm="batch"))()
-        ),
+        "× batch statistics": planned("heterofl", model=normed),
         "clusters × a model for every client": lambda: FederatedTask(
             run(method=replace(make("ifca"), objective=loss(Contrastive())), model=small)()
         ),
@@ -153,5 +211,52 @@ CASES: dict[str, dict[str, Case]] = {
             method=Method("summed", loss(), mixing=Uniform(), uplink=(SecureSum(),)), attack=ALIE(0.5)
         ),
         "that see updates × clients of different size": run("heterofl", attack=ALIE(0.5)),
+    },
+    "The model": {
+        "other inputs × batch statistics": planned(method=Method("energy", loss(Energy())), model=normed),
+        "sums alone × batch statistics": planned(
+            method=Method("summed", loss(), mixing=Uniform(), uplink=(SecureSum(),)), model=normed
+        ),
+        "models for a target × a private head": planned(
+            method=replace(make("fedssa"), personal=PrivateHead()),
+            federation=shifted,
+            model=lambda: models.make("mlp", classes=10, inputs=(1, 8, 8)),
+        ),
+        "a generator × a predictor": planned("fedcvae", model=small, evaluation=QUIET),
+        "data that an attack makes": planned(attack=Emptied(0.5)),
+        "clients that an attack names": planned(attack=Stranger(0.5)),
+        "features × a model without a head": planned("moon"),
+        "features that are trained × features without parameters": planned("p_avg_proto", model=lambda: Headed()),
+        "a private head × a model without one": planned("fedper"),
+        "a private body × a model without a head": planned("lg_fedavg"),
+    },
+    "Private gradients of single samples": {
+        "× batch statistics": planned(local=PRIVATE, model=normed),
+        "× outputs that depend on the batch": planned(local=PRIVATE, model=lambda: Centred(2, 2)),
+        "× several gradients a step": planned("per_fedavg", local=PRIVATE),
+        "× a loss of the whole mini-batch": planned("propfair", local=PRIVATE),
+        "× what is read of the data": planned("fedala", local=PRIVATE),
+    },
+    "Evaluation": {
+        "a mean of models × clusters": run("ifca", evaluation=Evaluation(what=("average",))),
+        "accuracy of a mean × adaptation": run(
+            method=Method("tuned", loss(), adaptation=FineTune()),
+            evaluation=Evaluation(what=("average",), metric="average/accuracy"),
+        ),
+        "a target that no cross entropy reaches": run(evaluation=Evaluation(target=0.0, metric="global/loss")),
+        "a target × a loss that only training has": run("fedlc", evaluation=Evaluation(target=1, metric="global/loss")),
+        "a target × a metric that is not measured": run(evaluation=Evaluation(target=1, metric="global/cross_entropy")),
+        "× a generator": run("fedcvae", evaluation=Evaluation(what=("global",))),
+        "× models that no round keeps": run("fedevg", evaluation=Evaluation(what=("global",))),
+        "the last round × an early end": run(
+            "fedssa", federation=shifted, evaluation=Evaluation(target=0.9, stop_at_target=True)
+        ),
+        "a mean of models × no test samples": planned(federation=untested, evaluation=Evaluation(what=("average",))),
+        "a mean of networks of different size × no common test set": planned(
+            "heterofl", model=even, evaluation=Evaluation(what=("average",))
+        ),
+        "accuracy of a mean × no common test set": planned(
+            evaluation=Evaluation(what=("average",), metric="average/accuracy")
+        ),
     },
 }

@@ -13,9 +13,11 @@ from typing import Any
 
 import pytest
 
-from fedloom.core import submodels
+from fedloom.core import example_privacy, submodels
 from fedloom.core.errors import ConfigError
 from fedloom.core.method import Method
+from fedloom.core.plan import ClientPlan
+from fedloom.experiment import experiment, setup
 from fedloom.experiment.experiment import Experiment
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "docs"))
@@ -25,7 +27,8 @@ from site_pages import combinations_page  # pyright: ignore[reportMissingImports
 
 CHECKS = (
     Method.__post_init__, Method._check, Method._check_target, submodels.refuse, Experiment._check_needs,
-    Experiment._check_attack,
+    Experiment._check_attack, ClientPlan.__post_init__, example_privacy.check, experiment.check_evaluation,
+    experiment.check_means, setup.require_features, setup._private,
 )  # fmt: skip
 ALL = {f"{topic}: {title}": case for topic, cases in CASES.items() for title, case in cases.items()}
 

@@ -19,6 +19,7 @@ from fedloom.core.federation import Arrays, Index
 from fedloom.core.local import Local
 from fedloom.core.method import Method
 from fedloom.core.parts import Drift, Mixing, Paired, ServerOptimizer
+from fedloom.core.slots import label
 from fedloom.experiment.callbacks import Callback
 from fedloom.experiment.experiment import Evaluation
 from fedloom.experiment.federated import FederatedTask, RoundStep, run
@@ -192,11 +193,14 @@ def test_means_over_samples_have_them(function: nn.Module) -> None:
 
 @pytest.mark.parametrize("name", ["q_ffl", "aaggff_s", "aaggff_d"])
 def test_weights_by_losses_want_none_below_zero(name: str) -> None:
-    negative = loss(lambda out, y: -nn.functional.softmax(out, -1).gather(1, y[:, None]).squeeze(1))
+    def chance(out: Tensor, y: Tensor) -> Tensor:
+        return nn.functional.softmax(out, -1).gather(1, y[:, None]).squeeze(1)
+
     with pytest.raises(ClientError, match=f"^mixing '{name}' weights clients by losses of at least 0, but one is -"):
-        go(make(name).with_loss(negative))
-    with pytest.raises(ConfigError, match=f"mixing '{name}' weights .*, but objective 'propfair' is negative for good"):
-        replace(make(name), objective=(PropFair(50.0),))
+        go(make(name).with_loss(loss(lambda out, y: chance(out, y) - 0.9)))
+    for term in (PropFair(50.0), loss(lambda out, y: -chance(out, y), name="negative")):
+        with pytest.raises(ConfigError, match=f"mixing '{name}' weights .*, but objective '{label(term)}' is negative"):
+            replace(make(name), objective=(term,))
 
 
 def test_without_power_losses_may_be_negative() -> None:
