@@ -105,7 +105,7 @@ def test_the_contract_of_a_part_is_one_page_with_a_meaning_for_every_name(site: 
     assert users["Term", "is_cross_entropy"] == "`cross_entropy`"  # and not what terms with another loss took back
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebooks_run_from_top_to_bottom(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plt, "show", plt.close)

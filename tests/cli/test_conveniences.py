@@ -122,6 +122,7 @@ COMPLETED = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.exhaustive
 @COMPLETED
 def test_bash_completes(line: str, expected: set[str], cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "script").write_text(cli("completion", "bash").out)

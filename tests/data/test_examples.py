@@ -30,6 +30,7 @@ PRINTED = {
 }
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", PRINTED)
 def test_example(name: str, tmp_path: Path, monkeypatch, capsys: pytest.CaptureFixture[str]) -> None:
     if name == "hugging_face":

@@ -113,7 +113,7 @@ def test_settings_of_a_partition_or_source_are_told_where_they_belong() -> None:
             asked()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_million_clients_take_no_loop_and_little_memory() -> None:
     samples, clients = 2_000_000, 1_000_000
     source = from_tensors(torch.zeros(samples, 1), torch.arange(samples) % 10)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.deploying import config, in_process, simulated
+from helpers.marks import kinds
 
 from fedloom.core.client import State
 from fedloom.experiment.federated import RunResult
@@ -31,7 +32,7 @@ def states(result: RunResult, home: Path) -> dict[int, State]:
     return found
 
 
-@pytest.mark.parametrize("method", [METHODS[0], *(pytest.param(m, marks=pytest.mark.slow) for m in METHODS[1:])])
+@pytest.mark.parametrize("method", kinds(METHODS, ("scaffold", "superfed_mm", "aaggff_d", "fedevg")))
 def test_the_bits_are_those_of_the_serial_engine(method: str, tmp_path: Path) -> None:
     words = [f"method={method}", "cohort=3", *MODELS.get(method, [])]
     transport = in_process(made := config(*words), tmp_path)

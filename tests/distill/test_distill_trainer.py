@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from helpers.distilling import Problem, weights
+from helpers.marks import kinds
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -166,7 +167,7 @@ def content(out: Path) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("name", distillers.names())
+@pytest.mark.parametrize("name", kinds(distillers.names(), ("kd", "disk", "simkd_disk")))
 def test_a_run_that_was_stopped_goes_on_to_the_same_bits(images: Problem, name: str, tmp_path: Path):
     experiment = images.experiment(distillers.make(name), epochs=8, warmup_epochs=2 if name in ("kd", "disk") else None)
     distill.run(experiment, tmp_path / "whole")
@@ -355,7 +356,7 @@ def test_a_loss_that_is_no_number_ends_the_run(vectors: Problem, tmp_path: Path)
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "failed"
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_student_learns_digits_from_a_teacher(digits: Splits):
     from functools import partial
 

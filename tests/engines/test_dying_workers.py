@@ -19,6 +19,7 @@ import pytest
 import torch
 from helpers.deaths import child
 from helpers.federations import SIZES, classes
+from helpers.marks import kinds
 from helpers.networks import linear_layers, tanh_net
 from helpers.runs import assert_same_run, assert_same_state, experiment, go
 from helpers.trouble import MARK, guarded, marked, stumble, suicide
@@ -246,7 +247,7 @@ MANY = tuple(2 + i % 3 for i in range(110))  # sizes: such a cohort is cut into 
 IN_BLOCKS = {"model": tanh_net, "local": Local(batch_size=2), "rounds": 2, "evaluation": Evaluation(what=("average",))}
 
 
-@pytest.mark.parametrize("method", ["fedavg", "scaffold", "fedper", "q_ffl", "fedmgda"])
+@pytest.mark.parametrize("method", kinds(["fedavg", "scaffold", "fedper", "q_ffl", "fedmgda"], ["scaffold", "fedmgda"]))
 @pytest.mark.slow
 def test_blocks_of_several_clients_have_the_bits_of_serial(method: str) -> None:
     """Clients drop out and one diverges in the midst of its block; folds, states and models agree all the same."""

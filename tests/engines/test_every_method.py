@@ -76,7 +76,11 @@ PLACES = {  # the computes differ in what a worker does; how blocks are dealt am
     "batched": "processes",
     "batched, plain": "three workers",
 }
-PLACED = {"live": {*KINDS, *MIXED}, "batched": {*KINDS[:6], *MIXED}, "batched, plain": {"fedavg", "scaffold"}}
+PLACED = {
+    "live": {*KINDS, *MIXED},
+    "batched": {"fedavg", "fedrep", "superfed_mm", "krum"},
+    "batched, plain": {"scaffold"},
+}
 EVERY = [
     pytest.param(name, engine, compute, marks=[] if name in PLACED[compute] else [exhaustive])
     for name in (*methods.names(), *MIXED)

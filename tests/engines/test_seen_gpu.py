@@ -134,5 +134,6 @@ def programs() -> None:
         assert (os.environ.pop("CUDA_VISIBLE_DEVICES", None) == "") == hidden, line
 
 
+@pytest.mark.exhaustive
 def test_with_a_gpu_in_sight() -> None:
     with_gpu_in_sight(same_bits, spoilt, spoilt_between_rounds, trials, programs)

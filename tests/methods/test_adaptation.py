@@ -84,7 +84,7 @@ def test_prototypes_name_the_nearest_mean_and_only_classes_they_have_seen() -> N
 
 
 @pytest.mark.filterwarnings("ignore:partition:UserWarning")
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_anonymous_labels_do_not_hurt_prototypes_and_leave_a_plain_model_at_chance() -> None:
     """Real digits, five classes a client: under ALID every client has its own names for them."""
     digits = sources.make("digits")

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.federations import CLASSES, FEATURES, classes
+from helpers.marks import kinds
 from helpers.networks import Split, fixed, tanh_net
 from helpers.runs import assert_same_run, assert_same_state, experiment, go, theta
 from torch import Tensor, nn
@@ -172,7 +173,10 @@ def test_no_forward_pass_grows_with_a_client(part: Adaptation, monkeypatch: pyte
     assert_same_run(whole, pieces, 1e-12)
 
 
-@pytest.mark.parametrize("name", ["distill", "robust", "distill_robust", "moon", "feddecorr", "propfair", "fedprox"])
+@pytest.mark.parametrize(
+    "name",
+    kinds(["distill", "robust", "distill_robust", "moon", "feddecorr", "propfair", "fedprox"], ["moon", "fedprox"]),
+)
 @pytest.mark.slow
 def test_other_terms_of_the_objective_adapt_too(name: str) -> None:
     """With no inner steps MAML is the method itself; with some it runs, in processes, too, and as a deployed model."""

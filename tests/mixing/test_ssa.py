@@ -344,7 +344,7 @@ def test_an_unlabelled_input_alone_is_enough() -> None:
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_on_real_digits_the_client_with_the_targets_labels_counts_most(seed: int) -> None:
     """NIID-1: five clients, each with two digits; the target has the first client's two."""
     federation = fl.data.federate("digits", "niid1", clients=5, seed=seed, held_out=0.0, target="skew")

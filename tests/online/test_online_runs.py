@@ -371,7 +371,7 @@ def test_impossible_settings_are_refused(name: str) -> None:
         make()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_meta_learning_on_real_digits_beats_a_model_that_never_learns() -> None:
     tasks = task_stream("digits", "s_mnist", seed=0)[:60]
     local = Local(steps=10, batch_size=10, lr=0.1, clip=3.0)

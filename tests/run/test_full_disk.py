@@ -103,6 +103,7 @@ FULL = Path("/dev/full")
 RUN = ("run", "method=fedavg", "data=digits", "clients=3", "model=logistic", "rounds=2", "out=run")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(not FULL.exists(), reason="there is no /dev/full")
 @pytest.mark.parametrize("words", [(), ("--log", str(FULL))], ids=["output", "log"])
 def test_a_run_goes_on_without_lines_that_cannot_be_written(words: tuple[str, ...], tmp_path: Path) -> None:
@@ -113,6 +114,7 @@ def test_a_run_goes_on_without_lines_that_cannot_be_written(words: tuple[str, ..
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "finished"
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(not FULL.exists(), reason="there is no /dev/full")
 @pytest.mark.parametrize("words", [["list", "methods"], [*RUN, "--json"]], ids=["list", "json"])
 def test_an_answer_that_cannot_be_written_is_an_error(words: list[str], tmp_path: Path) -> None:
