@@ -27,7 +27,7 @@ def has_paired_rounds(plan: ClientPlan) -> bool:
     changed = hooks["start"] or hooks["on_step"] or hooks["grad"] or hooks["prox"]
     changed = changed or plan.is_meta or plan.has_twin or plan.exit_weights
     inputs = plan.augment is not None or plan.teacher is not None
-    optimiser = not plan.local.is_even or plan.local.nesterov or plan.local.clip is not None
+    optimiser = not plan.is_even or plan.local.nesterov or plan.local.clip is not None
     return plan.is_paired and plan.method.is_cross_entropy and not (changed or inputs or optimiser)
 
 

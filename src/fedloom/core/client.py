@@ -172,7 +172,7 @@ def contexts(plan: ClientPlan, down: Broadcast, state: State, client: int, steps
         own = plan.data.client(client)
         return Batch(own.x, own.y)
 
-    effective = plan.effective_steps(steps)
+    effective = plan.at(client).effective_steps(steps)
     return {
         place: Context(
             down.theta, down.parts.get(place, {}), own_state(state, place), {}, size, steps,
@@ -275,11 +275,12 @@ class ClientWork:
         seen = self.begin(len(batches))
         if plan.method.hooks["start"]:
             yield from self._start(seen, at)
-        trained = TrainState.of(plan, at.theta)
+        trained = TrainState.of(plan.at(client), at.theta)
         layers = LayerViews(plan.layout)
         draws = plan.draws(down.round, client, len(batches)).tolist()
         total = torch.zeros((), dtype=plan.layout.dtype, device=at.theta.device)
-        speeds = plan.local.speeds(len(batches))
+        mine = plan.at(client)
+        speeds = mine.local.speeds(len(batches))
         for number, batch_rows in enumerate(batches):
             self.stage = f"step {number + 1} of {len(batches)}"
             batch = minibatch(plan, batch_rows, client, down.round, number)
@@ -287,14 +288,14 @@ class ClientWork:
             with untouched(at.buffers):
                 on_step(plan, seen, client, down.round, number, at.module, batch)
             ask = Request(at.model, batch, support, seen, plan.uses_plain_sgd)
-            lr = down.lr if speeds is None else down.lr * speeds[number]
+            lr = mine.speed * (down.lr if speeds is None else down.lr * speeds[number])
             if plan.has_views:
                 info = StepInfo(down.round, number, draws[number])
                 total += yield from self._views(trained, info, ask, at, layers, lr)
                 continue
             grad, value = yield from self._gradient(ask, number)
             if grad is not None:
-                descend(plan, trained, grad, lr, seen)
+                descend(mine, trained, grad, lr, seen)
             total += value
         return self.finish(at, seen, float(total) / max(len(batches), 1))
 
@@ -345,7 +346,7 @@ class ClientWork:
         self, trained: TrainState, step: StepInfo, ask: Request, at: Vectors, layers: LayerViews, lr: float
     ) -> Generator[Request, Answer, Tensor]:
         """One local step over all its views; returns the mean of their losses, []."""
-        plan, values = self.plan, []
+        plan, values = self.plan.at(self.client), []
         personal = plan.method.personal
         size, split = plan.layout.size, plan.layout.shared_size
         extra = at.theta[2 * size :] if plan.is_paired else at.theta[:0]

@@ -114,8 +114,8 @@ class Cohort:
         """The record of the round as known before local work."""
         plan, t = self.plan, self.server.round
         samples = plan.population.sizes[members]
-        taken = (plan.local.steps_of(int(n), plan.seed, t, int(c)) for c, n in zip(members, samples, strict=True))
-        steps = np.array([plan.effective_steps(steps) for steps in taken])
+        plans = [(int(c), int(n), plan.at(int(c))) for c, n in zip(members, samples, strict=True)]
+        steps = np.array([own.effective_steps(own.local.steps_of(n, plan.seed, t, c)) for c, n, own in plans])
         return RoundInfo(
             t, plan.local.rate(t), members, samples, steps, plan.facts, self.server.theta, server_data=server_data,
             invited=self.report.cohort.tolist(), usual_steps=plan.usual_steps, 

@@ -26,6 +26,9 @@ CHANGEABLE = (  # of ``Local``, in a run that is continued: nothing that was com
     "milestones", "horizon", "lr_end", "warmup", "step_schedule", "rates", "momentum", "nesterov", "weight_decay",
     "clip", "optimiser", "beta1", "beta2",
 )  # fmt: skip
+LENGTHS = ("epochs", "steps", "batch_size", "last_batch")
+OWN = (*LENGTHS, "lr", "rates", "momentum", "nesterov", "weight_decay", "clip", "optimiser", "beta1", "beta2")
+"""Settings of ``Local`` that a client may have of its own; those of lengths change no step."""
 Length = Annotated[int, Range(1, 10_000_000)]  # of a round, whose batches are drawn before it begins
 
 

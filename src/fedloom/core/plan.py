@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -18,7 +18,7 @@ from fedloom.core.errors import ConfigError, in_words, nearest
 from fedloom.core.federation import Population, Split
 from fedloom.core.hooks import overrides
 from fedloom.core.layout import Layout
-from fedloom.core.local import Local
+from fedloom.core.local import LENGTHS, Local
 from fedloom.core.method import Method
 from fedloom.core.server_data import Augment
 from fedloom.core.slots import label
@@ -63,6 +63,8 @@ class ClientPlan:
         targets: the kind of the data's targets, given the model's outputs; None if unknown.
         attack: what hostile clients do, if there are any.
         hostile: their numbers.
+        client_local: the settings of local training of clients that have some of their own.
+        speed: η_i/η of the client whose plan this is, which has a rate of its own.
 
     Raises:
         ConfigError: if the method cannot train such a model.
@@ -91,6 +93,8 @@ class ClientPlan:
     noise_seed: int | None = None
     attack: Attack | None = None
     hostile: frozenset[int] = frozenset()
+    client_local: Mapping[int, Local] = field(default_factory=dict)
+    speed: float = 1.0
 
     def __post_init__(self) -> None:
         method = self.method
@@ -226,7 +230,7 @@ class ClientPlan:
         """Whether a local step is θ ← θ - ηg with the model's own gradient, for which a compute may take a shortcut."""
         hooks, local = self.method.hooks, self.local
         changed = hooks["grad"] or hooks["prox"] or local.clip or local.weight_decay or local.memory
-        changed = changed or local.dp_clip or hooks["start"] or local.micro_batch or not local.is_even
+        changed = changed or local.dp_clip or hooks["start"] or local.micro_batch or not self.is_even
         return not (self.has_views or self.is_meta or changed)
 
     @cached_property
@@ -241,7 +245,7 @@ class ClientPlan:
             speeds = self.local.speeds(steps)
             own = None if speeds is None else [speeds[k] for k in moving] or speeds[:1]
             local = self.local if self.memory else replace(self.local, momentum=0.0, nesterov=False)
-            self._effective[steps] = local.effective_steps(max(len(moving), 1), own)
+            self._effective[steps] = self.speed * local.effective_steps(max(len(moving), 1), own)
         return self._effective[steps]
 
     @cached_property
@@ -267,6 +271,27 @@ class ClientPlan:
         """Whether private parameters ever move; the server knows them otherwise."""
         steps = self.local.steps_for(int(self.population.mean_size))
         return any(view.private for views in self.usual_views(steps) for view in views)
+
+    @cached_property
+    def is_even(self) -> bool:
+        """Whether every step of every client is SGD with the same settings and the rate η_t on all parameters."""
+        lengths = {name: getattr(self.local, name) for name in LENGTHS}
+        alike = all(replace(own, **lengths) == self.local for own in self.client_local.values())
+        return self.local.is_even and alike
+
+    @cached_property
+    def _of_clients(self) -> dict[int, ClientPlan]:
+        """The plans of clients with settings of their own, as they are asked for."""
+        return {}
+
+    def at(self, client: int) -> ClientPlan:
+        """The plan of one client's local work, in which ``local`` are its own settings."""
+        if (own := self.client_local.get(client)) is None:
+            return self
+        if client not in self._of_clients:
+            speed = own.lr / self.local.lr
+            self._of_clients[client] = replace(self, local=own, client_local={}, speed=speed)
+        return self._of_clients[client]
 
     @cached_property
     def rates(self) -> list[tuple[int, int, float]]:
@@ -353,13 +378,14 @@ class ClientPlan:
 
     def steps(self, round: int, client: int) -> int:
         """Number of local steps of a client in a round."""
-        return self.local.steps_of(len(self.data.index[client]), self.seed, round, client)
+        return self.at(client).local.steps_of(len(self.data.index[client]), self.seed, round, client)
 
     def batches(self, round: int, client: int, purpose: str = "batches") -> list[np.ndarray]:
         """The rows of each mini-batch of a client in a round, in order; ``purpose`` is ``batches`` or ``support``."""
         hidden = self.local.poisson and purpose == "batches"  # amplification by sampling needs secret draws
         seed = self.facts.private_seed if hidden else self.seed
-        return self.local.batches(self.data.index[client], seed, round, client, purpose)[: self.steps(round, client)]
+        local = self.at(client).local
+        return local.batches(self.data.index[client], seed, round, client, purpose)[: self.steps(round, client)]
 
     def draws(self, round: int, client: int, steps: int) -> np.ndarray:
         """Uniform random numbers of a client's local steps, one per layer, [steps, L]; [steps, 0] if none are drawn."""

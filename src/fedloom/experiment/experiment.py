@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,7 +17,7 @@ from fedloom.core.checks import DTYPES, one_of
 from fedloom.core.compose import named
 from fedloom.core.errors import ConfigError, in_words, nearest
 from fedloom.core.federation import Federation
-from fedloom.core.local import TO_THE_END, Local, cohort_size
+from fedloom.core.local import OWN, TO_THE_END, Local, cohort_size
 from fedloom.core.method import Method
 from fedloom.core.ranges import Count, Decay, NonNegativeInt, Range
 from fedloom.core.settings import check_fields
@@ -315,6 +317,10 @@ class Experiment:
         sampling: ``fixed`` (exactly that many clients) or ``bernoulli`` (each client independently with that
             probability).
         local: settings of local training.
+        client_local: settings of single clients that differ, by name or number, in which ``*`` stands for anything:
+            ``{"phone*": {"epochs": 1, "lr": 0.01}}``; of several that fit the last one counts.
+        presence: clients that join or leave, likewise: ``{"3": [10, 30]}`` takes part from round 10 until before round
+            30, counted from 0, and ``{"3": [10]}`` until the end. Their states stay.
         augment: augmentations applied to every mini-batch, in order: names (crop, flip, cutout, jitter, blur,
             autoaugment, randaugment), or mappings like ``{"name": "cutout", "size": 8}``.
         views: augmentations, likewise, that make two views of the server's unlabelled inputs, for methods that use
@@ -350,6 +356,8 @@ class Experiment:
     cohort: int | None = None
     sampling: str = "fixed"
     local: Local = field(default_factory=Local)
+    client_local: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    presence: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     augment: tuple[str | Mapping[str, Any] | Augmentation, ...] = ()
     views: tuple[str | Mapping[str, Any] | Augmentation, ...] = ("jitter", "blur")
     teacher: nn.Module | Path | str | None = None
@@ -375,6 +383,7 @@ class Experiment:
         self._check_conditions()
         self._check_needs()
         self._check_attack()
+        self._check_clients()
         check_evaluation(self.method, self.evaluation)
         if self.augment:
             pipeline(self.augment, self.federation.train.arrays)  # raises if it does not suit the data
@@ -412,9 +421,77 @@ class Experiment:
             who = couples or (label(self.method.adaptation) if self.method.predicts else self.method.name)
             raise ConfigError(f"local.micro_batch cuts mini-batches, which {who!r} takes whole; leave it out.")
 
+    def _check_clients(self) -> None:
+        """Raise a ``ConfigError`` for settings of single clients that are impossible, or that nothing accounts for."""
+        for key in ("client_local", "presence"):
+            if getattr(self, key) and self.method.pooled:
+                raise ConfigError(f"method {self.method.name!r} trains on pooled data; leave {key} out.")
+            if getattr(self, key) and (
+                self.local.dp_clip is not None or any("noise" in up.guarantees for up in self.method.uplink)
+            ):
+                raise ConfigError(f"the accountant of privacy counts the same rounds for all clients; leave {key} out.")
+        _ = self.own_local
+        if self.presence and self.method.needs("full_participation"):
+            raise ConfigError(
+                f"{self.method.who_needs('full_participation')} needs every client in every round; leave presence out."
+            )
+        for t in sorted({0.0, *self._spans[1].tolist()} if self.presence else ()):  # of intervals, gaps begin at ends
+            if t >= max(self.rounds, 1):
+                break
+            if not len(self.present(int(t))):
+                raise ConfigError(f"presence leaves no client in round {int(t)}, counted from 0.")
+
+    def _matching(self, key: str, pattern: str) -> list[int]:
+        """The clients that a name or number with ``*`` fits.
+
+        Raises:
+            ConfigError: if it fits none.
+        """
+        names, seen = self.federation.names, self.federation.seen
+        found = [k for k in range(seen) if fnmatchcase(names[k] if names else str(k), pattern) or str(k) == pattern]
+        if not found:
+            known = names[:seen] if names else [str(k) for k in range(seen)]
+            raise ConfigError(f"{key} names client {pattern!r}, but there is none; {nearest(pattern, known)}")
+        return found
+
+    @cached_property
+    def own_local(self) -> dict[int, Local]:
+        """The settings of local training of clients that have some of their own.
+
+        Raises:
+            ConfigError: for a setting that all clients share, or one that is out of range.
+        """
+        own: dict[int, dict[str, Any]] = {}
+        for pattern, settings in self.client_local.items():
+            for name in settings:
+                one_of(f"client_local: {pattern} has no own", name, OWN)
+            for client in self._matching("client_local", pattern):
+                own.setdefault(client, {}).update(settings)
+        return {client: replace(self.local, **settings) for client, settings in own.items()}
+
+    @cached_property
+    def _spans(self) -> tuple[np.ndarray, np.ndarray]:
+        """The rounds from and until which clients are present, float64 [seen] each."""
+        start, end = np.zeros(self.federation.seen), np.full(self.federation.seen, np.inf)
+        for pattern, span in self.presence.items():
+            if not 1 <= len(span) <= 2 or span[0] < 0 or (len(span) == 2 and span[1] <= span[0]):
+                raise ConfigError(
+                    f"presence: {pattern} is {list(span)}, but it must be [joins] or [joins, leaves] in rounds from 0."
+                )
+            clients = self._matching("presence", pattern)
+            start[clients], end[clients] = span[0], span[1] if len(span) == 2 else np.inf
+        return start, end
+
+    def present(self, round: int) -> np.ndarray:
+        """The clients that may take part in round t, sorted, int64."""
+        start, end = self._spans
+        return np.flatnonzero((start <= round) & (round < end))
+
     def _check_needs(self) -> None:
         """Raise a ``ConfigError`` for the first need of a part that the conditions do not meet."""
         federation, size = self.federation, self.cohort_size
+        every = (self.local, *self.own_local.values())
+        uneven = next((one for one in every if one.optimiser != "sgd" or one.rates), None)
         validation = federation.validation.first(federation.seen)
         lacking = {  # whether it is missing, and the message
             "full_participation": (size < federation.seen, "needs every client in every round, but the cohort holds "
@@ -428,9 +505,8 @@ class Experiment:
             "teacher": (self.teacher is None, "needs a trained model to learn from; give its run directory, with "
                         "teacher=runs/...."),
             "common_classes": (not federation.classes_alike, f"goes by the numbers of classes, {OWN_CLASSES}."),
-            "sgd": (self.local.optimiser != "sgd" or bool(self.local.rates), "reads gradients from displacements and "
-                    "so needs local training by sgd, "
-                    f"{'without local.rates' if self.local.rates else f'not {self.local.optimiser}'}."),
+            "sgd": (uneven is not None, "reads gradients from displacements and so needs local training by sgd, "
+                    f"{'without local.rates' if uneven and uneven.rates else f'not {uneven and uneven.optimiser}'}."),
             "validation": (not validation.index.sizes.all(), "takes responses on validation samples, but some clients "
                            "have none; set some aside, with validation=0.1, or take response=train."),
         }  # fmt: skip

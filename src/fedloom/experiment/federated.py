@@ -18,7 +18,7 @@ from fedloom.core.client import Failure, Result
 from fedloom.core.cohort import Report
 from fedloom.core.engine import Engine
 from fedloom.core.errors import CheckpointError, ConfigError, nearest, outside
-from fedloom.core.local import CHANGEABLE, draw_cohort
+from fedloom.core.local import CHANGEABLE, cohort_size, draw_cohort
 from fedloom.core.round import federated_round, received_losses
 from fedloom.core.server import Server
 from fedloom.core.targets import CLASSES
@@ -422,10 +422,13 @@ class FederatedTask(TrainerTask):
         experiment, seen = self.experiment, self.federation.seen
         if experiment.method.pooled:
             return draw_cohort(seen, seen, experiment.seed, round)
-        probability = None
+        present, probability = experiment.present(round), None
         if experiment.sampling == "bernoulli":
             probability = experiment.cohort / seen if experiment.cohort else experiment.participation
-        return draw_cohort(seen, experiment.cohort_size, self.cohort_seed, round, probability=probability)
+        size = experiment.cohort_size
+        if len(present) < seen:
+            size = min(experiment.cohort or cohort_size(len(present), experiment.participation), len(present))
+        return present[draw_cohort(len(present), size, self.cohort_seed, round, probability=probability)]
 
     def _files(self, clients: Sequence[int]) -> BlockFiles:
         """The files of clients' states, for workers that read and write them themselves."""

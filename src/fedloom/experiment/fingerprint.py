@@ -42,11 +42,13 @@ def describe(experiment: Experiment, plan: ClientPlan) -> dict[str, Any]:
     return {
         "method": {"name": experiment.method.name, "pooled": experiment.method.pooled, **parts},
         "local": _local(experiment.local),
+        **({"client_local": own} if (own := {str(k): _local(v) for k, v in experiment.own_local.items()}) else {}),
         "sampling": {
             "participation": experiment.participation,
             "cohort": experiment.cohort,
             "kind": experiment.sampling,
             "drop_rate": experiment.drop_rate,
+            **({"presence": to_plain(experiment.presence)} if experiment.presence else {}),
         },
         "federation": {
             "clients": len(federation),

@@ -131,10 +131,12 @@ def make_plan(experiment: Experiment, federation: Federation, device: str) -> Cl
         teacher=_teacher(experiment, federation, device),
         attack=attack,
         hostile=frozenset(hostile.tolist()),
+        client_local=experiment.own_local,
     )
     for part in experiment.method.parts.values():
         part.check(plan.local, plan.facts)
-    _ = plan.rates  # raises for names that begin no parameter
+    for one in (plan, *(plan.at(client) for client in plan.client_local)):
+        _ = one.rates  # raises for names that begin no parameter
     _private(experiment.method, plan)
     require_features(experiment.method, model)
     example_privacy.check(plan)

@@ -166,6 +166,9 @@ class Recipe:
                 f"with personal {label(method.personal)!r} nodes keep parameters, which they would not take from init; "
                 "leave it out."
             )
+        for key in ("client_local", "presence"):
+            if values[key]:
+                raise ConfigError(f"{key} is for simulations, whose clients have numbers beforehand; leave it out.")
         for key in ("drop_rate", "unseen"):
             if values[key]:
                 raise ConfigError(f"{key} is for simulations; in a deployment, set it to 0.")

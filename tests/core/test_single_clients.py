@@ -1,0 +1,123 @@
+"""Clients with settings of local training of their own, and clients that join or leave."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers.federations import classes
+from helpers.runs import assert_same_state, experiment, go, theta
+from torch import nn
+
+import fedloom as fl
+from fedloom.config import build, resolve
+from fedloom.core.errors import ConfigError
+from fedloom.core.local import Local
+from fedloom.experiment.federated import FederatedTask, run
+
+BASE = Local(epochs=2, batch_size=4, lr=0.2)
+ALONE = {"*": (9,), "2": (0,)}  # of the first rounds, client 2 has all
+OWN: dict[str, dict[str, Any]] = {
+    "lengths": {"epochs": 0.5, "batch_size": 3, "last_batch": "drop"},
+    "rate": {"lr": 0.05},
+    "momentum": {"momentum": 0.9, "weight_decay": 0.1, "clip": 0.5},
+    "adam": {"optimiser": "adam", "lr": 0.01},
+    "rates": {"rates": {"head": 3.0}},
+}
+
+
+@pytest.mark.parametrize("compute", ["live", "batched"])
+@pytest.mark.parametrize("own", OWN.values(), ids=OWN)
+@pytest.mark.parametrize("method", ["fedavg", "fedper", "superfed_mm"])
+def test_a_client_trains_as_if_all_had_its_settings(method: str, own: dict[str, Any], compute: str) -> None:
+    """θ^2 is that of the client that alone takes part."""
+    here = go(method, local=BASE, client_local={"2": own}, presence=ALONE, rounds=2, compute=compute)
+    expected = go(method, local=replace(BASE, **own), presence=ALONE, rounds=2)
+    assert_same_state(here.snapshot, expected.snapshot, 1e-10)
+
+
+@pytest.mark.parametrize("own", OWN.values(), ids=OWN)
+@pytest.mark.parametrize("method", ["fedavg", "feddyn", "fedper", "ditto", "fedrep"])
+def test_batched_is_live_where_clients_differ(method: str, own: dict[str, Any]) -> None:
+    mixed = {"1": own, "4": {"epochs": 1}}
+    results = [go(method, local=BASE, client_local=mixed, rounds=2, compute=compute) for compute in ("live", "batched")]
+    assert_same_state(*(one.snapshot for one in results), 1e-10)
+    plain = go(method, local=BASE, rounds=2)
+    assert not np.allclose(theta(plain), theta(results[0]), atol=1e-6)
+
+
+def test_lengths_leave_rounds_plain() -> None:
+    plans = [
+        FederatedTask(experiment(local=BASE, client_local={"1": OWN[name]})).plan for name in ("lengths", "momentum")
+    ]
+    assert [plan.is_even for plan in plans] == [True, False]
+
+
+def test_control_variates_are_gradients_where_rates_differ() -> None:
+    """SCAFFOLD's c_i, along constant gradients: displacements over the client's own rates."""
+    federation = classes()
+    result = fl.run(
+        "scaffold", federation, lambda: nn.Linear(4, 3), loss=lambda out, y: out[:, 0], dtype="float64", rounds=1,
+        local=Local(steps=5, batch_size=0, lr=0.1), evaluation=fl.Evaluation(what=()), compute="live",
+        client_local={"0": {"lr": 0.02}, "1": {"momentum": 0.9, "steps": 7}, "3": {"lr": 0.3, "steps": 2}},
+    )  # fmt: skip
+    for client in range(6):
+        x = federation.train.client(client).x.mean(0).numpy()
+        control = result.snapshot.store.get(client)["drift"]["c"]
+        np.testing.assert_allclose(control, np.concatenate([x, np.zeros(8), [1.0, 0, 0]]), atol=1e-12)
+
+
+def test_clients_join_and_leave_with_their_states(tmp_path: Path) -> None:
+    made = experiment("scaffold", presence={"1": (2,), "4": (0, 3)}, rounds=5, local=BASE)
+    task = FederatedTask(made)
+    members = [task._cohort(t).tolist() for t in range(5)]
+    assert members == [[0, 2, 3, 4, 5], [0, 2, 3, 4, 5], [0, 1, 2, 3, 4, 5], [0, 1, 2, 3, 5], [0, 1, 2, 3, 5]]
+    whole = run(made)
+    left = run(replace(made, rounds=3))
+    for result in (whole, left):  # the client that left keeps its state
+        state = result.snapshot.store.get(4)["drift"]["c"]
+        assert torch.equal(state, left.snapshot.store.get(4)["drift"]["c"])
+    run(replace(made, rounds=2), tmp_path)
+    assert_same_state(run(made, tmp_path, resume=True).snapshot, whole.snapshot)
+
+
+def test_cohorts_are_shares_of_those_present() -> None:
+    task = FederatedTask(experiment(presence={"0": (3,), "1": (3,)}, participation=0.5))
+    assert [len(task._cohort(t)) for t in (0, 3)] == [2, 3]
+    assert set(task._cohort(0)) <= {2, 3, 4, 5}
+
+
+def test_names_and_patterns(tmp_path: Path) -> None:
+    federation = replace(classes(), names=("phone a", "phone b", "server", "x", "y", "z"))
+    made = experiment(federation=federation, client_local={"phone*": {"epochs": 1}, "phone b": {"lr": 0.5}})
+    assert {k: (one.epochs, one.lr) for k, one in made.own_local.items()} == {0: (1, 0.2), 1: (1, 0.5)}
+    words = ["client_local={1*:{epochs:2},3:{lr:0.5}}", "presence={4:[5],5:[0,9]}", "clients=12", "model=logistic"]
+    found = build(resolve(words))
+    assert sorted(found.own_local) == [1, 3, 10, 11]
+    assert found.presence == {"4": (5,), "5": (0, 9)}
+
+
+@pytest.mark.parametrize(("settings", "told"), [
+    ({"client_local": {"2": {"schedule": "cosine"}}}, "client_local: 2 has no own 'schedule'"),
+    ({"client_local": {"9": {"lr": 0.1}}}, "client_local names client '9', but there is none"),
+    ({"client_local": {"2": {"lr": -1.0}}}, r"local\.lr must be"),
+    ({"client_local": {"2": {"optimiser": "adam"}}, "method": "scaffold"}, "by sgd, not adam"),
+    ({"presence": {"*": (1,)}}, "presence leaves no client in round 0"),
+    ({"presence": {"*": (0, 2)}}, "presence leaves no client in round 2"),
+    ({"presence": {"2": (3, 1)}}, r"presence: 2 is \[3, 1\], but it must be"),
+    ({"presence": {"2": (3,)}, "local": Local(dp_clip=1.0, dp_noise=1.0)}, "counts the same rounds for all clients"),
+    ({"presence": {"2": (3,)}, "method": "centralised"}, "trains on pooled data"),
+])  # fmt: skip
+def test_what_cannot_be_is_one_sentence(settings: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        experiment(settings.pop("method", "fedavg"), **settings)
+
+
+def test_private_uplinks_count_equal_rounds() -> None:
+    private = fl.methods.make("dp_fedavg")
+    with pytest.raises(ConfigError, match="counts the same rounds for all clients; leave presence out"):
+        experiment(private, presence={"2": (1,)})
