@@ -283,15 +283,10 @@ def test_grey_images_and_float64() -> None:
     [
         ("crpo", "unknown augmentation 'crpo'; did you mean 'crop'"),
         ({"name": "cutout", "side": 3}, "augmentation 'cutout' has no setting 'side'"),
-        ({"name": "cutout", "size": 0}, "size must be at least 1"),
         ({"size": 3}, "a name, or a mapping with a name"),
-        ({"name": "flip", "p": 2.0}, r"p must lie in \[0, 1\]"),
         ({"name": "jitter", "hue": 0.7}, "hue must lie"),
         ({"name": "blur", "size": 4}, "must be odd"),
-        ({"name": "blur", "low": 0.0}, "low must be a finite number greater than 0"),
         ({"name": "blur", "low": 3.0}, "low=3 is above high=2; swap them"),
-        ({"name": "randaugment", "magnitude": 31}, r"magnitude must lie in \[0, 30\]"),
-        ({"name": "crop", "padding": 0}, "padding must be at least 1"),
     ],
 )
 def test_bad_settings_get_one_sentence(given: object, said: str) -> None:

@@ -64,8 +64,3 @@ def test_parameters_become_exactly_zero() -> None:
 def test_a_penalty_that_would_have_no_effect_is_refused(term: Term) -> None:
     with pytest.raises(ConfigError, match="works on shared parameters, but personal 'local_only' shares none"):
         Method("m", (CrossEntropy(), term), personal=LocalOnly())
-
-
-def test_bad_weights_are_refused() -> None:
-    with pytest.raises(ConfigError, match="'elastic_net': l1 must be at least 0, not -1"):
-        ElasticNet(-1.0)

@@ -183,27 +183,6 @@ def test_another_seed_begins_with_other_samples() -> None:
     assert not torch.equal(a, b)
 
 
-@pytest.mark.parametrize(
-    ("settings", "sentence"),
-    [
-        ({"per_class": 0}, "per_class must be at least 1, not 0"),
-        ({"steps": 0}, "steps must be at least 1, not 0"),
-        ({"gamma": 0.0}, "gamma must be a finite number greater than 0, not 0"),
-        ({"beta": float("inf")}, "beta must be a finite number greater than 0, not inf"),
-        ({"beta_final": -1.0}, "beta_final must be a finite number greater than 0, not -1"),
-        ({"lam": -0.1}, "lam must be at least 0, not -0.1"),
-        ({"repulsion": float("nan")}, "repulsion must be finite and at least 0, not nan"),
-        ({"clip_gradient": 0.0}, "clip_gradient must be a number greater than 0, not 0"),
-        ({"schedule": "halv"}, "schedule is 'halv'; did you mean 'half'"),
-        ({"labelled": "recieved"}, "labelled is 'recieved'; did you mean 'received'"),
-        ({"weights": "singed"}, "weights is 'singed'; did you mean 'signed'"),
-    ],
-)
-def test_impossible_settings(settings: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(ConfigError, match=sentence):
-        make("fedevg", **settings)
-
-
 def counting() -> nn.Module:
     """A network that keeps running statistics."""
     return nn.Sequential(nn.Linear(FEATURES, 4), nn.BatchNorm1d(4), nn.Linear(4, CLASSES))

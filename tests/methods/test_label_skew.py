@@ -14,7 +14,6 @@ from helpers.runs import go, theta
 from fedloom import methods
 from fedloom.core.client import contexts
 from fedloom.core.context import NO_ROUND, Batch, Output
-from fedloom.core.errors import ConfigError
 from fedloom.core.federation import Split
 from fedloom.core.local import Local
 from fedloom.core.method import Method
@@ -118,10 +117,3 @@ def test_they_beat_fedavg_where_clients_have_two_digits_each() -> None:
         ))  # fmt: skip
         found[name] = result.history[-1]["global/accuracy"]
     assert min(found["fedlc"], found["balanced"], found["fedntd"]) > found["fedavg"] + 0.05, found
-
-
-def test_what_makes_no_sense_is_refused() -> None:
-    with pytest.raises(ConfigError, match="objective 'calibrated': tau must be at least 0, not -1"):
-        CalibratedLogits(-1.0)
-    with pytest.raises(ConfigError, match="objective 'balanced': gamma must be finite and at least 0, not inf"):
-        BalancedSoftmax(float("inf"))

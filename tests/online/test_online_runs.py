@@ -333,10 +333,6 @@ def test_divergence_of_all_is_said(tmp_path: Path) -> None:
 
 
 IMPOSSIBLE: dict[str, tuple[Callable[[], Any], str]] = {
-    "alpha": (lambda: Moml(alpha=0.0), "alpha must be a finite number greater than 0"),
-    "buffer": (lambda: BufferedMoml(buffer=0), "buffer must be at least 1"),
-    "accept": (lambda: BufferedMoml(accept=2.0), r"accept must lie in \[0, 1\]"),
-    "draws": (lambda: Ftml(draws=-1), "draws must be at least 0"),
     "tasks": (lambda: online(Moml(), stream(0)), "at least one task"),
     "hedged": (lambda: online(Moml(), hedged="accuracy"), "'error', 'loss'"),
     "support": (lambda: online(Moml(), support=-1).ensemble(), "support must be at least 0"),

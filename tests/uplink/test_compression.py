@@ -207,15 +207,6 @@ def test_memory_survives_a_checkpoint(tmp_path: Any) -> None:
     assert_same_run(whole, run(experiment(method, rounds=4, cohort=3), tmp_path / "run", resume=True))
 
 
-@pytest.mark.parametrize(
-    ("part", "settings"),
-    [(TopK, {"fraction": 0.0}), (TopK, {"fraction": 1.1}), (RandomK, {"fraction": -1.0}), (QSGD, {"bits": 1})],
-)
-def test_impossible_settings_are_refused(part: Any, settings: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=r"uplink '.*': .* must lie in"):
-        part(**settings)
-
-
 def test_nothing_goes_through_an_uplink_where_nothing_leaves() -> None:
     with pytest.raises(ConfigError, match="trains on pooled data"):
         replace(make("centralised"), uplink=(TopK(),))

@@ -134,5 +134,3 @@ def test_nothing_comes_after_masks() -> None:
     for later in (QSGD(), ClipNoise()):
         with pytest.raises(ConfigError, match="uplink 'secure_sum' must be the last"):
             replace(MEAN, uplink=(SecureSum(), later))
-    with pytest.raises(ConfigError, match=r"fraction_bits must lie in \[1, 48\]"):
-        SecureSum(0)
