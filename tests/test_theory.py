@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from fedloom.core.context import Context, RoundInfo
 from fedloom.core.local import Local
-from fedloom.core.message import Message, Sent
+from fedloom.core.message import Message, SendResult
 from fedloom.core.method import Method
 from fedloom.core.parts import UPDATE, Uplink
 from fedloom.core.tree import Tree
@@ -309,9 +309,9 @@ class Times(Uplink):
 
     a: float = 4.0
 
-    def send(self, ctx: Context, message: Message, draws: np.random.Generator) -> Sent:
+    def send(self, ctx: Context, message: Message, draws: np.random.Generator) -> SendResult:
         one = message[UPDATE]
-        return Sent(ctx.state, message | {UPDATE: one._replace(value=one.value * self.a)}, {})
+        return SendResult(ctx.state, message | {UPDATE: one._replace(value=one.value * self.a)}, {})
 
     def receive(self, state: Tree, received: Any, uploads: Tree, info: RoundInfo) -> tuple[Tree, dict[str, Tensor]]:
         return state, {UPDATE: received[UPDATE].value / self.a}
@@ -323,9 +323,9 @@ class Plus(Uplink):
 
     c: float = 0.5
 
-    def send(self, ctx: Context, message: Message, draws: np.random.Generator) -> Sent:
+    def send(self, ctx: Context, message: Message, draws: np.random.Generator) -> SendResult:
         one = message[UPDATE]
-        return Sent(ctx.state, message | {UPDATE: one._replace(value=one.value + self.c)}, {})
+        return SendResult(ctx.state, message | {UPDATE: one._replace(value=one.value + self.c)}, {})
 
     def receive(self, state: Tree, received: Any, uploads: Tree, info: RoundInfo) -> tuple[Tree, dict[str, Tensor]]:
         return state, {UPDATE: received[UPDATE].value - self.c}

@@ -69,10 +69,10 @@ def test_the_folds_add_up_to_the_weighted_sums_of_those_that_arrived() -> None:
     controls = np.stack([r.uploads["drift"]["control"].numpy() for r in arrived])
     p = weights[there] / weights[there].sum()
     mass = float(weights[there].sum())
-    np.testing.assert_allclose(total.mean(UPDATE, mass, p), p @ updates, rtol=0, atol=1e-14)
+    np.testing.assert_allclose(total.reduced(UPDATE, mass, p), p @ updates, rtol=0, atol=1e-14)
     reduced = total.uploads(plan, mass, p)["drift"]
     np.testing.assert_allclose(reduced["control"], controls.sum(axis=0) / len(plan.data), rtol=0, atol=1e-13)
-    assert total.sent == Traffic(0, 93 * 2 * P, 93 * 2 * P * 8)
+    assert total.traffic == Traffic(0, 93 * 2 * P, 93 * 2 * P * 8)
 
 
 def test_what_remains_of_a_result_holds_no_upload() -> None:
@@ -106,7 +106,7 @@ def test_a_fold_goes_through_shared_memory_and_what_finds_no_room_in_the_message
     assert torch.equal(found.sums[UPDATE], folded.sums[UPDATE])
     for mine, given in zip(found.results, folded.results, strict=True):
         assert torch.equal(mine.state["drift"]["c"], given.state["drift"]["c"])
-    assert found.sent == folded.sent
+    assert found.traffic == folded.traffic
     assert found.arrived == folded.arrived
 
 

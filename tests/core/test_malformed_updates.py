@@ -15,7 +15,7 @@ from torch import Tensor
 from fedloom.core.client import FailureKind
 from fedloom.core.context import Context, RoundInfo
 from fedloom.core.errors import ClientError
-from fedloom.core.message import Message, Sent, Slice
+from fedloom.core.message import Message, SendResult, Slice
 from fedloom.core.parts import ClientEnd, Drift, Halves, Model, Reduce, Uplink
 from fedloom.core.tree import Tree
 from fedloom.methods import make
@@ -88,9 +88,9 @@ def test_it_is_left_out_and_counted(how: str, own: str, sentence: str, compute: 
 class Naming(Uplink):
     """One client sends a slot that no part has."""
 
-    def send(self, ctx: Context, message: Message, draws: np.random.Generator) -> Sent:
+    def send(self, ctx: Context, message: Message, draws: np.random.Generator) -> SendResult:
         more = {"foo": Slice.of(torch.zeros(1))} if ctx.client == LIAR else {}
-        return Sent({}, {**message, **more}, {})
+        return SendResult({}, {**message, **more}, {})
 
 
 def test_a_slot_of_no_part_is_named() -> None:

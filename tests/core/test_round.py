@@ -72,7 +72,7 @@ class Probe(Drift):
     uploads: ClassVar[Mapping[str, Reduce]] = {how.value: how for how in Reduce} | {"update": Reduce.SHARE}
 
     def end(self, ctx: Context, update: torch.Tensor, model: Model) -> ClientEnd:
-        value = torch.as_tensor(ctx.size, dtype=torch.float64).reshape(1)
+        value = torch.as_tensor(ctx.relative_size, dtype=torch.float64).reshape(1)
         return ClientEnd({}, {how.value: value for how in Reduce}, update)
 
     def correct(self, state: Tree, update: torch.Tensor, uploads: Tree, info: RoundInfo) -> Halves:

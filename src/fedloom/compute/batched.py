@@ -258,7 +258,7 @@ class _Block:
                 results[number].moved = self.down.theta - done.models()[row]
         made = Fold({UPDATE: total}, arrived=[True] * len(results), results=results)
         for _ in results:
-            made.sent.up((total,))
+            made.traffic.up((total,))
         return made
 
     def phased(self) -> Iterator[Result] | None:

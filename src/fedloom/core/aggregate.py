@@ -108,14 +108,14 @@ class Fold:
         arrived: for each member, whether its result counts (False if it failed).
         results: each member's result without its uploads: state, loss, failure, and its displacement and buffers if the
             plan has ``report_models``.
-        sent: traffic of the uploads.
+        traffic: of the uploads.
     """
 
     sums: dict[str, Tensor] = field(default_factory=dict)
     kept: dict[str, list[Tensor]] = field(default_factory=dict)
     arrived: list[bool] = field(default_factory=list)
     results: list[Result] = field(default_factory=list)
-    sent: Traffic = field(default_factory=Traffic)
+    traffic: Traffic = field(default_factory=Traffic)
 
     def add(self, plan: ClientPlan, result: Result, weight: float | None) -> None:
         """Add the next member's result; with ``weight=None`` (p is not known yet) its update is kept."""
@@ -131,11 +131,11 @@ class Fold:
         )  # fmt: skip
         if result.failure is not None:
             return
-        if result.sent is None:
+        if result.traffic is None:
             uploads = (t for tree in result.uploads.values() for t in tree.values())
-            self.sent.up((result.update, result.buffers, *uploads))
+            self.traffic.up((result.update, result.buffers, *uploads))
         else:
-            self.sent.count(*result.sent)
+            self.traffic.count(*result.traffic)
         all_updates = plan.method.needs("updates")
         self._fold(UPDATE, result.update, weight, all_updates)
         if len(result.buffers) or all_updates:
@@ -208,9 +208,9 @@ class Fold:
                 _same_shapes(slot, mine[0], values[0])
             mine.extend(values)
         self.arrived += other.arrived
-        self.sent.add(other.sent)
+        self.traffic.add(other.traffic)
 
-    def mean(self, slot: str, divisor: float, p: np.ndarray, how: Reduce = Reduce.MIX) -> Tensor:
+    def reduced(self, slot: str, divisor: float, p: np.ndarray, how: Reduce = Reduce.MIX) -> Tensor:
         """The reduced slice: its sum over ``divisor``; of kept uploads likewise, or (``ALL``) a stack."""
         if slot in self.sums:
             total = self.sums[slot]
@@ -227,7 +227,7 @@ class Fold:
     def buffers(self, divisor: float, p: np.ndarray) -> Tensor:
         """The mean of the buffers; what is equal at all clients, such as a mask, stays as it is, infinite or not."""
         equal = self.sums[EQUAL] if EQUAL in self.sums else reduce(agreement, self.kept[BUFFERS])
-        return torch.where(equal.isnan(), self.mean(BUFFERS, divisor, p), equal)
+        return torch.where(equal.isnan(), self.reduced(BUFFERS, divisor, p), equal)
 
     def uploads(self, plan: ClientPlan, total: float, p: np.ndarray) -> dict[str, Tree]:
         """Every part's uploads by place and name, reduced as declared; ``total`` is the Σ p_i they were summed with."""
@@ -236,7 +236,7 @@ class Fold:
             (Reduce.SUM, Reduce.ALL), 1
         )
         return {
-            place: {name: self.mean(f"{place}/{name}", divisor[how], p, how) for name, how in part.uploads.items()}
+            place: {name: self.reduced(f"{place}/{name}", divisor[how], p, how) for name, how in part.uploads.items()}
             for place, part in plan.method.uploading
         }
 

@@ -109,7 +109,7 @@ class Result:
         uploads: uploaded slices by place of their part; shapes are the part's own.
         state: the client's new state.
         moved: θ^t - θ_i [P] before any part changed it, if the plan has ``report_models``.
-        sent: number of scalars and bytes actually uploaded, if an uplink changed them.
+        traffic: number of scalars and bytes actually uploaded, if an uplink changed them.
         loss: mean training loss over the local steps.
         failure: set if the client is left out; all other fields are then void.
     """
@@ -120,7 +120,7 @@ class Result:
     uploads: State = field(default_factory=dict)
     state: State = field(default_factory=dict)
     moved: Tensor | None = None
-    sent: tuple[int, int] | None = None
+    traffic: tuple[int, int] | None = None
     loss: float = float("nan")
     failure: Failure | None = None
 
@@ -457,10 +457,10 @@ class ClientWork:
                 read = message = self._measured_again(message)
             if sent.state:
                 result.state[place] = sent.state
-        for place, part in self.plan.method.hooks["sent"]:
+        for place, part in self.plan.method.hooks["after_send"]:
             own = {name: read[f"{place}/{name}"].value for name in part.uploads if name != UPDATE}
-            result.state[place] = part.sent(seen[place], result.state.get(place, {}), read[UPDATE].value, own)
-        result.sent = sum(one.numbers for one in message.values()), sum(one.nbytes for one in message.values())
+            result.state[place] = part.after_send(seen[place], result.state.get(place, {}), read[UPDATE].value, own)
+        result.traffic = sum(one.numbers for one in message.values()), sum(one.nbytes for one in message.values())
         result.update = message.pop(UPDATE).value
         result.buffers = message.pop(BUFFERS, Slice.of(result.buffers)).value
         result.uploads = {}

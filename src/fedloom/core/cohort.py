@@ -96,12 +96,12 @@ class Cohort:
     report: Report
     chosen: np.ndarray | None = None
 
-    def choosing(self, down: Broadcast) -> Cohort:
+    def with_chosen_levels(self, down: Broadcast) -> Cohort:
         """The cohort with every member at its level of lowest loss, if the method lets clients choose."""
         plan, cohort = self.plan, self.report.cohort
         if not (plan.has_levels and plan.chooses):
             return self
-        found = [self._losses(self.sent(down, n), cohort, n)[0] for n in range(len(plan.levels))]
+        found = [self._losses(self.broadcast_for(down, n), cohort, n)[0] for n in range(len(plan.levels))]
         chosen = np.zeros(plan.population.clients, dtype=np.int64)
         chosen[cohort] = np.nan_to_num(found, nan=np.inf).argmin(0)
         return replace(self, chosen=chosen)
@@ -123,12 +123,12 @@ class Cohort:
             sizes=plan.population.sizes,
         )  # fmt: skip
 
-    def present(self, down: Broadcast, drop_rate: float) -> np.ndarray:
+    def start(self, down: Broadcast, drop_rate: float) -> np.ndarray:
         """Mask [|S|] of the members that remain after the broadcast; records F_i(θ^t) if a part needs it."""
         plan, cohort, report, t = self.plan, self.report.cohort, self.report, self.server.round
         whole = [(n, cohort) for n in range(len(plan.levels))]  # who chooses, receives all of them
         for level, rows in self.by_level(cohort) if self.chosen is None else whole:
-            mine = self.sent(down, level)
+            mine = self.broadcast_for(down, level)
             slices = (value for parts in mine.parts.values() for value in parts.values())
             report.traffic.down((mine.theta, mine.buffers, *slices), len(rows))
         present = np.ones(len(cohort), dtype=bool)
@@ -158,7 +158,7 @@ class Cohort:
         """F_i(θ^t) on training or validation samples, float64 [members]; NaN where there is an error, by client."""
         found, errors = np.empty(len(members)), {}
         for level, rows in self.by_level(members):
-            found[rows], failed = self._losses(self.sent(down, level), members[rows], level, held_out)
+            found[rows], failed = self._losses(self.broadcast_for(down, level), members[rows], level, held_out)
             errors |= failed
         return found, errors
 
@@ -183,7 +183,9 @@ class Cohort:
         arrived = np.zeros(len(members), dtype=bool)
         for level, rows in self.by_level(members):
             mine = None if weights is None else weights[rows]
-            with closing(self.engine.run(self.sent(down, level), members[rows], self.states, mine, level)) as folds:
+            with closing(
+                self.engine.run(self.broadcast_for(down, level), members[rows], self.states, mine, level)
+            ) as folds:
                 for fold in folds:
                     totals[level].merge(fold)
                     for result in fold.results:
@@ -194,7 +196,7 @@ class Cohort:
                         losses.append(result.loss)
                         observe(result)
             arrived[rows] = totals[level].arrived
-            report.traffic.add(totals[level].sent)
+            report.traffic.add(totals[level].traffic)
         if losses:
             report.train_loss = float(np.mean(losses))
         return totals, np.flatnonzero(arrived)
@@ -223,7 +225,7 @@ class Cohort:
         if not plan.has_levels:
             total = 1.0 if weights is None else float(weights[arrived].sum())
             buffers = totals[0].buffers(total, p) if len(self.server.buffers) else self.server.buffers
-            return totals[0].mean(UPDATE, total, p), buffers, totals[0].uploads(plan, total, p)
+            return totals[0].reduced(UPDATE, total, p), buffers, totals[0].uploads(plan, total, p)
         assert weights is not None
         level = self.level(info.cohort)
         sums = [total.sums.get(UPDATE) for total in totals]
@@ -249,7 +251,7 @@ class Cohort:
         level = self.level(members)
         return [(int(number), np.flatnonzero(level == number)) for number in np.unique(level)]
 
-    def sent(self, down: Broadcast, level: int) -> Broadcast:
+    def broadcast_for(self, down: Broadcast, level: int) -> Broadcast:
         """The broadcast to clients of a level."""
         plan = self.plan.levels[level]
         return down if plan is self.plan else replace(down, theta=plan.own(down.theta))

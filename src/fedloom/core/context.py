@@ -105,7 +105,7 @@ class Context(NamedTuple):
         down: the part's ``downloads`` of this round.
         state: the part's state at this client.
         local: what the part's ``begin`` or ``on_step`` returned last.
-        size: n_i / (mean n), the client's samples relative to the average client's.
+        relative_size: n_i / (mean n), the client's samples relative to the average client's.
         steps: τ_i, the number of local steps of this round.
         lr: η_t, this round's learning rate.
         round: t.
@@ -125,7 +125,7 @@ class Context(NamedTuple):
     down: Tree
     state: Tree
     local: Tree
-    size: float
+    relative_size: float
     steps: int
     lr: float
     round: int
@@ -222,7 +222,7 @@ class RoundInfo:
         )
 
     @property
-    def stretch(self) -> float:
+    def rescaling(self) -> float:
         """The factor by which the server rescales a mean of uploaded updates: Σ p_i ‖a_i‖₁ / usual_steps, or 1."""
         if not self.normalised:
             return 1.0

@@ -6,7 +6,7 @@ from fedloom.core.parts import Part
 
 HOOKS = (
     "init_server", "init_client", "begin", "start", "on_step", "loss", "grad", "prox", "end",
-    "send", "sent", "receive", "combine", "correct", "step", "refine",
+    "send", "after_send", "receive", "combine", "correct", "step", "refine",
 )  # fmt: skip
 
 

@@ -54,7 +54,7 @@ class ClientEnd(NamedTuple):
     update: Float[Tensor, "P"]
 
 
-class Sent(NamedTuple):
+class SendResult(NamedTuple):
     """The result of an uplink: its new client state, the message, and slices of its own for the server."""
 
     state: Tree

@@ -13,7 +13,7 @@ optional. The life of a part during a round::
                                                     loss(out, batch, ctx), grad(g, w, ctx), step, prox(w, lr, ctx)
                                                     end(ctx, Δ_i, model) -> new state, uploads, Δ_i
     receive  (uplink: noise on sums)            <-  send(ctx, message, draws) -> the message that leaves the client
-                                                    sent(ctx, state, Δ_i, uploads) -> new state, by what was sent
+                                                    after_send(ctx, state, Δ_i, uploads) -> new state
     combine  (mixing: p, and a step of its own)
     correct  (objective, drift, personal)
     step     (server optimiser)
@@ -36,7 +36,7 @@ from torch import Tensor, nn
 
 from fedloom.core.context import Batch, Context, Facts, Forward, Model, Output, RoundInfo
 from fedloom.core.local import Local
-from fedloom.core.message import ClientEnd, Message, Sent
+from fedloom.core.message import ClientEnd, Message, SendResult
 from fedloom.core.needs import Needs
 from fedloom.core.registry import Ranged
 from fedloom.core.targets import TargetKind
@@ -164,7 +164,7 @@ class Part(Ranged):
         """
         return ClientEnd(ctx.state, {}, update)
 
-    def sent(self, ctx: Context, state: Tree, update: Float[Tensor, "P"], uploads: Tree) -> Tree:
+    def after_send(self, ctx: Context, state: Tree, update: Float[Tensor, "P"], uploads: Tree) -> Tree:
         """Return the new client state, given the update and the uploads as the server reads them after uplinks.
 
         For parts whose server state is a mean of the clients' own, which would otherwise add up the errors of uplinks.
@@ -476,12 +476,12 @@ class Uplink(Part):
         """The slots that it transforms, if they are listed in its settings; with noise these must be all."""
         return ()
 
-    def send(self, ctx: Context, message: Message, draws: np.random.Generator) -> Sent:
+    def send(self, ctx: Context, message: Message, draws: np.random.Generator) -> SendResult:
         """Return the new client state, the message that leaves the client, and slices of the part's own.
 
         ``draws`` is a random stream that depends only on the seed, the part, the round and the client.
         """
-        return Sent(ctx.state, message, {})
+        return SendResult(ctx.state, message, {})
 
     def receive(
         self, state: Tree, received: Mapping[str, Reduced], uploads: Tree, info: RoundInfo

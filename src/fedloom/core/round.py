@@ -78,8 +78,8 @@ def federated_round(
 
     # broadcast
     down = replace(server.broadcast(plan), invited=tuple(cohort.tolist()))
-    work = work.choosing(down)
-    present = work.present(down, drop_rate)
+    work = work.with_chosen_levels(down)
+    present = work.start(down, drop_rate)
     members = cohort[present]
     info = work.info(members, server_data)
     if report.losses is not None:
@@ -232,7 +232,7 @@ def received_losses(plan: ClientPlan, engine: Engine, server: Server, store: Sto
     """Training losses F_i(θ^t) of the current model, float64 [clients], outside a round; NaN where one has none."""
     work = Cohort(plan, engine, server, InitialStates(plan, server, store), Report(clients, np.zeros(len(clients))))
     down = server.broadcast(plan)
-    return work.choosing(down).losses(down, clients)[0]
+    return work.with_chosen_levels(down).losses(down, clients)[0]
 
 
 def _refuse_if_broken(report: Report, members: np.ndarray) -> None:

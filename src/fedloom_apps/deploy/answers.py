@@ -132,7 +132,7 @@ def read_result(client: int, answer: Packet, down: Broadcast, plan: ClientPlan, 
     counted = isinstance(sent, list) and len(sent) == 2 and all(is_count(n) and n <= most for n in sent)
     return Result(
         client, update, buffers, uploads, loss=float(loss) if is_number(loss) else float("nan"),
-        sent=(sent[0], sent[1]) if counted and sent is not None else None,
+        traffic=(sent[0], sent[1]) if counted and sent is not None else None,
     )  # fmt: skip
 
 

@@ -261,7 +261,7 @@ class Node:
         uploads = {f"uploads|{key}": value for key, value in flat(result.uploads).items()}
         tensors = {"update": result.update, "buffers": result.buffers, **uploads}
         loss = {} if private else {"loss": result.loss}  # no noise covers it
-        return {**loss, "sent": result.sent}, tensors
+        return {**loss, "sent": result.traffic}, tensors
 
     def _evaluate(self, made: Bench, down: Broadcast, state: State | None) -> dict[str, Any]:
         """Loss and metrics of the deployed model, as means over the node's test samples, and their number."""

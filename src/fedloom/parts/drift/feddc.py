@@ -122,7 +122,7 @@ class FedDCDrift(Drift):
             state["h"] = ctx.state["h"] - update
         return ClientEnd(state, sent, update if "h" not in state or self.average_over_all else update - state["h"])
 
-    def sent(self, ctx: Context, state: Tree, update: Tensor, uploads: Tree) -> Tree:
+    def after_send(self, ctx: Context, state: Tree, update: Tensor, uploads: Tree) -> Tree:
         """The states of which the server keeps means, by what it reads."""
         new = dict(state)
         if self.gradient and self.control:

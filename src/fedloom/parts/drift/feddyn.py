@@ -64,9 +64,9 @@ class FedDynDrift(Drift):
 
     def end(self, ctx: Context, update: Tensor, model: Model) -> ClientEnd:
         """h_i ← h_i - α(θ_i - θ^t)."""
-        return ClientEnd(self.sent(ctx, {}, update, {}), {}, update)
+        return ClientEnd(self.after_send(ctx, {}, update, {}), {}, update)
 
-    def sent(self, ctx: Context, state: Tree, update: Tensor, uploads: Tree) -> Tree:
+    def after_send(self, ctx: Context, state: Tree, update: Tensor, uploads: Tree) -> Tree:
         """h_i ← h_i - α(θ_i - θ^t), with θ_i as the server reads it."""
         return {"h": torch.add(ctx.state["h"], update, alpha=self.alpha)}
 
@@ -76,4 +76,4 @@ class FedDynDrift(Drift):
         return {"h": h}, update + h / self.alpha
 
     def _size(self, ctx: Context) -> float:
-        return ctx.size if self.size_weighted else 1.0
+        return ctx.relative_size if self.size_weighted else 1.0

@@ -35,4 +35,4 @@ class FedNovaDrift(Drift):
 
     def correct(self, state: Tree, update: Tensor, uploads: Tree, info: RoundInfo) -> Halves:
         """Σ p_i ‖a_i‖₁/τ̄ times the mixed update; the server knows every ‖a_i‖₁."""
-        return state, info.stretch * update
+        return state, info.rescaling * update

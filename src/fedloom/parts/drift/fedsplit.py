@@ -72,7 +72,7 @@ class FedSplitDrift(Drift):
         sent = ctx.received - z if self.active else 2 * update
         return ClientEnd({"z": z, "new": torch.zeros_like(ctx.state["new"])}, {"new": ctx.state["new"]}, sent)
 
-    def sent(self, ctx: Context, state: Tree, update: Tensor, uploads: Tree) -> Tree:
+    def after_send(self, ctx: Context, state: Tree, update: Tensor, uploads: Tree) -> Tree:
         """The z_i that the server reads."""
         return state | {"z": ctx.received - update if self.active else self._z(ctx) - update}
 

@@ -57,9 +57,9 @@ class Scaffold(Drift):
         """c_i⁺, and c_i⁺ - c_i for the server."""
         change = update / (ctx.effective_steps * ctx.lr) - ctx.down["c"]
         sent = {"control": change}
-        return ClientEnd(self.sent(ctx, {}, update, sent), sent, update)
+        return ClientEnd(self.after_send(ctx, {}, update, sent), sent, update)
 
-    def sent(self, ctx: Context, state: Tree, update: Tensor, uploads: Tree) -> Tree:
+    def after_send(self, ctx: Context, state: Tree, update: Tensor, uploads: Tree) -> Tree:
         """c_i⁺, by the difference that the server reads."""
         return {"c": ctx.state["c"] + uploads["control"]}
 

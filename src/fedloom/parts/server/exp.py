@@ -37,7 +37,7 @@ class Extrapolated(ServerOptimizer):
 
     def step(self, state: Tree, update: Tensor, uploads: Tree, info: RoundInfo) -> Halves:
         size = update.square().sum() + self.eps
-        squares = uploads["squares"] * info.stretch**2
+        squares = uploads["squares"] * info.rescaling**2
         if info.combined is not info.mixed:
             assert info.combined is not None
             assert info.mixed is not None

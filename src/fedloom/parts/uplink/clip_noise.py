@@ -15,7 +15,7 @@ from fedloom.core import rng
 from fedloom.core.client import BUFFERS
 from fedloom.core.context import Context, Facts, RoundInfo
 from fedloom.core.errors import ConfigError
-from fedloom.core.message import Message, Sent, Slice
+from fedloom.core.message import Message, SendResult, Slice
 from fedloom.core.parts import UPDATE, Reduce, Reduced, Uplink
 from fedloom.core.ranges import Bound, Fraction, NonNegative, Positive
 from fedloom.core.slots import uplinks
@@ -109,7 +109,7 @@ class ClipNoise(Uplink):
         """The initial C."""
         return {} if self.quantile is None else {"clip": torch.tensor(self.clip, dtype=torch.float64)}
 
-    def send(self, ctx: Context, message: Message, draws: np.random.Generator) -> Sent:
+    def send(self, ctx: Context, message: Message, draws: np.random.Generator) -> SendResult:
         """The clipped message, with the client's own noise under local privacy."""
         slots = [slot for slot in message if slot != BUFFERS and self._covers(slot, message[slot])]
         clip = float(ctx.down["clip"]) if self.quantile is not None else self.clip
@@ -126,7 +126,7 @@ class ClipNoise(Uplink):
                 one = Slice.of(one.value + self._std(slot, clip) * _normal(draws, one.value), one.boundable)
             message = message | {slot: one}
         bit = next(iter(message.values())).value.new_tensor(0.5 if joint <= clip else -0.5)
-        return Sent({}, message, {} if self.quantile is None else {"below": bit})
+        return SendResult({}, message, {} if self.quantile is None else {"below": bit})
 
     def receive(
         self, state: Tree, received: Mapping[str, Reduced], uploads: Tree, info: RoundInfo

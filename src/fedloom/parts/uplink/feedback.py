@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedloom.core.context import Context
-from fedloom.core.message import Message, Sent, Slice
+from fedloom.core.message import Message, SendResult, Slice
 from fedloom.core.parts import UPDATE, Uplink
 from fedloom.core.tree import Tree
 
@@ -60,11 +60,11 @@ class WithFeedback(Uplink):
     def covered(self) -> tuple[str, ...]:
         return self.slices
 
-    def send(self, ctx: Context, message: Message, draws: np.random.Generator) -> Sent:
+    def send(self, ctx: Context, message: Message, draws: np.random.Generator) -> SendResult:
         """The compressed slices, and the new memory."""
         if not self.feedback:
-            return Sent({}, compressed(message, self.slices, self.compress), {})
-        return Sent(*with_feedback(ctx.state, message, self.slices, self.compress), {})
+            return SendResult({}, compressed(message, self.slices, self.compress), {})
+        return SendResult(*with_feedback(ctx.state, message, self.slices, self.compress), {})
 
     def compress(self, x: Slice) -> Slice:
         """C(x); the identity unless overridden."""

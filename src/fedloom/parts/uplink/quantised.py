@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from fedloom.core.context import Context
-from fedloom.core.message import Message, Sent, Slice
+from fedloom.core.message import Message, SendResult, Slice
 from fedloom.core.parts import UPDATE, Uplink
 from fedloom.core.ranges import Range
 from fedloom.core.slots import uplinks
@@ -39,9 +39,9 @@ class QSGD(Uplink):
     def covered(self) -> tuple[str, ...]:
         return self.slices
 
-    def send(self, ctx: Context, message: Message, draws: np.random.Generator) -> Sent:
+    def send(self, ctx: Context, message: Message, draws: np.random.Generator) -> SendResult:
         """The quantised slices."""
-        return Sent({}, compressed(message, self.slices, lambda x: self.compress(x, draws)), {})
+        return SendResult({}, compressed(message, self.slices, lambda x: self.compress(x, draws)), {})
 
     def compress(self, x: Slice, draws: np.random.Generator) -> Slice:
         """C(x)."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedloom.core import rng
 from fedloom.core.context import Context, RoundInfo
-from fedloom.core.message import Message, Sent, Slice
+from fedloom.core.message import Message, SendResult, Slice
 from fedloom.core.parts import UPDATE, Reduce, Reduced, Uplink
 from fedloom.core.ranges import Range
 from fedloom.core.slots import uplinks
@@ -45,7 +45,7 @@ class SecureSum(Uplink):
     guarantees = frozenset({"sums"})
     citation = "bonawitz2017secure"
 
-    def send(self, ctx: Context, message: Message, draws: np.random.Generator) -> Sent:
+    def send(self, ctx: Context, message: Message, draws: np.random.Generator) -> SendResult:
         """The masked message."""
         others = [int(other) for other in ctx.invited if other != ctx.client]
         masked: Message = {}
@@ -57,7 +57,7 @@ class SecureSum(Uplink):
             for other in others:
                 value = value + _mask(ctx.facts.seed, slot, ctx.round, ctx.client, other, value)
             masked[slot] = Slice.of(value)
-        return Sent({}, masked, {})
+        return SendResult({}, masked, {})
 
     def receive(
         self, state: Tree, received: Mapping[str, Reduced], uploads: Tree, info: RoundInfo
