@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers.federations import CLASSES, FEATURES, SIZES, Shaken, classes
-from helpers.marks import KINDS, exhaustive, slow
+from helpers.marks import exhaustive, slow
 from helpers.networks import IMAGE, fixed, images, tanh_net
 from helpers.runs import LIVE, assert_same_run, experiment, go, theta
 from torch import Tensor, nn
@@ -47,8 +47,9 @@ LOCALS = {
     "momentum": Local(epochs=2, batch_size=0, lr=0.1, momentum=0.8),
     "clipped": Local(epochs=1, batch_size=4, lr=0.1, clip=0.5, weight_decay=0.05),
 }
+FORMS = ("fedavg", "fednova", "moon", "fedrep", "apfl", "superfed_mm", "fedhen", "ifca")  # of a cohort's steps
 EVERY = [  # a method without a form for a cohort runs live, whatever the settings
-    pytest.param(name, local, marks=[] if local == "plain" else [slow] if name in (*KINDS, *BOTH) else [exhaustive])
+    pytest.param(name, local, marks=[] if local == "plain" else [slow] if name in (*FORMS, *BOTH) else [exhaustive])
     for name in (*methods.names(), *BOTH)
     for local in (("plain",) if name in LIVE else LOCALS)
 ]

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from helpers.federations import CLASSES, FEATURES, classes
+from helpers.marks import kinds
 from helpers.nested import two_ends
 from helpers.networks import Split, fixed
 from helpers.runs import assert_same_run, assert_same_state, experiment
@@ -79,7 +80,7 @@ def test_an_exit_that_the_method_does_not_train_is_such_a_layer(name: str) -> No
     assert_same_run(live, run(experiment(**same)), TOLERANCE)
 
 
-@pytest.mark.parametrize(("name", "local"), CASES)
+@pytest.mark.parametrize(("name", "local"), kinds(CASES, CASES[:2]))
 def test_a_resumed_run_has_the_same_bits(name: str, local: str, tmp_path: Path) -> None:
     run(experiment(**settings(name, local)), tmp_path / "run", checkpoint_every=1, keep=9)
     second = sorted((tmp_path / "run" / "checkpoint").iterdir())[1]
@@ -88,7 +89,7 @@ def test_a_resumed_run_has_the_same_bits(name: str, local: str, tmp_path: Path) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "local"), CASES)
+@pytest.mark.parametrize(("name", "local"), kinds(CASES, CASES[:2]))
 def test_processes_give_the_same_bits(name: str, local: str) -> None:
     other = run(experiment(**settings(name, local), engine="processes", engine_settings={"workers": 2}))
     assert_same_run(batched(name, local), other)

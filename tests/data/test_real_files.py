@@ -11,7 +11,10 @@ from fedloom.data import federate, sources, statistics
 from fedloom.data.partitions import DirichletBalanced
 from fedloom.data.sources import Source
 
-pytestmark = pytest.mark.skipif("FEDLOOM_DATA" not in os.environ, reason="FEDLOOM_DATA is not set")
+pytestmark = [
+    pytest.mark.exhaustive,
+    pytest.mark.skipif("FEDLOOM_DATA" not in os.environ, reason="FEDLOOM_DATA is not set"),
+]
 
 
 def get(name: str) -> Source:

@@ -383,6 +383,7 @@ def test_meta_learning_on_real_digits_beats_a_model_that_never_learns() -> None:
     assert late(Moml(alpha=0.5)) > late(Fs()) + 0.1
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif("FEDLOOM_DATA" not in os.environ, reason="FEDLOOM_DATA is not set")
 def test_the_published_stream_begins() -> None:
     tasks = task_stream("mnist", "s_mnist", seed=0)

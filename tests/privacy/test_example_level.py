@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.federations import classes
+from helpers.marks import kinds
 from helpers.networks import tanh_net
 from helpers.runs import assert_same_run, experiment, go, theta
 from torch import nn
@@ -45,7 +46,8 @@ def local(**changes: Any) -> Local:
 
 
 @pytest.mark.parametrize(
-    "method", ["fedavg", "feddyn", "scaffold", "fedprox", "fedntd", "moon", "fednova", "superfed_mm", "fedrep"]
+    "method",
+    kinds(["fedavg", "feddyn", "scaffold", "fedprox", "fedntd", "moon", "fednova", "superfed_mm", "fedrep"]),
 )
 def test_without_a_bound_and_noise_it_is_plain_sgd(method: str) -> None:
     settings = {} if method != "scaffold" else {"momentum": 0.0}

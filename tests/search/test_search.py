@@ -302,7 +302,7 @@ def test_a_model_that_no_method_could_train_is_refused_before_anything_runs(tmp_
     build(SEARCH.resolve([*WORDS, *words, "model.vocabulary=9"]))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_where_clients_share_nothing_the_search_finds_a_personal_method(tmp_path: Path) -> None:
     words = ["clients=10", "rounds=6", "partition=pathological", "partition.classes=2", "search.budget=36",
              "search.methods=[fedavg,feddyn,fedrep]", "search.finalists=1", "search.seeds=5", "model=mlp"]  # fmt: skip

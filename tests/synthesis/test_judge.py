@@ -54,7 +54,7 @@ def test_real_training_images_teach_are_recognised_and_are_found_to_be_copies(co
     assert copies.details["features"] == "mlp trained on digits"
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_fresh_real_images_are_no_copies(judge: SyntheticEvaluator, federation: Federation, copies: EvalResult) -> None:
     held = federation.held_out
     fresh = judge.evaluate(some(held.arrays.take(held.index.rows), each=15)).numbers
@@ -75,7 +75,7 @@ def test_noise_teaches_nothing(judge: SyntheticEvaluator, copies: EvalResult) ->
     assert found["synthetic/copies"] < 0.1
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_one_image_a_class_is_no_diversity(judge: SyntheticEvaluator, copies: EvalResult) -> None:
     once = some(judge.trained_on, each=1)
     same = once.take(torch.arange(10).repeat_interleave(20))
@@ -86,7 +86,7 @@ def test_one_image_a_class_is_no_diversity(judge: SyntheticEvaluator, copies: Ev
     assert "synthetic/copies" not in found
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_wrong_labels_are_not_recognised(judge: SyntheticEvaluator) -> None:
     right = some(judge.trained_on)
     wrong = replace(right, y=(right.y + 1) % 10)
