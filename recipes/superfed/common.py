@@ -36,7 +36,7 @@ METHODS: dict[str, dict[str, float]] = {  # registered methods and their setting
     "SCAFFOLD": {},
     "LG-FedAvg": {},
     "FedPer": {},
-    "APFL": {"alpha": 0.25},
+    "APFL": {"alpha": 0.25, "w_first": True},  # as it was run
     "pFedMe": {"lam": 15.0, "steps": 5},
     "Ditto": {"lam": 0.1},
     "FedRep": {"head_fraction": 0.9},

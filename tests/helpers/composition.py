@@ -142,7 +142,7 @@ class FedRep(Head):
 
 
 class Ditto(Personal):
-    lam = 0.6
+    lam, initial = 0.6, False
 
     def whole(self, i: int, received: Vector) -> Vector:
         return received
@@ -156,7 +156,7 @@ class Ditto(Personal):
 
     def first(self, visit: slots.Visit) -> Vector:
         """A client's own model when it first comes."""
-        return visit.received
+        return self.world.start if self.initial else visit.received
 
     def steps(
         self, pace: Pace, task: Task, rows: Vector, w: Vector, v: Vector, along: Along, visit: slots.Visit, draw: float
@@ -172,10 +172,10 @@ class APFL(Ditto):
     def steps(
         self, pace: Pace, task: Task, rows: Vector, w: Vector, v: Vector, along: Along, visit: slots.Visit, draw: float
     ) -> list[Vector]:
-        (w,) = pace.step({"w": (w, along(w, task.slope(w, rows)))})
         a = self.alpha
+        (new,) = pace.step({"w": (w, along(w, task.slope(w, rows)))})
         (v,) = pace.step({"v": (v, a * task.slope(a * v + (1 - a) * w, rows))})
-        return [w, v]
+        return [new, v]
 
 
 class SuPerFed(Ditto):

@@ -75,19 +75,23 @@ def pfedme(world: World, lam: float = 15.0, steps: int = 5, personal_lr: float =
     return rounds(world, work, lr=beta)
 
 
-def apfl(world: World, alpha: float = 0.25, learn: bool = False) -> Found:
+def apfl(
+    world: World, alpha: float = 0.25, learn: bool = False, w_first: bool = False, initial: bool = False
+) -> Found:
     def work(world: World, i: int, t: int, rate: float, theta: Vector, kept: Vector) -> tuple[Vector, Vector]:
         w, v, a = theta, kept[: len(theta)], kept[len(theta)] if learn else alpha
         pace = Pace(world, rate)
         for rows in batches(world, i, t):
+            old = w
             (w,) = pace.step({"w": (w, world.gradient(w, rows))})
-            g = world.gradient(a * v + (1 - a) * w, rows)
-            slope = g @ (v - w)
+            at = w if w_first else old
+            g = world.gradient(a * v + (1 - a) * at, rows)
+            slope = g @ (v - at)
             (v,) = pace.step({"v": (v, a * g)})
             a = np.clip(a - rate * slope, 0, 1) if learn else a
         return w, np.append(v, a) if learn else v
 
-    return rounds(world, work, (alpha,) if learn else ())
+    return rounds(world, work, (alpha,) if learn else (), fresh=initial)
 
 
 def superfed(world: World, mu: float, nu: float, start: int, layers: bool) -> Found:

@@ -204,10 +204,10 @@ class Uniform(Mixing):
 
 
 class Term(Mixing):
-    lam = 2.0
+    lam, prior = 2.0, "samples"
 
     def weights(self, t: int, who: list[int], losses: Vector, updates: Vector) -> Vector:
-        return self.samples[who] * np.exp(self.lam * losses)
+        return (self.samples[who] if self.prior == "samples" else 1) * np.exp(self.lam * losses)
 
 
 class PropFair(Mixing):
@@ -218,15 +218,18 @@ class PropFair(Mixing):
 
 
 class QFFL(Mixing):
-    """Li et al. 2020, algorithm 2, with n_i."""
+    """Li et al. 2020, algorithm 2, times n_i."""
 
-    q = 1.5
+    q, prior = 1.5, "samples"
 
     def weights(self, t: int, who: list[int], losses: Vector, updates: Vector) -> Vector:
-        return self.samples[who] * losses**self.q
+        return self.prior_of(who) * losses**self.q
+
+    def prior_of(self, who: list[int]) -> Vector:
+        return self.samples[who] if self.prior == "samples" else np.ones(len(who))
 
     def combine(self, p: Vector, who: list[int], losses: Vector, updates: Vector, lr: float) -> Vector:
-        n, slopes = self.samples[who], updates / lr
+        n, slopes = self.prior_of(who), updates / lr
         h = self.q * losses ** (self.q - 1) * np.sum(slopes**2, axis=1) + losses**self.q / lr
         return (n * losses**self.q) @ slopes / (n @ h)
 
@@ -250,19 +253,20 @@ class FedMGDA(Mixing):
 
 
 class AFL(Mixing):
-    everyone, step = True, 0.5
+    everyone, step, prior, simultaneous = True, 0.5, "samples", False
 
     def __init__(self, samples: Vector, cohort: int) -> None:
         super().__init__(samples, cohort)
-        self.p = samples / samples.sum()
+        self.p = samples / samples.sum() if self.prior == "samples" else np.full_like(samples, 1 / len(samples))
 
     def weights(self, t: int, who: list[int], losses: Vector, updates: Vector) -> Vector:
         """Projection on the simplex by its sorted thresholds."""
+        old = self.p
         v = self.p + self.step * losses
         high = np.sort(v)[::-1]
         thresholds = (np.cumsum(high) - 1) / np.arange(1, len(v) + 1)
         self.p = np.maximum(v - thresholds[np.flatnonzero(high > thresholds)[-1]], 0)
-        return self.p
+        return old if self.simultaneous else self.p
 
 
 class AAggFFS(Mixing):
@@ -323,9 +327,11 @@ class Server:
 
 
 class Momentum(Server):
+    nesterov = False
+
     def step(self, delta: Vector, p: Vector, updates: Vector) -> Vector:
         self.m = self.beta1 * self.m + delta
-        return self.lr * self.m
+        return self.lr * (delta + self.beta1 * self.m if self.nesterov else self.m)
 
 
 class Adagrad(Server):

@@ -22,12 +22,14 @@ from fedloom.parts.mixing.simplex import project
 class AFL(Mixing):
     """p ← Proj_Δ(p + γF), the ascent half of min_θ max_p Σ p_i F_i(θ); requires full participation.
 
-    p starts at n_i/n, so that γ = 0 is FedAvg, and the new p is used in the same round. The entry of a client that
-    drops out is not updated, and its weight is redistributed. Mohri, Sivek & Suresh, ICML 2019.
+    p starts at n_i/n, so that γ = 0 is FedAvg, and the new p is used in the same round, unless θ and p move at the same
+    time. The entry of a client that drops out is not updated, and its weight is redistributed. Mohri, Sivek & Suresh, ICML 2019.
 
     Args:
         step: γ ≥ 0; 0 gives FedAvg.
         response: samples on which the losses F_i are taken: ``train`` or ``validation``, which local work never sees.
+        prior: the first p: ``samples``, n_i/n, or ``uniform``.
+        simultaneous: models are mixed with the p of before the ascent step.
 
     Raises:
         ConfigError: if γ is negative or not finite.
@@ -35,6 +37,8 @@ class AFL(Mixing):
 
     step: NonNegative = 0.1
     response: responses.Samples = "train"
+    prior: responses.Prior = "samples"
+    simultaneous: bool = False
 
     citation = "mohri2019afl"
 
@@ -46,7 +50,9 @@ class AFL(Mixing):
     def coefficients(self, state: Tree, info: RoundInfo) -> tuple[Tree, np.ndarray]:
         """The projected ascent step, restricted to the clients present."""
         assert info.losses is not None
-        p = state["p"].cpu().numpy().copy() if state else by_samples(info)
-        p[info.cohort] += self.step * info.losses
-        p = project(p)
-        return {"p": torch.from_numpy(p)}, restrict_to_cohort(p, info.cohort)
+        first = by_samples(info) if self.prior == "samples" else np.full(info.facts.clients, 1 / info.facts.clients)
+        old = state["p"].cpu().numpy() if state else first
+        new = old.copy()
+        new[info.cohort] += self.step * info.losses
+        new = project(new)
+        return {"p": torch.from_numpy(new)}, restrict_to_cohort(old if self.simultaneous else new, info.cohort)

@@ -31,6 +31,8 @@ class QFFL(Mixing):
     Args:
         q: q ≥ 0; 0 gives FedAvg.
         response: samples on which the losses F_i are taken: ``train`` or ``validation``, which local work never sees.
+        prior: the coefficients before responses: ``samples``, n_i/n, or ``uniform``: algorithm 2 of the paper has no
+            n_i, since it draws clients by their samples.
 
     Raises:
         ConfigError: if q is negative or not finite.
@@ -38,6 +40,7 @@ class QFFL(Mixing):
 
     q: NonNegative = 1.0
     response: responses.Samples = "train"
+    prior: responses.Prior = "samples"
 
     citation = "li2020qffl"
 
@@ -54,7 +57,7 @@ class QFFL(Mixing):
         """One exponentiated step from n_i/n with response q log F; p_i/F_i is kept for ``combine``."""
         assert info.losses is not None
         losses = np.maximum(responses.nonnegative("q_ffl", info.losses) if self.q else info.losses, SMALLEST)
-        p = exponentiated(info.samples.astype(np.float64), self.q * np.log(losses))
+        p = exponentiated(responses.of_cohort(self.prior, info), self.q * np.log(losses))
         return {"ratios": torch.from_numpy(p / losses)}, p
 
     def combine(self, state: Tree, update: Tensor, uploads: Tree, info: RoundInfo) -> Halves:

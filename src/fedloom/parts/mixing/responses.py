@@ -8,6 +8,7 @@ from typing import Literal
 
 import numpy as np
 
+from fedloom.core.context import RoundInfo
 from fedloom.core.errors import ClientError
 from fedloom.core.parts import Needs
 from fedloom.parts.mixing.simplex import Vector
@@ -41,11 +42,24 @@ SHAPES = {"weibull": 2.0}
 Samples = Literal["train", "validation"]
 """The samples on which a policy may take the losses F_i."""
 
+Prior = Literal["samples", "uniform"]
+"""Coefficients before responses: n_i/n, or equal ones."""
+
 
 def needs(response: str, updates: bool = False, full_participation: bool = False) -> Needs:
     """The requirements of a policy that takes losses on these samples."""
     losses = "validation" if response == "validation" else "train"
     return Needs(losses=losses, updates=updates, full_participation=full_participation)
+
+
+def of_cohort(prior: Prior, info: RoundInfo) -> Vector:
+    """n_i or 1, float64 [|S|]: the cohort's coefficients before responses, up to a factor.
+
+    >>> info = RoundInfo.of_cohort([0, 2], [10, 30], clients=3)
+    >>> of_cohort("samples", info).tolist(), of_cohort("uniform", info).tolist()
+    ([10.0, 30.0], [1.0, 1.0])
+    """
+    return info.samples.astype(np.float64) if prior == "samples" else np.ones(len(info.samples))
 
 
 def transformed(x: Vector, cdf: Name, scale: float = 1.0, shape: float = 0.0) -> Vector:

@@ -26,6 +26,7 @@ class TERM(Mixing):
     Args:
         lam: λ, finite; negative values favour small losses, 0 gives FedAvg.
         response: samples on which the losses F_i are taken: ``train`` or ``validation``, which local work never sees.
+        prior: the coefficients before responses: ``samples``, n_i/n, or ``uniform``, which omits n_i.
 
     Raises:
         ConfigError: if λ is not finite.
@@ -33,6 +34,7 @@ class TERM(Mixing):
 
     lam: Annotated[float, Range()] = 1.0
     response: responses.Samples = "train"
+    prior: responses.Prior = "samples"
 
     citation = "li2021term"
 
@@ -47,4 +49,4 @@ class TERM(Mixing):
         most = info.losses.max() if self.lam > 0 else info.losses.min()
         with np.errstate(over="ignore"):
             response = self.lam * (info.losses - most)
-        return state, exponentiated(info.samples.astype(np.float64), response)
+        return state, exponentiated(responses.of_cohort(self.prior, info), response)

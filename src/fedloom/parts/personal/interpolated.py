@@ -87,7 +87,7 @@ class Subspace(Paired):
 @personals.register(name="apfl")
 @dataclass(frozen=True)
 class APFL(Paired):
-    """APFL: w takes a step at w, then v one at v̄ = αv + (1 - α)w, where only v moves.
+    """APFL: w takes a step at w, and v one at v̄ = αv + (1 - α)w, where only v moves.
 
     ::
 
@@ -97,15 +97,19 @@ class APFL(Paired):
     here it is updated at every step. A client deploys v̄, or w if it never participated. With α = 0 this is FedAvg.
     The mean of two models has no batch statistics that follow from theirs, so those of the passes at v̄ are taken: the
     client keeps them beside v, and deploys v̄ with them, unless α = 0 and v̄ is the server's model.
-    Deng, Kamani & Mahdavi 2020, algorithm 1, which takes both gradients at the old w; here w has moved before v does.
+    Both gradients are taken at the old w and v, unless w moves first. Deng, Kamani & Mahdavi 2020, algorithm 1.
 
     Args:
         alpha: α in [0, 1], or its initial value if learnt; 0 gives FedAvg.
         learn: learn α at each client.
+        w_first: v's gradient is taken at the w that has just moved.
+        initial: v starts as the run's first model θ⁰, also at clients that join later.
     """
 
     alpha: Probability = 0.25
     learn: bool = False
+    w_first: bool = False
+    initial: bool = False
 
     citation = "deng2020apfl"
 
@@ -114,11 +118,13 @@ class APFL(Paired):
     ) -> Tensor:
         """v, and α if it is learnt."""
         learnt = [self.alpha] if self.learn else []
-        return torch.cat([received, received.new_tensor(learnt)]) if own is None else own
+        first = initial if self.initial else received
+        return torch.cat([first, first.new_tensor(learnt)]) if own is None else own
 
     def views(self, step: StepInfo, extra: Tensor, ctx: Context) -> tuple[View, ...]:
-        """First w at w, then v at the interpolation."""
-        return View(private=0.0), View(float(extra[0]) if self.learn else self.alpha, shared=0.0)
+        """v at the interpolation, which leaves w where it is, and w at w; or the other way round."""
+        w, v = View(private=0.0), View(float(extra[0]) if self.learn else self.alpha, shared=0.0)
+        return (w, v) if self.w_first else (v, w)
 
     def regulariser_grad(self, view: View, at: Pair, ctx: Context) -> RegGrad:
         """The gradient of α."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -21,19 +22,28 @@ from fedloom.core.views import Pair, RegGrad, StepInfo, View
 class Ditto(Paired):
     """w is trained as in FedAvg; on the same mini-batches v minimises F_i(v) + (λ/2)‖v - θ^t‖².
 
-    v [P] starts as the first model that the client received, and is deployed; a client that never participated deploys
-    w. The client keeps the batch statistics of v's passes beside v, and deploys it with them: with λ = 0 it is local
-    training. The trajectory of w is that of FedAvg, batch statistics included, bitwise with ``compute=live``, and up to
-    rounding with the batched one, unless layers draw random numbers (dropout), since v's pass draws, too.
+    v [P] starts as the first model that the client received, or as θ⁰, and is deployed; a client that never
+    participated deploys w. The client keeps the batch statistics of v's passes beside v, and deploys it with them: with
+    λ = 0 it is local training. The trajectory of w is that of FedAvg, batch statistics included, bitwise with
+    ``compute=live``, and up to rounding with the batched one, unless layers draw random numbers (dropout), since v's
+    pass draws, too.
     Li et al., ICML 2021, algorithm 1.
 
     Args:
         lam: λ ≥ 0, weight of the proximal term.
+        initial: v starts as the run's first model θ⁰, also at clients that join later.
     """
 
     lam: NonNegative = 0.1
+    initial: bool = False
 
     citation = "li2021ditto"
+
+    def private_start(
+        self, received: Tensor, initial: Tensor, own: Tensor | None, another: Callable[[], Tensor]
+    ) -> Tensor:
+        """v."""
+        return (initial if self.initial else received) if own is None else own
 
     def views(self, step: StepInfo, extra: Tensor, ctx: Context) -> tuple[View, ...]:
         """First w at w, then v at v."""

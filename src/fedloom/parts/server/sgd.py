@@ -19,15 +19,18 @@ from fedloom.core.tree import Tree
 class SGD(ServerOptimizer):
     """m ← βm + Δ, θ ← θ - ηm; the momentum m [P] persists across rounds. η = 1 and β = 0 give plain averaging.
 
-    Hsu, Qi & Brown 2019 (FedAvgM), §4.3.
+    With Nesterov's momentum the step is θ ← θ - η(Δ + βm), with the new m. Hsu, Qi & Brown 2019 (FedAvgM), §4.3, whose
+    experiments use it.
 
     Args:
         lr: server learning rate η > 0.
         momentum: β in [0, 1).
+        nesterov: use Nesterov momentum.
     """
 
     lr: Positive = 1.0
     momentum: Decay = 0.0
+    nesterov: bool = False
 
     citation = "hsu2019fedavgm"
 
@@ -36,6 +39,6 @@ class SGD(ServerOptimizer):
         return {"m": torch.zeros_like(theta)}
 
     def step(self, state: Tree, update: Tensor, uploads: Tree, info: RoundInfo) -> Halves:
-        """The step ηm."""
+        """The step ηm, or η(Δ + βm)."""
         m = self.momentum * state["m"] + update
-        return {"m": m}, self.lr * m
+        return {"m": m}, self.lr * (update + self.momentum * m if self.nesterov else m)
