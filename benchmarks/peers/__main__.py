@@ -15,7 +15,7 @@ of samples, and does one round when its turn comes, alone on the machine; the fi
 All must train the same model. They are started again with one mini-batch a client, and after one round the distance to
 the bare model must be less than ``TOLERANCE`` of the distance that this has moved. After many steps in single
 precision any
-two of them are far apart, because rounding grows with every step; ``agreement.py`` shows how, and that in double
+two of them are far apart, because rounding grows with every step; ``rounding.py`` shows how, and that in double
 precision it does not happen.
 """
 
@@ -185,7 +185,7 @@ def main() -> None:
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "fedloom" / "peers"
     parser.add_argument("--envs", type=Path, default=cache, help=f"folder of the environments (default {cache})")
     parser.add_argument("--only", nargs="+", choices=list(SETTINGS), default=list(SETTINGS))
-    parser.add_argument("--peers", nargs="+", choices=[*SCRIPTS, *PEERS], default=[*SCRIPTS, *PEERS])
+    parser.add_argument("--peers", nargs="+", choices=[*SCRIPTS, "blazefl"], default=[*SCRIPTS, "blazefl"])
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--install-only", action="store_true")
     parser.add_argument("--out", type=Path)

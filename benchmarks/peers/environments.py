@@ -16,6 +16,8 @@ PEERS: dict[str, list[str]] = {
     "fedlab": ["fedlab", TORCH],
     "fedjax": ["fedjax", "jax==0.4.25", "jaxlib==0.4.25", "dm-haiku<0.0.13", "numpy<2", "scipy<1.13"],  # of its time
     "blazefl": ["blazefl", TORCH],
+    "fluke": ["fluke-fl", TORCH],
+    "flgo": ["flgo", "cvxopt", TORCH],
 }
 
 

@@ -1,6 +1,6 @@
 """How far two correct implementations of FedAvg drift apart: FedLoom's and the bare loop, in both precisions.
 
-    python benchmarks/peers/agreement.py [--only W1 CNN] [--rounds 6] [--cohort 2] [--out FILE]
+    python benchmarks/peers/rounding.py [--only W1 CNN] [--rounds 6] [--cohort 2] [--out FILE]
 
 A difference is the distance between the two models relative to how far they moved. A sum in another order is off by
 rounding; a ReLU or a maximum near its kink then switches, and each step multiplies what is there. In double precision
@@ -94,7 +94,7 @@ def main() -> None:
     parser.add_argument("--cohort", type=int, default=2)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    found: dict[str, Any] = {"command": "python benchmarks/peers/agreement.py", "torch": torch.__version__}
+    found: dict[str, Any] = {"command": "python benchmarks/peers/rounding.py", "torch": torch.__version__}
     with reproducible():
         for name in args.only:
             found[name] = drift(name, args.rounds, args.cohort)

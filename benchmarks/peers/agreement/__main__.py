@@ -1,0 +1,138 @@
+"""Whether other frameworks compute the same as FedLoom: the same clients, mini-batches and first model, in float64.
+
+    python benchmarks/peers/agreement [--envs DIR] [--peers fluke flgo fedlab flower pfl] [--only METHOD ...]
+                                      [--out benchmarks/results/agreement.json] [--page docs/agreement.md]
+
+Every framework is installed from PyPI into an environment of its own (once) and plays there, through its own classes,
+what one file says: who takes part, which rows a step sees, where the model starts. A number is the digits that agree,
+-log10(max |Δ| / max |θ|), over the server's last model and what clients keep to themselves. Where two disagree,
+``rows.py`` names the cause and the smallest change after which they do not; what it does not explain ends the command
+with an error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE.parent)]
+
+import ours  # noqa: E402
+import page  # noqa: E402
+from environments import prepare, versions  # noqa: E402
+from federation import SITUATIONS, SIZES, Models  # noqa: E402
+from rows import ROWS, Row  # noqa: E402
+
+PEERS = ("fluke", "flgo", "fedlab", "flower", "pfl")
+
+
+def digits(one: Models, other: Models) -> float:
+    """-log10(max |Δ| / max |θ|) over all vectors of both, at most 16; 0 if they are not about the same clients."""
+    if one.keys() != other.keys() or any(one[name].shape != other[name].shape for name in one):
+        return 0.0
+    apart = max(float(np.abs(one[name] - other[name]).max(initial=0.0)) for name in one)
+    size = max(float(np.abs(value).max(initial=0.0)) for value in one.values())
+    if not np.isfinite(apart):
+        return 0.0
+    return round(float(np.clip(-np.log10(apart / size), 0.0, 16.0)), 1) if apart else 16.0
+
+
+def theirs(peer: str, python: Path, path: Path, rows: list[Row], changed: bool) -> list[Models | str]:
+    """The other framework's last models, or its words, for each row."""
+    jobs, out = path.with_name(f"{peer}.jobs"), path.with_name(f"{peer}.npz")
+    wanted = [{"method": r.method, "theirs": r.theirs, "changed": changed} for r in rows]
+    jobs.write_text(json.dumps(wanted))
+    env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE)}
+    done = subprocess.run(
+        [python, HERE / f"in_{peer}.py", path, jobs, out], env=env, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise RuntimeError(f"{peer} ended with {' '.join(done.stderr.strip().splitlines()[-1:])}")
+    failed = json.loads(out.with_suffix(".json").read_text())
+    with np.load(out) as arrays:
+        held = {name: arrays[name] for name in arrays.files}
+    return [
+        failed.get(str(i)) or {key.partition("/")[2]: v for key, v in held.items() if key.split("/")[0] == str(i)}
+        for i in range(len(rows))
+    ]
+
+
+def compare(rows: list[Row], pythons: dict[str, Path], folder: Path) -> list[dict[str, Any]]:
+    """The digits of every row in all situations, or what the other framework said, as it is and after the change."""
+    found: list[dict[str, Any]] = [
+        {"method": row.method, "peer": row.peer, "digits": [], "changed": []} for row in rows
+    ]
+    for situation in SITUATIONS:
+        path = folder / "federation.npz"
+        ours.write(path, situation)
+        everybody = SITUATIONS[situation]["cohort"] == len(SIZES)
+        for peer, python in pythons.items():
+            for changed in (False, True):
+                here = [i for i, row in enumerate(rows) if row.peer == peer and (row.is_changed or not changed)]
+                some = [i for i in here if everybody or not rows[i].everybody]
+                played = theirs(peer, python, path, [rows[i] for i in some], changed)
+                for i, other in zip(some, played, strict=True):
+                    wanted = {**rows[i].ours, **(rows[i].switch if changed else {})}
+                    value = other if isinstance(other, str) else digits(
+                        ours.play(path, situation, rows[i].method, wanted), other
+                    )  # fmt: skip
+                    found[i]["changed" if changed else "digits"].append(value)
+        print(f"{situation}: done", file=sys.stderr, flush=True)
+    return found
+
+
+def main() -> None:
+    """Prepare the environments, play everything and print a table; write JSON and the page if requested."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "fedloom" / "peers"
+    parser.add_argument("--envs", type=Path, default=cache, help=f"folder of the environments (default {cache})")
+    parser.add_argument("--peers", nargs="+", choices=PEERS, default=list(PEERS))
+    parser.add_argument("--only", nargs="+", help="methods")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--page", type=Path)
+    args = parser.parse_args()
+    pythons, missing = {}, {}
+    for peer in args.peers:
+        python, reason = prepare(peer, args.envs)
+        if python is None:
+            missing[peer] = reason
+        else:
+            pythons[peer] = python
+    for peer, reason in missing.items():
+        print(f"{peer} is left out: {reason}", file=sys.stderr)
+    rows = [row for row in ROWS if row.peer in pythons and (not args.only or row.method in args.only)]
+    with tempfile.TemporaryDirectory() as folder:
+        results = compare(rows, pythons, Path(folder))
+    found = {
+        "command": "python benchmarks/peers/agreement",
+        "date": datetime.now(UTC).date().isoformat(),
+        "versions": {"fedloom": {"torch": version("torch")}}
+        | {p: versions(p, python) for p, python in pythons.items()},
+        "left_out": missing,
+        "situations": list(SITUATIONS),
+        "rows": results,
+    }
+    print(page.table(found))
+    if args.out:
+        args.out.write_text(json.dumps(found, indent=1) + "\n")
+    if args.page:
+        args.page.write_text(page.page(found))
+    wrong = page.unexplained(found)
+    for sentence in wrong:
+        print(sentence, file=sys.stderr)
+    sys.exit(bool(wrong))
+
+
+if __name__ == "__main__":
+    main()

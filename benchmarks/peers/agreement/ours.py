@@ -1,0 +1,105 @@
+"""FedLoom's side of the comparison: the federation's file, and the same rounds through its methods."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import federation as common
+import numpy as np
+import torch
+from federation import CLASSES, FEATURES, LR, ROUNDS, SEED, SITUATIONS, SIZES, Models, Net
+
+from fedloom import methods
+from fedloom.core.federation import Arrays, Federation, Index, Split
+from fedloom.core.local import Local, draw_cohort
+from fedloom.experiment.experiment import Evaluation, Experiment
+from fedloom.experiment.federated import run
+from fedloom.parts import mixing
+
+
+def settings(situation: str) -> tuple[Local, int]:
+    """Local training and the cohort's size of a situation."""
+    wanted = SITUATIONS[situation]
+    return Local(epochs=wanted["epochs"], batch_size=wanted["batch_size"], lr=LR), wanted["cohort"]
+
+
+def write(path: Path, situation: str) -> None:
+    """Write the federation of a situation; cohorts and mini-batches are those that FedLoom draws."""
+    local, size = settings(situation)
+    draw = np.random.default_rng(SEED)
+    owner = draw.permutation(np.repeat(np.arange(len(SIZES)), SIZES))
+    x = draw.standard_normal((len(owner), FEATURES)) + draw.standard_normal((len(SIZES), FEATURES))[owner]
+    common_label = draw.random(len(owner)) < 0.6  # clients differ in their labels, too
+    y = np.where(common_label, owner % CLASSES, draw.integers(0, CLASSES, len(owner)))
+    rows = [np.flatnonzero(owner == client) for client in range(len(SIZES))]
+
+    def table(purpose: str) -> np.ndarray:
+        steps = [[local.batches(own, SEED, t, i, purpose) for i, own in enumerate(rows)] for t in range(ROUNDS)]
+        most = max(len(batches) for one in steps for batches in one)
+        widest = max(len(batch) for one in steps for batches in one for batch in batches)
+        filled = np.full((ROUNDS, len(rows), most, widest), -1)
+        for t, one in enumerate(steps):
+            for i, batches in enumerate(one):
+                for s, batch in enumerate(batches):
+                    filled[t, i, s, : len(batch)] = batch
+        return filled
+
+    np.savez(
+        path,
+        x=x,
+        y=y,
+        owner=owner,
+        cohorts=np.stack([draw_cohort(len(SIZES), size, SEED, t) for t in range(ROUNDS)]),
+        steps=table("batches"),
+        supports=table("support"),
+        theta=0.5 * draw.standard_normal(sum(p.numel() for p in Net().parameters())),
+        epochs=np.array(local.epochs),
+        batch_size=np.array(local.batch_size),
+    )
+
+
+def play(path: Path, situation: str, name: str, wanted: Mapping[str, Any]) -> Models:
+    """A method's last models in a situation.
+
+    Args:
+        path: the federation's file.
+        situation: its name.
+        name: of the method.
+        wanted: its settings; ``mixing`` names another mixing, ``local`` holds changes of local training.
+    """
+    given, (local, size) = common.read(path), settings(situation)
+    own = dict(wanted)
+    others = {"mixing": mixing.mixings.make(own.pop("mixing"))} if "mixing" in own else {}
+    local = replace(local, **own.pop("local", {}))
+    method = replace(methods.make(name, **own), **others)
+    norm = name == "fedbn"
+    split = Split(
+        Arrays(torch.from_numpy(given.x), torch.from_numpy(given.y), CLASSES),
+        Index.of([given.rows(client) for client in range(len(SIZES))]),
+    )
+    empty = Split(split.arrays, Index.of([[] for _ in SIZES]))
+    result = run(
+        Experiment(
+            method,
+            Federation(split, empty, split, split.arrays),
+            lambda: given.model(norm),
+            rounds=ROUNDS,
+            cohort=None if size == len(SIZES) else size,
+            local=local,
+            evaluation=Evaluation(what=()),
+            engine="serial",
+            compute="live",
+            seed=SEED,
+            dtype="float64",
+            device="cpu",
+        )
+    )
+    kept = {
+        f"client {client}": state["personal"]["private"].numpy()
+        for client, state in result.snapshot.store
+        if "private" in state.get("personal", {})
+    }
+    return {"theta": result.snapshot.server.theta.numpy(), **kept}
