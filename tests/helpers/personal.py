@@ -75,9 +75,7 @@ def pfedme(world: World, lam: float = 15.0, steps: int = 5, personal_lr: float =
     return rounds(world, work, lr=beta)
 
 
-def apfl(
-    world: World, alpha: float = 0.25, learn: bool = False, w_first: bool = False, initial: bool = False
-) -> Found:
+def apfl(world: World, alpha: float = 0.25, learn: bool = False, w_first: bool = False, initial: bool = False) -> Found:
     def work(world: World, i: int, t: int, rate: float, theta: Vector, kept: Vector) -> tuple[Vector, Vector]:
         w, v, a = theta, kept[: len(theta)], kept[len(theta)] if learn else alpha
         pace = Pace(world, rate)

@@ -48,14 +48,13 @@ def digits(one: Models, other: Models) -> float:
     return round(float(np.clip(-np.log10(apart / size), 0.0, 16.0)), 1) if apart else 16.0
 
 
-def theirs(peer: str, python: Path, path: Path, rows: list[Row], changed: bool) -> list[Models | str]:
-    """The other framework's last models, or its words, for each row."""
-    jobs, out = path.with_name(f"{peer}.jobs"), path.with_name(f"{peer}.npz")
-    wanted = [{"method": r.method, "theirs": r.theirs, "changed": changed} for r in rows]
-    jobs.write_text(json.dumps(wanted))
+def theirs(peer: str, python: Path, path: Path, jobs: list[tuple[Row, bool]]) -> list[Models | str]:
+    """The other framework's last models, or its words, for each row, as it is or changed."""
+    todo, out = path.with_name(f"{peer}.jobs"), path.with_name(f"{peer}.npz")
+    todo.write_text(json.dumps([{"method": r.method, "theirs": r.theirs, "changed": changed} for r, changed in jobs]))
     env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE)}
     done = subprocess.run(
-        [python, HERE / f"in_{peer}.py", path, jobs, out], env=env, capture_output=True, text=True, check=False
+        [python, HERE / f"in_{peer}.py", path, todo, out], env=env, capture_output=True, text=True, check=False
     )
     if done.returncode:
         raise RuntimeError(f"{peer} ended with {' '.join(done.stderr.strip().splitlines()[-1:])}")
@@ -64,7 +63,7 @@ def theirs(peer: str, python: Path, path: Path, rows: list[Row], changed: bool) 
         held = {name: arrays[name] for name in arrays.files}
     return [
         failed.get(str(i)) or {key.partition("/")[2]: v for key, v in held.items() if key.split("/")[0] == str(i)}
-        for i in range(len(rows))
+        for i in range(len(jobs))
     ]
 
 
@@ -78,16 +77,15 @@ def compare(rows: list[Row], pythons: dict[str, Path], folder: Path) -> list[dic
         ours.write(path, situation)
         everybody = SITUATIONS[situation]["cohort"] == len(SIZES)
         for peer, python in pythons.items():
-            for changed in (False, True):
-                here = [i for i, row in enumerate(rows) if row.peer == peer and (row.is_changed or not changed)]
-                some = [i for i in here if everybody or not rows[i].everybody]
-                played = theirs(peer, python, path, [rows[i] for i in some], changed)
-                for i, other in zip(some, played, strict=True):
-                    wanted = {**rows[i].ours, **(rows[i].switch if changed else {})}
-                    value = other if isinstance(other, str) else digits(
-                        ours.play(path, situation, rows[i].method, wanted), other
-                    )  # fmt: skip
-                    found[i]["changed" if changed else "digits"].append(value)
+            here = [i for i, row in enumerate(rows) if row.peer == peer and (everybody or not row.everybody)]
+            jobs = [(i, changed) for changed in (False, True) for i in here if rows[i].is_changed or not changed]
+            played = theirs(peer, python, path, [(rows[i], changed) for i, changed in jobs])
+            for (i, changed), other in zip(jobs, played, strict=True):
+                wanted = {**rows[i].ours, **(rows[i].switch if changed else {})}
+                value = other
+                if not isinstance(other, str):
+                    value = digits(ours.play(path, situation, rows[i].method, wanted), other)
+                found[i]["changed" if changed else "digits"].append(value)
         print(f"{situation}: done", file=sys.stderr, flush=True)
     return found
 

@@ -23,7 +23,8 @@ class AFL(Mixing):
     """p ← Proj_Δ(p + γF), the ascent half of min_θ max_p Σ p_i F_i(θ); requires full participation.
 
     p starts at n_i/n, so that γ = 0 is FedAvg, and the new p is used in the same round, unless θ and p move at the same
-    time. The entry of a client that drops out is not updated, and its weight is redistributed. Mohri, Sivek & Suresh, ICML 2019.
+    time. The entry of a client that drops out is not updated, and its weight is redistributed. Mohri, Sivek & Suresh,
+    ICML 2019.
 
     Args:
         step: γ ≥ 0; 0 gives FedAvg.
