@@ -220,16 +220,6 @@ def test_methods_without_a_loss_are_refused() -> None:
             Method("m", objective)
 
 
-@pytest.mark.parametrize("name", ["scaffold", "dynamic", "normalized"])
-def test_drift_on_nothing_shared_is_refused_and_both_parts_are_named(name: str) -> None:
-    from fedloom.core.slots import drifts
-    from fedloom.parts.personal import LocalOnly
-
-    sentence = rf"^drift '{name}' works on shared parameters, but personal 'local_only' shares none\.$"
-    with pytest.raises(ConfigError, match=sentence):
-        Method("m", LOSS, drift=drifts.make(name), personal=LocalOnly())
-
-
 def test_the_server_step_on_nothing_shared_is_refused_too() -> None:
     from fedloom.parts.personal import LocalOnly
     from fedloom.parts.server import Extrapolated

@@ -286,8 +286,3 @@ def test_the_guide_looks_at_the_model_that_is_trained(others: dict[str, Any], se
         ConfigError, match=f"objective 'selective' inspects the model before every step, but {sentence}"
     ):
         replace(methods.make("disk"), **others)
-
-
-def test_the_term_needs_a_teacher() -> None:
-    with pytest.raises(ConfigError, match="needs a trained model to learn from"):
-        go("disk", teacher=None)

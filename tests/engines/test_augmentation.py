@@ -19,7 +19,6 @@ from fedloom import methods
 from fedloom.compute import computes
 from fedloom.core.client import minibatch
 from fedloom.core.context import Batch, Context, Output
-from fedloom.core.errors import ConfigError
 from fedloom.core.federation import Federation, Split
 from fedloom.core.local import Local
 from fedloom.core.method import Method
@@ -125,15 +124,13 @@ def test_a_part_may_ask_for_two_views(engine: str) -> None:
     assert not np.array_equal(theta(reference), theta(run(experiment("fedavg", **settings))))
 
 
-def test_two_views_are_two_and_need_an_augmentation() -> None:
+def test_two_views_are_two() -> None:
     plan = replace(plan_of(("crop", "flip")), method=AGREEING)
     rows = plan.data.index[1][:4]
     one = minibatch(plan, rows, 1, 0, 0)
     assert one.twin is not None
     assert not torch.equal(one.x, one.twin)
     assert torch.equal(one.x, minibatch(plan_of(("crop", "flip")), rows, 1, 0, 0).x)  # the first one is as without
-    with pytest.raises(ConfigError, match="compares two augmented views, but nothing is augmented"):
-        experiment(AGREEING, federation=pictures(), model=conv, augment=())
 
 
 def test_the_stored_images_are_never_written_to() -> None:

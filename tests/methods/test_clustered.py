@@ -10,21 +10,19 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
-from helpers.federations import classes, with_validation
+from helpers.federations import with_validation
 from helpers.networks import tanh_net
 from helpers.runs import assert_same_run, experiment, go, theta
 
 import fedloom as fl
-from fedloom.core.errors import ConfigError
 from fedloom.core.federation import Federation
 from fedloom.core.local import Local
 from fedloom.core.method import Method
 from fedloom.experiment.experiment import Evaluation
 from fedloom.experiment.federated import run
 from fedloom.methods import make
-from fedloom.parts.drift import Scaffold
 from fedloom.parts.mixing import TERM, Uniform
-from fedloom.parts.objectives import Contrastive, CrossEntropy, NotTrueDistillation
+from fedloom.parts.objectives import CrossEntropy, NotTrueDistillation
 from fedloom.parts.personal import Clustered
 from fedloom.parts.server import Adam
 
@@ -128,13 +126,3 @@ def test_clients_choose_by_training_losses_whatever_the_policy_sees() -> None:
     method = replace(make("ifca", clusters=2), mixing=TERM(lam=0.0, response="validation"))
     ends = [theta(go(method, local=LOCAL, federation=with_validation(shift))) for shift in (0.0, -5.0)]
     np.testing.assert_array_equal(*ends)
-
-
-def test_what_would_mix_clusters_up_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"evaluation\.what=average is the mean of one model of each client"):
-        experiment("ifca", evaluation=Evaluation(("average",)))
-    with pytest.raises(ConfigError, match="drift 'scaffold' exchanges more than models with clients"):
-        go(Method("m", (CrossEntropy(),), Scaffold(), Clustered()))
-    with pytest.raises(ConfigError, match="'contrastive' keeps a model for every client, who may choose another"):
-        go(Method("m", (CrossEntropy(), Contrastive()), personal=Clustered()))
-    assert len(classes().train) == 6

@@ -93,16 +93,6 @@ def test_labels_alone_under_feddyn_are_feddyn() -> None:
     same(replace(plain, drift=FedDynDrift(0.1), mixing=Uniform()), methods.feddyn(alpha=0.1))
 
 
-def test_robustness_without_augmentation_has_nothing_to_compare() -> None:
-    with pytest.raises(ConfigError, match="compares two augmented views, but nothing is augmented"):
-        go("robust", augment=())
-
-
-def test_distillation_without_a_teacher_is_refused() -> None:
-    with pytest.raises(ConfigError, match="needs a trained model to learn from"):
-        go("distill", teacher=None)
-
-
 def test_moon_has_no_gradient_at_clients_that_come_for_the_first_time() -> None:
     """Their previous model is the received one: μ log 2, without gradient."""
     one, everybody = go(methods.moon(mu=5.0), rounds=1), go("fedavg", rounds=1)

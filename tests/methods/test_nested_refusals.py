@@ -13,21 +13,17 @@ from torch import nn
 from fedloom.core.errors import ConfigError
 from fedloom.core.method import Method
 from fedloom.methods import make
-from fedloom.parts.drift import FedDynDrift, Scaffold
+from fedloom.parts.drift import FedDynDrift
 from fedloom.parts.objectives import CrossEntropy
-from fedloom.parts.personal import Clustered, Decoupled, EarlyExitSlice, WidthSlice
+from fedloom.parts.personal import EarlyExitSlice, WidthSlice
 
 
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"drift": Scaffold()}, "drift 'scaffold' exchanges more than models with clients, but with personal"),
         ({"drift": FedDynDrift()}, "drift 'dynamic' compares all clients' models as vectors of one length"),
-        ({"adaptation": make("p_avg_proto").adaptation}, "adapts one network"),
         ({"mixing": make("fedmgda").mixing}, "compares all clients' models as vectors of one length"),
         ({"objective": make("feddecorr").objective}, "cannot be evaluated at several"),
-        ({"pooled": True}, "trains on pooled data"),
-        ({"personal": Clustered(), "drift": Scaffold()}, "'clustered' clients train models of several clusters"),
     ],
 )
 def test_what_is_not_defined_for_levels_is_refused(changes: dict[str, Any], sentence: str) -> None:
@@ -59,9 +55,6 @@ def test_networks_that_cannot_be_cut_are_refused(name: str, make_net: Any, sente
 @pytest.mark.parametrize(
     "part",
     [
-        lambda: EarlyExitSlice(simple_fraction=1.5),
-        lambda: EarlyExitSlice(side_weight=-1.0),
-        lambda: Decoupled(simple_fraction=-0.1),
         lambda: WidthSlice(()),
         lambda: WidthSlice((0.5, 0.25)),
         lambda: WidthSlice((1.0, 0.5, 0.5)),
@@ -69,5 +62,5 @@ def test_networks_that_cannot_be_cut_are_refused(name: str, make_net: Any, sente
     ],
 )
 def test_settings_outside_their_range_are_refused(part: Any) -> None:
-    with pytest.raises(ConfigError, match=r"personal '(early_exit|decoupled|width_slice)'"):
+    with pytest.raises(ConfigError, match=r"personal 'width_slice'"):
         part()

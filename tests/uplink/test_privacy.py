@@ -248,8 +248,6 @@ def test_batch_statistics_and_what_would_undo_a_bound_are_refused() -> None:
 
     with pytest.raises(ConfigError, match=r"does not cover the batch statistics in buffer 'norm.running_mean'"):
         go("dp_fedavg", model=Normalised)
-    with pytest.raises(ConfigError, match="must be the last uplink"):
-        replace(make("dp_fedavg"), uplink=(ClipNoise(), TopK()))
     with pytest.raises(ConfigError, match="two private uplinks"):
         go(replace(make("dp_fedavg"), uplink=(ClipNoise(noise_at="client"), ClipNoise())))
 
