@@ -63,7 +63,7 @@ def begin(method: str, engine: str, states: str, out: Path) -> int:
     settings: dict[str, Any] = {"checkpoint_every": 2, "callbacks": [Slow()]}
     try:
         try:
-            run(experiment(method, engine, states), out, resume=RunDirectory(out).begun, **settings)
+            run(experiment(method, engine, states), out, resume=RunDirectory(out).is_begun, **settings)
         except CheckpointError as error:
             print(error, file=sys.stderr)
             os._exit(1)
@@ -148,7 +148,7 @@ def disturb(
             while alive(parent) and time.monotonic() < deadline:
                 time.sleep(0.005)
             found["orphans"] += len(alive(parent))
-            ended = RunDirectory(out).begun and RunDirectory(out).status.ended
+            ended = RunDirectory(out).is_begun and RunDirectory(out).status.ended
         found["runs"] += 1
         found["failures"] += len(RunDirectory(out).failures)
         found["same"] &= contents(out) == expected

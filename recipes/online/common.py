@@ -204,7 +204,7 @@ def online(setting: Setting, learner: str, tasks: int, seed: int) -> Online:
 def run(setting: Setting, learner: str, tasks: int, seed: int, place: Path) -> dict[str, Any]:
     """Start or continue a run in its directory; its curves."""
     experiment = online(setting, learner, tasks, seed)
-    found = run_stream(experiment, place, resume=RunDirectory(place).begun, checkpoint_every=250, keep=1)
+    found = run_stream(experiment, place, resume=RunDirectory(place).is_begun, checkpoint_every=250, keep=1)
     history, summary = found.history, found.summary
     long = [r for r in history if "ltm/accuracy" in r]
     return {

@@ -106,7 +106,7 @@ def tuned(name: str, learner: str, steps: int, tasks: int, runs: Path) -> dict[s
     every = replace(study.at(steps, alphas), kind=kind, ltm_every=0, efficiency_every=0)
     experiment = replace(common.online(every, learner, tasks, TUNING_SEED), hedge=Hedge())
     place = common.directory(runs, f"{name}/tuning-{steps}", learner, TUNING_SEED)
-    history = run_stream(experiment, place, resume=RunDirectory(place).begun).history
+    history = run_stream(experiment, place, resume=RunDirectory(place).is_begun).history
     found = {}
     for alpha, column in zip(alphas, zip(*(r["experts/accuracy"] for r in history), strict=True), strict=True):
         found[f"{alpha:g}"] = [round(fmean(value or 0.0 for value in column[first:]), 6) for first in (0, tasks // 2)]

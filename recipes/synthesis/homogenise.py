@@ -35,7 +35,7 @@ from fedloom.data.sources.generated import read_generated
 from fedloom.experiment.experiment import Evaluation, Experiment
 from fedloom.experiment.federated import run
 from fedloom_apps.synthesis.fit import AUTO, ClassifierTraining, classifier, fit
-from fedloom_apps.synthesis.share import begun, shared
+from fedloom_apps.synthesis.share import shared, warm_started
 
 USES = ("warm start", "shared", "both")
 ALPHA = 0.01
@@ -66,7 +66,7 @@ def train(parts: Federation, given: Arrays | None, use: str, times: int, rounds:
 
     model = fresh
     if given is not None and use in ("warm start", "both"):
-        model = begun(fit(AUTO, given, WARM, seed).model)
+        model = warm_started(fit(AUTO, given, WARM, seed).model)
     if given is not None and use in ("shared", "both"):
         parts = shared(parts, given, times)
     done = run(

@@ -13,7 +13,7 @@ from torch import nn
 
 from fedloom import methods
 from fedloom.applications import applications, at, of_kind
-from fedloom.config.keys import build, following
+from fedloom.config.keys import build, model_arguments
 from fedloom.config.schema import DEPLOYED, Config, read_run
 from fedloom.core.checks import one_of
 from fedloom.core.errors import ConfigError, in_words, outside
@@ -84,14 +84,14 @@ def run(
     experiment = _experiment(method, federation, model, conditions, loss)
     if {"participation", "cohort"} <= conditions.keys() and not resume:
         check_one_size(experiment.federation.seen, experiment.participation, experiment.cohort)
-    for one in callbacks if isinstance(callbacks, Iterable) else [None]:
-        if not isinstance(one, Callback):
+    for callback in callbacks if isinstance(callbacks, Iterable) else [None]:
+        if not isinstance(callback, Callback):
             raise ConfigError("callbacks must be a list of callbacks, like [fl.EarlyStopping('global/loss')].")
     result = federated.run(
         experiment, out, resume=resume, checkpoint_every=checkpoint_every, keep=keep, callbacks=callbacks
     )
-    for told in result.summary["warnings"]:
-        warnings.warn(told, stacklevel=outside())
+    for warning in result.summary["warnings"]:
+        warnings.warn(warning, stacklevel=outside())
     return result
 
 
@@ -152,13 +152,13 @@ def load(
         return federated.load(_experiment(method, federation, model, conditions, loss), place, round)
     if "method" not in stored:
         raise ConfigError(
-            f"{directory.path} was started from Python; give load the arguments that run was given, "
-            "load(path, method, federation, model), and its further settings."
+            f"{directory.path} was started from Python; load it with the same arguments as run: load(path, method, "
+            "federation, model, …)."
         )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # these warnings were shown when the run started
-        made = build(Config(at(by.schema).complete(read_run(directory.path))))
-    return federated.load(made, place, round)
+        task = build(Config(at(by.schema).complete(read_run(directory.path))))
+    return federated.load(task, place, round)
 
 
 def _experiment(
@@ -188,13 +188,13 @@ def _experiment(
             if name not in known and name in {field.name for field in fields(record)}:
                 raise ConfigError(f"run has no argument {name!r}; write {of}=fl.{record.__name__}({name}={value!r}).")
         one_of("run has no argument", name, known | ARGUMENTS)
-    made = methods.make(method) if isinstance(method, str) else method
-    made = made if loss is None else made.with_loss(objectives.loss(loss))
+    built = methods.make(method) if isinstance(method, str) else method
+    built = built if loss is None else built.with_loss(objectives.loss(loss))
     if isinstance(model, str):
         name, _ = models.shorthand(model)
-        model = partial(models.make, model, **following(name, federation.train.arrays, made.targets))
+        model = partial(models.make, model, **model_arguments(name, federation.train.arrays, built.targets))
     elif isinstance(model, nn.Module):
         model = Copies(model)
     elif not callable(model):
         raise ConfigError(f"the model is {in_words(model)}; it must be a module, a function that makes one, or a name.")
-    return Experiment(made, federation, model, **conditions)
+    return Experiment(built, federation, model, **conditions)

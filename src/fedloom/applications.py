@@ -98,7 +98,7 @@ def at(place: str) -> Any:
 
 def ours() -> dict[str, Application]:
     """The applications of this distribution by name."""
-    return {one.name: one for place in OURS for one in at(place)}
+    return {application.name: application for place in OURS for application in at(place)}
 
 
 def applications() -> dict[str, Application]:
@@ -107,7 +107,7 @@ def applications() -> dict[str, Application]:
     Raises:
         ConfigError: if a package's record cannot be imported.
     """
-    return ours() | {one.name: one for one in installed("fedloom.applications")}
+    return ours() | {application.name: application for application in installed("fedloom.applications")}
 
 
 def find(name: str) -> Application | None:
@@ -122,10 +122,10 @@ def of_kind(kind: str) -> Application:
         ConfigError: if none that is installed does.
     """
     for known in (ours, applications):
-        for one in known().values():
-            if one.kind == kind:
-                return one
-    raise ConfigError(f"no installed application leaves runs of kind {kind!r}; install the package that made it.")
+        for application in known().values():
+            if application.kind == kind:
+                return application
+    raise ConfigError(f"no installed application handles runs of kind {kind!r}; install the package that wrote it.")
 
 
 @cache
@@ -137,13 +137,13 @@ def installed(group: str) -> tuple[Any, ...]:
     """
     from importlib.metadata import entry_points  # slow to import
 
-    found = []
+    records = []
     for point in entry_points(group=group):
         try:
-            found.append(point.load())
+            records.append(point.load())
         except Exception as error:  # of a package that is not ours
             raise ConfigError(
                 f"{point.value}, which the package {point.dist and point.dist.name} adds to {group}, cannot be "
                 f"imported: {first_line(error)}; mend or uninstall the package."
             ) from error
-    return tuple(found)
+    return tuple(records)

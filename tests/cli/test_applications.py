@@ -42,7 +42,7 @@ def test_records_and_errors_wait_for_no_pytorch() -> None:
 
 
 def test_a_kind_of_run_that_no_application_leaves() -> None:
-    with pytest.raises(ConfigError, match="no installed application leaves runs of kind 'hello'"):
+    with pytest.raises(ConfigError, match="no installed application handles runs of kind 'hello'"):
         apps.of_kind("hello")
 
 

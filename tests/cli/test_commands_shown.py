@@ -15,7 +15,7 @@ from fedloom.cli import commands, help_of, overview
 
 ROOT = Path(__file__).parents[2]
 TRAINS = ("run", "online", "distill", "synthesize", "search")
-ELSEWHERE = re.compile("is not here|are not here|no file|no folder|is not installed|can(not)? be imported")
+ELSEWHERE = re.compile("is missing|are missing|no file|no folder|is not installed|can(not)? be imported")
 """What is said of data sets, packages and a reader's own modules, which this machine need not have."""
 
 

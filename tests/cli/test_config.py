@@ -328,6 +328,6 @@ def test_a_complete_recipe_has_both_and_a_participation_does_not_vanish_in_it(tm
 
 def test_a_setting_by_itself_and_within_another_is_refused(tmp_path: Path) -> None:
     for text in ("local.lr: 0.1\nlocal: {lr: 0.2}\n", "local: {lr: 0.2}\nlocal.lr: 0.1\n"):
-        with pytest.raises(ConfigError, match=r"^local.lr is given twice, by itself and within local; leave one out"):
+        with pytest.raises(ConfigError, match=r"^local.lr is set twice, alone and within local; leave one out"):
             resolve([], write(tmp_path / "a.yaml", text))
     assert resolve(["local.lr=0.3"], write(tmp_path / "a.yaml", "local: {lr: 0.2, epochs: 2}\n"))["local.lr"] == 0.3

@@ -247,7 +247,7 @@ def test_a_manifest_of_something_else_is_named(cli: Cli, tmp_path: Path, finishe
     there = Path(shutil.copytree(finished, tmp_path / "there"))
     for other in ("{}", "5", '"a"', "[1]"):
         (there / "checkpoint" / "round-000002" / "manifest.json").write_text(other)
-        assert "manifest.json is not that of a checkpoint" in cli("run", "-q", "resume=there", "rounds=3").err
+        assert "manifest.json lacks entries of a checkpoint" in cli("run", "-q", "resume=there", "rounds=3").err
 
 
 @pytest.mark.exhaustive

@@ -153,7 +153,7 @@ def test_a_target_is_written_like_its_metric() -> None:
 def test_a_run_begun_in_python_is_neither_repeated_nor_used_at_a_shell(cli: Cli, begun_in_python: Path) -> None:
     code, out, err = cli("run", str(begun_in_python / "config.yaml"), "--dry-run")
     assert (code, out) == (2, "")
-    assert "names no method: this run was made from Python and is repeated there." in err
+    assert "names no method: this run was started from Python; repeat it from Python." in err
     np.save("x.npy", np.zeros((1, 1, 8, 8), dtype=np.float32))
     for words in (("predict", "x.npy"), ("export",), ("target", "data=x.npy")):
         code, _, err = cli(words[0], f"run={begun_in_python}", *words[1:])

@@ -93,7 +93,7 @@ def test_natural_clients_are_the_default(capsys: pytest.CaptureFixture[str]) -> 
     [
         (["mnits"], "did you mean 'mnist'"),
         (["data=mnist"], "takes the name of a data set first"),
-        (["mnist"], "MNIST is not here: expected MNIST/raw/train-images-idx3-ubyte"),
+        (["mnist"], "MNIST is missing: expected MNIST/raw/train-images-idx3-ubyte"),
         (["npz"], "needs a value for 'path'"),
         (["digits", "--out", "a.gif"], "has no known format"),
         (["--out", "a.png"], "needs the name of a data set"),

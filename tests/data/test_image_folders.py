@@ -54,7 +54,7 @@ def test_folders_of_clients_hold_those_of_their_classes(tmp_path: Path) -> None:
             mine = split.client(client)
             told = {(round(255 * float(x.mean())), int(y)) for x, y in zip(mine.x, mine.y, strict=True)}
             assert told == {(10 * k + i, kind) for k, kind in owned.items() for i in greys}
-    with pytest.raises(FedLoomError, match=r"hold folders; if they are those of clients, .* set data\.by_client=true"):
+    with pytest.raises(FedLoomError, match=r"contain folders; if .* set data\.by_client=true"):
         build_federation(resolve([*words, "partition=iid"]))
     drawn(tmp_path / "test" / "eve" / "yak" / "0.png", 1)
     with pytest.raises(FedLoomError, match="test has the class 'yak', which train has not"):

@@ -212,13 +212,13 @@ def test_min_size_is_kept_or_refused_after_bounded_redraws() -> None:
 @pytest.mark.parametrize(
     ("partition", "clients", "said"),
     [
-        (Iid(), 101, "more clients than samples"),
+        (Iid(), 101, "choose fewer clients"),
         (Iid(), None, "needs a number of clients"),
         (Iid(), 0, "at least 1 client, not clients=0"),
         (Shards(11), 10, "more shards than samples"),
         (Pathological(11), 10, "there are only 10"),
         (Pathological(2), 4, "cannot hold all 10 classes"),
-        (Pathological(8), 20, "has 10 samples, but 16 clients are to hold it"),
+        (Pathological(8), 20, "has 10 samples, but 16 clients need one"),
         (Natural(), None, "natural client ids"),
     ],
 )

@@ -225,7 +225,7 @@ def test_what_is_no_table_gets_one_sentence(tmp_path: Path) -> None:
     path = tmp_path / "visits.csv"
     path.write_text(VISITS.replace("2026-01-31", ""))
     for settings, sentence in (
-        ({}, "has no column 'label'; say which is the target, with label= (data.label= on the command line)"),
+        ({}, "has no column 'label'; name the target with label= (data.label= on the command line)"),
         ({"label": "sick"}, "has no column 'sick'"),
         ({"label": ["ill", "sick"]}, "has no column 'sick'"),
         ({"label": []}, "data.label names no column"),

@@ -15,8 +15,8 @@ from helpers.reviews import BAD, GOOD, NEITHER, reviews
 import fedloom as fl
 from fedloom.core.errors import ConfigError, DataError
 from fedloom.core.local import Local
-from fedloom.data.own import padded, tokens
 from fedloom.data.sources import Source, sources
+from fedloom.data.user import padded, tokens
 from fedloom.models import models
 from fedloom_apps.online.streams import InOrder, task_stream
 

@@ -24,10 +24,10 @@ from fedloom.cli.predict import read as read_inputs
 from fedloom.core import files
 from fedloom.core.errors import DataError
 from fedloom.data import plots, sources
-from fedloom.data.own import as_source
 from fedloom.data.sources.arrays import read_image
 from fedloom.data.sources.files import cached, read_idx, read_npz, read_pickle, read_table, write_npz
 from fedloom.data.sources.table import read_frame
+from fedloom.data.user import as_source
 
 __all__ = ["cli"]
 

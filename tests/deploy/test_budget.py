@@ -90,7 +90,7 @@ def test_a_count_that_went_back_is_noticed(tmp_path: Path) -> None:
         (node.home / FILE).unlink()
         if content is not None:
             (node.home / FILE).write_bytes(content)
-        with pytest.raises(CheckpointError, match=r"has [01] orders, but this node has answered 2; bring back"):
+        with pytest.raises(CheckpointError, match=r"has [01] orders, but this node has answered 2; restore"):
             Node(node.data, node.home, budget=Budget(50.0))
         (node.home / FILE).write_bytes(newer)
     again.second.write_bytes(between)  # killed before it was written
@@ -117,9 +117,9 @@ def test_local_noise_on_the_upload_counts_once_an_order(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ((), "trains only with noise of its own"),
-        (("method.uplink=[clip_noise]", "method.mixing=uniform"), "trains only with noise of its own"),
-        (("local.dp_clip=1.0",), "trains only with noise of its own"),
+        ((), "trains only with its own noise"),
+        (("method.uplink=[clip_noise]", "method.mixing=uniform"), "trains only with its own noise"),
+        (("local.dp_clip=1.0",), "trains only with its own noise"),
         (("local.dp_clip=1.0", "local.dp_noise=0.2"), "this node's budget is ε = 3"),
     ],
 )
@@ -150,9 +150,9 @@ def test_mini_batches_of_two_kinds_do_not_share_a_budget(tmp_path: Path) -> None
 def test_a_damaged_count_is_not_forgotten(tmp_path: Path) -> None:
     for content in ("[{", '[{"work": {"kind": "poisson"}, "orders": 1}]', "[1]"):
         (tmp_path / FILE).write_text(content)
-        with pytest.raises(CheckpointError, match="only it says what this node has spent"):
+        with pytest.raises(CheckpointError, match="it alone records the spent privacy"):
             Ledger(Budget(1.0), tmp_path)
-    with pytest.raises(CheckpointError, match="only it says"):
+    with pytest.raises(CheckpointError, match="alone records"):
         Node("digits.npz", tmp_path, budget=Budget(1.0))
     Node("digits.npz", tmp_path).close()  # the folder is free again
 

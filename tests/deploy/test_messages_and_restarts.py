@@ -137,7 +137,7 @@ def test_a_lost_state_folder_is_named(tmp_path: Path) -> None:
     transport.close()
     (failure,) = result.failures
     assert (failure.client, failure.kind) == (1, "refused")
-    assert "node-1: a state that it should have kept is missing" in failure.reason
+    assert "node-1: a stored state is missing" in failure.reason
 
 
 def test_too_few_answers_stop_the_run_and_it_goes_on_later(undisturbed: RunResult, tmp_path: Path) -> None:

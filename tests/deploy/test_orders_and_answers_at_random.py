@@ -89,7 +89,7 @@ sys.addaudithook(_audit)
 
 
 @contextmanager
-def watched(*allowed: Path) -> Iterator[list[str]]:
+def first_metrics(*allowed: Path) -> Iterator[list[str]]:
     """What was opened outside the allowed places, executed, started or connected to."""
     SEEN.append(found := list[str]())
     try:
@@ -175,7 +175,7 @@ def test_an_order_opens_no_file_and_runs_no_code(seed: int, tmp_path: Path, caps
     node.answer(replace(order, ticket=32 * "a").packed(), broadcast)  # whatever is imported on first use
     for _ in range(130):
         message = hostile(draw, order, broadcast)
-        with watched(node.home, Path(node.data)) as found:
+        with first_metrics(node.home, Path(node.data)) as found:
             blob = node.answer(*message)
         facts = unpack(blob).facts
         assert not found
@@ -302,12 +302,12 @@ def test_no_answer_ends_a_run_or_moves_a_metric_beyond_its_range(
 def test_an_honest_order_is_answered_while_it_is_watched(tmp_path: Path) -> None:
     """What the watch would report is reported, and an honest order gives no reason to."""
     node, order, broadcast = prepared(tmp_path, "method=fedavg")
-    with watched() as found:
+    with first_metrics() as found:
         (tmp_path / "a").write_text("")
     assert found == [f"open {tmp_path / 'a'}"]
     node = Node(node.data, node.home)
     node.answer(replace(order, ticket=32 * "a").packed(), broadcast)
-    with watched(node.home, Path(node.data)) as found:
+    with first_metrics(node.home, Path(node.data)) as found:
         facts = unpack(node.answer(replace(order, ticket=32 * "b").packed(), broadcast)).facts
     node.close()
     assert facts["status"] == "done"

@@ -181,8 +181,8 @@ def test_what_makes_no_samples_is_refused() -> None:
     for sentence, change in [
         ("per_class must be at least 1, not 0", {"per_class": 0}),
         ("cannot generate labelled samples", {"model": tanh_net()}),
-        ("not those of this model", {"theta": at[:-1]}),
-        ("not those of this model", {"buffers": torch.zeros(3)}),
+        ("do not fit this model", {"theta": at[:-1]}),
+        ("do not fit this model", {"buffers": torch.zeros(3)}),
     ]:
         given: dict[str, Any] = {"model": net, "theta": at, "per_class": 1} | change
         with pytest.raises(ConfigError, match=sentence):

@@ -135,7 +135,7 @@ def test_generators_make_images_of_the_datas_shape_and_range(inputs: tuple[int, 
             assert x.shape == (3, *inputs)
             assert bool((x.amin((0, 2, 3)) >= torch.tensor(low)).all())
             assert bool((x.amax((0, 2, 3)) <= torch.tensor(high)).all())
-    assert gan.judge(x, y).shape == gan(torch.randn(3, 6), y).shape == (3,)
+    assert gan.discriminate(x, y).shape == gan(torch.randn(3, 6), y).shape == (3,)
     assert vae(x, y).shape == x.shape
     for net in (vae, gan):
         assert not list(net.buffers())
@@ -175,8 +175,8 @@ def test_a_discriminator_with_an_auxiliary_classifier_does_not_see_labels() -> N
     assert size(ACGAN(10, (3, 32, 32)).discriminator) == 165_963
     x = net.generate(torch.randn(3, 100), torch.tensor([0, 5, 6]))
     assert x.shape == (3, 1, 28, 28)
-    assert net.judge(x).shape == (3, 11)
-    assert torch.equal(net(x, torch.tensor([1, 2, 3]), part="judge"), net.judge(x))
+    assert net.discriminate(x).shape == (3, 11)
+    assert torch.equal(net(x, torch.tensor([1, 2, 3]), part="discriminate"), net.discriminate(x))
     assert not [name for name, _ in net.discriminator.named_parameters() if "label" in name]
 
 
@@ -318,7 +318,7 @@ def test_an_adversarial_pair_learns_from_both_sides() -> None:
     told, made = [], []
     for _ in range(60):
         rows, z = torch.randint(len(x), (64,)), torch.randn(64, 8)
-        loss = nn.functional.softplus(-net.judge(x[rows], y[rows])) + nn.functional.softplus(net(z, y[rows]))
+        loss = nn.functional.softplus(-net.discriminate(x[rows], y[rows])) + nn.functional.softplus(net(z, y[rows]))
         judge.zero_grad()
         loss.mean().backward()
         judge.step()

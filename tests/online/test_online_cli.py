@@ -42,7 +42,7 @@ def test_a_configuration_that_was_cut_short_is_told(cli: Cli) -> None:
     config.write_text(config.read_text().replace("kind: online", "kind: onlin"))
     answer = cli("resume=cut", "-q")
     assert answer.code == 2
-    assert "no installed application leaves runs of kind 'onlin'; install the package that made it." in answer.err
+    assert "no installed application handles runs of kind 'onlin'; install the package that wrote it." in answer.err
 
 
 @pytest.mark.slow
@@ -112,7 +112,7 @@ MISTAKES = {
     "stream=natural": "digits has no natural clients to make tasks of",
     "stream=in_order stream.train=2000": "make 0 tasks of 2000 + 10, but 1 are needed",
     "data=table:visits.csv": "there is no file",
-    "stream=k_way stream.ways=11": "tasks of 11 classes cannot be made from 10",
+    "stream=k_way stream.ways=11": "tasks of 11 classes need more than the 10 available classes",
     "tasks=0": "tasks must be at least 1",
     "tasks=many": "stream.tasks is 'many', but it must be a whole number",
     "adaptation=malm": "unknown adaptation 'malm'; did you mean 'maml'?",
@@ -126,7 +126,7 @@ MISTAKES = {
     "hedged=accuracy": "'error', 'loss'",
     "measures.sizes=[3,1]": "sizes must be increasing",
     "support=-1": "support must be at least 0",
-    "data=mnist": "MNIST is not here",
+    "data=mnist": "MNIST is missing",
     "device=gpu": "unknown device 'gpu'",
     "dtype=half": "unknown dtype 'half'; there are: float32, float64",
     "resume=nix": "'nix' is not a run directory",

@@ -234,7 +234,7 @@ def test_where_data_are_pooled_samples_are_drawn_from_all_of_them() -> None:
         ({"method": "term"}, "reads 'losses'"),
         ({"method": "ifca"}, "personal 'clustered' chooses by losses of the data, which local.dp_clip does not make"),
         ({"method": "fedproto"}, "of the data, which local.dp_clip does not make private"),
-        ({"method": "fedavg", "model": coupled}, "buffer '1.running_mean' couples those of a batch"),
+        ({"method": "fedavg", "model": coupled}, "buffer '1.running_mean' couples the samples of a batch"),
     ],
 )
 def test_what_would_leak_is_refused_by_name(changes: dict[str, Any], sentence: str) -> None:

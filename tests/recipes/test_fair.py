@@ -230,7 +230,7 @@ def test_it_starts_as_a_script(tmp_path: Path) -> None:
     ]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 2
-    assert done.stderr.startswith("heart is skipped: Heart disease is not here")
+    assert done.stderr.startswith("heart is skipped: Heart disease is missing")
     assert not list(tmp_path.iterdir())
 
 

@@ -123,7 +123,7 @@ def test_mnist_says_what_is_missing(tmp_path: Path) -> None:
     command = [sys.executable, str(FOLDER / "mnist_dirichlet.py"), "--runs", str(tmp_path), "--out", str(tmp_path)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 2
-    assert done.stderr.startswith("MNIST is not here")
+    assert done.stderr.startswith("MNIST is missing")
     assert done.stderr.count("\n") == 1
     assert not list(tmp_path.iterdir())
 

@@ -87,5 +87,5 @@ def test_without_data_it_says_so(
     monkeypatch.setenv("FEDLOOM_DATA", str(tmp_path))
     call: Callable[[list[str]], int] = recipe.main
     assert call(["--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "out")]) == 2
-    assert "FashionMNIST is not here" in capsys.readouterr().err
+    assert "FashionMNIST is missing" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []

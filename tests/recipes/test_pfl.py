@@ -194,4 +194,4 @@ def test_published_figures_stand_beside_the_data_that_they_are_of(
     assert "on miniImageNet (Acar, thesis, table A.7)" in other
     assert "*thesis:" not in other
     assert run("--data", "mini_imagenet", "--runs", tmp_path / "runs", "--out", tmp_path / "out") == 2
-    assert "miniImageNet is not here" in capsys.readouterr().err
+    assert "miniImageNet is missing" in capsys.readouterr().err

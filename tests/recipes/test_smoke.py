@@ -35,7 +35,7 @@ def test_a_case_runs_and_is_told(smoke: ModuleType, tmp_path: Path, monkeypatch:
     monkeypatch.setattr(smoke, "CASES", cases)
     monkeypatch.setattr(sys, "argv", ["smoke.py", "--out", str(tmp_path / "out")])
     assert smoke.main() == 0
-    assert "heart: Heart disease is not here" in capsys.readouterr().err
+    assert "heart: Heart disease is missing" in capsys.readouterr().err
     results = json.loads((tmp_path / "out" / "smoke.json").read_text())
     assert list(results) == ["digits", "mine"]
     assert results["digits"]["accuracy"]["6"] > 0.5

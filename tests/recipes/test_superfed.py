@@ -149,7 +149,7 @@ def test_tables_2_4_2_5(
     some = ("--columns", "cifar10_50", "cifar100_10", "shakespeare", "--only", "FedAvg", "SuPerFed-LM")
     assert recipe("tables_2_4_2_5", *where, *some, "--rounds", 1, "--seeds", 0) == 0
     said = capsys.readouterr().err
-    assert said.startswith("cifar100_10 is skipped: CIFAR-100 is not here")
+    assert said.startswith("cifar100_10 is skipped: CIFAR-100 is missing")
     assert said.count("\n") == 1
     held = json.loads((out / "tables_2_4_2_5_reduced.json").read_text())["columns"]
     assert sorted(held) == ["cifar10_50", "shakespeare"]

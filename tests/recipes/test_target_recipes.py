@@ -237,7 +237,7 @@ def test_without_data_it_says_so(
     monkeypatch.setenv("HOME", str(tmp_path / "nobody"))
     for name in ("table_1", "weights", "table_6", "ranking"):
         out = recipe(name, code=2)
-        assert "FashionMNIST is not here" in capsys.readouterr().err
+        assert "FashionMNIST is missing" in capsys.readouterr().err
         assert not (out / f"{name}.md").exists()
 
 

@@ -199,7 +199,7 @@ def test_a_run_directory_is_read_back(tmp_path: Path) -> None:
 def test_what_cannot_be_done_is_refused_in_a_sentence() -> None:
     made, result = finished(evaluation=Evaluation(what=("global",)))
     for task in (after_training, sample_wise):
-        with pytest.raises(ConfigError, match="last models were not kept; run with 'average'"):
+        with pytest.raises(ConfigError, match="last models were not stored; run with 'average'"):
             task(made, result)
     made, result = finished()
     with pytest.raises(ConfigError, match="'afl' needs losses of a round"):

@@ -149,7 +149,7 @@ def test_labels_of_the_target_change_nothing() -> None:
 
 def test_models_that_were_not_kept_are_missed_in_a_sentence() -> None:
     run = trained(what=("global",))
-    with pytest.raises(ConfigError, match="last models were not kept; run with 'average'"):
+    with pytest.raises(ConfigError, match="last models were not stored; run with 'average'"):
         ClassModels(run).target_fit(run.federation.test.x)
 
 

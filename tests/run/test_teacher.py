@@ -190,7 +190,7 @@ def test_another_model_of_the_same_name(folder: Path, refused: Callable[..., str
 
 def test_a_run_made_in_python(folder: Path, refused: Callable[..., str]) -> None:
     run(experiment("fedavg", model=tanh_net, rounds=1), folder / "made")
-    assert "was made in Python and does not say which model it trained" in refused("teacher=made")
+    assert "was started from Python, so its model is unknown" in refused("teacher=made")
 
 
 def test_a_run_that_leaves_parameters_at_its_clients(folder: Path, refused: Callable[..., str]) -> None:

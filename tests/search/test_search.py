@@ -268,7 +268,7 @@ def test_the_front_is_what_nothing_beats() -> None:
     ("word", "sentence"),
     [
         ("evaluation.patience=3", "ends the others by search.eta; leave out evaluation.patience"),
-        ("search.goal=clients/acuracy/mean", "which is not measured; measured are: clients/loss/mean"),
+        ("search.goal=clients/acuracy/mean", "which is not measured; measured are: clients/"),
         ("search.also=[local.epochs]", "a positive real number is needed"),
         ("search.also=[nothing]", "there is no such key"),
         ("search.slots=[mixin]", "did you mean 'mixing'"),

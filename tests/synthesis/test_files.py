@@ -19,7 +19,7 @@ from fedloom.core.errors import DataError
 from fedloom.core.federation import Arrays
 from fedloom.data import federate, partitions, sources
 from fedloom.data.sources.generated import Generated, parquet, png, read_generated, save_npz
-from fedloom_apps.synthesis.share import begun, shared
+from fedloom_apps.synthesis.share import shared, warm_started
 
 PROVENANCE = {"method": "fedevg", "data": {"name": "digits"}, "seed": 3}
 
@@ -136,7 +136,7 @@ def test_sets_of_another_shape_are_not_shared() -> None:
 
 def test_a_run_can_begin_from_a_model() -> None:
     model = nn.Linear(3, 2)
-    make = begun(model)
+    make = warm_started(model)
     model.weight.data.zero_()
     assert make().weight.abs().sum() > 0, "later changes do not matter"
     assert make() is not make()

@@ -38,7 +38,7 @@ def test_a_generator_with_an_auxiliary_classifier_leaves_a_set(auxiliary: str) -
     made = experiment("fedcgan", rounds=1)
     net = lambda: models.make("acgan", classes=10, inputs=(1, 8, 8), width=8)  # noqa: E731
     made = replace(made, method=methods.fedcgan(auxiliary=auxiliary), model=net)
-    assert synthesize(made, judge=replace(QUICK, every=0, max_steps=5)).found.arrays.x.shape == (60, 1, 8, 8)
+    assert synthesize(made, judge=replace(QUICK, every=0, max_steps=5)).generated.arrays.x.shape == (60, 1, 8, 8)
 
 
 def test_random_classes_for_a_classifier_that_is_not_there_are_refused() -> None:
@@ -51,9 +51,9 @@ def test_random_classes_for_a_classifier_that_is_not_there_are_refused() -> None
 def test_a_run_leaves_its_set_pictures_and_numbers_and_goes_on_to_the_same_bits(name: str, tmp_path: Path) -> None:
     whole, out = tmp_path / "whole", tmp_path / "stopped"
     made = synthesize(experiment(name), whole, QUICK, checkpoint_every=1, keep=4)
-    assert made.found.arrays.x.shape == (60, 1, 8, 8)
-    assert made.found.arrays.y.tolist() == [label for label in range(10) for _ in range(6)]
-    assert 0 <= float(made.found.arrays.x.min()) <= float(made.found.arrays.x.max()) <= 1
+    assert made.generated.arrays.x.shape == (60, 1, 8, 8)
+    assert made.generated.arrays.y.tolist() == [label for label in range(10) for _ in range(6)]
+    assert 0 <= float(made.generated.arrays.x.min()) <= float(made.generated.arrays.x.max()) <= 1
     pictures = {path.name for path in (whole / "figures").glob("*.png")}
     assert pictures == {"synthetic-000002.png", "synthetic-000004.png", "synthetic.png", "real.png"}
     found = records(whole)
@@ -94,7 +94,7 @@ def test_of_fedevg_the_set_alone_crosses_the_network() -> None:
 @pytest.mark.slow
 def test_looking_changes_no_bit_of_the_run() -> None:
     often, never = (synthesize(experiment("fedcvae"), judge=EvalConfig(every, 6, max_steps=20)) for every in (1, 0))
-    assert torch.equal(often.found.arrays.x, never.found.arrays.x)
+    assert torch.equal(often.generated.arrays.x, never.generated.arrays.x)
     assert often.evaluation.numbers == never.evaluation.numbers
 
 
@@ -124,7 +124,7 @@ def _counted(trained: list[int]) -> Any:
 
 
 def test_provenance_says_where_a_set_comes_from() -> None:
-    said = synthesize(experiment("fedevg", rounds=2), judge=QUICK).found.provenance
+    said = synthesize(experiment("fedevg", rounds=2), judge=QUICK).generated.provenance
     assert (said["method"], said["rounds"], said["seed"], said["clients"]) == ("fedevg", 2, 1, 2)
     assert (said["data"]["name"], said["partition"]["name"], said["licence"]) == ("digits", "iid", "CC BY 4.0")
     assert said["range"] == {"low": 0.0, "high": 1.0, "mean": [], "std": []}

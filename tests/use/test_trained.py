@@ -213,7 +213,7 @@ def test_a_run_from_python_is_loaded_with_its_arguments(tmp_path: Path) -> None:
     federation = fl.data.federate("digits", "iid", clients=3)
     settings = {"rounds": 1, "local": Local(lr=0.05)}
     result = fl.run("fedper", federation, "mlp", out=tmp_path / "run", **settings)
-    with pytest.raises(ConfigError, match="was started from Python; give load the arguments that run was given"):
+    with pytest.raises(ConfigError, match="was started from Python; load it with the same arguments as run"):
         fl.load(tmp_path / "run")
     with pytest.raises(CheckpointError, match=r"is not a run of this experiment: local.lr: 0.05 → 0.1"):
         fl.load(tmp_path / "run", "fedper", federation, "mlp")

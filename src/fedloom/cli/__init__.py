@@ -267,13 +267,15 @@ COMMANDS = (
 
 def commands() -> dict[str, Application]:
     """All commands by name, also those of other packages."""
-    return {name: one for name, one in applications().items() if one.command}
+    return {name: application for name, application in applications().items() if application.command}
 
 
 def overview() -> str:
     """What ``fedloom --help`` prints."""
     width = max(map(len, commands())) + 2
-    return HELP.format(commands="\n".join(f"  {name:<{width}}{one.summary}" for name, one in commands().items()))
+    return HELP.format(
+        commands="\n".join((f"  {name:<{width}}{application.summary}") for name, application in commands().items())
+    )
 
 
 def help_of(application: Application) -> str:
@@ -281,9 +283,9 @@ def help_of(application: Application) -> str:
     if application.help is not LIST:
         return application.help
     rows = [
-        f"  {f'fedloom list {kind}':<29} {f'{one.key}=':<16} {one.what}"
+        f"  {f'fedloom list {kind}':<29} {f'{choice.key}=':<16} {choice.what}"
         for application in applications().values()
-        for kind, one in application.choices.items()
+        for kind, choice in application.choices.items()
     ]
     return LIST.format(choices="\n".join(rows))
 
@@ -308,20 +310,16 @@ class Parser(argparse.ArgumentParser):
         raise ConfigError(f"{message}; see {self.prog} --help.")
 
     def read(self, words: Sequence[str]) -> argparse.Namespace:
-        """Parse the words of a command line.
-
-        Raises:
-            ConfigError: for an unknown option.
-        """
+        """Parse the words of a command line."""
         arguments, others = self.parse_known_args(words)
         for other in others:
             if other.startswith("-"):
-                told = nearest(other, self.options)
+                message = nearest(other, self.options)
                 setting, _, value = other.lstrip("-").partition("=")
                 value = value or next((word for word in words[words.index(other) + 1 :] if word[:1] != "-"), "")
                 if "--dry-run" in self.options and value and closest(other, self.options) is None:
-                    told = f"settings are typed {setting}={value}, without dashes."
-                raise ConfigError(f"{self.prog} has no option {other!r}; {told}")
+                    message = f"settings are typed {setting}={value}, without dashes."
+                raise ConfigError(f"{self.prog} has no option {other!r}; {message}")
         arguments.words += others
         return arguments
 
@@ -370,8 +368,8 @@ def _of_machine(error: OSError | MemoryError | RuntimeError) -> str:
         return f"{f'{error.filename}: ' if error.filename else ''}{error.strerror or error}."
     if type(error).__name__ == GPU_IS_FULL:
         return "the GPU has not enough memory; choose smaller batches or cohorts, compute=live, or device=cpu."
-    told = in_one_line(error).rpartition("DefaultCPUAllocator: ")[2]
-    return f"there is not enough memory{f' ({told})' if str(error) else ''}; choose smaller sizes."
+    message = in_one_line(error).rpartition("DefaultCPUAllocator: ")[2]
+    return f"there is not enough memory{f' ({message})' if str(error) else ''}; choose smaller sizes."
 
 
 def _discard_output() -> None:
@@ -419,11 +417,7 @@ def _dispatch(words: list[str], is_program: bool) -> int:
 
 
 def _import(module: str) -> None:
-    """Import a module of the user, also from the working directory, for the names that it registers.
-
-    Raises:
-        ConfigError: if it cannot be imported.
-    """
+    """Import a module of the user, also from the working directory, for the names that it registers."""
     if "" not in sys.path:
         sys.path.insert(0, "")
     try:

@@ -26,7 +26,9 @@ from fedloom.data import augmentations
 from fedloom.experiment.console import make_console, plain_table, print_raw
 from fedloom.metrics import registry as metrics
 
-SCHEMAS: tuple[CommandSchema, ...] = tuple(at(one.schema) for one in applications().values() if one.schema)
+SCHEMAS: tuple[CommandSchema, ...] = tuple(
+    at(application.schema) for application in applications().values() if application.schema
+)
 Row = dict[str, str]
 Piece = dict[str, Any]
 """A table, ``rows`` with a ``title`` if there are several, or the details of a name."""
@@ -39,17 +41,15 @@ KINDS: dict[str, list[tuple[str, Choice]]] = {
 KINDS["parts"] = [(f"method.{slot}", choice) for slot, choice in METHOD.slots.items()]
 KINDS |= {f"{slot}s": [(f"method.{slot}", choice)] for slot, choice in METHOD.slots.items()}
 KINDS |= {"augmentations": [("augment", Choice(augmentations))], "metrics": []}
-KINDS |= {kind: [(c.key, at(c.place))] for one in applications().values() for kind, c in one.choices.items()}
+KINDS |= {
+    kind: [(c.key, at(c.place))] for application in applications().values() for kind, c in application.choices.items()
+}
 KINDS["settings"] = []
 """The choices of each kind, with their keys."""
 
 
 def look_up(words: Sequence[str]) -> list[Piece]:
-    """What ``fedloom list`` shows for these words: a kind, a name, or both; plain data.
-
-    Raises:
-        ConfigError: if there is no such kind or name.
-    """
+    """What ``fedloom list`` shows for these words: a kind, a name, or both; plain data."""
     typed = words[0].lower()
     kind = next((kind for kind in KINDS if typed in (kind, kind.removesuffix("s"))), "")
     everything = {name for kind in KINDS for name in names_of(kind)}
@@ -80,8 +80,8 @@ def rows_of(kind: str) -> Iterator[Row]:
     """A row for each name of a kind: description, settings with defaults; for methods also their parts."""
     for key, choice in KINDS[kind]:
         for entry in choice.registry:
-            given = ((name, p.default) for name, p in choice.parameters(entry.name).items())
-            line = "  ".join(name if value is EMPTY else f"{name}={bare(value)}" for name, value in given)
+            defaults = ((name, p.default) for name, p in choice.parameters(entry.name).items())
+            line = "  ".join(name if value is EMPTY else f"{name}={bare(value)}" for name, value in defaults)
             row = {"slot": key.removeprefix("method.")} if kind == "parts" else {}
             row |= {"name": entry.name, "description": entry.summary.replace("``", ""), "settings and defaults": line}
             yield row | ({"parts": parts_of(preset(entry))} if kind == "methods" else {})
@@ -89,13 +89,13 @@ def rows_of(kind: str) -> Iterator[Row]:
 
 def metric_rows(name: str = "") -> Iterator[Row]:
     """A row for each metric, or for one."""
-    for one in map(metrics.lookup, [name] if name else metrics.names()):
-        better = {"max": "larger", "min": "smaller"}[one.direction]
+    for metric in map(metrics.lookup, [name] if name else metrics.names()):
+        better = {"max": "larger", "min": "smaller"}[metric.direction]
         yield {
-            "name": one.name,
-            "description": one.summary.replace("``", ""),
+            "name": metric.name,
+            "description": metric.summary.replace("``", ""),
             "better": better,
-            "targets": ", ".join(one.suits),
+            "targets": ", ".join(metric.suits),
         }
 
 
@@ -104,17 +104,14 @@ def settings(of: str = "") -> Iterator[tuple[str, Iterator[Row]]]:
 
     Args:
         of: a command, for all of its keys, or a section, like ``judge``.
-
-    Raises:
-        ConfigError: if there is neither.
     """
     commands = {schema.command: schema for schema in SCHEMAS}
     if of in commands:
         yield f"fedloom {of}", keys_of(commands[of], lambda key: True)
     elif of:
-        having = [schema for schema in SCHEMAS if of in {*schema.sections, *schema.short}]
+        having = [schema for schema in SCHEMAS if of in {*schema.sections, *schema.aliases}]
         if not having:
-            sections = {key for schema in SCHEMAS for key in (*schema.sections, *schema.short)}
+            sections = {key for schema in SCHEMAS for key in (*schema.sections, *schema.aliases)}
             raise ConfigError(f"no command and no key is called {of!r}; {nearest(of, {*commands, *sections})}")
         yield f"fedloom {having[0].command}", keys_of(having[0], lambda key: key == of)
     else:
@@ -125,41 +122,43 @@ def settings(of: str = "") -> Iterator[tuple[str, Iterator[Row]]]:
             yield f"fedloom {schema.command}, where it differs from fedloom run", differing
 
 
-def keys_of(schema: CommandSchema, wanted: Callable[[str], bool]) -> Iterator[Row]:
+def keys_of(schema: CommandSchema, selected: Callable[[str], bool]) -> Iterator[Row]:
     """A row for each key of a command."""
     values = schema.resolve().values
-    for short, key in schema.short.items():
-        if wanted(short):
+    for short, key in schema.aliases.items():
+        if selected(short):
             choice, _, setting = key.partition(".")
             yield key_row(short, values[choice][setting], "see there", f"short for {key}")
     for key, section in schema.sections.items():
-        if not wanted(key):
+        if not selected(key):
             continue
         if isinstance(section, Choice):
-            kind = next(kind for kind, found in KINDS.items() if any(c.registry is section.registry for _, c in found))
+            kind = next(
+                kind for kind, choices in KINDS.items() if any(c.registry is section.registry for _, c in choices)
+            )
             yield key_row(key, values[key]["name"], "a name", f"see fedloom list {kind}")
         elif isinstance(section, Value):
-            told = documentation(section.owner)[1]
-            yield key_row(key, values[key], expected(section.parameter.annotation), told.get(key, ""))
+            meanings = documentation(section.owner)[1]
+            yield key_row(key, values[key], expected(section.parameter.annotation), meanings.get(key, ""))
         elif isinstance(section, Record):
-            told = documentation(section.factory)[1]
+            meanings = documentation(section.factory)[1]
             for name, p in signature(section.factory).items():
-                yield key_row(f"{key}.{name}", values[key][name], expected(p.annotation), told.get(name, ""))
+                yield key_row(f"{key}.{name}", values[key][name], expected(p.annotation), meanings.get(name, ""))
 
 
-def key_row(key: str, value: Any, kind: str, told: str) -> Row:
+def key_row(key: str, value: Any, kind: str, meaning: str) -> Row:
     """One key with its default, type and meaning, in which Python's ``None`` is the ``null`` that is typed."""
-    told = re.sub(r"\bNone\b", "null", told)
-    return {"key": key, "default": "required" if value is EMPTY else bare(value), "type": kind, "meaning": told}
+    meaning = re.sub(r"\bNone\b", "null", meaning)
+    return {"key": key, "default": "required" if value is EMPTY else bare(value), "type": kind, "meaning": meaning}
 
 
 def details(kind: str, name: str) -> Iterator[dict[str, Any]]:
     """The details of a name: description, settings, parts, citation; once for each key that takes it."""
-    pairs = {(key, choice.registry.kind): choice for one in KINDS if kind in (one, "") for key, choice in KINDS[one]}
-    found = [(key, c) for (key, _), c in pairs.items() if c.registry.canonical(name) in c.registry]
-    if not found:
+    pairs = {(key, choice.registry.kind): choice for each in KINDS if kind in (each, "") for key, choice in KINDS[each]}
+    matches = [(key, c) for (key, _), c in pairs.items() if c.registry.canonical(name) in c.registry]
+    if not matches:
         raise ConfigError(f"there is no {kind.removesuffix('s')} {name!r}; {nearest(name, names_of(kind))}")
-    for key, choice in found:
+    for key, choice in matches:
         entry = choice.registry[name]
         text, helps = documentation(entry.factory)
         prefix = f"{key}.{entry.name}" if key == "method.objective" else key
@@ -209,18 +208,18 @@ def command(arguments: argparse.Namespace) -> int:
         print_raw(console, json.dumps(plain(pieces), indent=1, ensure_ascii=False))
         return 0
     for number, piece in enumerate(pieces):
-        for one in shown(piece, number):
-            console.print(one)
+        for line in shown(piece, number):
+            console.print(line)
     return 0
 
 
 def plain(pieces: Sequence[Mapping[str, Any]]) -> list[Any]:
     """The same for programs: rows of tables in one list, those of a command with its name."""
-    found = []
+    entries = []
     for piece in pieces:
         rows = piece.get("rows", [piece])
-        found += [{"command": piece["title"], **row} for row in rows] if "title" in piece else rows
-    return found
+        entries += [{"command": piece["title"], **row} for row in rows] if "title" in piece else rows
+    return entries
 
 
 def shown(piece: Mapping[str, Any], number: int) -> Iterator[Table | Text]:
@@ -242,11 +241,11 @@ def shown(piece: Mapping[str, Any], number: int) -> Iterator[Table | Text]:
 
 def table(rows: Sequence[Mapping[str, str]]) -> Table:
     """A table of rows with equal keys; a slot is printed once."""
-    made, before = plain_table(*rows[0]), ""
+    grid, before = plain_table(*rows[0]), ""
     for row in rows:
         cells = [Text(value, style="bold cyan" if head in ("name", "key") else "") for head, value in row.items()]
         if "slot" in row:
             cells[0] = Text("" if row["slot"] == before else row["slot"], style="bold")
             before = row["slot"]
-        made.add_row(*cells)
-    return made
+        grid.add_row(*cells)
+    return grid

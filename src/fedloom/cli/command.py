@@ -34,7 +34,7 @@ from fedloom.experiment.atomic import Lock, write_whole
 from fedloom.experiment.callbacks import Callback, LineProgress, NullProgress, make_progress
 from fedloom.experiment.checkpoint import located
 from fedloom.experiment.console import (
-    going_on,
+    ignoring_full_disk,
     make_console,
     note,
     notes,
@@ -62,7 +62,7 @@ class Job:
     @property
     def is_begun(self) -> bool:
         """Whether it has a run directory."""
-        return RunDirectory(self.directory).begun
+        return RunDirectory(self.directory).is_begun
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class RunPlan:
 
     def title(self, job: Job) -> str:
         """The label of a run, with its seed where seeds differ."""
-        seeds = {one.config["seed"] for one in self.jobs}
+        seeds = {job.config["seed"] for job in self.jobs}
         return job.label if len(seeds) == 1 else f"{job.label}, seed {job.config['seed']}"
 
     @contextmanager
@@ -190,7 +190,7 @@ def _read_plan(schema: CommandSchema, parent: Path) -> RunPlan:
         run = RunDirectory(directory)
         refuse_lost_config(run)
         config = Config(schema.complete(about["config"]))
-        jobs.append(Job(config, directory, run.begun, str(about["label"])))
+        jobs.append(Job(config, directory, run.is_begun, str(about["label"])))
     return RunPlan(parent, jobs)
 
 
@@ -198,7 +198,7 @@ def _new(out: Path | None, name: str) -> Path:
     """A new directory: the given one, or ``runs/<date>/<time>-<name>``."""
     if out is None:
         return dated(name)
-    if RunDirectory(out).taken:
+    if RunDirectory(out).is_taken:
         raise CheckpointError(f"{out} exists already; choose another out=, or continue it with resume={out}.")
     return out
 
@@ -229,18 +229,18 @@ def make_folder(path: Path) -> Path:
 
 def _names(configs: Sequence[Config], titles: Sequence[str]) -> list[tuple[str, str]]:
     """A folder and a label for each run of a sweep, like ``feddyn-lr=0.1-0`` and ``feddyn, local.lr=0.1``."""
-    found = []
+    folders = []
     for config, title in zip(configs, titles, strict=True):
         varied = {key: _short(value) for key, value in config.swept.items() if not _in_title(key) and key != "seed"}
         parts = [title, *(f"{key.rpartition('.')[2]}={value}" for key, value in varied.items()), str(config["seed"])]
         label = ", ".join([title, *(f"{key.removeprefix('method.')}={value}" for key, value in varied.items())])
-        found.append((re.sub(r"[^\w.=+,-]+", "_", "-".join(parts)), label))
-    again, seen = Counter(folder for folder, _ in found), Counter[str]()
-    for number, (folder, label) in enumerate(found):
-        seen[folder] += 1
+        folders.append((re.sub(r"[^\w.=+,-]+", "_", "-".join(parts)), label))
+    again, used = Counter(folder for folder, _ in folders), Counter[str]()
+    for number, (folder, label) in enumerate(folders):
+        used[folder] += 1
         if again[folder] > 1:
-            found[number] = (f"{folder}-{seen[folder]}", label)
-    return found
+            folders[number] = (f"{folder}-{used[folder]}", label)
+    return folders
 
 
 def _in_title(key: str) -> bool:
@@ -349,7 +349,7 @@ class Command:
             return 0
         traces = FailureTraces()
         with opened(arguments.log) as log, batch.claimed() as batch:
-            work = [Work(job, *made) for job, made in zip(batch.jobs, planned, strict=True)]
+            work = [Work(job, *plan) for job, plan in zip(batch.jobs, planned, strict=True)]
             if arguments.debug:
                 for _, _, settings in work:
                     settings["callbacks"].append(traces)
@@ -357,8 +357,8 @@ class Command:
                 with make_progress(console, quiet) as progress:
                     failed = self.train(batch, work, [progress, *map(LineProgress, log)])
             except (FedLoomError, Stopped) as error:
-                for one in log:
-                    print_raw(one, f"fedloom: {error}")
+                for handler in log:
+                    print_raw(handler, f"fedloom: {error}")
                 raise
             finally:
                 traces.print()
@@ -375,7 +375,7 @@ class Command:
         if "resume" in named:
             return
         first, titles = next(iter(self.schema.sections)), list(dict.fromkeys(job.label for job in batch.jobs))
-        if named and first not in named and self.schema.comparison(named):
+        if named and first not in named and self.schema.default_sweep(named):
             yield f"no {first}= given: comparing {', '.join(titles[:-1])} and {titles[-1]}."
         yield from dict.fromkeys(hint for job in batch.jobs for hint in self.hints(named, job.config, shared))
 
@@ -409,7 +409,7 @@ class Command:
                     raise
                 failed.append((batch.title(job), error))
             except KeyboardInterrupt:
-                raise Stopped(self._going_on(batch, job)) from None
+                raise Stopped(self._resume_hint(batch, job)) from None
         return failed
 
     def _is_done(self, job: Job) -> bool:
@@ -418,7 +418,7 @@ class Command:
             raise CheckpointError(f"{relpath(job.directory)}: {changed}; bring back a copy, or run it again elsewhere.")
         return directory.status.ended and (job.directory / self.last_file).is_file()
 
-    def _going_on(self, batch: RunPlan, job: Job) -> str:
+    def _resume_hint(self, batch: RunPlan, job: Job) -> str:
         """The sentence on how to continue after Ctrl-C."""
         if not batch.is_begun:
             return UNBEGUN
@@ -430,27 +430,27 @@ class Command:
 
     def show(self, consoles: Sequence[Console], batch: RunPlan) -> None:
         """Write figures and pages; print the results and the paths of all files."""
-        found = [(batch.title(job), RunDirectory(job.directory)) for job in batch.jobs if job.is_begun]
-        rows = [(label, run.summary()) for label, run in found]
+        runs = [(batch.title(job), RunDirectory(job.directory)) for job in batch.jobs if job.is_begun]
+        rows = [(label, run.summary()) for label, run in runs]
         for console in consoles:
-            with going_on(console):
+            with ignoring_full_disk(console):
                 console.print()
                 console.print(self.table(rows))
-        lines, files = self._after([(label, run.path) for label, run in found], batch.parent)
+        lines, files = self._after([(label, run.path) for label, run in runs], batch.parent)
         for console in consoles:
-            with going_on(console):
+            with ignoring_full_disk(console):
                 for text in [*lines, *self.remarks(rows)]:
                     print_raw(console, text)
                 notes(console, rows)
         many = "ies" if batch.is_sweep else "y"
         places = [
             (f"run director{many}", batch.parent),
-            *self.files(batch, [(label, run.path) for label, run in found]),
+            *self.files(batch, [(label, run.path) for label, run in runs]),
             *files,
         ]
         width = max(len(word) for word, _ in places) + 1
         for console in consoles:
-            with going_on(console):
+            with ignoring_full_disk(console):
                 for word, path in places:
                     print_raw(console, f"{word + ':':<{width}} {relpath(path)}")
 
@@ -459,9 +459,9 @@ class Command:
         """The sentences and files that applications add to results."""
         lines: list[str] = []
         files: list[tuple[str, Path]] = []
-        for one in applications().values() if runs else ():
-            if one.after:
-                more = at(one.after)(runs, parent)
+        for application in applications().values() if runs else ():
+            if application.after:
+                more = at(application.after)(runs, parent)
                 lines, files = [*lines, *more[0]], [*files, *more[1]]
         return lines, files
 
@@ -487,11 +487,7 @@ def needs_no_gpu(config: Config) -> bool:
 
 @contextmanager
 def opened(log: str | None) -> Iterator[list[Console]]:
-    """A console that appends to the file given with ``--log``, if there is one.
-
-    Raises:
-        ConfigError: if it cannot be written.
-    """
+    """A console that appends to the file given with ``--log``, if there is one."""
     if log is None:
         yield []
         return

@@ -68,7 +68,7 @@ def words(name: str, schemas: Mapping[str, CommandSchema]) -> Iterator[str]:
         yield option.rstrip("=").split()[-1]
     if name == "list":
         yield from KINDS
-        yield from sorted({one for kind in KINDS for one in names_of(kind)})
+        yield from sorted({name for kind in KINDS for name in names_of(kind)})
     elif name in ("data", "partition", *schemas):
         if name == "data":
             yield from sources.names()

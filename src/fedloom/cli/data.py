@@ -47,8 +47,8 @@ def partition(arguments: argparse.Namespace) -> int:
     show_warnings(console)
     base, words = split_words(arguments.words)
     config = resolve(words, base)
-    given = arguments.out or config.out
-    path = picture_path(given) if given else free("partition.png")
+    out = arguments.out or config.out
+    path = picture_path(out) if out else free("partition.png")
     federation = build_federation(config)
     has_classes = federation.train.arrays.has_classes
     if has_classes:
@@ -60,25 +60,21 @@ def partition(arguments: argparse.Namespace) -> int:
     if has_classes and is_small(federation):
         console.print(grid(federation))
         print_raw(console, legend(federation))
-    made = plain_table()
+    table = plain_table()
     for key, value in statistics(federation).items():
-        found = value.items() if isinstance(value, dict) else [("", value)]
-        said = "  ".join(f"{name} {_number(inner)}".strip() for name, inner in found)
-        made.add_row(Text(WORDS.get(key, key), style="bold"), said)
-    console.print(made)
+        configs = value.items() if isinstance(value, dict) else [("", value)]
+        said = "  ".join(f"{name} {_number(inner)}".strip() for name, inner in configs)
+        table.add_row(Text(WORDS.get(key, key), style="bold"), said)
+    console.print(table)
     console.print()
     drawn = f"figure: {relpath(path)}" if has_classes else "no figure: the targets are not class numbers"
     print_raw(console, drawn)
     return 0
 
 
-def picture_path(given: Path | str) -> Path:
-    """The path of a figure.
-
-    Raises:
-        ConfigError: for an unknown format, or if there is a file already.
-    """
-    path = Path(given)
+def picture_path(out: Path | str) -> Path:
+    """The path of a figure."""
+    path = Path(out)
     if (kind := path.suffix.lstrip(".")) not in FORMATS:
         raise ConfigError(f"the figure {str(path)!r} has no known format; {nearest(kind, FORMATS)}")
     if path.exists():
@@ -94,11 +90,7 @@ def free(name: str) -> Path:
 
 
 def write_picture(path: Path, draw: Callable[[], Any]) -> None:
-    """Draw into a file, whose folder is created.
-
-    Raises:
-        ConfigError: if it cannot be written.
-    """
+    """Draw into a file, whose folder is created."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         draw()
@@ -119,12 +111,12 @@ def grid(federation: Federation) -> Table:
     most = max(counts.max(), 1)
     names = split.arrays.names
     heads = [names[c] if names and len(names[c]) == 1 else str(c % 10) for c in range(classes)]
-    made = plain_table("client", "samples", " ".join(heads), numbers=("client", "samples"))
+    table = plain_table("client", "samples", " ".join(heads), numbers=("client", "samples"))
     for client, row in enumerate(counts):
         blocks = (LEVELS[-(-int(n) * (len(LEVELS) - 1) // most)] for n in row)
         name = federation.names[client] if federation.names else str(client)
-        made.add_row(name, str(row.sum()), Text(" ".join(blocks), style="cyan"))
-    return made
+        table.add_row(name, str(row.sum()), Text(" ".join(blocks), style="cyan"))
+    return table
 
 
 def legend(federation: Federation) -> str:
@@ -166,7 +158,7 @@ def command(arguments: argparse.Namespace) -> int:
 
 def overview() -> Table:
     """A table of all sources: whether their files were found, their size, and where they are or are expected."""
-    made = plain_table("data", "found", "size", "files", numbers=("size",))
+    table = plain_table("data", "found", "size", "files", numbers=("size",))
     for entry in sources:
         files = files_of(entry)
         if files is None:
@@ -176,8 +168,8 @@ def overview() -> Table:
             row = ("yes", format_size(sum(map(size_of, paths))), folder_of(paths))
         else:
             row = ("no", "", f"expected: {files.expected()}")
-        made.add_row(Text(entry.name, style="bold cyan"), *map(Text, row))
-    return made
+        table.add_row(Text(entry.name, style="bold cyan"), *map(Text, row))
+    return table
 
 
 def folder_of(paths: list[Path]) -> str:
@@ -211,53 +203,53 @@ def show(console: Console, name: str, source: Source, federation: Federation, mo
     if (files := files_of(sources[name])) and not moved and (paths := files.look()):
         size = format_size(sum(map(size_of, paths)))
         print_raw(console, f"files: {folder_of(paths)} ({size}{checksums(files, paths)})")
-    tables, told = [splits(source), statistics_table(federation)], ""
+    tables, notes = [splits(source), statistics_table(federation)], ""
     if federation.train.arrays.has_classes and is_small(federation):
         tables.append(grid(federation))
-        told = legend(federation)
-    for made in tables:
+        notes = legend(federation)
+    for table in tables:
         console.print()
-        console.print(made)
-    print_raw(console, told, end="")
+        console.print(table)
+    print_raw(console, notes, end="")
 
 
 def checksums(files: Files, paths: list[Path]) -> str:
     """Text on whether files match their published checksums."""
-    told = ""
+    message = ""
     for path in paths:
-        kind, _, wanted = files.checksums.get(path.name, "").partition(" ")
-        if wanted:
+        kind, _, expected = files.checksums.get(path.name, "").partition(" ")
+        if expected:
             with open(path, "rb") as file:
-                same = hashlib.file_digest(file, kind).hexdigest() == wanted
-            told += f"; {path.name} {'matches' if same else 'does not match'} its published {kind}"
-    return told
+                same = hashlib.file_digest(file, kind).hexdigest() == expected
+            message += f"; {path.name} {'matches' if same else 'does not match'} its published {kind}"
+    return message
 
 
 def splits(source: Source) -> Table:
     """A table of the splits: samples, shapes, values and targets."""
-    made = plain_table("", "samples", "shape", "values", "targets", "memory", numbers=("samples", "memory"))
+    table = plain_table("", "samples", "shape", "values", "targets", "memory", numbers=("samples", "memory"))
     for title, arrays in (("training pool", source.train), ("common test set", source.test)):
         if not len(arrays):
-            made.add_row(title, "0", "", "", "", "")
+            table.add_row(title, "0", "", "", "", "")
             continue
         x, y = arrays.x, arrays.y
         values = f"{str(x.dtype).removeprefix('torch.')}, {x.min().item():.3g} to {x.max().item():.3g}"
         targets = f"{arrays.classes} classes" + (f" at {y.shape[1]} places" if y.ndim > 1 else "")
         targets = "numbers" if are_numbers(y) else targets
         shape = " × ".join(map(str, x.shape[1:]))
-        made.add_row(title, f"{len(x):,}", shape, values, targets, format_size(x.nbytes + y.nbytes))
-    return made
+        table.add_row(title, f"{len(x):,}", shape, values, targets, format_size(x.nbytes + y.nbytes))
+    return table
 
 
 def statistics_table(federation: Federation) -> Table:
     """A table of clients and samples: mean, standard deviation, minimum and maximum per client."""
     heads = ("clients", "", "samples", "mean", "std", "min", "max")
-    made = plain_table(*heads, numbers=heads)
+    table = plain_table(*heads, numbers=heads)
     sizes = federation.train.index.sizes
     kind = federation.provenance.get("partition", {}).get("name", "its own")
     row = (f"{sizes.mean():,.2f}", f"{np.std(sizes):,.2f}", f"{sizes.min():,}", f"{sizes.max():,}")
-    made.add_row(f"{len(sizes):,}", str(kind), f"{sizes.sum():,}", *row)
-    return made
+    table.add_row(f"{len(sizes):,}", str(kind), f"{sizes.sum():,}", *row)
+    return table
 
 
 def draw(console: Console, what: str, path: Path, make: Callable[[], object]) -> None:

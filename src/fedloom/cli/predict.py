@@ -18,9 +18,9 @@ from fedloom.applications import of_kind
 from fedloom.core.checks import one_of
 from fedloom.core.errors import ConfigError, DataError
 from fedloom.core.files import cell, readable
-from fedloom.data.own import is_frame
 from fedloom.data.sources.arrays import inputs, rescaled
 from fedloom.data.sources.table import CSV, read_frame
+from fedloom.data.user import is_frame
 from fedloom.experiment.atomic import write_whole
 from fedloom.experiment.checkpoint import located
 from fedloom.experiment.console import relpath
@@ -41,18 +41,18 @@ def command(arguments: argparse.Namespace) -> int:
     if out is not None and (out.suffix not in (".npz", ".csv") or out.exists()):
         raise ConfigError(f"--out {out} must be a new file that ends in .npz or .csv.")
     model = chosen(path, arguments.client, arguments.round)
-    given = with_targets(read(Path(files[0]), model.texts), model)
-    predicted = model.predict(given["x"])
+    files_read = with_targets(read(Path(files[0]), model.texts), model)
+    predicted = model.predict(files_read["x"])
     names = model.names if predicted.ndim == 1 and all(map(str.isprintable, model.names)) else ()
     if out is None:
         print("\n".join(_text(value, names) for value in predicted))
     else:
         _write(out, predicted, names)
         print(f"predictions: {relpath(out)}", file=sys.stderr)
-    if "y" in given:
-        values = model.evaluate(given["x"], given["y"])
-        told = ", ".join(f"{name} {value:.4g}" for name, value in values.items())
-        print(f"{len(predicted)} samples: {told}", file=sys.stderr)
+    if "y" in files_read:
+        values = model.evaluate(files_read["x"], files_read["y"])
+        text = ", ".join(f"{name} {value:.4g}" for name, value in values.items())
+        print(f"{len(predicted)} samples: {text}", file=sys.stderr)
     return 0
 
 
@@ -88,7 +88,7 @@ def trained(path: Path, round: str | None = None) -> Any:
         ConfigError: if it was started from Python, and as ``fedloom.load``.
     """
     directory = RunDirectory(located(path)[0])
-    if directory.begun and not of_kind(directory.kind).load and "method" not in directory.config():
+    if directory.is_begun and not of_kind(directory.kind).load and "method" not in directory.config():
         raise ConfigError(
             f"{path} was started from Python, which does not record its data and model; use it there, with "
             "fl.load(path, method, federation, model)."
@@ -113,9 +113,9 @@ def run_and_files(
     for word in others:
         key, equals, value = word.partition("=")
         if equals and key.partition(".")[0] not in keys and not Path(word).exists():
-            told = f"write --{key} {value}" if key in OPTIONS else f"see fedloom {command} --help"
-            told = f"write method.{key}={value}" if key in methods else told
-            raise ConfigError(f"fedloom {command} has no setting {key!r}; {told}.")
+            hint = f"write --{key} {value}" if key in OPTIONS else f"see fedloom {command} --help"
+            hint = f"write method.{key}={value}" if key in methods else hint
+            raise ConfigError(f"fedloom {command} has no setting {key!r}; {hint}.")
     return Path(runs[0]), others
 
 
@@ -134,7 +134,7 @@ def read(path: Path, texts: Collection[str] = ()) -> Files:
     try:
         with readable(path).open("rb") as file:
             stored = np.load(file, allow_pickle=False)
-            found = {"x": stored} if isinstance(stored, np.ndarray) else dict(stored)
+            arrays = {"x": stored} if isinstance(stored, np.ndarray) else dict(stored)
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}.") from error
     except (DataError, MemoryError):
@@ -143,12 +143,12 @@ def read(path: Path, texts: Collection[str] = ()) -> Files:
         raise DataError(
             f"{path} cannot be read: it is truncated, or not a file of arrays (.npz, .npy) or a table (.csv, .parquet)."
         ) from error
-    if "x" not in found:
-        raise DataError(f"{path} has no array x; it has {', '.join(found) or 'none'}.")
-    return found
+    if "x" not in arrays:
+        raise DataError(f"{path} has no array x; it has {', '.join(arrays) or 'none'}.")
+    return arrays
 
 
-def with_targets(given: Files, model: DeployedModel) -> Files:
+def with_targets(content: Files, model: DeployedModel) -> Files:
     """The arrays of a file; those of a table with its targets ``y``, if it has the column of the run's labels.
 
     Columns of an array are in the units of the run's own file, and are scaled as those were, unless that was a table.
@@ -156,19 +156,19 @@ def with_targets(given: Files, model: DeployedModel) -> Files:
     Raises:
         DataError: for a table, if the run's data were none.
     """
-    if not is_frame(given["x"]):
-        scale, x = model.table.get("standardised"), given["x"]
+    if not is_frame(content["x"]):
+        scale, x = model.table.get("standardised"), content["x"]
         if "columns" in model.table or not isinstance(scale, Mapping) or x.shape[1:] != model.arrays.x.shape[1:]:
-            return given
-        return given | {"x": rescaled(inputs(x).numpy(), scale)}
+            return content
+        return content | {"x": rescaled(inputs(x).numpy(), scale)}
     if not {"columns", "texts"} & model.table.keys():
         raise DataError("the run's data were not a table; give inputs x in an .npz file, or an .npy file of them.")
-    label, frame = model.table.get("label"), given["x"]
-    wanted = label if isinstance(label, list) else [label]
-    if not set(wanted) <= set(frame.columns):
-        return given
+    label, frame = model.table.get("label"), content["x"]
+    labels = label if isinstance(label, list) else [label]
+    if not set(labels) <= set(frame.columns):
+        return content
     y = frame[label]
-    return given | {"y": y.astype(str) if model.names and not isinstance(label, list) else y}
+    return content | {"y": y.astype(str) if model.names and not isinstance(label, list) else y}
 
 
 def _text(value: Tensor, names: Sequence[str]) -> str:
@@ -181,7 +181,7 @@ def _write(path: Path, predicted: Tensor, names: Sequence[str]) -> None:
     if path.suffix == ".csv":
         lines = io.StringIO(newline="")
         csv.writer(lines, lineterminator="\n").writerows(
-            [["prediction"], *([cell(_text(one, names))] for one in predicted)]
+            [["prediction"], *([cell(_text(value, names))] for value in predicted)]
         )
         blob = lines.getvalue().encode()
     else:

@@ -38,20 +38,20 @@ def command(arguments: argparse.Namespace) -> int:
     code = OK
     for run in runs:
         try:
-            told = problem(run) or (replayed(run, int(text)) if int(text) else None)
+            message = problem(run) or (replayed(run, int(text)) if int(text) else None)
         except FedLoomError as error:
-            told = str(error).rstrip(".")
-        code = WRONG if told else code
-        print_raw(console, f"{relpath(run)}: {told or 'as recorded'}")
+            message = str(error).rstrip(".")
+        code = WRONG if message else code
+        print_raw(console, f"{relpath(run)}: {message or 'as recorded'}")
     return code
 
 
 def _runs(path: Path) -> list[Path]:
     """A run directory itself, or those in a folder."""
-    found = [path] if RunDirectory(path).begun else sorted(one.parent for one in path.glob("**/config.yaml"))
-    if not found:
+    runs = [path] if RunDirectory(path).is_begun else sorted(config.parent for config in path.glob("**/config.yaml"))
+    if not runs:
         raise CheckpointError(f"{path} is not a run directory: {RunDirectory(path).lack()}.")
-    return found
+    return runs
 
 
 def problem(run: Path) -> str | None:
@@ -75,11 +75,7 @@ def problem(run: Path) -> str | None:
 
 
 def replayed(run: Path, rounds: int) -> str | None:
-    """The first difference between a run's records and those of its first rounds, run again; None if bits are equal.
-
-    Raises:
-        ConfigError: for a run of another command than ``fedloom run``, or one that was started from Python.
-    """
+    """The first difference between a run's records and those of its first rounds, run again; None if bits are equal."""
     directory, config = RUN.of_run(run, "its first rounds cannot be run again from its settings")
     if changes := directory.config().get("changes"):
         raise ConfigError(
@@ -87,7 +83,9 @@ def replayed(run: Path, rounds: int) -> str | None:
         )
     again = federated.run(build(config), callbacks=[First(rounds)]).history
     for before, after in zip(directory.metrics(), again, strict=False):
-        lost = [key for key in before.keys() | after.keys() if before.get(key) != after.get(key) and key != "seconds"]
-        if lost:
-            return f"round {before['round']} comes out differently, first in {min(lost)}"
+        differing = [
+            key for key in before.keys() | after.keys() if before.get(key) != after.get(key) and key != "seconds"
+        ]
+        if differing:
+            return f"round {before['round']} comes out differently, first in {min(differing)}"
     return None

@@ -61,7 +61,7 @@ def reason_against(plan: ClientPlan) -> str | None:
     if plan.is_meta:
         return "local steps differentiate through an adaptation"
     if method.needs("model") or not method.predicts:
-        return "a part calls the model on inputs of its own"
+        return "a part calls the model on further inputs"
     if plan.has_twin and plain.has_dropout(plan):
         return "two views of every sample pass layers of dropout"
     return _reason_against_model(plan.model, outputs_of(plan), plan.data.arrays.x)

@@ -55,9 +55,6 @@ class Checkpoints:
     Args:
         every: rounds between checkpoints; one is also written at the end and on Ctrl-C.
         keep: number of checkpoints to keep.
-
-    Raises:
-        ConfigError: if a setting is below 1.
     """
 
     every: Count = 10
@@ -122,22 +119,22 @@ def model_factory(
     Raises:
         ConfigError: for invalid settings.
     """
-    make = functools.partial(MODEL.instantiate, values, **following(values["name"], arrays, targets))
+    make = functools.partial(MODEL.instantiate, values, **model_arguments(values["name"], arrays, targets))
     try:
         with torch.device("meta"):
-            made = make()
+            model = make()
     except RuntimeError as error:
         if "overflow" not in str(error):
             raise
         raise ConfigError(
             f"model={values['name']}: its layers are larger than any memory; choose smaller sizes."
         ) from error
-    size = sum(t.numel() * t.element_size() for t in made.state_dict().values())
+    size = sum(t.numel() * t.element_size() for t in model.state_dict().values())
     check_memory(f"model={values['name']}", size)
     return make
 
 
-def following(name: str, arrays: Arrays, targets: TargetKind | None = None) -> dict[str, Any]:
+def model_arguments(name: str, arrays: Arrays, targets: TargetKind | None = None) -> dict[str, Any]:
     """The arguments of a model that follow from the data: outputs, inputs, and the value range of a generator."""
     known: dict[str, Any] = {
         "classes": outputs_for(arrays.y, arrays.classes, targets),
@@ -218,7 +215,7 @@ RUN = CommandSchema(
         "local": {"weight_decay": 1e-3},
         "attack": "none",
     },
-    fitting={
+    choice_defaults={
         ("data", "synthetic"): {"partition": "natural", "model": "logistic", "local": {"weight_decay": 1e-5}},
         ("method", "fedevg"): {**_GENERATES, "model": "energy_cnn", "local": _ADAM},
         ("method", "fedevg_kept"): {**_GENERATES, "model": "energy_cnn", "local": _ADAM},
@@ -231,16 +228,16 @@ RUN = CommandSchema(
         ("partition", "niid1"): {"clients": 5, "participation": 1.0},
         ("partition", "niid2"): {"clients": 10, "participation": 1.0},
     },
-    comparison=lambda named: (
+    default_sweep=lambda named: (
         "method=fedavg,feddyn",
         *(() if {"data", "evaluation"} & named else ("evaluation.target=0.9",)),  # both reach it on digits
     ),
-    agree=one_size,
+    check_conflicts=one_size,
     may_change=(
         *("engine", "compute", "device", "client_state", "checkpoint", "trackers"),
         *(f"local.{name}" for name in CHANGEABLE),
     ),
-    may_grow="rounds",
+    extendable="rounds",
 )
 
 

@@ -48,9 +48,6 @@ def split_words(words: Sequence[str]) -> tuple[Path | None, list[str]]:
 
     >>> split_words(["recipe.yaml", "seed=1"])
     (PosixPath('recipe.yaml'), ['seed=1'])
-
-    Raises:
-        ConfigError: for two recipes.
     """
     recipes = [word for word in words if "=" not in word and word.endswith((".yaml", ".yml"))]
     if len(recipes) > 1:
@@ -136,16 +133,16 @@ def _read(text: str, names: Sequence[str] | None = None) -> Any:
 
 def _items(text: str, end: str) -> tuple[list[Any], str]:
     """The values up to the bracket ``end``, or the end of the text, and what follows."""
-    found: list[Any] = []
-    while not (text.startswith(end) if end else not text) or found:
+    items: list[Any] = []
+    while not (text.startswith(end) if end else not text) or items:
         value, text = _value(text)
-        found.append(value)
+        items.append(value)
         if not text.startswith(","):
             break
         text = text[1:].lstrip()
     if not text.startswith(end):
         raise ValueError(text)
-    return found, text[len(end) :].lstrip()
+    return items, text[len(end) :].lstrip()
 
 
 def _value(text: str) -> tuple[Any, str]:
@@ -165,18 +162,18 @@ def _value(text: str) -> tuple[Any, str]:
 
 def _mapping(text: str) -> tuple[dict[str, Any], str]:
     """The settings up to a closing brace, and what follows."""
-    found: dict[str, Any] = {}
-    while not text.startswith("}") or found:
+    mapping: dict[str, Any] = {}
+    while not text.startswith("}") or mapping:
         key = NAME.match(text)
         if key is None:
             raise ValueError(text)
-        found[str(_scalar(key[1].strip()))], text = _value(text[key.end() :])
+        mapping[str(_scalar(key[1].strip()))], text = _value(text[key.end() :])
         if not text.startswith(","):
             break
         text = text[1:].lstrip()
     if not text.startswith("}"):
         raise ValueError(text)
-    return found, text[1:].lstrip()
+    return mapping, text[1:].lstrip()
 
 
 def _scalar(text: str) -> Any:
@@ -216,7 +213,9 @@ def _swept(function: str, arguments: tuple[list[Any], dict[str, Any]], names: Se
     if function == "range" and 0 < len(values) < 4:
         places = ("start", "stop", "step") if len(values) > 1 or named else ("stop",)
         limits = {"start": 0, "step": 1} | dict(zip(places, values, strict=False)) | named
-        if len(limits) == 3 and all(isinstance(one, int | float) and math.isfinite(one) for one in limits.values()):
+        if len(limits) == 3 and all(
+            isinstance(limit, int | float) and math.isfinite(limit) for limit in limits.values()
+        ):
             return Sweep(itertools.islice(_range(**limits), RUNS + 1))
     if function == "glob" and names is None:
         raise ConfigError("glob() works for keys that choose by name, like method.")
@@ -244,7 +243,7 @@ def combinations(overrides: Sequence[ParsedOverride]) -> Iterator[dict[Key, Any]
     >>> [list(one.values()) for one in combinations(both)]
     [['fedavg', 1, 3], ['fedavg', 2, 3], ['feddyn', 1, 3], ['feddyn', 2, 3]]
     """
-    if (count := math.prod(len(one.values) for one in overrides)) > RUNS:
+    if (count := math.prod(len(override.values) for override in overrides)) > RUNS:
         raise ConfigError(f"these are {count:,} runs, but a sweep has at most {RUNS:,}; take fewer values.")
-    for values in itertools.product(*(one.values for one in overrides)):
-        yield dict(zip((one.key for one in overrides), values, strict=True))
+    for values in itertools.product(*(override.values for override in overrides)):
+        yield dict(zip((override.key for override in overrides), values, strict=True))

@@ -69,19 +69,11 @@ class Section(ABC):
 
     @abstractmethod
     def nest(self, key: str, rest: Sequence[str], value: Any) -> Any:
-        """The tree that ``key.rest=value`` describes, or the value itself.
-
-        Raises:
-            ConfigError: for a key where no setting can be, or a value of the wrong form.
-        """
+        """The tree that ``key.rest=value`` describes, or the value itself."""
 
     @abstractmethod
-    def validate(self, key: str, given: Any) -> Any:
-        """All settings as plain data: those given, checked and converted, and the defaults of the others.
-
-        Raises:
-            ConfigError: for an unknown name or setting, a missing value, or one of the wrong type.
-        """
+    def validate(self, key: str, raw: Any) -> Any:
+        """All settings as plain data: those given, checked and converted, and the defaults of the others."""
 
     @abstractmethod
     def instantiate(self, values: Any, **fixed: Any) -> Any:
@@ -104,11 +96,11 @@ class Value(Section):
             raise ConfigError(f"{'.'.join((key, *rest))} cannot be set: {key} is one value.")
         return value
 
-    def validate(self, key: str, given: Any) -> Any:
-        if given is EMPTY:
+    def validate(self, key: str, raw: Any) -> Any:
+        if raw is EMPTY:
             raise ConfigError(f"{key} needs a value; give it as {key}=….")
-        found = convert(key, given, self.parameter.annotation)
-        return to_plain(found.resolve() if isinstance(found, Path) else found)  # holds from any folder
+        converted = convert(key, raw, self.parameter.annotation)
+        return to_plain(converted.resolve() if isinstance(converted, Path) else converted)  # holds from any folder
 
     def instantiate(self, values: Any, **fixed: Any) -> Any:
         return convert(self.parameter.name, values, self.parameter.annotation)
@@ -131,10 +123,10 @@ class Record(Section):
                 like = f"{key}.{next(iter(signature(self.factory)))}"
                 raise ConfigError(f"{key} is {format_value(value)}, but it must be a mapping of settings, like {like}.")
             return Tree({"on" if name is True else str(name): inner for name, inner in value.items()})  # YAML 1.1's on
-        return Tree({one_dot(key, rest): value})
+        return Tree({single_key(key, rest): value})
 
-    def validate(self, key: str, given: Mapping[str, Any]) -> dict[str, Any]:
-        return validate(key, f"{key}.", signature(self.factory), given, self.grid)
+    def validate(self, key: str, raw: Mapping[str, Any]) -> dict[str, Any]:
+        return validate(key, f"{key}.", signature(self.factory), raw, self.grid)
 
     def instantiate(self, values: Mapping[str, Any], **fixed: Any) -> Any:
         return self.factory(**fixed, **from_plain(signature(self.factory), values))
@@ -172,21 +164,21 @@ class Choice(Section):
                 name, setting = self.registry.shorthand(value)
                 value = {"name": name, **setting}
             tree = Tree()
-            for inner, one in (value if isinstance(value, Mapping) else {"name": value}).items():
-                tree |= self.nest(key, [str(inner)], one)
+            for inner, inner_value in (value if isinstance(value, Mapping) else {"name": value}).items():
+                tree |= self.nest(key, [str(inner)], inner_value)
             return tree
         first, *deeper = rest
         if first in self.slots:
             return Tree({first: self.slots[first].nest(f"{key}.{first}", deeper, value)})
-        if one_dot(key, rest) != "name":
+        if single_key(key, rest) != "name":
             return Tree({first: value})
         if isinstance(value, bool) or not isinstance(value, str | int | float):
             raise ConfigError(f"{key} is {format_value(value)}, but it must be a name.")
         return Tree(name=self.registry.canonical(str(value)))
 
-    def validate(self, key: str, given: Mapping[str, Any]) -> dict[str, Any]:
-        entry = self.registry[given["name"]]
-        own = {name: value for name, value in given.items() if name != "name"}
+    def validate(self, key: str, raw: Mapping[str, Any]) -> dict[str, Any]:
+        entry = self.registry[raw["name"]]
+        own = {name: value for name, value in raw.items() if name != "name"}
         where = f"{entry.kind} {entry.name!r}"
         return {"name": entry.name, **validate(where, f"{key}.", self.parameters(entry.name), own, self.grid)}
 
@@ -201,8 +193,8 @@ class Choice(Section):
 class MethodChoice(Choice):
     """A preset by its name, with its settings and, by slot, the parts that replace or change its own."""
 
-    def validate(self, key: str, given: Mapping[str, Any]) -> dict[str, Any]:
-        return resolve_method(self.registry, given)
+    def validate(self, key: str, raw: Mapping[str, Any]) -> dict[str, Any]:
+        return resolve_method(self.registry, raw)
 
     def instantiate(self, values: Mapping[str, Any], **fixed: Any) -> Method:
         return compose(self.registry, values)
@@ -215,7 +207,7 @@ class Terms(Choice):
         if rest:
             term, *deeper = rest
             return Tree(
-                {term: Tree({one_dot(f"{key}.{term}", deeper): value}) if deeper else self._term(key, term, value)}
+                {term: Tree({single_key(f"{key}.{term}", deeper): value}) if deeper else self._term(key, term, value)}
             )
         if isinstance(value, Mapping) and "name" not in value:
             return Tree(
@@ -239,17 +231,13 @@ class Terms(Choice):
         if value is not None and not isinstance(value, Mapping):
             having = [] if term in self.registry else [e.name for e in self.registry if term in e.parameters]
             like = f"; write the part first, like {key}.{having[0]}.{term}" if having else ""
-            told = f"{key}.{term} is {format_value(value)}, but it must be a mapping of a part's settings"
-            raise ConfigError(f"{told}{like}.")
+            message = f"{key}.{term} is {format_value(value)}, but it must be a mapping of a part's settings"
+            raise ConfigError(f"{message}{like}.")
         return Tree({str(name): inner for name, inner in (value or {}).items()})
 
 
-def one_dot(key: str, rest: Sequence[str]) -> str:
-    """The name of a setting directly below a key.
-
-    Raises:
-        ConfigError: for one further below.
-    """
+def single_key(key: str, rest: Sequence[str]) -> str:
+    """The name of a setting directly below a key."""
     if len(rest) > 1:
         raise ConfigError(f"unknown key {'.'.join((key, *rest))!r}; settings have one dot, like {key}.{rest[0]}.")
     return rest[0]
@@ -263,29 +251,29 @@ def sections_of(owner: Callable[..., Any], skip: Sequence[str] = (), **choices: 
         skip: parameters that are not keys, other than ``engine_settings`` of a choice ``engine``.
         choices: registries of those that are chosen by name.
     """
-    found: dict[str, Section] = {}
+    sections: dict[str, Section] = {}
     for name, parameter in signature(owner).items():
         if name in skip or name.removesuffix("_settings") in (choices.keys() - {name}):
             continue
         if name in choices:
-            found[name] = Choice(choices[name], parameter.default if isinstance(parameter.default, str) else "")
+            sections[name] = Choice(choices[name], parameter.default if isinstance(parameter.default, str) else "")
         elif is_dataclass(parameter.annotation) and isinstance(parameter.annotation, type):
-            found[name] = Record(parameter.annotation)
+            sections[name] = Record(parameter.annotation)
         else:
-            found[name] = Value(owner, parameter)
-    return found
+            sections[name] = Value(owner, parameter)
+    return sections
 
 
 def arguments(owner: Callable[..., Any], sections: Mapping[str, Section], values: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of ``owner`` from validated settings; a choice may be passed on as a name and its settings."""
-    known, found = signature(owner), {}
+    known, keywords = signature(owner), {}
     for key in known.keys() & sections.keys():
         section = sections[key]
         if isinstance(section, Choice) and f"{key}_settings" in known:
-            found |= {key: values[key]["name"], f"{key}_settings": section.settings(values[key])}
+            keywords |= {key: values[key]["name"], f"{key}_settings": section.settings(values[key])}
         else:
-            found[key] = section.instantiate(values[key])
-    return found
+            keywords[key] = section.instantiate(values[key])
+    return keywords
 
 
 DEPLOYED = "deploy"  # the key that only deployments have
@@ -310,10 +298,10 @@ class Config:
 
     def __getitem__(self, key: str) -> Any:
         """The value at a dotted key."""
-        found: Any = self.values
+        value: Any = self.values
         for part in key.split("."):
-            found = found[part]
-        return found
+            value = value[part]
+        return value
 
 
 @dataclass(frozen=True)
@@ -335,12 +323,12 @@ class CommandSchema:
     kind: str
     sections: Mapping[str, Section]
     defaults: Mapping[str, Any]
-    fitting: Mapping[tuple[str, str | Condition], Mapping[str, Any]] = field(default_factory=dict)
-    comparison: Callable[[set[str]], Sequence[str]] = lambda named: ()
-    agree: Callable[[set[str], set[str], Mapping[str, Any]], None] = lambda recipe, words, full: None
-    short: Mapping[str, str] = field(default_factory=dict)
+    choice_defaults: Mapping[tuple[str, str | Condition], Mapping[str, Any]] = field(default_factory=dict)
+    default_sweep: Callable[[set[str]], Sequence[str]] = lambda named: ()
+    check_conflicts: Callable[[set[str], set[str], Mapping[str, Any]], None] = lambda recipe, words, full: None
+    aliases: Mapping[str, str] = field(default_factory=dict)
     may_change: tuple[str, ...] = ("device",)
-    may_grow: str = ""
+    extendable: str = ""
 
     @property
     def command(self) -> str:
@@ -384,12 +372,12 @@ class CommandSchema:
         """The configurations of a command line; without a value for the first key, those of the default comparison."""
         overrides, named = self._parse(words, sweeps), self.named(words, base)
         if not {next(iter(self.sections)), "resume"} & named:
-            overrides = [*self._parse(self.comparison(named)), *overrides]
+            overrides = [*self._parse(self.default_sweep(named)), *overrides]
         return self._configs(overrides, base)
 
     def named(self, words: Sequence[str], base: Path | None) -> set[str]:
         """The keys of the first level that are set on a command line or in its recipe."""
-        return {one.key[0] for one in self._parse(words)} | (read(base).keys() if base else set())
+        return {override.key[0] for override in self._parse(words)} | (read(base).keys() if base else set())
 
     def complete(self, recipe: Mapping[str, Any], words: Mapping[Key, Any] | None = None) -> dict[str, Any]:
         """Every key with its value: overrides over a recipe over what goes with the choices over the defaults.
@@ -397,15 +385,15 @@ class CommandSchema:
         Raises:
             ConfigError: for anything unknown or of the wrong type.
         """
-        given = [self._tree({(key,): value for key, value in recipe.items()}), self._tree(words or {})]
+        layers = [self._tree({(key,): value for key, value in recipe.items()}), self._tree(words or {})]
         defaults = {key: section.default for key, section in self.sections.items() if section.default is not EMPTY}
         defaults |= self.defaults
         start = self._tree({(key,): value for key, value in defaults.items()})
-        for (key, fits), fitting in self.fitting.items():
-            chosen = self._over(start, given).get(key, {})
+        for (key, fits), fitting in self.choice_defaults.items():
+            chosen = self._overlay_all(start, layers).get(key, {})
             if chosen.get("name") == fits if isinstance(fits, str) else fits(chosen):
-                start = self._lay(start, self._tree({(k,): value for k, value in fitting.items()}), start)
-        full = interpolate(self._over(start, given))
+                start = self._overlay(start, self._tree({(k,): value for k, value in fitting.items()}), start)
+        full = interpolate(self._overlay_all(start, layers))
         return {key: section.validate(key, full.get(key, EMPTY)) for key, section in self.sections.items()}
 
     def of_run(self, path: Path | str, instead: str) -> tuple[RunDirectory, Config]:
@@ -428,36 +416,36 @@ class CommandSchema:
         choices = {key: section for key, section in self.sections.items() if isinstance(section, Choice)}
         choices |= {f"{k}.{slot}": s for k, c in choices.items() for slot, s in c.slots.items() if type(s) is Choice}
         names = {key: choice.registry.names() for key, choice in choices.items()}
-        found: dict[Key, ParsedOverride] = {}
+        overrides: dict[Key, ParsedOverride] = {}
         for word in words:
-            one = parse(word, names)
-            if one.is_sweep and not sweeps:
-                other = "" if ".".join(one.key) in names else ", or write a list as [a,b]"
+            override = parse(word, names)
+            if override.is_sweep and not sweeps:
+                other = "" if ".".join(override.key) in names else ", or write a list as [a,b]"
                 raise ConfigError(f"{word!r} holds several values; add -m to run each of them{other}.")
-            found[one.key] = one
-        return list(found.values())
+            overrides[override.key] = override
+        return list(overrides.values())
 
     def _configs(self, overrides: Sequence[ParsedOverride], base: Path | str | None) -> list[Config]:
         recipe = {} if base is None else self._recipe(Path(base))
         place = recipe.pop("out", None)
-        sweeps = [one.key for one in overrides if one.is_sweep]
-        found = []
+        sweeps = [override.key for override in overrides if override.is_sweep]
+        configs = []
         for words in combinations(overrides):
             swept = {".".join(key): words[key] for key in sweeps}
             out, resume = (convert(key, words.pop((key,), None), Path | None) for key in PATHS)
             if resume is None:
                 out = out or convert("out", place, Path | None)
                 try:
-                    found.append(Config(self.complete(recipe, words), out, swept=swept))
-                    self.agree({*recipe}, {key[0] for key in words}, found[-1].values)
+                    configs.append(Config(self.complete(recipe, words), out, swept=swept))
+                    self.check_conflicts({*recipe}, {key[0] for key in words}, configs[-1].values)
                 except ConfigError as error:
                     raise ConfigError(self._apart(overrides) or str(error)) from error
                 continue
             if base is not None or out is not None or sweeps:
                 other = "a recipe" if base is not None else "out=" if out is not None else "a sweep"
                 raise ConfigError(f"resume= continues a run as it is, so it cannot be combined with {other}.")
-            found.append(Config(self._resumed(located(resume)[0], words), resume=resume))
-        return found
+            configs.append(Config(self._resumed(located(resume)[0], words), resume=resume))
+        return configs
 
     def _recipe(self, path: Path) -> dict[str, Any]:
         """The settings in a recipe, which may be the ``config.yaml`` of a run."""
@@ -465,23 +453,27 @@ class CommandSchema:
         if "resume" in recipe:
             raise ConfigError(f"{str(path)!r} has the key 'resume', which belongs on the command line.")
         if recipe.keys() <= {"checkpoint"} and "identity" in yaml.load(path):
-            raise ConfigError(f"{str(path)!r} names no {first}: this run was made from Python and is repeated there.")
+            raise ConfigError(
+                f"{str(path)!r} names no {first}: this run was started from Python; repeat it from Python."
+            )
         return recipe
 
     def _apart(self, overrides: Sequence[ParsedOverride]) -> str:
         """The sentence about a setting that only some of a sweep's choices have; "" if there is none."""
-        several = {one.key: one.values for one in overrides if one.is_sweep}
-        for one in overrides:
-            section = self.sections.get(one.key[0])
-            if not isinstance(section, Choice) or len(one.key) != 2 or one.key[1] in section.slots:
+        several = {override.key: override.values for override in overrides if override.is_sweep}
+        for override in overrides:
+            section = self.sections.get(override.key[0])
+            if not isinstance(section, Choice) or len(override.key) != 2 or override.key[1] in section.slots:
                 continue
-            names = [section.registry.canonical(n) for n in several.get(one.key[:1], ()) if isinstance(n, str)]
-            having = {name: one.key[1] in section.parameters(name) for name in names if name in section.registry}
+            names = [section.registry.canonical(n) for n in several.get(override.key[:1], ()) if isinstance(n, str)]
+            having = {name: override.key[1] in section.parameters(name) for name in names if name in section.registry}
             if len(set(having.values())) == 2:
-                key, setting = one.key
+                key, setting = override.key
                 has = [name for name, yes in having.items() if yes]
                 others = [name for name, yes in having.items() if not yes]
-                written = ",".join([*others, *(f"{{name:{name},{setting}:{bare(one.values[0])}}}" for name in has)])
+                written = ",".join(
+                    [*others, *((f"{{name:{name},{setting}:{bare(override.values[0])}}}") for name in has)]
+                )
                 return (
                     f"{key}.{setting} is a setting of {' and '.join(has)}, but not of {' and '.join(others)}; "
                     f"write it beside the name: '{key}={written}'."
@@ -500,20 +492,20 @@ class CommandSchema:
             raise ConfigError(f"{str(directory)!r} was not started by fedloom {self.command}; continue it with {how}.")
         if (first := next(iter(self.sections))) not in stored:
             raise CheckpointError(
-                f"{str(directory / 'config.yaml')!r} names no {first}: this run was made from Python and is continued "
-                "there."
+                f"{str(directory / 'config.yaml')!r} names no {first}: this run was started from Python; resume it "
+                "from Python."
             )
         after = self.complete(stored, words)
         old, new = flatten(self.complete(stored)), flatten(after)
         changed = []
         for key in dict.fromkeys([*old, *new]):
             a, b = old.get(key), new.get(key)
-            grows = key == self.may_grow and b is not None and b > a
+            grows = key == self.extendable and b is not None and b > a
             if a != b and not grows and not any(f"{key}.".startswith(f"{may}.") for may in self.may_change):
                 changed.append(f"{key}: {format_value(a)} → {format_value(b)}")
         if changed:
             may = ", ".join(dict.fromkeys(one.partition(".")[0] for one in self.may_change)) + (
-                f", and {self.may_grow}, upwards" if self.may_grow else ""
+                f", and {self.extendable}, upwards" if self.extendable else ""
             )
             raise ConfigError(
                 f"{str(directory)!r} cannot be continued with other settings ({'; '.join(changed)}); "
@@ -521,9 +513,9 @@ class CommandSchema:
             )
         return after
 
-    def _tree(self, given: Mapping[Key, Any]) -> Tree:
+    def _tree(self, values: Mapping[Key, Any]) -> Tree:
         """Settings by key as a tree: choices by name before their settings, whatever the order."""
-        longer = [((*self.short.get(key[0], key[0]).split("."), *key[1:]), value) for key, value in given.items()]
+        longer = [((*self.aliases.get(key[0], key[0]).split("."), *key[1:]), value) for key, value in values.items()]
         self._refuse_two_names(dict(longer))
         _refuse_twice(dict(longer))
         tree = Tree()
@@ -533,25 +525,25 @@ class CommandSchema:
             tree = merge(tree, Tree({first: self.sections[first].nest(first, rest, value)}))
         return tree
 
-    def _refuse_two_names(self, given: Mapping[Key, Any]) -> None:
+    def _refuse_two_names(self, values: Mapping[Key, Any]) -> None:
         """Raise ``ConfigError`` for a choice with a second, other name among its settings."""
-        for key, value in given.items():
-            chosen, where = given.get(key[:-1]), ".".join(key[:-1])
+        for key, value in values.items():
+            chosen, where = values.get(key[:-1]), ".".join(key[:-1])
             if key[-1] == "name" and isinstance(chosen, str) and chosen != value:
-                section, told = self.sections.get(key[0]), "leave one out"
+                section, message = self.sections.get(key[0]), "leave one out"
                 if (
                     isinstance(section, Choice)
                     and chosen in section.registry
                     and "network" in section.parameters(chosen)
                 ):
-                    told = f"the network of {chosen} is {where}.network={bare(value)}"
-                raise ConfigError(f"{where}={chosen} and {where}.name={bare(value)} choose two; {told}.")
+                    message = f"the network of {chosen} is {where}.network={bare(value)}"
+                raise ConfigError(f"{where}={chosen} and {where}.name={bare(value)} choose two; {message}.")
 
-    def _over(self, start: Tree, given: Sequence[Tree]) -> Tree:
+    def _overlay_all(self, start: Tree, layers: Sequence[Tree]) -> Tree:
         """The trees over the one at the start, one after the other."""
-        return reduce(lambda full, tree: self._lay(full, tree, start), given, start)
+        return reduce(lambda full, tree: self._overlay(full, tree, start), layers, start)
 
-    def _lay(self, full: Tree, over: Tree, start: Tree) -> Tree:
+    def _overlay(self, full: Tree, over: Tree, start: Tree) -> Tree:
         """A tree laid over a full one; a choice that returns to its name in ``start`` has its settings from there."""
         for key, tree in over.items():
             name = tree.get("name") if isinstance(tree, Tree) else None
@@ -564,35 +556,37 @@ class CommandSchema:
             return ConfigError(
                 "these are settings of a deployment; start it with fedloom deploy local or deploy server."
             )
-        keys = [*self.sections, *self.short, *PATHS]
-        told = nearest(key, keys, "key")
+        keys = [*self.sections, *self.aliases, *PATHS]
+        hint = nearest(key, keys, "key")
         records = {name: section for name, section in self.sections.items() if isinstance(section, Record)}
         inside = [f"{name}.{key}" for name, record in records.items() if key in signature(record.factory)]
         choices = {name: section for name, section in self.sections.items() if isinstance(section, Choice)}
-        inside += [f"{name}.{key}" for name, one in choices.items() if key in one.slots]
+        inside += [f"{name}.{key}" for name, choice in choices.items() if key in choice.slots]
         if not inside:
-            inside = [f"{n}.{key}" for n, one in choices.items() if any(key in e.parameters for e in one.registry)]
+            inside = [
+                f"{n}.{key}" for n, choice in choices.items() if any(key in e.parameters for e in choice.registry)
+            ]
         if inside and not difflib.get_close_matches(key, keys, n=1, cutoff=0.7):
-            told = f"did you mean {' or '.join(map(repr, inside[:2]))}? There are: {', '.join(sorted(keys))}."
-        return ConfigError(f"unknown key {key!r}; {told}")
+            hint = f"did you mean {' or '.join(map(repr, inside[:2]))}? There are: {', '.join(sorted(keys))}."
+        return ConfigError(f"unknown key {key!r}; {hint}")
 
 
-def _refuse_twice(given: Mapping[Key, Any]) -> None:
+def _refuse_twice(values: Mapping[Key, Any]) -> None:
     """Raise a ``ConfigError`` for a setting given by its own key and in the mapping of another.
 
     >>> _refuse_twice({("local", "lr"): 0.1, ("local",): {"lr": 0.2}})
     Traceback (most recent call last):
     ...
-    fedloom.core.errors.ConfigError: local.lr is given twice, by itself and within local; leave one out.
+    fedloom.core.errors.ConfigError: local.lr is set twice, alone and within local; leave one out.
     """
-    for key in given:
+    for key in values:
         for cut in range(1, len(key)):
-            within = given.get(key[:cut])
+            within = values.get(key[:cut])
             for part in key[cut:]:
                 within = within.get(part) if isinstance(within, Mapping) else None
             if within is not None:
                 where, outer = ".".join(key), ".".join(key[:cut])
-                raise ConfigError(f"{where} is given twice, by itself and within {outer}; leave one out.")
+                raise ConfigError(f"{where} is set twice, alone and within {outer}; leave one out.")
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -602,7 +596,7 @@ def read(path: Path) -> dict[str, Any]:
         ConfigError: if it cannot be read or is not a mapping.
     """
     try:
-        found = yaml.load(path)
+        content = yaml.load(path)
     except FileNotFoundError:
         raise ConfigError(f"there is no file {str(path)!r}.") from None
     except OSError as error:
@@ -610,9 +604,9 @@ def read(path: Path) -> dict[str, Any]:
     except yaml.YAMLProblem as error:
         reason = " ".join(str(error).replace('in "<unicode string>", ', "in ").split())
         raise ConfigError(f"{str(path)!r} is not a YAML file of settings: {reason}.") from error
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise ConfigError(f"{str(path)!r} holds no settings: it should be a mapping of keys to values.")
-    return {str(key): value for key, value in found.items() if "identity" not in found or key not in PROVENANCE}
+    return {str(key): value for key, value in content.items() if "identity" not in content or key not in PROVENANCE}
 
 
 def read_run(directory: Path) -> dict[str, Any]:

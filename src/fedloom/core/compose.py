@@ -42,7 +42,7 @@ def resolve_method(methods: Registry[Method], given: Mapping[str, Any]) -> dict[
         usual = _preset(methods, {name: value for name, value in found.items() if name != key})
         if _is_lost(usual, preset, compose(methods, resolved)):
             which = " and ".join(f"method.{slot}" for slot in parts)
-            raise ConfigError(f"method.{key} has no effect beside what is given for {which}; leave one of them out.")
+            raise ConfigError(f"method.{key} has no effect beside {which}; leave one of them out.")
     return resolved
 
 

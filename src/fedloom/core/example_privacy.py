@@ -72,7 +72,7 @@ def check(plan: ClientPlan) -> None:
     if hindering := plan.layout.hindering_buffer:
         buffer, remedy = hindering
         raise ConfigError(
-            f"{mine} needs the gradient of each sample, but buffer {buffer!r} couples those of a batch; {remedy}."
+            f"{mine} needs the gradient of each sample, but buffer {buffer!r} couples the samples of a batch; {remedy}."
         )
     if plan.traits.mixes_in_training:
         raise ConfigError(
@@ -92,7 +92,7 @@ def check(plan: ClientPlan) -> None:
     for term in method.objective:
         if term.per_sample is False or _couples(plan, term):
             raise ConfigError(
-                f"{mine} takes the gradient of each sample alone, but objective {label(term)!r} is a function of the "
+                f"{mine} clips the gradient of each sample, but objective {label(term)!r} is a function of the "
                 "whole mini-batch; choose a loss that is a mean over samples."
             )
     for place, part in method.parts.items():

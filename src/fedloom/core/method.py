@@ -237,7 +237,7 @@ class Method:
                 unbounded = [n for n in part.uploads if n != UPDATE and f"{place}/{n}" not in self.boundable]
                 if unbounded or part.needs.losses:
                     what = f"{unbounded[0]!r}" if unbounded else "the client's loss"
-                    raise ConfigError(f"{other} sends {what}, which has no bound that {mine} could keep private.")
+                    raise ConfigError(f"{other} sends {what}, which has no bound that {mine} could protect.")
         if "sums" not in uplink.guarantees:
             return
         if not all(later.guarantees == {"sums"} for later in self.uplink[self.uplink.index(uplink) + 1 :]):

@@ -22,8 +22,8 @@ from fedloom.data.partitions import Partition, partitions
 from fedloom.data.sources import Source, sources
 
 if TYPE_CHECKING:
-    from fedloom.data.own import as_source
     from fedloom.data.sources.arrays import from_tensors
+    from fedloom.data.user import as_source
     from fedloom_apps.online.streams import streams, task_stream
 
 __all__ = [
@@ -31,10 +31,10 @@ __all__ = [
     "partitions", "sources", "statistics", "streams", "targets", "task_stream",
 ]  # fmt: skip
 
-_own = lazily(__name__, "own.as_source", "sources.arrays.from_tensors")
+_lazy = lazily(__name__, "user.as_source", "sources.arrays.from_tensors")
 _STREAMS = "fedloom_apps.online.streams"
 
 
 def __getattr__(name: str) -> Any:
     """Import on first use."""
-    return at(f"{_STREAMS}:{name}") if name in ("streams", "task_stream") else _own(name)
+    return at(f"{_STREAMS}:{name}") if name in ("streams", "task_stream") else _lazy(name)

@@ -85,7 +85,7 @@ class Augmentation(Ranged, ABC):
 augmentations = Registry[Augmentation]("augmentation")
 
 
-def augmentation(given: str | Mapping[str, Any] | Augmentation) -> Augmentation:
+def augmentation(choice: str | Mapping[str, Any] | Augmentation) -> Augmentation:
     """Make an augmentation from its name, or from a mapping of its name and settings.
 
     >>> from fedloom.data.augment import augmentation
@@ -95,19 +95,19 @@ def augmentation(given: str | Mapping[str, Any] | Augmentation) -> Augmentation:
     Raises:
         ConfigError: for unknown names and settings, and a registered class of another kind.
     """
-    if isinstance(given, Augmentation):
-        return given
-    settings: Any = {"name": given} if isinstance(given, str) else given
+    if isinstance(choice, Augmentation):
+        return choice
+    settings: Any = {"name": choice} if isinstance(choice, str) else choice
     settings = dict(settings) if isinstance(settings, Mapping) else {}
     name = settings.pop("name", None)
     if not isinstance(name, str):
-        raise ConfigError(f"an augmentation is a name, or a mapping with a name and settings, not {given!r}.")
-    made = augmentations.make(name, **settings)
-    if not isinstance(made, Augmentation):
+        raise ConfigError(f"an augmentation is a name, or a mapping with a name and settings, not {choice!r}.")
+    result = augmentations.make(name, **settings)
+    if not isinstance(result, Augmentation):
         raise ConfigError(
             f"augmentation {name!r} is not derived from fedloom.data.augment.Augmentation, as it must be."
         )
-    return made
+    return result
 
 
 @dataclass(frozen=True)
@@ -135,42 +135,42 @@ class Pipeline:
             if step.pixels != pixels:
                 x = scale.pixels(x).clamp_(0, 1) if step.pixels else scale.stored(x)
                 pixels = step.pixels
-            parts = [mine[number] for mine in drawn]
+            parts = [draws[number] for draws in drawn]
             together = parts[0] if len(parts) == 1 else {k: torch.cat([p[k] for p in parts]) for k in parts[0]}
             x = _images(step.apply(x, {k: v.to(x.device) for k, v in together.items()}, scale), x, step)
         return scale.stored(x) if pixels else x
 
 
-def _images(made: object, x: Tensor, step: Augmentation) -> Tensor:
+def _images(result: object, x: Tensor, step: Augmentation) -> Tensor:
     """What an augmentation made of images [N, C, H, W]; an error unless it is as many images of the same type."""
-    found = in_words(made)
-    if isinstance(made, Tensor):
-        if made.ndim == 4 and len(made) == len(x) and made.dtype == x.dtype and made.device == x.device:
-            return made
-        found += f", {made.dtype} on {made.device},"
+    form = in_words(result)
+    if isinstance(result, Tensor):
+        if result.ndim == 4 and len(result) == len(x) and result.dtype == x.dtype and result.device == x.device:
+            return result
+        form += f", {result.dtype} on {result.device},"
     raise ValueError(
-        f"augmentation {type(step).__name__.lower()!r} returned {found} for images of shape {list(x.shape)}, {x.dtype} "
+        f"augmentation {type(step).__name__.lower()!r} returned {form} for images of shape {list(x.shape)}, {x.dtype} "
         f"on {x.device}; it must return as many images [N, C, H, W] of the same type"
     )
 
 
-def pipeline(given: Sequence[str | Mapping[str, Any] | Augmentation], arrays: Arrays) -> Pipeline:
+def pipeline(choices: Sequence[str | Mapping[str, Any] | Augmentation], arrays: Arrays) -> Pipeline:
     """The pipeline of the given augmentations for a data set.
 
     Raises:
         ConfigError: for unknown names and settings, and augmentations that do not suit the data.
     """
-    steps = tuple(augmentation(one) for one in given)
+    steps = tuple(augmentation(choice) for choice in choices)
     x = arrays.x
-    for one in steps:
-        name = type(one).__name__.lower()
+    for step in steps:
+        name = type(step).__name__.lower()
         if x.ndim != 4 or not x.is_floating_point():
             raise ConfigError(
                 f"augmentation {name!r} needs images [N, C, H, W], not inputs of shape {list(x.shape[1:])}."
             )
-        if one.colours and x.shape[1] not in (1, 3):
+        if step.colours and x.shape[1] not in (1, 3):
             raise ConfigError(f"augmentation {name!r} needs images of 1 or 3 channels, not {x.shape[1]}.")
-        if one.pixels and not arrays.mean and len(x) and (float(x.min()) < 0 or float(x.max()) > 1):
+        if step.pixels and not arrays.mean and len(x) and (float(x.min()) < 0 or float(x.max()) > 1):
             raise ConfigError(
                 f"augmentation {name!r} works on pixels from 0 to 1, but the inputs lie between {float(x.min()):.3g} "
                 f"and {float(x.max()):.3g}; give the mean and std of their normalisation (Arrays.mean, Arrays.std)."
@@ -419,9 +419,6 @@ class Jitter(Augmentation):
         saturation: s of the saturation.
         hue: s of the hue, at most .5.
         p: probability that an image is changed.
-
-    Raises:
-        ConfigError: if a setting is out of range.
     """
 
     brightness: Probability = 0.4
@@ -457,9 +454,6 @@ class Blur(Augmentation):
         low: smallest standard deviation in pixels.
         high: largest standard deviation in pixels.
         p: probability that an image is blurred.
-
-    Raises:
-        ConfigError: if a setting is out of range.
     """
 
     size: Annotated[int, Range(3)] = 3
@@ -530,18 +524,18 @@ def strength(
         "translate_y": 150 / 331 * height,
         "rotate": 30.0,
     }
-    found = np.zeros(operation.shape)
+    result = np.zeros(operation.shape)
     for name in OPERATIONS:
         here = operation == NUMBER[name]
         if name in SIGNED:
             value = greatest.get(name, 0.9) * share
             value = np.trunc(value) if name.startswith("translate") else value
-            found = np.where(here, signs * value + (name in COLOURS), found)
+            result = np.where(here, signs * value + (name in COLOURS), result)
         elif name == "posterize":
-            found = np.where(here, 8 - np.round(4 * share), found)
+            result = np.where(here, 8 - np.round(4 * share), result)
         elif name == "solarize":
-            found = np.where(here, 255 * (1 - share), found)
-    return found
+            result = np.where(here, 255 * (1 - share), result)
+    return result
 
 
 def apply_operations(x: Tensor, operation: Tensor, value: Tensor, fill: Tensor) -> Tensor:
@@ -605,9 +599,6 @@ class RandAugment(_Policy):
     Args:
         operations: number of operations per image.
         magnitude: level of strength, 0 to 30.
-
-    Raises:
-        ConfigError: if a setting is out of range.
     """
 
     operations: Count = 2

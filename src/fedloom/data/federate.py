@@ -84,13 +84,13 @@ def federate(
     validation, unseen = checked("validation", validation, float), checked("unseen", unseen, float)
     own = {"y": y, "test": test, "features": features, "label": label, "client": client, "standardise": standardise}
     if not isinstance(source, str | Source):
-        from fedloom.data.own import as_source  # most runs read none
+        from fedloom.data.user import as_source  # most runs read none
 
         partition, own["client"] = by_ids(partition, client)
         source = as_source(source, **own)
     else:
-        given = {name: value for name, value in own.items() if value is not None and value is not False}
-        source = by_name(source, given)
+        settings = {name: value for name, value in own.items() if value is not None and value is not False}
+        source = by_name(source, settings)
     partition = which_partition(partition, source)
     noise = noises.make(noise) if isinstance(noise, str) else noise
     target = targets.make(target) if isinstance(target, str) else target
@@ -104,15 +104,15 @@ def federate(
 
     share = 0.0 if isinstance(held_out, str) else held_out
     in_time = source.settings.get("time") is not None
-    train, kept, held = split_rows(index, labels, validation, share, stream(seed, "split"), in_time)
+    train, kept, test_part = split_rows(index, labels, validation, share, stream(seed, "split"), in_time)
     where = source.train
     if held_out == "common":
-        where, held = source.test, from_common(source, partition, index, labels, stream(seed, "split", 1))
+        where, test_part = source.test, from_common(source, partition, index, labels, stream(seed, "split", 1))
     elif held_out == "natural":
-        where, held = source.test, same_groups(source, index, natural)
+        where, test_part = source.test, same_groups(source, index, natural)
     names = names_of(source, index) if natural else ()
     if order is not None:
-        train, kept, held = (one.pick(order) for one in (train, kept, held))
+        train, kept, test_part = (index.pick(order) for index in (train, kept, test_part))
         relabel = None if relabel is None else relabel[order]
         names = tuple(names[k] for k in order) if names else ()
     hidden = [] if order is None else order[len(order) - count_unseen(len(order), unseen) :].tolist()
@@ -126,10 +126,10 @@ def federate(
         counts = np.stack([np.bincount(labels[rows], minlength=classes) for rows in train])
         test, unlabelled = target.draw(source.test, labels_of_test(source, "a target"), counts, stream(seed, "target"))
 
-    made = Federation(
+    federation = Federation(
         train=Split(pool, train, calls),
         validation=Split(source.train, kept, calls),
-        held_out=Split(where, held, calls),
+        held_out=Split(where, test_part, calls),
         test=test,
         names=names,
         unseen=len(hidden),
@@ -144,7 +144,7 @@ def federate(
             "samples": {
                 "train": len(train.rows),
                 "validation": len(kept.rows),
-                "held_out": len(held.rows),
+                "held_out": len(test_part.rows),
                 "test": len(test),
             },
             **({"unseen": hidden} if hidden else {}),
@@ -152,10 +152,10 @@ def federate(
             **wrong,
             **({} if target.is_identity else {"target": target.describe()}),
             "left_out": left_out(source, index, natural),
-            "fingerprint": fingerprint(train, kept, held, *([] if relabel is None else [relabel])),
+            "fingerprint": fingerprint(train, kept, test_part, *([] if relabel is None else [relabel])),
         },
     )
-    return made if partition.outputs is None else with_own_labels(made, partition.outputs)
+    return federation if partition.outputs is None else with_own_labels(federation, partition.outputs)
 
 
 def by_name(source: str | Source, own: dict[str, Any]) -> Source:
@@ -173,12 +173,12 @@ def misplaced(unknown: Mapping[str, Any], source: Any, partition: Any) -> str:
     >>> misplaced({"alpha": 0.1}, "digits", "dirichlet")
     "alpha= is a setting of the partition: fl.data.partitions.make('dirichlet', alpha=0.1)."
     """
-    for what, registry, given in (("partition", partitions, partition), ("source", sources, source)):
-        if isinstance(given, str):
-            known = registry[registry.shorthand(given)[0]].parameters
+    for what, registry, choice in (("partition", partitions, partition), ("source", sources, source)):
+        if isinstance(choice, str):
+            known = registry[registry.shorthand(choice)[0]].parameters
             if settings := ", ".join(f"{key}={value!r}" for key, value in unknown.items() if key in known):
                 name = next(key for key in unknown if key in known)
-                return f"{name}= is a setting of the {what}: fl.data.{what}s.make({given!r}, {settings})."
+                return f"{name}= is a setting of the {what}: fl.data.{what}s.make({choice!r}, {settings})."
     own = [name for name in inspect.signature(federate).parameters if name != "unknown"]
     return (
         f"federate has no argument {next(iter(unknown))!r}; settings of a partition or source go to "
@@ -221,7 +221,7 @@ def by_ids(partition: Any, client: Any) -> tuple[Any, Any]:
     if partition is None or isinstance(partition, str | Partition | Index):
         return partition, client
     items = np.asarray(partition, dtype=object) if not isinstance(partition, np.ndarray) else partition
-    if items.ndim != 1 or any(np.ndim(one) for one in items[:1]):
+    if items.ndim != 1 or any(np.ndim(item) for item in items[:1]):
         return partition, client
     if client is not None:
         raise ConfigError("the partition lists a client for every sample already; leave client= out.")
@@ -277,9 +277,6 @@ def last_unseen(clients: int, share: float, rng: np.random.Generator) -> np.ndar
 
     >>> last_unseen(5, 0.4, np.random.default_rng(4)).tolist()
     [0, 1, 3, 2, 4]
-
-    Raises:
-        DataError: if no client would be left to train.
     """
     if not share:
         return None
@@ -356,11 +353,11 @@ def left_out(source: Source, index: Index, natural: bool) -> dict[str, Any]:
     samples = len(source.train) - len(index.rows)
     if not samples:
         return {}
-    found: dict[str, Any] = {"samples": samples}
+    record: dict[str, Any] = {"samples": samples}
     if natural and source.groups is not None:
         ids = np.setdiff1d(source.groups, group_of(source, index))
-        found["groups"] = [source.group_names[g] if g >= 0 and source.group_names else int(g) for g in ids]
-    return found
+        record["groups"] = [source.group_names[g] if g >= 0 and source.group_names else int(g) for g in ids]
+    return record
 
 
 def fingerprint(*parts: Index | np.ndarray) -> str:
@@ -386,7 +383,7 @@ def statistics(federation: Federation) -> dict[str, Any]:
     (10, True, 2.0)
     """
     sizes = federation.train.index.sizes
-    found: dict[str, Any] = {
+    result: dict[str, Any] = {
         "clients": len(federation),
         **({"unseen": federation.unseen} if federation.unseen else {}),
         "classes": federation.classes,
@@ -396,12 +393,12 @@ def statistics(federation: Federation) -> dict[str, Any]:
         "test": len(federation.test),
     }
     if not federation.train.arrays.has_classes:
-        return found
+        return result
     client, label, count = label_counts(federation.train)
     part = count / sizes[client]
     pooled = np.bincount(label, count, minlength=1)
     pooled = pooled[pooled > 0] / max(sizes.sum(), 1)
-    return found | {
+    return result | {
         "classes_per_client": spread(np.bincount(client, minlength=len(sizes))),
         "label_entropy": spread(np.bincount(client, -part * np.log(part), minlength=len(sizes))),
         "entropy_of_all": float(-(pooled * np.log(pooled)).sum()),

@@ -104,11 +104,11 @@ class Target(Ranged):
     Subclasses override ``shares``.
     """
 
-    def shares(self, classes: int, held: np.ndarray) -> np.ndarray:
-        """Unnormalised class probabilities, float64 [C]; ``held`` is the label counts of the clients, [K, C]."""
+    def shares(self, classes: int, client_counts: np.ndarray) -> np.ndarray:
+        """Unnormalised class probabilities, float64 [C], from the label counts of the clients, [K, C]."""
         return np.ones(classes)
 
-    def rows(self, labels: np.ndarray, classes: int, held: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    def rows(self, labels: np.ndarray, classes: int, client_counts: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """The largest subset of the pool with this label distribution: row numbers in random order, int64 [M].
 
         >>> Imbalanced(rho=4).rows(np.repeat([0, 1, 2], 8), 3, np.ones((1, 3)), np.random.default_rng(0)).shape
@@ -117,7 +117,7 @@ class Target(Ranged):
         Raises:
             DataError: if the pool has no samples of a class with positive probability.
         """
-        shares = self.shares(classes, held).astype(float)
+        shares = self.shares(classes, client_counts).astype(float)
         available = np.bincount(labels, minlength=classes)
         wanted = np.flatnonzero(shares)
         if not len(wanted) or not available[wanted].all():
@@ -129,10 +129,10 @@ class Target(Ranged):
         return rng.permutation(np.concatenate(chosen))
 
     def draw(
-        self, pool: Arrays, labels: np.ndarray, held: np.ndarray, rng: np.random.Generator
+        self, pool: Arrays, labels: np.ndarray, client_counts: np.ndarray, rng: np.random.Generator
     ) -> tuple[Arrays, Unlabelled]:
         """Test samples with this label distribution, and the same inputs (one tensor) without labels."""
-        rows = torch.from_numpy(self.rows(labels, pool.classes, held, rng))
+        rows = torch.from_numpy(self.rows(labels, pool.classes, client_counts, rng))
         test = replace(pool, x=pool.x[rows], y=pool.y[rows])
         return test, Unlabelled(test.x)
 
@@ -160,10 +160,10 @@ class Skew(Target):
 
     client: NonNegativeInt = 0
 
-    def shares(self, classes: int, held: np.ndarray) -> np.ndarray:
-        if self.client >= len(held):
+    def shares(self, classes: int, client_counts: np.ndarray) -> np.ndarray:
+        if self.client >= len(client_counts):
             raise DataError(f"there is no client {self.client} whose labels the target could have.")
-        return held[self.client]
+        return client_counts[self.client]
 
 
 @targets.register
@@ -180,7 +180,7 @@ class Imbalanced(Target):
 
     rho: Annotated[float, Range(1)] = 100.0
 
-    def shares(self, classes: int, held: np.ndarray) -> np.ndarray:
+    def shares(self, classes: int, client_counts: np.ndarray) -> np.ndarray:
         return self.rho ** -(np.arange(classes) / max(classes - 1, 1))
 
 

@@ -81,9 +81,6 @@ class Partition(ABC):
             clients: number of clients K; None only if it follows from the data (natural ids).
             rng: source of every draw.
             groups: natural client of every sample, int [N], if the data have natural clients.
-
-        Raises:
-            DataError: if the partition is impossible with these samples and clients.
         """
         self._check(len(labels), clients)
         for _ in range(self.redraws + 1):
@@ -104,9 +101,7 @@ class Partition(ABC):
         elif clients < 1:
             raise DataError(f"there must be at least 1 client, not clients={clients}.")
         elif clients > samples:
-            raise DataError(
-                f"{samples} samples cannot be dealt to {clients} clients: there are more clients than samples."
-            )
+            raise DataError(f"{samples} samples are too few for {clients} clients; choose fewer clients.")
         elif clients * self.min_size > samples:
             raise DataError(
                 f"{samples} samples cannot give {clients} clients {self.min_size} each (min_size); "
@@ -260,7 +255,7 @@ class Pathological(Partition):
         short = np.flatnonzero(available < held)
         if len(short):
             c = short[0]
-            raise DataError(f"class {present[c]} has {available[c]} samples, but {held[c]} clients are to hold it.")
+            raise DataError(f"class {present[c]} has {available[c]} samples, but {held[c]} clients need one.")
         rows = shuffled_by_label(label, rng)
         c = label[rows]
         owner = np.empty(len(rows), dtype=np.int64)
@@ -752,9 +747,9 @@ class Flower(Partition):
         make = getattr(kinds, self.kind)
         filled = {"num_partitions": clients or None, "partition_by": "label", "seed": int(rng.integers(2**31))}
         accepted = inspect.signature(make).parameters
-        given = {name: value for name, value in filled.items() if name in accepted and value is not None}
+        settings = {name: value for name, value in filled.items() if name in accepted and value is not None}
         try:
-            return make(**{**given, **self.settings})
+            return make(**{**settings, **self.settings})
         except Exception as error:
             raise DataError(f"flwr-datasets' {self.kind} cannot be made ({with_type(error)}).") from error
 
@@ -762,10 +757,12 @@ class Flower(Partition):
         """Name, kind and settings as plain data; an object is described by its class and constructor arguments."""
         if self.partitioner is None:
             return {"name": self.name, "kind": self.kind, "settings": dict(self.settings)}
-        held, arguments = vars(self.partitioner), inspect.signature(type(self.partitioner)).parameters
-        given = {name: held.get(f"_{name}", held.get(name)) for name in arguments}
-        given = {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in given.items()}
-        plain = {name: value for name, value in given.items() if isinstance(value, (bool, int, float, str, list))}
+        attributes, arguments = vars(self.partitioner), inspect.signature(type(self.partitioner)).parameters
+        settings = {name: attributes.get(f"_{name}", attributes.get(name)) for name in arguments}
+        settings = {
+            name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in settings.items()
+        }
+        plain = {name: value for name, value in settings.items() if isinstance(value, (bool, int, float, str, list))}
         return {"name": self.name, "kind": type(self.partitioner).__name__, "settings": plain}
 
 

@@ -159,10 +159,10 @@ def settings(partition: Mapping[str, Any]) -> str:
     >>> settings({"name": "dirichlet", "alpha": 0.3})
     ' (alpha=0.3)'
     """
-    given = [
+    words = [
         f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}" for name, value in partition.items()
     ]
-    return f" ({', '.join(given[1:])})" if given[1:] else ""
+    return f" ({', '.join(words[1:])})" if words[1:] else ""
 
 
 def plot_samples(arrays: Arrays, title: str, path: str | Path, per_class: int = 10) -> Path:

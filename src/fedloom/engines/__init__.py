@@ -95,9 +95,9 @@ class Serial(Engine):
         self, down: Broadcast, clients: np.ndarray, states: States, level: int = 0, held_out: bool = False
     ) -> np.ndarray:
         work = partial(self.computes[level].losses, down, clients, states, held_out)
-        if isinstance(found := as_loss_error(work), ClientError):
-            raise found
-        return found
+        if isinstance(error := as_loss_error(work), ClientError):
+            raise error
+        return error
 
     def close(self) -> None:
         """Do nothing; there is nothing to release."""

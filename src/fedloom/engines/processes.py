@@ -195,9 +195,6 @@ class Processes(Engine):
         plan: the client plan.
         compute: makes the compute of a worker.
         workers: number of processes; 0 means one per core available to this process.
-
-    Raises:
-        ConfigError: if processes cannot be forked, the plan is for a GPU, or the number of workers is out of range.
     """
 
     traits = Traits(devices=("cpu",))
@@ -271,8 +268,8 @@ class Processes(Engine):
             deal()
             for turn in range(len(cut)):
                 while turn not in done:
-                    for task, found in self._collect(down):
-                        done[task.number] = found
+                    for task, result in self._collect(down):
+                        done[task.number] = result
                         free.append(task.slot)
                     deal()
                 yield done.pop(turn)
@@ -301,16 +298,16 @@ class Processes(Engine):
         """The losses from a worker, or from the worker that replaces it."""
         for attempt in range(ATTEMPTS + 1):
             try:
-                found = self.workers[number].pipe.recv()
+                answer = self.workers[number].pipe.recv()
             except (EOFError, OSError):
                 if attempt:
                     time.sleep(PAUSE)
                 self._replace(number)
                 self._send(self.workers[number], ("losses", share))
                 continue
-            if isinstance(found, ClientError):
-                raise found
-            return found
+            if isinstance(answer, ClientError):
+                raise answer
+            return answer
         raise LossError(
             f"its loss of the received model cannot be computed: the worker process died {ATTEMPTS + 1} times."
         )
@@ -336,8 +333,8 @@ class Processes(Engine):
     def _give(self, worker: Worker, task: BlockTask) -> None:
         slot = self.slots[task.slot]
         slot.mark = next(n for n in range(len(task.clients)) if n not in task.lost)
-        taken = [found for _ in task.clients if (found := self.arena.take())]
-        task.places, self.owners[task.slot] = [place for place, _ in taken], [owner for _, owner in taken]
+        places = [free for _ in task.clients if (free := self.arena.take())]
+        task.places, self.owners[task.slot] = [place for place, _ in places], [owner for _, owner in places]
         message = pickle.dumps(("work", (task.slot, *slot.dump(task))))
         if worker.tasks and (worker.held or len(message) > PIPE):
             worker.held.append(message)
@@ -354,7 +351,7 @@ class Processes(Engine):
 
     def _collect(self, down: Broadcast) -> list[tuple[BlockTask, Fold]]:
         """Wait until a worker finishes a task or dies; return the finished tasks with their folds."""
-        found: list[tuple[BlockTask, Fold]] = []
+        results: list[tuple[BlockTask, Fold]] = []
         busy = {worker.pipe: number for number, worker in enumerate(self.workers) if worker.tasks}
         if not busy:
             return [self._by_itself(self.suspects.popleft(), down)]
@@ -365,10 +362,10 @@ class Processes(Engine):
             except (EOFError, OSError):
                 self._after_death(busy[pipe])  # type: ignore[index]
                 continue
-            found.append((worker.tasks.popleft(), folded))
+            results.append((worker.tasks.popleft(), folded))
             if worker.held and len(worker.held) == len(worker.tasks):
                 self._send_bytes(worker, worker.held.popleft())
-        return found
+        return results
 
     def _receive(self, worker: Worker) -> Fold:
         """The fold of the worker's first task."""
@@ -431,11 +428,7 @@ class Processes(Engine):
 
 
 def check_forking() -> None:
-    """Check that workers can be forked now.
-
-    Raises:
-        ConfigError: if they cannot.
-    """
+    """Check that workers can be forked now."""
     if reason := reason_against_forking():
         raise ConfigError(f"engine 'processes' forks its workers, but {reason}.")
 

@@ -176,5 +176,5 @@ class _Unpacker(pickle.Unpickler):
             return torch.empty(shape, dtype=dtype)
         if kept:
             return self.segment.arena.view(shape, dtype, at)
-        found = self.segment.view(shape, dtype, at)
-        return found.clone() if self.copy else found
+        array = self.segment.view(shape, dtype, at)
+        return array.clone() if self.copy else array

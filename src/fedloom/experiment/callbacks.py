@@ -18,7 +18,16 @@ from torch import Tensor, nn
 from fedloom.core.checks import at_least
 from fedloom.core.errors import ConfigError, in_words, nearest, outside
 from fedloom.core.ranges import Count, NonNegative, within
-from fedloom.experiment.console import HEADLINES, LEVEL, duration, going_on, number, print_raw, silence_stdout, watched
+from fedloom.experiment.console import (
+    HEADLINES,
+    LEVEL,
+    duration,
+    first_metrics,
+    ignoring_full_disk,
+    number,
+    print_raw,
+    silence_stdout,
+)
 from fedloom.experiment.rundir import RunDirectory
 from fedloom.experiment.summary import looks, since_best
 from fedloom.metrics import Direction, direction
@@ -84,29 +93,21 @@ class Callback:
 
 
 def numbers(callback: Callback, step: Any) -> dict[str, int | float | None]:
-    """What a callback measures after a step, as plain numbers.
-
-    Raises:
-        ConfigError: if it returns anything but numbers by name.
-    """
-    found: Any = callback.on_step(step)
-    if not isinstance(found, Mapping):
-        raise ConfigError(f"{_named(callback)} returned {in_words(found)}, but it must return numbers by name.")
-    plain = {key: value.item() if _is_scalar(value) else value for key, value in found.items()}
+    """What a callback measures after a step, as plain numbers."""
+    returned: Any = callback.on_step(step)
+    if not isinstance(returned, Mapping):
+        raise ConfigError(f"{_named(callback)} returned {in_words(returned)}, but it must return numbers by name.")
+    plain = {key: value.item() if _is_scalar(value) else value for key, value in returned.items()}
     for key, value in plain.items():
         if not isinstance(key, str) or not isinstance(value, int | float | None):
             raise ConfigError(
-                f"{_named(callback)} returned {in_words(found[key])} as {key!r}, but it must be a number."
+                f"{_named(callback)} returned {in_words(returned[key])} as {key!r}, but it must be a number."
             )
     return plain
 
 
 def added(record: Mapping[str, Any], callback: Callback, measured: Mapping[str, Any]) -> dict[str, Any]:
-    """The record of a round with what a callback has measured.
-
-    Raises:
-        ConfigError: if the record has one of its names.
-    """
+    """The record of a round with what a callback has measured."""
     if taken := [key for key in measured if key in record or key == "seconds"]:
         raise ConfigError(
             f"{_named(callback)} returned {taken[0]!r}, which the record of a round has already; choose another name."
@@ -136,9 +137,6 @@ class EarlyStopping(Callback):
             for an unknown name, larger values are better.
 
     If no round has measured the metric by the time that patience would run out, a warning names the closest one.
-
-    Raises:
-        ConfigError: if a setting is out of range.
 
     >>> stop = EarlyStopping("global/loss", patience=2, min_delta=0.05)
     >>> records = [{"round": round, "global/loss": loss} for round, loss in enumerate([2.0, 1.0, 1.1, 0.98], start=1)]
@@ -240,7 +238,8 @@ class LineProgress(NullProgress):
     def on_round(self, record: Mapping[str, Any]) -> None:
         """Print one line: round, metrics, failures, time."""
         name, total = self.label or self.run.name, self.run.rounds
-        status = [f"{word} {number(key, record[key])}" for key, word in watched(record, self.run.headline).items()]
+        shown = first_metrics(record, self.run.headline)
+        status = [f"{word} {number(key, record[key])}" for key, word in shown.items()]
         if record.get("failures"):
             status.append(f"failures {record['failures']}")
         status.append(duration(record.get("seconds")))
@@ -248,7 +247,7 @@ class LineProgress(NullProgress):
 
     def _print(self, text: str) -> None:
         try:
-            with going_on(self.console):
+            with ignoring_full_disk(self.console):
                 print_raw(self.console, text)
         except (BrokenPipeError, SystemExit):
             silence_stdout()
@@ -299,10 +298,10 @@ class BarProgress(NullProgress):
     def on_round(self, record: Mapping[str, Any]) -> None:
         """Advance the bar; metrics not measured in this round keep their last values."""
         assert self.task is not None
-        words = watched(record, self.first)
+        words = first_metrics(record, self.first)
         self.seen |= {key: record[key] for key in words}
         self.failures += record.get("failures", 0)
-        words = watched(self.seen, self.first)
+        words = first_metrics(self.seen, self.first)
         lead = next((key for key in words if key not in HEADLINES[4:]), "")
         levels = [key for key in words if LEVEL.fullmatch(key) and key.partition("/")[0] == lead.partition("/")[0]]
         shown = [key for key in (lead, *levels, *HEADLINES[4:]) if key in words]

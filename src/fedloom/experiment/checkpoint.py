@@ -95,14 +95,14 @@ def located(path: Path) -> tuple[Path, int | None]:
     """
     if path.parent.name != "checkpoint":
         return path, None
-    found = NAME.fullmatch(path.name)
-    return path.parents[1], -1 if found is None else int(found[1])
+    match = NAME.fullmatch(path.name)
+    return path.parents[1], -1 if match is None else int(match[1])
 
 
 def available(folder: Path) -> list[Path]:
     """The checkpoints in a folder, oldest first."""
-    found = [path for path in folder.glob("round-*") if NAME.fullmatch(path.name)] if folder.is_dir() else []
-    return sorted(found, key=lambda path: int(path.name.removeprefix("round-")))
+    folders = [path for path in folder.glob("round-*") if NAME.fullmatch(path.name)] if folder.is_dir() else []
+    return sorted(folders, key=lambda path: int(path.name.removeprefix("round-")))
 
 
 def load(path: Path) -> Checkpoint:
@@ -123,8 +123,8 @@ def refusing(path: Path) -> Iterator[None]:
     except FedLoomError:
         raise
     except (OSError, LookupError, TypeError, ValueError, AttributeError, RuntimeError, SafetensorError) as error:
-        found = available(path.parent)
-        earlier = found[: found.index(path)] if path in found else []
+        stored = available(path.parent)
+        earlier = stored[: stored.index(path)] if path in stored else []
         advice = f"continue from the one before it with resume={earlier[-1]}" if earlier else "there is none before it"
         raise CheckpointError(f"the checkpoint {path} cannot be used ({in_one_line(error, 300)}); {advice}.") from error
 
@@ -139,7 +139,7 @@ def read(path: Path) -> Checkpoint:
     """
     manifest = json.loads(_bytes(path / "manifest.json"))
     if not isinstance(manifest, dict) or not {"format", "sha256", "files", "round", "facts"} <= manifest.keys():
-        raise ValueError("manifest.json is not that of a checkpoint: it lacks entries")
+        raise ValueError("manifest.json lacks entries of a checkpoint")
     if manifest["format"] != FORMAT:
         raise ValueError(f"its format is {manifest['format']}, this version reads {FORMAT}")
     if manifest.pop("sha256") != _seal(manifest):

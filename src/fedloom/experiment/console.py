@@ -69,25 +69,25 @@ LEVEL = re.compile(r"(?P<scope>global|average|cohort|clients)/(?P<level>[^/]+)/a
 """The accuracy of one level's network in a record, if clients train networks of different sizes."""
 
 
-def watched(record: Mapping[str, Any], first: str = HEADLINES[0]) -> dict[str, str]:
+def first_metrics(record: Mapping[str, Any], first: str = HEADLINES[0]) -> dict[str, str]:
     """The metrics of a record to show, with their display names; ``first`` leads, and levels follow their scope.
 
-    >>> watched({"global/accuracy": 0.5, "global/simple/accuracy": 0.4, "train/loss": 2.0})
+    >>> first_metrics({"global/accuracy": 0.5, "global/simple/accuracy": 0.4, "train/loss": 2.0})
     {'global/accuracy': 'accuracy', 'global/simple/accuracy': 'simple', 'train/loss': 'loss'}
-    >>> watched({"global/accuracy": 0.5, "clients/accuracy/mean": 0.8}, "clients/accuracy/mean")
+    >>> first_metrics({"global/accuracy": 0.5, "clients/accuracy/mean": 0.8}, "clients/accuracy/mean")
     {'clients/accuracy/mean': 'clients', 'global/accuracy': 'server model'}
     """
     words = WORDS if first == HEADLINES[0] else WORDS | {HEADLINES[0]: "server model"}
-    found: dict[str, str] = {}
+    columns: dict[str, str] = {}
     for key in (first, *(key for key in HEADLINES if key != first)):
         if record.get(key) is not None:
-            found[key] = words.get(key, key.replace("/", " "))
+            columns[key] = words.get(key, key.replace("/", " "))
         for other, value in record.items():
             match = LEVEL.fullmatch(other)
             if match and value is not None and "accuracy" in key.split("/") and match["scope"] == key.partition("/")[0]:
                 scope = {"global": ""}.get(match["scope"], f"{match['scope']} ")
-                found[other] = scope + match["level"].replace("_", " ")
-    return found
+                columns[other] = scope + match["level"].replace("_", " ")
+    return columns
 
 
 class TrimmedFile:
@@ -205,11 +205,11 @@ def notes(console: Console, rows: Sequence[tuple[str, Mapping[str, Any]]]) -> No
 
     Each is printed once, with the labels of its runs unless all of them have it.
     """
-    found: dict[str, list[str]] = {}
+    names: dict[str, list[str]] = {}
     for label, summary in rows:
         for warning in dict.fromkeys(summary.get("warnings") or []):
-            found.setdefault(warning, []).append(label)
-    for warning, labels in found.items():
+            names.setdefault(warning, []).append(label)
+    for warning, labels in names.items():
         more = f" and {len(labels) - 3} more" if len(labels) > 3 else ""
         whose = "" if len(labels) == len(rows) else f"{'; '.join(labels[:3])}{more}: "
         print_raw(console, f"note: {whose}{warning}")
@@ -229,7 +229,7 @@ def warnings_of(label: str) -> Iterator[None]:
         yield
 
 
-def figures(first: str, heads: Iterable[str]) -> Table:
+def numeric_table(first: str, heads: Iterable[str]) -> Table:
     """An empty table without rules: a column of names, which may wrap, and right-aligned columns that do not."""
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     table.add_column(first, overflow="fold")
@@ -246,10 +246,10 @@ def plain_table(*heads: str, numbers: Iterable[str] = ()) -> Table:
     return table
 
 
-def leading(summaries: Iterable[Mapping[str, Any]]) -> str:
+def common_metric(summaries: Iterable[Mapping[str, Any]]) -> str:
     """The accuracy that comes first for all runs alike: the server model's if all are judged by it, else the clients'.
 
-    >>> leading([{"headline": "global/accuracy"}, {"headline": "clients/accuracy/mean"}])
+    >>> common_metric([{"headline": "global/accuracy"}, {"headline": "clients/accuracy/mean"}])
     'clients/accuracy/mean'
     """
     judged = {summary.get("headline") or HEADLINES[0] for summary in summaries}
@@ -262,17 +262,17 @@ def results(rows: Sequence[tuple[str, Mapping[str, Any]]]) -> Table:
     Args:
         rows: a label and the summary of each run.
     """
-    first = leading(summary for _, summary in rows)
+    first = common_metric(summary for _, summary in rows)
     columns = [_columns(summary, first) for _, summary in rows]
     heads = dict.fromkeys(head for column in columns for head, text in column.items() if text != ABSENT)
     if {"accuracy", "server model"} & heads.keys():
         heads.pop("test loss", None)
     if len({column["rounds"] for column in columns}) == 1 and len(rows) > 1:
         heads.pop("rounds", None)
-    asked = list(dict.fromkeys(head for _, summary in rows for head in _asked(summary)))
+    asked = list(dict.fromkeys(head for _, summary in rows for head in _requested(summary)))
     for head in asked[METRICS_SHOWN:]:
         heads.pop(head, None)
-    table = figures("method", heads)
+    table = numeric_table("method", heads)
     for (label, _), column in zip(rows, columns, strict=True):
         table.add_row(Text(label), *(column.get(head, ABSENT) for head in heads))
     if hidden := asked[METRICS_SHOWN:]:
@@ -280,19 +280,19 @@ def results(rows: Sequence[tuple[str, Mapping[str, Any]]]) -> Table:
     return table
 
 
-def _asked(summary: Mapping[str, Any]) -> dict[str, str]:
+def _requested(summary: Mapping[str, Any]) -> dict[str, str]:
     """Final values of metrics other than accuracy and loss by their headings; of the server's model if it has any."""
     from fedloom.metrics import names  # imports PyTorch
 
     others = set(names()) - {"accuracy", "cross_entropy"}
     final: Mapping[str, Any] = summary.get("final") or {}
-    found: dict[str, str] = {}
+    metrics: dict[str, str] = {}
     for key, value in sorted(final.items(), key=lambda item: not item[0].startswith("global/")):
         if (match := METRIC.fullmatch(key)) and key != summary.get("headline"):
             name = match[1] or match[2]
-            if (name in others or TOP.fullmatch(name)) and f"global/{name}" not in found:
-                found[key] = number(name, value)
-    return {key.removeprefix("global/").removesuffix("/mean").replace("/", " "): text for key, text in found.items()}
+            if (name in others or TOP.fullmatch(name)) and f"global/{name}" not in metrics:
+                metrics[key] = number(name, value)
+    return {key.removeprefix("global/").removesuffix("/mean").replace("/", " "): text for key, text in metrics.items()}
 
 
 def _columns(summary: Mapping[str, Any], first: str) -> dict[str, str]:
@@ -301,20 +301,20 @@ def _columns(summary: Mapping[str, Any], first: str) -> dict[str, str]:
     goal = number(str(target.get("metric", "")), target.get("value")).replace(".0 %", " %")
     rounds, reached = summary.get("rounds"), target.get("round")
     status = str(summary.get("status", "finished"))
-    levels = [key for key in watched(final) if LEVEL.fullmatch(key)]
+    levels = [key for key in first_metrics(final) if LEVEL.fullmatch(key)]
     server = {"accuracy" if first == HEADLINES[0] else "server model": number("accuracy", final.get("global/accuracy"))}
-    server |= {watched(final)[key]: number(key, final[key]) for key in levels if not key.startswith("clients/")}
+    server |= {first_metrics(final)[key]: number(key, final[key]) for key in levels if not key.startswith("clients/")}
     for key, word in MEANS.items():
         server |= {word: number("accuracy", final.get(f"{key}/mean", final.get(key)))}
     clients = {"clients": number("accuracy", final.get("clients/accuracy/mean"))}
-    clients |= {watched(final)[key]: number(key, final[key]) for key in levels if key.startswith("clients/")}
+    clients |= {first_metrics(final)[key]: number(key, final[key]) for key in levels if key.startswith("clients/")}
     clients |= {"worst 10 %": number("accuracy", final.get("clients/accuracy/worst10"))}
     judged = str(summary.get("headline") or "accuracy")  # by another metric, as in a regression
     own = {} if "accuracy" in judged.split("/") else {judged.replace("/", " "): number(judged, final.get(judged))}
     return {
         **own,
         **(server | clients if first == HEADLINES[0] else clients | server),
-        **_asked(summary),
+        **_requested(summary),
         "test loss": number("loss", final.get("global/loss")),
         "cross entropy": number("loss", final.get("global/cross_entropy")),
         f"to {goal}": ABSENT if not target else f"> {rounds} rounds" if reached is None else f"{reached} rounds",
@@ -334,7 +334,7 @@ def _left_out(summary: Mapping[str, Any]) -> int:
 
 def note(console: Console, message: object) -> None:
     """Print a note of one line."""
-    with going_on(console):
+    with ignoring_full_disk(console):
         console.print(Text(f"note: {message}", style="yellow"), soft_wrap=True)
 
 
@@ -369,7 +369,7 @@ def silence(file: IO[str]) -> None:
 
 
 @contextmanager
-def going_on(console: Console) -> Iterator[None]:
+def ignoring_full_disk(console: Console) -> Iterator[None]:
     """Print to a console; if its disk is full, say so on standard error and discard all that is printed there."""
     try:
         yield

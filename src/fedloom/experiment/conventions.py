@@ -38,9 +38,9 @@ def conventions(arrays: Arrays, provenance: Mapping[str, Any]) -> dict[str, Any]
     >>> conventions(arrays, {"source": {"columns": ["age", "size"], "label": "ill"}})
     {'columns': ['age', 'size'], 'classes': ['no', 'yes']}
     """
-    found = {key: value for key, value in table_of(provenance).items() if key != "label"}
-    found |= {"classes": list(arrays.names), "mean": list(arrays.mean), "std": list(arrays.std)}
-    return {key: value for key, value in found.items() if value}
+    facts = {key: value for key, value in table_of(provenance).items() if key != "label"}
+    facts |= {"classes": list(arrays.names), "mean": list(arrays.mean), "std": list(arrays.std)}
+    return {key: value for key, value in facts.items() if value}
 
 
 def compare(theirs: Mapping[str, Any], ours: Mapping[str, Any], model: str) -> None:
@@ -57,14 +57,11 @@ def compare(theirs: Mapping[str, Any], ours: Mapping[str, Any], model: str) -> N
     Traceback (most recent call last):
     ...
     fedloom.core.errors.ConfigError: the teacher knows the classes no, yes, but the classes of these data are yes, no.
-
-    Raises:
-        ConfigError: for other classes, columns or tokens, or the same in another order.
     """
     for key, noun in (("classes", "classes"), ("columns", "columns"), ("texts", "tokens")):
         if key in theirs and key in ours and theirs[key] != ours[key]:
-            one, other = _told(theirs[key], ours[key])
-            raise ConfigError(f"{model} knows the {noun} {one}, but the {noun} of these data are {other}.")
+            first, other = _told(theirs[key], ours[key])
+            raise ConfigError(f"{model} knows the {noun} {first}, but the {noun} of these data are {other}.")
     if theirs and _scaled_apart(theirs, ours):
         warnings.warn(
             f"{model} learnt from inputs in another scale than these data have: they were normalised or standardised "
@@ -89,12 +86,12 @@ def _some(names: Sequence[str], first: int) -> str:
 def _scaled_apart(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> bool:
     if any(theirs.get(key) != ours.get(key) for key in ("mean", "std")):
         return True
-    one, other = (each.get("standardised") for each in (theirs, ours))
-    if one is None or other is None:
-        return one is not other
-    if list(one["columns"]) != list(other["columns"]):
+    first, other = (each.get("standardised") for each in (theirs, ours))
+    if first is None or other is None:
+        return first is not other
+    if list(first["columns"]) != list(other["columns"]):
         return True
-    means, deviations = (np.array([each[key] for each in (one, other)]) for key in ("mean", "deviation"))
+    means, deviations = (np.array([each[key] for each in (first, other)]) for key in ("mean", "deviation"))
     far = np.abs(means[0] - means[1]) > deviations.max(0) / APART
     return bool((far | (deviations.max(0) > APART * deviations.min(0))).any())
 
@@ -108,10 +105,10 @@ def extreme_rows(inputs: Sequence[Tensor]) -> list[Tensor]:
     >>> extreme_rows([torch.tensor([[3, 1], [2, 2], [0, 9]]), torch.zeros(2, 1)])
     [tensor([0, 9]), tensor([0, 9])]
     """
-    found = [x for x in inputs if x.numel() and not x.is_floating_point()]
-    flat = [x.reshape(len(x), -1) for x in found]  # a sample may be one number
+    tokens = [x for x in inputs if x.numel() and not x.is_floating_point()]
+    flat = [x.reshape(len(x), -1) for x in tokens]  # a sample may be one number
     at = [(each.amin(1).argmin(), each.amax(1).argmax()) for each in flat]
-    return [x[row].cpu() for x, ends in zip(found, at, strict=True) for row in ends]
+    return [x[row].cpu() for x, ends in zip(tokens, at, strict=True) for row in ends]
 
 
 @contextmanager

@@ -97,7 +97,7 @@ class Evaluation:
         says = f"{'the target, patience or keep_best uses' if stops else 'evaluation.metric is'} {self.metric!r}"
         if chosen and self.metric in ("loss", *self.metrics):
             like = f"global/{self.metric} or clients/{self.metric}/mean"
-            raise ConfigError(f"{says}, which does not say for which model; choose one like {like}.")
+            raise ConfigError(f"{says}, which names no model; choose one like {like}.")
         if chosen and scope not in scopes:
             raise ConfigError(f"{says}, which is never measured: evaluation.what is {', '.join(self.what) or 'empty'}.")
         own = scope in ("clients", VALIDATION) and scope in scopes
@@ -504,7 +504,7 @@ class Experiment:
                       "views=[jitter,blur]."),
             "teacher": (self.teacher is None, "needs a trained model to learn from; give its run directory, with "
                         "teacher=runs/...."),
-            "common_classes": (not federation.classes_alike, f"goes by the numbers of classes, {OWN_CLASSES}."),
+            "common_classes": (not federation.classes_alike, f"uses class numbers, {OWN_CLASSES}."),
             "sgd": (uneven is not None, "reads gradients from displacements and so needs local training by sgd, "
                     f"{'without local.rates' if uneven and uneven.rates else f'not {uneven and uneven.optimiser}'}."),
             "validation": (not validation.index.sizes.all(), "takes responses on validation samples, but some clients "

@@ -59,7 +59,7 @@ class Accountant:
 
         Sums with other noise z' count (z/z')² times: together they are one Gaussian mechanism.
         """
-        return _spent(self, rounds, asked)
+        return _cached_epsilon(self, rounds, asked)
 
     def compute(self, rounds: int, asked: float = 0.0) -> float:
         """ε, recomputed, which may take a second."""
@@ -143,11 +143,11 @@ class ExampleAccountant:
 
     def epsilon(self, rounds: int) -> float:
         """ε of a client that has participated in the given number of rounds."""
-        return _spent(self, rounds)
+        return _cached_epsilon(self, rounds)
 
     def compute(self, rounds: int) -> float:
         """ε, recomputed, which may take a second."""
-        return together({self: rounds}, self.delta)
+        return total_epsilon({self: rounds}, self.delta)
 
     @cached_property
     def one_step(self) -> Any:
@@ -156,16 +156,18 @@ class ExampleAccountant:
         return distributions.from_gaussian_mechanism(self.noise, sampling_prob=self.share)
 
 
-def together(rounds: Mapping[ExampleAccountant, int], delta: float) -> float:
+def total_epsilon(rounds: Mapping[ExampleAccountant, int], delta: float) -> float:
     """ε of one sample after a number of rounds of each of several accountants, which have the same mini-batches."""
-    taken = {one: one.times * number for one, number in rounds.items() if number}
+    taken = {mechanism: mechanism.times * number for mechanism, number in rounds.items() if number}
     if not taken:
         return 0.0
-    if all(one.kind == "poisson" for one in taken):
-        composed = [one.one_step.self_compose(times) for one, times in taken.items()]
+    if all(mechanism.kind == "poisson" for mechanism in taken):
+        composed = [mechanism.one_step.self_compose(times) for mechanism, times in taken.items()]
         return float(reduce(lambda first, second: first.compose(second), composed).get_epsilon_for_delta(delta))
     dp: Any = import_module("dp_accounting")
-    return float(dp.get_epsilon_gaussian(1 / (2 * sqrt(sum(t / one.noise**2 for one, t in taken.items()))), delta))
+    return float(
+        dp.get_epsilon_gaussian(1 / (2 * sqrt(sum(t / mechanism.noise**2 for mechanism, t in taken.items()))), delta)
+    )
 
 
 def recorded(epsilon: float) -> float | str:
@@ -174,13 +176,13 @@ def recorded(epsilon: float) -> float | str:
 
 
 @lru_cache(maxsize=10_000)
-def _spent(accountant: Accountant | ExampleAccountant, *times: float) -> float:
+def _cached_epsilon(accountant: Accountant | ExampleAccountant, *times: float) -> float:
     """ε by accountant, rounds and sums, cached because the runs of a sweep share them."""
     return accountant.compute(*times)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
-class Spent:
+class PrivacySpent:
     """The privacy spent by a run together with the sums that were requested from its clients afterwards.
 
     Attributes:
@@ -199,7 +201,9 @@ class Spent:
         )
 
 
-def spent(summary: Mapping[str, Any], rounds: int, asked: int, uplinks: Sequence[Uplink]) -> Spent | None:
+def privacy_spent(
+    summary: Mapping[str, Any], rounds: int, asked: int, uplinks: Sequence[Uplink]
+) -> PrivacySpent | None:
     """The privacy that a finished run has spent, with ``asked`` later sums over all its clients.
 
     None if the run is not private, or its accountant was not installed: then there is nothing to add to.
@@ -213,9 +217,9 @@ def spent(summary: Mapping[str, Any], rounds: int, asked: int, uplinks: Sequence
     if "privacy" not in summary or not is_installed():
         return None
     known = Accountant(**{key: value for key, value in summary["privacy"].items() if key != "neighbours"})
-    noises = [one.noise for one in uplinks if isinstance(one, ClipNoise) and "noise" in one.guarantees]
+    noises = [part.noise for part in uplinks if isinstance(part, ClipNoise) and "noise" in part.guarantees]
     epsilon = known.epsilon(rounds, asked * (known.noise / noises[0]) ** 2) if noises else inf
-    return Spent(epsilon, known.delta, known.neighbours)
+    return PrivacySpent(epsilon, known.delta, known.neighbours)
 
 
 def example_accountant(experiment: Experiment, federation: Federation) -> ExampleAccountant | None:
@@ -237,12 +241,12 @@ def private_uplink(experiment: Experiment) -> ClipNoise | None:
     Raises:
         ConfigError: if there are two, since their noise cannot be composed.
     """
-    found = [
+    private = [
         uplink for uplink in experiment.method.uplink if isinstance(uplink, ClipNoise) and "noise" in uplink.guarantees
     ]
-    if len(found) > 1:
+    if len(private) > 1:
         raise ConfigError("a method has two private uplinks; one clip_noise bounds everything that leaves a client.")
-    return found[0] if found else None
+    return private[0] if private else None
 
 
 def accountant(experiment: Experiment) -> Accountant | None:
@@ -279,5 +283,5 @@ def calibrated(experiment: Experiment) -> Experiment:
     while high - low > 1e-3 * high:
         middle = (low + high) / 2
         low, high = (low, middle) if middle > 0.05 and spent(middle) <= part.epsilon else (middle, high)
-    uplink = tuple(replace(one, noise=high) if one is part else one for one in experiment.method.uplink)
+    uplink = tuple(replace(other, noise=high) if other is part else other for other in experiment.method.uplink)
     return replace(experiment, method=replace(experiment.method, uplink=uplink))

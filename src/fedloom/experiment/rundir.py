@@ -37,14 +37,14 @@ EVIDENCE = ("config.yaml", "metrics.jsonl", "model.safetensors")
 
 def checksums(folder: Path, names: Sequence[str] = EVIDENCE) -> dict[str, str]:
     """SHA-256 of the files that are there; of records without their seconds, so that equal runs have equal ones."""
-    found = {}
+    sums = {}
     for name in names:
         if (path := folder / name).is_file():
             if name == "metrics.jsonl":
-                found[name] = chain(RunDirectory(folder).metrics()).hexdigest()
+                sums[name] = chain(RunDirectory(folder).metrics()).hexdigest()
             else:
-                found[name] = hashlib.sha256(path.read_bytes()).hexdigest()
-    return found
+                sums[name] = hashlib.sha256(path.read_bytes()).hexdigest()
+    return sums
 
 
 def chain(records: Iterable[Record], start: Any = None) -> Any:
@@ -236,14 +236,14 @@ class RunDirectory:
     # --- reading
 
     @property
-    def taken(self) -> bool:
+    def is_taken(self) -> bool:
         """Whether the path is in use; hidden partial files of a run killed at its start do not count."""
         if not self.path.is_dir():
             return self.path.exists()
         return any(not entry.name.startswith(".") for entry in self.path.iterdir())
 
     @property
-    def begun(self) -> bool:
+    def is_begun(self) -> bool:
         """Whether this is a run directory, that is, has a configuration."""
         return (self.path / "config.yaml").is_file()
 
@@ -278,7 +278,7 @@ class RunDirectory:
         """Which application's run it is."""
         kind = self.config().get("kind")
         if not isinstance(kind, str):
-            raise CheckpointError(f"{self.path / 'config.yaml'} is damaged: it does not say which kind of run this is.")
+            raise CheckpointError(f"{self.path / 'config.yaml'} is damaged: the kind of run is missing.")
         return kind
 
     def metrics(self) -> list[dict[str, Any]]:
@@ -288,7 +288,7 @@ class RunDirectory:
 
     def _lines(self) -> list[dict[str, Any]]:
         """All valid records in ``metrics.jsonl``, in file order."""
-        path, found, broken = self.path / "metrics.jsonl", [], 0
+        path, records, broken = self.path / "metrics.jsonl", [], 0
         try:
             text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
         except OSError as error:
@@ -296,12 +296,12 @@ class RunDirectory:
         for line in text.splitlines():
             try:
                 record = json.loads(line)
-                found.append({**record, "round": int(record["round"])})
+                records.append({**record, "round": int(record["round"])})
             except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
                 broken += bool(line.strip())
         if broken:
             self.notes.append(f"{broken} line{'s' * (broken > 1)} of metrics.jsonl could not be read and left out.")
-        return found
+        return records
 
     def table(self, name: str) -> Columns:
         """The columns of ``<name>.parquet``; empty if it is missing or unreadable."""
@@ -326,15 +326,15 @@ class RunDirectory:
             self.notes.append("There is no summary.json: the run is not finished.")
             return {}
         try:
-            found = json.loads(path.read_text(encoding="utf-8", errors="replace"))
+            content = json.loads(path.read_text(encoding="utf-8", errors="replace"))
         except (OSError, ValueError):
-            found = None
-        if not isinstance(found, dict):
+            content = None
+        if not isinstance(content, dict):
             self.notes.append("summary.json could not be read.")
             return {}
-        if changed := altered(self.path, found):
+        if changed := altered(self.path, content):
             self.notes.append(f"{changed}, so that it is not what the run wrote.")
-        return found
+        return content
 
     @property
     def status(self) -> Status:
@@ -344,8 +344,8 @@ class RunDirectory:
     @property
     def failures(self) -> list[Any]:
         """The first hundred clients that were left out, with the reasons."""
-        found = self.summary().get("failures")
-        return found if isinstance(found, list) else []
+        failures = self.summary().get("failures")
+        return failures if isinstance(failures, list) else []
 
     def citations(self) -> str:
         """BibTeX entries."""
@@ -376,10 +376,10 @@ class RunDirectory:
             CheckpointError: if the path is taken, in use, or cannot be written.
         """
         try:
-            if not self.taken or into:
+            if not self.is_taken or into:
                 self.path.mkdir(parents=True, exist_ok=True)
                 self.acquire()
-            if self.taken and not into:  # checked again under the lock
+            if self.is_taken and not into:  # checked again under the lock
                 raise CheckpointError(
                     f"{self.path} exists already; choose another out=, or continue it with resume={self.path}."
                 )
@@ -407,8 +407,8 @@ class RunDirectory:
         for name in WRITTEN:
             if (self.path / name).is_symlink():
                 raise CheckpointError(
-                    f"{self.path / name} is a link, and a resumed run would write through it; "
-                    "put a file or folder of its own there."
+                    f"{self.path / name} is a symbolic link, through which a resumed run would write; replace it by "
+                    "a regular file or folder."
                 )
         return config
 
@@ -427,24 +427,24 @@ class RunDirectory:
             round: number of completed rounds.
             records: the running checksum of their records, as a checkpoint has it.
         """
-        found: dict[str, Columns] = {}
+        tables: dict[str, Columns] = {}
         for name, table in self.tables.items():
             try:
-                found[name] = table.read()
+                tables[name] = table.read()
             except Exception as error:  # a damaged file, or not parquet
                 return f"{name}.parquet cannot be read: {first_line(error)}"
-            if found[name] and found[name].get("round", np.zeros(0)).dtype.kind not in "iu":
+            if tables[name] and tables[name].get("round", np.zeros(0)).dtype.kind not in "iu":
                 return f"{name}.parquet has no round numbers"
-        if lost := missing(self._lines(), found, round):
+        if lost := missing(self._lines(), tables, round):
             return lost
         past = [record for record in self.metrics() if record["round"] <= round]
         return "metrics.jsonl was altered" if records not in (None, chain(past).hexdigest()) else None
 
     def rewind(self, round: int) -> list[dict[str, Any]]:
         """Discard everything after a checkpointed round; return the remaining records."""
-        found = self.metrics()
-        history = [record for record in found if record["round"] <= round]
-        if len(history) < len(found):
+        records = self.metrics()
+        history = [record for record in records if record["round"] <= round]
+        if len(history) < len(records):
             self._reopen()
         lines = "".join(json.dumps(record) + "\n" for record in history)
         atomic.write_whole(self.path / "metrics.jsonl", lines.encode())

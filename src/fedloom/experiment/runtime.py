@@ -140,13 +140,13 @@ def revision(file: Path) -> str | None:
     Git is asked once in a process, which goes on with the sources that it has loaded, whatever is committed later.
     """
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-    found = ""
+    answer = ""
     for words in (("ls-files", "--error-unmatch", file.name), ("rev-parse", "HEAD")):
         try:
-            found = subprocess.run(
+            answer = subprocess.run(
                 ["git", "-C", str(file.parent), *words],
                 capture_output=True, text=True, check=True, timeout=10, env=environment,
             ).stdout.strip()  # fmt: skip
         except (OSError, subprocess.SubprocessError):
             return None
-    return found
+    return answer

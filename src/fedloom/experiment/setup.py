@@ -60,7 +60,7 @@ def make_model(factory: Callable[[], nn.Module]) -> nn.Module:
     try:
         inspect.signature(factory).bind()
     except TypeError as error:
-        raise ConfigError(f"the model cannot be made ({error}); give a function without arguments.") from error
+        raise ConfigError(f"the model cannot be created ({error}); give a function without arguments.") from error
     except ValueError:  # a built-in function without a signature
         pass
     try:
@@ -81,7 +81,7 @@ def _trainable(model: nn.Module) -> None:
     for name, module in model.named_modules():
         if isinstance(module, torch.jit.ScriptModule):
             which = f"layer {name!r} of the model" if name else "the model"
-            raise ConfigError(f"{which} is compiled by torch.jit; give the module that it was made from.")
+            raise ConfigError(f"{which} is compiled by torch.jit; give the original module.")
     for name, value in (*model.named_parameters(), *model.named_buffers()):
         if is_lazy(value):
             raise ConfigError(
@@ -288,8 +288,8 @@ def require_features(method: Method, model: nn.Module, learnt: bool = True) -> N
     able = any(p.requires_grad and not name.startswith("head.") for name, p in model.named_parameters())
     if learnt and method.adaptation.trains and method.adaptation.needs.features and not able:
         raise ConfigError(
-            f"adaptation {label(method.adaptation)!r} trains the features before the head, but those of "
-            f"{type(model).__name__} have no parameters; choose a model with layers before its head, like mlp."
+            f"adaptation {label(method.adaptation)!r} trains the features before the head, but "
+            f"{type(model).__name__} has no parameters there; choose a model with layers before its head, like mlp."
         )
 
 
@@ -314,7 +314,7 @@ def _latent(method: Method, model: nn.Module) -> None:
         wants = getattr(part, "latent", None)
         if wants is not None and has is not None and wants != has:
             raise ConfigError(
-                f"{place} {label(part)!r} draws latent vectors of length {wants}, but those of the model have {has}; "
+                f"{place} {label(part)!r} draws latent vectors of length {wants}, but the model's have {has}; "
                 "give both the same latent."
             )
 
@@ -619,9 +619,7 @@ def _finished(run: RunDirectory) -> Mapping[str, Any]:
         why = "it holds no model" if status.ended else why
         raise ConfigError(f"teacher={run.path} has not finished ({why}); continue it first, with resume={run.path}.")
     if not isinstance(config.get("model"), dict):
-        raise ConfigError(
-            f"{run.path} was made in Python and does not say which model it trained; pass the module itself."
-        )
+        raise ConfigError(f"{run.path} was started from Python, so its model is unknown; pass the module itself.")
     return config
 
 

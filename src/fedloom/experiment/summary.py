@@ -64,11 +64,11 @@ def since_best(values: Sequence[float], maximise: bool, min_delta: float = 0.0) 
     >>> since_best([nan, nan, nan], maximise=True)
     0
     """
-    best, found = nan, 0
+    best, at = nan, 0
     for number, value in enumerate(values):
         if (isnan(best) and not isnan(value)) or (value - best if maximise else best - value) > min_delta:
-            best, found = value, number
-    return 0 if isnan(best) else len(values) - 1 - found
+            best, at = value, number
+    return 0 if isnan(best) else len(values) - 1 - at
 
 
 def best_of(history: Sequence[Mapping[str, Any]], settings: Evaluation) -> tuple[int, float] | None:
@@ -150,18 +150,18 @@ def warnings(
     The last if they are all of a round, or many. ``tested`` is the number of clients with test samples.
     Clients dropped by ``drop_rate`` do not count.
     """
-    found, method = [], experiment.method
+    lines, method = [], experiment.method
     idle = sum(record["failures"] == record["cohort"] > 0 for record in history)
     if idle:
-        found.append(f"in {idle} of {len(history)} rounds no update could be used.")
+        lines.append(f"in {idle} of {len(history)} rounds no update could be used.")
     asked = sum(record["cohort"] for record in history)
     lost = [failure for failure in failures if failure.kind is not FailureKind.ABSENT]
     if len(lost) > LEFT_OUT * asked:
-        found.append(f"{len(lost)} of {asked} updates ({len(lost) / asked:.0%}) were left out; the first: {lost[0]}.")
+        lines.append(f"{len(lost)} of {asked} updates ({len(lost) / asked:.0%}) were left out; the first: {lost[0]}.")
     last = next((record for record in reversed(history) if LOSSES & record.keys()), {})
     wrong = [key for key in sorted(LOSSES & last.keys()) if not isfinite(nan if last[key] is None else last[key])]
     if wrong:
-        found.append(
+        lines.append(
             f"{' and '.join(wrong)} in round {last['round']}: not finite, although all updates that were used are; "
             "the model diverged, choose a smaller local.lr."
         )
@@ -169,19 +169,19 @@ def warnings(
         for key in (f"global/{metric}", f"clients/{metric}/mean"):
             values = looks(history, key)
             if values and all(map(isnan, values)):
-                found.append(
+                lines.append(
                     f"{key} has no value in any evaluation: the metric is undefined for these test samples, or the "
                     "outputs are not finite; patience and a target wait for a value."
                 )
         final = next((record for record in reversed(history) if f"clients/{metric}/clients" in record), {})
         if 0 < (counted := int(final.get(f"clients/{metric}/clients") or 0)) < tested:
-            found.append(
+            lines.append(
                 f"clients/{metric}/… in round {final['round']} are over {counted} of {tested} clients: for the others "
                 "the metric is undefined, or their model's outputs are not finite."
             )
     if method.adaptation.needs.features and (last.get("clients/loss/mean") or 0) > FAR:
-        found.append(
+        lines.append(
             f"some clients have test samples of classes that they have no training samples of, which adaptation "
             f"{label(method.adaptation)!r} never predicts: in clients/loss each counts as {-NEVER:g}."
         )
-    return found
+    return lines

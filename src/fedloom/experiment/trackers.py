@@ -26,8 +26,8 @@ SERVER, STORE = "MLFLOW_TRACKING_URI", "mlflow.db"
 
 def files(directory: RunDirectory) -> list[Path]:
     """The files of a run directory that are uploaded: all but checkpoints, single runs of a search and caches."""
-    found = [*directory.path.iterdir(), *(directory.figures.iterdir() if directory.figures.is_dir() else ())]
-    return sorted(path for path in found if path.is_file() and not path.name.startswith((".", STORE)))
+    paths = [*directory.path.iterdir(), *(directory.figures.iterdir() if directory.figures.is_dir() else ())]
+    return sorted(path for path in paths if path.is_file() and not path.name.startswith((".", STORE)))
 
 
 class Tracker(Callback):
@@ -88,10 +88,10 @@ class Tracker(Callback):
         numbers = {key: float(value) for key, value in final.items() if isinstance(value, int | float)}
         self._try(self.end, directory.status, numbers, files(directory))
 
-    def _try(self, call: Callable[..., None], *given: Any) -> None:
+    def _try(self, call: Callable[..., None], *arguments: Any) -> None:
         """Call the library; if it fails, as when its server is gone, a warning says so once, and the run goes on."""
         try:
-            call(*given)
+            call(*arguments)
         except Exception as error:
             if not self.lost:
                 warnings.warn(

@@ -77,11 +77,11 @@ class DeployedModel:
     @property
     def texts(self) -> set[str]:
         """Columns of a table that hold texts, categories or names of classes, though they may look like numbers."""
-        from fedloom.data.own import with_categories
+        from fedloom.data.user import with_categories
 
         label, texts = self.table.get("label"), self.table.get("texts", {})
-        found = with_categories(self.table.get("columns", ())) | {texts[key] for key in ("column",) if key in texts}
-        return found | {label} if self.names and isinstance(label, str) else found
+        columns = with_categories(self.table.get("columns", ())) | {texts[key] for key in ("column",) if key in texts}
+        return columns | {label} if self.names and isinstance(label, str) else columns
 
     def outputs(self, x: Any) -> Tensor:
         """The module's outputs on inputs [N, ...]: logits [N, C], or predicted numbers of a regression.
@@ -131,14 +131,14 @@ class DeployedModel:
         Raises:
             DataError: as ``outputs``, or if the targets do not fit the run's.
         """
-        given = self.labelled(x, y)
-        settings, found = self.measurement.settings, []
+        arrays = self.labelled(x, y)
+        settings, values = self.measurement.settings, []
         size = settings.batch_size
-        for x, y in zip(given.x.split(size), given.y.split(size), strict=True):
-            found.append(self.measurement.predictions(self._outputs(x), y.to(self.device)))
-        joined = Predictions.joined(found)
-        found = {self.measurement.loss_name: joined.value("loss")}
-        return found | {name: joined.value(name) for name in self.measurement.metrics}
+        for x, y in zip(arrays.x.split(size), arrays.y.split(size), strict=True):
+            values.append(self.measurement.predictions(self._outputs(x), y.to(self.device)))
+        joined = Predictions.joined(values)
+        values = {self.measurement.loss_name: joined.value("loss")}
+        return values | {name: joined.value(name) for name in self.measurement.metrics}
 
     def export(self, path: Path | str, format: str = "safetensors") -> Path:
         """Write the model to a new file, as safetensors, torch-export or onnx; see ``fedloom.experiment.trained``.
@@ -199,8 +199,8 @@ def inputs_like(arrays: Arrays, table: Mapping[str, Any], x: Any) -> Tensor:
     Raises:
         DataError: if they do not fit.
     """
-    from fedloom.data.own import in_columns, in_tokens, is_frame  # training reads no further inputs
     from fedloom.data.sources.arrays import to_images
+    from fedloom.data.user import in_columns, in_tokens, is_frame  # training reads no further inputs
 
     if "columns" in table and is_frame(x):
         x = in_columns(x, table["columns"], table.get("standardised"))
@@ -217,9 +217,9 @@ def inputs_like(arrays: Arrays, table: Mapping[str, Any], x: Any) -> Tensor:
         if not arrays.mean and float(arrays.x[:PIXELS].max()) > 1:  # the run's own are not from 0 to 1
             x = x * 255
     if tuple(x.shape[1:]) != shape:
-        one = " (one sample needs a first axis of length 1)" if tuple(x.shape) == shape else ""
+        hint = " (one sample needs a first axis of length 1)" if tuple(x.shape) == shape else ""
         raise DataError(
-            f"the inputs have shape {list(x.shape)}, but this model takes [N, {', '.join(map(str, shape))}]{one}."
+            f"the inputs have shape {list(x.shape)}, but this model takes [N, {', '.join(map(str, shape))}]{hint}."
         )
     if not wanted.is_floating_point and x.is_floating_point():
         raise DataError("the inputs are real numbers, but this model takes whole numbers, such as tokens.")
@@ -264,7 +264,7 @@ def numbered(y: Any, names: Sequence[str]) -> Any:
         DataError: for a name that is not among them, or names where there are none.
     """
     if names and hasattr(getattr(y, "dtype", None), "categories"):
-        y = [str(one) for one in y]
+        y = [str(label) for label in y]
     texts = None if isinstance(y, Tensor) else np.asarray(y)
     if texts is None or texts.dtype.kind not in "USO":
         return y
@@ -273,23 +273,20 @@ def numbered(y: Any, names: Sequence[str]) -> Any:
         raise DataError(f"the targets are names like {first!r}, but the classes of this run are numbers.")
     place = {name: number for number, name in enumerate(names)}
     texts = texts.astype(str)
-    if lost := [one for one in np.unique(texts).tolist() if one not in place]:
+    if lost := [label for label in np.unique(texts).tolist() if label not in place]:
         raise DataError(f"there is no class {lost[0]!r}; {nearest(lost[0], names)}")
-    return np.array([place[one] for one in texts.ravel().tolist()], dtype=np.int64).reshape(texts.shape)
+    return np.array([place[label] for label in texts.ravel().tolist()], dtype=np.int64).reshape(texts.shape)
 
 
-def as_tensor(what: str, given: Any) -> Tensor:
+def as_tensor(what: str, value: Any) -> Tensor:
     """Numbers of any kind of array or table as a tensor.
 
     >>> as_tensor("x", [[1, 2]])
     tensor([[1, 2]])
-
-    Raises:
-        DataError: if they are not numbers.
     """
     from fedloom.data.sources.arrays import numbers
 
-    return numbers(given, what)
+    return numbers(value, what)
 
 
 FORMATS = {"safetensors": ".safetensors", "torch-export": ".pt2", "onnx": ".onnx"}
@@ -494,7 +491,7 @@ class TrainedRun(RunRecords):
         """
         self._refuse_without_models()
         if self.apart and (self.plan.private_size or not self.plan.method.adaptation.is_identity):
-            use = f"adapt(x, y) makes that of a new client{'' if self.plan.has_private else ', and server is its own'}"
+            use = f"call adapt(x, y) for a new client{'' if self.plan.has_private else ', and server is its own'}"
             raise ConfigError(f"a deployment's data and its clients' own models stay with the nodes; {use}.")
         number = self._number(client)
         plan, snapshot = self.plan, self.snapshot
@@ -540,7 +537,7 @@ class TrainedRun(RunRecords):
         uses = plan.method.personal.uses(number, lambda: own_values(state), 0)
         models = [self._deployed(plan, state, use, support) for use in uses]
         loss = self.evaluator.measurement.loss_name
-        return models[0] if len(models) == 1 else min(models, key=lambda one: one.evaluate(x, y)[loss])
+        return models[0] if len(models) == 1 else min(models, key=lambda model: model.evaluate(x, y)[loss])
 
     def evaluate(self, federation: Federation | None = None, evaluation: Evaluation | None = None) -> dict[str, Any]:
         """The records of an evaluation of the run's models, on its own federation or on another; nothing is trained.
@@ -562,15 +559,15 @@ class TrainedRun(RunRecords):
         if federation is not None:
             if plan.private_size or plan.method.chooses_level:
                 raise ConfigError(
-                    f"with personal {label(plan.method.personal)!r} clients use models of their own, which those of "
-                    "another federation do not have; adapt(x, y) makes that of a new client."
+                    f"with personal {label(plan.method.personal)!r} clients have their own models; for a client of "
+                    "another federation call adapt(x, y)."
                 )
-            ours, theirs = (conventions(one.train.arrays, one.provenance) for one in (federation, self.federation))
+            ours, theirs = (conventions(each.train.arrays, each.provenance) for each in (federation, self.federation))
             compare(theirs, ours, "the run's model")
             here = placed(federation, plan.layout.dtype, plan.device)
             plan, store = replace(plan, data=here.train, validation=None, whole=None), StateStore()
             (shape, classes), (other, its) = (
-                (list(one.train.arrays.x.shape[1:]), one.classes) for one in (self.federation, here)
+                (list(each.train.arrays.x.shape[1:]), each.classes) for each in (self.federation, here)
             )
             if (shape, classes) != (other, its):
                 raise ConfigError(

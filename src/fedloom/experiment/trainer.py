@@ -216,7 +216,7 @@ class Trainer:
         if not isinstance(resume, bool | Path | str):
             raise ConfigError(f"resume is True, or the path of a checkpoint, not {resume!r}.")
         if resume is not False and self.directory is None:
-            raise ConfigError("resume continues the run in a run directory; say which, with out=.")
+            raise ConfigError("resume=True needs the run directory: set out=.")
         try:
             task.open()
             self._open(self._resumed(resume), or_begin)
@@ -266,10 +266,10 @@ class Trainer:
         config = {**kept, **task.config, **marks, "identity": identity, **environment()}
         if or_begin:
             refuse_lost_config(directory)
-        stored = directory.continued() if resume and (directory.begun or not or_begin) else None
+        stored = directory.continued() if resume and (directory.is_begun or not or_begin) else None
         changed = [] if stored is None else differences(stored.get("identity", {}), identity)
-        if stored is not None and not all(one.startswith(task.changeable) for one in changed):
-            why, names = "; ".join(changed), [one.partition(":")[0] for one in changed]
+        if stored is not None and not all(change.startswith(task.changeable) for change in changed):
+            why, names = "; ".join(changed), [change.partition(":")[0] for change in changed]
             if names == ["compute"]:  # compute=auto may have had another choice, in another version
                 why += f"; compute={stored['identity']['compute']} continues it"
             if names == ["rounds"]:  # only there if results depend on it
@@ -285,8 +285,10 @@ class Trainer:
             else:
                 directory.acquire()
                 self._go_back(directory, resume, stored)
-                self.changes = [one for one in stored.get("changes", []) if one["after"] < task.round]
-                self.changes += [one for one in stored.get("changes", []) if one["after"] == task.round and not changed]
+                self.changes = [change for change in stored.get("changes", []) if change["after"] < task.round]
+                self.changes += [
+                    change for change in stored.get("changes", []) if change["after"] == task.round and not changed
+                ]
                 self.changes += [{"after": task.round, "changed": changed}] if changed else []
                 for one in self.changes:
                     task.warnings.append(
@@ -305,10 +307,10 @@ class Trainer:
 
     def _go_back(self, directory: RunDirectory, resume: bool | Path, stored: Mapping[str, Any]) -> None:
         """Restore the state of a checkpoint, and discard everything after it."""
-        task, found = self.task, checkpoints.available(directory.checkpoints)
-        chosen = found[-1] if found else None
+        task, available = self.task, checkpoints.available(directory.checkpoints)
+        chosen = available[-1] if available else None
         if isinstance(resume, Path):
-            chosen = next((path for path in found if path.resolve() == resume.resolve()), None)
+            chosen = next((path for path in available if path.resolve() == resume.resolve()), None)
             if chosen is None:
                 raise CheckpointError(f"{resume} is not a checkpoint of {directory.path}.")
         if chosen is not None:
@@ -317,7 +319,7 @@ class Trainer:
                 task.restore(checkpoint)
                 if lost := directory.missing(task.round, checkpoint.facts.get("records")):
                     raise ValueError(f"{lost}, which it needs")
-            for later in found[found.index(chosen) + 1 :]:
+            for later in available[available.index(chosen) + 1 :]:
                 checkpoints.remove(later)
             self.saved = task.round
         elif directory.outran(stored):
@@ -398,13 +400,13 @@ def load(task: TrainerTask, directory: RunDirectory, round: int | None = None) -
     Raises:
         CheckpointError: if the run has no such checkpoint, or it cannot be read.
     """
-    found = checkpoints.available(directory.checkpoints)
-    if not found:
+    stored = checkpoints.available(directory.checkpoints)
+    if not stored:
         raise CheckpointError(f"{directory.path} has no checkpoint, and so no models to load.")
-    chosen = found[-1] if round is None else checkpoints.of_round(directory.checkpoints, round)
-    if chosen not in found:
-        there = ", ".join(str(checkpoints.located(path)[1]) for path in found)
-        raise CheckpointError(f"{directory.path} has no checkpoint of round {round}; it has those of {there}.")
+    chosen = stored[-1] if round is None else checkpoints.of_round(directory.checkpoints, round)
+    if chosen not in stored:
+        there = ", ".join(str(checkpoints.located(path)[1]) for path in stored)
+        raise CheckpointError(f"{directory.path} has no checkpoint of round {round}; it has {there}.")
     with checkpoints.refusing(chosen):
         task.restore(checkpoints.read(chosen))
     return [record for record in directory.metrics() if record["round"] <= task.round]
@@ -412,7 +414,7 @@ def load(task: TrainerTask, directory: RunDirectory, round: int | None = None) -
 
 def refuse_lost_config(directory: RunDirectory) -> None:
     """Raise ``CheckpointError`` if rounds are on record without a configuration: a new run would replace them."""
-    if not directory.begun and directory.metrics():
+    if not directory.is_begun and directory.metrics():
         raise CheckpointError(
             f"{directory.path} has lost its config.yaml, although rounds are on record; bring back a copy of it, or "
             "start again in another directory."

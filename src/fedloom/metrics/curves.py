@@ -131,8 +131,8 @@ def rounds_to_target(values: Values, rounds: Values, target: float, direction: D
     >>> rounds_to_target([0.5, 0.6], [10, 20], target=0.8) is None
     True
     """
-    found = _at_target(values, rounds, target, direction, "rounds")
-    return None if found is None else int(found)
+    reached = _at_target(values, rounds, target, direction, "rounds")
+    return None if reached is None else int(reached)
 
 
 def parameters_to_target(

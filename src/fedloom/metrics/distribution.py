@@ -95,8 +95,8 @@ def kid(real: Tensor, synthetic: Tensor, *, subsets: int = 100, size: int = 1000
     for _ in range(subsets):
         u, v = (x if m == len(x) else x[torch.from_numpy(draws.permutation(len(x))[:m])] for x in (a, b))
         values.append(_mmd(u, v))
-    found = torch.stack(values)
-    return Kid(float(found.mean()), float(found.std(correction=0)))
+    estimates = torch.stack(values)
+    return Kid(float(estimates.mean()), float(estimates.std(correction=0)))
 
 
 def _mmd(a: Tensor, b: Tensor) -> Tensor:
@@ -125,17 +125,17 @@ def alike(real: Tensor, synthetic: Tensor, names: tuple[str, str] = ("real", "sy
         ...
         fedloom.core.errors.DataError: the synthetic images hold values from ... to ..., the real ones from 0... to ...
     """
-    for name, given in zip(names, (real, synthetic), strict=True):
-        if given.ndim < 2 or not len(given):
-            raise DataError(f"the {name} set must be samples [N, ...] with at least one, not {list(given.shape)}.")
-        if not torch.isfinite(given.sum()) and not bool(torch.isfinite(given).all()):
+    for name, values in zip(names, (real, synthetic), strict=True):
+        if values.ndim < 2 or not len(values):
+            raise DataError(f"the {name} set must be samples [N, ...] with at least one, not {list(values.shape)}.")
+        if not torch.isfinite(values.sum()) and not bool(torch.isfinite(values).all()):
             raise DataError(f"the {name} set holds NaN or infinity.")
     if real.shape[1:] != synthetic.shape[1:]:
         shapes = f"{list(synthetic.shape[1:])} and {list(real.shape[1:])}"
         raise DataError(f"a {names[1]} and a {names[0]} sample must have one shape, but they have {shapes}.")
     if real.ndim < 3:
         return
-    (a, b), (low, high) = ([float(v) for v in given.aminmax()] for given in (real, synthetic))
+    (a, b), (low, high) = ([float(v) for v in values.aminmax()] for values in (real, synthetic))
     if a >= 0 and b <= 1:
         a, b = 0.0, 1.0
     margin = SLACK * (b - a)
@@ -184,7 +184,7 @@ def nearest(queries: Tensor, others: Tensor, k: int = 1, *, own: bool = False) -
     if k < 1 or k > len(others) - own:
         raise ConfigError(f"there are {len(others) - own} neighbours to choose from, so k cannot be {k}.")
     centre = _mean(others)
-    found: list[Nearest] = []
+    chunks: list[Nearest] = []
     for start in range(0, len(queries), ROWS):
         a = _flat(queries[start : start + ROWS], centre)
         best = Nearest(a.new_empty(len(a), 0), torch.empty(len(a), 0, dtype=torch.int64, device=a.device))
@@ -200,8 +200,8 @@ def nearest(queries: Tensor, others: Tensor, k: int = 1, *, own: bool = False) -
             best = Nearest(kept.values, places.gather(1, kept.indices))
         exact = torch.stack([(a - _flat(others[column], centre)).norm(dim=1) for column in best.index.T], 1)
         order = exact.sort(1)
-        found.append(Nearest(order.values, best.index.gather(1, order.indices)))
-    return Nearest(torch.cat([f.distance for f in found]), torch.cat([f.index for f in found]))
+        chunks.append(Nearest(order.values, best.index.gather(1, order.indices)))
+    return Nearest(torch.cat([f.distance for f in chunks]), torch.cat([f.index for f in chunks]))
 
 
 def _mean(x: Tensor) -> Tensor:

@@ -131,8 +131,8 @@ def quantiles(values: Values, at: Sequence[float] = (0.0, 0.1, 0.25, 0.5, 0.75, 
         {0.0: 0.0, 0.5: 1.0, 0.75: 1.5}
     """
     x = _known(values)
-    found = np.quantile(x, list(at)) if len(x) else np.full(len(at), NAN)
-    return {float(q): float(v) for q, v in zip(at, found, strict=True)}
+    result = np.quantile(x, list(at)) if len(x) else np.full(len(at), NAN)
+    return {float(q): float(v) for q, v in zip(at, result, strict=True)}
 
 
 def divergence_from_uniform(p: Values, left_out: int = 0) -> float:

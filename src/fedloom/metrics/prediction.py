@@ -221,9 +221,6 @@ def confidence_bins(
 
     Group g is the range of samples ``offsets[g]:offsets[g + 1]``; the sums of several groups add up. A NaN
     goes to the first bin, whose sum of confidences it makes NaN.
-
-    Raises:
-        ConfigError: unless there are as many outcomes as confidences.
     """
     c, r = np.asarray(confidence, dtype=np.float64), np.asarray(correct, dtype=np.float64)
     if c.shape != r.shape:
@@ -326,16 +323,18 @@ class Predictions:
 
     def split(self, count: int) -> list[Predictions]:
         """Predictions of several models on the same samples, model by model."""
-        pairs = {k: list(zip(*(np.split(one, count) for one in pair), strict=True)) for k, pair in self.kept.items()}
+        pairs = {
+            k: list(zip(*(np.split(column, count) for column in pair), strict=True)) for k, pair in self.kept.items()
+        }
         sums = {k: np.split(values, count) for k, values in self.sums.items()}
         whole = [None] * count
         if self.whole is not None:
-            whole = list(zip(*(np.split(one, count) for one in self.whole), strict=True))
+            whole = list(zip(*(np.split(column, count) for column in self.whole), strict=True))
         return [
             Predictions(
-                one, {k: v[n] for k, v in sums.items()}, {k: v[n] for k, v in pairs.items()}, whole[n], self.loss
+                column, {k: v[n] for k, v in sums.items()}, {k: v[n] for k, v in pairs.items()}, whole[n], self.loss
             )
-            for n, one in enumerate(np.split(self.count, count))
+            for n, column in enumerate(np.split(self.count, count))
         ]
 
     def value(self, name: str) -> float:
@@ -355,12 +354,12 @@ class Predictions:
             assert self.loss is not None
             out, y = map(torch.from_numpy, self.whole)
             return np.array([float(self.loss(out[a:b], y[a:b])) for a, b in pairwise(offsets.tolist())])
-        one = lookup(name)
-        if one.function is None or one.of not in self.kept:
+        metric = lookup(name)
+        if metric.function is None or metric.of not in self.kept:
             return np.full(len(offsets) - 1, np.nan)  # not defined for these targets
-        first, second = self.kept[one.of]
-        ends = self._rows(offsets, len(first)) if one.of == "confidence" else self._rows(offsets)
-        return np.array([one.value(first[a:b], second[a:b]) for a, b in pairwise(ends.tolist())])
+        first, second = self.kept[metric.of]
+        ends = self._rows(offsets, len(first)) if metric.of == "confidence" else self._rows(offsets)
+        return np.array([metric.value(first[a:b], second[a:b]) for a, b in pairwise(ends.tolist())])
 
     def bins(self, offsets: Array) -> NDArray[np.float64]:
         """Sums in bins of confidence for each group [G, 15, 3]; see ``confidence_bins``. A metric must have kept it."""
@@ -410,16 +409,16 @@ def predictions(
     views: dict[str, tuple[Array, Array]] = {}
     sums: dict[str, Array] = {}
     for name in names:
-        one = lookup(name)
-        if kind not in one.suits:
+        metric = lookup(name)
+        if kind not in metric.suits:
             sums[name] = np.full(len(y), np.nan)
-        elif one.column is not None:
-            columns[name] = one.column(a, b, kind)
-        elif one.of not in views:
+        elif metric.column is not None:
+            columns[name] = metric.column(a, b, kind)
+        elif metric.of not in views:
             rows = (a, b) if not classes else (a.flatten(0, -2), b.flatten())
             rows = rows if counted is None else tuple(t[counted.flatten()] for t in rows)
-            first, second = view(one.of, *rows, kind)
-            views[one.of] = first.cpu().numpy(), second.cpu().numpy()
+            first, second = view(metric.of, *rows, kind)
+            views[metric.of] = first.cpu().numpy(), second.cpu().numpy()
     for name, column in columns.items():
         if classes and column.shape == y.shape:
             sums[name] = _numpy(_per_sample(column if counted is None else torch.where(counted, column, 0)))

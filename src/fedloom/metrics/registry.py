@@ -74,17 +74,17 @@ class Metric:
         """
         assert self.function is not None
         try:
-            found: Any = self.function(predicted, targets)
+            value: Any = self.function(predicted, targets)
         except Exception as error:
             raise ConfigError(
                 f"the metric {self.name!r} raises {type(error).__name__} on {len(targets)} samples: "
                 f"{in_one_line(error)}; where it is undefined it may return NaN."
             ) from error
         try:
-            return float("" if isinstance(found, str) else found)
+            return float("" if isinstance(value, str) else value)
         except (TypeError, ValueError, RuntimeError) as error:
-            told = in_words(found)
-            raise ConfigError(f"the metric {self.name!r} returned {told}, but it must return one number.") from error
+            text = in_words(value)
+            raise ConfigError(f"the metric {self.name!r} returned {text}, but it must return one number.") from error
 
 
 _METRICS: dict[str, Metric] = {}
@@ -141,17 +141,15 @@ def metric(
     return register
 
 
-def add(one: Metric) -> None:
-    """Register a metric.
-
-    Raises:
-        ConfigError: if the name is taken, or cannot be part of a record's key.
-    """
-    if not re.fullmatch(r"\w+", one.name) or one.name == "loss":
-        raise ConfigError(f"a metric cannot be called {one.name!r}; choose a word of letters, digits and underscores.")
-    if one.name in _METRICS or _TOP.fullmatch(one.name):
-        raise ConfigError(f"there is already a metric {one.name!r}; choose another name.")
-    _METRICS[one.name] = one
+def add(metric: Metric) -> None:
+    """Register a metric."""
+    if not re.fullmatch(r"\w+", metric.name) or metric.name == "loss":
+        raise ConfigError(
+            f"a metric cannot be called {metric.name!r}; choose a word of letters, digits and underscores."
+        )
+    if metric.name in _METRICS or _TOP.fullmatch(metric.name):
+        raise ConfigError(f"there is already a metric {metric.name!r}; choose another name.")
+    _METRICS[metric.name] = metric
 
 
 def names() -> list[str]:
@@ -170,8 +168,8 @@ def lookup(name: str) -> Metric:
     """
     if isinstance(name, str) and name not in _METRICS:
         name = name.lower().replace("-", "_")
-    if isinstance(name, str) and (found := _TOP.fullmatch(name)):
-        k = int(found[1])
+    if isinstance(name, str) and (match := _TOP.fullmatch(name)):
+        k = int(match[1])
         return Metric(name, "max", suits=(CLASSES,), column=lambda out, y, kind: within_top(out, y, k), range=UNIT)
     if name not in _METRICS:
         raise ConfigError(f"unknown metric {name!r}; {nearest(str(name), (*_METRICS, 'topK'))}")
@@ -189,7 +187,7 @@ def direction(key: str) -> Direction:
     ('min', 'min', 'max')
     """
     words = [word.removeprefix("train_") for word in key.split("/")]
-    lower = _LOWER | {one.name for one in _METRICS.values() if one.direction == "min"}
+    lower = _LOWER | {metric.name for metric in _METRICS.values() if metric.direction == "min"}
     return "min" if any(word in lower or word.endswith(("loss", "objective")) for word in words) else "max"
 
 

@@ -48,9 +48,6 @@ def decision_losses(decisions: ArrayLike, responses: ArrayLike) -> Vector:
         decisions: p [T, K], or one decision [1, K] for all rounds.
         responses: r [T, K].
 
-    Raises:
-        ConfigError: for shapes that do not fit, or responses of -1 and below.
-
     >>> decision_losses([[0.5, 0.5]], [[0.0, 1.0], [1.0, 1.0]]).round(3)
     array([-0.405, -0.693])
     """
@@ -90,9 +87,6 @@ def best_fixed(responses: ArrayLike, tolerance: float = 1e-11) -> Vector:
     Args:
         responses: r [T, K] > -1.
         tolerance: bound on the gap in the mean decision loss.
-
-    Raises:
-        ConfigError: for responses that are not finite numbers [T, K] above -1.
 
     >>> best_fixed([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.0, 1.0], [1.0, 0.0]]).round(6)
     array([0.8, 0.2])

@@ -117,9 +117,6 @@ def check(model: nn.Module, sample: Tensor) -> None:
     Args:
         model: a model with ``features`` and ``head``.
         sample: inputs [B, ...].
-
-    Raises:
-        ConfigError: if it is not.
     """
     training = model.training
     model.eval()
@@ -228,7 +225,7 @@ def _make(model: str, make: Any, *args: Any, **settings: Any) -> Any:
     try:
         return make(*args, **settings)
     except Exception as error:
-        raise ConfigError(f"model {model!r} could not be made: {first_line(error)}") from error
+        raise ConfigError(f"model {model!r} could not be created: {first_line(error)}") from error
 
 
 @models.register
@@ -363,17 +360,17 @@ def transformer(
     _check_config(config or {})
     package = _package("transformers", "transformers")
     pictures = len(inputs) == 3
-    given = {**(config or {}), "num_labels": classes}
+    options = {**(config or {}), "num_labels": classes}
     if pictures:
         channels, height, width = image("transformers", classes, inputs)
-        given = {"num_channels": channels, "image_size": height if height == width else (height, width), **given}
+        options = {"num_channels": channels, "image_size": height if height == width else (height, width), **options}
     else:
         shape("transformers", classes, inputs, 1, "sequences of token numbers, or images")
     auto = package.AutoModelForImageClassification if pictures else package.AutoModelForSequenceClassification
     if not pretrained and network in package.CONFIG_MAPPING:
-        settings = _make("transformers", package.AutoConfig.for_model, network, **given)
+        settings = _make("transformers", package.AutoConfig.for_model, network, **options)
     else:
-        settings = _make("transformers", package.AutoConfig.from_pretrained, network, **given, **TRUST)
+        settings = _make("transformers", package.AutoConfig.from_pretrained, network, **options, **TRUST)
     if not pictures and getattr(settings, "pad_token_id", None) is None:
         settings.pad_token_id = 0
     if pretrained:
@@ -397,7 +394,7 @@ def _check_config(config: dict[str, Any]) -> None:
                 "whose keys are fedloom.models.adapters.CONFIGURABLE."
             )
         if not all(
-            isinstance(one, bool | int | float | str) for one in (value if isinstance(value, list) else [value])
+            isinstance(item, bool | int | float | str) for item in (value if isinstance(value, list) else [value])
         ):
             raise ConfigError(f"model 'transformers': config.{key} must be a number, a word or a list of these.")
 
@@ -471,9 +468,6 @@ def load_weights(net: nn.Module, path: Path, what: str, without: Sequence[str] =
         what: the network in an error message, like ``network 'resnet18'``.
         without: prefixes of names in the file that are left out.
         key: the setting that names the file, in an error message.
-
-    Raises:
-        ConfigError: if the file cannot be read, or does not hold exactly the network's tensors.
     """
     stored = {name: t for name, t in _read(path, key).items() if not name.startswith(tuple(without))}
     made = net.state_dict()

@@ -131,9 +131,6 @@ class ConvDecoder(nn.Module):
         act: the activation.
         low: smallest value of a pixel.
         high: largest value of a pixel.
-
-    Raises:
-        ConfigError: unless low < high in every channel.
     """
 
     def __init__(
@@ -179,10 +176,10 @@ def bounds(value: Bound, colours: int) -> tuple[float, ...]:
     >>> bounds(0.0, 3)
     (0.0, 0.0, 0.0)
     """
-    given = (float(value),) * colours if isinstance(value, (int, float)) else tuple(float(v) for v in value)
-    if len(given) != colours:
+    values = (float(value),) * colours if isinstance(value, (int, float)) else tuple(float(v) for v in value)
+    if len(values) != colours:
         raise ConfigError(f"low and high must be one number each, or one for each of {colours} channels.")
-    return given
+    return values
 
 
 def _checked(
@@ -277,7 +274,7 @@ class ConditionalGAN(nn.Module):
         >>> net = ConditionalGAN(10, (3, 32, 32), latent=16)
         >>> y = torch.tensor([3, 4])
         >>> x = net.generate(torch.randn(2, 16), y)
-        >>> x.shape, net.judge(x, y).shape
+        >>> x.shape, net.discriminate(x, y).shape
         (torch.Size([2, 3, 32, 32]), torch.Size([2]))
     """
 
@@ -307,7 +304,7 @@ class ConditionalGAN(nn.Module):
         """Images [N, C, H, W] in the data's range for latent vectors [N, latent]."""
         return self.generator(z, y)
 
-    def judge(self, x: Tensor, y: Tensor | None = None) -> Tensor:
+    def discriminate(self, x: Tensor, y: Tensor | None = None) -> Tensor:
         """Logits [N] of images [N, C, H, W] with these labels being real."""
         return self.discriminator(x, y).squeeze(1)
 
@@ -318,7 +315,7 @@ class ConditionalGAN(nn.Module):
         """
         if part == "generate":
             return self.generate(x, y)
-        return self.judge(self.generate(x, y) if not part and x.ndim == 2 else x, y)
+        return self.discriminate(self.generate(x, y) if not part and x.ndim == 2 else x, y)
 
 
 @models.register(name="acgan")
@@ -341,13 +338,13 @@ class ACGAN(ConditionalGAN):
 
     Example:
         >>> net = ACGAN(10, (3, 32, 32), latent=16)
-        >>> net.judge(net.generate(torch.randn(2, 16), torch.tensor([3, 4]))).shape
+        >>> net.discriminate(net.generate(torch.randn(2, 16), torch.tensor([3, 4]))).shape
         torch.Size([2, 11])
     """
 
     def _discriminator(self, width: int, norm: Norm) -> ConvEncoder:
         return ConvEncoder(0, self.inputs, 1 + self.classes, width, norm, nn.LeakyReLU(0.2))
 
-    def judge(self, x: Tensor, y: Tensor | None = None) -> Tensor:
+    def discriminate(self, x: Tensor, y: Tensor | None = None) -> Tensor:
         """Logits [N, 1 + C] of images [N, C, H, W]: of being real, and of the classes; the label is not used."""
         return self.discriminator(x)

@@ -35,9 +35,6 @@ def normalisation(model: str, norm: str, groups: int, channels: Iterable[int], d
         channels: all numbers of channels to be normalised.
         dimensions: 2 for images, 1 for signals.
 
-    Raises:
-        ConfigError: for an unknown name, or groups that do not divide the channels.
-
     >>> normalisation("resnet18", "group", 2, (64, 128))(64)
     GroupNorm(2, 64, ...)
     >>> normalisation("resnet18", "group", 3, (64, 128))
@@ -56,9 +53,6 @@ def normalisation(model: str, norm: str, groups: int, channels: Iterable[int], d
 
 def activation_layer(model: str, name: str) -> Callable[[], nn.Module]:
     """The factory of a model's activations: ``relu``, or the smooth ``swish`` x·σ(x) (SiLU).
-
-    Raises:
-        ConfigError: for an unknown name.
 
     >>> activation_layer("resnet10", "swish")()
     SiLU()

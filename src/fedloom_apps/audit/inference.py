@@ -30,14 +30,11 @@ def inference(scores: np.ndarray, member: np.ndarray, fpr: float = 0.01) -> Infe
     Yeom, Giacomelli, Fredrikson & Jha, CSF 2018, definition 4 (advantage); Carlini et al., S&P 2022, section III (true
     positives at a low false positive rate, here at thresholds that let at most that fraction of the others pass).
 
-    Raises:
-        ConfigError: if there are no members or no others.
-
     >>> inference(np.array([3.0, 2.0, 1.0, 0.0]), np.array([True, True, False, False]))
     Inference(auc=1.0, advantage=1.0, tpr=1.0)
     """
     if not member.any() or member.all():
-        raise ConfigError("membership inference is judged on members and others; give both.")
+        raise ConfigError("membership inference needs both members and non-members.")
     thresholds = np.unique(scores)
     true, false = (np.array([(scores[of] >= t).mean() for t in thresholds]) for of in (member, ~member))
     allowed = false <= fpr
@@ -76,19 +73,15 @@ def lira(target: np.ndarray, shadows: np.ndarray, inside: np.ndarray) -> np.ndar
         target: φ of the model under attack [N].
         shadows: φ of the shadow models [S, N].
         inside: whether a shadow model was trained on a sample, bool [S, N].
-
-    Raises:
-        ConfigError: if some sample was in all shadow models' training sets or in none, or if every sample has only one
-            shadow model with it, or without it, so that the variance is unknown.
     """
     if not (inside.any(0) & ~inside.all(0)).all():
         raise ConfigError("lira needs, for every sample, a shadow model with it and one without it; take more shadows.")
     if min(inside.sum(), (~inside).sum()) <= inside.shape[1]:
         raise ConfigError("lira needs several shadow models with some sample, and several without; take more shadows.")
-    found = np.zeros(len(target))
+    score = np.zeros(len(target))
     for of, sign in ((inside, 1), (~inside, -1)):
         mean = (shadows * of).sum(0) / of.sum(0)
         centred = np.where(of, shadows - mean, 0.0)
         variance = (centred**2).sum() / max(of.sum() - of.shape[1], 1)
-        found += sign * (-((target - mean) ** 2) / (2 * variance) - 0.5 * np.log(variance))
-    return found
+        score += sign * (-((target - mean) ** 2) / (2 * variance) - 0.5 * np.log(variance))
+    return score

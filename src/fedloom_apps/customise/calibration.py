@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from fedloom.core import rng
 from fedloom.core.ranges import Count, NonNegativeInt, Positive
 from fedloom.core.registry import Ranged
-from fedloom.experiment.privacy import Spent, spent
+from fedloom.experiment.privacy import PrivacySpent, privacy_spent
 from fedloom.experiment.runtime import reproducible
 from fedloom.experiment.trained import DeployedModel, TrainedRun
 from fedloom_apps.customise.exchange import Exchange
@@ -60,21 +60,21 @@ class ClassGaussians:
 
     def draw(self, samples: int, seed: int = 0) -> tuple[Tensor, Tensor]:
         """Draw ``samples`` virtual features for every class with samples: features [M, d], float64, and classes [M]."""
-        found, classes = [], torch.nonzero(self.n >= 0.5).flatten()  # with noise, sums are no whole numbers
+        features, classes = [], torch.nonzero(self.n >= 0.5).flatten()  # with noise, sums are no whole numbers
         for c in classes.tolist():
             normal = rng.stream(seed, "virtual features", c).standard_normal((samples, self.mean.shape[1]))
             size, axes = torch.linalg.eigh(self.covariance[c])  # not Cholesky: features that are always 0 are common
-            found.append(self.mean[c] + torch.from_numpy(normal) * size.clamp(min=0).sqrt() @ axes.T)
-        return torch.cat(found), classes.repeat_interleave(samples)
+            features.append(self.mean[c] + torch.from_numpy(normal) * size.clamp(min=0).sqrt() @ axes.T)
+        return torch.cat(features), classes.repeat_interleave(samples)
 
 
 def class_sums(features: Tensor, y: Tensor, classes: int) -> dict[str, Tensor]:
     """A client's upload: n, S and Q of its samples with features [N, d] and classes [N]; see ``ClassGaussians``."""
     phi, d = features.double(), features.shape[1]
     row, column = torch.triu_indices(d, d)
-    one = torch.nn.functional.one_hot(y.long(), classes).double()
+    one_hot = torch.nn.functional.one_hot(y.long(), classes).double()
     square = [(own.T @ own)[row, column] for own in (phi[y == c] for c in range(classes))]
-    return {"n": one.sum(0), "first": one.T @ phi, "second": torch.stack(square)}
+    return {"n": one_hot.sum(0), "first": one_hot.T @ phi, "second": torch.stack(square)}
 
 
 @dataclass(frozen=True)
@@ -98,9 +98,6 @@ class CCVR(Ranged):
         batch_size: virtual features per step.
         lr: learning rate of the steps.
         seed: seed of the draws and of the order.
-
-    Raises:
-        ConfigError: if a setting is out of range.
     """
 
     samples: Count = 200
@@ -110,22 +107,16 @@ class CCVR(Ranged):
     seed: int = 0
 
     def __call__(self, trained: TrainedRun) -> DeployedModel:
-        """The server's model with the calibrated head; it predicts, evaluates and is exported like any other.
-
-        Raises:
-            ConfigError: if the run has no classifier with ``features`` and a linear ``head`` at the server, its
-                clients' data are elsewhere, an uplink cannot cover the statistics, or the run kept single samples
-                private (``local.dp_clip``) and no private uplink does.
-        """
+        """The server's model with the calibrated head; it predicts, evaluates and is exported like any other."""
         head = linear_head(trained, "ccvr")
         with reproducible():
             gaussians = statistics(trained, head.out_features)
             weight, bias = self.fit(head, *gaussians.draw(self.samples, self.seed))
         return with_head(trained.server, trained.server.module, weight, bias)
 
-    def privacy(self, trained: TrainedRun) -> Spent | None:
+    def privacy(self, trained: TrainedRun) -> PrivacySpent | None:
         """The privacy spent by the run and the clients' sums together; None if the run is not private."""
-        return spent(trained.summary, trained.snapshot.server.round, 1, trained.plan.method.uplink)
+        return privacy_spent(trained.summary, trained.snapshot.server.round, 1, trained.plan.method.uplink)
 
     def fit(self, head: nn.Linear, features: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """The head, [C, d] and [C], after SGD on the features [M, d] of classes [M]; ``head`` is where it starts."""

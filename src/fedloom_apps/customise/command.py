@@ -35,7 +35,7 @@ def command(arguments: argparse.Namespace) -> int:
     method = build(words)
     if isinstance(method, CCVR):
         if files or len(words) < len(others):
-            raise ConfigError("ccvr makes one model for all classes alike and takes no inputs; leave data=… out.")
+            raise ConfigError("ccvr calibrates one model and takes no inputs; leave data=… out.")
         return calibrated(method, path, arguments.out, arguments.json)
     if not files or len(files) + len(words) < len(others):
         raise ConfigError("fedloom target needs files of inputs, like: fedloom target run=runs/… data=x.npz")
@@ -48,38 +48,34 @@ def command(arguments: argparse.Namespace) -> int:
         refuse_other(out, "safetensors")
         if out.exists() or outs.count(out) > 1:
             raise ConfigError(f"{out} exists already or would be written twice; choose another file with --out.")
-    run, told = _with_data(path), []
+    run, reports = _with_data(path), []
     inputs = [read(file, run.server.texts) for file in files]
     known, classes = ClassModels(run), run.federation.train.arrays.names
-    for file, arrays, out in zip(files, (with_targets(one, run.server) for one in inputs), outs, strict=True):
-        found = method(known, arrays["x"])
-        facts = plain(found)  # before anything is written
-        written = found.model.export(out) if method.makes_model else None
-        models = named(run.server, found.model) if written else {"server's model": run.server}
+    for file, arrays, out in zip(files, (with_targets(content, run.server) for content in inputs), outs, strict=True):
+        configs = method(known, arrays["x"])
+        facts = plain(configs)  # before anything is written
+        written = configs.model.export(out) if method.makes_model else None
+        models = named(run.server, configs.model) if written else {"server's model": run.server}
         measured = {name: measure(model, arrays["x"], arrays["y"]) for name, model in models.items() if "y" in arrays}
-        told.append({"data": str(file), "inputs": len(arrays["x"]), "model": written and str(written)})
-        told[-1] |= {"classes": list(classes)} if classes else {}
-        told[-1] |= facts | {"measured": measured, "privacy": known.privacy and asdict(known.privacy)}
+        reports.append({"data": str(file), "inputs": len(arrays["x"]), "model": written and str(written)})
+        reports[-1] |= {"classes": list(classes)} if classes else {}
+        reports[-1] |= facts | {"measured": measured, "privacy": known.privacy and asdict(known.privacy)}
         if arguments.json:
             continue
         print(f"target: {relpath(file)}, {plural(len(arrays['x']), 'input')}")
-        print(described(found, len(arrays["x"]), run.federation.names, classes))
+        print(described(configs, len(arrays["x"]), run.federation.names, classes))
         if known.privacy is not None:
             print(f"privacy: {known.privacy}")
         if written is not None:
             print(f"model: {relpath(written)}")
         compared(measured)
     if arguments.json:
-        print(json.dumps(told, indent=1))
+        print(json.dumps(reports, indent=1))
     return 0
 
 
 def _with_data(path: Path) -> TrainedRun:
-    """The models of a federated run whose data can be read again.
-
-    Raises:
-        ConfigError: if it is a deployment, and as ``trained``.
-    """
+    """The models of a federated run whose data can be read again."""
     run = trained(path)
     if run.apart:
         raise ConfigError(
@@ -89,30 +85,30 @@ def _with_data(path: Path) -> TrainedRun:
     return run
 
 
-def plain(found: TargetModel) -> dict[str, Any]:
+def plain(result: TargetModel) -> dict[str, Any]:
     """Class shares, clients and the check as plain data."""
 
-    def numbers(given: np.ndarray | None) -> list[float] | None:
-        return None if given is None or not np.isfinite(given).all() else given.tolist()
+    def numbers(values: np.ndarray | None) -> list[float] | None:
+        return None if values is None or not np.isfinite(values).all() else values.tolist()
 
-    prior = {k: numbers(v) if isinstance(v, np.ndarray) else v for k, v in vars(found.prior).items()}
-    check = asdict(found.check) | {"holds": found.check.holds}
-    return {**prior, "known": numbers(found.known), "p": numbers(found.p), "check": check}
+    prior = {k: numbers(v) if isinstance(v, np.ndarray) else v for k, v in vars(result.prior).items()}
+    check = asdict(result.check) | {"holds": result.check.holds}
+    return {**prior, "known": numbers(result.known), "p": numbers(result.p), "check": check}
 
 
-def calibrated(method: CCVR, path: Path, given: str | None, as_json: bool) -> int:
+def calibrated(method: CCVR, path: Path, file: str | None, as_json: bool) -> int:
     """Write the run's model with the head of CCVR, and measure both on the common test set, if there is one."""
-    out = Path(given or f"{path.resolve().name}-ccvr.safetensors")
+    out = Path(file or f"{path.resolve().name}-ccvr.safetensors")
     refuse_other(out, "safetensors")
     if out.exists():
         raise ConfigError(f"{out} exists already; choose another file with --out.")
     run = _with_data(path)
     model, test, privacy = method(run), run.federation.test, method.privacy(run)
     written, models = model.export(out), named(run.server, model) if len(test) else {}
-    measured = {name: measure(one, test.x, test.y) for name, one in models.items()}
+    measured = {name: measure(model, test.x, test.y) for name, model in models.items()}
     if as_json:
-        told = {"model": str(written), "measured": measured, "privacy": privacy and asdict(privacy)}
-        print(json.dumps([told], indent=1))
+        report = {"model": str(written), "measured": measured, "privacy": privacy and asdict(privacy)}
+        print(json.dumps([report], indent=1))
         return 0
     if privacy is not None:
         print(f"privacy: {privacy}")
@@ -138,21 +134,21 @@ def compared(measured: Mapping[str, Mapping[str, float | None]]) -> None:
     """Print the metrics of models on labelled inputs, on standard error."""
     never = "infinite, as some inputs are of a class with an estimated share of 0"
     for name, numbers in measured.items():
-        told = (f"{key} {never if value is None else f'{value:.4g}'}" for key, value in numbers.items())
-        print(f"{name}: {', '.join(told)}", file=sys.stderr)
+        words = (f"{key} {never if value is None else f'{value:.4g}'}" for key, value in numbers.items())
+        print(f"{name}: {', '.join(words)}", file=sys.stderr)
 
 
-def described(found: TargetModel, inputs: int, names: Sequence[str] = (), classes: Sequence[str] = ()) -> str:
+def described(result: TargetModel, inputs: int, names: Sequence[str] = (), classes: Sequence[str] = ()) -> str:
     """Class shares with intervals, the clients from which the target is known, and the check, as text."""
-    prior = found.prior
+    prior = result.prior
     known = np.isfinite(prior.high).all()
     ends = zip(prior.low, prior.high, strict=True)
     interval = [f" ({100 * low:.1f} to {100 * high:.1f})" if known else "" for low, high in ends]
     order = np.argsort(-prior.shares, kind="stable")
-    seen = [c for c in order if prior.shares[c] >= LEAST]
-    shown = [f"  {classes[c] if classes else c}: {100 * prior.shares[c]:.1f} %{interval[c]}" for c in seen]
-    if len(seen) < len(order):
-        most = f", up to {100 * prior.high[order[len(seen) :]].max():.1f} %" if known else ""
+    listed = [c for c in order if prior.shares[c] >= LEAST]
+    shown = [f"  {classes[c] if classes else c}: {100 * prior.shares[c]:.1f} %{interval[c]}" for c in listed]
+    if len(listed) < len(order):
+        most = f", up to {100 * prior.high[order[len(listed) :]].max():.1f} %" if known else ""
         shown.append(f"  each other class: 0.0 %{most}")
 
     def clients(shares: np.ndarray) -> str:
@@ -160,12 +156,12 @@ def described(found: TargetModel, inputs: int, names: Sequence[str] = (), classe
         return ", ".join(f"{names[k] if names else f'client {k}'}: {100 * shares[k]:.0f} %" for k in largest)
 
     few = f", too narrow with only {plural(inputs, 'input')}" if inputs < FEW else ""
-    told = f"{100 * prior.coverage:g} % intervals over draws of the inputs{few}" if known else "without intervals"
-    lines = [f"class shares ({told}):", *shown]
-    if np.isfinite(found.known).all():
-        lines.append(f"the training samples of these classes come from {clients(found.known)}")
-    if found.p is not None:
-        lines.append(f"weights of the clients' models: {clients(found.p)}")
-        if found.p @ found.known < MISPLACED * found.known[found.p > 0].mean():  # not if NaN
+    intervals = f"{100 * prior.coverage:g} % intervals over draws of the inputs{few}" if known else "without intervals"
+    lines = [f"class shares ({intervals}):", *shown]
+    if np.isfinite(result.known).all():
+        lines.append(f"the training samples of these classes come from {clients(result.known)}")
+    if result.p is not None:
+        lines.append(f"weights of the clients' models: {clients(result.p)}")
+        if result.p @ result.known < MISPLACED * result.known[result.p > 0].mean():  # not if NaN
             lines.append("WARNING: these weights favour clients that know little of these classes.")
-    return "\n".join([*lines, f"check of label shift: {found.check}"])
+    return "\n".join([*lines, f"check of label shift: {result.check}"])

@@ -26,10 +26,10 @@ def build(words: Sequence[str]) -> TargetMethod | CCVR:
     """
     tree = Tree(name=TARGET_METHOD.start)
     for word in words:
-        given = parse(word)
-        if given.is_sweep:
+        override = parse(word)
+        if override.is_sweep:
             raise ConfigError(f"fedloom target takes one method and one value of each setting, not {word}.")
-        if given.key[0] != "method":
+        if override.key[0] != "method":
             raise ConfigError(f"{word} is no setting of a method for a target; write method=… or method.SETTING=….")
-        tree |= TARGET_METHOD.nest("method", given.key[1:], given.values[0])
+        tree |= TARGET_METHOD.nest("method", override.key[1:], override.values[0])
     return TARGET_METHOD.instantiate(TARGET_METHOD.validate("method", tree))

@@ -32,9 +32,9 @@ class ClassSums:
     def of(cls, features: Tensor, y: Tensor, classes: int) -> ClassSums:
         """The sums over samples with features [N, d] and class numbers [N]."""
         phi = features.double()
-        one = torch.nn.functional.one_hot(y.long(), classes).double()
+        one_hot = torch.nn.functional.one_hot(y.long(), classes).double()
         row, column = torch.triu_indices(phi.shape[1], phi.shape[1])
-        return cls(one.sum(0), one.T @ phi, (phi.T @ phi)[row, column])
+        return cls(one_hot.sum(0), one_hot.T @ phi, (phi.T @ phi)[row, column])
 
     def __add__(self, other: ClassSums) -> ClassSums:
         return ClassSums(self.n + other.n, self.first + other.first, self.second + other.second)
@@ -44,9 +44,6 @@ class ClassSums:
 
         Args:
             shrinkage: s ≥ 0.
-
-        Raises:
-            ConfigError: if there are no samples, noise hides them, or W is singular.
         """
         n = self.n.clamp(min=0)  # noise may bring a count below 0
         total = float(n.sum())
@@ -150,9 +147,9 @@ class Discriminant:
         squares = squares + inverse @ means.square().T  # v_cᵀ B⁻¹ v_c, [N, C]
         products = (inverse * phi * e).sum(1, keepdim=True) - (inverse * e) @ means.T  # v_cᵀ B⁻¹ e
         squares[torch.arange(len(y)), y], products[torch.arange(len(y)), y] = a.square() * leverage, a * leverage
-        found = (total - 1) / d * (squares + products.square() * (a / (1 - a * leverage))[:, None])
-        one = torch.nn.functional.one_hot(y, len(self.n))
-        return found.where(self.n - one > 0, torch.inf).min(1).values
+        distances = (total - 1) / d * (squares + products.square() * (a / (1 - a * leverage))[:, None])
+        one_hot = torch.nn.functional.one_hot(y, len(self.n))
+        return distances.where(self.n - one_hot > 0, torch.inf).min(1).values
 
     def far(self, features: Tensor, y: Tensor) -> Tensor:
         """Number, sum and sum of squares of the distances of a client's samples, by class, [3, C].
@@ -162,8 +159,8 @@ class Discriminant:
         """
         whole = bool((self.n == self.n.round()).all())
         away = self.left_out(features, y) if whole else self.distances(features)
-        one = torch.nn.functional.one_hot(y.long(), len(self.n)).double()
-        return torch.stack([one.sum(0), away @ one, away.square() @ one])
+        one_hot = torch.nn.functional.one_hot(y.long(), len(self.n)).double()
+        return torch.stack([one_hot.sum(0), away @ one_hot, away.square() @ one_hot])
 
     def answer(self, features: Tensor, y: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
         """A client's contribution to the sums from which T and β are determined.
@@ -177,12 +174,12 @@ class Discriminant:
             With the posteriors q = softmax(log n_c + l_c(x)) at each of ``TEMPERATURES``: Σ -log q_y, [9], and Σ q,
             [9, C].
         """
-        plain, losses, found = replace(self, temperature=1.0, beta=0.0).scores(features), [], []
+        plain, losses, posteriors = replace(self, temperature=1.0, beta=0.0).scores(features), [], []
         for t, shift in zip(TEMPERATURES, beta, strict=True):
             log_q = torch.log_softmax(plain / t + shift + self.n.log(), -1)
             losses.append(-log_q.gather(1, y.long()[:, None]).sum())
-            found.append(log_q.exp().sum(0))
-        return torch.stack(losses), torch.stack(found)
+            posteriors.append(log_q.exp().sum(0))
+        return torch.stack(losses), torch.stack(posteriors)
 
     def calibrated(self, ask: Callable[[Tensor], tuple[Tensor, Tensor]], exchanges: int = 20) -> Discriminant:
         """The discriminant at the T and β with the smallest loss on the clients' samples.
@@ -195,14 +192,11 @@ class Discriminant:
         Args:
             ask: maps β [9, C] to the sum of all clients' ``answer``.
             exchanges: number of steps for β; with 0 only the temperature is fitted.
-
-        Raises:
-            ConfigError: if some client has samples of a class that the sums do not count because noise hides them.
         """
         beta = torch.zeros(len(TEMPERATURES), len(self.n), dtype=torch.float64)
         for _ in range(exchanges):
-            _, found = ask(beta)
-            share, posterior = (t.clamp(min=1e-12) / t.sum(-1, keepdim=True) for t in (self.n, found))
+            _, posteriors = ask(beta)
+            share, posterior = (t.clamp(min=1e-12) / t.sum(-1, keepdim=True) for t in (self.n, posteriors))
             beta = beta + torch.where(self.n > 0, (share / posterior).log(), 0.0)
         losses = ask(beta)[0]
         if not bool(torch.isfinite(losses).all()):

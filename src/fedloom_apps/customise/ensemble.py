@@ -87,9 +87,6 @@ def after_training(experiment: Experiment, result: RunResult, policy: Mixing | N
         experiment: the experiment; its federation needs unlabelled inputs, and its ``views`` are used.
         result: its result.
         policy: the mixing policy: FedSSA with its defaults, or another one that learns at the server.
-
-    Raises:
-        ConfigError: if there is no target, the policy needs training losses, or the last client models were not kept.
     """
     policy = SelfSupervised() if policy is None else policy
     if experiment.federation.unlabelled is None:
@@ -145,9 +142,6 @@ def sample_wise(experiment: Experiment, result: RunResult, policy: SelfSupervise
         experiment: the experiment; its ``views`` are used.
         result: its result; with method ``local`` this is "local training + ensemble".
         policy: λ_var, λ_we, optimiser, lr, steps (a sample is one batch) and draws.
-
-    Raises:
-        ConfigError: if the last client models were not kept.
     """
     with reproducible():
         here = _Ensemble(experiment, result)
@@ -159,7 +153,7 @@ def sample_wise(experiment: Experiment, result: RunResult, policy: SelfSupervise
             views = [
                 view_logits(data, here.models, here.buffers, here.round, number, draw) for draw in range(policy.draws)
             ]
-            first, second = (torch.stack(one) for one in zip(*views, strict=True))
+            first, second = (torch.stack(view) for view in zip(*views, strict=True))
             logits.append(plain)
             p.append(sample_coefficients(first, second, policy))
         z, weights = torch.cat(logits), torch.cat(p)
@@ -238,17 +232,13 @@ def last_models(plan: ClientPlan, snapshot: Snapshot) -> tuple[np.ndarray, Tenso
     """The clients that have participated, int64 [K], and their last models [K, P] and buffers [K, B].
 
     Private parameters and buffers are included.
-
-    Raises:
-        ConfigError: if the shared parameters of the last models were not kept, no client has participated, or clients
-            train networks of different sizes.
     """
     if plan.has_levels:
         raise ConfigError("the clients' last models are networks of different size, which cannot be mixed as one.")
     layout, last = plan.layout, snapshot.last
     split, own = layout.shared_size, layout.shared_buffers
     if split and last is None:
-        raise ConfigError("the clients' last models were not kept; run with 'average' among evaluation.what.")
+        raise ConfigError("the clients' last models were not stored; run with 'average' in evaluation.what.")
     clients = (last.models if split and last is not None else snapshot.store).clients
     if not clients:
         raise ConfigError("no client has participated yet, so there are no client models.")
@@ -257,8 +247,8 @@ def last_models(plan: ClientPlan, snapshot: Snapshot) -> tuple[np.ndarray, Tenso
         shared = torch.zeros(0) if last is None or not split else last.get(client)[at]
         if len(shared) == len(initial):
             return shared.to(initial)
-        mine = (snapshot.store.get(client) or {}).get("personal", {}).get(name, initial[len(shared) :])
-        return torch.cat([shared.to(initial), mine.to(initial)])
+        private = (snapshot.store.get(client) or {}).get("personal", {}).get(name, initial[len(shared) :])
+        return torch.cat([shared.to(initial), private.to(initial)])
 
     models: Sequence[Tensor] = [whole(c, plan.theta0, slice(split), "private") for c in clients]
     kept: Sequence[Tensor] = [whole(c, plan.buffers0, slice(split, split + own), "buffers") for c in clients]

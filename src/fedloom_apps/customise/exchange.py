@@ -45,9 +45,6 @@ class Exchange:
         uplinks: the transforms of what leaves a client.
         facts: public facts of the experiment, with the seeds of masks and noise.
         t: the number of the first exchange: that of the first round that was not run, so that nothing is drawn twice.
-
-    Raises:
-        ConfigError: if an uplink cannot cover the statistics.
     """
 
     uplinks: Sequence[Uplink]
@@ -90,16 +87,12 @@ class Exchange:
             )
 
     def __call__(self, uploads: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-        """Σ_k x_k of every slice, from all clients' slices by name.
-
-        Raises:
-            ConfigError: if an uplink refuses a slice.
-        """
+        """Σ_k x_k of every slice, from all clients' slices by name."""
         clients, total = np.arange(len(uploads)), dict[str, Tensor]()
         like = next(iter(uploads[0].values()))
         facts = self.facts._replace(clients=len(uploads), expected_cohort=None)
-        for client, mine in enumerate(uploads):
-            message: Message = {f"{PLACE}/{name}": Slice.of(value) for name, value in mine.items()}
+        for client, upload in enumerate(uploads):
+            message: Message = {f"{PLACE}/{name}": Slice.of(value) for name, value in upload.items()}
             ctx = NO_ROUND._replace(round=self.t, facts=facts, client=client, invited=clients.tolist())
             for place, uplink in self.applied:
                 seed = facts.private_seed if "noise" in uplink.guarantees else facts.seed
@@ -107,8 +100,8 @@ class Exchange:
                     message = uplink.send(ctx, message, rng.stream(seed, place, self.t, client)).message
                 except ValueError as error:
                     raise ConfigError(f"uplink {label(uplink)!r} refuses the statistics: {error}.") from error
-            for slot, one in message.items():
-                total[slot] = total[slot] + one.value if slot in total else one.value
+            for slot, slices in message.items():
+                total[slot] = total[slot] + slices.value if slot in total else slices.value
         info = RoundInfo(
             self.t, 0.0, clients, np.ones(len(clients)), np.ones(len(clients)), facts, torch.zeros(0).to(like),
             invited=clients.tolist(),

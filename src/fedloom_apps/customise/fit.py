@@ -25,9 +25,6 @@ class TargetFit:
         steps: steps of Adam in (a, log τ, b), from given weights, τ = 1 and b = 0. With 0 the weights are unchanged.
         lr: learning rate of Adam.
         batch_size: inputs per step; the inputs are passed through in a new order each time.
-
-    Raises:
-        ConfigError: if a setting is out of range.
     """
 
     steps: NonNegativeInt = 60

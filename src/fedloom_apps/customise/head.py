@@ -14,16 +14,11 @@ from fedloom.experiment.trained import DeployedModel, TrainedRun
 
 
 def linear_head(trained: TrainedRun, what: str) -> nn.Linear:
-    """The head of the server's model; ``what`` needs it.
-
-    Raises:
-        ConfigError: if the model has no linear head with a bias after ``features``, the targets are not one class per
-            sample, clients number the classes differently, or their data are elsewhere.
-    """
+    """The head of the server's model; ``what`` needs it."""
     module = trained.server.module
     head = getattr(module, "head", None)
     if trained.apart:
-        raise ConfigError("the clients of this run kept their data to themselves; there are no class statistics.")
+        raise ConfigError("this run has no class statistics, since its clients did not share them.")
     if not trained.federation.classes_alike:
         raise ConfigError(f"{what} needs classes with the same numbers at all clients, but each of these has its own.")
     fits = isinstance(head, nn.Linear) and head.bias is not None and hasattr(module, "features")

@@ -61,15 +61,15 @@ def target_prior(scores: Tensor, resamples: int = 200, coverage: float = 0.95, s
     likelihood = (scores - scores.max(-1, keepdim=True).values).exp()
     n = len(scores)
     pi = fitted(likelihood, torch.ones(1, n, dtype=torch.float64))[0]
-    draw, found = np.random.default_rng(seed), []
+    draw, estimates = np.random.default_rng(seed), []
     for begin in range(0, resamples, AT_ONCE):
         counts = draw.multinomial(n, np.full(n, 1 / n), min(AT_ONCE, resamples - begin))
-        found.append(fitted(likelihood, torch.from_numpy(counts).double(), tol=ROUGH))
-    if not found:
+        estimates.append(fitted(likelihood, torch.from_numpy(counts).double(), tol=ROUGH))
+    if not estimates:
         nothing = np.full(len(pi), np.nan)
         return TargetPrior(pi.numpy(), nothing, nothing, coverage)
     tails = torch.tensor([(1 - coverage) / 2, (1 + coverage) / 2], dtype=torch.float64)
-    low, high = torch.quantile(torch.cat([*found, pi[None]]), tails, 0)
+    low, high = torch.quantile(torch.cat([*estimates, pi[None]]), tails, 0)
     high = torch.maximum(high, _most(likelihood, pi, coverage))
     return TargetPrior(pi.numpy(), torch.minimum(low, pi).numpy(), high.numpy(), coverage)
 
@@ -156,10 +156,10 @@ class LabelShiftCheck:
         WARNING: label shift does not hold: these inputs look unlike the clients' data.
         """
         where = "farther" if self.effect > 0 else "nearer"
-        told = (
+        text = (
             f"distance to the nearest class: {self.distance:.3g}, the clients' own {self.expected:.3g} ± "
             f"{self.spread:.3g} ({abs(self.effect):.1f} standard deviations {where})"
         )
         if self.holds:
-            return told
-        return f"{told}\nWARNING: label shift does not hold: these inputs look unlike the clients' data."
+            return text
+        return f"{text}\nWARNING: label shift does not hold: these inputs look unlike the clients' data."

@@ -24,7 +24,7 @@ from fedloom.core.errors import ConfigError
 from fedloom.core.parts import Uplink
 from fedloom.data.augment import pipeline
 from fedloom.experiment.federated import RunResult
-from fedloom.experiment.privacy import Spent, spent
+from fedloom.experiment.privacy import PrivacySpent, privacy_spent
 from fedloom.experiment.runtime import reproducible
 from fedloom.experiment.setup import server_data
 from fedloom.experiment.trained import DeployedModel, TrainedRun
@@ -144,15 +144,15 @@ class ClassModels:
         total.check(self.trained.plan.local)
         with reproducible():
             clients = [train.client(k) for k in range(self.trained.federation.seen)]
-            held = [(self.features(own.x), own.y.cpu()) for own in clients]
-            sums = [ClassSums.of(*one, classes) for one in held]
-            plain = ClassSums(**total([vars(one) for one in sums])).discriminant(self.shrinkage)
-            distances = total([{"distances": plain.far(*one)} for one in held])["distances"]
+            samples = [(self.features(own.x), own.y.cpu()) for own in clients]
+            sums = [ClassSums.of(*each, classes) for each in samples]
+            plain = ClassSums(**total([vars(each) for each in sums])).discriminant(self.shrinkage)
+            distances = total([{"distances": plain.far(*each)} for each in samples])["distances"]
 
             def ask(beta: Tensor) -> tuple[Tensor, Tensor]:
-                answers = (plain.answer(*one, beta) for one in held)
-                found = total([{"losses": losses, "posteriors": posteriors} for losses, posteriors in answers])
-                return found["losses"], found["posteriors"]
+                answers = (plain.answer(*client, beta) for client in samples)
+                totals = total([{"losses": losses, "posteriors": posteriors} for losses, posteriors in answers])
+                return totals["losses"], totals["posteriors"]
 
             return ClassFit(sums, plain.calibrated(ask, self.exchanges), distances)
 
@@ -172,10 +172,10 @@ class ClassModels:
         return 0 if self.total.is_private else EXCHANGES
 
     @property
-    def privacy(self) -> Spent | None:
+    def privacy(self) -> PrivacySpent | None:
         """The privacy spent by the run and the clients' statistics together; None if the run is not private."""
         run = self.trained
-        return spent(run.summary, run.snapshot.server.round, ONCE + self.exchanges, self.total.uplinks)
+        return privacy_spent(run.summary, run.snapshot.server.round, ONCE + self.exchanges, self.total.uplinks)
 
     def features(self, x: Tensor) -> Tensor:
         """φ(x), [N, d], of inputs as the run's data hold them."""
@@ -239,18 +239,20 @@ class ClassModels:
         """
         run = self.trained
         clients, models, buffers = last_models(run.plan, run.snapshot)
-        given = self.server.inputs(x)
-        facts = self.facts(given, resamples, seed)
+        inputs = self.server.inputs(x)
+        facts = self.facts(inputs, resamples, seed)
         with reproducible():
-            scores = self.discriminant.scores(self.features(given))
+            scores = self.discriminant.scores(self.features(inputs))
             r = torch.softmax(scores + torch.from_numpy(facts.prior.shares).log(), -1)
             sizes = torch.from_numpy(run.plan.population.sizes[clients]).double()
-            data = server_data(run.plan, given.to(models.device))
-            found = (fit or TargetFit())(data, models, buffers, r, sizes / sizes.sum())
-        merged = self._merged(found.p, models, buffers)
+            data = server_data(run.plan, inputs.to(models.device))
+            fitted = (fit or TargetFit())(data, models, buffers, r, sizes / sizes.sum())
+        merged = self._merged(fitted.p, models, buffers)
         head: nn.Linear = merged.head  # type: ignore[assignment]
-        model = with_head(self.server, merged, found.tau * head.weight, found.tau * head.bias + found.b.to(head.bias))
-        return TargetModel(model, lambda: facts, self._weights(clients, found.p.numpy()))
+        model = with_head(
+            self.server, merged, fitted.tau * head.weight, fitted.tau * head.bias + fitted.b.to(head.bias)
+        )
+        return TargetModel(model, lambda: facts, self._weights(clients, fitted.p.numpy()))
 
     def fedssa(
         self,
@@ -285,19 +287,19 @@ class ClassModels:
         change = pipeline(views, run.federation.train.arrays)
         clients, models, buffers = last_models(run.plan, run.snapshot)
         with reproducible():
-            given = self.server.inputs(x)
-            data = server_data(run.plan, given.to(models.device), change)
+            inputs = self.server.inputs(x)
+            data = server_data(run.plan, inputs.to(models.device), change)
             own = mixing_weights(policy or SelfSupervised(), run.plan, rounds, clients, models, buffers, data)
         model = replace(self.server, module=self._merged(torch.from_numpy(own), models, buffers).eval())
-        return TargetModel(model, lambda: self.facts(given, resamples, seed), self._weights(clients, own))
+        return TargetModel(model, lambda: self.facts(inputs, resamples, seed), self._weights(clients, own))
 
-    def facts(self, given: Tensor, resamples: int = 200, seed: int = 0) -> TargetFacts:
+    def facts(self, inputs: Tensor, resamples: int = 200, seed: int = 0) -> TargetFacts:
         """Class shares, clients and the check of inputs [M, ...] as the run's data hold them."""
         with reproducible():
-            discriminant, phi = self.discriminant, self.features(given)
+            discriminant, phi = self.discriminant, self.features(inputs)
             prior = target_prior(discriminant.scores(phi), resamples, seed=seed)
             pi = torch.from_numpy(prior.shares)
-            counts = torch.stack([one.n for one in self.sums])
+            counts = torch.stack([sums.n for sums in self.sums])
             known = np.zeros(len(self.trained.federation))
             known[: len(counts)] = (pi * counts / counts.sum(0).clamp(min=1)).sum(1).numpy()
             if self.total.only_sums:
@@ -308,9 +310,9 @@ class ClassModels:
         """The target's mean distance to the nearest class beside that of the clients' samples, in the same shares."""
         n, first, second = self.statistics.distances
         means, squares = ((pi * part / torch.where(n > 0, n, 1)).sum() for part in (first, second))
-        found = self.discriminant.distances(phi)
+        distances = self.discriminant.distances(phi)
         spread = (squares - means**2).clamp(min=0).sqrt()
-        return LabelShiftCheck(float(found.mean()), float(means), float(spread), len(phi))
+        return LabelShiftCheck(float(distances.mean()), float(means), float(spread), len(phi))
 
     def _merged(self, p: Tensor, models: Tensor, buffers: Tensor) -> nn.Module:
         """Σ p_k θ_k in a copy of the server's network, from models [K, P], buffers [K, B] and weights [K]."""
@@ -320,6 +322,6 @@ class ClassModels:
 
     def _weights(self, clients: np.ndarray, p: np.ndarray) -> np.ndarray:
         """The weights of some clients' models among those of all, [K]."""
-        found = np.zeros(len(self.trained.federation))
-        found[clients] = p
-        return found
+        weights = np.zeros(len(self.trained.federation))
+        weights[clients] = p
+        return weights

@@ -81,8 +81,8 @@ class Agreement:
     def _read(self) -> dict[str, Any] | None:
         path = self.home / AGREED
         try:
-            found = json.loads(path.read_bytes())
-            return {"data": dict(found["data"]), "seed": int(found.get("seed", 0))}
+            content = json.loads(path.read_bytes())
+            return {"data": dict(content["data"]), "seed": int(content.get("seed", 0))}
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

@@ -42,9 +42,6 @@ DOWNLOADING = ("distilbert",)  # its configuration is on the hub, even without p
 def check(values: Mapping[str, Any]) -> None:
     """Refuse a configuration with a setting that is not for a server to set.
 
-    Raises:
-        ConfigError: for a number outside its range, a text that is no word of a list, or a model that needs a download.
-
     >>> model, local = {"name": "mlp", "hidden": [16]}, {"lr": 0.1}
     >>> rest = {"method": {"name": "fedavg"}, "evaluation": {}, "compute": {"name": "live"}, "augment": []}
     >>> check(rest | {"model": model, "local": local})
@@ -59,7 +56,9 @@ def check(values: Mapping[str, Any]) -> None:
     """
     name = values["model"]["name"]
     if name in DOWNLOADING:
-        raise ConfigError(f"model {name!r} makes nodes download a configuration; choose one that is made from sizes.")
+        raise ConfigError(
+            f"model {name!r} would make nodes download a configuration; choose a model that is defined by sizes."
+        )
     if values["model"].get("pretrained"):
         raise ConfigError("model.pretrained=true makes nodes download weights; set it to false.")
     for place, parameters, given in _given(values):
@@ -89,8 +88,8 @@ def _given(values: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Parame
     yield "model", models[model["name"]].parameters, model
     yield "compute", computes[compute["name"]].parameters, compute
     yield "method", METHOD.registry[method["name"]].parameters, method
-    for one in values["augment"]:
-        named = one if isinstance(one, Mapping) else {"name": one}
+    for choice in values["augment"]:
+        named = choice if isinstance(choice, Mapping) else {"name": choice}
         yield "augment", augmentations[named["name"]].parameters, named
     for slot in SLOTS.keys() & method.keys():
         terms = method[slot] if slot in SEVERAL else {method[slot]["name"]: method[slot]}
@@ -120,23 +119,23 @@ def _is_closed(key: str, kind: Any) -> bool:
     if get_origin(kind) is Literal:
         return True
     if inner := get_args(kind):
-        return all(_is_closed(key, one) for one in (inner[:1] if get_origin(kind) is Annotated else inner))
+        return all(_is_closed(key, part) for part in (inner[:1] if get_origin(kind) is Annotated else inner))
     return kind in (int, float, bool, type(None), ...) or (kind is str and key.rpartition(".")[2] in NAMES)
 
 
 def _wrong(key: str, value: Any, annotation: Any) -> str | None:
     """What is wrong with the value of a setting, or None."""
     known = range_of(_kind(key, annotation))
-    for one in [*each(value), *(value if isinstance(value, Mapping) else ())]:
-        if isinstance(one, str) and not isinstance(known, Words):
-            if key.rpartition(".")[2] not in NAMES or not NAME.fullmatch(one):
+    for item in [*each(value), *(value if isinstance(value, Mapping) else ())]:
+        if isinstance(item, str) and not isinstance(known, Words):
+            if key.rpartition(".")[2] not in NAMES or not NAME.fullmatch(item):
                 return "is not for a server to set"
-        elif known is not None and (wrong := beyond(known, one)):
+        elif known is not None and (wrong := beyond(known, item)):
             return wrong
-        elif isinstance(one, int | float) and not isinstance(one, bool):
-            has_end = isinstance(known, Range) and (known.high < inf or (known.infinite and one == inf))
-            if not has_end and abs(one) > (most := WHOLE if isinstance(one, int) else MODERATE):
-                return f"must lie within ±{most:g}, not {one:g}"
-        elif not isinstance(one, str | bool | None):
+        elif isinstance(item, int | float) and not isinstance(item, bool):
+            has_end = isinstance(known, Range) and (known.high < inf or (known.infinite and item == inf))
+            if not has_end and abs(item) > (most := WHOLE if isinstance(item, int) else MODERATE):
+                return f"must lie within ±{most:g}, not {item:g}"
+        elif not isinstance(item, str | bool | None):
             return "is not for a server to set"
     return None

@@ -31,19 +31,19 @@ OTHERS = {"lambda": (0.0, 1.0), "cluster": (0.0, 1e6)}  # columns beside metrics
 SLACK = 1e-6  # for rounding
 
 
-def upload_shapes(made: Bench) -> Shapes | None:
+def upload_shapes(bench: Bench) -> Shapes | None:
     """Shapes and types of all uploads beside the update, determined by one local step on the bench's samples.
 
     None if that step fails, as it may on samples that are all equal.
     """
-    if made.plan.has_levels:  # then parts upload nothing
+    if bench.plan.has_levels:  # then parts upload nothing
         return {}
-    plan = replace(made.plan, local=replace(made.plan.local, steps=1), noise_seed=0)
+    plan = replace(bench.plan, local=replace(bench.plan.local, steps=1), noise_seed=0)
     server = Server.initial(plan, plan.theta0, plan.buffers0)
-    (result,) = Live(plan).work(server.broadcast(plan), [made.client], [first_state(plan, server.theta)])
+    (result,) = Live(plan).work(server.broadcast(plan), [bench.client], [first_state(plan, server.theta)])
     if result.failure is not None:
         return None
-    return {(p, name): (tuple(t.shape), t.dtype) for p, one in result.uploads.items() for name, t in one.items()}
+    return {(p, name): (tuple(t.shape), t.dtype) for p, slices in result.uploads.items() for name, t in slices.items()}
 
 
 def least_loss(plan: ClientPlan) -> float:
@@ -74,7 +74,7 @@ def same_scale(results: list[Result], down: Broadcast) -> list[Result]:
 
 def _slots(result: Result, down: Broadcast) -> dict[str, torch.Tensor]:
     """Everything in a result that has a norm; buffers are measured from the received ones."""
-    uploads = {f"{place}/{name}": t for place, one in result.uploads.items() for name, t in one.items()}
+    uploads = {f"{place}/{name}": t for place, slices in result.uploads.items() for name, t in slices.items()}
     real = {name: t for name, t in uploads.items() if t.is_floating_point()}
     moved = {"buffers": result.buffers - down.buffers} if len(result.buffers) else {}
     return {"": result.update, **moved, **real}
@@ -85,7 +85,9 @@ def same_shapes(results: list[Result], round: int) -> list[Result]:
     shapes = [
         str(
             sorted(
-                (place, name, tuple(t.shape), t.dtype) for place, one in r.uploads.items() for name, t in one.items()
+                (place, name, tuple(t.shape), t.dtype)
+                for place, slices in r.uploads.items()
+                for name, t in slices.items()
             )
         )
         for r in results
@@ -93,7 +95,7 @@ def same_shapes(results: list[Result], round: int) -> list[Result]:
     usual = Counter(s for s, r in zip(shapes, results, strict=True) if r.failure is None).most_common(1)
     for row, (shape, result) in enumerate(zip(shapes, results, strict=True)):
         if result.failure is None and shape != usual[0][0]:
-            reason = "its uploads have other shapes than those of the other clients"
+            reason = "the shapes of its uploads differ from those of the other clients"
             results[row] = Result(result.client, failure=Failure(round, result.client, FailureKind.REFUSED, reason))
     return results
 
@@ -106,21 +108,23 @@ def read_result(client: int, answer: Packet, down: Broadcast, plan: ClientPlan, 
     """
     update, buffers, uploads = answer.tensors.get("update"), answer.tensors.get("buffers"), tree(answer, "uploads")
     wanted = {(place, name) for place, part in plan.method.uploading for name in part.uploads if name != "update"}
-    if {(place, name) for place, one in uploads.items() for name in one} != wanted:
+    if {(place, name) for place, slices in uploads.items() for name in slices} != wanted:
         raise WireError("its answer holds other slices than the parts of the method upload")
-    for name, found, like in (("update", update, down.theta), ("buffers", buffers, down.buffers)):
-        if found is None or found.shape != like.shape or found.dtype != like.dtype:
+    for name, tensor, like in (("update", update, down.theta), ("buffers", buffers, down.buffers)):
+        if tensor is None or tensor.shape != like.shape or tensor.dtype != like.dtype:
             raise WireError(f"the {name} in its answer has another shape or type than the model")
     assert update is not None
     assert buffers is not None
-    for place, one in uploads.items():
-        for name, found in one.items():
-            shape, kind = (found.shape, SLICES) if shapes is None else (shapes[place, name][0], shapes[place, name][1:])
-            if tuple(found.shape) != tuple(shape) or found.dtype not in kind:
+    for place, slices in uploads.items():
+        for name, tensor in slices.items():
+            shape, kind = (
+                (tensor.shape, SLICES) if shapes is None else (shapes[place, name][0], shapes[place, name][1:])
+            )
+            if tuple(tensor.shape) != tuple(shape) or tensor.dtype not in kind:
                 raise WireError(f"the slice {place}/{name} in its answer has another shape or type than clients upload")
     if not finite({"": update, "buffers": buffers}, *uploads.values()):
         raise WireError("its answer is not finite")
-    every = [update, buffers, *(t for one in uploads.values() for t in one.values())]
+    every = [update, buffers, *(t for slices in uploads.values() for t in slices.values())]
     if not all(map(moderate, every)):
         raise WireError("its answer has values that no model has")
     if not plan.method.uplink:  # whose encodings may round below 0
@@ -165,7 +169,7 @@ def measured(answer: Packet, plan: ClientPlan, tests: int | None = None) -> dict
         try:
             low, high = _range(name, plan)
         except ConfigError:
-            return "its answer holds a metric that nobody asked for"
+            return "its answer contains a metric that was not requested"
         undefined = name != "loss" and isinstance(value, float) and value != value  # on these samples
         if not (undefined or is_number(value, max(low, -LARGEST_LOSS) - SLACK, min(high, LARGEST_LOSS) + SLACK)):
             return f"its {name} is out of its range, {low:g} to {high:g}"
@@ -173,11 +177,7 @@ def measured(answer: Packet, plan: ClientPlan, tests: int | None = None) -> dict
 
 
 def _range(name: str, plan: ClientPlan) -> tuple[float, float]:
-    """The range of a column of evaluations.
-
-    Raises:
-        ConfigError: if there is no such metric.
-    """
+    """The range of a column of evaluations."""
     if name == "loss":
         return least_loss(plan), LARGEST_LOSS
     return OTHERS.get(name) or lookup(name).range
@@ -185,5 +185,5 @@ def _range(name: str, plan: ClientPlan) -> tuple[float, float]:
 
 def worked(answer: Packet | Failure, most: float) -> float:
     """The time that a node reports to have worked, of which ``most`` have passed."""
-    told = None if isinstance(answer, Failure) else answer.facts.get("seconds")
-    return told if is_number(told, 0.0, most) else 0.0
+    seconds = None if isinstance(answer, Failure) else answer.facts.get("seconds")
+    return seconds if is_number(seconds, 0.0, most) else 0.0

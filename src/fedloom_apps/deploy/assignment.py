@@ -64,11 +64,7 @@ class Assignment:
 
     @classmethod
     def read(cls, facts: Mapping[str, Any]) -> Assignment:
-        """The assignment in a message.
-
-        Raises:
-            ConfigError: for a missing or unknown setting, or a value of the wrong type.
-        """
+        """The assignment in a message."""
         if not isinstance(facts, Mapping):
             raise ConfigError("a message holds no assignment.")
         parameters = signature(cls)
@@ -82,11 +78,7 @@ class Assignment:
 
     @property
     def values(self) -> dict[str, Any]:
-        """The complete configuration, validated.
-
-        Raises:
-            ConfigError: for anything unknown, of the wrong type, or that would make the node download or load files.
-        """
+        """The complete configuration, validated."""
         if strange := self.settings.keys() - set(SENT):
             raise ConfigError(f"an assignment sets {sorted(strange)[0]!r}, which is not for the server to set.")
         values = DEPLOY.complete(self.settings)
@@ -95,11 +87,11 @@ class Assignment:
 
     def method(self) -> Method:
         """The method, with the noise that a privacy budget requires."""
-        made = METHOD.instantiate(self.values["method"])
+        method = METHOD.instantiate(self.values["method"])
         if self.noise is None:
-            return made
-        uplink = (replace(u, noise=self.noise) if isinstance(u, ClipNoise) else u for u in made.uplink)
-        return replace(made, uplink=tuple(uplink))
+            return method
+        uplink = (replace(u, noise=self.noise) if isinstance(u, ClipNoise) else u for u in method.uplink)
+        return replace(method, uplink=tuple(uplink))
 
 
 def settings_of(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -135,11 +127,7 @@ class Bench:
 
 
 def bench(assignment: Assignment, data: NodeData, most: float = float("inf")) -> Bench:
-    """Set up the work of an assignment, whose model takes at most so many bytes.
-
-    Raises:
-        ConfigError: if the settings are invalid here, or give a different model from the server's.
-    """
+    """Set up the work of an assignment, whose model takes at most so many bytes."""
     values, client = assignment.values, assignment.client
     clients = max(assignment.clients, client + 1)
     alone = _federation(data, 0, 1)

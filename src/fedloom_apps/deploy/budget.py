@@ -11,7 +11,7 @@ from fedloom.core.errors import CheckpointError, ConfigError
 from fedloom.core.plan import ClientPlan
 from fedloom.core.ranges import Fraction, Positive, within
 from fedloom.experiment.atomic import sync_folder, write_whole
-from fedloom.experiment.privacy import MISSING, ExampleAccountant, is_installed, together
+from fedloom.experiment.privacy import MISSING, ExampleAccountant, is_installed, total_epsilon
 from fedloom.parts.uplink import ClipNoise
 from fedloom_apps.deploy.messages import Code, Refusal
 
@@ -25,9 +25,6 @@ class Budget:
     Args:
         epsilon: ε.
         delta: δ.
-
-    Raises:
-        ConfigError: for values outside their range, or without the accountants of ``dp-accounting``.
     """
 
     epsilon: Positive
@@ -64,7 +61,7 @@ class Ledger:
                     self.orders[ExampleAccountant(**entry["work"])] += int(entry["orders"])
             except (OSError, ValueError, KeyError, TypeError, AttributeError):
                 raise CheckpointError(
-                    f"{self.path} is damaged, and only it says what this node has spent; bring back a copy."
+                    f"{self.path} is damaged, and it alone records the spent privacy; restore a copy."
                 ) from None
         try:
             counted = int(self.second.read_text()) if self.second.exists() else 0
@@ -74,25 +71,21 @@ class Ledger:
             ) from None
         if (known := self.orders.total()) < counted:
             raise CheckpointError(
-                f"{self.path} has {known} orders, but this node has answered {counted}; bring back the newest "
-                "copy, since only it says what this node has spent."
+                f"{self.path} has {known} orders, but this node has answered {counted}; restore the newest copy, "
+                "which alone records the spent privacy."
             )
 
     def charge(self, plan: ClientPlan, samples: int, count: bool = True) -> float:
-        """ε after one more order for work, which is counted unless ``count`` is False.
-
-        Raises:
-            ConfigError: if the order is not protected by the node's own noise, or ε would exceed the budget.
-        """
+        """ε after one more order for work, which is counted unless ``count`` is False."""
         work = price(plan, samples, self.budget.delta)
         orders = self.orders + Counter([work])
-        if len({one.kind for one in orders}) > 1:
+        if len({order.kind for order in orders}) > 1:
             raise Refusal(
                 Code.BUDGET,
                 "this node has trained with mini-batches of another kind, Poisson samples or shuffled epochs, whose "
                 "privacy cannot be added to that of this order.",
             )
-        epsilon = together(orders, self.budget.delta)
+        epsilon = total_epsilon(orders, self.budget.delta)
         if epsilon > self.budget.epsilon:
             raise Refusal(
                 Code.BUDGET,
@@ -104,7 +97,7 @@ class Ledger:
         return epsilon
 
     def _count(self, orders: Counter[ExampleAccountant]) -> None:
-        entries = [{"work": asdict(one), "orders": number} for one, number in orders.items()]
+        entries = [{"work": asdict(order), "orders": number} for order, number in orders.items()]
         for path, text in ((self.path, json.dumps(entries, indent=1)), (self.second, str(orders.total()))):
             try:
                 write_whole(path, text.encode())
@@ -117,18 +110,14 @@ class Ledger:
 
 
 def price(plan: ClientPlan, samples: int, delta: float) -> ExampleAccountant:
-    """The privacy cost of an order for work to any one of the client's samples.
-
-    Raises:
-        ConfigError: if the answer is not protected by the client's own noise.
-    """
-    if found := ExampleAccountant.of(plan.local, samples, delta):
-        return found
+    """The privacy cost of an order for work to any one of the client's samples."""
+    if accountant := ExampleAccountant.of(plan.local, samples, delta):
+        return accountant
     for uplink in plan.method.uplink:
         if isinstance(uplink, ClipNoise) and uplink.noise_at == "client" and uplink.noise:
             return ExampleAccountant("shuffled", uplink.noise, 1, 1.0, delta)
     raise Refusal(
         Code.BUDGET,
-        "this node has a privacy budget and trains only with noise of its own: local.dp_clip with local.dp_noise, or "
+        "this node has a privacy budget, so it trains only with its own noise: local.dp_clip with local.dp_noise, or "
         "the uplink clip_noise with noise_at=client.",
     )

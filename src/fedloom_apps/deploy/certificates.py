@@ -21,11 +21,7 @@ HOST = re.compile(r"(\*\.)?\w[\w.-]*|[\da-fA-F:]*:[\da-fA-F:.]*", re.ASCII)
 
 
 def read_authority(path: Path) -> bytes:
-    """The certificate of an authority.
-
-    Raises:
-        ConfigError: if the file cannot be read, or holds no certificate.
-    """
+    """The certificate of an authority."""
     try:
         blob = path.expanduser().read_bytes()
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=blob.decode("ascii"))
@@ -74,9 +70,9 @@ def make(folder: Path, hosts: Sequence[str], nodes: Sequence[str]) -> list[Path]
         path = folder / f"{name}.key"
         if path.exists():
             return serialization.load_pem_private_key(path.read_bytes(), None)  # type: ignore[return-value]
-        made = ec.generate_private_key(ec.SECP384R1())
-        write(path.name, made.private_bytes(pem, form, none), private=True)
-        return made
+        private = ec.generate_private_key(ec.SECP384R1())
+        write(path.name, private.private_bytes(pem, form, none), private=True)
+        return private
 
     def named(text: str) -> x509.Name:
         return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])

@@ -85,17 +85,19 @@ def _training(
     return run
 
 
-def _train(recipe: Any, job: Job, batch: RunPlan, *, say: Callable[[str], None], insecure: bool, **given: Any) -> None:
+def _train(
+    recipe: Any, job: Job, batch: RunPlan, *, say: Callable[[str], None], insecure: bool, **settings: Any
+) -> None:
     from fedloom_apps.deploy.flower.host import hosting
     from fedloom_apps.deploy.server import run
 
     with hosting(recipe.deployment, beside(job.directory), insecure) as (transport, count):
         say(f"listening at {recipe.deployment.host}:{recipe.deployment.port}")
-        run(recipe, transport, count, job.directory, tell=say, **given)
+        run(recipe, transport, count, job.directory, tell=say, **settings)
 
 
 def _train_locally(
-    recipe: Any, job: Job, batch: RunPlan, *, say: Callable[[str], None], insecure: bool, **given: Any
+    recipe: Any, job: Job, batch: RunPlan, *, say: Callable[[str], None], insecure: bool, **settings: Any
 ) -> None:
     from dataclasses import replace
 
@@ -119,7 +121,7 @@ def _train_locally(
         nodes = [start_node(path.stem, path, home / "nodes", address, keys) for path in data]
         try:
             say(f"started {count} nodes; their logs are in {relpath(home / 'nodes')}")
-            run(recipe, transport, count, job.directory, tell=say, **given)
+            run(recipe, transport, count, job.directory, tell=say, **settings)
         finally:
             end(nodes)
 
@@ -166,19 +168,19 @@ def node(arguments: argparse.Namespace) -> int:
     quota = Quota.parse(arguments.quota) if arguments.quota else Quota()
     log = Path(arguments.log).expanduser() if arguments.log else None
     home = Path(arguments.state).expanduser()
-    made = Node(arguments.data, home, tell, budget=budget(arguments), quota=quota, log=log, **limit)
+    client = Node(arguments.data, home, tell, budget=budget(arguments), quota=quota, log=log, **limit)
     try:
-        key = read_private_key(Path(arguments.key)) if arguments.key else own_key(made.home)
+        key = read_private_key(Path(arguments.key)) if arguments.key else own_key(client.home)
         with reproducible():
             if arguments.threads:
                 import torch
 
                 torch.set_num_threads(_number(arguments.threads, "--threads"))
-            serve(made, arguments.server, ca, key, tell, _number(arguments.poll or "1", "--poll"))
+            serve(client, arguments.server, ca, key, tell, _number(arguments.poll or "1", "--poll"))
     except KeyboardInterrupt:
         raise Stopped("the node was stopped; when restarted, it continues where it was.") from None
     finally:
-        made.close()
+        client.close()
     return 0
 
 
@@ -191,8 +193,8 @@ def certificates(arguments: argparse.Namespace) -> int:
         raise ConfigError("fedloom deploy certificates needs one folder, like fedloom deploy certificates keys.")
     named = arguments.hosts.split(",") if arguments.hosts else []
     hosts = list(dict.fromkeys([*named, "127.0.0.1", "localhost"]))  # the server itself connects to these
-    given = arguments.nodes or "4"
-    nodes = names(_number(given, "--nodes")) if given.isdecimal() else given.split(",")
+    listed = arguments.nodes or "4"
+    nodes = names(_number(listed, "--nodes")) if listed.isdecimal() else listed.split(",")
     folder = Path(arguments.words[0]).expanduser()
     written = make(folder, hosts, nodes)
     console = make_console()
@@ -211,7 +213,7 @@ def status(arguments: argparse.Namespace) -> int:
         raise ConfigError("fedloom deploy status needs one run directory.")
     path = Path(arguments.words[0])
     directory = RunDirectory(path)
-    if not directory.begun:
+    if not directory.is_begun:
         raise CheckpointError(f"{path} is not a run directory.")
     records, mixing = directory.metrics(), directory.mixing()
     roster = Roster.stored(path, True)
@@ -251,7 +253,7 @@ def agree(arguments: argparse.Namespace) -> int:
     from fedloom_apps.deploy.agreement import Agreement
 
     if len(arguments.words) != 1:
-        raise ConfigError("fedloom deploy agree needs one folder, that of --state.")
+        raise ConfigError("fedloom deploy agree needs the folder given as --state.")
     print_raw(make_console(), f"agreed: {Agreement(Path(arguments.words[0]).expanduser()).accept()}")
     return 0
 
@@ -263,7 +265,7 @@ def why(arguments: argparse.Namespace) -> int:
     from fedloom_apps.deploy.node import STOPPED
 
     if len(arguments.words) != 1:
-        raise ConfigError("fedloom deploy why needs one folder, that of --state.")
+        raise ConfigError("fedloom deploy why needs the folder given as --state.")
     home, console = Path(arguments.words[0]).expanduser(), make_console()
     for event in reasons(Path(arguments.log).expanduser() if arguments.log else home / FILE):
         print_raw(console, event)

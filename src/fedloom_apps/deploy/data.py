@@ -16,11 +16,11 @@ from torch import Tensor
 from fedloom.core.errors import DataError, in_one_line, in_words
 from fedloom.core.federation import Arrays, Index
 from fedloom.core.rng import stream
-from fedloom.data.own import complete, in_columns, with_categories
 from fedloom.data.sources.arrays import as_array, by_class, inputs, read_images, rescaled, targets, to_images
 from fedloom.data.sources.files import read_npz
 from fedloom.data.sources.table import read_frame
 from fedloom.data.split import split_rows
+from fedloom.data.user import complete, in_columns, with_categories
 from fedloom.experiment.trained import numbered
 
 TABLES = (".csv", ".parquet")
@@ -125,9 +125,6 @@ def look(place: str) -> None:
     """Read a node's samples and check them as far as that needs no recipe; images are not opened.
 
     Which columns of a table are inputs and labels is the recipe's to say: all must be complete.
-
-    Raises:
-        DataError: if they cannot be read, or suit no recipe.
     """
     path = Path(place).expanduser()
     if path.is_dir():
@@ -159,18 +156,14 @@ def _named(path: Path, place: str) -> Mapping[str, Any]:
 
 def _splits(named: Mapping[str, Any], place: str) -> list[str]:
     """The splits that are there, each with inputs and targets."""
-    found = [name for name in SPLITS if name == "train" or {f"x_{name}", f"y_{name}"} & named.keys()]
-    if missing := [f"{kind}_{name}" for name in found for kind in "xy" if f"{kind}_{name}" not in named]:
+    splits = [name for name in SPLITS if name == "train" or {f"x_{name}", f"y_{name}"} & named.keys()]
+    if missing := [f"{kind}_{name}" for name in splits for kind in "xy" if f"{kind}_{name}" not in named]:
         raise DataError(f"{place} lacks {' and '.join(missing)}.")
-    return found
+    return splits
 
 
 def fit(named: Mapping[str, Any], spec: DataSpec, place: str, seed: int = 0) -> NodeData:
-    """The samples in the form that the recipe requires, split if they are not yet.
-
-    Raises:
-        DataError: if they do not fit.
-    """
+    """The samples in the form that the recipe requires, split if they are not yet."""
     splits = {name: _arrays(named, name, spec, place) for name in _splits(named, place)}
     train = splits["train"]
     shares = [0.0 if name in splits else share for name, share in (("validation", spec.validation),
@@ -210,12 +203,12 @@ def _targets(named: Mapping[str, Any], split: str, place: str) -> Tensor:
 def _made(x: Tensor, y: Tensor, split: str, place: str, *described: Any) -> Arrays:
     """The arrays of a split; their lengths, labels and values are checked, and training needs samples."""
     try:
-        made = Arrays(x, y, *described)
+        arrays = Arrays(x, y, *described)
     except DataError as error:
         raise DataError(f"{place}: in the samples for {FOR[split]}, {error}") from error
-    if split == "train" and not len(made):
+    if split == "train" and not len(arrays):
         raise DataError(f"{place} has no training samples.")
-    return made
+    return arrays
 
 
 def _check_shape(x: Tensor, split: str, spec: DataSpec, place: str) -> None:
@@ -327,9 +320,9 @@ def _by_name(table: Any, spec: DataSpec, path: Path) -> np.ndarray:
         if name not in table.columns and not any(name.startswith(f"{column}=") for column in table.columns)
     ]  # fmt: skip
     if lost:
-        told = ", ".join(map(repr, dict.fromkeys(name.partition("=")[0] for name in lost)))
+        names = ", ".join(map(repr, dict.fromkeys(name.partition("=")[0] for name in lost)))
         raise DataError(
-            f"{path} has no column {told}, which the recipe's data have; it has {', '.join(table.columns) or 'none'}."
+            f"{path} has no column {names}, which the recipe's data have; it has {', '.join(table.columns) or 'none'}."
         )
     try:
         return in_columns(table, spec.columns, spec.standardised or None)
@@ -349,9 +342,9 @@ def _in_order(table: Any, path: Path) -> np.ndarray:
 def _loaded(place: str) -> dict[str, Any]:
     module, _, name = place.partition(":")
     try:
-        found = getattr(importlib.import_module(module), name)()
+        data = getattr(importlib.import_module(module), name)()
     except Exception as error:
         raise DataError(f"--data {place} cannot be loaded: {type(error).__name__}: {in_one_line(error)}.") from error
-    if not isinstance(found, Mapping):
-        raise DataError(f"--data {place} returned {in_words(found)}, but it must return a mapping of arrays.")
-    return {key: value.detach().cpu().numpy() if isinstance(value, Tensor) else value for key, value in found.items()}
+    if not isinstance(data, Mapping):
+        raise DataError(f"--data {place} returned {in_words(data)}, but it must return a mapping of arrays.")
+    return {key: value.detach().cpu().numpy() if isinstance(value, Tensor) else value for key, value in data.items()}

@@ -24,9 +24,6 @@ def deal(config: Config, folder: Path) -> list[Path]:
 
     Returns:
         The files ``node-<number>.npz``, in the order of the clients.
-
-    Raises:
-        ConfigError: if clients number the classes differently, or some clients never train.
     """
     federation = build_federation(config)
     if federation.unseen:
@@ -64,5 +61,5 @@ def sizes_of(federation: Federation) -> dict[str, tuple[int, int, int]]:
 def arrays_of(federation: Federation, client: int) -> dict[str, np.ndarray]:
     """One client's samples under the names that ``fedloom_apps.deploy.data.read`` knows."""
     splits = {"train": federation.train, "validation": federation.validation, "test": federation.held_out}
-    found = {name: split.client(client) for name, split in splits.items()}
-    return {f"{kind}_{name}": getattr(arrays, kind).numpy() for name, arrays in found.items() for kind in "xy"}
+    parts = {name: split.client(client) for name, split in splits.items()}
+    return {f"{kind}_{name}": getattr(arrays, kind).numpy() for name, arrays in parts.items() for kind in "xy"}

@@ -178,7 +178,7 @@ class Deployed(Engine):
         answers = self.exchange((asked, WORK) if both else (asked,), down, clients, level)
         if both:
             self.ready |= answers
-        found, least = np.full(len(clients), np.nan), least_loss(self.plan)
+        losses, least = np.full(len(clients), np.nan), least_loss(self.plan)
         for row, client in enumerate(clients.tolist()):
             answer = answers[client]
             if (failure := self._failure(down, client, answer)) is not None:
@@ -187,11 +187,11 @@ class Deployed(Engine):
             assert isinstance(answer, Packet)
             value = answer.facts.get("loss_received")
             if is_number(value, least - SLACK):
-                found[row] = max(value, least)
+                losses[row] = max(value, least)
             elif not (isinstance(value, float) and not np.isfinite(value)):  # else it has diverged
                 reason = f"{self.names[client]}: the loss in its answer is out of its range"
                 self.absent[client] = Failure(down.round, client, FailureKind.REFUSED, reason)
-        return found
+        return losses
 
     def committed(self, round: int, accepted: np.ndarray) -> None:
         """Remember which states count, for the next order to each of these clients."""
@@ -206,10 +206,12 @@ class Deployed(Engine):
     def evaluate(self, down: Broadcast, clients: np.ndarray) -> Mapping[str, np.ndarray]:
         """One row per client that answered in time; no node is waited for beyond the deadline."""
         answers = self.exchange((EVALUATE,), down, clients, 0, quorum=0)
-        found = [self._failure(down, client, answers[client]) for client in clients.tolist()]
-        self.unmeasured = [one for one in found if one is not None and one.kind is not FailureKind.ABSENT]
+        failures = [self._failure(down, client, answers[client]) for client in clients.tolist()]
+        self.unmeasured = [
+            failure for failure in failures if failure is not None and failure.kind is not FailureKind.ABSENT
+        ]
         rows: dict[int, dict[str, float]] = {}
-        for client, failure in zip(clients.tolist(), found, strict=True):
+        for client, failure in zip(clients.tolist(), failures, strict=True):
             answer = answers[client]
             if failure is not None or isinstance(answer, Failure):
                 continue
@@ -237,9 +239,6 @@ class Deployed(Engine):
         """Send an order to each client and return its answer, or the reason why there is none.
 
         A member that restarts while the order is pending gets it again, with the same ticket.
-
-        Raises:
-            ClientError: if fewer than the quorum have given a usable answer at the deadline.
         """
         started, quorum = time.monotonic(), min(self.terms.quorum if quorum is None else quorum, len(clients))
         end = started + self.terms.deadline
@@ -249,10 +248,10 @@ class Deployed(Engine):
         for client in clients.tolist():
             self.read.pop(client, None)
             ticket = secrets.token_hex(16)
-            told = replace(self.assignment, client=client).facts
-            order = Order(ticket, do, told, level, self.versions.get(client), self.terms.oldest())
+            facts = replace(self.assignment, client=client).facts
+            order = Order(ticket, do, facts, level, self.versions.get(client), self.terms.oldest())
             requests[client], waiting[ticket] = NodeRequest(order.packed(), broadcast), client
-        found: dict[int, Packet | Failure] = {}
+        results: dict[int, Packet | Failure] = {}
         lacking: dict[int, Failure] = {}  # of those without a usable answer
         sessions: dict[int, str] = {}  # in which each client got its order
         look = started
@@ -261,30 +260,30 @@ class Deployed(Engine):
             if now >= look:
                 self._send(requests, set(waiting.values()), sessions)
                 look = time.monotonic() + max(POLL, SPARE * (time.monotonic() - now))
-            reached = sum(client in sessions for client in waiting.values()) + len(found) - len(lacking)
+            reached = sum(client in sessions for client in waiting.values()) + len(results) - len(lacking)
             if now > end or (reached >= quorum and not any(client in sessions for client in waiting.values())):
                 break  # those left are offline, and enough have answered
             for delivered in self.transport.receive(min(POLL, max(end - now, 0.01))):
                 self.tally.up += len(delivered.blob)
-                client = self._take(delivered, waiting, found, down.round)
-                if client is not None and (failure := self._unusable(do, down, client, found[client], level)):
+                client = self._take(delivered, waiting, results, down.round)
+                if client is not None and (failure := self._unusable(do, down, client, results[client], level)):
                     lacking[client] = failure
         self.tally.seconds += time.monotonic() - started
-        self.tally.work += max((worked(answer, time.monotonic() - started) for answer in found.values()), default=0.0)
-        self.tally.answered += len(found)
+        self.tally.work += max((worked(answer, time.monotonic() - started) for answer in results.values()), default=0.0)
+        self.tally.answered += len(results)
         for client in waiting.values():
             seconds = f"{self.terms.deadline:g} s"
             reason = f"it did not answer within {seconds}" if client in sessions else "it is offline"
             absent = Failure(down.round, client, FailureKind.ABSENT, f"{self.names[client]}: {reason}")
-            found[client] = lacking[client] = absent
-        usable = len(found) - len(lacking)
+            results[client] = lacking[client] = absent
+        usable = len(results) - len(lacking)
         if usable < quorum:
             reasons = "; ".join(map(str, lacking.values()))
             raise ClientError(
                 f"round {down.round + 1}: {usable} of {len(clients)} nodes gave a usable answer in time, fewer than "
                 f"deploy.quorum={quorum} ({reasons[:500]}); check that nodes are running, and continue with resume=…"
             )
-        return found
+        return results
 
     def _send(self, requests: Mapping[int, NodeRequest], to: set[int], sessions: dict[int, str]) -> None:
         """Send orders to nodes that came online or have a new session; nodes that are gone are not waited for."""
@@ -303,7 +302,7 @@ class Deployed(Engine):
             self.transport.send(fresh)
 
     def _take(
-        self, delivered: Delivered, waiting: dict[str, int], found: dict[int, Packet | Failure], round: int
+        self, delivered: Delivered, waiting: dict[str, int], results: dict[int, Packet | Failure], round: int
     ) -> int | None:
         """Match an answer with its order and return the client; None if it is late, or answers another server."""
         client = self.numbers.get(delivered.node)
@@ -321,7 +320,7 @@ class Deployed(Engine):
             self.tally.late += 1
             return None
         del waiting[ticket]
-        found[client] = answer
+        results[client] = answer
         return client
 
     def _unusable(
@@ -358,8 +357,8 @@ class Deployed(Engine):
         try:
             result = read_result(client, answer, down, self.plan.levels[level], self.shapes)
         except Exception as error:  # whatever a node sends, only its own work is lost
-            told = error if isinstance(error, WireError) else f"its answer cannot be used ({type(error).__name__})"
-            reason = f"{self.names[client]}: {told}"
+            message = error if isinstance(error, WireError) else f"its answer cannot be used ({type(error).__name__})"
+            reason = f"{self.names[client]}: {message}"
             return Result(client, failure=Failure(down.round, client, FailureKind.REFUSED, reason))
         version = answer.facts.get("version")
         if isinstance(version, str) and FILE.fullmatch(f"{version}.counted"):

@@ -48,10 +48,10 @@ REASONS = {
     Code.AGREEMENT: "its owner has agreed to another data specification",
     Code.DATA: "its data do not fit the data specification",
     Code.BROADCAST: "it does not take this model",
-    Code.STATE: "a state that it should have kept is missing or damaged",
+    Code.STATE: "a stored state is missing or damaged",
     Code.UNCOVERED: "the order asks for quantities that no noise covers",
     Code.BUDGET: "the order does not suit its privacy budget",
-    Code.QUOTA: "the order is beyond a quota of its owner's",
+    Code.QUOTA: "the order exceeds a quota of the owner",
     Code.FAILED: "its work raised an exception",
     Code.STOPPED: "it has stopped, and waits for its owner",
 }
@@ -67,7 +67,7 @@ def reason_in(facts: Mapping[str, Any]) -> str:
     code = facts.get("code")
     if not isinstance(code, str) or code not in REASONS:
         return "it gave no answer to the order"
-    return f"{REASONS[Code(code)]} ({code}); its own log says more"
+    return f"{REASONS[Code(code)]} ({code}); see the log of the node"
 
 
 class Refusal(ConfigError):
@@ -179,10 +179,10 @@ def read_broadcast(blob: bytes, limit: int) -> Broadcast:
 def tree(packet: Packet, name: str) -> dict[str, dict[str, Tensor]]:
     """The tensors of a packet whose names begin with ``name|``, by place and name."""
     prefix = f"{name}|"
-    found = {key.removeprefix(prefix): t for key, t in packet.tensors.items() if key.startswith(prefix)}
-    if any("|" not in key for key in found):
+    tensors = {key.removeprefix(prefix): t for key, t in packet.tensors.items() if key.startswith(prefix)}
+    if any("|" not in key for key in tensors):
         raise WireError(f"a message holds {name} without places.")
-    return nested(found)
+    return nested(tensors)
 
 
 def moderate(values: Tensor) -> bool:

@@ -61,7 +61,7 @@ STOPPED = "stopped.txt"  # why a node with a budget answers no more
 RUN = 32  # longest run identifier, which names a folder
 
 
-class One(NamedTuple):
+class SingleStore(NamedTuple):
     """A store with the state of a single client."""
 
     client: int
@@ -163,22 +163,22 @@ class Node:
                 "this node has a privacy budget, and an exception, which may depend on its data, stopped it; "
                 f"delete {self.home / STOPPED} once you know why.",
             )
-        made = self._prepared(assignment)
+        bench = self._prepared(assignment)
         if JOIN in order.do:
             sizes = self._read(assignment).sizes
             if self.ledger is not None:
-                self.ledger.charge(made.plan, sizes[0], count=False)
+                self.ledger.charge(bench.plan, sizes[0], count=False)
             self.tell(
                 f"joined with {sizes[0]} samples for training, {sizes[1]} for validation and {sizes[2]} for tests"
             )
             facts = {"sizes": sizes, "threads": torch.get_num_threads(), "specification": self._agreed(assignment)[0]}
             return {"status": "joined", **facts}, {}
         down = read_broadcast(broadcast, self.limit)
-        plans = made.plan.levels
+        plans = bench.plan.levels
         if not 0 <= order.level < len(plans):
             raise WireError(f"an order is for level {order.level}, but there are {len(plans)}.")
         plan = plans[order.level]
-        _check(made, made.plan if EVALUATE in order.do else plan, down)  # a node measures the part of the whole model
+        _check(bench, bench.plan if EVALUATE in order.do else plan, down)  # a node measures the part of the whole model
         if self.ledger is not None and set(order.do) != {WORK}:
             raise Refusal(
                 Code.UNCOVERED,
@@ -191,16 +191,16 @@ class Node:
             )
         state = versions.confirm(order.base, order.oldest, prune=WORK in order.do)
         if EVALUATE in order.do:
-            return self._evaluate(made, down, state), {}
+            return self._evaluate(bench, down, state), {}
         if state is None:
             state = first_state(plan, down.theta)
-        compute = self._compute(made, order.level)
+        compute = self._compute(bench, order.level)
         facts: dict[str, Any] = {"status": "done"}
         if LOSSES in order.do or HELD_OUT in order.do:
             held_out = HELD_OUT in order.do
             if held_out and plan.validation is None:
                 raise WireError("an order asks for losses on validation samples, which the method does not need.")
-            losses = compute.losses(down, np.array([made.client]), lambda client: state, held_out)
+            losses = compute.losses(down, np.array([bench.client]), lambda client: state, held_out)
             facts["loss_received"] = float(losses[0])
         if WORK not in order.do:
             return facts, {}
@@ -208,7 +208,7 @@ class Node:
         if self.ledger is not None:
             epsilon = self.ledger.charge(plan, self._read(assignment).sizes[0])
             self.tell(f"with this answer ε = {epsilon:.3g} of {self.ledger.budget.epsilon:g} is spent")
-        (result,) = compute.work(down, [made.client], [state])
+        (result,) = compute.work(down, [bench.client], [state])
         more, tensors = self._result(result, plan.is_private)
         if result.failure is None:
             more["version"] = versions.propose(down.round, order.ticket, result.state)
@@ -240,15 +240,15 @@ class Node:
             self._samples = key, read(self.data, assignment.spec, seed)
         return self._samples[1]
 
-    def _compute(self, made: Bench, level: int) -> Compute:
+    def _compute(self, bench: Bench, level: int) -> Compute:
         """The compute of a level; a new one with secret draws of noise and samples, if privacy depends on them."""
-        experiment, plan = made.experiment, made.plan.levels[level]
+        experiment, plan = bench.experiment, bench.plan.levels[level]
         factory = computes.make(experiment.compute, **experiment.compute_settings)
         if plan.is_private:
             return factory(replace(plan, noise_seed=secrets.randbits(128)))
-        if level not in made.computes:
-            made.computes[level] = factory(plan)
-        return made.computes[level]
+        if level not in bench.computes:
+            bench.computes[level] = factory(plan)
+        return bench.computes[level]
 
     def _result(self, result: Result, private: bool) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
         if result.failure is not None:
@@ -263,19 +263,19 @@ class Node:
         loss = {} if private else {"loss": result.loss}  # no noise covers it
         return {**loss, "sent": result.traffic}, tensors
 
-    def _evaluate(self, made: Bench, down: Broadcast, state: State | None) -> dict[str, Any]:
+    def _evaluate(self, bench: Bench, down: Broadcast, state: State | None) -> dict[str, Any]:
         """Loss and metrics of the deployed model, as means over the node's test samples, and their number."""
-        if not len(made.federation.held_out.index.rows):
+        if not len(bench.federation.held_out.index.rows):
             return {"status": "done", "n": 0, "values": {}}
-        settings = made.experiment.evaluation.fitted(made.plan.targets or CLASSES, common=False)
-        evaluator = Evaluator(made.plan, made.federation, settings)
+        settings = bench.experiment.evaluation.fitted(bench.plan.targets or CLASSES, common=False)
+        evaluator = Evaluator(bench.plan, bench.federation, settings)
         server = Server(down.theta, down.buffers, down.parts, down.round)
-        _, table = evaluator.clients(server, One(made.client, state))
+        _, table = evaluator.clients(server, SingleStore(bench.client, state))
         row = {name: float(column[0]) for name, column in table.items() if name not in ("client", "n")}
         return {"status": "done", "n": int(table["n"][0]), "values": row}
 
 
-def _check(made: Bench, plan: ClientPlan, down: Broadcast) -> None:
+def _check(bench: Bench, plan: ClientPlan, down: Broadcast) -> None:
     """Raise ``WireError`` if a broadcast does not fit the plan's model, or its slices the parts'."""
     layout = plan.layout
     for name, vector, size in (("theta", down.theta, layout.shared_size),
@@ -288,8 +288,8 @@ def _check(made: Bench, plan: ClientPlan, down: Broadcast) -> None:
     wanted = {(place, name) for place, part in plan.method.parts.items() for name in part.downloads}
     known, sent = _forms(Server.initial(plan, plan.theta0, plan.buffers0).broadcast(plan)), _forms(down)
     if wanted & sent.keys() - known.keys():  # those that are there after a first round only, like FedProto's
-        made.later = made.later or _after_a_round(made)
-        known = made.later | known
+        bench.later = bench.later or _after_a_round(bench)
+        known = bench.later | known
     for key, form in sent.items():
         if key not in wanted or form != known.get(key):
             raise WireError(f"the broadcast holds the slice {key}, which no part of the method receives in this form.")
@@ -302,7 +302,7 @@ def _after_a_round(made: Bench) -> Forms:
     samples = placeholder(made.assignment.spec)
     plan = bench(replace(made.assignment, client=0, clients=1), NodeData(samples, samples, samples)).plan
     plan = replace(plan, whole=None, local=replace(plan.local, steps=1), noise_seed=0)
-    start, store = Server.initial(plan, plan.theta0, plan.buffers0), One(0, None)
+    start, store = Server.initial(plan, plan.theta0, plan.buffers0), SingleStore(0, None)
     after, _ = federated_round(plan, engines.make("serial")(plan, Live), start, store, np.array([0]))
     return _forms(after.broadcast(plan))
 

@@ -26,9 +26,6 @@ class Quota:
         steps: local steps of an order.
         runs: runs whose folders are kept; the owner deletes those that are over.
         disk: bytes of these folders.
-
-    Raises:
-        ConfigError: for a limit below 1.
     """
 
     orders: Count = 20_000
@@ -45,17 +42,14 @@ class Quota:
 
         >>> Quota.parse("orders=500,steps=100").orders
         500
-
-        Raises:
-            ConfigError: for another name, or no whole number.
         """
-        known, found = [field.name for field in fields(cls)], {}
+        known, limits = [field.name for field in fields(cls)], {}
         for word in text.split(","):
             name, _, number = word.partition("=")
             if name not in known or not number.isdecimal():
                 raise ConfigError(f"--quota has {word!r}, but it takes whole numbers for {', '.join(known)}.")
-            found[name] = int(number)
-        return cls(**found)
+            limits[name] = int(number)
+        return cls(**limits)
 
     def count(self, home: Path) -> None:
         """Count an order of today in a node's folder.

@@ -53,14 +53,14 @@ class Roster:
     @classmethod
     def stored(cls, directory: Path, resume: bool | Path) -> Roster | None:
         """The roster in the checkpoint from which a run is continued; None if there is none."""
-        found = checkpoints.available(RunDirectory(directory).checkpoints) if resume else []
-        path = resume if isinstance(resume, Path) else found[-1] if found else None
+        stored = checkpoints.available(RunDirectory(directory).checkpoints) if resume else []
+        path = resume if isinstance(resume, Path) else stored[-1] if stored else None
         if path is None:
             return None
         stored = checkpoints.load(path)
         about = stored.facts.get("deploy")
         if about is None:
-            raise ConfigError(f"{directory} was not made by a deployment; continue it with fedloom run.")
+            raise ConfigError(f"{directory} is not a deployment; resume it with fedloom run.")
         nodes = {name: (sizes[0], sizes[1], sizes[2]) for name, sizes in about["nodes"].items()}
         return cls(about["run"], nodes, stored.round, about.get("scaled", False))
 
@@ -85,11 +85,7 @@ class Recipe:
 
     @classmethod
     def of(cls, config: Config) -> Recipe:
-        """Read a configuration.
-
-        Raises:
-            ConfigError: if something in it cannot be deployed.
-        """
+        """Read a configuration."""
         values = config.values
         deployment = DEPLOY.sections["deploy"].instantiate(values["deploy"])
         shares: dict[str, Any] = {
@@ -112,8 +108,8 @@ class Recipe:
         recipe = cls(config, deployment, spec, test, about)
         recipe.refuse()
         samples = placeholder(spec)
-        made = bench(recipe.assignment("trial"), NodeData(samples, samples, samples))  # refuses what no node could run
-        if made.plan.is_private and "received" in values["evaluation"]["what"]:
+        trial = bench(recipe.assignment("trial"), NodeData(samples, samples, samples))  # refuses what no node could run
+        if trial.plan.is_private and "received" in values["evaluation"]["what"]:
             raise ConfigError(
                 "evaluation.what=received asks nodes for the losses of their training samples, which no noise of this "
                 "private run covers; leave it out."
@@ -123,11 +119,7 @@ class Recipe:
         return recipe
 
     def check(self, nodes: Mapping[str, Sizes]) -> None:
-        """Refuse what cannot run with these nodes, as a simulation with as many clients would.
-
-        Raises:
-            ConfigError: if their number or samples do not suit the method or other settings.
-        """
+        """Refuse what cannot run with these nodes, as a simulation with as many clients would."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the run itself warns
             FederatedTask(self.experiment(Roster("trial", nodes)))
@@ -173,7 +165,7 @@ class Recipe:
             if values[key]:
                 raise ConfigError(f"{key} is for simulations; in a deployment, set it to 0.")
         if values["attack"]["name"] != "none":
-            raise ConfigError("attack is for simulations, whose clients can be told to attack; set attack=none.")
+            raise ConfigError("attack is for simulations only; set attack=none.")
         if values["local"].get("stragglers"):
             raise ConfigError("local.stragglers is for simulations; in a deployment, set it to 0.")
 
@@ -209,14 +201,14 @@ def table_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     >>> table_settings({"columns": ["age"], "label": "ill"}), table_settings({"path": "x.npz"})
     ({'columns': ('age',), 'label': ('ill',)}, {})
     """
-    scale, found = settings.get("standardised"), dict[str, Any]()
+    scale, result = settings.get("standardised"), dict[str, Any]()
     if isinstance(scale, Mapping):  # other sources say under this name how they were made
-        found["standardised"] = scale
+        result["standardised"] = scale
     if "columns" in settings:
         named = settings.get("label") or ()
-        found["columns"] = tuple(settings["columns"])
-        found["label"] = (named,) if isinstance(named, str) else tuple(named)
-    return found
+        result["columns"] = tuple(settings["columns"])
+        result["label"] = (named,) if isinstance(named, str) else tuple(named)
+    return result
 
 
 def placeholder(spec: DataSpec) -> Arrays:

@@ -52,15 +52,12 @@ def assemble(
         tell: called with a message about every event.
         known: the roster of a run to be continued: it continues with ``deploy.quorum`` of these nodes if the others are
             not back within ``deploy.deadline`` seconds.
-
-    Raises:
-        ConfigError: if a node of a run that is continued has another number of samples.
     """
     run = known.run if known is not None else secrets.token_hex(8)
     order = recipe.assignment(run)
     joined: dict[str, Sizes] = {}
     asked: dict[str, str] = {}  # the session in which each node was asked
-    told = started = time.monotonic()
+    last_notice = started = time.monotonic()
     waits = f"waiting for {nodes} nodes" if known is None else f"waiting for {len(known.nodes)} nodes to come back"
     tell(waits)
     while len(joined) < nodes:
@@ -92,8 +89,8 @@ def assemble(
             if delivered.node not in joined and len(joined) < nodes:
                 joined[delivered.node] = sizes
                 tell(f"{delivered.node} joined with {sizes[0]} samples ({len(joined)} of {nodes}){remark}")
-        if now - told > REMIND:
-            told = now
+        if now - last_notice > REMIND:
+            last_notice = now
             tell(f"{waits}, {len(joined)} are here")
     return known if known is not None else Roster(run, dict(sorted(joined.items())))
 
@@ -168,8 +165,8 @@ class DeployTask(FederatedTask):
         """The completed rounds of the oldest checkpoint to which the run may go back."""
         if self.out is None:
             return self.round
-        found = checkpoints.available(RunDirectory(self.out).checkpoints)
-        return int(found[0].name.removeprefix("round-")) if found else 0
+        stored = checkpoints.available(RunDirectory(self.out).checkpoints)
+        return int(stored[0].name.removeprefix("round-")) if stored else 0
 
     def step(self) -> RoundStep:
         """One round; members that are absent before their local work are reported as absent, not as diverged."""
@@ -196,8 +193,8 @@ class DeployTask(FederatedTask):
         assert isinstance(self.engine, Deployed)
         if reasons := {failure.client: failure.reason for failure in self.engine.unmeasured}:
             if fresh := [reason for client, reason in reasons.items() if self.told.get(client) != reason]:
-                told = f"{len(reasons)} of {len(self.roster.nodes)} nodes refused or failed to evaluate the model"
-                warnings.warn(f"round {self.round}: {told}; {fresh[0]}.", stacklevel=2)
+                message = f"{len(reasons)} of {len(self.roster.nodes)} nodes refused or failed to evaluate the model"
+                warnings.warn(f"round {self.round}: {message}; {fresh[0]}.", stacklevel=2)
             self.told |= reasons
             self.engine.unmeasured.clear()
         return record | self.engine.tally.record(), tables

@@ -33,9 +33,6 @@ class Deployment:
         range: least and largest value of an input, which nodes check.
         limit: largest size of a message in bytes.
         most_samples: largest number of training samples that a node may declare; it is its weight in most mixings.
-
-    Raises:
-        ConfigError: for values outside their range.
     """
 
     nodes: Count | None = None
@@ -78,7 +75,7 @@ DEPLOY = DeploySchema(
     | {
         "sections": {**RUN.sections, "deploy": Record(Deployment)},
         "defaults": {**RUN.defaults, "compute": "live", "checkpoint": {"every": 1}},
-        "comparison": lambda named: (),
+        "default_sweep": lambda named: (),
         "may_change": (*RUN.may_change, "deploy"),
     }
 )

@@ -57,24 +57,24 @@ class Versions:
         Raises:
             CheckpointError: if its file is missing or damaged.
         """
-        found = self._files()
+        files = self._files()
         if base is not None:
-            if base not in found:
+            if base not in files:
                 raise CheckpointError(
                     f"the state of round {int(base.partition('-')[0]) + 1} that counted is not in "
                     f"{self.folder}; bring the folder back, or let a new run begin."
                 )
-            if found[base].suffix == ".pending":
-                found[base] = found[base].rename(found[base].with_suffix(".counted"))
+            if files[base].suffix == ".pending":
+                files[base] = files[base].rename(files[base].with_suffix(".counted"))
                 atomic.sync_folder(self.folder)
         if prune:
-            self._prune(found, base, oldest)
+            self._prune(files, base, oldest)
         if base is None:
             return None
         try:
-            stored = load_tensors(found[base].read_bytes())
+            stored = load_tensors(files[base].read_bytes())
         except (OSError, SafetensorError) as error:
-            raise CheckpointError(f"the state in {found[base]} cannot be read ({error}).") from error
+            raise CheckpointError(f"the state in {files[base]} cannot be read ({error}).") from error
         return nested({key: copied(t) for key, t in stored.items()})
 
     def propose(self, round: int, ticket: str, state: State) -> str | None:
@@ -101,15 +101,15 @@ class Versions:
     def _files(self) -> dict[str, Path]:
         return {path.stem: path for path in sorted(self.folder.iterdir()) if FILE.fullmatch(path.name)}
 
-    def _prune(self, found: dict[str, Path], base: str | None, oldest: int) -> None:
+    def _prune(self, files: dict[str, Path], base: str | None, oldest: int) -> None:
         """Drop states that the server can no longer name.
 
         It may go back to a checkpoint of ``oldest`` completed rounds or more, and then names the last version that
         had counted by then.
         """
-        counted = [version for version, path in found.items() if path.suffix == ".counted" and version <= (base or "")]
+        counted = [version for version, path in files.items() if path.suffix == ".counted" and version <= (base or "")]
         early = [version for version in counted if int(version.partition("-")[0]) < oldest]
         needed = {base, *counted} - set(early[:-1])
-        for version, path in found.items():
+        for version, path in files.items():
             if version not in needed:
                 atomic.discard(path)

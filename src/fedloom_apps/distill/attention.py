@@ -69,9 +69,6 @@ class SemanticAttention(DistillTerm):
     Args:
         weight: weight of the term.
         width: width of queries and keys.
-
-    Raises:
-        ConfigError: if the width is below 1, or a network has no feature maps.
     """
 
     width: Count = 128

@@ -15,7 +15,7 @@ from fedloom.config.keys import run_settings
 from fedloom.config.schema import Config
 from fedloom.core.errors import CheckpointError
 from fedloom.experiment.callbacks import NullProgress
-from fedloom.experiment.console import ABSENT, count, duration, figures, number
+from fedloom.experiment.console import ABSENT, count, duration, number, numeric_table
 from fedloom.experiment.rundir import RunDirectory
 from fedloom_apps.distill.config import DISTILL, PENDING, build, build_teacher
 from fedloom_apps.distill.experiment import DistillExperiment
@@ -31,8 +31,8 @@ def train(experiment: DistillExperiment, job: Job, batch: RunPlan, *, callbacks:
         wanted = batch.is_sweep or experiment.method.needs_teacher
         experiment = replace(experiment, teacher=_teacher(job, batch, callbacks[0]) if wanted else None)
     settings["resume"] = settings["resume"] or True  # or starts in the folder of the teacher
-    made = run(experiment, job.directory, callbacks=callbacks, cache=batch.parent / "answers", **settings)
-    _check_written(job.directory, made, batch)
+    result = run(experiment, job.directory, callbacks=callbacks, cache=batch.parent / "answers", **settings)
+    _check_written(job.directory, result, batch)
 
 
 def _teacher(job: Job, batch: RunPlan, progress: NullProgress) -> Path:
@@ -41,22 +41,22 @@ def _teacher(job: Job, batch: RunPlan, progress: NullProgress) -> Path:
     def described(config: Config) -> str:
         return json.dumps([config[key] for key in TEACHER], sort_keys=True)
 
-    different = list(dict.fromkeys(described(one.config) for one in batch.jobs))
+    different = list(dict.fromkeys(described(job.config) for job in batch.jobs))
     number = different.index(described(job.config))
     place = batch.parent / ("teacher" if number == 0 else f"teacher-{number + 1}")
     if not RunDirectory(place).status.ended:
         label, progress.label = progress.label, "teacher"
         trackers = run_settings(job.config)["callbacks"]
-        made = run(build_teacher(job.config), place, resume=True, callbacks=[progress, *trackers])
+        result = run(build_teacher(job.config), place, resume=True, callbacks=[progress, *trackers])
         progress.label = label
-        _check_written(place, made, batch)
+        _check_written(place, result, batch)
     return place
 
 
-def _check_written(directory: Path, made: Distilled, batch: RunPlan) -> None:
+def _check_written(directory: Path, result: Distilled, batch: RunPlan) -> None:
     """Raise ``CheckpointError`` if the last files of a run are not there, for which a full disk had no room."""
     if not RunDirectory(directory).status.ended:
-        why = " ".join(made.summary["warnings"][-1:]).rstrip(".") or "its summary.json is missing"
+        why = " ".join(result.summary["warnings"][-1:]).rstrip(".") or "its summary.json is missing"
         raise CheckpointError(
             f"the run {directory} is not complete: {why}; make room and continue with resume={batch.parent}."
         )
@@ -65,15 +65,19 @@ def _check_written(directory: Path, made: Distilled, batch: RunPlan) -> None:
 def table(rows: Rows) -> Table:
     """A table of methods: accuracy, passes and size of the students and of the teacher."""
     heads = ("accuracy", "best on test", "passes", "for guide", "parameters", "MACs", "smaller by", "time")
-    shown = figures("method", heads)
-    found: dict[str, tuple[str, Any]] = {}
+    shown = numeric_table("method", heads)
+    columns: dict[str, tuple[str, Any]] = {}
     for label, summary in rows:
         if summary.get("teacher"):
-            found.setdefault(str(summary["teacher"]), (label, summary["teacher"]))
-    for label, taught in found.values():
+            columns.setdefault(str(summary["teacher"]), (label, summary["teacher"]))
+    for label, taught in columns.values():
         cells = (number("accuracy", taught["accuracy"]), ABSENT, ABSENT, ABSENT, count(taught["parameters"]))
         shown.add_row(
-            Text("teacher" if len(found) == 1 else f"teacher of {label}"), *cells, count(taught["macs"]), ABSENT, ABSENT
+            Text("teacher" if len(columns) == 1 else f"teacher of {label}"),
+            *cells,
+            count(taught["macs"]),
+            ABSENT,
+            ABSENT,
         )
     for label, summary in rows:
         student, ratio = summary.get("student") or {}, summary.get("ratio") or {}
@@ -97,12 +101,12 @@ def remarks(rows: Rows) -> list[str]:
     selection = (
         "selected on validation samples" if any("best" in summary for summary in summaries) else "of the last round"
     )
-    told = [f"accuracy: test accuracy of the model {selection}; best on test: of the model selected on test samples."]
+    lines = [f"accuracy: test accuracy of the model {selection}; best on test: of the model selected on test samples."]
     if any(summary.get("protocol") == "published" for summary in summaries):
-        told.append("budget=published: methods differ in student passes; with budget=passes these are equal.")
+        lines.append("budget=published: methods differ in student passes; with budget=passes these are equal.")
     if any(summary.get("forwards") for summary in summaries):
-        told.append("for guide: additional forward passes of the student for the guide.")
-    return told
+        lines.append("for guide: additional forward passes of the student for the guide.")
+    return lines
 
 
 command = Command(DISTILL, lambda config: config["method.name"], build, train, table, remarks=remarks, plans=True)

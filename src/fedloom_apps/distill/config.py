@@ -34,10 +34,10 @@ class Teacher(Choice):
     def nest(self, key: str, rest: Sequence[str], value: Any) -> Tree:
         return super().nest(key, rest, value["run"] if isinstance(value, Mapping) and "run" in value else value)
 
-    def validate(self, key: str, given: Mapping[str, Any]) -> dict[str, Any]:
-        name = given["name"]
+    def validate(self, key: str, raw: Mapping[str, Any]) -> dict[str, Any]:
+        name = raw["name"]
         if name in self.registry:
-            return super().validate(key, given)
+            return super().validate(key, raw)
         if not Path(name).exists() and "/" not in name:
             hint = nearest(name, self.registry.names())
             raise ConfigError(f"{key} is {name!r}: neither a run directory nor a model; {hint}")
@@ -81,7 +81,7 @@ DISTILL = CommandSchema(
         "teacher_training": {"batch_size": 50, "lr": 0.05, "clip": 10.0},
         "checkpoint": {"every": 5},
     },
-    comparison=lambda named: ("method=ce,kd,disk",),
+    default_sweep=lambda named: ("method=ce,kd,disk",),
     may_change=("device", "cache", "checkpoint", "trackers"),
 )
 
@@ -100,14 +100,14 @@ def build(config: Config, shared: Shared | None = None) -> DistillExperiment:
     run = values["teacher"].get("run")
     teacher = PENDING if run is None else Path(run)
     if run is None and values["teacher_epochs"] == 0:
-        given = values["teacher"]
-        if not given.get("pretrained") and not given.get("weights"):
+        choice = values["teacher"]
+        if not choice.get("pretrained") and not choice.get("weights"):
             raise ConfigError(
-                f"teacher_epochs=0 takes the teacher as it starts, but {given['name']} starts from random values; "
+                f"teacher_epochs=0 takes the teacher as it starts, but {choice['name']} starts from random values; "
                 "train it, with teacher_epochs=20, or give it parameters, like teacher=timm teacher.weights=FILE."
             )
         teacher = make_student(model_factory(values["teacher"], data.train.first), values["split_seed"], torch.float32)
-    made = DistillExperiment(
+    experiment = DistillExperiment(
         method=DISTILLER.instantiate(values["method"]),
         data=data,
         model=model_factory(values["model"], data.train.first),
@@ -115,14 +115,14 @@ def build(config: Config, shared: Shared | None = None) -> DistillExperiment:
         config=values,
         **arguments(DistillExperiment, CONDITIONS, values),
     )
-    pick_device(made.device)
+    pick_device(experiment.device)
     if teacher == PENDING:
         build_teacher(config, shared)
     else:
         load_teacher(teacher, data.federation(), torch.float32, "cpu")
-    if made.start is not None:
-        begin_with(make_student(made.model, made.seed, torch.float32), made.start)
-    return made
+    if experiment.start is not None:
+        begin_with(make_student(experiment.model, experiment.seed, torch.float32), experiment.start)
+    return experiment
 
 
 def build_teacher(config: Config, shared: Shared | None = None) -> DistillExperiment:

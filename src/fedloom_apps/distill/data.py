@@ -205,7 +205,7 @@ class Splits:
     def placed(self, dtype: torch.dtype, device: str) -> Splits:
         """The splits in the run's dtype and on its device."""
         train, validation, test = (
-            replace(one, dtype=dtype, device=device) for one in (self.train, self.validation, self.test)
+            replace(split, dtype=dtype, device=device) for split in (self.train, self.validation, self.test)
         )
         return replace(self, train=train, validation=validation, test=test)
 
@@ -220,11 +220,7 @@ def _first(samples: Samples, count: int | None, what: str, seed: int) -> Samples
 
 
 def _apart(samples: Samples, fraction: float, draws: np.random.Generator) -> tuple[Samples, Samples]:
-    """The others, and a fraction of the samples, stratified by class.
-
-    Raises:
-        DataError: if they have no classes.
-    """
+    """The others, and a fraction of the samples, stratified by class."""
     if are_numbers(samples.y):
         raise DataError("distillation needs classes, but the targets are numbers.")
     everyone = Index.of([np.arange(len(samples))])

@@ -56,9 +56,6 @@ def fit_temperature(
         tau: τ > 0, the teacher's temperature.
         within: the smallest and the largest τ_s.
 
-    Raises:
-        ConfigError: if a temperature is not positive, or ``within`` is not an interval.
-
     >>> said = torch.tensor([[0.0, 1.0, 3.0], [2.0, 0.0, 1.0]])
     >>> round(fit_temperature(said, 2 * said, tau=4.0), 3)  # twice the logits, twice the temperature
     8.0
@@ -76,5 +73,5 @@ def fit_temperature(
     def cross(at: float) -> float:
         return -float((t * (s / exp(at)).log_softmax(-1)).sum(-1).mean())
 
-    found = minimize_scalar(cross, bounds=(log(within[0]), log(within[1])), method="bounded", options={"xatol": 1e-6})
-    return exp(float(found.x))
+    minimum = minimize_scalar(cross, bounds=(log(within[0]), log(within[1])), method="bounded", options={"xatol": 1e-6})
+    return exp(float(minimum.x))

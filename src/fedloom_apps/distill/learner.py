@@ -41,8 +41,10 @@ class StudentModule(nn.Module):
         self.terms, self.reuse = method.terms, method.reuse
         self.student = student
         self.operands = training.operand_dtype
-        made = [term.layers(*sizes, training.batch_size) for term in method.terms]
-        self.layers = nn.ModuleDict({str(number): one for number, one in enumerate(made) if one is not None})
+        modules = [term.layers(*sizes, training.batch_size) for term in method.terms]
+        self.layers = nn.ModuleDict(
+            {str(number): module for number, module in enumerate(modules) if module is not None}
+        )
         self.head: nn.Module | None = None
         if self.reuse is not None:
             assert head is not None
@@ -120,19 +122,15 @@ def make_learner(
     seed: int,
     dtype: torch.dtype,
 ) -> tuple[StudentModule, tuple[Sizes, Sizes]]:
-    """Make the student module of a method; also returns the output sizes of student and teacher.
-
-    Raises:
-        ConfigError: if the networks are incompatible with the method, with each other or with the data.
-    """
+    """Make the student module of a method; also returns the output sizes of student and teacher."""
     try:
         own = FeatureTap(student).sizes(inputs, dtype)
         theirs = own if teacher is None else FeatureTap(teacher).sizes(inputs, dtype)
     except (RuntimeError, IndexError, ValueError) as error:
         if isinstance(error, ConfigError):
             raise
-        told = f"student or teacher does not accept inputs of shape {inputs}: {in_one_line(error)}."
-        raise ConfigError(told) from error
+        message = f"student or teacher does not accept inputs of shape {inputs}: {in_one_line(error)}."
+        raise ConfigError(message) from error
     if own.classes != theirs.classes:
         raise ConfigError(f"the student has {own.classes} outputs, but the teacher {theirs.classes}.")
     head: Any = None if teacher is None else teacher.head

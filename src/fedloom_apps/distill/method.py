@@ -104,9 +104,6 @@ class Guide:
         cap: the largest price; None has none.
         first_passes: passes of the guide alone, before the first round.
         lr_restarts: whether both learning rates restart, and fall to 0, in each of λ's periods.
-
-    Raises:
-        ConfigError: for values outside their range.
     """
 
     hidden: tuple[int, int] = (64, 128)

@@ -49,7 +49,7 @@ def describe(
     if teacher is not None and method.needs_teacher:
         about["teacher"] = digest(*teacher.state_dict().values())
     if experiment.augment:
-        about["augment"] = [repr(augmentation(one)) for one in experiment.augment]
+        about["augment"] = [repr(augmentation(choice)) for choice in experiment.augment]
     return about
 
 
@@ -98,25 +98,25 @@ def selected(history: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
     >>> selected([{"round": 1, "global/accuracy": 0.5}, {"round": 2, "global/accuracy": 0.4}])["round"]
     2
     """
-    seen = [record for record in history if "global/accuracy" in record or "validation/accuracy" in record]
-    seen = [record for record in seen if record.get("phase") != "warm"]
-    if not seen:
+    evaluated = [record for record in history if "global/accuracy" in record or "validation/accuracy" in record]
+    evaluated = [record for record in evaluated if record.get("phase") != "warm"]
+    if not evaluated:
         return None
-    if "validation/accuracy" not in seen[-1]:
-        return seen[-1]
+    if "validation/accuracy" not in evaluated[-1]:
+        return evaluated[-1]
 
     def rank(record: Mapping[str, Any]) -> tuple[float, float, int]:
         loss = record.get("validation/cross_entropy")
         loss = inf if loss is None or not isfinite(loss) else loss
         return record["validation/accuracy"], -loss, -record["round"]
 
-    return max(seen, key=rank)
+    return max(evaluated, key=rank)
 
 
 def published(history: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
     """The record of the best round on *test* samples (the earliest of equals), as published tables select."""
-    seen = [record for record in history if "global/accuracy" in record and record.get("phase") != "warm"]
-    return max(seen, key=lambda record: (record["global/accuracy"], -record["round"])) if seen else None
+    evaluated = [record for record in history if "global/accuracy" in record and record.get("phase") != "warm"]
+    return max(evaluated, key=lambda record: (record["global/accuracy"], -record["round"])) if evaluated else None
 
 
 def brief(record: Mapping[str, Any] | None) -> dict[str, Any] | None:

@@ -79,7 +79,7 @@ class FeatureTap:
         dtype = next(iter(self.model.parameters())).dtype
         with torch.autocast(x.device.type, operands, cache_enabled=False):
             logits, features, maps = self._outputs(x)
-        return Outputs(logits.to(dtype), features.to(dtype), tuple(found.to(dtype) for found in maps))
+        return Outputs(logits.to(dtype), features.to(dtype), tuple(feature_map.to(dtype) for feature_map in maps))
 
     def _outputs(self, x: Tensor) -> Outputs:
         self.found.clear()

@@ -169,16 +169,16 @@ class DistillTask(TrainerTask):
     def _main(self) -> Record:
         """A round of the method: the passes of the guide, if there is one, then of the student."""
         r = self.round - self.schedule.warm
-        found: Record = {"phase": "main"}
+        record: Record = {"phase": "main"}
         if self.guide is not None:
-            found |= self._guide(r)
+            record |= self._guide(r)
         per = self.experiment.training.steps(len(self.data.train))
         begin, end = self._phase(r)
         done, total = (sum(self.schedule.rounds[begin:stop]) * per for stop in (r, end))
         losses = work.on_terms(self.learner, self.guide, self.tau_s)
         for k in range(self.schedule.rounds[r]):
-            found["train/loss"] = self._pass(self.material, losses, done + k * per, total)
-        return found
+            record["train/loss"] = self._pass(self.material, losses, done + k * per, total)
+        return record
 
     def _phase(self, r: int) -> tuple[int, int]:
         """The rounds after the warm start in which the learning rate falls to 0 once, around round ``r``."""
@@ -212,14 +212,14 @@ class DistillTask(TrainerTask):
         begin, end = self._phase(r)
         lr = settings.lr * training.rate(r - begin, end - begin) / training.lr
         delta = settings.budget_of(r, self.delta)
-        found: Record = {}
+        record: Record = {}
         for k in range(settings.passes + (settings.first_passes if r == 0 else 0)):
             batches = self.material.batches("guide", r, k)
-            found["guide/loss"] = work.guide_pass(
+            record["guide/loss"] = work.guide_pass(
                 self.material, method, now, self.guide, self.guide_sgd, batches, lr, lagrange, delta, self.tau_s
             )
         g, wrong = work.guide_values(self.guide, now), now.wrong
-        return found | {
+        return record | {
             "guide/lambda": lagrange,
             "guide/delta": delta,
             "guide/mean": float(g.mean()),

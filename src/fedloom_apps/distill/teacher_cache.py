@@ -59,9 +59,6 @@ class TeacherCache:
             to 50 GB if there is a folder.
         folder: folder of the cache on disk.
         operands: the dtype of factors in outputs that are computed for a batch; cached ones are always exact.
-
-    Raises:
-        ConfigError: for an unknown mode, or ``disk`` without a folder.
     """
 
     def __init__(

@@ -62,9 +62,6 @@ class SelectiveResponse(DistillTerm):
         support: ``top_k``, or ``top_k_and_label`` to add g to the label's class as well.
         truncate: whether the teacher's probabilities are cut to these classes, as in ``guidance.truncated``.
         normaliser: weight of log(1 + K g), the excess mass of s + g, which only the guide's gradient sees.
-
-    Raises:
-        ConfigError: for an unknown support, or a setting out of range.
     """
 
     tau: Positive = 4.0
@@ -88,9 +85,9 @@ class SelectiveResponse(DistillTerm):
         at = tau_s if self.tau_s is None else self.tau_s
         top_k = min(20, max(view.shape[-1] // 5, 1)) if self.top_k is None else self.top_k
         labels = y if self.support == "top_k_and_label" else None
-        found = guided(view, teacher.logits, g, self.tau, at, top_k, labels, self.truncate)
+        loss = guided(view, teacher.logits, g, self.tau, at, top_k, labels, self.truncate)
         helped = min(top_k, view.shape[-1])
-        return found + self.normaliser * excess(g, helped) if self.normaliser else found
+        return loss + self.normaliser * excess(g, helped) if self.normaliser else loss
 
 
 @dataclass(frozen=True)
@@ -110,11 +107,7 @@ class Hint(DistillTerm):
     maps = True
 
     def pick(self, who: str, maps: tuple[tuple[int, int, int], ...]) -> tuple[int, int, int]:
-        """The shape of the map at that index.
-
-        Raises:
-            ConfigError: if the network has no such map.
-        """
+        """The shape of the map at that index."""
         if not -len(maps) <= self.layer < len(maps):
             raise ConfigError(
                 f"a hint compares map {self.layer} of both networks, but the {who} has {len(maps)} maps; "

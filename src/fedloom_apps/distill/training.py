@@ -32,9 +32,6 @@ class SGDConfig:
         clip: maximum norm of the gradient over all trained parameters; null does not clip.
         precision: ``full``, or ``bf16``: while training, the layers of student and teacher round the factors of their
             products to bfloat16, as in local training; parameters, losses and evaluation keep the run's dtype.
-
-    Raises:
-        ConfigError: for values outside their range.
     """
 
     batch_size: Annotated[int, Range(2)] = 200
@@ -121,9 +118,6 @@ def schedule(
         budget: ``passes`` or ``published``.
         warm: passes of the warm start; by default E/4 under ``passes`` and E under ``published``.
         before: passes already made by a given student; then there is no warm start.
-
-    Raises:
-        ConfigError: if no passes are left for the method itself.
 
     >>> schedule(20, 3, warms=True).rounds
     (3, 3, 3, 3, 3)

@@ -183,7 +183,7 @@ def snapshot_student(bench: DistillationData, learner: StudentModule, method: Di
     ``round`` is counted from the end of the warm start and determines the view.
     """
     learner.eval()
-    found: list[tuple[list[Tensor], Tensor, Tensor, Outputs]] = []
+    batches: list[tuple[list[Tensor], Tensor, Tensor, Outputs]] = []
     everything = torch.arange(len(bench.train), device=bench.train.device)
     with torch.no_grad():
         for at, rows in enumerate(everything.split(AT_ONCE)):
@@ -192,10 +192,10 @@ def snapshot_student(bench: DistillationData, learner: StudentModule, method: Di
             outputs = learner.forward_student(x)
             pair = NetworkPair(outputs, teacher, y)
             views = [term.view(pair, learner.of(n)) for n, term in selective(method)]
-            found.append(
+            batches.append(
                 (views, outputs.logits, learner.deployed_logits(outputs), Outputs(teacher.logits, teacher.features))
             )
-    views, own, answers, taught = zip(*found, strict=True)
+    views, own, answers, taught = zip(*batches, strict=True)
     teacher = Outputs(torch.cat([s.logits for s in taught]), torch.cat([s.features for s in taught]))
     together = [torch.cat(parts) for parts in zip(*views, strict=True)]
     return StudentSnapshot(together, torch.cat(own), torch.cat(answers), teacher, bench.train.y)
@@ -203,8 +203,8 @@ def snapshot_student(bench: DistillationData, learner: StudentModule, method: Di
 
 def student_temperature(method: Distiller, now: StudentSnapshot) -> float:
     """τ_s of the first selective term that has one, or 1."""
-    found = (term.student_temperature(now.teacher.logits, now.own) for _, term in selective(method))
-    return next((tau for tau in found if tau is not None), 1.0)
+    temperatures = (term.student_temperature(now.teacher.logits, now.own) for _, term in selective(method))
+    return next((tau for tau in temperatures if tau is not None), 1.0)
 
 
 def guide_pass(

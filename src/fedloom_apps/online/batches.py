@@ -37,7 +37,7 @@ def task_batches(
     local: Local,
     support: int,
     memory: Mapping[str, Tensor],
-    held: Sequence[int],
+    stored: Sequence[int],
     t: int,
     seed: int,
     disjoint: bool = False,
@@ -54,12 +54,12 @@ def task_batches(
             passes over the new task.
         support: size of a support batch; 0 takes all samples of the task.
         memory: the stored tasks and the new one.
-        held: the numbers of the tasks that the learner has stored.
+        stored: the numbers of the tasks that the learner has stored.
         t: the number of the new task.
         seed: seed of the experiment.
         disjoint: whether a step's support is drawn from the samples that are not in its query, if these are enough.
     """
-    candidates = list(learner.tasks(held, t))
+    candidates = list(learner.tasks(stored, t))
     draw = rng.stream(seed, "online tasks", t)
     if not learner.adapts:
         return _pooled(local, memory, candidates, draw)
@@ -87,13 +87,13 @@ def task_batches(
         return Batch(whole.x[first], whole.y[first]), Batch(whole.x[query], whole.y[query])
 
     count = min(learner.tasks_per_step() or len(candidates), len(candidates))
-    found = []
+    result = []
     for step in range(steps):
         chosen = candidates
         if count < len(candidates):
             chosen = [candidates[i] for i in draw.choice(len(candidates), count, replace=False)]
-        found.append([pair(number, step) for number in chosen])
-    return found
+        result.append([pair(number, step) for number in chosen])
+    return result
 
 
 def _pooled(
@@ -102,7 +102,7 @@ def _pooled(
     """Mini-batches from the samples of all tasks together; the support is empty."""
     sizes = [len(memory[f"{number:06d}/y"]) for number in candidates]
     ends = np.cumsum(sizes)
-    found = []
+    parts = []
     for _ in range(local.steps_for(sizes[-1])):
         size = min(local.batch_size or int(ends[-1]), int(ends[-1]))
         picked = draw.choice(int(ends[-1]), size, replace=False) if size < ends[-1] else np.arange(size)
@@ -112,5 +112,5 @@ def _pooled(
             for o, i in zip(owners, picked, strict=True)
         ]
         query = Batch(torch.stack([b.x[i] for b, i in chosen]), torch.stack([b.y[i] for b, i in chosen]))
-        found.append([(Batch(query.x[:0], query.y[:0]), query)])
-    return found
+        parts.append([(Batch(query.x[:0], query.y[:0]), query)])
+    return parts

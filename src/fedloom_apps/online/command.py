@@ -10,7 +10,7 @@ from rich.text import Text
 
 from fedloom.cli.command import Command, Rows, in_directory
 from fedloom.experiment.callbacks import Callback, LineProgress, NullProgress, RunInfo
-from fedloom.experiment.console import ABSENT, duration, figures, format_size, number
+from fedloom.experiment.console import ABSENT, duration, format_size, number, numeric_table
 from fedloom_apps.online.config import ONLINE, build
 from fedloom_apps.online.task import run
 
@@ -35,7 +35,7 @@ class EveryNth(Callback):
 
 def table(rows: Rows) -> Table:
     """A table of learners with accuracies, stored data and the expert of largest weight."""
-    shown = figures("learner", ("CTM", "LTM", "stored data", "tasks", "time"))
+    shown = numeric_table("learner", ("CTM", "LTM", "stored data", "tasks", "time"))
     hedged = any(len(summary["hedge"]["p"]) > 1 for _, summary in rows)
     if hedged:
         shown.add_column("best expert", overflow="fold")

@@ -45,10 +45,10 @@ ONLINE = CommandSchema(
         "device": "auto",
         "checkpoint": {"every": 50},
     },
-    comparison=lambda named: ("learner=moml,ftml,mogd",),
-    short={"tasks": "stream.tasks"},
+    default_sweep=lambda named: ("learner=moml,ftml,mogd",),
+    aliases={"tasks": "stream.tasks"},
     may_change=("checkpoint", "device", "trackers"),
-    may_grow="stream.tasks",
+    extendable="stream.tasks",
 )
 
 
@@ -80,11 +80,11 @@ def build(config: Config, shared: Shared | None = None) -> Online:
 
 def _experts(values: Mapping[str, Any]) -> tuple[ExpertConfig, ...]:
     """The experts: the product of all lists of settings."""
-    made, over = {}, {}
+    settings, over = {}, {}
     for key, section in EXPERT.items():
-        given = values[key]
-        kinds = section.parameters(given["name"]) if isinstance(section, Choice) else signature(Local)
-        lists = {k: v for k, v in given.items() if k in kinds and is_grid(kinds[k].annotation, v)}
-        made[key] = section.instantiate({**given, **{name: several[0] for name, several in lists.items()}})
+        setting = values[key]
+        kinds = section.parameters(setting["name"]) if isinstance(section, Choice) else signature(Local)
+        lists = {k: v for k, v in setting.items() if k in kinds and is_grid(kinds[k].annotation, v)}
+        settings[key] = section.instantiate({**setting, **{name: several[0] for name, several in lists.items()}})
         over |= {f"{key}.{name}": several for name, several in lists.items()}
-    return grid(**made, over=over)
+    return grid(**settings, over=over)

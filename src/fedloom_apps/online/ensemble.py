@@ -113,10 +113,10 @@ class ExpertEnsemble:
 
     def finite(self, state: State) -> Tensor:
         """Whether the model of each expert is finite, bool [E]."""
-        found = torch.ones(len(self.experts), dtype=torch.bool)
+        finite = torch.ones(len(self.experts), dtype=torch.bool)
         for place, group in enumerate(self.groups):
-            found[list(group.places)] = torch.isfinite(state[str(place)]["w"]).all(1).cpu()
-        return found
+            finite[list(group.places)] = torch.isfinite(state[str(place)]["w"]).all(1).cpu()
+        return finite
 
     def init(self) -> State:
         """The state before the first task."""
@@ -141,7 +141,7 @@ class ExpertEnsemble:
             only: the experts to evaluate, in ascending order; by default all.
             many: whether the inputs have an axis of tasks; then the result is [E, T, N, C].
         """
-        found: dict[int, Tensor] = {}
+        predictions: dict[int, Tensor] = {}
         with torch.no_grad():
             for place, group, rows in self._selected(only):
                 w = state[str(place)]["w"][rows]
@@ -159,20 +159,20 @@ class ExpertEnsemble:
                     return self._each(task, *data, always=True) if many else task(*data)
 
                 logits = self._each(one, w, numbers)
-                found |= {group.places[row]: logits[i] for i, row in enumerate(rows)}
-        return torch.stack([found[expert] for expert in sorted(found)])
+                predictions |= {group.places[row]: logits[i] for i, row in enumerate(rows)}
+        return torch.stack([predictions[expert] for expert in sorted(predictions)])
 
     def unadapted(self, state: State, x: Tensor, only: Sequence[int] | None = None) -> Tensor:
         """Logits of the models without adaptation, [E, N, C]."""
         plan, net = self.plan(0)
         net.eval()
         model = adapting.forward(plan, net, plan.buffers0)
-        found: dict[int, Tensor] = {}
+        predictions: dict[int, Tensor] = {}
         with torch.no_grad():
             for place, group, rows in self._selected(only):
                 logits = self._each(lambda w: model(w, x).logits, state[str(place)]["w"][rows])
-                found |= {group.places[row]: logits[i] for i, row in enumerate(rows)}
-        return torch.stack([found[expert] for expert in sorted(found)])
+                predictions |= {group.places[row]: logits[i] for i, row in enumerate(rows)}
+        return torch.stack([predictions[expert] for expert in sorted(predictions)])
 
     def _selected(self, only: Sequence[int] | None) -> Iterator[tuple[int, Group, list[int]]]:
         """Index and group of each group that holds some of the experts, with their rows in it."""
@@ -192,7 +192,7 @@ class ExpertEnsemble:
             arrays: the task's training samples.
             only: the experts that learn; the others are unchanged and store no data.
         """
-        seen = state[MEMORY] | stored(t, arrays)
+        memory = state[MEMORY] | stored(t, arrays)
         new: State = {place: dict(tree) for place, tree in state.items()}
         losses = torch.full((len(self.experts),), float("nan"))
         kept: set[int] = set()
@@ -200,17 +200,17 @@ class ExpertEnsemble:
             new[str(place)]["held"] = torch.zeros(0, dtype=torch.long)
         for place, group, rows in self._selected(only):
             old, learner = state[str(place)], group.first.learner
-            held = old["held"].tolist()
+            stored_tasks = old["held"].tolist()
             if learner.trains:
                 local = group.first.local
-                steps = task_batches(learner, local, self.support, seen, held, t, self.seed, self.disjoint)
+                steps = task_batches(learner, local, self.support, memory, stored_tasks, t, self.seed, self.disjoint)
                 after, loss = self._descend(group, rows, old, steps, t)
                 new[str(place)] |= after
                 losses[[group.places[row] for row in rows]] = loss.cpu().to(losses.dtype)
-            held = list(learner.keep(held, t, rng.stream(self.seed, "online memory", t)))
-            new[str(place)]["held"] = torch.tensor(held, dtype=torch.long)
-            kept |= set(held)
-        new[MEMORY] = {name: value for name, value in seen.items() if int(name.partition("/")[0]) in kept}
+            stored_tasks = list(learner.keep(stored_tasks, t, rng.stream(self.seed, "online memory", t)))
+            new[str(place)]["held"] = torch.tensor(stored_tasks, dtype=torch.long)
+            kept |= set(stored_tasks)
+        new[MEMORY] = {name: value for name, value in memory.items() if int(name.partition("/")[0]) in kept}
         return new, losses
 
     def _descend(
@@ -256,10 +256,10 @@ class ExpertEnsemble:
         """The mean of f∘U over a step's tasks (of f if learner or adaptation train without U) as a function of w."""
         plan, net = self.plan(1, adaptation) if learner.adapts and adaptation.trains else self.plan(0)
         net.train()
-        seen = dict.fromkeys(plan.method.parts, NO_ROUND)
+        contexts = dict.fromkeys(plan.method.parts, NO_ROUND)
 
         def loss(w: Tensor, sx: Tensor, sy: Tensor, qx: Tensor, qy: Tensor) -> Tensor:
-            return adapting.objective(plan, net, plan.buffers0, Batch(sx, sy), Batch(qx, qy), seen)(w)
+            return adapting.objective(plan, net, plan.buffers0, Batch(sx, sy), Batch(qx, qy), contexts)(w)
 
         tasks = [(support.x, support.y, query.x, query.y) for support, query in material]
         alike = all(x.shape == y.shape for task in tasks for x, y in zip(task, tasks[0], strict=True))
@@ -286,20 +286,20 @@ class ExpertEnsemble:
         count = len(trees[0])
         if self.stacked and (always or count > 1):
             return vmap(f, randomness="different")(*trees)
-        return _stacked([f(*(_row(one, i) for one in trees)) for i in range(count)])
+        return _stacked([f(*(_row(tree, i) for tree in trees)) for i in range(count)])
 
 
 def _row(value: Any, i: int) -> Any:
-    return {name: one[i] for name, one in value.items()} if isinstance(value, dict) else value[i]
+    return {name: values[i] for name, values in value.items()} if isinstance(value, dict) else value[i]
 
 
-def _stacked(found: Sequence[Any]) -> Any:
-    first = found[0]
+def _stacked(results: Sequence[Any]) -> Any:
+    first = results[0]
     if isinstance(first, dict):
-        return {name: torch.stack([one[name] for one in found]) for name in first}
+        return {name: torch.stack([result[name] for result in results]) for name in first}
     if isinstance(first, tuple):
-        return tuple(torch.stack(column) for column in zip(*found, strict=True))
-    return torch.stack(list(found))
+        return tuple(torch.stack(column) for column in zip(*results, strict=True))
+    return torch.stack(list(results))
 
 
 def task_bytes(state: State) -> int:

@@ -54,9 +54,9 @@ class StreamEvaluator:
     def score(self, logits: Tensor, task: Task, only: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Accuracy and loss [E] on a task's test samples from the logits of some experts; NaN for the others."""
         accuracy, loss = scores(logits, self.placed(task.test).y, self.online.objective[0])
-        found = torch.full((2, len(self.online.experts)), float("nan"), dtype=torch.float64)
-        found[:, list(only)] = torch.stack([accuracy.cpu(), loss.cpu()]).double()
-        return found[0], found[1]
+        result = torch.full((2, len(self.online.experts)), float("nan"), dtype=torch.float64)
+        result[:, list(only)] = torch.stack([accuracy.cpu(), loss.cpu()]).double()
+        return result[0], result[1]
 
     def absent(self, logits: Tensor, task: Task) -> int:
         """The number of test samples whose class an expert never predicts, as the task has no training sample of it."""
@@ -74,23 +74,23 @@ class StreamEvaluator:
         sizes, only = self.online.measures.sizes, trusted(p, self.online.measures.tolerance)
         shares = p[only] / p[only].sum()
         order = torch.from_numpy(rng.stream(self.online.seed, "efficiency", task.number).permutation(len(task.train)))
-        found: list[float] = []
+        reached: list[float] = []
         for size in sizes:
             accuracy, _ = self.score(self.predict(state, task, only, order[:size]), task, only)
-            found.append(mixed(shares, accuracy[only]))
-        needed = samples_needed(sizes, found, self.online.measures.target)
-        return {"efficiency/accuracy": found, "efficiency/samples": needed}
+            reached.append(mixed(shares, accuracy[only]))
+        needed = samples_needed(sizes, reached, self.online.measures.target)
+        return {"efficiency/accuracy": reached, "efficiency/samples": needed}
 
-    def long_term(self, state: State, seen: int, p: Tensor) -> dict[str, float]:
-        """The mixture's mean accuracy and loss on the first ``seen`` tasks, each generated again and adapted to.
+    def long_term(self, state: State, tasks_seen: int, p: Tensor) -> dict[str, float]:
+        """The mixture's mean accuracy and loss on the first ``tasks_seen`` tasks, each generated again and adapted to.
 
         With ``ltm_tasks``, only that many: those that come first in a random order, which longer streams extend.
         """
         only = trusted(p, self.online.measures.tolerance)
         shares = p[only] / p[only].sum()
         right, loss = torch.zeros(len(only), dtype=torch.float64), torch.zeros(len(only), dtype=torch.float64)
-        start, at_once, count = 0, self.online.measures.at_once, self.online.measures.ltm_tasks or seen
-        order = rng.stream(self.online.seed, "long term").random(seen).argsort(kind="stable")
+        start, at_once, count = 0, self.online.measures.at_once, self.online.measures.ltm_tasks or tasks_seen
+        order = rng.stream(self.online.seed, "long term").random(tasks_seen).argsort(kind="stable")
         numbers = sorted(order[:count].tolist())
         while start < len(numbers):
             tasks = [self.online.stream[n] for n in numbers[start : start + at_once]]

@@ -160,17 +160,17 @@ class Online:
 
     def labels(self) -> list[str]:
         """The labels of the experts, all different: if need be, with the further settings in which they differ."""
-        found = [expert_label(expert) for expert in self.experts]
-        if len(set(found)) == len(found):
-            return found
+        labels = [expert_label(expert) for expert in self.experts]
+        if len(set(labels)) == len(labels):
+            return labels
         settings = [flatten({"adaptation": asdict(e.adaptation), "local": asdict(e.local)}) for e in self.experts]
-        differ = [key for key in settings[0] if len({one.get(key) for one in settings}) > 1]
+        differ = [key for key in settings[0] if len({setting.get(key) for setting in settings}) > 1]
         return [
-            ", ".join([label, *(f"{key} {bare(one[key])}" for key in differ if key in one)])
-            for label, one in zip(found, settings, strict=True)
+            ", ".join([label, *(f"{key} {bare(setting[key])}" for key in differ if key in setting)])
+            for label, setting in zip(labels, settings, strict=True)
         ]
 
     def citations(self) -> list[str]:
         """BibTeX entries without duplicates."""
-        found = [c for e in self.experts for c in (e.learner.citation, e.adaptation.citation)]
-        return [*dict.fromkeys(bibtex(c) for c in (*found, *[Hedge.citation] * (len(self.experts) > 1)) if c)]
+        citations = [c for e in self.experts for c in (e.learner.citation, e.adaptation.citation)]
+        return [*dict.fromkeys(bibtex(c) for c in (*citations, *[Hedge.citation] * (len(self.experts) > 1)) if c)]

@@ -33,10 +33,10 @@ class ExpertConfig:
 
     def vmapped_fields(self) -> dict[str, float]:
         """The numeric settings in which the experts of one group may differ, by dotted name."""
-        found = {f"learner.{name}": getattr(self.learner, name) for name in self.learner.vmapped_fields}
+        values = {f"learner.{name}": getattr(self.learner, name) for name in self.learner.vmapped_fields}
         if any(f.name == "lr" for f in fields(self.adaptation)):
-            found["adaptation.lr"] = self.adaptation.lr  # type: ignore[attr-defined]
-        return found | {"local.lr": self.local.lr, "local.weight_decay": self.local.weight_decay}
+            values["adaptation.lr"] = self.adaptation.lr  # type: ignore[attr-defined]
+        return values | {"local.lr": self.local.lr, "local.weight_decay": self.local.weight_decay}
 
     def static_fields(self) -> tuple[Any, ...]:
         """All other settings, which the experts of a group share."""
@@ -69,11 +69,11 @@ def grid(
         if part not in base or name not in {f.name for f in fields(base[part])}:
             raise ConfigError(f"a grid cannot vary {key!r}: it is not a setting of learner, adaptation or local.")
     for values in itertools.product(*over.values()):
-        made = dict(base)
+        settings = dict(base)
         for key, value in zip(over, values, strict=True):
             part, _, name = key.partition(".")
-            made[part] = replace(made[part], **{name: value})
-        experts.append(ExpertConfig(**made))
+            settings[part] = replace(settings[part], **{name: value})
+        experts.append(ExpertConfig(**settings))
     return tuple(experts)
 
 
@@ -100,8 +100,8 @@ class Group:
         groups = []
         for places in kinds.values():
             varied = [experts[place].vmapped_fields() for place in places]
-            differ = [name for name in varied[0] if len({one[name] for one in varied}) > 1]
-            numbers = {name: torch.tensor([one[name] for one in varied], dtype=dtype) for name in differ}
+            differ = [name for name in varied[0] if len({values[name] for values in varied}) > 1]
+            numbers = {name: torch.tensor([values[name] for values in varied], dtype=dtype) for name in differ}
             groups.append(cls(tuple(places), experts[places[0]], numbers))
         return tuple(groups)
 

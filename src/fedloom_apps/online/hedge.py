@@ -68,8 +68,8 @@ class Hedge:
         >>> Hedge().active(torch.tensor([1.0, float("inf")]))
         [0]
         """
-        found = torch.isfinite(total).nonzero().flatten().tolist()
-        return found or list(range(len(total)))
+        active = torch.isfinite(total).nonzero().flatten().tolist()
+        return active or list(range(len(total)))
 
     def bound(self, best: float, experts: int) -> float:
         """The upper bound of the mixture's cumulative loss, given that of the best expert; for losses in [0, 1].

@@ -58,7 +58,7 @@ class OnlineLearner(Ranged):
         """The model from which the K steps start, [P]."""
         return w
 
-    def tasks(self, held: Sequence[int], t: int) -> Sequence[int]:
+    def tasks(self, stored: Sequence[int], t: int) -> Sequence[int]:
         """The numbers of the tasks whose mean loss is minimised at task ``t``, given those stored."""
         return (t,)
 
@@ -70,8 +70,8 @@ class OnlineLearner(Ranged):
         """The state after the K steps."""
         return state
 
-    def keep(self, held: Sequence[int], t: int, draw: np.random.Generator) -> Sequence[int]:
-        """The numbers of the tasks whose data stay stored, out of ``held`` and ``t``."""
+    def keep(self, stored: Sequence[int], t: int, draw: np.random.Generator) -> Sequence[int]:
+        """The numbers of the tasks whose data stay stored, out of ``stored`` and ``t``."""
         return ()
 
 
@@ -98,11 +98,11 @@ class Mogd(OnlineLearner):
 class StoresAll(OnlineLearner):
     """Base class of learners that store the data of all tasks and train on them."""
 
-    def tasks(self, held: Sequence[int], t: int) -> Sequence[int]:
-        return (*held, t)
+    def tasks(self, stored: Sequence[int], t: int) -> Sequence[int]:
+        return (*stored, t)
 
-    def keep(self, held: Sequence[int], t: int, draw: np.random.Generator) -> Sequence[int]:
-        return (*held, t)
+    def keep(self, stored: Sequence[int], t: int, draw: np.random.Generator) -> Sequence[int]:
+        return (*stored, t)
 
 
 @learners.register

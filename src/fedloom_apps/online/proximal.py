@@ -63,9 +63,6 @@ class BufferedMoml(Moml):
         accept: p, the probability with which a task enters the buffer: 1 for the latest tasks, below 1 for random ones.
         draws: tasks per step, drawn from the B without replacement; 0 takes all.
         nabla: whether there is a linear term; without it ∇ = 0, as in ``moml_nabla0``.
-
-    Raises:
-        ConfigError: if a setting is out of range.
     """
 
     buffer: Count = 5
@@ -82,15 +79,15 @@ class BufferedMoml(Moml):
             return super().end(w, state)
         return {"nabla": state["nabla"], "omega": (state["omega"] + w) / 2}
 
-    def tasks(self, held: Sequence[int], t: int) -> Sequence[int]:
+    def tasks(self, stored: Sequence[int], t: int) -> Sequence[int]:
         """The buffered tasks and the new one."""
-        return (*held, t)
+        return (*stored, t)
 
-    def keep(self, held: Sequence[int], t: int, draw: np.random.Generator) -> Sequence[int]:
+    def keep(self, stored: Sequence[int], t: int, draw: np.random.Generator) -> Sequence[int]:
         """A queue: first in, first out."""
         if draw.random() >= self.accept:
-            return held
-        return (*held, t)[-self.buffer + 1 :] if self.buffer > 1 else ()
+            return stored
+        return (*stored, t)[-self.buffer + 1 :] if self.buffer > 1 else ()
 
 
 @learners.register(name="moml_nabla0")

@@ -78,20 +78,20 @@ def _warnings(
     total: Tensor, labels: Sequence[str], history: Sequence[dict[str, Any]], long: Sequence[dict[str, Any]]
 ) -> list[str]:
     lost = [label for label, value in zip(labels, total.tolist(), strict=True) if value == float("inf")]
-    found = [f"{len(lost)} of {len(labels)} experts diverged: {'; '.join(lost)}."] if lost else []
+    warnings = [f"{len(lost)} of {len(labels)} experts diverged: {'; '.join(lost)}."] if lost else []
     if unknown := [record["ctm/loss"] for record in history].count(None):
-        found.append(
+        warnings.append(
             f"the mixture's loss was infinite or NaN at {unknown} of {len(history)} tasks, left out of its mean."
         )
     if unknown := [record["ltm/loss"] for record in long].count(None):
-        found.append(
+        warnings.append(
             f"the mixture's loss on earlier tasks was infinite or NaN in {unknown} of {len(long)} long-term "
             "evaluations: lower local.lr or adaptation.lr."
         )
     if absent := [record["ctm/absent"] for record in history if "ctm/absent" in record]:
-        found.append(
+        warnings.append(
             f"at {len(absent)} of {len(history)} tasks, {sum(absent)} test samples were of classes without training "
             "samples in their task, which the adaptation never predicts: they count as wrong, and each as a loss of "
             f"{-NEVER:g}; give tasks more training samples (stream.train), or choose adaptation=maml."
         )
-    return found
+    return warnings

@@ -78,11 +78,7 @@ class Actor:
         """Answer, to show that the worker is alive."""
 
     def prepare(self, plan: Packed, data: Packed) -> None:
-        """Receive the plan and its data, which stay in the node's shared memory unless they go to a GPU.
-
-        Raises:
-            ConfigError: if PyTorch cannot use the GPU that the cluster gave this worker.
-        """
+        """Receive the plan and its data, which stay in the node's shared memory unless they go to a GPU."""
         if self.device == "cuda" and not torch.cuda.is_available():
             raise ConfigError(
                 f"PyTorch on {platform.node()} can use no GPU; install its CUDA build there, or set engine.gpus=0"
@@ -91,10 +87,10 @@ class Actor:
         torch.set_num_threads(1)
         if self.device == "cuda":
             self.exact.enter_context(exact_gpu())
-        made: tuple[ClientPlan, ComputeFactory] = unpack(plan, self.device)
+        prepared: tuple[ClientPlan, ComputeFactory] = unpack(plan, self.device)
         train, validation = unpack(data, self.device, in_place=True)
-        self.plan = replace(made[0], data=train, validation=validation, device=self.device)
-        self.computes = [made[1](level) for level in self.plan.levels]
+        self.plan = replace(prepared[0], data=train, validation=validation, device=self.device)
+        self.computes = [prepared[1](level) for level in self.plan.levels]
         self.round, self.down, self.kept = -1, None, {}
 
     def fold(self, round: int, down: Packed, blocks: Packed) -> Packed:
@@ -150,14 +146,14 @@ class Actor:
         received, tasks = self._receive(round, down), unpack(blocks, self.device)
 
         def answers() -> list[Any] | CheckpointError:
-            found = []
+            results = []
             for task in tasks:
                 try:
                     task.load(self.device)
-                    found.append(work(received, self.computes[task.level], task))
+                    results.append(work(received, self.computes[task.level], task))
                 except CheckpointError as error:  # its message is complete
                     return error
-            return found
+            return results
 
         return pack(caught(answers))
 

@@ -70,11 +70,11 @@ class RemoteJob:
     deaths: int = 0
 
 
-class Hands:
+class TaskQueue:
     """The distribution of jobs to workers: each has its own range, and helps out where most jobs are left.
 
     >>> one, two = Member(None, None), Member(None, None)
-    >>> hands = Hands(deque(), {one: deque("ab"), two: deque("c")})
+    >>> hands = TaskQueue(deque(), {one: deque("ab"), two: deque("c")})
     >>> [hands.take(two), hands.take(two), hands.take(one), hands.take(one)]
     ['c', 'b', 'a', None]
     """
@@ -102,9 +102,6 @@ class Cluster:
         address: ``host:port`` of the cluster to join, or ``auto`` for the one that runs on this machine; empty starts
             one for this run.
         gpus: GPUs (or the share of one) per worker; 0 for work on the CPU.
-
-    Raises:
-        ConfigError: if Ray is missing, no cluster answers at the address, or it has no room for so many workers.
     """
 
     def __init__(self, workers: int = 0, address: str = "", gpus: float = 0.0) -> None:
@@ -200,18 +197,14 @@ class Cluster:
         """The members that take work."""
         return [member for member in self.members if member.ready]
 
-    def crew(self) -> list[Member]:
+    def living(self) -> list[Member]:
         """The members that take work; waits until there is one."""
         while not self.ready:
             self.settle(START)
         return self.ready
 
     def settle(self, timeout: float = 0.0) -> None:
-        """Admit the members that have become ready; wait for one of them if there is a timeout.
-
-        Raises:
-            ClientError: if none became ready in time, or workers die or fail while they start.
-        """
+        """Admit the members that have become ready; wait for one of them if there is a timeout."""
         joining = {member.joining: member for member in self.members if not member.ready}
         if not joining:
             return
@@ -241,7 +234,7 @@ class Cluster:
         member.ready, member.jobs = False, {}
         return jobs
 
-    def done(self, hands: Hands, limit: int) -> Generator[tuple[RemoteJob, Member, Packed | None]]:
+    def done(self, hands: TaskQueue, limit: int) -> Generator[tuple[RemoteJob, Member, Packed | None]]:
         """Deal the jobs and yield them with their answers, as they are done.
 
         A job whose worker dies is dealt again; after ``limit`` deaths it is yielded without an answer. Jobs that are
@@ -250,8 +243,8 @@ class Cluster:
         try:
             while hands or any(member.jobs for member in self.members):
                 self.settle()
-                self.crew()
-                self._deal(hands)
+                self.living()
+                self._assign(hands)
                 flying = {ref: member for member in self.ready for ref in member.jobs}
                 joining = [member.joining for member in self.members if not member.ready]
                 for ref in self.ray.wait([*flying, *joining], num_returns=1)[0]:
@@ -261,7 +254,7 @@ class Cluster:
             for member in self.members:
                 member.jobs.clear()
 
-    def _deal(self, hands: Hands) -> None:
+    def _assign(self, hands: TaskQueue) -> None:
         """Give jobs to the members that have room, one each in turn."""
         for room in range(QUEUED):
             free = [member for member in self.ready if len(member.jobs) <= room]
@@ -270,7 +263,7 @@ class Cluster:
                 member.jobs[getattr(member.actor, job.method).remote(*arguments)] = job
 
     def _answer(
-        self, member: Member, ref: Any, hands: Hands, limit: int
+        self, member: Member, ref: Any, hands: TaskQueue, limit: int
     ) -> Generator[tuple[RemoteJob, Member, Packed | None]]:
         """The answer to a job; if its worker died, its jobs are dealt again."""
         errors = self.ray.exceptions
@@ -293,7 +286,7 @@ class Cluster:
         else:
             yield member.jobs.pop(ref), member, answer
 
-    def buried(self) -> None:
+    def reap(self) -> None:
         """Replace the members that do not answer."""
         alive = {member: member.actor.alive.remote() for member in self.ready}
         for member, ref in alive.items():

@@ -39,7 +39,7 @@ from fedloom.core.federation import Index, Split
 from fedloom.core.plan import ClientPlan
 from fedloom.engines import engines
 from fedloom_apps.ray.actor import RemoteBlock
-from fedloom_apps.ray.cluster import QUEUED, Cluster, Hands, Member, RemoteJob
+from fedloom_apps.ray.cluster import QUEUED, Cluster, Member, RemoteJob, TaskQueue
 from fedloom_apps.ray.packed import Packed, nbytes, pack, unpack
 
 ATTEMPTS = 2  # at a block, before its members are done on their own
@@ -58,9 +58,6 @@ class Ray(Engine):
         address: ``host:port`` of the cluster to join, or ``auto``; empty starts one on this machine.
         gpus: GPUs (or the share of one) per worker; 0 for work on the CPU.
         gather: how sums come back: ``fold``, ``chain`` or ``auto``.
-
-    Raises:
-        ConfigError: for settings out of range; see also ``Cluster``.
     """
 
     traits = Traits(devices=("cpu",))
@@ -123,10 +120,10 @@ class Ray(Engine):
     def receive(self, answer: Packed) -> Any:
         """Unpack an answer, and raise it if it is an error."""
         self.received += nbytes(answer)
-        found = unpack(answer)
-        if isinstance(found, FedLoomError):
-            raise found
-        return found
+        result = unpack(answer)
+        if isinstance(result, FedLoomError):
+            raise result
+        return result
 
     def receive_folds(self, job: RemoteJob, answer: Packed) -> dict[int, Fold]:
         """The folds in an answer, by number of the block."""
@@ -190,11 +187,11 @@ class _Blocks:
 
     def folds(self) -> Generator[Fold]:
         """Every block's fold, in order."""
-        jobs = self.fold_jobs(range(len(self.cut)), len(self.cluster.crew()))
+        jobs = self.fold_jobs(range(len(self.cut)), len(self.cluster.living()))
         done: dict[int, Fold] = {}
         suspects: list[int] = []
         turn = 0
-        for job, _, answer in self.cluster.done(Hands(jobs), ATTEMPTS):
+        for job, _, answer in self.cluster.done(TaskQueue(jobs), ATTEMPTS):
             if answer is None:
                 suspects += job.numbers
                 continue
@@ -238,28 +235,28 @@ class _Blocks:
             if isinstance(home, Member):
                 total = home.actor.chain.remote(total, numbers)
             else:
-                total = self.cluster.crew()[0].actor.chain.remote(total, [], pack(home.sums))
+                total = self.cluster.living()[0].actor.chain.remote(total, [], pack(home.sums))
         try:
             return Fold(self.engine.receive(ray.get(total)))
         except ray.exceptions.RayError as error:
             cause = getattr(error, "cause", None)
             if cause is not None and not isinstance(cause, ray.exceptions.RayError):
-                told = f"{type(cause).__name__}: {cause}"
-                raise ClientError(f"round {self.t + 1}: sums cannot be added: {told}.") from None
-            self.cluster.buried()
+                reason = f"{type(cause).__name__}: {cause}"
+                raise ClientError(f"round {self.t + 1}: sums cannot be added: {reason}.") from None
+            self.cluster.reap()
             return None
 
-    def _ranges(self, numbers: Sequence[int]) -> Hands:
+    def _ranges(self, numbers: Sequence[int]) -> TaskQueue:
         """Consecutive blocks for every worker, with about equally many samples."""
         sizes = self.engine.plan.population.sizes[self.clients]
         samples = np.array([sizes[self.cut[n].start : self.cut[n].stop].sum() for n in numbers], dtype=float)
         middle = np.cumsum(samples) - samples / 2
-        members = self.cluster.crew()
+        members = self.cluster.living()
         share = (middle / samples.sum() * len(members)).astype(int)
         own: dict[Member, list[int]] = {member: [] for member in members}
-        for number, one in zip(numbers, share.tolist(), strict=True):
-            own[members[one]].append(number)
-        return Hands(deque(), {member: self.fold_jobs(mine, 1, keep=True) for member, mine in own.items()})
+        for number, size in zip(numbers, share.tolist(), strict=True):
+            own[members[size]].append(number)
+        return TaskQueue(deque(), {member: self.fold_jobs(clients, 1, keep=True) for member, clients in own.items()})
 
     def _weigh(self, folded: Fold) -> None:
         self.engine.sums = sum(value.nbytes for value in folded.sums.values()) or self.engine.sums
@@ -271,13 +268,13 @@ class _Blocks:
         """
         cut = self.cut[number]
         if self.compute.together:
-            ((_, _, answer),) = self.cluster.done(Hands(deque([self.job("fold", {number: cut})])), 1)
+            ((_, _, answer),) = self.cluster.done(TaskQueue(deque([self.job("fold", {number: cut})])), 1)
             if answer is not None:
                 return self.engine.receive(answer)[0]
         results: list[Result] = []
         for at, client in zip(cut, self.clients[cut.start : cut.stop].tolist(), strict=True):
             ((job, _, answer),) = self.cluster.done(
-                Hands(deque([self.job("work", {number: range(at, at + 1)})])), ATTEMPTS
+                TaskQueue(deque([self.job("work", {number: range(at, at + 1)})])), ATTEMPTS
             )
             if answer is None:
                 reason = f"its worker process died {ATTEMPTS + job.deaths} times"
@@ -289,18 +286,18 @@ class _Blocks:
 
     def losses(self, held_out: bool) -> np.ndarray:
         """Losses of the received model, float64 [clients]."""
-        members = len(self.cluster.crew())
+        members = len(self.cluster.living())
         ends = [round(len(self.clients) * n / members) for n in range(members + 1)]
         cuts = enumerate(itertools.pairwise(ends))
         jobs = [self.job("losses", {n: range(*pair)}, more=(held_out,)) for n, pair in cuts]
-        found: dict[int, np.ndarray] = {}
-        for job, _, answer in self.cluster.done(Hands(deque(jobs)), ATTEMPTS + 1):
+        results: dict[int, np.ndarray] = {}
+        for job, _, answer in self.cluster.done(TaskQueue(deque(jobs)), ATTEMPTS + 1):
             if answer is None:
                 raise LossError(
                     f"its loss of the received model cannot be computed: the worker died {job.deaths} times."
                 )
-            found[job.numbers[0]] = self.engine.receive(answer)[0]
-        return np.concatenate([found[number] for number in sorted(found)])
+            results[job.numbers[0]] = self.engine.receive(answer)[0]
+        return np.concatenate([results[number] for number in sorted(results)])
 
 
 def groups(numbers: Sequence[int], workers: int) -> Iterator[Sequence[int]]:

@@ -39,13 +39,13 @@ def unpack(packed: Packed, device: str = "cpu", *, in_place: bool = False) -> An
     """The value, with its tensors on a device; ``in_place`` leaves large ones, read only, in the message's memory."""
     message, arrays = packed
     unpickler = pickle.Unpickler(io.BytesIO(message))
-    found = [_read_only(one) if in_place and one.nbytes >= LARGE else _copied(one) for one in arrays]
+    tensors = [_read_only(array) if in_place and array.nbytes >= LARGE else _copied(array) for array in arrays]
 
     def persistent_load(pid: tuple[int, bool]) -> Tensor | np.ndarray:
         number, is_tensor = pid
         if not is_tensor:
-            return arrays[number] if in_place else found[number].numpy()
-        return found[number].to(device)
+            return arrays[number] if in_place else tensors[number].numpy()
+        return tensors[number].to(device)
 
     unpickler.persistent_load = persistent_load
     return unpickler.load()

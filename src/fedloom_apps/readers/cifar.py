@@ -98,8 +98,8 @@ def from_npz(path: Path, labels: str = "y_", known: str = "names") -> tuple[Sequ
     """Class names, and readers of the training and the test images of an npz file; labels and names by their keys."""
 
     def read(part: str) -> tuple[np.ndarray, np.ndarray]:
-        found = read_npz(path, [f"x_{part}", f"{labels}{part}"])
-        return found[f"x_{part}"], found[f"{labels}{part}"]
+        arrays = read_npz(path, [f"x_{part}", f"{labels}{part}"])
+        return arrays[f"x_{part}"], arrays[f"{labels}{part}"]
 
     about = read_npz(path, [f"{labels}train"], optional=[known])
     names = about.get(known, np.arange(int(about[f"{labels}train"].max(initial=0)) + 1))
@@ -130,10 +130,10 @@ def cinic10(root: str | Path | None = None, validation: bool = False, normalise:
     names: list[str] | None = None
     read = []
     for folder in (train, valid, test) if validation else (train, test):
-        paths, y, found = by_class(folder)
-        if names not in (None, found):
-            raise DataError(f"{folder} has other classes than the training images: {', '.join(found)}.")
-        names = found
+        paths, y, classes = by_class(folder)
+        if names not in (None, classes):
+            raise DataError(f"{folder} has other classes than the training images: {', '.join(classes)}.")
+        names = classes
         cache = folder.parent / f"fedloom-{folder.name}.npz"
         read.append((read_images("CINIC-10", paths, 32, cache, resize=False), y))
     assert names is not None

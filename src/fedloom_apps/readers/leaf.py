@@ -29,24 +29,19 @@ def leaf_files(title: str, name: str, *others: tuple[str, ...]) -> Files:
 
 
 def read_leaf(folder: Path, title: str) -> Iterator[tuple[str, list[Any], list[Any]]]:
-    """Every user of a folder of LEAF's files, with inputs and targets; one file is in memory at a time.
-
-    Raises:
-        DataError: if there are no files, one is damaged or not in LEAF's format, or a user's inputs and targets differ
-            in number.
-    """
+    """Every user of a folder of LEAF's files, with inputs and targets; one file is in memory at a time."""
     paths = sorted(path for path in folder.glob("*.json") if path.name[0] != ".")
     if not paths:
         raise DataError(f"{folder} holds no LEAF files (*.json).")
     for path in with_progress(paths, title, few=1):
         try:
-            held = json.loads(path.read_bytes())
+            content = json.loads(path.read_bytes())
         except (ValueError, RecursionError) as error:
             raise DataError(f"{path} is truncated or not JSON ({error}).") from error
-        if not isinstance(held, dict) or not isinstance(held.get("user_data"), dict):
+        if not isinstance(content, dict) or not isinstance(content.get("user_data"), dict):
             raise DataError(f"{path} is not in LEAF's format: it has no user_data.")
-        for user in held.get("users", list(held["user_data"])):
-            data = held["user_data"].get(user)
+        for user in content.get("users", list(content["user_data"])):
+            data = content["user_data"].get(user)
             if not isinstance(data, dict) or not {"x", "y"} <= data.keys():
                 raise DataError(f"{path}: user {user!r} has no x and y.")
             if len(data["x"]) != len(data["y"]):

@@ -141,7 +141,7 @@ def medmnist(
     if size not in SIZES:
         raise ConfigError(f"{title} comes in sizes {', '.join(map(str, SIZES))}, not {size}.")
     [path] = medmnist_files(title, size).obtain(root)
-    held = read_npz(path, KEYS)
+    content = read_npz(path, KEYS)
 
     def arrays(x: np.ndarray, y: np.ndarray) -> Arrays:
         if x.shape[1:3] != (size, size) or y.shape != (len(x), 1):
@@ -151,9 +151,9 @@ def medmnist(
         half = (0.5,) * (x.shape[3] if x.ndim == 4 else 1)
         return image_arrays(x, y[:, 0], names, normalise, half, half)
 
-    x, y = held.pop("train_images"), held.pop("train_labels")
+    x, y = content.pop("train_images"), content.pop("train_labels")
     if validation:
-        x, y = np.concatenate([x, held["val_images"]]), np.concatenate([y, held["val_labels"]])
-    train, test = arrays(x, y), arrays(held["test_images"], held["test_labels"])
+        x, y = np.concatenate([x, content["val_images"]]), np.concatenate([y, content["val_labels"]])
+    train, test = arrays(x, y), arrays(content["test_images"], content["test_labels"])
     settings = {"size": size, "validation": validation, "normalise": normalise}
     return Source(title.lower(), train, test, licence, bibtex("yang2023medmnist"), settings=settings)

@@ -69,12 +69,14 @@ def mnist(root: str | Path | None = None, download: bool = False, normalise: boo
     writers = find(["mnist_writers.npz"], root)
     if not writers:
         return Source("mnist", train, test, "CC BY-SA 3.0", bibtex("lecun1998gradient"), settings=settings)
-    one, other = read_npz(writers[0], ["writer_train", "writer_test"]).values()
-    if (len(one), len(other)) != (len(train), len(test)):
+    train_writers, other = read_npz(writers[0], ["writer_train", "writer_test"]).values()
+    if (len(train_writers), len(other)) != (len(train), len(test)):
         raise DataError(f"{writers[0]} does not list as many writers as MNIST has images.")
     licence = "CC BY-SA 3.0 (images), BSD-style (writers, from QMNIST)"
     citation = bibtex("lecun1998gradient, yadav2019cold")
-    return Source("mnist", train, test, licence, citation, **natural_clients(one, other, "writer "), settings=settings)
+    return Source(
+        "mnist", train, test, licence, citation, **natural_clients(train_writers, other, "writer "), settings=settings
+    )
 
 
 @sources.register

@@ -11,9 +11,9 @@ import torch
 from fedloom.core.documentation import bibtex
 from fedloom.core.errors import ConfigError, DataError
 from fedloom.core.federation import Arrays
-from fedloom.data.own import words_of
 from fedloom.data.sources import Source, natural_clients, sources
 from fedloom.data.sources.files import Files, read_table, reads
+from fedloom.data.user import words_of
 
 FILES = Files(
     "MQP",
@@ -66,21 +66,17 @@ LONGEST = 100  # longer words are unknown
 
 
 def read_vocabulary(path: Path) -> dict[str, int]:
-    """The tokens of a ``vocab.txt``, one per line, with their numbers.
-
-    Raises:
-        DataError: if it is not text, a token occurs twice, or a special token is missing.
-    """
+    """The tokens of a ``vocab.txt``, one per line, with their numbers."""
     try:
         pieces = path.read_text(encoding="utf-8").splitlines()
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is not a vocabulary: {error}.") from error
-    found = {piece: number for number, piece in enumerate(pieces)}
-    if missing := [piece for piece in (PAD, UNKNOWN, FIRST, BETWEEN) if piece not in found]:
+    vocabulary = {piece: number for number, piece in enumerate(pieces)}
+    if missing := [piece for piece in (PAD, UNKNOWN, FIRST, BETWEEN) if piece not in vocabulary]:
         raise DataError(f"{path} is not a BERT vocabulary: it lacks {', '.join(missing)}.")
-    if len(found) < len(pieces):
+    if len(vocabulary) < len(pieces):
         raise DataError(f"{path} has the same piece twice.")
-    return found
+    return vocabulary
 
 
 def pieces(word: str, vocabulary: Mapping[str, int]) -> list[int]:
@@ -89,15 +85,15 @@ def pieces(word: str, vocabulary: Mapping[str, int]) -> list[int]:
     >>> pieces("undone", {"[UNK]": 0, "un": 1, "##do": 2, "##ne": 3, "##d": 4}), pieces("x", {"[UNK]": 0})
     ([1, 2, 3], [0])
     """
-    found, start = [], 0
+    result, start = [], 0
     while start < len(word) <= LONGEST:
         mark = "##" if start else ""
         end = next((end for end in range(len(word), start, -1) if mark + word[start:end] in vocabulary), None)
         if end is None:
             return [vocabulary[UNKNOWN]]
-        found.append(vocabulary[mark + word[start:end]])
+        result.append(vocabulary[mark + word[start:end]])
         start = end
-    return found or [vocabulary[UNKNOWN]]
+    return result or [vocabulary[UNKNOWN]]
 
 
 def pair(first: str, second: str, vocabulary: Mapping[str, int], length: int) -> list[int]:

@@ -47,8 +47,8 @@ def omniglot(
     one_of("Omniglot has no subset", subset, SUBSETS)
     one_of("Omniglot's clients are not", clients, CLIENTS)
     [path] = FILES.obtain(root)
-    held = read_npz(path, ["x", "alphabet"])
-    x, spoken = held["x"], held["alphabet"].astype(str)
+    arrays = read_npz(path, ["x", "alphabet"])
+    x, spoken = arrays["x"], arrays["alphabet"].astype(str)
     if x.dtype != bool or x.ndim != 4 or x.shape[2:] != (SIDE, SIDE) or spoken.shape != x.shape[:1]:
         raise DataError(f"{path} does not hold drawings bool [characters, drawings, 105, 105] and their alphabets.")
     drawings = x.shape[1]

@@ -67,14 +67,16 @@ def shakespeare(
     paths = FILES.obtain(root)
     if paths[0].is_file():
         speeches = read_speeches(paths[0]).items()
-        found = {
+        samples_of = {
             role: divide(texts, train, test, split, stream(seed, "split", n))
             for n, (role, texts) in enumerate(speeches)
         }
     else:
         tests = read_windows(paths[1]) if len(paths) > 1 else {}
-        found = {role: published(role, mine, tests, train, test) for role, mine in read_windows(paths[0]).items()}
-    roles = {r: p for r, p in found.items() if p and len(p[0].starts) + len(p[1].starts) >= least}
+        samples_of = {
+            role: published(role, windows, tests, train, test) for role, windows in read_windows(paths[0]).items()
+        }
+    roles = {r: p for r, p in samples_of.items() if p and len(p[0].starts) + len(p[1].starts) >= least}
     if not roles:
         raise DataError(f"no role of {paths[0]} has {train} training and {test} test samples; request fewer.")
     roles = dict(sorted(roles.items()))
@@ -117,10 +119,10 @@ def read_speeches(path: Path) -> dict[str, list[str]]:
     roles: dict[str, list[str]] = {}
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
-        found = [json.loads(line) for line in lines if line]
+        records = [json.loads(line) for line in lines if line]
     except ValueError as error:
         raise DataError(f"{path} is truncated or does not hold one JSON object per line ({error}).") from error
-    for line, speech in enumerate(found, 1):
+    for line, speech in enumerate(records, 1):
         if not isinstance(speech, dict) or any(not isinstance(speech.get(k), str) for k in ("play", "role", "text")):
             raise DataError(f"{path}, speech {line} has no play, role and text.")
         roles.setdefault(f"{speech['play']}: {speech['role']}", []).append(speech["text"])
@@ -145,7 +147,7 @@ def divide(
     speeches: Sequence[str], train: int | None, test: int | None, split: str, draw: np.random.Generator
 ) -> tuple[RoleSamples, RoleSamples] | None:
     """A role's training and test samples; None if it has too few."""
-    found, sizes = samples(speeches)
+    pairs, sizes = samples(speeches)
     total, end = int(sizes.sum()), np.cumsum(sizes)
     m = total // 5 if test is None else test
     n = max(total - m, 1) if train is None else train
@@ -153,22 +155,22 @@ def divide(
         return None
     if split == "random":
         order = draw.permutation(total)
-        return found.only(np.sort(order[:n])), found.only(np.sort(order[n : n + m]))
+        return pairs.only(np.sort(order[:n])), pairs.only(np.sort(order[n : n + m]))
     if train is None:  # at least one whole speech, and as many as leave enough for testing
         n = start = int(end[max(np.searchsorted(end, n, side="right") - 1, 0)])
         m = total - n if test is None else test
     else:
         start = int(end[np.searchsorted(end, n)])  # the end of the speech in which training ends
-    return (found.only(slice(n)), found.only(slice(start, start + m))) if start + m <= total else None
+    return (pairs.only(slice(n)), pairs.only(slice(start, start + m))) if start + m <= total else None
 
 
 def published(
-    role: str, mine: RoleSamples, tests: dict[str, RoleSamples], train: int | None, test: int | None
+    role: str, windows: RoleSamples, tests: dict[str, RoleSamples], train: int | None, test: int | None
 ) -> tuple[RoleSamples, RoleSamples] | None:
     """A role's training and test samples as split by LEAF; None if it has too few."""
-    other = tests.get(role, mine.only(None))
-    enough = len(mine.starts) >= (train or 1) and (not tests or len(other.starts) >= (test or 0))
-    return (mine.only(slice(train)), other.only(slice(test))) if enough else None
+    other = tests.get(role, windows.only(None))
+    enough = len(windows.starts) >= (train or 1) and (not tests or len(other.starts) >= (test or 0))
+    return (windows.only(slice(train)), other.only(slice(test))) if enough else None
 
 
 def read_windows(folder: Path) -> dict[str, RoleSamples]:

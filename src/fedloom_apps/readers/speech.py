@@ -90,11 +90,7 @@ def speech_commands(
 
 
 def read_wave(path: Path, rate: int) -> np.ndarray:
-    """One second of a 16 kHz recording, int16 [rate].
-
-    Raises:
-        DataError: if it is truncated, no WAV file, or not 16 bit, one channel, 16 kHz.
-    """
+    """One second of a 16 kHz recording, int16 [rate]."""
     try:
         with wave.open(str(path), "rb") as file:
             kind = file.getnchannels(), file.getsampwidth(), file.getframerate()

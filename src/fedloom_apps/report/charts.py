@@ -169,5 +169,5 @@ def _plain(value: Any) -> Any:
 
 def as_json(figures: Sequence[Figure]) -> str:
     """The figures as JSON that can stand inside a ``<script>`` element."""
-    text = json.dumps([_plain(asdict(one)) for one in figures], separators=(",", ":"))
+    text = json.dumps([_plain(asdict(figure)) for figure in figures], separators=(",", ":"))
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")

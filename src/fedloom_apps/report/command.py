@@ -15,13 +15,13 @@ from fedloom.core.errors import ConfigError
 from fedloom.experiment.atomic import Lock
 from fedloom.experiment.console import (
     HEADLINES,
+    common_metric,
+    first_metrics,
     in_percent,
-    leading,
     make_console,
     plural,
     print_raw,
     relpath,
-    watched,
 )
 from fedloom.experiment.rundir import RunDirectory, Status
 
@@ -36,32 +36,32 @@ def command(arguments: argparse.Namespace) -> int:
     if not arguments.words:
         raise ConfigError("fedloom report needs at least one run directory, like fedloom report runs/2026-01-31/*.")
     named = [word.removeprefix("run=") if not Path(word).exists() else word for word in arguments.words]
-    given, console = [Path(word) for word in named], make_console()
-    out = Path(arguments.out) if arguments.out else (given[0] if len(given) == 1 else Path("report"))
+    paths, console = [Path(word) for word in named], make_console()
+    out = Path(arguments.out) if arguments.out else (paths[0] if len(paths) == 1 else Path("report"))
     if arguments.watch:
-        watch(given, out)
-    compared = groups.read(given)
+        watch(paths, out)
+    compared = groups.read(paths)
     page = write(compared, out, files=("pdf", "svg") if arguments.figures else ())
     print_raw(console, f"compared {plural(len(groups.all_runs(compared)), 'run')}: {relpath(page)}")
     return 0
 
 
-def watch(given: Sequence[Path], out: Path) -> None:
+def watch(paths: Sequence[Path], out: Path) -> None:
     """Write a page that reloads itself, whenever a run has grown, until all runs and planned runs have ended."""
     from fedloom_apps.report import build
     from fedloom_apps.report.groups import run_directories
 
     before: dict[Path, int] = {}
     while True:
-        sweeps = [path for path in given if (path / PLAN).is_file()]
+        sweeps = [path for path in paths if (path / PLAN).is_file()]
         unbegun = [path for path in sweeps if not any(path.rglob("metrics.jsonl"))]
-        found = [path for path in run_directories(path for path in given if path not in unbegun) if path.is_dir()]
+        runs = [path for path in run_directories(path for path in paths if path not in unbegun) if path.is_dir()]
         planned = [path / name for path in sweeps for name in yaml.load(path / PLAN)]
-        if found and not any(map(Lock.may_be_held, sweeps)):  # runs without a directory failed early
-            planned = [path for path in planned if RunDirectory(path).begun]
-        if all(RunDirectory(path).status is not Status.UNFINISHED for path in (*found, *planned)):
+        if runs and not any(map(Lock.may_be_held, sweeps)):  # runs without a directory failed early
+            planned = [path for path in planned if RunDirectory(path).is_begun]
+        if all(RunDirectory(path).status is not Status.UNFINISHED for path in (*runs, *planned)):
             return
-        directories = [path for path in dict.fromkeys(found) if (path / "metrics.jsonl").is_file()]
+        directories = [path for path in dict.fromkeys(runs) if (path / "metrics.jsonl").is_file()]
         sizes = {path: (path / "metrics.jsonl").stat().st_size for path in directories}
         if sizes != before:
             page = build(directories, out, reload=SECONDS)
@@ -79,21 +79,21 @@ def over_seeds(runs: Sequence[Path]) -> Iterator[str]:
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the page says what is left out
-        found = [member for member in groups.read(runs) if len(member.runs) > 1]
-    first = leading(run.summary for member in found for run in member.runs)  # as in the table above
-    for member in found:
+        members = [member for member in groups.read(runs) if len(member.runs) > 1]
+    first = common_metric(run.summary for member in members for run in member.runs)  # as in the table above
+    for member in members:
         summary = member.runs[0].summary
         judged = str(summary.get("headline") or HEADLINES[0])
-        words, told = watched(summary.get("final") or {}, first), []
+        words, lines = first_metrics(summary.get("final") or {}, first), []
         own = judged not in words or "accuracy" not in judged.split("/")
         for key, word in (({judged: judged.replace("/", " ")} if own else {}) | words).items():
             share = in_percent(key)
             if (share or key == judged) and groups.has([member], key):
                 (stats,) = per_run([member], partial(RunData.result, key=key))
                 text = stats.text(FORMATS["percent" if share else "number"])
-                told.append(f"{word} {text}{' %' if share else ''}")
-        if told:
-            yield f"{member.label}: {', '.join(told)} (mean ± s.e., n = {len(member.runs)})"
+                lines.append(f"{word} {text}{' %' if share else ''}")
+        if lines:
+            yield f"{member.label}: {', '.join(lines)} (mean ± s.e., n = {len(member.runs)})"
 
 
 def after(runs: Sequence[tuple[str, Path]], parent: Path) -> tuple[list[str], list[tuple[str, Path]]]:

@@ -23,12 +23,12 @@ def baselines(groups: Sequence[RunGroup]) -> list[RunGroup | None]:
 
     FedAvg or the first group itself is its own baseline.
     """
-    found: list[RunGroup | None] = []
+    result: list[RunGroup | None] = []
     for member in groups:
         same = [other for other in groups if other is member or on_the_same_data(member, other)]
         first = next((other for other in same if other.method == "fedavg"), same[0])
-        found.append(first if len(same) > 1 else None)
-    return found
+        result.append(first if len(same) > 1 else None)
+    return result
 
 
 def results(member: RunGroup, key: str, counted: Counted) -> dict[tuple[str, int], float]:
@@ -72,9 +72,9 @@ def holm(p: Sequence[float]) -> list[float]:
 
 def _probabilities(title: str, values: Sequence[float]) -> Column:
     """p values, with two significant digits on pages."""
-    found = [ABSENT if np.isnan(value) else f"{value:.2g}" for value in values]
+    cells = [ABSENT if np.isnan(value) else f"{value:.2g}" for value in values]
     full = [ABSENT if np.isnan(value) else repr(float(value)) for value in values]
-    return Column(title, [Cell(text, full=exact) for text, exact in zip(found, full, strict=True)])
+    return Column(title, [Cell(text, full=exact) for text, exact in zip(cells, full, strict=True)])
 
 
 def paired_table(groups: Sequence[RunGroup]) -> ReportTable | None:
@@ -123,7 +123,7 @@ def _slot(run: RunData, slot: str) -> str:
     if not text or _PLAIN.fullmatch(text):
         return ABSENT
     names = _names()
-    return re.sub(r"\b(\w+)\(", lambda found: names.get(found[1], found[1]) + "(", text).replace("()", "")
+    return re.sub(r"\b(\w+)\(", lambda match: names.get(match[1], match[1]) + "(", text).replace("()", "")
 
 
 @cache
@@ -146,7 +146,7 @@ def ablation_table(groups: Sequence[RunGroup]) -> ReportTable | None:
         for key, texts in settings(groups)[0].items()
         if key.partition(".")[0] not in (*PROVENANCE, "method")
     ]
-    columns = [one for one in columns if len({cell.text for cell in one.cells}) > 1]
+    columns = [column for column in columns if len({cell.text for cell in column.cells}) > 1]
     judged = headline(groups)
     if not columns or judged is None:
         return None

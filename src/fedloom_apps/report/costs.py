@@ -72,14 +72,14 @@ def _arithmetic(groups: Sequence[RunGroup]) -> str:
     sentences: list[str] = []
     for member in groups:
         run = member.runs[0]
-        one, model, cohort = fedavg_upload(run, groups), _model_size(run), run.cohort_size
-        if one is None:
+        upload, model, cohort = fedavg_upload(run, groups), _model_size(run), run.cohort_size
+        if upload is None:
             sentences.append(f"the size of the model is not on record for {member.label}")
         elif model and cohort:
-            sentences.append(f"one FedAvg round = {cohort:,.4g} clients × {model:,.0f} = {one:,.0f} parameters")
+            sentences.append(f"one FedAvg round = {cohort:,.4g} clients × {model:,.0f} = {upload:,.0f} parameters")
         else:
             sentences.append(
-                f"one FedAvg round = {one:,.0f} parameters, the mean upload of the FedAvg run in this comparison"
+                f"one FedAvg round = {upload:,.0f} parameters, the mean upload of the FedAvg run in this comparison"
             )
     return "Here " + "; ".join(dict.fromkeys(sentences)) + "."
 
@@ -99,8 +99,8 @@ def target_table(groups: Sequence[RunGroup], target: TargetValue) -> ReportTable
 
     def spent(run: RunData) -> pd.DataFrame:
         """What a run had spent at each of its evaluations: columns rounds, FedAvg rounds, parameters."""
-        at, one = run.curve(target.metric).index, fedavg_upload(run, groups)
-        up = traffic(run)["up"].cumsum().reindex(at, method="ffill") / (one or np.nan)
+        at, upload = run.curve(target.metric).index, fedavg_upload(run, groups)
+        up = traffic(run)["up"].cumsum().reindex(at, method="ffill") / (upload or np.nan)
         return pd.DataFrame({"rounds": at, "FedAvg rounds": up, "parameters": run.curve(COMMUNICATION).reindex(at)}, at)
 
     def cost(member: RunGroup, what: str) -> SeedStats:
@@ -156,5 +156,5 @@ def total_table(groups: Sequence[RunGroup]) -> ReportTable:
 
 def cost_tables(groups: Sequence[RunGroup]) -> list[ReportTable]:
     """A table for each target of the runs, then the total communication."""
-    found = [target_table(groups, target) for target in targets(groups) if has(groups, target.metric)]
-    return [*found, total_table(groups)] if has(groups, COMMUNICATION) else found
+    tables = [target_table(groups, target) for target in targets(groups) if has(groups, target.metric)]
+    return [*tables, total_table(groups)] if has(groups, COMMUNICATION) else tables

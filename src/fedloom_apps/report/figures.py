@@ -87,13 +87,13 @@ def metric(groups: Sequence[RunGroup], key: str, heading: str, y: Axis, name: st
         if len(frame):
             lines.append(line(member, frame))
     if y.form == "number":
-        values = np.concatenate([np.zeros(0), *(one.y for one in lines)])
+        values = np.concatenate([np.zeros(0), *(line.y for line in lines)])
         y = replace(y, log=len(values) > 0 and bool(0 < values.min() < values.max() / 30))
     goal = targets_by_metric(groups).get(key)
     level = None if goal is None else ("target", goal)
     if level is None and key == "global/accuracy":  # of distilled students
         teachers = [run.summary.get("teacher") for run in all_runs(groups)]
-        known = [one["accuracy"] for one in teachers if isinstance(one, dict) and "accuracy" in one]
+        known = [teacher["accuracy"] for teacher in teachers if isinstance(teacher, dict) and "accuracy" in teacher]
         level = ("teacher", float(known[0])) if known else None
     x = [replace(ROUNDS, label="tasks") if key[:3] in ("ctm", "ltm") else ROUNDS, *over.values()]
     return Chart(name or slug(key), heading, bands(groups), x, y, lines, level=level)
@@ -172,7 +172,7 @@ def interpolation(groups: Sequence[RunGroup]) -> Iterator[Chart]:
     lines = []
     for member in groups:
         rows = [
-            {float(found[1]): run.last(key) for key in run.columns if (found := _LAMBDA.fullmatch(key))}
+            {float(match[1]): run.last(key) for key in run.columns if (match := _LAMBDA.fullmatch(key))}
             for run in member.runs
         ]
         if any(rows):
@@ -238,7 +238,7 @@ def partitions(groups: Sequence[RunGroup]) -> Iterator[HeatMap]:
         counts = table.pivot_table(index="label", columns="client", values="samples", aggfunc="sum", fill_value=0)
         counts = counts.reindex(columns=range(int(table["client"].to_numpy().max()) + 1), fill_value=0)
         z = counts.to_numpy(np.float64)
-        if len(drawn) == MATRICES or any(np.array_equal(z, one) for one in drawn):
+        if len(drawn) == MATRICES or any(np.array_equal(z, matrix) for matrix in drawn):
             continue
         drawn.append(z)
         kept, names = thinned(z.shape[1], COLUMNS), [str(client) for client in counts.columns]
@@ -317,10 +317,10 @@ def decisions(run: RunData) -> tuple[Floats, Floats] | None:
 
     F are the losses that the policy saw: on validation samples, if it takes its responses there.
     """
-    seen = next((column for column in ("held_out_loss", "loss") if column in run.mixing), None)
-    if seen is None:
+    loss_column = next((column for column in ("held_out_loss", "loss") if column in run.mixing), None)
+    if loss_column is None:
         return None
-    p, losses = (pivot(run.mixing, column).to_numpy(np.float64) for column in ("p", seen))
+    p, losses = (pivot(run.mixing, column).to_numpy(np.float64) for column in ("p", loss_column))
     complete = p.shape == losses.shape and np.isfinite(p).all() and np.isfinite(losses).all()
     return (p.T, losses.T) if len(p) > 1 and complete else None
 
@@ -341,8 +341,8 @@ def prior(run: RunData, decided: Floats) -> Floats | None:
         return decided[0]
     if "prior='samples'" not in str(run.facts.get("method.mixing", "")) or not len(run.partition):
         return None
-    held = run.partition
-    sizes = np.bincount(held["client"].to_numpy(), held["samples"].to_numpy(np.float64))
+    partition = run.partition
+    sizes = np.bincount(partition["client"].to_numpy(), partition["samples"].to_numpy(np.float64))
     return sizes / sizes.sum() if len(sizes) == decided.shape[1] else None
 
 
@@ -372,16 +372,16 @@ def with_regret(groups: Sequence[RunGroup]) -> list[RunGroup]:
 
 def regrets(groups: Sequence[RunGroup]) -> Iterator[Chart]:
     """The regret of each group; the bound of Hahn 2024, theorem 3.1, which is far above it, is in the caption."""
-    found = with_regret(groups)
-    lines = [line(g, band(pd.concat([regret_curve(run) for run in g.runs], axis=1))) for g in found]
+    curves = with_regret(groups)
+    lines = [line(g, band(pd.concat([regret_curve(run) for run in g.runs], axis=1))) for g in curves]
     if lines:
         from fedloom.metrics.regret import lipschitz, silo_bound
 
-        bounds = dict.fromkeys((len(pivot(run.mixing, "p")), run.last_round) for run in all_runs(found))
+        bounds = dict.fromkeys((len(pivot(run.mixing, "p")), run.last_round) for run in all_runs(curves))
         said = [f"{silo_bound(t, k, lipschitz(0.0, 1 / k)):.3g} after {t} rounds with {k} clients" for k, t in bounds]
         caption = (
             "What the mixing coefficients lost, in decision losses -log(1 + ⟨p, r⟩), against the best fixed ones of "
             f"the whole run, where all clients' losses are known. The bound of theorem 3.1 is {'; '.join(said)}. "
-            + bands(found)
+            + bands(curves)
         )
         yield Chart("regret", "Regret", caption, [ROUNDS], Axis("regret, cumulated"), lines)

@@ -71,8 +71,8 @@ def _dealt(run: RunData) -> dict[str, str]:
 
     A seed that equals the run's own reads ``${seed}``, so that runs with different seeds compare as equal.
     """
-    found = {key: value for key, value in _identity(run).items() if key.partition(".")[0] in DEALT}
-    return {key: "${seed}" if _is_seed(key) and value == run.seed else value for key, value in found.items()}
+    facts = {key: value for key, value in _identity(run).items() if key.partition(".")[0] in DEALT}
+    return {key: "${seed}" if _is_seed(key) and value == run.seed else value for key, value in facts.items()}
 
 
 def on_the_same_data(a: RunGroup, b: RunGroup) -> bool:
@@ -99,15 +99,15 @@ def _labels(teams: Sequence[Sequence[RunData]]) -> list[str]:
 
 def _place(run: RunData, teams: list[list[RunData]]) -> None:
     """Put a run among those with its settings: into the first team without its seed, if possible one with its data."""
-    rivals = [next((one for one in team if one.seed == run.seed != NO_SEED), None) for team in teams]
-    if other := next((one for one in rivals if one is not None and one.drawn == run.drawn), None):
+    rivals = [next((member for member in team if member.seed == run.seed != NO_SEED), None) for team in teams]
+    if other := next((rival for rival in rivals if rival is not None and rival.drawn == run.drawn), None):
         warnings.warn(f"{run.path} has the settings and the seed of {other.path}, and is left out.", stacklevel=4)
         return
     free = [team for team, rival in zip(teams, rivals, strict=True) if rival is None]
     if not free:
         teams.append([])
         free = teams[-1:]
-    known = (team for team in free if any(_given(one) == _given(run) for one in team))
+    known = (team for team in free if any(_given(member) == _given(run) for member in team))
     next(known, free[0]).append(run)
 
 
@@ -127,27 +127,23 @@ def group(runs: Sequence[RunData]) -> list[RunGroup]:
         for run in several:
             own = [(k, value) for k, value in _identity(run).items() if _is_seed(k) and k not in follow]
             _place(run, teams.setdefault((shared_by_all, *sorted(own)), []))
-    members = [team for found in teams.values() for team in found]
-    together = sorted(members, key=lambda found: found[0].method != "fedavg")
-    first = [found[0] for found in together]
+    members = [team for seeds in teams.values() for team in seeds]
+    together = sorted(members, key=lambda team: team[0].method != "fedavg")
+    first = [team[0] for team in together]
     styles = line_styles([run.method for run in first])
     return [
-        RunGroup(label, run.method, tuple(found), style)
-        for label, run, found, style in zip(_labels(together), first, together, styles, strict=True)
+        RunGroup(label, run.method, tuple(team), style)
+        for label, run, team, style in zip(_labels(together), first, together, styles, strict=True)
     ]
 
 
-def run_directories(given: Iterable[Path | str]) -> Iterator[Path]:
-    """The given run directories, and those inside given folders that are not run directories themselves.
-
-    Raises:
-        ConfigError: if a folder contains none.
-    """
-    for path in map(Path, given):
+def run_directories(paths: Iterable[Path | str]) -> Iterator[Path]:
+    """The given run directories, and those inside given folders that are not run directories themselves."""
+    for path in map(Path, paths):
         if path.is_dir() and not any((path / name).exists() for name in ("config.yaml", "metrics.jsonl")):
-            found = sorted(file.parent for file in path.rglob("metrics.jsonl"))
-            inside = [run for run in found if (run / "config.yaml").exists()]
-            lost = [str(run) for run in found if run not in inside]
+            directories = sorted(file.parent for file in path.rglob("metrics.jsonl"))
+            inside = [run for run in directories if (run / "config.yaml").exists()]
+            lost = [str(run) for run in directories if run not in inside]
             said = f"{', '.join(lost)} {'lacks' if len(lost) == 1 else 'lack'} config.yaml"
             if not inside:
                 why = f"; {said}" if lost else ""
@@ -213,8 +209,8 @@ def settings(groups: Sequence[RunGroup]) -> tuple[dict[str, list[str]], dict[str
     """
     keys = dict.fromkeys(key for run in all_runs(groups) for key in run.config if key not in ("seed", "out", "resume"))
     values = {key: [", ".join(texts(member.runs, key)) for member in groups] for key in keys}
-    differ = {key: found for key, found in values.items() if len(set(found)) > 1}
-    return differ, {key: found[0] for key, found in values.items() if key not in differ}
+    differ = {key: column for key, column in values.items() if len(set(column)) > 1}
+    return differ, {key: column[0] for key, column in values.items() if key not in differ}
 
 
 def texts(runs: Sequence[RunData], key: str) -> list[str]:

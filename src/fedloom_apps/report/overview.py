@@ -65,8 +65,8 @@ def _with_settings(groups: Sequence[RunGroup], choice: str) -> str:
     name = shared(groups, f"{choice}.name", choice)
     keys = dict.fromkeys(key for run in all_runs(groups) for key in run.config if key.startswith(f"{choice}."))
     own = [key for key in keys if key.rpartition(".")[2] not in ("name", "min_size", "redraws")]
-    told = [f"{key.partition('.')[2]} {shared(groups, key) or 'differs'}" for key in own]
-    return ", ".join([name, *told]) if name else "differs"
+    words = [f"{key.partition('.')[2]} {shared(groups, key) or 'differs'}" for key in own]
+    return ", ".join([name, *words]) if name else "differs"
 
 
 def heading(groups: Sequence[RunGroup]) -> str:
@@ -118,12 +118,12 @@ def _failure(failure: Any) -> str:
 
 def _failures(run: RunData) -> list[str]:
     """The failures in the summary, given as a list or as a mapping of reasons to counts."""
-    found = run.summary.get("failures")
-    if isinstance(found, Mapping):
-        return [f"{reason}: {number}" for reason, number in found.items() if number]
-    if not isinstance(found, list):
+    failures = run.summary.get("failures")
+    if isinstance(failures, Mapping):
+        return [f"{reason}: {number}" for reason, number in failures.items() if number]
+    if not isinstance(failures, list):
         return []
-    lines = [_failure(failure) for failure in found]
+    lines = [_failure(failure) for failure in failures]
     return lines[:_NAMED] + ([f"and {len(lines) - _NAMED} more"] if len(lines) > _NAMED else [])
 
 
@@ -164,15 +164,15 @@ def runs_table(groups: Sequence[RunGroup]) -> ReportTable:
 
 def remarks(groups: Sequence[RunGroup]) -> list[tuple[str, str]]:
     """Pairs (run directory, sentence) on everything that failed or could not be read."""
-    found = []
+    remarks = []
     for run in all_runs(groups):
         if lost := run.left_out:
             verb = "update was" if lost == 1 else "updates were"
-            found.append((run.name, f"{lost} client {verb} lost and left out."))
+            remarks.append((run.name, f"{lost} client {verb} lost and left out."))
         warnings = run.summary.get("warnings")
         lines = [*_failures(run), *(warnings if isinstance(warnings, list) else []), *run.notes]
-        found += [(run.name, str(line)) for line in lines]
-    return found
+        remarks += [(run.name, str(line)) for line in lines]
+    return remarks
 
 
 def citations(groups: Sequence[RunGroup]) -> str:

@@ -51,13 +51,13 @@ class PageSection:
 
 def synthetic_images(groups: Sequence[RunGroup]) -> Iterator[Image]:
     """Images of real samples, and of the final synthetic set of the first run of each group that has one."""
-    found = []
+    images = []
     for member in groups:
         drawn = [run for run in member.runs if (run.path / "figures" / "synthetic.png").is_file()]
-        found += [(member.label, run) for run in drawn[:1]]
-    if found and (real := found[0][1].path / "figures" / "real.png").is_file():
+        images += [(member.label, run) for run in drawn[:1]]
+    if images and (real := images[0][1].path / "figures" / "real.png").is_file():
         yield Image("Real", "Real test samples, one row per class.", real.read_bytes())
-    for label, run in found[:SETS_SHOWN]:
+    for label, run in images[:SETS_SHOWN]:
         content = (run.path / "figures" / "synthetic.png").read_bytes()
         yield Image(label, f"The synthetic set of seed {run.seed}, one row per class.", content)
 
@@ -165,7 +165,7 @@ def write(
         groups=groups,
         sections=sections,
         figures=as_json(drawn),
-        axes=list(dict.fromkeys(axis.label for one in charts if len(one.x) > 1 for axis in one.x)),
+        axes=list(dict.fromkeys(axis.label for chart in charts if len(chart.x) > 1 for axis in chart.x)),
         reload=reload,
     )
     return render.write(out / "report.html", page)

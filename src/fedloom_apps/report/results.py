@@ -101,13 +101,13 @@ _OF_LEVEL = {
 
 def _levels(groups: Sequence[RunGroup], scope: Scope) -> list[Scope]:
     """The evaluations of single levels, if clients train networks of different sizes."""
-    found = []
+    levels = []
     for key in dict.fromkeys(key for run in all_runs(groups) for key in run.columns):
         if (match := _LEVEL.fullmatch(key)) and match[1] == scope.name:
             title = _OF_LEVEL[scope.name].format(match[2].replace("_", " "))
             name = f"{scope.name}_" + re.sub(r"\W+", "_", match[2])
-            found.append(Scope(name, title, key, key.replace("/accuracy", "/loss")))
-    return found
+            levels.append(Scope(name, title, key, key.replace("/accuracy", "/loss")))
+    return levels
 
 
 def scopes(groups: Sequence[RunGroup]) -> list[Scope]:
@@ -137,16 +137,16 @@ def recorded(groups: Sequence[RunGroup]) -> list[str]:
     """
     keys = dict.fromkeys(key for run in all_runs(groups) for key in run.columns)
     known = {*names()} | {key.split("/")[1] for key in keys if re.fullmatch(r"clients/[^/]+/worst10", key)}
-    found = [match[1] or match[2] for key in keys if (match := METRIC.fullmatch(key))]
-    every = [*judged_by(groups), *(name for name in found if name in known or TOP.fullmatch(name))]
+    metrics = [match[1] or match[2] for key in keys if (match := METRIC.fullmatch(key))]
+    every = [*judged_by(groups), *(name for name in metrics if name in known or TOP.fullmatch(name))]
     return [name for name in dict.fromkeys(every) if name != "cross_entropy"]
 
 
 def measured(groups: Sequence[RunGroup], scope: Scope) -> list[tuple[str, str, Form, Direction]]:
     """Name, key, form and direction of the metrics of an evaluation for which there are data; losses are last."""
-    found = [(name, scope.key(name)) for name in recorded(groups)]
-    found += [("loss", scope.loss), ("cross entropy", scope.key("cross_entropy"))]
-    return [(name, key, form_of(key), direction(key)) for name, key in found if has(groups, key)]
+    metrics = [(name, scope.key(name)) for name in recorded(groups)]
+    metrics += [("loss", scope.loss), ("cross entropy", scope.key("cross_entropy"))]
+    return [(name, key, form_of(key), direction(key)) for name, key in metrics if has(groups, key)]
 
 
 def per_run(groups: Sequence[RunGroup], figure: Callable[[RunData], float | None]) -> list[SeedStats]:
@@ -177,14 +177,14 @@ def _best(run: RunData, key: str, direction: Direction) -> float | None:
     """The best value of a round that can be selected: those of a distillation's warm start cannot."""
     values = run.curve(key)
     values = values.drop([row["round"] for row in run.rows if row.get("phase") == "warm"], errors="ignore")
-    found = best_round(values.to_numpy(), values.index.to_numpy(), direction)
-    return found[1] if found else None
+    best = best_round(values.to_numpy(), values.index.to_numpy(), direction)
+    return best[1] if best else None
 
 
 def _smoothed(run: RunData, key: str) -> float | None:
     values = run.curve(key).dropna()
-    found = final_smoothed(values.to_numpy(), values.index.to_numpy(), EMA) if len(values) >= EVALUATIONS else None
-    return found[1] if found else None
+    smoothed = final_smoothed(values.to_numpy(), values.index.to_numpy(), EMA) if len(values) >= EVALUATIONS else None
+    return smoothed[1] if smoothed else None
 
 
 FORMATS: dict[Form, Format] = {"percent": as_percent, "number": as_number}
@@ -318,11 +318,11 @@ def _weights(run: RunData, values: pd.Series, better: Direction) -> dict[str, fl
         return {}
     client, t, p = (run.mixing[name].to_numpy() for name in ("client", "round", "p"))
     lost = run.curve("failures").to_dict()
-    rounds = [(p[t == one], int(lost.get(one, 0))) for one in np.unique(t)]
-    kl = [divergence_from_uniform(one, left_out) for one, left_out in rounds if one.sum() > 0]
+    rounds = [(p[t == round], int(lost.get(round, 0))) for round in np.unique(t)]
+    kl = [divergence_from_uniform(weights, left_out) for weights, left_out in rounds if weights.sum() > 0]
     trained = values.loc[values.index < (run.seen or np.inf)]
-    given = np.bincount(client, p, minlength=int(max(trained.index, default=0)) + 1)[trained.index]
-    hardest = hardest_weight(trained.to_numpy(), given, direction=better)
+    sums = np.bincount(client, p, minlength=int(max(trained.index, default=0)) + 1)[trained.index]
+    hardest = hardest_weight(trained.to_numpy(), sums, direction=better)
     return {"hardest": hardest, "kl": float(np.mean(kl)) if kl else float("nan")}
 
 
@@ -370,19 +370,19 @@ _SYNTHETIC: tuple[tuple[str, str, Format, Direction | None], ...] = (
 
 def synthetic_table(groups: Sequence[RunGroup]) -> ReportTable | None:
     """The last evaluation of each group's synthetic sets, and the best downstream accuracy; None if there is none."""
-    found = [member for member in groups if any(has([member], key) for _, key, *_ in _SYNTHETIC)]
+    members = [member for member in groups if any(has([member], key) for _, key, *_ in _SYNTHETIC)]
     columns = [
-        column(title, per_run(found, partial(RunData.last, key=key)), form, better)
+        column(title, per_run(members, partial(RunData.last, key=key)), form, better)
         for title, key, form, better in _SYNTHETIC
-        if has(found, key)
+        if has(members, key)
     ]
-    if any(len(run.curve(DOWNSTREAM).dropna()) > 1 for run in all_runs(found)):
-        best = per_run(found, partial(_best, key=DOWNSTREAM, direction="max"))
+    if any(len(run.curve(DOWNSTREAM).dropna()) > 1 for run in all_runs(members)):
+        best = per_run(members, partial(_best, key=DOWNSTREAM, direction="max"))
         columns.append(column("best accuracy, %", best, as_percent, "max"))
     if not columns:
         return None
     return group_table(
-        found,
+        members,
         "synthetic",
         "Synthetic sets, in the last round in which they were evaluated",
         columns,

@@ -77,9 +77,9 @@ class RunData:
     @property
     def method(self) -> str:
         """The method's name: that of the composition if recorded, else of the preset, else of the directory."""
-        for found in (self.facts.get("method.name"), self.summary.get("method"), self.config.get("method.name")):
-            if isinstance(found, str) and found:
-                return found
+        for name in (self.facts.get("method.name"), self.summary.get("method"), self.config.get("method.name")):
+            if isinstance(name, str) and name:
+                return name
         return self.path.resolve().name
 
     @property
@@ -120,12 +120,12 @@ class RunData:
     @cached_property
     def columns(self) -> dict[str, pd.Series]:
         """Every metric by round, where it was recorded (NaN where the run recorded null or NaN)."""
-        found: dict[str, dict[float, float]] = {}
+        values_of: dict[str, dict[float, float]] = {}
         for row in self.rows:
             for key, value in row.items():
                 if value is None or _is_number(value):
-                    found.setdefault(key, {})[float(row["round"])] = math.nan if value is None else float(value)
-        columns = {key: pd.Series(values, dtype=np.float64) for key, values in found.items()}
+                    values_of.setdefault(key, {})[float(row["round"])] = math.nan if value is None else float(value)
+        columns = {key: pd.Series(values, dtype=np.float64) for key, values in values_of.items()}
         return columns | ({WALL: columns["seconds"].cumsum()} if "seconds" in columns else {})
 
     @cached_property
@@ -207,8 +207,8 @@ def _settings(flat: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     facts, about = _inside(flat, "identity."), _inside(flat, "about.")
     config = {key: value for key, value in flat.items() if not key.startswith(("identity.", "about."))}
     if not {"method", "learner"} & {key.partition(".")[0] for key in config}:
-        found = {_PYTHON_KEYS.get(key, key): value for key, value in facts.items() if key not in _SEED_FACTS}
-        config = {**found, **about, **config}
+        settings = {_PYTHON_KEYS.get(key, key): value for key, value in facts.items() if key not in _SEED_FACTS}
+        config = {**settings, **about, **config}
     return config, facts
 
 

@@ -211,13 +211,13 @@ class ReportTable:
     @property
     def spans(self) -> list[tuple[str, int]]:
         """The shared headings, and the number of columns below each, with the column of row names; [] if none."""
-        over = ["", *(one.over for one in self.columns)]
+        over = ["", *(column.over for column in self.columns)]
         return [(text, len(list(same))) for text, same in groupby(over)] if any(over) else []
 
     @property
     def rows(self) -> list[tuple[str, LineStyle | None, list[Cell]]]:
         """Name, line style and cells of each row."""
-        cells = zip(*(one.cells for one in self.columns), strict=True)
+        cells = zip(*(column.cells for column in self.columns), strict=True)
         every = zip(self.names, self.styles or [None] * len(self.names), cells, strict=True)
         return [(name, style, list(row)) for name, style, row in every]
 
@@ -228,11 +228,11 @@ class ReportTable:
         seed's value is only known to be larger, the mean is empty and the smallest bound stands in a column of its own.
         """
         table: list[list[Any]] = [[self.heading, *self.names]]
-        for one in self.columns:
-            title = f"{one.over}: {one.title}".removeprefix(": ").replace(", %", "").replace(" × 100", "")
-            stats = [cell.stats for cell in one.cells if cell.stats is not None]
-            if len(stats) < len(one.cells):
-                table.append([title, *(cell.text if cell.full is None else cell.full for cell in one.cells)])
+        for column in self.columns:
+            title = f"{column.over}: {column.title}".removeprefix(": ").replace(", %", "").replace(" × 100", "")
+            stats = [cell.stats for cell in column.cells if cell.stats is not None]
+            if len(stats) < len(column.cells):
+                table.append([title, *(cell.text if cell.full is None else cell.full for cell in column.cells)])
                 continue
             means = [np.mean(s.finite) if s.finite and not s.censored else "" for s in stats]
             table.append([title, *means])
@@ -245,7 +245,9 @@ class ReportTable:
             if any(s.censored for s in stats):
                 table.append([f"{title} (more than)", *(min(s.censored) if s.censored else "" for s in stats)])
         text = io.StringIO()
-        plain = [[cell(one) if isinstance(one, str) else one for one in row] for row in zip(*table, strict=True)]
+        plain = [
+            [cell(value) if isinstance(value, str) else value for value in row] for row in zip(*table, strict=True)
+        ]
         csv.writer(text, lineterminator="\n").writerows(plain)
         return text.getvalue()
 

@@ -12,25 +12,25 @@ from rich.text import Text
 
 from fedloom.cli.command import Command, Rows, RunPlan, in_directory
 from fedloom.experiment.callbacks import Callback, NullProgress, RunInfo
-from fedloom.experiment.console import ABSENT, figures
+from fedloom.experiment.console import ABSENT, numeric_table
 from fedloom_apps.search.config import SEARCH, build
 from fedloom_apps.search.task import RUNS, search
 
 
 def table(rows: Rows) -> Table:
     """The ranking on held-out seeds, and what each part of the winner contributes."""
-    made = figures("composition", ("settings", "mean", "s.e.", "gain over FedAvg", "95 % interval"))
+    result = numeric_table("composition", ("settings", "mean", "s.e.", "gain over FedAvg", "95 % interval"))
     for label, summary in rows:
         for row in summary.get("ranking", ()):
             gain = row["gain"] or {}
-            made.add_row(
+            result.add_row(
                 Text(f"{label}: {row['label']}" if len(rows) > 1 else row["label"]),
                 Text(row["settings"]),
                 *(ABSENT if row[key] is None else f"{row[key]:.4f}" for key in ("mean", "se")),
                 ABSENT if gain.get("mean") is None else f"{gain['mean']:+.4f}",
                 ABSENT if gain.get("low") is None else f"{gain['low']:+.4f} … {gain['high']:+.4f}",
             )
-    return made
+    return result
 
 
 class BudgetProgress(Callback):
@@ -50,23 +50,23 @@ class BudgetProgress(Callback):
 
 def remarks(rows: Rows) -> list[str]:
     """The verdict, and what each part of the winner contributes."""
-    told = []
+    lines = []
     for label, summary in rows:
         which = f"{label}: " if len(rows) > 1 else ""
-        told += [f"{which}{summary['verdict']}"] if summary.get("verdict") else []
+        lines += [f"{which}{summary['verdict']}"] if summary.get("verdict") else []
         for part in summary.get("parts", ()):
             if part["mean"] is not None and part["se"] is not None:
-                told.append(f"{which}its {part['without']} contributes {part['mean']:+.4f} ± {part['se']:.4f} (s.e.).")
+                lines.append(f"{which}its {part['without']} contributes {part['mean']:+.4f} ± {part['se']:.4f} (s.e.).")
         if summary.get("misfits"):
-            told.append(f"{which}not tried, since they do not fit: {', '.join(summary['misfits'])}.")
-    return told
+            lines.append(f"{which}not tried, since they do not fit: {', '.join(summary['misfits'])}.")
+    return lines
 
 
 def files(batch: RunPlan, runs: Sequence[tuple[str, Path]]) -> list[tuple[str, Path]]:
     """The recipe of the winner, the picture, the tables and the runs that were compared."""
     names = {"recipe": "winner.yaml", "figure": "figures/pareto.svg", "ranking": "ranking.csv", "runs": RUNS}
-    found = [(word, directory / name) for _, directory in runs for word, name in names.items()]
-    return [(word, path) for word, path in found if path.exists()]
+    paths = [(word, directory / name) for _, directory in runs for word, name in names.items()]
+    return [(word, path) for word, path in paths if path.exists()]
 
 
 command = Command(

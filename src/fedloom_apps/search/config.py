@@ -25,8 +25,8 @@ SEARCH = replace(
     RUN,
     kind="search",
     sections={**RUN.sections, "search": SETTINGS},
-    comparison=lambda named: (),
-    may_grow="",
+    default_sweep=lambda named: (),
+    extendable="",
 )
 
 
@@ -53,9 +53,9 @@ def build(config: Config, shared: Shared | None = None) -> SearchExperiment:
     taken = {slot: value for slot, value in config["method"].items() if slot in SLOTS}
 
     def complete(candidate: Candidate, **changes: Any) -> dict[str, Any]:
-        given = {key: value for key, value in config.values.items() if key in RUN.sections}
+        settings = {key: value for key, value in config.values.items() if key in RUN.sections}
         words = {tuple(key.split(".")): value for key, value in candidate.items() if key != "method"}
-        return RUN.complete({**given, "method": {"name": candidate["method"], **taken}, **changes}, words)
+        return RUN.complete({**settings, "method": {"name": candidate["method"], **taken}, **changes}, words)
 
     def make(candidate: Candidate, seed: int, validate: bool) -> Experiment:
         first = next(iter(settings.milestones(config["rounds"])), config["rounds"])
@@ -66,12 +66,12 @@ def build(config: Config, shared: Shared | None = None) -> SearchExperiment:
         if not validate:
             return build_run(Config(complete(candidate, **changes)), shared)
         values = complete(candidate, validation=settings.validation, **changes)
-        made = build_run(Config(values), shared)
-        if made.method.test_loss is None and "loss" in settings.goal.split("/"):
-            raise ConfigError(f"the loss of {made.method.name!r} cannot be computed outside training.")
-        _measured(settings.goal, made.federation)
+        task = build_run(Config(values), shared)
+        if task.method.test_loss is None and "loss" in settings.goal.split("/"):
+            raise ConfigError(f"the loss of {task.method.name!r} cannot be computed outside training.")
+        _measured(settings.goal, task.federation)
         data = dealt(values)
-        return replace(made, federation=shared("validating", data, lambda _: validating(made.federation)))
+        return replace(task, federation=shared("validating", data, lambda _: validating(task.federation)))
 
     names, misfits = _fitting(make, settings, config["seed"])
     slots = tuple(slot for slot in settings.slots if slot not in taken)
@@ -128,11 +128,7 @@ def _range(config: Config, key: str) -> Range:
 
 
 def validating(federation: Federation) -> Federation:
-    """The federation with its validation samples in place of all test samples, which are then unused.
-
-    Raises:
-        DataError: if there are no validation samples.
-    """
+    """The federation with its validation samples in place of all test samples, which are then unused."""
     split = federation.validation
     if not len(split.index.rows):
         raise DataError("a search compares candidates on validation samples, but these clients have none.")

@@ -21,11 +21,11 @@ from fedloom_apps.search.space import Candidate
 def ranked(tried: Sequence[Record], maximise: bool) -> list[Record]:
     """Complete candidates, the best first, each once."""
     complete = [record for record in tried if record["state"] == "complete" and record["score"] is not None]
-    found: list[Record] = []
+    records: list[Record] = []
     for record in sorted(complete, key=lambda record: record["score"], reverse=maximise):
-        if all(record["candidate"] != other["candidate"] for other in found):
-            found.append(record)
-    return found
+        if all(record["candidate"] != other["candidate"] for other in records):
+            records.append(record)
+    return records
 
 
 def best_of_method(tried: Sequence[Record], name: str, maximise: bool) -> Candidate | None:
@@ -36,30 +36,30 @@ def best_of_method(tried: Sequence[Record], name: str, maximise: bool) -> Candid
 
 def finalists(tried: Sequence[Record], count: int, maximise: bool, reference: str) -> list[Candidate]:
     """The best candidates, of different composition; the reference is not among them."""
-    found: dict[str, Candidate] = {}
+    candidates: dict[str, Candidate] = {}
     for record in ranked(tried, maximise):
         if record["label"] != reference:
-            found.setdefault(record["label"], record["candidate"])
-    return list(found.values())[:count]
+            candidates.setdefault(record["label"], record["candidate"])
+    return list(candidates.values())[:count]
 
 
 def scores(history: Sequence[Record]) -> dict[str, dict[int, float]]:
     """The scores of the final comparison by role and seed; NaN where a run failed."""
-    found: dict[str, dict[int, float]] = {}
+    result: dict[str, dict[int, float]] = {}
     for record in history:
         if record["stage"] == "compare":
             score = record["score"]
-            found.setdefault(record["role"], {})[record["seed"]] = math.nan if score is None else score
-    return found
+            result.setdefault(record["role"], {})[record["seed"]] = math.nan if score is None else score
+    return result
 
 
 def winner(history: Sequence[Record], roles: Sequence[str], seeds: int, maximise: bool) -> str | None:
     """The role with the best mean on held-out seeds, the first of equal ones; None while runs are missing."""
-    found = scores(history)
-    if not roles or any(len(found.get(role, ())) < seeds for role in roles):
+    means_of = scores(history)
+    if not roles or any(len(means_of.get(role, ())) < seeds for role in roles):
         return None
     worst = -math.inf if maximise else math.inf
-    means = {role: float(np.mean(list(found[role].values()))) for role in roles}
+    means = {role: float(np.mean(list(means_of[role].values()))) for role in roles}
     return (max if maximise else min)(means, key=lambda role: worst if math.isnan(means[role]) else means[role])
 
 
@@ -79,12 +79,12 @@ PENDING = "The search stopped before its final comparison, so nothing is decided
 
 def summary(history: Sequence[Record], settings: SearchSettings, maximise: bool, reference: str) -> dict[str, Any]:
     """Ranking, contributions and verdict, as plain data."""
-    found, about = scores(history), {r["role"]: r for r in history if r["stage"] == "compare"}
+    means, about = scores(history), {r["role"]: r for r in history if r["stage"] == "compare"}
     ranking = []
-    others = [role for role in found if role.startswith("finalist")]
-    for role in [*([reference] if reference in found else []), *others]:  # the first of equal ones is ahead
-        x = np.array(list(found[role].values()))
-        over = None if role == reference else gain(found[role], found.get(reference, {}), maximise, len(others))
+    others = [role for role in means if role.startswith("finalist")]
+    for role in [*([reference] if reference in means else []), *others]:  # the first of equal ones is ahead
+        x = np.array(list(means[role].values()))
+        over = None if role == reference else gain(means[role], means.get(reference, {}), maximise, len(others))
         ranking.append(
             {
                 "role": role,
@@ -100,8 +100,8 @@ def summary(history: Sequence[Record], settings: SearchSettings, maximise: bool,
     ranking.sort(key=lambda row: (math.isnan(row["mean"]), -row["mean"] if maximise else row["mean"]))
     best = ranking[0]["role"] if ranking else None
     parts = [
-        {"without": role.removeprefix("without "), **gain(found[best], found[role], maximise)}
-        for role in found
+        {"without": role.removeprefix("without "), **gain(means[best], means[role], maximise)}
+        for role in means
         if role.startswith("without ") and best is not None
     ]
     tried = ranked([record for record in history if record["stage"] == "search"], maximise)
@@ -126,11 +126,11 @@ def verdict(ranking: Sequence[Mapping[str, Any]], reference: str, finalists: boo
     over = best["gain"]
     if over is None or math.isnan(over["low"]):
         return f"{best['label']} is best, but without a comparison with {reference}."
-    found = f"a gain of {over['mean']:+.4f}, 95 % interval {over['low']:+.4f} to {over['high']:+.4f}"
-    found += f" over {over['seeds']} held-out seeds."
+    text = f"a gain of {over['mean']:+.4f}, 95 % interval {over['low']:+.4f} to {over['high']:+.4f}"
+    text += f" over {over['seeds']} held-out seeds."
     if over["low"] > 0:
-        return f"{best['label']} is better than {reference}: {found}"
-    return f"{reference} may be as good as {best['label']}: {found}"
+        return f"{best['label']} is better than {reference}: {text}"
+    return f"{reference} may be as good as {best['label']}: {text}"
 
 
 def settings_of(candidate: Candidate) -> str:
@@ -154,13 +154,14 @@ def write(
     import pandas as pd  # slow to import, like the other libraries of this file that are needed at the end
 
     tried = [record for record in history if record["stage"] == "search"]
-    told = ("role", "label", "state", "score", "rounds", "bytes", "minutes", "reason")
-    rows = [{**{key: r[key] for key in told}, "settings": settings_of(r["candidate"])} for r in tried]
+    columns = ("role", "label", "state", "score", "rounds", "bytes", "minutes", "reason")
+    rows = [{**{key: r[key] for key in columns}, "settings": settings_of(r["candidate"])} for r in tried]
     write_whole(folder / "candidates.csv", pd.DataFrame(rows).to_csv(index=False).encode())
-    found = summary(history, settings, maximise, reference)
-    gains = [row.pop("gain") or {} for row in found["ranking"]]
+    results = summary(history, settings, maximise, reference)
+    gains = [row.pop("gain") or {} for row in results["ranking"]]
     flat = [
-        {**row, **{f"gain {k}": v for k, v in over.items()}} for row, over in zip(found["ranking"], gains, strict=True)
+        {**row, **{f"gain {k}": v for k, v in over.items()}}
+        for row, over in zip(results["ranking"], gains, strict=True)
     ]
     write_whole(folder / "ranking.csv", pd.DataFrame(flat).to_csv(index=False).encode())
     if flat:
@@ -177,12 +178,12 @@ def front(points: Sequence[tuple[float, float]], maximise: bool) -> list[int]:
     >>> front([(1.0, 0.5), (2.0, 0.4), (3.0, 0.9)], maximise=True)
     [0, 2]
     """
-    found, best = [], -math.inf
+    result, best = [], -math.inf
     for at in sorted(range(len(points)), key=lambda i: (points[i][0], -points[i][1] if maximise else points[i][1])):
         score = points[at][1] if maximise else -points[at][1]
         if score > best:
-            found, best = [*found, at], score
-    return found
+            result, best = [*result, at], score
+    return result
 
 
 def picture(tried: Sequence[Record], goal: str, maximise: bool) -> Any:

@@ -33,9 +33,6 @@ class SearchSettings:
         validation: fraction of each client's training samples on which candidates are compared.
         finalists: number of candidates in the final comparison, in addition to FedAvg.
         seeds: number of held-out seeds of the final comparison.
-
-    Raises:
-        ConfigError: for impossible settings.
     """
 
     budget: Positive = 1000.0

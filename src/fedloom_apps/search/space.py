@@ -101,26 +101,26 @@ class Space:
     def suggest(self, trial: Trial) -> Candidate:
         """A candidate that an Optuna trial proposes: a named method, at most one other part, and all settings."""
         name = trial.suggest_categorical("method", self.names)
-        found: Candidate = {"method": name}
+        suggestion: Candidate = {"method": name}
         slot = trial.suggest_categorical("slot", (OWN, *self.slots))
         method = self.registry.make(name)
         for key, span in searched(self.registry[name].parameters).items():
-            found[f"method.{key}"] = self._draw(trial, f"{name}.{key}", span)
+            suggestion[f"method.{key}"] = self._draw(trial, f"{name}.{key}", span)
         if slot != OWN:
             parts = self.parts(slot)
             part = trial.suggest_categorical(f"{slot} part", tuple(parts))
-            found |= replacement(method, slot, parts[part])
+            suggestion |= replacement(method, slot, parts[part])
             prefix = f"method.{slot}.{part}." if slot == "objective" else f"method.{slot}."
             for key, span in searched(SLOTS[slot][part].parameters).items():
-                found[prefix + key] = self._draw(trial, f"{slot}.{part}.{key}", span)
+                suggestion[prefix + key] = self._draw(trial, f"{slot}.{part}.{key}", span)
         for key, span in self.also.items():
-            found[key] = self._draw(trial, key, span)
-        return effective(self.registry, found)
+            suggestion[key] = self._draw(trial, key, span)
+        return effective(self.registry, suggestion)
 
     def parts(self, slot: str) -> dict[str, Part]:
         """The parts that named methods have in a slot, by name, including the identity."""
-        held = [getattr(self.registry.make(name), slot) for name in self.names]
-        each = [one for parts in held for one in (parts if isinstance(parts, tuple) else (parts,))]
+        defaults = [getattr(self.registry.make(name), slot) for name in self.names]
+        each = [part for parts in defaults for part in (parts if isinstance(parts, tuple) else (parts,))]
         return {label(part): part for part in each}
 
     @staticmethod
@@ -150,11 +150,11 @@ def effective(registry: Registry[Method], candidate: Candidate) -> Candidate:
     name, lost = candidate["method"], set()
     usual = registry.make(name).parts
     for key in registry[name].parameters:
-        if (given := f"method.{key}") in candidate:
-            parts = registry.make(name, **{key: candidate[given]}).parts
+        if (key_of_method := f"method.{key}") in candidate:
+            parts = registry.make(name, **{key: candidate[key_of_method]}).parts
             changed = [place for place, part in parts.items() if part != usual.get(place)]
             if changed and all(_replaces(candidate, place.partition(".")[0], parts[place]) for place in changed):
-                lost.add(given)
+                lost.add(key_of_method)
     return {key: value for key, value in candidate.items() if key not in lost}
 
 

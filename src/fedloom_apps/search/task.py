@@ -103,7 +103,7 @@ def search(
         summary = Trainer(task, out, checkpoint_every=checkpoint_every, keep=keep, callbacks=callbacks).run(resume)
     if out is not None and summary["status"] == Status.FINISHED.value and not finished_before:
         compared = [run for run in map(RunDirectory, sorted(Path(out).glob(f"{RUNS}/*"))) if run.summary()]
-        for tracker in (one for one in callbacks if isinstance(one, Tracker)):
+        for tracker in (callback for callback in callbacks if isinstance(callback, Tracker)):
             for run in compared:
                 tracker.replay(run)
     return summary
@@ -175,23 +175,23 @@ class SearchTask(TrainerTask):
     def _compared(self) -> list[tuple[str, Candidate]]:
         """The final comparison by role: finalists, FedAvg, and the best of them without each of its parts."""
         finalists = results.finalists(self.tried, self.settings.finalists, self.maximise, REFERENCE)
-        found = [*((f"finalist {k}", one) for k, one in enumerate(finalists, 1))]
+        entries = [*((f"finalist {k}", candidate) for k, candidate in enumerate(finalists, 1))]
         reference = results.best_of_method(self.tried, REFERENCE, self.maximise)
         if reference is not None:
-            found.append((REFERENCE, reference))
-        roles = sorted((role for role, _ in found), key=lambda role: role != REFERENCE)  # it wins if means are equal
+            entries.append((REFERENCE, reference))
+        roles = sorted((role for role, _ in entries), key=lambda role: role != REFERENCE)  # it wins if means are equal
         winner = results.winner(self.history, roles, self.settings.seeds, self.maximise)
         if winner is None or winner == REFERENCE:
-            return found
-        candidate = dict(found)[winner]
+            return entries
+        candidate = dict(entries)[winner]
         method = self.experiment.make(candidate, self.seed, True).method
         fixed = "mixing" if method.only_sums else ""  # which must be uniform
         for slot in (slot for slot in SEARCHED if slot != fixed):
             part = getattr(method, slot)
             if len(part) > 1 if isinstance(part, tuple) else not part.is_identity:
                 plain = effective(self.experiment.space.registry, without(candidate, slot))
-                found.append((f"without {slot}", plain))
-        return found
+                entries.append((f"without {slot}", plain))
+        return entries
 
     # --- running it
 
@@ -251,10 +251,10 @@ class SearchTask(TrainerTask):
 
     def _taken_over(self, candidate: Candidate) -> Outcome | None:
         """Another search's outcome for the next candidate, if its earlier candidates were the same."""
-        mine = [*(record["candidate"] for record in self.tried), candidate]
+        own = [*(record["candidate"] for record in self.tried), candidate]
         for records in self.known:
-            others = [record for record in records if record["stage"] == "search"][: len(mine)]
-            if [record["candidate"] for record in others] == mine:
+            others = [record for record in records if record["stage"] == "search"][: len(own)]
+            if [record["candidate"] for record in others] == own:
                 return _outcome(others[-1])
         return None
 
@@ -269,7 +269,7 @@ class SearchTask(TrainerTask):
             experiment = self.experiment.make(candidate, seed, False)
             outcome.label = experiment.method.name
             folder = None if self.out is None else self.out / RUNS / f"{role.replace(' ', '-')}-{seed}"
-            resume = folder is not None and RunDirectory(folder).begun
+            resume = folder is not None and RunDirectory(folder).is_begun
             last = federated.run(experiment, folder, resume=resume, checkpoint_every=experiment.rounds).history[-1]
             outcome.rounds, outcome.bytes = last["round"], last["comm/bytes"]
             score = last.get(self.settings.goal)

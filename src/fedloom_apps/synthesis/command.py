@@ -11,7 +11,7 @@ from rich.text import Text
 
 from fedloom.cli.command import Command, Job, Rows, RunPlan
 from fedloom.config.keys import build_method
-from fedloom.experiment.console import ABSENT, SYNTHETIC, count, duration, figures
+from fedloom.experiment.console import ABSENT, SYNTHETIC, count, duration, numeric_table
 from fedloom_apps.synthesis.config import JUDGE, SYNTHESIZE, build_synthesis
 from fedloom_apps.synthesis.judge import CACHE
 from fedloom_apps.synthesis.run import synthesize
@@ -36,12 +36,12 @@ def train(experiment: Any, job: Job, batch: RunPlan, **settings: Any) -> None:
 
 def table(rows: Rows) -> Table:
     """A table of the evaluation: a classifier trained on the set, and comparisons with real data."""
-    made = figures("method", (*SHOWN, "sent", "time"))
+    result = numeric_table("method", (*SHOWN, "sent", "time"))
     for label, summary in rows:
         final = summary.get("final") or {}
         cells = [_cell(head, final.get(key)) for head, key in SHOWN.items()]
-        made.add_row(Text(label), *cells, count(final.get("comm/params")), duration(summary.get("seconds")))
-    return made
+        result.add_row(Text(label), *cells, count(final.get("comm/params")), duration(summary.get("seconds")))
+    return result
 
 
 def _cell(head: str, value: float | None) -> str:

@@ -16,16 +16,12 @@ SYNTHESIZE = replace(
     kind="synthesis",
     sections={**RUN.sections, "judge": JUDGE},
     defaults={**RUN.defaults, "method": "fedevg"},
-    comparison=lambda named: (),
+    default_sweep=lambda named: (),
 )
 
 
 def build_synthesis(config: Config, shared: Shared | None = None) -> Experiment:
-    """Build the experiment of ``fedloom synthesize``.
-
-    Raises:
-        ConfigError: for a method that generates no samples, and as ``build``.
-    """
+    """Build the experiment of ``fedloom synthesize``."""
     require_samples(build_method(config))
     judge, experiment = JUDGE.instantiate(config["judge"]), build(config, shared)
     SyntheticEvaluator(experiment.federation, judge)  # refuses what it cannot evaluate

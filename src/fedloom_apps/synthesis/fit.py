@@ -40,9 +40,6 @@ class ClassifierTraining:
         loss_tol: mean loss below which training ends.
         max_steps: maximum number of steps.
         augment: augmentations of the images, as in an experiment; None shifts them by up to an eighth of their side.
-
-    Raises:
-        ConfigError: for values outside their range.
     """
 
     lr: Positive = 2e-3
@@ -103,9 +100,6 @@ def fit(name: str, arrays: Arrays, training: ClassifierTraining, seed: int) -> F
         training: settings of the training.
         seed: seed of initialisation, mini-batches and augmentation.
 
-    Raises:
-        ConfigError: if there are no samples, or if the model or the augmentation does not fit the data.
-
     Example:
         >>> from fedloom.data.sources.included import digits
         >>> found = fit("mlp", digits().train.take(torch.arange(100)), ClassifierTraining(augment=()), seed=0)
@@ -127,17 +121,13 @@ def fit(name: str, arrays: Arrays, training: ClassifierTraining, seed: int) -> F
 
 
 def changes(training: ClassifierTraining, arrays: Arrays) -> Pipeline | None:
-    """Make the augmentation for samples like these; None for none.
-
-    Raises:
-        ConfigError: for unknown augmentations, and those that do not fit the data.
-    """
-    given = training.augment
-    if given is None:
+    """Make the augmentation for samples like these; None for none."""
+    choices = training.augment
+    if choices is None:
         if arrays.x.ndim != 4:
             return None
-        given = ({"name": "crop", "padding": max(min(arrays.x.shape[2:]) // 8, 1)},)
-    return pipeline(given, arrays) if given else None
+        choices = ({"name": "crop", "padding": max(min(arrays.x.shape[2:]) // 8, 1)},)
+    return pipeline(choices, arrays) if choices else None
 
 
 def _batches(count: int, size: int, draws: np.random.Generator) -> Iterator[np.ndarray]:

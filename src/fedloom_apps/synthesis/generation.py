@@ -95,10 +95,6 @@ def manifold(real: Tensor, synthetic: Tensor, k: int = 5) -> Manifold:
         synthetic: [M, ...] of the same shape and range.
         k: number of the neighbour; 3 in Kynkäänniemi et al., 5 in Naeem et al.
 
-    Raises:
-        ConfigError: if a set has fewer than k + 1 samples.
-        DataError: if the sets cannot be compared.
-
     Example:
         >>> real = torch.tensor([[0.0], [1.0], [2.0], [10.0], [11.0], [12.0]])
         >>> manifold(real, torch.tensor([[0.1], [0.9], [2.0]]), k=1)
@@ -147,9 +143,6 @@ def diversity(
         classes: number of classes.
         most: largest number of real samples used per class, evenly spaced.
 
-    Raises:
-        DataError: if the sets cannot be compared, or labels are missing.
-
     Example:
         >>> real, y = torch.tensor([[0.0], [4.0], [0.0], [2.0]]), torch.tensor([0, 0, 1, 1])
         >>> diversity(real, y, torch.tensor([[1.0], [2.0], [5.0], [5.0]]), y, classes=2).per_class
@@ -159,18 +152,18 @@ def diversity(
     for x, y in ((real, real_labels), (synthetic, labels)):
         if len(x) != len(y):
             raise DataError(f"there are {len(x)} samples but {len(y)} labels.")
-    made, found = [], []
+    own, distances = [], []
     for label in range(classes):
-        made.append(spread(synthetic[labels == label]))
+        own.append(spread(synthetic[labels == label]))
         rows = (real_labels == label).nonzero()[:, 0]
         if len(rows) > most:
             rows = rows[torch.linspace(0, len(rows) - 1, most, device=rows.device).long()]
-        found.append(spread(real[rows]))
-    a, b = torch.tensor(made, dtype=torch.float64), torch.tensor(found, dtype=torch.float64)
+        distances.append(spread(real[rows]))
+    a, b = torch.tensor(own, dtype=torch.float64), torch.tensor(distances, dtype=torch.float64)
     both = ~(a.isnan() | b.isnan())
     return Diversity(
         float(a[both].sum() / b[both].sum()) if both.any() else float("nan"), tuple((a / b).tolist()),
-        tuple(made), tuple(found),
+        tuple(own), tuple(distances),
     )  # fmt: skip
 
 
@@ -197,9 +190,6 @@ def recognised(classifier: nn.Module, x: Tensor, y: Tensor, *, batch: int = 500)
         x: synthetic samples [M, ...] in the range of the classifier's training data.
         y: their class numbers [M].
         batch: samples per forward pass.
-
-    Raises:
-        DataError: if there are no samples, or not as many labels.
 
     Example:
         >>> logits = torch.tensor([[2.0, 1.0], [0.0, 3.0], [5.0, 0.0]])

@@ -25,9 +25,6 @@ def value_range(arrays: Arrays) -> Range:
     low = (0 - mean) / std and high = (1 - mean) / std for each channel. Synthetic images are clipped to this range,
     which is also ``low`` and ``high`` of ``ConditionalVAE`` and ``ConditionalGAN``.
 
-    Raises:
-        DataError: if the samples are not images.
-
     Example:
         >>> y = torch.zeros(1, dtype=torch.int64)
         >>> value_range(Arrays(torch.zeros(1, 1, 2, 2), y, classes=1, mean=(0.5,), std=(0.25,)))
@@ -89,15 +86,15 @@ def grid(
     shown = (images - least[:, None, None]) / width[:, None, None]
     a, b = (float(v) for v in shown.aminmax())
     if a < -SLACK or b > 1 + SLACK:
-        found = ", ".join(f"{float(v):.3g}" for v in images.aminmax())
-        raise DataError(f"images must lie between {low} and {high}, but their extremes are {found}.")
+        limits = ", ".join(f"{float(v):.3g}" for v in images.aminmax())
+        raise DataError(f"images must lie between {low} and {high}, but their extremes are {limits}.")
     count = classes or max(len(names), int(labels.max()) + 1)
     path.parent.mkdir(parents=True, exist_ok=True)
     return plot_samples(Arrays(shown.clamp(0, 1), labels, count, tuple(names)), title, path, each)
 
 
 def _channels(value: float | Sequence[float], colours: int) -> Tensor:
-    given = torch.as_tensor(value, dtype=torch.float32).reshape(-1)
-    if len(given) not in (1, colours):
+    values = torch.as_tensor(value, dtype=torch.float32).reshape(-1)
+    if len(values) not in (1, colours):
         raise DataError(f"low and high are one number, or one for each of the {colours} channels.")
-    return given.expand(colours)
+    return values.expand(colours)

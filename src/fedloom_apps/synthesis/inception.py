@@ -31,9 +31,6 @@ def inception(weights: str | Path, batch: int = 50) -> Features:
     Args:
         weights: a state dict saved by ``torch.save``; nothing is downloaded.
         batch: images per forward pass.
-
-    Raises:
-        ConfigError: if torchvision or the file is missing, or the file does not hold such weights.
     """
     path = Path(weights)
     if not path.is_file():
@@ -91,13 +88,13 @@ def as_published(net: nn.Module) -> None:
     """
 
     def change(block: nn.Module, greatest: bool) -> None:
-        seen: list[Tensor] = []
+        outputs: list[Tensor] = []
 
         def keep(_: nn.Module, args: tuple[Tensor, ...]) -> None:
-            seen[:] = args
+            outputs[:] = args
 
         def pool(_: nn.Module, args: tuple[Tensor, ...]) -> Tensor:
-            x = seen.pop()
+            x = outputs.pop()
             return F.max_pool2d(x, 3, 1, 1) if greatest else F.avg_pool2d(x, 3, 1, 1, count_include_pad=False)
 
         block.register_forward_pre_hook(keep)

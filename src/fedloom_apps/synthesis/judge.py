@@ -60,9 +60,6 @@ class EvalConfig:
         max_steps: maximum number of training steps.
         augment: augmentations of the images; null shifts them by up to an eighth of their side.
         inception: file with the weights of Inception, to compute FID and KID on its features too, at the end.
-
-    Raises:
-        ConfigError: for values outside their range.
     """
 
     every: NonNegativeInt = 0
@@ -116,9 +113,6 @@ class SyntheticEvaluator:
         seed: seed of the classifier that is trained on the set.
         cache: folder of the real-data classifier; None keeps it in memory.
         device: device of the classifiers.
-
-    Raises:
-        ConfigError: if the data have no classes, clients number them differently, or there are no test samples.
     """
 
     def __init__(
@@ -130,13 +124,13 @@ class SyntheticEvaluator:
         device: str = "cpu",
     ) -> None:
         if not federation.train.arrays.has_classes:
-            raise ConfigError("synthetic sets are evaluated by class, but these data have no classes.")
+            raise ConfigError("synthetic sets are evaluated by class, but the targets are not classes.")
         if not federation.classes_alike:
-            raise ConfigError("clients that number the classes differently have no synthetic set of the same classes.")
+            raise ConfigError("the clients number the classes differently, so a synthetic set has no common classes.")
         self.settings, self.seed, self.cache = settings or EvalConfig(), seed, cache
         self.federation = placed(federation, torch.float32, device)
-        held = self.federation.held_out
-        self.test = self.federation.test if len(self.federation.test) else held.arrays.take(held.index.rows)
+        held_out = self.federation.held_out
+        self.test = self.federation.test if len(self.federation.test) else held_out.arrays.take(held_out.index.rows)
         if len(self.test) < 2:
             raise ConfigError("synthetic sets are evaluated on test samples, but there are none; set held_out=0.2.")
         self.classifier = suited(self.settings.classifier, self.test)
@@ -156,20 +150,20 @@ class SyntheticEvaluator:
         """The classifier trained on ``trained_on``, from the cache if it is there."""
         training = self.settings.training(100)
         path = None if self.cache is None else self.cache / f"real-{self._stamp(training)}.safetensors"
-        if path is not None and (found := self._kept(path)) is not None:
-            return found
-        made = fit(self.classifier, self.trained_on, training, seed=0)
+        if path is not None and (stored := self._kept(path)) is not None:
+            return stored
+        classifier = fit(self.classifier, self.trained_on, training, seed=0)
         if path is not None:
-            self._keep(path, made)
-        return made
+            self._keep(path, classifier)
+        return classifier
 
-    def _keep(self, path: Path, made: FittedClassifier) -> None:
+    def _keep(self, path: Path, classifier: FittedClassifier) -> None:
         """Write the classifier into the cache; if that cannot be, a warning says so."""
-        facts = {"fit.loss": torch.tensor(made.loss), "fit.accuracy": torch.tensor(made.accuracy)}
-        facts["fit.steps"] = torch.tensor(made.steps)
+        facts = {"fit.loss": torch.tensor(classifier.loss), "fit.accuracy": torch.tensor(classifier.accuracy)}
+        facts["fit.steps"] = torch.tensor(classifier.steps)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(path, as_model_file({**made.model.state_dict(), **facts}), alone=False)
+            write_whole(path, as_model_file({**classifier.model.state_dict(), **facts}), alone=False)
         except OSError as error:
             warnings.warn(
                 f"the judge {path} cannot be written ({error.strerror or error}), so it is trained again next time.",
@@ -215,9 +209,6 @@ class SyntheticEvaluator:
         Args:
             arrays: the set's samples, in the value range of the real ones.
             thorough: whether to search for copies of training samples as well, which takes longest.
-
-        Raises:
-            DataError: if the samples have another shape or range than the real ones.
         """
         arrays = replace(arrays, x=arrays.x.to(self.test.x), y=arrays.y.to(self.test.y))
         alike(self.test.x, arrays.x)
@@ -269,20 +260,20 @@ class SyntheticEvaluator:
     def _similarity(self, arrays: Arrays) -> tuple[dict[str, float], dict[str, Any]]:
         """Comparison of the samples with real ones, by the real-data classifier."""
         named = recognised(self.known.model, arrays.x, arrays.y)
-        real, made = self._real, self.features(arrays.x)
-        distance = kid(real, made)
+        real, synthetic = self._real, self.features(arrays.x)
+        distance = kid(real, synthetic)
         numbers = {
             "recognised": named.share,
             "confidence": named.confidence,
-            "fid": fid(real, made),
+            "fid": fid(real, synthetic),
             "kid": distance.mean,
             "kid_std": distance.std,
         }
         few = torch.from_numpy(self._alike(arrays.y.cpu().numpy()))
-        if len(few) > NEIGHBOURS < len(made):
-            numbers |= manifold(real[few], made, NEIGHBOURS)._asdict()
+        if len(few) > NEIGHBOURS < len(synthetic):
+            numbers |= manifold(real[few], synthetic, NEIGHBOURS)._asdict()
         spread = diversity(self.test.x, self.test.y, arrays.x, arrays.y, arrays.classes)
-        inner = diversity(real, self.test.y, made, arrays.y, arrays.classes)
+        inner = diversity(real, self.test.y, synthetic, arrays.y, arrays.classes)
         numbers |= {"diversity": spread.ratio, "diversity_features": inner.ratio}
         details = {
             "features": self.features.name,
@@ -304,29 +295,29 @@ class SyntheticEvaluator:
         """Measures of whether samples are copies of training samples."""
         count = len(self.test)
         rows = torch.from_numpy(np.linspace(0, count - 1, min(count, HELD_OUT)).round().astype(np.int64))
-        found = membership(self.trained_on.x, self.test.x[rows], arrays.x)
+        distances = membership(self.trained_on.x, self.test.x[rows], arrays.x)
         return {
-            "copies": found.copies,
-            "near": found.near,
-            "members": found.members,
-            "members_expected": found.expected,
-            "members_p": found.p_value,
-            "membership_auc": found.auc,
-            "nearest": float(found.to_training.median()),
-            "nearest_of_real": float(found.held_out_to_training.median()),
+            "copies": distances.copies,
+            "near": distances.near,
+            "members": distances.members,
+            "members_expected": distances.expected,
+            "members_p": distances.p_value,
+            "membership_auc": distances.auc,
+            "nearest": float(distances.to_training.median()),
+            "nearest_of_real": float(distances.held_out_to_training.median()),
         }
 
     def _inception_distances(self, arrays: Arrays) -> dict[str, float]:
         """FID and KID on Inception's features, as in published tables, if its weights are given."""
         if self._inception is None:
             return {}
-        real, made = self._inception(pixels(self.test)), self._inception(pixels(arrays))
-        return {"inception/fid": fid(real, made), "inception/kid": kid(real, made).mean}
+        real, synthetic = self._inception(pixels(self.test)), self._inception(pixels(arrays))
+        return {"inception/fid": fid(real, synthetic), "inception/kid": kid(real, synthetic).mean}
 
     def neighbours(self, arrays: Arrays) -> Arrays:
         """The nearest real training sample of each synthetic one, by pixels."""
-        found = nearest(arrays.x.to(self.test.x), self.trained_on.x).index[:, 0]
-        return self.trained_on.take(found.cpu())
+        nearest_rows = nearest(arrays.x.to(self.test.x), self.trained_on.x).index[:, 0]
+        return self.trained_on.take(nearest_rows.cpu())
 
 
 def _plain(values: tuple[float, ...]) -> list[float | None]:

@@ -69,10 +69,6 @@ def membership(
         quantile: threshold on the held-out images' values.
         most: number of held-out images that serve as reference, evenly spaced; all serve as neighbours.
 
-    Raises:
-        ConfigError: for a quantile that is not between 0 and 1, or fewer than two held-out images.
-        DataError: if the sets cannot be compared.
-
     Example:
         >>> torch.manual_seed(0) and None
         >>> training, held_out, fresh = torch.rand(300, 9), torch.rand(300, 9), torch.rand(40, 9)

@@ -44,7 +44,7 @@ class Synthesis:
     """
 
     result: RunResult
-    found: Generated
+    generated: Generated
     evaluation: EvalResult
 
 
@@ -67,9 +67,9 @@ class EvalObserver(Callback):
         every, final = self.judge.settings.every, server.round == self.experiment.rounds
         if not final and (not every or server.round % every):
             return {}
-        found, evaluation = self.evaluate(server, thorough=final)
+        generated, evaluation = self.evaluate(server, thorough=final)
         if final:
-            self.last = server.round, found, evaluation
+            self.last = server.round, generated, evaluation
         return evaluation.numbers
 
     def on_finish(self, summary: Mapping[str, Any]) -> None:
@@ -77,7 +77,7 @@ class EvalObserver(Callback):
         if self.last is not None and self.last[0] == summary["rounds"]:
             self.write(*self.last[1:])
 
-    def write(self, found: Generated, evaluation: EvalResult) -> None:
+    def write(self, generated: Generated, evaluation: EvalResult) -> None:
         """Write the set, its evaluation and figures into the run directory, if there is one.
 
         Raises:
@@ -86,7 +86,7 @@ class EvalObserver(Callback):
         if self.out is None:
             return
         try:
-            write(found, evaluation, self.judge, self.out)
+            write(generated, evaluation, self.judge, self.out)
         except OSError as error:
             raise CheckpointError(
                 f"the synthetic set cannot be written to {self.out} ({error.strerror or error}); "
@@ -153,7 +153,7 @@ def synthesize(
         ...     lambda: models.make("energy_cnn", classes=10, inputs=(1, 8, 8), channels=(8, 16)),
         ...     rounds=2, local=Local(steps=2, batch_size=20, lr=0.01), evaluation=Evaluation(what=()))
         >>> made = synthesize(experiment, judge=EvalConfig(max_steps=50))
-        >>> made.found.arrays.x.shape, made.found.provenance["method"]
+        >>> made.generated.arrays.x.shape, made.generated.provenance["method"]
         (torch.Size([20, 1, 8, 8]), 'fedevg')
         >>> 0 <= made.evaluation.numbers["synthetic/accuracy"] <= 1
         True
@@ -185,21 +185,21 @@ def synthesize(
 def _finish(observer: EvalObserver, result: RunResult) -> Synthesis:
     server = result.snapshot.server
     if observer.last is not None and observer.last[0] == server.round:
-        _, found, evaluation = observer.last
+        _, generated, evaluation = observer.last
     else:  # the run had ended before, or stopped early
-        found, evaluation = observer.evaluate(server, thorough=True)
-        observer.write(found, evaluation)
-    return Synthesis(result, found, evaluation)
+        generated, evaluation = observer.evaluate(server, thorough=True)
+        observer.write(generated, evaluation)
+    return Synthesis(result, generated, evaluation)
 
 
-def write(found: Generated, evaluation: EvalResult, judge: SyntheticEvaluator, out: Path) -> None:
+def write(generated: Generated, evaluation: EvalResult, judge: SyntheticEvaluator, out: Path) -> None:
     """Write the set in both formats, its evaluation, and figures of it and of real samples."""
-    save_npz(found, out / "synthetic.npz")
-    write_whole(out / "synthetic.parquet", parquet(found))
-    about = {"provenance": found.provenance, "numbers": evaluation.numbers, **evaluation.details}
+    save_npz(generated, out / "synthetic.npz")
+    write_whole(out / "synthetic.parquet", parquet(generated))
+    about = {"provenance": generated.provenance, "numbers": evaluation.numbers, **evaluation.details}
     write_whole(out / "synthetic.json", (json.dumps(about, indent=1) + "\n").encode())
-    name, rounds = found.provenance["method"], found.provenance["rounds"]
-    picture(found.arrays, out / FIGURES / LAST, f"{name}, round {rounds}")
+    name, rounds = generated.provenance["method"], generated.provenance["rounds"]
+    picture(generated.arrays, out / FIGURES / LAST, f"{name}, round {rounds}")
     picture(judge.test, out / FIGURES / REAL, "real test images")
 
 
@@ -227,7 +227,7 @@ def provenance(experiment: Experiment, rounds: int) -> dict[str, Any]:
     config, arrays = experiment.config, experiment.federation.train.arrays
     about = ("licence", "citation")
     source = dict(config["data"]) if "data" in config else dict(said.get("source", {}))
-    made = environment()
+    facts = environment()
     return {
         "method": experiment.method.name,
         "settings": config.get("method") or {place: repr(part) for place, part in experiment.method.parts.items()},
@@ -238,6 +238,6 @@ def provenance(experiment: Experiment, rounds: int) -> dict[str, Any]:
         "partition": said.get("partition", {}),
         "clients": len(experiment.federation),
         "range": {"low": 0.0, "high": 1.0, "mean": list(arrays.mean), "std": list(arrays.std)},
-        "versions": made["versions"],
-        "revision": made["git"],
+        "versions": facts["versions"],
+        "revision": facts["git"],
     }

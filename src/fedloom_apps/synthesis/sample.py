@@ -36,9 +36,6 @@ def sample(
         x [M, ...] in the data's range, of θ's type and on its device, and labels y [M] in order of class,
         M = classes · per_class.
 
-    Raises:
-        ConfigError: if ``per_class`` is below 1, the model cannot generate, or θ does not fit the model.
-
     Example:
         >>> from fedloom.models import ConditionalVAE
         >>> net = ConditionalVAE(3, (1, 8, 8), latent=4, width=8)
@@ -57,7 +54,7 @@ def sample(
     buffers = layout.read(model)[1] if buffers is None else buffers
     if len(theta) != layout.size or len(buffers) != layout.buffer_size:
         raise ConfigError(
-            f"the given {len(theta)} parameters and {len(buffers)} buffers are not those of this model, "
+            f"the given {len(theta)} parameters and {len(buffers)} buffers do not fit this model, "
             f"which has {layout.size} and {layout.buffer_size}."
         )
     net = copy.deepcopy(model).to(theta.device, theta.dtype).eval()

@@ -27,9 +27,6 @@ def shared(federation: Federation, arrays: Arrays, times: int = 1) -> Federation
         arrays: the synthetic set of M samples, in the value range of the real data.
         times: how often each client's samples include the set, to give it more weight.
 
-    Raises:
-        DataError: if its samples have another shape or number of classes, or clients number the classes differently.
-
     Example:
         >>> from fedloom.data import federate
         >>> federation = federate("digits", "pathological", clients=5)
@@ -61,11 +58,11 @@ def shared(federation: Federation, arrays: Arrays, times: int = 1) -> Federation
     return replace(federation, train=Split(pool, Index.of(rows)), provenance=about)
 
 
-def begun(model: nn.Module) -> Callable[[], nn.Module]:
+def warm_started(model: nn.Module) -> Callable[[], nn.Module]:
     """A model factory for an experiment whose initial server model is to be a copy of the given one.
 
     Example:
-        >>> made = begun(nn.Linear(2, 1))
+        >>> made = warm_started(nn.Linear(2, 1))
         >>> made() is made(), torch.equal(made().weight, made().weight)
         (False, True)
     """

@@ -25,11 +25,7 @@ def generates(method: Method) -> bool:
 
 
 def require_samples(method: Method) -> None:
-    """Check that a method generates samples.
-
-    Raises:
-        ConfigError: if it does not.
-    """
+    """Check that a method generates samples."""
     if not generates(method):
         raise ConfigError(f"method {method.name!r} generates no samples; choose one that does, like fedevg or fedcvae.")
 
@@ -44,9 +40,9 @@ def extract_set(server: Server, model: nn.Module, like: Arrays, per_class: int, 
         per_class: samples of each class drawn from the model.
         seed: seed of the samples.
     """
-    held = next((state for state in server.parts.values() if state.keys() >= HELD), None)
-    if held is not None:
-        x, y = held["x"], held["y"]
+    stored = next((state for state in server.parts.values() if state.keys() >= HELD), None)
+    if stored is not None:
+        x, y = stored["x"], stored["y"]
         if x.ndim == 4:  # images; until a round has moved them, FedEvg's samples are Gaussian and lie outside
             mean, std = (x.new_tensor(v).reshape(-1, 1, 1) for v in (like.mean or (0.0,), like.std or (1.0,)))
             x = x.clamp((0 - mean) / std, (1 - mean) / std)

@@ -118,11 +118,7 @@ def image_arrays(
 
 
 def folders_in(folder: Path) -> list[str]:
-    """The names of a folder's folders, sorted, without hidden ones.
-
-    Raises:
-        DataError: for a name that is not text, with which no class or client could be written down.
-    """
+    """The names of a folder's folders, sorted, without hidden ones."""
     names = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and entry.name[0] != ".")
     for name in names:
         try:
@@ -145,15 +141,15 @@ def by_class(folder: Path, inner: str = "") -> tuple[list[Path], np.ndarray, lis
     names = folders_in(folder)
     if not names:
         raise DataError(f"{folder} holds no folders, but there should be one for each class.")
-    found = []
+    files = []
     for home in (folder / name / inner for name in names):
         if not home.is_dir():
             raise DataError(f"{home.parent} has no folder {inner!r}.")
         paths = sorted(e.name for e in os.scandir(home) if e.name.lower().endswith(SUFFIXES) and e.name[0] != ".")
         if not paths:
             raise DataError(f"{home} holds no images ({', '.join(SUFFIXES)}).")
-        found.append([home / path for path in paths])
-    return [path for paths in found for path in paths], np.repeat(np.arange(len(found)), list(map(len, found))), names
+        files.append([home / path for path in paths])
+    return [path for paths in files for path in paths], np.repeat(np.arange(len(files)), list(map(len, files))), names
 
 
 def read_images(
@@ -188,11 +184,7 @@ def read_images(
 
 
 def in_bytes(picture: Any) -> Any:
-    """Convert a PIL image of 16 bits per pixel to 8, where PIL itself would clip; others are unchanged.
-
-    Raises:
-        DataError: for pixels that are floats, of which PIL would make black or white.
-    """
+    """Convert a PIL image of 16 bits per pixel to 8, where PIL itself would clip; others are unchanged."""
     from PIL import Image
 
     if picture.mode == "F":
@@ -243,9 +235,6 @@ def standardised(source: Source, columns: Sequence[int] | None = None) -> Source
     Args:
         source: a source with inputs [N, D].
         columns: the columns to scale; by default all.
-
-    Raises:
-        DataError: if the inputs are not a table of numbers.
     """
     x = source.train.x
     if x.ndim != 2:
@@ -308,10 +297,10 @@ def warn_of_pixels(x: Tensor, name: str) -> None:
     """
     if x.ndim < 3 or not x.is_floating_point() or not x.numel():
         return
-    seen = x[:: -(-len(x) // ENOUGH)]
-    if float(seen.abs().max()) > LARGE and float(seen.square().mean()) > MILD**2:
+    sample = x[:: -(-len(x) // ENOUGH)]
+    if float(sample.abs().max()) > LARGE and float(sample.square().mean()) > MILD**2:
         warnings.warn(
-            f"{name}: samples of shape {list(x.shape[1:])} hold values up to {float(seen.max()):.3g}, with which "
+            f"{name}: samples of shape {list(x.shape[1:])} hold values up to {float(sample.max()):.3g}, with which "
             "models train poorly; give images as 8-bit pixels (uint8), or scale them to 0..1, as dividing by 255 does.",
             stacklevel=outside(),
         )
@@ -339,20 +328,20 @@ def npz(path: str | Path, classes: int | None = None, standardise: bool = False)
     """
     optional = ["x_test", "y_test", "client_train", "client_test", "names"]
     home = Path(path).expanduser()
-    found = (read_npy_folder if home.is_dir() else read_npz)(home, ["x_train", "y_train"], optional)
-    made = from_tensors(
-        found["x_train"],
-        found["y_train"],
-        x_test=found.get("x_test"),
-        y_test=found.get("y_test"),
+    arrays = (read_npy_folder if home.is_dir() else read_npz)(home, ["x_train", "y_train"], optional)
+    source = from_tensors(
+        arrays["x_train"],
+        arrays["y_train"],
+        x_test=arrays.get("x_test"),
+        y_test=arrays.get("y_test"),
         classes=classes,
-        clients=found.get("client_train"),
-        clients_test=found.get("client_test"),
-        names=[str(name) for name in np.ravel(found.get("names", ()))],
+        clients=arrays.get("client_train"),
+        clients_test=arrays.get("client_test"),
+        names=[str(name) for name in np.ravel(arrays.get("names", ()))],
         name=Path(path).stem,
         settings={"path": str(path)},
     )
-    return standardised(made) if standardise else made
+    return standardised(source) if standardise else source
 
 
 def names_clients(path: Path) -> bool:
@@ -451,12 +440,12 @@ def _check_test_classes(y: Tensor, v: Tensor, names: Sequence[str], name: str) -
     if not (lacking := sorted(tested - known)) or not known:
         return
     shown = ", ".join(repr(names[label]) if names else str(label) for label in lacking[:5])
-    told = f"{name}: only test samples have the {'class' if len(lacking) == 1 else 'classes'} {shown}"
-    told += f" and {len(lacking) - 5} more" if len(lacking) > 5 else ""
+    message = f"{name}: only test samples have the {'class' if len(lacking) == 1 else 'classes'} {shown}"
+    message += f" and {len(lacking) - 5} more" if len(lacking) > 5 else ""
     if not tested & known:
-        raise DataError(f"{told}, and no training sample has a class of the test set; give both the same labels.")
+        raise DataError(f"{message}, and no training sample has a class of the test set; give both the same labels.")
     warnings.warn(
-        f"{told}, which no model can learn from the training samples; write the labels of both alike, or leave those "
+        f"{message}, which no model can learn from the training samples; give both the same labels, or leave those "
         "samples out.",
         stacklevel=outside(),
     )
@@ -489,10 +478,10 @@ def inputs(x: Tensor | np.ndarray, what: str = "x", warn: bool = True) -> Tensor
             "convolutional models take them first; give x.transpose(0, 3, 1, 2), or bytes (uint8) in this order.",
             stacklevel=outside(),
         )
-    made = x.to(torch.float32 if x.is_floating_point() else torch.int64)
-    if x.dtype == torch.float64 and bool(torch.isinf(made).any()) and bool(torch.isfinite(x).all()):
+    tensor = x.to(torch.float32 if x.is_floating_point() else torch.int64)
+    if x.dtype == torch.float64 and bool(torch.isinf(tensor).any()) and bool(torch.isfinite(x).all()):
         raise DataError(f"{what} holds numbers beyond float32, up to {float(x.abs().max()):.1e}; scale them.")
-    return made
+    return tensor
 
 
 def as_array(value: Any, what: str) -> np.ndarray:
@@ -540,9 +529,6 @@ def numbers(array: Tensor | np.ndarray, what: str) -> Tensor:
     Traceback (most recent call last):
     ...
     fedloom.core.errors.DataError: y_train holds text (<U3), but only numbers and truth values will do.
-
-    Raises:
-        DataError: if it is a single number, or does not hold real numbers.
     """
     if isinstance(array, Tensor):
         if array.layout is not torch.strided:
@@ -552,8 +538,10 @@ def numbers(array: Tensor | np.ndarray, what: str) -> Tensor:
         array = as_array(array, what)
         kind, shown = array.dtype.kind, str(array.dtype)
     if kind not in "buif":
-        told = {"U": "text", "S": "text", "O": "Python objects", "c": "complex numbers"}.get(kind, "no plain numbers")
-        raise DataError(f"{what} holds {told} ({shown}), but only numbers and truth values will do.")
+        kind_in_words = {"U": "text", "S": "text", "O": "Python objects", "c": "complex numbers"}.get(
+            kind, "no plain numbers"
+        )
+        raise DataError(f"{what} holds {kind_in_words} ({shown}), but only numbers and truth values will do.")
     if array.ndim == 0:
         raise DataError(f"{what} is a single number, but it must have a row for each sample.")
     if isinstance(array, np.ndarray):
@@ -591,15 +579,15 @@ def folder(path: str | Path, size: int = 64, crop: bool = True, by_client: bool 
     pools = [home / part for part in ("train", "test") if (home / part).is_dir()]
     if not pools or pools[0].name != "train":
         pools = [home]
-    found = [listed(pool, by_client) for pool in pools]
-    names = sorted(set(found[0].classes))
-    if strange := sorted(set(found[-1].classes) - set(names)):
+    listings = [listed(pool, by_client) for pool in pools]
+    names = sorted(set(listings[0].classes))
+    if strange := sorted(set(listings[-1].classes) - set(names)):
         raise DataError(f"{home}: test has the class {strange[0]!r}, which train has not.")
     splits = []
-    for pool, images in zip(pools, found, strict=True):
+    for pool, images in zip(pools, listings, strict=True):
         y = torch.from_numpy(np.searchsorted(names, images.classes).astype(np.int64))
         splits.append(Arrays(decoded(images.paths, pool, size, crop), y, len(names), tuple(names)))
-    train, ids = splits[0], [images.clients for images in found]
+    train, ids = splits[0], [images.clients for images in listings]
     test = splits[1] if len(splits) > 1 else Arrays(train.x[:0], train.y[:0], len(names), tuple(names))
     settings = {"path": str(home), "size": size, "crop": crop} | ({"by_client": True} if by_client else {})
     clients = natural_clients(ids[0], ids[1] if len(ids) > 1 else None) if by_client else {}
@@ -615,32 +603,23 @@ class Listed(NamedTuple):
 
 
 def listed(pool: Path, by_client: bool) -> Listed:
-    """The images of a folder, in order of names, client by client.
-
-    Raises:
-        DataError: if a class has no images, or the folders of classes are in others, or not, against ``by_client``.
-    """
+    """The images of a folder, in order of names, client by client."""
     outer = folders_in(pool)
     if not by_client and any(entry.is_dir() for name in outer for entry in os.scandir(pool / name)):
         raise DataError(
-            f"{pool}: the folders in it hold folders; if they are those of clients, with one for each class, set "
-            "data.by_client=true."
+            f"{pool}: its folders contain folders; if each outer folder is a client, set data.by_client=true."
         )
-    found = Listed([], [], [])
+    listing = Listed([], [], [])
     for client in outer if by_client else ("",):
         paths, labels, names = by_class(pool / client)
-        found.paths.extend(paths)
-        found.classes.extend(names[label] for label in labels)
-        found.clients.extend([client] * len(paths))
-    return found
+        listing.paths.extend(paths)
+        listing.classes.extend(names[label] for label in labels)
+        listing.clients.extend([client] * len(paths))
+    return listing
 
 
 def decoded(paths: list[Path], pool: Path, size: int, crop: bool) -> Tensor:
-    """Images as float32 [N, 3, size, size] in a memory-mapped file, which is made if it does not exist.
-
-    Raises:
-        DataError: if an image is damaged, or the file cannot be written.
-    """
+    """Images as float32 [N, 3, size, size] in a memory-mapped file, which is made if it does not exist."""
     target = pool / f"fedloom-{stamp_of(paths, size, crop)}.npy"
     if not target.is_file():
         try:

@@ -86,13 +86,13 @@ class Files:
                 wanted, here = " and ".join(shorten(lost)), f"{folder}, where its other files are"
                 break
         named = "root=… (data.root=… on the command line) or FEDLOOM_DATA"
-        advice = f"put what is missing there, or name the folder that holds it with {named}"
+        advice = f"put the missing files there, or name their folder with {named}"
         if self.origin:
             sums = ", ".join(f"{name}: {checksum}" for name, checksum in self.checksums.items())
             advice = f"get it from {self.origin}{f' ({sums})' if sums else ''}, and {advice}"
         if self.torchvision:
             advice += ", or let torchvision fetch it with download=true"
-        return f"{self.title} is not here: expected {wanted} in {here}; {advice}."
+        return f"{self.title} is missing: expected {wanted} in {here}; {advice}."
 
 
 _FILES: dict[str, Files] = {}
@@ -151,11 +151,7 @@ def shorten(layout: Sequence[str]) -> list[str]:
 
 
 def fetch(title: str, kind: str, folder: Path, **options: Any) -> None:
-    """Download with torchvision; files appear in ``folder`` only after the download is complete.
-
-    Raises:
-        DataError: if torchvision cannot be imported, or the download fails.
-    """
+    """Download with torchvision; files appear in ``folder`` only after the download is complete."""
     try:
         datasets = import_module("torchvision").datasets  # optional; fails to load beside another build of torch
     except Exception as error:
@@ -200,10 +196,10 @@ def read_npz(path: Path, keys: Sequence[str], optional: Sequence[str] = ()) -> d
     """
     try:
         with np.load(readable(path), allow_pickle=False) as file:
-            held = list(getattr(file, "files", ()))
-            if missing := [key for key in keys if key not in held]:
-                raise DataError(f"{path} lacks {', '.join(missing)}; it holds {', '.join(held) or 'no named arrays'}.")
-            wanted = [key for key in (*keys, *optional) if key in held]
+            names = list(getattr(file, "files", ()))
+            if missing := [key for key in keys if key not in names]:
+                raise DataError(f"{path} lacks {', '.join(missing)}; it holds {', '.join(names) or 'no named arrays'}.")
+            wanted = [key for key in (*keys, *optional) if key in names]
             sizes = {info.filename: info.file_size for info in file.zip.infolist()}
             check_memory(f"{path} unpacked", sum(sizes.get(f"{key}.npy", 0) for key in wanted))
             return {key: file[key] for key in wanted}
@@ -219,26 +215,22 @@ def read_npz(path: Path, keys: Sequence[str], optional: Sequence[str] = ()) -> d
 
 
 def read_npy_folder(path: Path, keys: Sequence[str], optional: Sequence[str] = ()) -> dict[str, np.ndarray]:
-    """Arrays of a folder's npy files by name, memory-mapped: only what is used is read.
-
-    Raises:
-        DataError: if a file is missing, or is not an npy file of plain numbers.
-    """
-    held = {file.stem: file for file in path.glob("*.npy")}
-    if missing := [key for key in keys if key not in held]:
+    """Arrays of a folder's npy files by name, memory-mapped: only what is used is read."""
+    files = {file.stem: file for file in path.glob("*.npy")}
+    if missing := [key for key in keys if key not in files]:
         raise DataError(
-            f"{path} lacks {', '.join(f'{key}.npy' for key in missing)}; it holds {', '.join(held) or 'none'}."
+            f"{path} lacks {', '.join(f'{key}.npy' for key in missing)}; it holds {', '.join(files) or 'none'}."
         )
-    found = {}
+    arrays = {}
     for key in (*keys, *optional):
         try:
-            if key in held:
-                found[key] = np.load(readable(held[key]), mmap_mode="r", allow_pickle=False)
+            if key in files:
+                arrays[key] = np.load(readable(files[key]), mmap_mode="r", allow_pickle=False)
         except DataError:
             raise
         except Exception as error:
-            raise DataError(f"{held[key]} is truncated or not an npy file of plain numbers ({error}).") from error
-    return found
+            raise DataError(f"{files[key]} is truncated or not an npy file of plain numbers ({error}).") from error
+    return arrays
 
 
 def write_npz(path: Path, **arrays: Any) -> None:
@@ -296,8 +288,8 @@ def read_idx(path: str | Path, dims: int | None = None) -> np.ndarray:
     """
     path = Path(path)
 
-    def truncated(promised: int, found: int) -> DataError:
-        return DataError(f"{path} is truncated: its header promises {promised} bytes of data, but it holds {found}.")
+    def truncated(promised: int, actual: int) -> DataError:
+        return DataError(f"{path} is truncated: its header promises {promised} bytes of data, but it holds {actual}.")
 
     with open(readable(path), "rb") as raw:
         gzipped = raw.read(2) == b"\x1f\x8b"
@@ -358,15 +350,15 @@ def read_pickle(path: Path, keys: list[str]) -> dict[str, Any]:
     """
     try:
         with open(readable(path), "rb") as file:
-            found = PlainUnpickler(file, encoding="latin1").load()
+            content = PlainUnpickler(file, encoding="latin1").load()
     except (DataError, MemoryError):
         raise
     except Exception as error:  # a damaged pickle fails in many ways
         raise DataError(f"{path} cannot be read as a pickle of plain data: {error}.") from error
-    missing = [key for key in keys if not isinstance(found, dict) or key not in found]
+    missing = [key for key in keys if not isinstance(content, dict) or key not in content]
     if missing:
         raise DataError(f"{path} lacks {', '.join(missing)}.")
-    return found
+    return content
 
 
 def read_table(
@@ -450,10 +442,10 @@ def standardise(
     fit = np.ones(len(x), bool) if fit is None else fit
     owners = groups if how == "client" else np.zeros(len(x), dtype=np.int64)
     for owner in np.unique(owners):
-        mine = owners == owner
-        known = x[mine & fit, columns] if (mine & fit).any() else x[mine, columns]
+        rows = owners == owner
+        known = x[rows & fit, columns] if (rows & fit).any() else x[rows, columns]
         mean, deviation = moments(known)
-        x[mine, columns] = (x[mine, columns] - mean) / deviation
+        x[rows, columns] = (x[rows, columns] - mean) / deviation
     return x
 
 

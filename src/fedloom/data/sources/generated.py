@@ -56,13 +56,13 @@ def _normalised(x: Tensor, about: Mapping[str, Any], y: Tensor) -> Arrays:
     return Arrays(x, y, int(about["classes"]), tuple(about["names"]), mean, std)
 
 
-def save_npz(found: Generated, path: Path) -> None:
+def save_npz(data: Generated, path: Path) -> None:
     """Write a set as npz.
 
     Raises:
         OSError: if it cannot be written.
     """
-    arrays = found.arrays
+    arrays = data.arrays
     write_npz(
         path,
         x_train=pixels(arrays).numpy(),
@@ -71,23 +71,23 @@ def save_npz(found: Generated, path: Path) -> None:
         classes=np.array(arrays.classes),
         mean=np.array(arrays.mean, dtype=np.float64),
         std=np.array(arrays.std, dtype=np.float64),
-        provenance=np.array(json.dumps(found.provenance)),
+        provenance=np.array(json.dumps(data.provenance)),
     )
 
 
-def parquet(found: Generated) -> bytes:
+def parquet(data: Generated) -> bytes:
     """A set as a parquet file."""
     import pyarrow as pa  # slow to import
     import pyarrow.parquet as pq
 
-    arrays, x = found.arrays, pixels(found.arrays)
+    arrays, x = data.arrays, pixels(data.arrays)
     columns: dict[str, Any] = {"label": pa.array(arrays.y.numpy(), pa.int64())}
     kinds: dict[str, Any] = {"label": {"_type": "Value", "dtype": "int64"}}
     if arrays.names:
         kinds["label"] = {"_type": "ClassLabel", "names": list(arrays.names)}
     if x.ndim == 4 and x.shape[1] in (1, 3):
         image = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
-        columns["image"] = pa.array([{"bytes": png(one), "path": None} for one in x], image)
+        columns["image"] = pa.array([{"bytes": png(picture), "path": None} for picture in x], image)
         kinds["image"] = {"_type": "Image"}
     columns["x"] = pa.array(x.flatten(1).numpy().tolist(), pa.list_(pa.float32()))
     kinds["x"] = {"_type": "List", "feature": {"_type": "Value", "dtype": "float32"}}
@@ -97,7 +97,7 @@ def parquet(found: Generated) -> bytes:
         "names": arrays.names,
         "mean": arrays.mean,
         "std": arrays.std,
-        "provenance": found.provenance,
+        "provenance": data.provenance,
     }
     theirs = {"info": {"features": kinds}}
     table = pa.table(columns).replace_schema_metadata({OURS: json.dumps(about), b"huggingface": json.dumps(theirs)})
@@ -115,19 +115,15 @@ def png(x: Tensor) -> bytes:
 
 
 def read_generated(path: Path) -> Generated:
-    """Read a synthetic set, npz or parquet.
-
-    Raises:
-        DataError: if it was not written by ``fedloom synthesize``.
-    """
+    """Read a synthetic set, npz or parquet."""
     if path.suffix == ".parquet":
         x, y, about = _read_parquet(path)
     else:
-        found = read_npz(path, ["x_train", "y_train", "provenance"], ["names", "classes", "mean", "std"])
-        x, y = torch.from_numpy(found["x_train"]), torch.from_numpy(found["y_train"])
+        arrays = read_npz(path, ["x_train", "y_train", "provenance"], ["names", "classes", "mean", "std"])
+        x, y = torch.from_numpy(arrays["x_train"]), torch.from_numpy(arrays["y_train"])
         try:
-            about = {key: found[key].tolist() for key in ("names", "classes", "mean", "std")}
-            about["provenance"] = json.loads(str(found["provenance"]))
+            about = {key: arrays[key].tolist() for key in ("names", "classes", "mean", "std")}
+            about["provenance"] = json.loads(str(arrays["provenance"]))
         except (KeyError, ValueError) as error:
             raise DataError(f"{path} was not written by fedloom synthesize; read it with data=npz.") from error
     if len(x) != len(y):
@@ -163,8 +159,8 @@ def generated(path: str | Path, test: bool = True) -> Source:
     Raises:
         DataError: if it is not such a file, or the real data are missing.
     """
-    found = read_generated(Path(path).expanduser())
-    arrays, origin = found.arrays, found.provenance.get("data", {})
+    data = read_generated(Path(path).expanduser())
+    arrays, origin = data.arrays, data.provenance.get("data", {})
     real = Arrays(arrays.x[:0], arrays.y[:0], arrays.classes, arrays.names, arrays.mean, arrays.std)
     licence, citation = "that of the data it imitates", ""
     if test:
@@ -172,7 +168,7 @@ def generated(path: str | Path, test: bool = True) -> Source:
         if source.test.x.shape[1:] != arrays.x.shape[1:] or source.test.std != arrays.std:
             raise DataError(f"{path} imitates other images than the {source.name} here; leave its test set out: {OUT}")
         real, licence, citation = source.test, source.licence, source.citation
-    settings = {"path": str(path), "imitates": origin.get("name"), "method": found.provenance.get("method")}
+    settings = {"path": str(path), "imitates": origin.get("name"), "method": data.provenance.get("method")}
     return Source(f"generated from {origin.get('name')}", arrays, real, licence, citation, settings=settings)
 
 

@@ -47,10 +47,10 @@ def _table() -> np.ndarray:
 
 def _file() -> Path:
     """The file inside scikit-learn, which takes a second to import and is not needed to read it."""
-    found = find_spec("sklearn")
-    assert found is not None
-    assert found.submodule_search_locations is not None
-    return Path(found.submodule_search_locations[0], "datasets", "data", "digits.csv.gz")
+    spec = find_spec("sklearn")
+    assert spec is not None
+    assert spec.submodule_search_locations is not None
+    return Path(spec.submodule_search_locations[0], "datasets", "data", "digits.csv.gz")
 
 
 KINDS = {  # gamma1, gamma2, gamma3; None switches that type of heterogeneity off
@@ -111,8 +111,8 @@ def synthetic(
     (30, 5, 20)
     """
     one_of("there is no heterogeneity", heterogeneity, KINDS)
-    given = (gamma1, gamma2, gamma3)
-    g1, g2, g3 = (g if g is not None else kind for g, kind in zip(given, KINDS[heterogeneity], strict=True))
+    gammas = (gamma1, gamma2, gamma3)
+    g1, g2, g3 = (g if g is not None else kind for g, kind in zip(gammas, KINDS[heterogeneity], strict=True))
     at_least(1, "synthetic: ", clients=clients, features=features, samples=samples)
     at_least(2, "synthetic: ", classes=classes)
     at_least(0, "synthetic: ", test=test)

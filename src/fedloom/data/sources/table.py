@@ -1,4 +1,4 @@
-"""Tables, columns of texts, and data sets of the Hugging Face hub, read like the user's own (``fedloom.data.own``)."""
+"""Tables, columns of texts, and data sets of the Hugging Face hub, read like the user's own (``fedloom.data.user``)."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def table(
     Raises:
         DataError: if the file cannot be read as a table, or lacks a column.
     """
-    from fedloom.data.own import as_source  # this package is imported by it
+    from fedloom.data.user import as_source  # this package is imported by it
 
     if twice := [column for column in (*label, client) if column in features]:
         raise DataError(f"data.features names the column of labels or clients, {twice[0]!r}.")
@@ -66,14 +66,16 @@ def table(
         frame = in_order(frame, time, name)
         frame = frame if time in features else frame.drop(columns=time)
     targets = only(label)
-    one = as_source(
+    source = as_source(
         frame, features=list(features) or None, label=targets, client=client, standardise=standardise, name=name
     )
     settings = {"path": str(path), "label": targets, "time": time}
     settings |= {"client": client} if client else {}
     settings |= {"features": list(features)} if features else {}
-    settings |= {key: one.settings[key] for key in ("columns", "standardised") if key in one.settings}
-    return Source(name, one.train, one.test, "not stated", "", one.groups, None, one.group_names, settings=settings)
+    settings |= {key: source.settings[key] for key in ("columns", "standardised") if key in source.settings}
+    return Source(
+        name, source.train, source.test, "not stated", "", source.groups, None, source.group_names, settings=settings
+    )
 
 
 def only(columns: Sequence[str]) -> str | list[str]:
@@ -81,9 +83,6 @@ def only(columns: Sequence[str]) -> str | list[str]:
 
     >>> only(["ill"]), only(["height", "weight"])
     ('ill', ['height', 'weight'])
-
-    Raises:
-        DataError: if there is none.
     """
     if not columns:
         raise DataError("data.label names no column.")
@@ -215,9 +214,6 @@ def dates(column: Any, what: str) -> Any:
     >>> import pandas as pd
     >>> dates(pd.Series(["31/01/2026", "01/02/2026"]), "visits").dt.month.tolist()
     [1, 2]
-
-    Raises:
-        DataError: if some are not dates, or it is ambiguous whether they begin with the day or the month.
     """
     import pandas as pd
 
@@ -271,7 +267,7 @@ def text(
         ConfigError: if ``words`` or ``length`` is too small, or hashed words were to be predicted.
         DataError: if the file cannot be read as a table, lacks a column or a text, or there is no such tokeniser.
     """
-    from fedloom.data.own import as_source, clients_of, padded, present, texts_of, tokens, vocabulary  # imports this
+    from fedloom.data.user import as_source, clients_of, padded, present, texts_of, tokens, vocabulary  # imports this
 
     if words < 2 or length < 1:
         raise ConfigError(f"texts need at least 2 words and a length of at least 1, not {words} and {length}.")
@@ -285,23 +281,23 @@ def text(
     read = texts_of(frame, text, name)
     owners: Any = None if client is None else clients_of(frame[client], name)
     if label is None:
-        mine: dict[Any, list[str]] = {}
-        for one, owner in zip(read, [None] * len(read) if owners is None else owners.tolist(), strict=True):
-            mine.setdefault(owner, []).append(one + "\n")
-        numbers = (np.fromiter(chain(*tokens(written, tokenizer)), np.int64) for written in mine.values())
-        pairs = [windows(one, length) for one in numbers]
+        lines: dict[Any, list[str]] = {}
+        for source, owner in zip(read, [None] * len(read) if owners is None else owners.tolist(), strict=True):
+            lines.setdefault(owner, []).append(source + "\n")
+        numbers = (np.fromiter(chain(*tokens(written, tokenizer)), np.int64) for written in lines.values())
+        pairs = [windows(sequence, length) for sequence in numbers]
         inputs, targets = (np.concatenate(side) for side in zip(*pairs, strict=True))
-        owners = None if owners is None else np.repeat(list(mine), [len(x) for x, _ in pairs])
+        owners = None if owners is None else np.repeat(list(lines), [len(x) for x, _ in pairs])
         if not len(inputs):
             raise DataError(f"{name} has no client with more than {length} tokens; choose a smaller data.length.")
     else:
         inputs = padded(tokens(read, tokenizer, words, length), tokenizer, length)
         targets = frame[label]
     size = vocabulary(tokenizer, words)
-    one = as_source((inputs, targets), client=owners, classes=size if label is None else None, name=name)
+    source = as_source((inputs, targets), client=owners, classes=size if label is None else None, name=name)
     how = {"column": text, "tokenizer": tokenizer, "words": words, "length": length}
     settings = {"path": str(path), "label": label, "client": client, "time": time, "vocabulary": size, "texts": how}
-    return replace(one, settings={**one.settings, **settings})
+    return replace(source, settings={**source.settings, **settings})
 
 
 def windows(text: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
@@ -346,20 +342,20 @@ def hub(
     Raises:
         DataError: if flwr-datasets is missing, or the data set cannot be loaded or has no such split or column.
     """
-    from fedloom.data.own import as_source  # this package is imported by it
+    from fedloom.data.user import as_source  # this package is imported by it
 
     os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
     try:
         from flwr_datasets import FederatedDataset  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise DataError('flwr-datasets is not installed; pip install "fedloom[hub]" brings it.') from error
-    found = FederatedDataset(dataset=dataset, subset=subset, partitioners={}, seed=seed)
-    pool = _split(found, dataset, train)
-    held = _split(found, dataset, test or "test", needed=test is not None)
+    downloads = FederatedDataset(dataset=dataset, subset=subset, partitioners={}, seed=seed)
+    pool = _split(downloads, dataset, train)
+    test_split = _split(downloads, dataset, test or "test", needed=test is not None)
     info = pool.info
-    one = as_source(
+    source = as_source(
         pool,
-        test=held,
+        test=test_split,
         features=features or None,
         label=only(label),
         client=client,
@@ -367,15 +363,15 @@ def hub(
     )
     settings = {"dataset": dataset, "subset": subset, "train": train, "label": only(label)}
     return Source(
-        one.name, one.train, one.test, info.license or "not stated", info.citation or "",
-        one.groups, one.groups_test, one.group_names, settings=settings,
+        source.name, source.train, source.test, info.license or "not stated", info.citation or "",
+        source.groups, source.groups_test, source.group_names, settings=settings,
     )  # fmt: skip
 
 
-def _split(found: Any, dataset: str, split: str, needed: bool = True) -> Any:
+def _split(datasets: Any, dataset: str, split: str, needed: bool = True) -> Any:
     """A split of a data set; None if it does not exist and is not ``needed``."""
     try:
-        return found.load_split(split)
+        return datasets.load_split(split)
     except Exception as error:  # the network, the hub and each file format fail in their own ways
         if not needed and "not present in the dataset's splits" in str(error):
             return None

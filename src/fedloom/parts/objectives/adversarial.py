@@ -36,7 +36,7 @@ class Adversarial(Term):
 
     is ∇ℓ_D for D and κ∇ℓ_G for G, and its value, which is reported, is ℓ_D + κℓ_G: 3 log 2 for κ = 1 and an
     uninformative D. The model must support ``model(z, y, part="generate")``, samples x̂ [B, ...] in the data's range,
-    and ``model(x, y, part="judge")``, logits [B]; it must not use batch statistics.
+    and ``model(x, y, part="discriminate")``, logits [B]; it must not use batch statistics.
 
     If that returns [B, 1 + C], the last C logits are those of an *auxiliary classifier* c (``model=acgan``; Odena, Olah
     and Shlens, ICML 2017), and both losses get cross entropies (CE): ℓ_D those of c(x) and y and of c(x̂) and ỹ, ℓ_G
@@ -55,10 +55,7 @@ class Adversarial(Term):
             published for AC-GAN, or ``random`` ones, as in the code of FedEvg's author, whose FedCGAN this then is.
         speed: κ > 0, the generator's learning rate relative to the discriminator's.
 
-    Raises:
-        ConfigError: if a setting is out of range.
-
-    >>> out = Output(torch.zeros(0), model=lambda x, y, part: 0 * x[:, 0] if part == "judge" else x)
+    >>> out = Output(torch.zeros(0), model=lambda x, y, part: 0 * x[:, 0] if part == "discriminate" else x)
     >>> nothing = torch.zeros(1)
     >>> from fedloom.core.context import Facts
     >>> facts = Facts((1,), 2, nothing, nothing, clients=1, rounds=1, seed=0)
@@ -94,7 +91,7 @@ class Adversarial(Term):
         model, y = out.model, ctx.local.get("y", batch.y)
         made = model(ctx.local["z"], y, part="generate")
         rows = torch.cat([batch.x, made.detach(), made]), torch.cat([batch.y, y, y])
-        real, still, moving = model(*rows, part="judge").chunk(3)
+        real, still, moving = model(*rows, part="discriminate").chunk(3)
         of_maker = game(still, 1.0, y)
         followed = game(moving, 1.0, y) - of_maker + of_maker.detach()
         return game(real, 1.0, batch.y) + game(still, -1.0, ctx.local.get("auxiliary", y)) + self.speed * followed

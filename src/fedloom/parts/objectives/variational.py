@@ -70,8 +70,8 @@ class Variational(Term):
         mean, logvar = out.model(batch.x, batch.y, part="encode")
         if mean.shape[-1] != self.latent:
             raise ConfigError(
-                f"objective 'variational' draws latent vectors of length {self.latent}, "
-                f"but those of the model have {mean.shape[-1]}; give both the same latent."
+                f"objective 'variational' draws latent vectors of length {self.latent}, but the model's have "
+                f"{mean.shape[-1]}; give both the same latent."
             )
         z = mean + (0.5 * logvar).exp() * ctx.local["eps"]
         low, high = ctx.facts.low, ctx.facts.high

@@ -76,11 +76,13 @@ class ClipNoise(Uplink):
         super().__post_init__()
         mine = "uplink 'clip_noise'"
         if self.guarantees and (self.clip == inf if not self.bounds else inf in self.bounds.values()):
-            raise ConfigError(f"{mine}: noise is a multiple of the bound, which must be finite.")
+            raise ConfigError(f"{mine}: noise is a multiple of the bound; set a finite bound.")
         if self.quantile is None:
             return
         if self.bounds or self.noise_at == "client" or self.clip == inf:
-            raise ConfigError(f"{mine} adapts one finite bound, with noise at the server.")
+            raise ConfigError(
+                f"{mine} adapts a single finite bound with noise_at=server; leave bounds out and set a finite clip."
+            )
         if self.count_noise is not None and not self.count_noise > self.noise / 2:
             raise ConfigError(f"{mine} needs a count_noise above noise/2 = {self.noise / 2:g}.")
 

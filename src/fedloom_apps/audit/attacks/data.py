@@ -103,9 +103,9 @@ class Backdoor(Attack):
         return replace(others, x=self.stamp(others), y=torch.full_like(others.y, self.target))
 
     def _check(self, arrays: Arrays) -> None:
-        mine = "attack 'backdoor'"
+        title = "attack 'backdoor'"
         single_labels("backdoor", arrays)
         if not 0 <= self.target < arrays.classes:
-            raise ConfigError(f"{mine}: the target is {self.target}, but there are {arrays.classes} classes.")
+            raise ConfigError(f"{title}: the target is {self.target}, but there are {arrays.classes} classes.")
         if not arrays.x.is_floating_point() or self.size > arrays.x.shape[-1]:
-            raise ConfigError(f"{mine} cannot stamp {self.size} entries of inputs {list(arrays.x.shape[1:])}.")
+            raise ConfigError(f"{title} cannot stamp {self.size} entries of inputs {list(arrays.x.shape[1:])}.")

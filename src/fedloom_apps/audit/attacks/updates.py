@@ -22,9 +22,6 @@ class SignFlip(Attack):
 
     Args:
         scale: γ > 0.
-
-    Raises:
-        ConfigError: if a setting is out of range.
     """
 
     scale: Positive = 1.0
@@ -45,9 +42,6 @@ class Replacement(Attack):
 
     Args:
         scale: γ > 0; None means 1/fraction.
-
-    Raises:
-        ConfigError: if a setting is out of range.
     """
 
     scale: float | None = None
@@ -65,9 +59,6 @@ class Gaussian(Attack):
 
     Args:
         std: σ > 0.
-
-    Raises:
-        ConfigError: if a setting is out of range.
     """
 
     std: Positive = 1.0
@@ -122,9 +113,6 @@ class InnerProduct(Attack):
 
     Args:
         eps: ε > 0.
-
-    Raises:
-        ConfigError: if a setting is out of range.
     """
 
     eps: Positive = 0.5

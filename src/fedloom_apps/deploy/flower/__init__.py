@@ -19,21 +19,17 @@ QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1",
 
 
 def require() -> None:
-    """Make Flower ready for use, without telemetry, update checks and installations at run time.
-
-    Raises:
-        ConfigError: if it is not installed, or its version is not supported.
-    """
+    """Make Flower ready for use, without telemetry, update checks and installations at run time."""
     os.environ.update(QUIET)
     try:
-        found = version("flwr")
+        installed = version("flwr")
         import_module("flwr")
     except (PackageNotFoundError, ImportError) as error:
         raise ConfigError(
             "a deployment needs Flower; pip install 'fedloom[flower]' --constraint constraints-flower.txt"
         ) from error
-    numbers = tuple(int(part) for part in found.split(".")[:2])
+    numbers = tuple(int(part) for part in installed.split(".")[:2])
     if not KNOWN[0] <= numbers < KNOWN[1]:
         wanted = f"at least {KNOWN[0][0]}.{KNOWN[0][1]} and below {KNOWN[1][0]}.{KNOWN[1][1]}"
-        raise ConfigError(f"flwr {found} is installed, but a deployment needs {wanted}; install fedloom[flower].")
+        raise ConfigError(f"flwr {installed} is installed, but a deployment needs {wanted}; install fedloom[flower].")
     logging.getLogger("flwr").setLevel(logging.CRITICAL)  # this package reports errors itself

@@ -64,13 +64,13 @@ clientapp = "nothing:app"
 def inflated(number: str, contents: dict[str, bytes]) -> Message:
     """The message with this number; an empty one, which answers no order, if a node's content is not a message."""
     with suppress(Exception):  # each kind of record fails in its own ways
-        found: Any = inflate_object_from_contents(number, contents)
-        if isinstance(found, Message):
-            return found
+        inner: Any = inflate_object_from_contents(number, contents)
+        if isinstance(inner, Message):
+            return inner
     return Message(RecordDict(), 0, "train")
 
 
-http_grid.pull_objects = lambda *given, **named: pull_objects(*given, **{"initial_backoff": 0.05} | named)
+http_grid.pull_objects = lambda *args, **named: pull_objects(*args, **{"initial_backoff": 0.05} | named)
 http_grid.inflate_object_from_contents = inflated
 
 
@@ -107,9 +107,6 @@ class FlowerTransport:
         keys: folder with the public keys of the nodes, ``<name>.pub``; not used without encryption.
         lifetime: seconds for which an order may wait for its node.
         alive: whether the SuperLink's process runs.
-
-    Raises:
-        ConfigError: if the SuperLink does not come up, or a public key cannot be read.
     """
 
     def __init__(
@@ -196,13 +193,13 @@ class FlowerTransport:
         with self._linked():
             self.register()
             nodes = self.grid.get_nodes()
-        found = {}
+        numbers = {}
         for node in nodes:
             if node.status == "online":
                 name = self.names.get(node.public_key) or f"node-{hashlib.sha256(node.public_key).hexdigest()[:12]}"
                 self.ids[name] = node.node_id
-                found[name] = str(node.last_activated_at)
-        return found
+                numbers[name] = str(node.last_activated_at)
+        return numbers
 
     def send(self, requests: Mapping[str, NodeRequest]) -> None:
         messages = [
@@ -245,11 +242,7 @@ class FlowerTransport:
 
 
 def read_public_key(path: Path) -> bytes:
-    """A node's public key, in the form that Flower uses to identify it.
-
-    Raises:
-        ConfigError: if it is not a public key.
-    """
+    """A node's public key, in the form that Flower uses to identify it."""
     try:
         key = load_ssh_public_key(path.read_bytes())
     except (OSError, ValueError, UnsupportedAlgorithm) as error:

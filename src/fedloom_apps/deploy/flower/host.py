@@ -32,9 +32,6 @@ def hosting(deployment: Deployment, folder: Path, insecure: bool = False) -> Ite
         deployment: address, certificates and limits.
         folder: folder for the SuperLink's log.
         insecure: use neither encryption nor node keys.
-
-    Raises:
-        ConfigError: if Flower or the certificates are missing, or the SuperLink does not come up.
     """
     require()
     from fedloom_apps.deploy.flower.grid import FlowerTransport

@@ -26,10 +26,10 @@ def _record(blob: bytes) -> Any:
 
 def blobs(message: Message) -> dict[str, bytes]:
     """The named blobs in a message; empty for any other content."""
-    found: dict[str, bytes] = {}
+    content: dict[str, bytes] = {}
     for name, record in (message.content if message.has_content() else {}).items():
         value: Any = record.get(KEY)
         value = value.data if isinstance(value, Array) else value
         if isinstance(value, bytes):
-            found[name] = value
-    return found
+            content[name] = value
+    return content

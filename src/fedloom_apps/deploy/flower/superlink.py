@@ -33,8 +33,8 @@ class Guard:
     async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
         """Pass authorised requests on; answer 403 to all others."""
         if scope["type"] == "http" and not scope["path"].startswith(OPEN):
-            given = dict(scope["headers"]).get(HEADER.encode(), b"")
-            if not hmac.compare_digest(given, self.secret):
+            token = dict(scope["headers"]).get(HEADER.encode(), b"")
+            if not hmac.compare_digest(token, self.secret):
                 await send({"type": "http.response.start", "status": 403, "headers": []})
                 await send({"type": "http.response.body", "body": b""})
                 return
@@ -83,7 +83,7 @@ def main() -> None:
 
     secret = Path(sys.argv[sys.argv.index("--superexec-auth-secret-file") + 1]).read_bytes()
     make = application.create_app
-    application.create_app = lambda *given: Guard(make(*given), secret)
+    application.create_app = lambda *args: Guard(make(*args), secret)
     flower_superlink()
 
 

@@ -110,10 +110,10 @@ class Link:
 
     def receive(self, limit: int) -> tuple[Message, dict[str, bytes]] | None:
         """The next message and its blobs, if there is one."""
-        found = self.client.PullMessages(PullMessagesRequest(node=self.node))
-        if not found.messages_list:
+        answer = self.client.PullMessages(PullMessagesRequest(node=self.node))
+        if not answer.messages_list:
             return None
-        message, root = message_from_proto(found.messages_list[0]), found.message_object_trees[0]
+        message, root = message_from_proto(answer.messages_list[0]), answer.message_object_trees[0]
         run, number = message.metadata.run_id, message.metadata.message_id
         contents: dict[str, bytes] = {}
         for part in iterate_object_tree(root):
@@ -133,11 +133,11 @@ class Link:
     def _part(self, run: int, part: ObjectTree) -> bytes:
         request = PullObjectRequest(node=self.node, run_id=run, object_id=part.object_id)
         while True:
-            found = self.client.PullObject(request)
-            if not found.object_found:
+            answer = self.client.PullObject(request)
+            if not answer.object_found:
                 raise ConfigError("a part of a message no longer exists at the SuperLink.")
-            if found.object_available:
-                return found.object_content
+            if answer.object_available:
+                return answer.object_content
             time.sleep(AVAILABLE)
 
     def reply(self, message: Message, blob: bytes, seconds: float) -> None:
@@ -189,9 +189,6 @@ def serve(
         key: the node's private key.
         tell: called with a message about every event.
         poll: seconds between polls for messages when nothing has happened for a while.
-
-    Raises:
-        ConfigError: if the server does not match the certificate, or does not know the key.
     """
     backoff, first = BACKOFF[0], time.monotonic()
     met, said = False, ""
@@ -212,12 +209,12 @@ def serve(
         met, said, backoff, pause = True, "", BACKOFF[0], POLL
         try:
             while True:
-                found = link.receive(node.limit)
-                if found is None:
+                order = link.receive(node.limit)
+                if order is None:
                     time.sleep(pause)
                     pause = min(1.2 * pause, max(poll, POLL))
                     continue
-                message, parts = found
+                message, parts = order
                 started, pause = time.perf_counter(), POLL
                 blob = node.answer(parts.get("order", b""), parts.get("broadcast", b""))
                 link.reply(message, blob, time.perf_counter() - started)
@@ -251,11 +248,7 @@ def explained(error: httpx.HTTPError, address: str, secure: bool) -> tuple[str, 
 
 
 def read_private_key(path: Path) -> ec.EllipticCurvePrivateKey:
-    """A node's private key.
-
-    Raises:
-        ConfigError: if it is not a private key.
-    """
+    """A node's private key."""
     try:
         key = load_ssh_private_key(path.read_bytes(), None)
     except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:  # TypeError: it needs a password
@@ -269,7 +262,7 @@ def own_key(state: Path) -> ec.EllipticCurvePrivateKey:
     """The node's own key, created on first use; without encryption it serves as the node's name."""
     path = state / "node.key"
     if not path.exists():
-        made = ec.generate_private_key(ec.SECP384R1())
-        write_whole(path, made.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
+        key = ec.generate_private_key(ec.SECP384R1())
+        write_whole(path, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
         path.chmod(0o600)
     return read_private_key(path)

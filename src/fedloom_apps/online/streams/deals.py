@@ -62,9 +62,6 @@ def as_they_come(source: Source, sizes: tuple[int, int], seed: int) -> Dealt:
         source: its training samples make the tasks' training samples, its test samples their test samples.
         sizes: number of training and of test samples per task.
         seed: seed of the order of the samples.
-
-    Raises:
-        DataError: if the source has fewer samples than a task needs.
     """
     pools = (source.train, source.test)
     for pool, size, what in zip(pools, sizes, ("training", "test"), strict=True):

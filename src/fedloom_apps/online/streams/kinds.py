@@ -115,9 +115,6 @@ class Transformed(Tasks):
         test: test samples per task.
         crop: range of the fraction of the side that is kept.
         scale: range of the fraction of the side that is filled.
-
-    Raises:
-        ConfigError: if a setting is out of range.
     """
 
     tasks: Count = 1000
@@ -207,7 +204,7 @@ class KWay(Tasks):
     def table(self, classes: int, draw: np.random.Generator) -> np.ndarray:
         """The source's classes of every task, in the order of the task's labels; int [T, k]."""
         if self.ways > classes:
-            raise DataError(f"tasks of {self.ways} classes cannot be made from {classes}.")
+            raise DataError(f"tasks of {self.ways} classes need more than the {classes} available classes.")
         if self.overlap:
             return np.stack([draw.permutation(classes)[: self.ways] for _ in range(self.tasks)])
         most = classes // self.ways

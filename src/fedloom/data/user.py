@@ -85,8 +85,8 @@ def as_source(
     if isinstance(data, Source):
         return data
     if isinstance(data, Mapping) and "train" in data:
-        held = next((data[key] for key in ("test", "validation") if key in data), None)
-        data, test = data["train"], held if test is None else test
+        test_data = next((data[key] for key in ("test", "validation") if key in data), None)
+        data, test = data["train"], test_data if test is None else test
     parts, owners = _per_client(data)
     if owners is not None and client is not None:
         raise DataError(f"{name} is one data set per client already; leave client= out.")
@@ -94,26 +94,26 @@ def as_source(
         raise DataError(f"{name} is one data set per client, each with its targets; leave y= out.")
     column = client if isinstance(client, str) else None
     what = [name] if owners is None else [f"{name} of client {owner}" for owner in owners]
-    read_parts = [read(part, y, features, label, column, told) for part, told in zip(parts, what, strict=True)]
+    read_parts = [read(part, y, features, label, column, title) for part, title in zip(parts, what, strict=True)]
     count, (held_parts, held_by) = len(read_parts), _tests(test, owners, name)
     held_what = [f"{name}: test"] if held_by is None else [f"{name}: test of client {owner}" for owner in held_by]
     tests = [
-        read(part, None, features, label, column if _has(part, column) else None, told)
-        for part, told in zip(held_parts, held_what, strict=False)
+        read(part, None, features, label, column if _has(part, column) else None, title)
+        for part, title in zip(held_parts, held_what, strict=False)
     ]
     x, columns = _inputs([part.x for part in (*read_parts, *tests)], count, name)
     named = [part.names for part in (*read_parts, *tests)]
     targets, names = coded([part.y for part in (*read_parts, *tests)], named, name)
     targets = with_kind(targets, x)
-    for told, a, b in zip((*what, *held_what), x, targets, strict=False):
+    for label_of, a, b in zip((*what, *held_what), x, targets, strict=False):
         if len(a) != len(b):
-            raise DataError(f"{told} has {len(a)} inputs but {len(b)} targets.")
+            raise DataError(f"{label_of} has {len(a)} inputs but {len(b)} targets.")
         if not len(a):
-            raise DataError(f"{told} has no samples; leave it out, or give it some.")
-    ids, ids_test = _clients(read_parts, tests, owners, client, [len(one) for one in x], name)
+            raise DataError(f"{label_of} has no samples; leave it out, or give it some.")
+    ids, ids_test = _clients(read_parts, tests, owners, client, [len(part) for part in x], name)
     if held_by:
-        ids_test = np.repeat(np.array(held_by), [len(one) for one in x[count:]])
-    made = from_tensors(
+        ids_test = np.repeat(np.array(held_by), [len(part) for part in x[count:]])
+    source = from_tensors(
         _joined(x[:count], f"{name}: inputs"),
         _joined(targets[:count], f"{name}: targets"),
         x_test=_joined(x[count:], f"{name}: test inputs") if tests else None,
@@ -125,15 +125,15 @@ def as_source(
         name=name,
         settings={"columns": columns} if columns else {},
     )
-    if not made.train.has_numbers and len(made.train) and len(made.train.y.unique()) == 1:
+    if not source.train.has_numbers and len(source.train) and len(source.train.y.unique()) == 1:
         warnings.warn(f"{name}: all samples have the same class; there is nothing to learn.", stacklevel=outside())
-    plain = {str(one) for one in read_parts[0].x.columns} if columns else set()
+    plain = {str(part) for part in read_parts[0].x.columns} if columns else set()
     numbers = [place for place, column in enumerate(columns) if column in plain]
     if standardise:
-        return standardised(made, numbers if columns else None)
+        return standardised(source, numbers if columns else None)
     if numbers:
-        warn_of_scales(made, columns, numbers)
-    return made
+        warn_of_scales(source, columns, numbers)
+    return source
 
 
 def _per_client(data: Any) -> tuple[list[Any], list[str] | None]:
@@ -145,7 +145,7 @@ def _per_client(data: Any) -> tuple[list[Any], list[str] | None]:
             return [(data["x"], data["y"])], None
         owners = [str(key) for key in data]
         if len(set(owners)) < len(owners):
-            raise DataError(f"two data sets are those of client {Counter(owners).most_common(1)[0][0]!r}; join them.")
+            raise DataError(f"two data sets belong to client {Counter(owners).most_common(1)[0][0]!r}; join them.")
         return list(data.values()), owners
     if isinstance(data, list):
         if not data:
@@ -181,8 +181,8 @@ def _tests(test: Any, owners: Sequence[str] | None, name: str) -> tuple[list[Any
 
 def _is_empty(part: Any) -> bool:
     """Whether a data set certainly has no samples."""
-    one = part[0] if isinstance(part, tuple) and part else part
-    return hasattr(one, "__len__") and not len(one)
+    inputs = part[0] if isinstance(part, tuple) and part else part
+    return hasattr(inputs, "__len__") and not len(inputs)
 
 
 def _has(test: Any, column: str | None) -> bool:
@@ -194,18 +194,18 @@ def _inputs(parts: Sequence[Any], count: int, name: str) -> tuple[list[Tensor], 
     """Inputs of all parts, of which ``count`` are for training, and the names of their columns if they were tables."""
     if any(map(is_frame, parts)):
         if not all(map(is_frame, parts)):
-            raise DataError(f"{name}: some data sets are tables and others are not; give all of them alike.")
+            raise DataError(f"{name}: some data sets are tables and others are not; give all in the same form.")
         tables, columns = encoded(parts, name)
         return [torch.from_numpy(table) for table in tables], columns
-    found = [inputs(part, f"{name}: x", warn=False) for part in parts]
-    shapes = {tuple(part.shape[1:]) for part in found[:count]}
+    tensors = [inputs(part, f"{name}: x", warn=False) for part in parts]
+    shapes = {tuple(part.shape[1:]) for part in tensors[:count]}
     if len(shapes) > 1:
-        told = " and ".join(str(list(shape)) for shape in sorted(shapes))
-        raise DataError(f"{name}: samples have different shapes, {told}; resize or pad them to one.")
+        message = " and ".join(str(list(shape)) for shape in sorted(shapes))
+        raise DataError(f"{name}: samples have different shapes, {message}; resize or pad them to one.")
     (shape,) = shapes
-    if strange := [list(part.shape[1:]) for part in found[count:] if part.shape[1:] != shape]:
+    if strange := [list(part.shape[1:]) for part in tensors[count:] if part.shape[1:] != shape]:
         raise DataError(f"{name}: test samples have shape {strange[0]}, training samples {list(shape)}.")
-    return found, []
+    return tensors, []
 
 
 def _clients(
@@ -220,7 +220,7 @@ def _clients(
         return parts[0].client, ids_test
     ids = as_array(client, f"{name}: client")
     if ids.dtype.kind == "O":
-        if lost := sum(one is None or one != one for one in ids.ravel()):  # NaN differs from itself
+        if lost := sum(value is None or value != value for value in ids.ravel()):  # NaN differs from itself
             raise DataError(f"{name}: {lost} of {ids.size} samples have no client; drop them, or give each one.")
         ids = as_texts(ids, name)
     if ids.ndim != 1 or len(ids) != sizes[0]:
@@ -249,11 +249,7 @@ def is_frame(data: Any) -> bool:
 
 
 def clients_of(column: Any, what: str) -> np.ndarray:
-    """Client ids of a column, as numbers or texts [N].
-
-    Raises:
-        DataError: if some are missing.
-    """
+    """Client ids of a column, as numbers or texts [N]."""
     if lost := int(column.isna().sum()):
         raise DataError(f"{what}: column {column.name!r} names no client in {lost} rows; drop or fill them.")
     check_cells(column, f"{what}: column {column.name!r}")
@@ -264,15 +260,11 @@ def clients_of(column: Any, what: str) -> np.ndarray:
 
 
 def as_texts(ids: np.ndarray, what: str) -> np.ndarray:
-    """Client ids as texts, in the same shape.
-
-    Raises:
-        DataError: if a client would be that of a text and that of a number.
-    """
-    texts, others = ({str(one) for one in ids.ravel() if isinstance(one, str) is kind} for kind in (True, False))
+    """Client ids as texts, in the same shape."""
+    texts, others = ({str(value) for value in ids.ravel() if isinstance(value, str) is kind} for kind in (True, False))
     if double := sorted(texts & others):
         raise DataError(f"{what}: client {double[0]} is a text in some samples and a number in others; convert them.")
-    return np.array([str(one) for one in ids.ravel()], dtype=str).reshape(ids.shape)
+    return np.array([str(value) for value in ids.ravel()], dtype=str).reshape(ids.shape)
 
 
 def encoded(frames: Sequence[Any], what: str) -> tuple[list[np.ndarray], list[str]]:
@@ -285,17 +277,16 @@ def encoded(frames: Sequence[Any], what: str) -> tuple[list[np.ndarray], list[st
     >>> tables, names = encoded([pd.DataFrame({"age": [30, 40], "sex": ["f", "m"]})], "people")
     >>> tables[0].tolist(), names
     ([[30.0, 1.0, 0.0], [40.0, 0.0, 1.0]], ['age', 'sex=f', 'sex=m'])
-
-    Raises:
-        DataError: for missing values, dates, texts that are not categories, and frames with different columns.
     """
     import pandas as pd
 
     columns = list(frames[0].columns)
     shared = [column for column in columns if all(column in frame.columns for frame in frames)]
-    if others := [one for frame in frames for one in frame.columns if one not in shared]:
-        told = ", ".join(map(repr, dict.fromkeys(map(str, others))))
-        raise DataError(f"{what}: not all tables have the columns {told}; give features=[...], which all of them have.")
+    if others := [entry for frame in frames for entry in frame.columns if entry not in shared]:
+        message = ", ".join(map(repr, dict.fromkeys(map(str, others))))
+        raise DataError(
+            f"{what}: not all tables have the columns {message}; give features=[...], which all of them have."
+        )
     if not columns:
         raise DataError(f"{what} has no column other than label and client; there is nothing to learn from.")
     if "Unnamed: 0" in columns:
@@ -307,28 +298,28 @@ def encoded(frames: Sequence[Any], what: str) -> tuple[list[np.ndarray], list[st
     names: list[str] = []
     counts = {column: sum(int(frame[column].isna().sum()) for frame in frames) for column in columns}
     if len(lacking := {column: count for column, count in counts.items() if count}) > 1:
-        told = ", ".join(f"{str(column)!r} in {count}" for column, count in lacking.items())
-        raise DataError(f"{what}: columns lack values, {told} of {sum(map(len, frames))} rows; fill or drop them.")
+        message = ", ".join(f"{str(column)!r} in {count}" for column, count in lacking.items())
+        raise DataError(f"{what}: columns lack values, {message} of {sum(map(len, frames))} rows; fill or drop them.")
     for column in columns:
         series = [frame[column] for frame in frames]
         complete(series, f"{what}: column {column!r}")
-        if all(pd.api.types.is_numeric_dtype(one.dtype) for one in series):
+        if all(pd.api.types.is_numeric_dtype(entry.dtype) for entry in series):
             names.append(str(column))
-            for block, one in zip(blocks, series, strict=True):
-                block.append(_narrowed(one, f"{what}: column {column!r}")[:, None])
+            for block, column_of in zip(blocks, series, strict=True):
+                block.append(_narrowed(column_of, f"{what}: column {column!r}")[:, None])
             continue
-        if any(_in_time(one) for one in series):
+        if any(_in_time(entry) for entry in series):
             raise DataError(
                 f"{what}: column {column!r} holds dates; turn it into numbers, or leave it out of features=."
             )
-        if any(pd.api.types.is_numeric_dtype(one.dtype) for one in series):
+        if any(pd.api.types.is_numeric_dtype(entry.dtype) for entry in series):
             raise DataError(
                 f"{what}: column {column!r} holds numbers in some tables and texts in others; convert it, so that "
                 "all have the same."
             )
-        for one in series:
-            check_cells(one, f"{what}: column {column!r}", numbers=True)
-        known = categories(series) or sorted({str(value) for one in series for value in one.unique()})
+        for column_of in series:
+            check_cells(column_of, f"{what}: column {column!r}", numbers=True)
+        known = categories(series) or sorted({str(value) for entry in series for value in entry.unique()})
         if len(known) > CATEGORIES:
             raise DataError(
                 f"{what}: column {column!r} has {len(known)} different texts, which are no categories; turn it "
@@ -341,8 +332,8 @@ def encoded(frames: Sequence[Any], what: str) -> tuple[list[np.ndarray], list[st
                 stacklevel=3,
             )
         names += [f"{column}={category}" for category in known]
-        for block, one in zip(blocks, series, strict=True):
-            codes = pd.Categorical(one.astype(str), categories=known).codes
+        for block, column_of in zip(blocks, series, strict=True):
+            codes = pd.Categorical(column_of.astype(str), categories=known).codes
             block.append(np.eye(len(known), dtype=np.float32)[codes])
     return [np.concatenate(block, 1) for block in blocks], names
 
@@ -369,17 +360,19 @@ def in_columns(frame: Any, columns: Sequence[str], scaled: Mapping[str, Any] | N
     names = {str(column): column for column in frame.columns}
     if list(frame.columns) == list(range(len(columns))) and not set(columns) <= names.keys():
         return frame.to_numpy(dtype=np.float32)
-    made = np.zeros((len(frame), len(columns)), dtype=np.float32)
+    matrix = np.zeros((len(frame), len(columns)), dtype=np.float32)
     coded: dict[str, list[int]] = {}
     for place, name in enumerate(columns):
         if name in names:
             complete([frame[names[name]]], f"column {name!r} of the inputs")
             try:
-                made[:, place] = frame[names[name]].to_numpy(dtype=np.float32)
+                matrix[:, place] = frame[names[name]].to_numpy(dtype=np.float32)
             except (TypeError, ValueError) as error:
                 raise DataError(f"column {name!r} of the inputs holds values that are not numbers.") from error
         else:
-            coded.setdefault(next((one for one in names if name.startswith(f"{one}=")), name), []).append(place)
+            coded.setdefault(next((prefix for prefix in names if name.startswith(f"{prefix}=")), name), []).append(
+                place
+            )
     for column, places in coded.items():
         if column not in names:
             raise DataError(f"the inputs have no column {column!r}; {nearest(column, names)}")
@@ -387,10 +380,10 @@ def in_columns(frame: Any, columns: Sequence[str], scaled: Mapping[str, Any] | N
         texts = frame[names[column]].astype(str).to_numpy()
         known = [columns[place].removeprefix(f"{column}=") for place in places]
         if len(lost := np.flatnonzero(~np.isin(texts, known))):
-            told = f"column {column!r} of the inputs holds {texts[lost[0]]!r}"
-            raise DataError(f"{told}, which the run's data do not; {nearest(texts[lost[0]], known)}")
-        made[:, places] = texts[:, None] == np.array(known)
-    return made if scaled is None else rescaled(made, scaled)
+            message = f"column {column!r} of the inputs holds {texts[lost[0]]!r}"
+            raise DataError(f"{message}, which the run's data do not; {nearest(texts[lost[0]], known)}")
+        matrix[:, places] = texts[:, None] == np.array(known)
+    return matrix if scaled is None else rescaled(matrix, scaled)
 
 
 def with_categories(columns: Sequence[str]) -> set[str]:
@@ -419,26 +412,22 @@ def check_cells(column: Any, what: str, numbers: bool = False) -> None:
 
 def complete(series: Sequence[Any], what: str) -> None:
     """Raise a ``DataError`` if a column of one or several frames lacks values."""
-    if lost := sum(int(one.isna().sum()) for one in series):
+    if lost := sum(int(part.isna().sum()) for part in series):
         raise DataError(
             f"{what} lacks values in {lost} of {sum(map(len, series))} rows; fill them, or drop those rows."
         )
 
 
 def _narrowed(column: Any, what: str) -> np.ndarray:
-    """A column of real numbers as float32 [N].
-
-    Raises:
-        DataError: if it holds complex numbers, or numbers beyond float32.
-    """
+    """A column of real numbers as float32 [N]."""
     values = column.to_numpy()
     if values.dtype.kind == "c":
         raise DataError(f"{what} holds complex numbers; give real and imaginary part as two columns.")
     with np.errstate(over="ignore"):
-        made = column.to_numpy(dtype=np.float32)
-    if np.isinf(made).any() and np.isfinite(wide := column.to_numpy(dtype=np.float64)).all():
+        narrow = column.to_numpy(dtype=np.float32)
+    if np.isinf(narrow).any() and np.isfinite(wide := column.to_numpy(dtype=np.float64)).all():
         raise DataError(f"{what} holds numbers beyond float32, up to {np.abs(wide).max():.1e}; scale them.")
-    return made
+    return narrow
 
 
 def _in_time(column: Any) -> bool:
@@ -455,7 +444,7 @@ def categories(parts: Sequence[Any]) -> list[str]:
     """The categories of columns in pandas' order, if all are of one categorical type; else none."""
     kinds = [getattr(part, "dtype", None) for part in parts]
     known = getattr(kinds[0], "categories", None)
-    return [] if known is None or any(kind != kinds[0] for kind in kinds) else [str(one) for one in known]
+    return [] if known is None or any(kind != kinds[0] for kind in kinds) else [str(category) for category in known]
 
 
 READ_TWICE = 8
@@ -517,10 +506,10 @@ def present(wanted: Sequence[str], columns: Sequence[str], what: str) -> None:
     """Raise a ``DataError`` for a column that does not exist."""
     for column in wanted:
         if column == "label" not in columns:  # the default
-            told = ", ".join(map(str, columns))
+            message = ", ".join(map(str, columns))
             raise DataError(
-                f"{what} has no column 'label'; say which is the target, with label= (data.label= on the command "
-                f"line): {told}."
+                f"{what} has no column 'label'; name the target with label= (data.label= on the command line), one "
+                f"of: {message}."
             )
         if column not in columns:
             raise DataError(f"{what} has no column {column!r}; {nearest(str(column), map(str, columns))}")
@@ -534,7 +523,7 @@ def _frame(
     one_name_each(columns, what)
     if label is None and y is None:
         raise DataError(
-            f"{what} is a table; say which column is the target, with label=: {', '.join(map(str, columns))}."
+            f"{what} is a table; name the target column with label=, one of: {', '.join(map(str, columns))}."
         )
     targets = [] if label is None else [label] if isinstance(label, str) else list(label)
     wanted = [features] if isinstance(features, str) else features
@@ -557,9 +546,7 @@ def _hugging_face(
     if label is None:
         guesses = [column for column in ("label", "labels", "target", "y") if column in columns]
         if not guesses:
-            raise DataError(
-                f"{what} has no column 'label'; say which is the target, with label=: {', '.join(columns)}."
-            )
+            raise DataError(f"{what} has no column 'label'; name the target with label=, one of: {', '.join(columns)}.")
         label = guesses[0]
     targets = [label] if isinstance(label, str) else list(label)
     named = [features] if isinstance(features, str) else list(features or ())
@@ -574,13 +561,13 @@ def _hugging_face(
     y: Any = table[targets[0]] if len(targets) == 1 else table
     if len(targets) == 1 and y.dtype == object and len(y) and not isinstance(y.iloc[0], str):
         y = stacked(list(y), f"{what}: {targets[0]}")
-    one = others[0] if len(others) == 1 else None
-    if one is None and not named:  # an image or array beside other columns
-        one = next((c for c in others if type(dataset.features[c]).__name__ in ("Image", "Array3D")), None)
-    if one is None or type(dataset.features[one]).__name__ == "Value":
+    image = others[0] if len(others) == 1 else None
+    if image is None and not named:  # an image or array beside other columns
+        image = next((c for c in others if type(dataset.features[c]).__name__ in ("Image", "Array3D")), None)
+    if image is None or type(dataset.features[image]).__name__ == "Value":
         return Columns(dataset.select_columns(others).with_format(None).to_pandas(), y, ids, names)
-    rows = dataset.select_columns([one]).with_format(None)
-    return Columns(stacked([row[one] for row in with_progress(rows, what)], f"{what}: {one}"), y, ids, names)
+    rows = dataset.select_columns([image]).with_format(None)
+    return Columns(stacked([row[image] for row in with_progress(rows, what)], f"{what}: {image}"), y, ids, names)
 
 
 def _torch(
@@ -627,16 +614,12 @@ def _torch(
 
 def _too_many(what: str, fields: Sequence[Any]) -> DataError:
     """The error of items of which the second field need not be the target."""
-    told = "; ".join(f"{number}: {in_words(field)}" for number, field in enumerate(fields))
-    return DataError(f"the items of {what} have {len(fields)} fields ({told}), not two; give pairs (input, target).")
+    message = "; ".join(f"{number}: {in_words(field)}" for number, field in enumerate(fields))
+    return DataError(f"the items of {what} have {len(fields)} fields ({message}), not two; give pairs (input, target).")
 
 
 def stacked(items: Sequence[Any], what: str) -> np.ndarray:
-    """Samples as one array [N, ...]; images of PIL as uint8, in colour if any of them is.
-
-    Raises:
-        DataError: if their shapes differ.
-    """
+    """Samples as one array [N, ...]; images of PIL as uint8, in colour if any of them is."""
     if any(hasattr(item, "getbands") for item in items):
         items = pixels(items)
     arrays = [item.detach().cpu().numpy() if isinstance(item, Tensor) else as_array(item, what) for item in items]
@@ -668,70 +651,68 @@ def coded(parts: Sequence[Any], names: Sequence[Sequence[str]], what: str) -> tu
     ([[0, 1], [1]], ('a', 'b'))
     >>> [y.tolist() for y in coded([np.array([0, 1])] * 2, [("cat", "dog"), ("dog", "fish")], "mine")[0]]
     [[0, 1], [1, 2]]
-
-    Raises:
-        DataError: if targets are missing, negative, or neither numbers nor names, or if parts have different class
-            names and some parts have none.
     """
     raw = [_raw(part, what) for part in parts]
     if any(part.dtype.kind in "US" for part in raw):
         texts = [part.astype(str) for part in raw]
         if any(part.ndim > 1 and part.shape[1:] != (1,) for part in texts):
             raise DataError(f"{what}: targets are texts of shape {list(texts[0].shape)}; give one name per sample.")
-        known = categories(parts) or sorted({str(one) for part in texts for one in np.unique(part)})
+        known = categories(parts) or sorted({str(value) for part in texts for value in np.unique(part)})
         place = {name: number for number, name in enumerate(known)}
-        return [torch.tensor([place[one] for one in part.ravel()], dtype=torch.int64) for part in texts], tuple(known)
-    found = [targets(part, f"{what}: y") for part in raw]
-    kinds = {part.is_floating_point() for part in found}
+        return [torch.tensor([place[value] for value in part.ravel()], dtype=torch.int64) for part in texts], tuple(
+            known
+        )
+    tensors = [targets(part, f"{what}: y") for part in raw]
+    kinds = {part.is_floating_point() for part in tensors}
     if len(kinds) > 1:
         raise DataError(f"{what}: some targets are whole numbers and others floats; convert them to one type.")
     if not kinds.pop():
-        found = [part[:, 0] if part.ndim == 2 and part.shape[1] == 1 else part for part in found]
-        least = min((int(part.min()) for part in found if part.numel()), default=0)
+        tensors = [part[:, 0] if part.ndim == 2 and part.shape[1] == 1 else part for part in tensors]
+        least = min((int(part.min()) for part in tensors if part.numel()), default=0)
         if least < 0:
             raise DataError(
                 f"{what}: there is a label {least}, but classes are numbered from 0; for labels -1 and 1 give y > 0."
             )
-    return _renumbered(found, [tuple(one) for one in names], what)
+    return _renumbered(tensors, [tuple(group) for group in names], what)
 
 
 def _renumbered(
-    found: list[Tensor], names: Sequence[tuple[str, ...]], what: str
+    tensors: list[Tensor], names: Sequence[tuple[str, ...]], what: str
 ) -> tuple[list[Tensor], tuple[str, ...]]:
     """Class numbers of all parts, renumbered in the union of their class names, and that union."""
-    given = list(dict.fromkeys(part for part in names if part))
-    if len(given) < 2:
-        return found, given[0] if given else ()
-    known = list(dict.fromkeys(one for part in given for one in part))
-    if not all(names) or any(part.is_floating_point() or part.ndim > 1 for part in found):
+    groups = list(dict.fromkeys(part for part in names if part))
+    if len(groups) < 2:
+        return tensors, groups[0] if groups else ()
+    known = list(dict.fromkeys(label for part in groups for label in part))
+    if not all(names) or any(part.is_floating_point() or part.ndim > 1 for part in tensors):
         raise DataError(f"{what}: data sets have different class names, and some have none; give the targets as names.")
-    for part, own in zip(found, names, strict=True):
+    for part, own in zip(tensors, names, strict=True):
         if part.numel() and int(part.max()) >= len(own):
             raise DataError(f"{what}: there is a label {int(part.max())}, but only {len(own)} class names.")
-    place = [torch.tensor([known.index(one) for one in own]) for own in names]
-    return [table[part] for table, part in zip(place, found, strict=True)], tuple(known)
+    place = [torch.tensor([known.index(label) for label in own]) for own in names]
+    return [table[part] for table, part in zip(place, tensors, strict=True)], tuple(known)
 
 
-def with_kind(found: Sequence[Tensor], x: Sequence[Tensor]) -> list[Tensor]:
+def with_kind(targets: Sequence[Tensor], x: Sequence[Tensor]) -> list[Tensor]:
     """Convert matrices of zeros and ones to truth values, float32 [N, L]; targets of sequences stay class numbers.
 
     >>> y = torch.tensor([[0, 1], [1, 1]])
     >>> with_kind([y], [torch.zeros(2, 5)])[0].dtype, with_kind([y], [torch.zeros(2, 2).long()])[0].dtype
     (torch.float32, torch.int64)
     """
-    first, one = found[0], x[0]
-    sequences = not one.is_floating_point() and one.shape[1:] == first.shape[1:]
+    first, inputs = targets[0], x[0]
+    sequences = not inputs.is_floating_point() and inputs.shape[1:] == first.shape[1:]
     whole = not first.is_floating_point() and first.ndim == 2 and not sequences
-    if whole and all(int(part.max()) <= 1 for part in found if part.numel()):
-        return [part.float() for part in found]
-    return list(found)
+    if whole and all(int(part.max()) <= 1 for part in targets if part.numel()):
+        return [part.float() for part in targets]
+    return list(targets)
 
 
 def _raw(part: Any, what: str) -> np.ndarray:
     """Targets as an array of numbers or texts."""
     if isinstance(part, Tensor):
-        held = numbers(part.detach().cpu(), f"{what}: y")
-        return (held.float() if held.dtype == torch.bfloat16 else held).numpy()
+        values = numbers(part.detach().cpu(), f"{what}: y")
+        return (values.float() if values.dtype == torch.bfloat16 else values).numpy()
     if is_frame(part):
         part = part.to_numpy()
     elif hasattr(part, "isna"):  # a pandas series
@@ -740,11 +721,11 @@ def _raw(part: Any, what: str) -> np.ndarray:
                 f"{what}: column {part.name!r} lacks targets in {lost} of {len(part)} rows; drop those rows."
             )
         category = hasattr(part.dtype, "categories")
-        part = np.array([str(one) for one in part]) if category else part.to_numpy()
+        part = np.array([str(value) for value in part]) if category else part.to_numpy()
     array = as_array(part, f"{what}: y")
     if array.dtype.kind != "O":
         return array
-    kinds = {type(one) for one in array.ravel()}
+    kinds = {type(value) for value in array.ravel()}
     if kinds <= {str}:
         return array.astype(str)
     if kinds <= {bool, int, np.bool_, np.int64} or kinds <= {float, int}:
@@ -752,8 +733,8 @@ def _raw(part: Any, what: str) -> np.ndarray:
             return array.astype(np.float64 if float in kinds else np.int64)
         except OverflowError as error:
             raise DataError(f"{what}: some labels are beyond the numbers of classes that fit.") from error
-    told = ", ".join(sorted(kind.__name__ for kind in kinds))
-    raise DataError(f"{what}: targets are {told}; give class numbers, names or numbers, and none missing.")
+    message = ", ".join(sorted(kind.__name__ for kind in kinds))
+    raise DataError(f"{what}: targets are {message}; give class numbers, names or numbers, and none missing.")
 
 
 PAD = 0
@@ -775,18 +756,15 @@ def tokens(
 
     >>> tokens(["Hé!"], "bytes"), tokens(["a b", "B A"], "words", 1000)
     ([[73, 196, 170, 34]], [[172, 930], [930, 172]])
-
-    Raises:
-        DataError: if transformers is missing, or has no such tokeniser.
     """
     if tokenizer == "words":
-        found = ([1 + zlib.crc32(word.encode()) % (words - 1) for word in words_of(text)] for text in texts)
+        numbers = ([1 + zlib.crc32(word.encode()) % (words - 1) for word in words_of(text)] for text in texts)
     elif tokenizer == "bytes":
-        found = ([1 + byte for byte in text.encode()] for text in texts)
+        numbers = ([1 + byte for byte in text.encode()] for text in texts)
     else:
         limit: dict[str, Any] = {} if length is None else {"truncation": True, "max_length": length}
-        found = _of_transformers(tokenizer)(list(texts), **limit)["input_ids"]
-    return [list(row[:length]) for row in found]
+        numbers = _of_transformers(tokenizer)(list(texts), **limit)["input_ids"]
+    return [list(row[:length]) for row in numbers]
 
 
 def words_of(text: str) -> Iterator[str]:
@@ -833,26 +811,22 @@ def padded(rows: Sequence[Sequence[int]], tokenizer: str, length: int) -> np.nda
     """
     left, pad = True, PAD
     if tokenizer not in ("words", "bytes"):
-        made = _of_transformers(tokenizer)
-        left, pad = made.padding_side == "left", made.pad_token_id or PAD
-    found = np.full((len(rows), length), pad, dtype=np.int64)
+        options = _of_transformers(tokenizer)
+        left, pad = options.padding_side == "left", options.pad_token_id or PAD
+    matrix = np.full((len(rows), length), pad, dtype=np.int64)
     for number, row in enumerate(rows):
-        found[number, length - len(row) if left else 0 :][: len(row)] = row
-    return found
+        matrix[number, length - len(row) if left else 0 :][: len(row)] = row
+    return matrix
 
 
 def texts_of(frame: Any, column: str, what: str) -> list[str]:
-    """A pandas column of texts.
-
-    Raises:
-        DataError: if there is no such column, some texts are missing, or it holds something else.
-    """
+    """A pandas column of texts."""
     present([column], list(frame.columns), what)
     complete([frame[column]], f"{what}: column {column!r}")
-    found = frame[column].tolist()
-    if not all(isinstance(one, str) for one in found):
+    texts = frame[column].tolist()
+    if not all(isinstance(text, str) for text in texts):
         raise DataError(f"{what}: column {column!r} does not hold texts; data=table:FILE reads numbers and categories.")
-    return found
+    return texts
 
 
 def in_tokens(x: Any, *, column: str, tokenizer: str, words: int, length: int) -> Any:
@@ -860,14 +834,11 @@ def in_tokens(x: Any, *, column: str, tokenizer: str, words: int, length: int) -
 
     >>> in_tokens(["Hi"], column="text", tokenizer="bytes", words=2, length=3).tolist()
     [[0, 73, 106]]
-
-    Raises:
-        DataError: if a frame has no such column, or it does not hold texts.
     """
     if is_frame(x):
         x = texts_of(x, column, "the table of inputs")
     listed = x.tolist() if isinstance(x, np.ndarray) and x.dtype.kind in "OU" else x
-    if not isinstance(listed, list | tuple) or not all(isinstance(one, str) for one in listed):
+    if not isinstance(listed, list | tuple) or not all(isinstance(token, str) for token in listed):
         return x
     return padded(tokens(listed, tokenizer, words, length), tokenizer, length)
 
