@@ -115,7 +115,7 @@ def test_weights_of_a_convex_loss_go_to_the_best_mixture(seed: int) -> None:
     last, received = (torch.from_numpy(draw.normal(size=size)) for _ in range(2))
     samples = Batch(torch.zeros(5, 1), torch.zeros(5))
     part = Merged(0, rate=0.005, batch_size=0, tolerance=0.0, most=20000)
-    ctx = NO_ROUND._replace(facts=facts()._replace(layers=(3, 4)), samples=samples, state=part.init_client(last))
+    ctx = NO_ROUND._replace(facts=facts()._replace(layers=(3, 4)), read=lambda: samples, state=part.init_client(last))
     work = part.start(ctx, received, {"private": last}, draw)
     point, _ = next(work)
     local: Any = None
