@@ -188,8 +188,25 @@ def nearest(copy: Path, mutant: Mutant, count: int = 4) -> tuple[str, ...]:
     return tuple(file.relative_to(copy).as_posix() for file in best)
 
 
-def passes(copy: Path, tests: tuple[str, ...], seconds: int) -> bool:
-    """Whether tests pass in a copy of the checkout; those that take too long do not."""
+class First:
+    """Writes down the first test that fails."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self.file.write_text(report.nodeid)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            self.file.write_text(report.nodeid)
+
+
+def failing(copy: Path, tests: tuple[str, ...], seconds: int) -> str:
+    """The first test that fails in a copy of the checkout, "too slow" if they take too long, "" if all pass."""
+    first = copy.parent / "first"
+    first.write_text("before any test")
     child = os.fork()
     if not child:
         code = 1
@@ -201,23 +218,25 @@ def passes(copy: Path, tests: tuple[str, ...], seconds: int) -> bool:
             os.chdir(copy)
             os.environ |= {"PYTHONPATH": str(copy / "src"), "OMP_NUM_THREADS": "1"}
             sys.path.insert(0, str(copy / "src"))
-            code = pytest.main(["-x", "-q", "-p", "no:cacheprovider", *tests])
+            code = pytest.main(["-x", "-q", "-p", "no:cacheprovider", *tests], plugins=[First(first)])
         finally:
             os._exit(code)
-    return os.waitpid(child, 0)[1] == 0
+    status = os.waitpid(child, 0)[1]
+    return "" if status == 0 else "too slow" if os.WIFSIGNALED(status) else first.read_text()
 
 
 def found_by(copy: Path, mutant: Mutant, seconds: int, short: bool) -> str:
-    """Which tests find a mutant: ``nearest``, ``others``, or ``none``."""
+    """The first test that finds a mutant, "too slow", or "none"."""
     file = copy / mutant.path
     whole = file.read_text()
     lines = whole.splitlines(keepends=True)
     lines[mutant.line - 1] = f"{mutant.after}\n"
     try:
         write(file, "".join(lines))
-        if not passes(copy, ("--quick", *nearest(copy, mutant), "tests/core/test_composition.py"), seconds):
-            return "nearest"
-        return "none" if short or passes(copy, tuple(dict.fromkeys(mutant.tests)), 10 * seconds) else "others"
+        test = failing(copy, ("--quick", *nearest(copy, mutant), "tests/core/test_composition.py"), seconds)
+        if not test and not short:
+            test = failing(copy, tuple(dict.fromkeys(mutant.tests)), 10 * seconds)
+        return test or "none"
     finally:
         write(file, whole)
 
