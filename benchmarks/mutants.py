@@ -27,13 +27,13 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
+from itertools import zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
-import hypothesis  # noqa: F401 what all tests import is imported once
 import numpy as np
 import pytest
-import torch  # noqa: F401
+import torch  # noqa: F401 it is imported once for all tests
 
 ROOT = Path(__file__).parents[1]
 SOURCE = Path("src/fedloom")
@@ -162,7 +162,7 @@ def mutants(path: Path, text: str) -> Iterator[Mutant]:
 
 
 def drawn(count: int, seed: int, only: tuple[str, ...]) -> list[Mutant]:
-    """That many mutants, as many of each package, no two of one line."""
+    """That many mutants, of each package in turn, no two of one line."""
     random, found = np.random.default_rng(seed), []
     for number, package in enumerate(only):
         place = ROOT / SOURCE / package
@@ -172,8 +172,8 @@ def drawn(count: int, seed: int, only: tuple[str, ...]) -> list[Mutant]:
         lines: dict[tuple[Path, int], Mutant] = {}
         for at in random.permutation(len(every)):
             lines.setdefault((every[at].path, every[at].line), every[at])
-        found += list(lines.values())[:share]
-    return found
+        found.append(list(lines.values())[:share])
+    return [one for turn in zip_longest(*found) for one in turn if one is not None]
 
 
 def nearest(copy: Path, mutant: Mutant, count: int = 4) -> tuple[str, ...]:
@@ -275,6 +275,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "checkout"
         shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".*", "runs", "results", "__pycache__", "site"))
+        if test := failing(copy, ("--quick", "tests/core/test_composition.py"), settings.seconds):
+            sys.exit(f"without any mutant fails: {test}")
         for number, one in enumerate(chosen, start=1):
             if one not in decided or (settings.again and decided[one] == "none"):
                 decided[one] = found_by(copy, one, settings.seconds, settings.short)

@@ -76,6 +76,8 @@ def wrap(module: ModuleType) -> None:
             function = function.fget if isinstance(function, property) else function
             if not isinstance(function, FunctionType) or function.__module__ != module.__name__:
                 continue
+            if name == "__init__" and kind in _records:
+                continue  # its fields are looked at where it is received
             hints = inherited(kind, name) | shapes_of(function.__annotations__, module)
             wrapper = checked(function, hints)
             if wrapper is not function:

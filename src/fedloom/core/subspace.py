@@ -55,7 +55,7 @@ class Subspace:
 
     @classmethod
     def of(
-        cls, plan: ClientPlan, net: Net, theta: Float[Tensor, "P"], support: Float[Tensor, "n ..."]
+        cls, plan: ClientPlan, net: Net, theta: Float[Tensor, "P"], support: Shaped[Tensor, "n ..."]
     ) -> Subspace | None:
         """The model at θ for steps on ``support``; None where explicit weights are needed, or as fast."""
         entrance = pays(plan, net, support)
@@ -99,7 +99,7 @@ class Entrance:
         """The layer's weight."""
         return self.layout.parameters[self.place]
 
-    def at(self, theta: Float[Tensor, "P"], support: Float[Tensor, "n ..."]) -> Subspace:
+    def at(self, theta: Float[Tensor, "P"], support: Shaped[Tensor, "n ..."]) -> Subspace:
         """The model at θ for steps on ``support``."""
         leaves = list(self.layout.parameters)
         offset = sum(leaf.size for leaf in leaves[: self.place])

@@ -16,7 +16,7 @@ from fedloom.core.errors import ConfigError, first_line
 from fedloom.core.method import Method
 from fedloom.core.parts import Term
 from fedloom.core.ranges import Count, Decay, NonNegativeInt, Range, within
-from fedloom.core.settings import bare, flatten
+from fedloom.core.settings import bare, flatten, to_plain
 from fedloom.experiment.runtime import pick_device
 from fedloom.experiment.setup import make_model, require_features
 from fedloom.parts.objectives import CrossEntropy
@@ -151,7 +151,7 @@ class Online:
             "name": self.name,
             **kinds,
             "adaptations": [repr(e.adaptation) for e in self.experts],
-            "local": [{k: v for k, v in asdict(e.local).items() if k != "precision"} for e in self.experts],
+            "local": [{k: to_plain(v) for k, v in asdict(e.local).items() if k != "precision"} for e in self.experts],
             "objective": [repr(term) for term in self.objective],
             "hedge": {"gamma": self.hedge.gamma, "retire": self.hedge.retire, "loss": self.hedged},
             "seed": self.seed,

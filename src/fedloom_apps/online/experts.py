@@ -42,10 +42,13 @@ class ExpertConfig:
         """All other settings, which the experts of a group share."""
         skipped = self.vmapped_fields()
         parts = (("learner", self.learner), ("adaptation", self.adaptation), ("local", self.local))
-        return tuple(
-            (type(part), *((f.name, getattr(part, f.name)) for f in fields(part) if f"{where}.{f.name}" not in skipped))
+        settings = (
+            (where, type(part), f.name, getattr(part, f.name))
             for where, part in parts
+            for f in fields(part)
+            if f"{where}.{f.name}" not in skipped
         )
+        return tuple((*place, tuple(it.items()) if isinstance(it, Mapping) else it) for *place, it in settings)
 
 
 def grid(
