@@ -164,7 +164,7 @@ class Online:
         if len(set(labels)) == len(labels):
             return labels
         settings = [flatten({"adaptation": asdict(e.adaptation), "local": asdict(e.local)}) for e in self.experts]
-        differ = [key for key in settings[0] if len({setting.get(key) for setting in settings}) > 1]
+        differ = [key for key in settings[0] if len({repr(setting.get(key)) for setting in settings}) > 1]
         return [
             ", ".join([label, *(f"{key} {bare(setting[key])}" for key in differ if key in setting)])
             for label, setting in zip(labels, settings, strict=True)
