@@ -149,7 +149,7 @@ def model_arguments(name: str, arrays: Arrays, targets: TargetKind | None = None
 METHOD = MethodChoice(
     methods, slots={slot: (Terms if slot in SEVERAL else Choice)(registry) for slot, registry in SLOTS.items()}
 )
-OWN = ("y", "test", "features", "label", "client", "standardise")  # data that exist only in Python
+OWN = ("y", "test", "validation_set", "features", "label", "client", "standardise")  # data that exist only in Python
 FEDERATION = sections_of(federate, ("source", *OWN), partition=partitions, noise=noises, target=targets)
 
 

@@ -36,6 +36,7 @@ def federate(
     client: Any = None,
     standardise: bool = False,
     validation: float = 0.0,
+    validation_set: Any = None,
     held_out: HeldOut = 0.2,
     unseen: float = 0.0,
     noise: LabelNoise | str = "none",
@@ -62,7 +63,9 @@ def federate(
         client: for user data: the natural client of each sample [N], or the name of a column.
         standardise: for user data: whether numbers [N, D] are scaled by the mean and deviation of each column over all
             clients' training samples, which a federation of real clients would have to compute jointly.
-        validation: fraction of each client's rows that is kept for tuning.
+        validation: fraction of each client's rows that is kept for tuning; with 0, clients have the validation samples
+            that the source keeps apart, if any: a client's own, or a share with its label distribution.
+        validation_set: for user data: such samples, in any of the forms of ``test``.
         held_out: each client's own test rows: a fraction of its rows; "common", a share of the common test set with
             the client's label distribution; or "natural", the test rows with its natural id.
         unseen: fraction of the clients, drawn at random, that never train and are only evaluated.
@@ -87,8 +90,12 @@ def federate(
         from fedloom.data.user import as_source  # most runs read none
 
         partition, own["client"] = by_ids(partition, client)
-        source = as_source(source, **own)
+        data = source
+        source = as_source(data, **own)
+        if validation_set is not None:
+            source = with_validation(source, as_source(data, **{**own, "test": validation_set}))
     else:
+        own["validation_set"] = validation_set
         settings = {name: value for name, value in own.items() if value is not None and value is not False}
         source = by_name(source, settings)
     partition = which_partition(partition, source)
@@ -105,7 +112,15 @@ def federate(
     share = 0.0 if isinstance(held_out, str) else held_out
     in_time = source.settings.get("time") is not None
     train, kept, test_part = split_rows(index, labels, validation, share, stream(seed, "split"), in_time)
-    where = source.train
+    where, where_kept = source.train, source.train
+    if source.validation is not None and not validation:
+        beside = replace(source, test=source.validation, groups_test=source.groups_validation)
+        where_kept, own_rows = beside.test, natural and beside.groups_test is not None
+        kept = (
+            same_groups(beside, index, natural)
+            if own_rows
+            else from_common(beside, partition, index, labels, stream(seed, "split", 2), "a validation set")
+        )
     if held_out == "common":
         where, test_part = source.test, from_common(source, partition, index, labels, stream(seed, "split", 1))
     elif held_out == "natural":
@@ -128,7 +143,7 @@ def federate(
 
     federation = Federation(
         train=Split(pool, train, calls),
-        validation=Split(source.train, kept, calls),
+        validation=Split(where_kept, kept, calls),
         held_out=Split(where, test_part, calls),
         test=test,
         names=names,
@@ -165,6 +180,22 @@ def by_name(source: str | Source, own: dict[str, Any]) -> Source:
         name = source if isinstance(source, str) else source.name
         raise ConfigError(f"{foreign}= belongs to own data, such as arrays (x, y), and {name!r} has no such setting.")
     return sources.make(source, **own) if isinstance(source, str) else source
+
+
+def with_validation(source: Source, other: Source) -> Source:
+    """A source with the test samples of another one, of the same training samples, for validation.
+
+    Raises:
+        DataError: if they have other classes, or inputs of another shape.
+    """
+    ours, theirs = source.train, other.train
+    if (ours.names, ours.classes, ours.x.shape) != (theirs.names, theirs.classes, theirs.x.shape):
+        raise DataError("the validation set has classes or columns that the other samples lack; leave those out.")
+    groups = other.groups_test
+    if groups is not None and source.group_names != other.group_names:  # by their names
+        known = {name: number for number, name in enumerate(source.group_names)}
+        groups = np.array([known.get(other.group_names[g], -1) for g in groups], dtype=np.int64)
+    return replace(source, validation=other.test, groups_validation=groups)
 
 
 def misplaced(unknown: Mapping[str, Any], source: Any, partition: Any) -> str:
@@ -298,10 +329,18 @@ def noisy(
 
 
 def from_common(
-    source: Source, partition: Partition, index: Index, labels: np.ndarray, rng: np.random.Generator
+    source: Source,
+    partition: Partition,
+    index: Index,
+    labels: np.ndarray,
+    rng: np.random.Generator,
+    what: str = "held_out=common",
 ) -> Index:
-    """Each client's rows of the common test set, dealt by the partition or by the clients' label distributions."""
-    pool = labels_of_test(source, "held_out=common")
+    """Each client's rows of the common test set, dealt by the partition or by the clients' label distributions.
+
+    ``what`` needs them and begins the error sentence.
+    """
+    pool = labels_of_test(source, what)
     if partition.deals_test:
         return index_of(partition.test_owners(pool, int(labels.max()) + 1, len(index), rng), len(index))
     return by_distribution(index, labels, pool, rng)

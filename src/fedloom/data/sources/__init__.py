@@ -32,6 +32,8 @@ class Source:
         citation: BibTeX.
         groups: natural client of each training row, int [N]; -1 for none.
         groups_test: the same for the test rows.
+        validation: samples for validation that the data keep apart; None if there are none.
+        groups_validation: the same for the validation rows.
         group_names: name of each natural client, indexed by ``groups``.
         settings: how the source was made, as plain data.
 
@@ -48,6 +50,8 @@ class Source:
     groups_test: np.ndarray | None = None
     group_names: tuple[str, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
+    validation: Arrays | None = None
+    groups_validation: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         for split, arrays, groups in (("training", self.train, self.groups), ("test", self.test, self.groups_test)):

@@ -10,9 +10,9 @@ import warnings
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal
 
 import numpy as np
 
@@ -38,6 +38,9 @@ def table(
     client: str | None = None,
     time: str | None = None,
     standardise: bool = False,
+    test: str | Path | None = None,
+    validation: str | Path | None = None,
+    missing: Literal["refuse", "drop", "impute"] = "refuse",
 ) -> Source:
     """A CSV or parquet table with one row per sample: ``data=table:FILE data.label=COLUMN``.
 
@@ -52,9 +55,15 @@ def table(
             last rows.
         standardise: whether columns of numbers are scaled by the mean and deviation of all rows together, which a
             federation of real clients would have to compute jointly.
+        test: another such file, the common test set; with the column of clients, ``held_out=natural`` tests each client
+            on its own rows.
+        validation: likewise for validation: a client's own rows, or rows like its own.
+        missing: what becomes of missing values: ``refuse`` the table, ``drop`` their rows, or ``impute`` inputs by the
+            mean of a column's numbers in the first file, or its most frequent text, which clients would have to compute
+            jointly.
 
     Raises:
-        DataError: if the file cannot be read as a table, or lacks a column.
+        DataError: if a file cannot be read as a table, or lacks a column.
     """
     from fedloom.data.user import as_source  # this package is imported by it
 
@@ -66,16 +75,69 @@ def table(
         frame = in_order(frame, time, name)
         frame = frame if time in features else frame.drop(columns=time)
     targets = only(label)
+    apart = [read_frame(Path(other).expanduser()) for other in (test, validation) if other is not None]
+    if time is not None and time not in features:
+        apart = [other.drop(columns=time, errors="ignore") for other in apart]
+    frame, *apart = without_gaps([frame, *apart], missing, [*label, *([client] if client else [])], features)
     source = as_source(
-        frame, features=list(features) or None, label=targets, client=client, standardise=standardise, name=name
-    )
+        frame, features=list(features) or None, label=targets, client=client, standardise=standardise, name=name,
+        test=joined(apart) if apart else None,
+    )  # fmt: skip
     settings = {"path": str(path), "label": targets, "time": time}
     settings |= {"client": client} if client else {}
     settings |= {"features": list(features)} if features else {}
     settings |= {key: source.settings[key] for key in ("columns", "standardised") if key in source.settings}
+    beside = {"test": test, "validation": validation}
+    settings |= {key: str(value) for key, value in beside.items() if value is not None}
+    settings |= {"missing": missing} if missing != "refuse" else {}
+    ends = np.cumsum([0] + [len(other) for other in apart])
+    pieces = [
+        (source.test.take(rows := np.arange(a, b)), None if source.groups_test is None else source.groups_test[rows])
+        for a, b in pairwise(ends)
+    ]
+    nothing = source.test.take(np.arange(0)), None
+    test_part, test_by = pieces.pop(0) if test is not None else nothing
+    kept, kept_by = pieces.pop(0) if validation is not None else (None, None)
     return Source(
-        name, source.train, source.test, "not stated", "", source.groups, None, source.group_names, settings=settings
-    )
+        name, source.train, test_part, "not stated", "", source.groups, test_by, source.group_names, settings,
+        kept, kept_by,
+    )  # fmt: skip
+
+
+def joined(frames: Sequence[Any]) -> Any:
+    """Frames below each other, each with all columns that one of them has."""
+    import pandas as pd
+
+    return pd.concat(frames, ignore_index=True)
+
+
+def without_gaps(frames: Sequence[Any], missing: str, ids: Sequence[str], features: Sequence[str]) -> list[Any]:
+    """Frames without missing values in the columns that are read; the first one's values fill those of all.
+
+    ``ids`` are the columns of labels and clients, whose gaps are never filled.
+
+    >>> import pandas as pd
+    >>> frame = pd.DataFrame({"a": [1.0, None, 3.0], "b": ["x", "y", None], "label": [0, 1, 1]})
+    >>> without_gaps([frame], "impute", ["label"], ())[0].values.tolist()
+    [[1.0, 'x', 0], [2.0, 'y', 1], [3.0, 'x', 1]]
+    >>> len(without_gaps([frame], "drop", ["label"], ())[0])
+    1
+    """
+    import pandas as pd
+
+    if missing == "refuse":
+        return list(frames)
+    read = [column for column in frames[0].columns if not features or column in features or column in ids]
+    if missing == "drop":
+        return [frame.dropna(subset=[column for column in read if column in frame.columns]) for frame in frames]
+    fill = {}
+    for column in (column for column in read if column not in ids):
+        values = frames[0][column]
+        if values.isna().all():
+            raise DataError(f"column {column!r} has no value by which missing ones could be filled; leave it out.")
+        numbers = pd.api.types.is_numeric_dtype(values)
+        fill[column] = values.mean() if numbers else values.mode(dropna=True)[0]
+    return [frame.fillna(fill) for frame in frames]
 
 
 def only(columns: Sequence[str]) -> str | list[str]:

@@ -1,0 +1,97 @@
+"""Validation and test samples from files or data of their own, and missing values of tables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import fedloom as fl
+from fedloom.config import build, resolve
+from fedloom.core.errors import DataError
+from fedloom.data.sources import sources
+
+
+def frame(rows: int, seed: int, sites: tuple[str, ...] = ("a", "b", "c")) -> pd.DataFrame:
+    draw = np.random.default_rng(seed)
+    return pd.DataFrame({
+        "x": draw.normal(size=rows), "kind": draw.choice(["u", "v"], rows), "label": draw.choice(["no", "yes"], rows),
+        "site": draw.choice(sites, rows),
+    })  # fmt: skip
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    for name, rows in (("train", 60), ("test", 30), ("valid", 20)):
+        frame(rows, len(name)).to_csv(tmp_path / f"{name}.csv", index=False)
+    return tmp_path
+
+
+def test_a_table_has_test_and_validation_samples_in_other_files(files: Path) -> None:
+    """Each client its own rows of them, with the columns and class numbers of the first file."""
+    words = [f"data=table:{files / 'train.csv'}", "data.label=label", "data.client=site", "held_out=natural"]
+    words += [f"data.test={files / 'test.csv'}", f"data.validation={files / 'valid.csv'}", "model=logistic"]
+    federation = build(resolve([*words, "evaluation.what=[global,clients,validation]"])).federation
+    for split, name in ((federation.validation, "valid"), (federation.held_out, "test")):
+        table = pd.read_csv(files / f"{name}.csv")
+        for client, site in enumerate(federation.names):
+            own, rows = split.client(client), table[table["site"] == site.removeprefix("site ")]
+            assert len(own) == len(rows) > 0
+            np.testing.assert_allclose(own.x[:, 0], rows["x"], rtol=1e-6)
+            assert own.y.tolist() == (rows["label"] == "yes").astype(int).tolist()
+    assert len(federation.test) == 30
+
+
+def test_without_clients_of_their_own_validation_samples_are_dealt(files: Path) -> None:
+    source = sources.make("table", path=files / "train.csv", label=["label"], validation=files / "valid.csv")
+    federation = fl.data.federate(source, "iid", clients=4, held_out=0.0)
+    assert len(federation.validation.index.rows) == 20
+    assert len(federation.train.index.rows) == 60
+    apart = fl.data.federate(source, "iid", clients=4, held_out=0.0, validation=0.25)
+    assert (len(apart.validation.index.rows), len(apart.train.index.rows)) == (16, 44)
+
+
+@pytest.mark.filterwarnings("ignore:own data")
+def test_validation_sets_are_taken_in_every_form_of_test_sets() -> None:
+    train, valid = frame(60, 1), frame(20, 2, ("b", "c", "d"))
+    settings: dict[str, Any] = {"label": "label", "client": "site", "held_out": 0.2}
+    federation = fl.data.federate(train, validation_set=valid, **settings)
+    for client, site in enumerate(federation.names):
+        assert len(federation.validation.client(client)) == int((valid["site"] == site).sum())
+    lists = [(np.random.default_rng(k).normal(size=(8, 3)), np.arange(8) % 2) for k in range(4)]
+    federation = fl.data.federate(lists[:2], validation_set=[lists[2], (lists[3][0][:3], lists[3][1][:3])])
+    assert federation.validation.index.sizes.tolist() == [8, 3]
+    with pytest.raises(DataError, match="classes or columns that the other samples lack"):
+        fl.data.federate(lists[0], "iid", clients=2, validation_set=(lists[1][0], np.arange(8) % 3))
+
+
+@pytest.mark.parametrize("missing", ["drop", "impute"])
+def test_missing_values_are_dropped_or_filled_by_the_first_file(files: Path, missing: str) -> None:
+    for name in ("train", "test"):
+        table = pd.read_csv(files / f"{name}.csv")
+        table.loc[[0, 3], "x"] = np.nan
+        table.loc[3, "kind"] = None
+        table.to_csv(files / f"{name}.csv", index=False)
+    settings = {"path": files / "train.csv", "label": ["label"], "features": ["x", "kind"], "test": files / "test.csv"}
+    with pytest.raises(DataError, match="lack values"):
+        sources.make("table", **settings)
+    source = sources.make("table", **settings, missing=missing)
+    table = pd.read_csv(files / "train.csv")
+    assert (len(source.train), len(source.test)) == ((58, 28) if missing == "drop" else (60, 30))
+    if missing == "impute":
+        for arrays in (source.train, source.test):
+            np.testing.assert_allclose(arrays.x[[0, 3], 0], table["x"].mean(), rtol=1e-6)
+        common = table["kind"].mode()[0]
+        assert source.train.x[3, 1:].tolist() == [float(common == kind) for kind in ("u", "v")]
+    assert source.settings["missing"] == missing
+
+
+def test_labels_are_never_filled(files: Path) -> None:
+    table = pd.read_csv(files / "train.csv")
+    table.loc[0, "label"] = None
+    table.to_csv(files / "train.csv", index=False)
+    with pytest.raises(DataError):
+        sources.make("table", path=files / "train.csv", label=["label"], missing="impute")
