@@ -23,7 +23,7 @@ OPENS |= {
     "model.weights": "a file of parameters",
     "model.network": "a folder of a network",
 }
-OPENS |= {"data.test": "a table", "data.validation": "a table"}
+OPENS |= {"partition.path": "a table or JSON", "data.test": "a table", "data.validation": "a table"}
 OPENS |= {"judge.inception": "a file of parameters"}
 """Settings that name files, which are opened as data; all others open nothing, none leads to code or the network."""
 

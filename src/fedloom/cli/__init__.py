@@ -108,13 +108,15 @@ example:
 
 PARTITION = """Show how data are distributed over clients, without training.
 
-usage: fedloom partition [RECIPE.yaml] [key=value …] [--out FILE] [--json] [--debug]
+usage: fedloom partition [RECIPE.yaml] [key=value …] [--out FILE] [--save FILE] [--json] [--debug]
 
 Takes the keys of fedloom run; the relevant ones are data, partition, clients, seed, validation and held_out.
 
 options:
   --out FILE              the figure (png, svg or pdf), which must not exist; by default partition.png, or
                           partition-2.png and so on
+  --save FILE             also write which client holds which sample, into a new .parquet or .csv file, which
+                          partition=file partition.path=FILE reads
   --json                  print the statistics and the figure's path as JSON
 
 example:
@@ -225,7 +227,7 @@ COMMANDS = (
         "show how data are distributed over clients, without training",
         PARTITION,
         "fedloom.cli.data:partition",
-        ("--out=", "--json"),
+        ("--out=", "--save=", "--json"),
     ),
     Application(
         "predict",

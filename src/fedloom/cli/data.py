@@ -22,7 +22,7 @@ from fedloom.config.overrides import split_words
 from fedloom.core.errors import ConfigError, DataError, nearest
 from fedloom.core.federation import Federation
 from fedloom.core.targets import are_numbers
-from fedloom.data import Source, sources, statistics
+from fedloom.data import Source, save_partition, sources, statistics
 from fedloom.data.plots import plot_labels, plot_samples
 from fedloom.data.sources.files import Files, files_of, roots
 from fedloom.experiment.console import format_size, make_console, plain_table, print_raw, relpath, show_warnings
@@ -50,6 +50,8 @@ def partition(arguments: argparse.Namespace) -> int:
     out = arguments.out or config.out
     path = picture_path(out) if out else free("partition.png")
     federation = build_federation(config)
+    if arguments.save is not None:
+        save_partition(federation, arguments.save)
     has_classes = federation.train.arrays.has_classes
     if has_classes:
         write_picture(path, lambda: plot_labels(federation, path))

@@ -223,6 +223,7 @@ RUN = CommandSchema(
         ("method", "fedcvae"): {**_GENERATES, "model": "conditional_vae", "local": {**_ADAM, "lr": 2e-3}},
         ("data", has_clients): {"partition": "natural"},
         ("partition", "natural"): {"clients": None},
+        ("partition", "file"): {"clients": None},
         ("partition", "acid"): {"clients": 100, "held_out": "common"},
         ("partition", "alid"): {"clients": 100, "held_out": "common"},
         ("partition", "niid1"): {"clients": 5, "participation": 1.0},

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from fedloom.applications import at
 from fedloom.core.registry import lazily
 from fedloom.data.augment import augmentations
-from fedloom.data.federate import federate, statistics
+from fedloom.data.federate import federate, save_partition, statistics
 from fedloom.data.labels import LabelNoise, Target, noises, targets
 from fedloom.data.partitions import Partition, partitions
 from fedloom.data.sources import Source, sources
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LabelNoise", "Partition", "Source", "Target", "as_source", "augmentations", "federate", "from_tensors", "noises",
-    "partitions", "sources", "statistics", "streams", "targets", "task_stream",
+    "partitions", "save_partition", "sources", "statistics", "streams", "targets", "task_stream",
 ]  # fmt: skip
 
 _lazy = lazily(__name__, "user.as_source", "sources.arrays.from_tensors")

@@ -6,6 +6,7 @@ import hashlib
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal, Never
 
 import numpy as np
@@ -180,6 +181,31 @@ def by_name(source: str | Source, own: dict[str, Any]) -> Source:
         name = source if isinstance(source, str) else source.name
         raise ConfigError(f"{foreign}= belongs to own data, such as arrays (x, y), and {name!r} has no such setting.")
     return sources.make(source, **own) if isinstance(source, str) else source
+
+
+def save_partition(federation: Federation, path: Path | str) -> None:
+    """Write which client holds which sample of the training pool, for ``partition=file``: columns sample and client.
+
+    Clients' validation and test rows are theirs, too, if they are taken from the pool.
+
+    Raises:
+        DataError: if the file cannot be written, or ends in neither ``.parquet`` nor ``.csv``.
+    """
+    import pandas as pd
+
+    path, pool = Path(path), federation.train.arrays.x
+    splits = [s for s in (federation.train, federation.validation, federation.held_out) if s.arrays.x is pool]
+    columns = {
+        "sample": np.concatenate([split.index.rows for split in splits]),
+        "client": np.concatenate([split.index.owners for split in splits]),
+    }
+    frame = pd.DataFrame(columns).sort_values("sample")
+    if path.suffix not in (".parquet", ".csv") or path.exists():
+        raise DataError(f"{path} must be a new file that ends in .parquet or .csv.")
+    try:
+        frame.to_csv(path, index=False) if path.suffix == ".csv" else frame.to_parquet(path, index=False)
+    except OSError as error:
+        raise DataError(f"{path} cannot be written: {error.strerror or error}.") from error
 
 
 def with_validation(source: Source, other: Source) -> Source:

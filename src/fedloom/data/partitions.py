@@ -7,18 +7,20 @@ clients hold few classes in ``Shards``, ``Pathological`` and ``Niid1``, Dirichle
 >>> from fedloom.data.partitions import partitions
 >>> partitions.names()
 ['iid', 'lognormal', 'shards', 'pathological', 'niid1', 'dirichlet', 'niid2', 'dirichlet_balanced', 'acid', 'alid',
- 'natural', 'flower']
+ 'natural', 'file', 'flower']
 """
 
 from __future__ import annotations
 
 import copy
 import inspect
+import json
 import math
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -26,8 +28,9 @@ from numpy import ndarray
 from numpy.random import Generator
 
 from fedloom.core.checks import one_of
-from fedloom.core.errors import ConfigError, DataError, with_type
+from fedloom.core.errors import ConfigError, DataError, first_line, with_type
 from fedloom.core.federation import Index
+from fedloom.core.files import readable
 from fedloom.core.ranges import Count, NonNegative, NonNegativeInt, Positive
 from fedloom.core.registry import Registry
 from fedloom.core.settings import check_fields
@@ -675,6 +678,72 @@ class Rows(Partition):
     def describe(self) -> dict[str, Any]:
         """Name and number of clients; the assignment itself is in the federation's fingerprint."""
         return {"name": self.name, "clients": len(self.rows)}
+
+
+@partitions.register
+@dataclass(frozen=True)
+class File(Partition):
+    """The client of every sample as a file says; ``save_partition`` and ``fedloom partition --save`` write one.
+
+    A table (``.parquet``, ``.csv``) has a column ``client``, ``client_id`` (FedScale) or ``partition_id``
+    (flwr-datasets), and the row number of the sample as ``sample``, ``row`` or ``index``; without that its rows are
+    those of the data, in order. A ``.json`` file maps clients to lists of row numbers, or has LEAF's ``users`` and
+    ``num_samples``, whose samples follow each other in the data. Clients are numbered in the order of their sorted ids
+    in tables, and as listed in JSON.
+
+    Args:
+        path: the file.
+
+    Raises:
+        DataError: if it cannot be read, or names no clients, or a row that the data do not have, or one twice.
+    """
+
+    path: Path
+
+    reads_labels: ClassVar[bool] = False
+    needs_clients: ClassVar[bool] = False
+
+    def owners(self, labels: ndarray, clients: int, rng: Generator, groups: ndarray | None = None) -> ndarray:
+        lists = _lists(self.path.expanduser(), len(labels))
+        return Rows(lists).owners(labels, clients, rng)
+
+
+def _lists(path: Path, samples: int) -> list[ndarray]:
+    """The rows of each client in a file, of data with so many samples."""
+    if path.suffix.lower() == ".json":
+        return _lists_of_json(path)
+    from fedloom.data.sources.table import read_frame  # slow to import
+
+    frame = read_frame(path)
+    client = next((name for name in ("client", "client_id", "partition_id") if name in frame), None)
+    row = next((name for name in ("sample", "row", "index") if name in frame), None)
+    if client is None:
+        raise DataError(f"{path} has no column client, client_id or partition_id.")
+    if row is None and len(frame) != samples:
+        raise DataError(f"{path} has {len(frame)} rows, but there are {samples} samples; add their numbers as sample.")
+    rows = np.arange(samples) if row is None else frame[row].to_numpy()
+    if rows.dtype.kind not in "iu":
+        raise DataError(f"{path}: the column {row!r} must hold row numbers.")
+    owner = np.unique(frame[client].to_numpy(), return_inverse=True)[1]
+    return np.split(rows[np.argsort(owner, kind="stable")], np.cumsum(np.bincount(owner))[:-1])
+
+
+def _lists_of_json(path: Path) -> list[ndarray]:
+    try:
+        found = json.loads(readable(path).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise DataError(f"there is no file {path}.") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise DataError(f"{path} cannot be read as JSON: {first_line(error)}.") from error
+    if isinstance(found, dict) and {"users", "num_samples"} <= found.keys():
+        counts = found["num_samples"]
+        if not isinstance(counts, list) or not all(type(n) is int and n > 0 for n in counts):
+            raise DataError(f"{path}: num_samples must be a list of whole numbers of at least 1.")
+        return np.split(np.arange(sum(counts)), np.cumsum(counts)[:-1])
+    lists = list(found.values()) if isinstance(found, dict) else found
+    if not isinstance(lists, list) or not lists or not all(isinstance(part, list) for part in lists):
+        raise DataError(f"{path} maps no clients to lists of rows, and has no users and num_samples, like LEAF's.")
+    return [np.array(part) if part else np.zeros(0, np.int64) for part in lists]
 
 
 @partitions.register
