@@ -74,7 +74,7 @@ def test_every_need_of_conditions_has_a_case() -> None:
         "full_participation": "every client in every round", "twin": "two augmented views",
         "target": "the data have none", "views": "two views of inputs",
         "teacher": "a trained model to learn from", "sgd": "local training by sgd",
-        "common_classes": "the numbers of classes", "validation": "responses on validation samples",
+        "common_classes": "class numbers", "validation": "responses on validation samples",
     }  # fmt: skip
     assert set(needs) == set(words)
     assert all(word in told for word in words.values())
