@@ -7,7 +7,7 @@ Every framework is installed from PyPI into an environment of its own (once) and
 what one file says: who takes part, which rows a step sees, where the model starts. A number is the digits that agree,
 -log10(max |Δ| / max |θ|), over the server's last model and what clients keep to themselves. Where two disagree,
 ``rows.py`` names the cause and the smallest change after which they do not; what it does not explain ends the command
-with an error.
+with an error. Rows of ``--out`` that ``--peers`` and ``--only`` leave out stay as they are.
 """
 
 from __future__ import annotations
@@ -112,14 +112,17 @@ def main() -> None:
     rows = [row for row in ROWS if row.peer in pythons and (not args.only or row.method in args.only)]
     with tempfile.TemporaryDirectory() as folder:
         results = compare(rows, pythons, Path(folder))
+    old = json.loads(args.out.read_text()) if args.out and args.out.exists() else {"rows": [], "versions": {}}
+    all_rows = {(result["method"], result["peer"]): result for result in (*old["rows"], *results)}
     found = {
         "command": "python benchmarks/peers/agreement",
         "date": datetime.now(UTC).date().isoformat(),
-        "versions": {"fedloom": {"torch": version("torch")}}
+        "versions": old["versions"]
+        | {"fedloom": {"torch": version("torch")}}
         | {p: versions(p, python) for p, python in pythons.items()},
         "left_out": missing,
         "situations": list(SITUATIONS),
-        "rows": results,
+        "rows": [all_rows[row.method, row.peer] for row in ROWS if (row.method, row.peer) in all_rows],
     }
     print(page.table(found))
     if args.out:

@@ -69,14 +69,17 @@ def page(found: dict[str, Any]) -> str:
     after = sum(not agrees(r["digits"]) and bool(r["changed"]) and agrees(r["changed"]) for r in rows)
     methods = len({result["method"] for result in rows})
     versions = [f"{NAMES[p]} {v[PACKAGES[p]]} (torch {v['torch']})" for p, v in found["versions"].items() if p in NAMES]
+    present = {(result["method"], result["peer"]) for result in rows}
+    absent = [f"`{row.method}` of {NAMES[row.peer]}" for row in ROWS if (row.method, row.peer) not in present]
+    rest = f" Not in this result: {', '.join(absent)}." if absent else ""
     situations, torch = "; ".join(found["situations"]), found["versions"]["fedloom"]["torch"]
     return f"""# Agreement with other frameworks
 
 `{found["command"]}` runs one small federation through FedLoom and through the classes of other frameworks, each
 installed from PyPI into an environment of its own: five clients with 6 to 15 samples, five rounds, float64, the same
 first model, cohorts and mini-batches. The digits that agree are -log₁₀(max |Δ| / max |θ|), over the server's last model
-and over what clients keep to themselves. Several numbers stand for, in this order, {situations}; a single
-one or a range, for all of these.
+and over what clients keep to themselves. Several numbers stand for, in this order: {situations}.
+A single one or a range stands for all of these.
 
 Of {len(rows)} comparisons of {methods} methods, {same} agree to at least {AGREED:.0f} digits as they are, and {after}
 more after the named change; rounding alone leaves 14 to 16. Settings that a framework has, such as weights by samples,
@@ -86,5 +89,5 @@ these frameworks is part of FedLoom. What they do was seen by running the versio
 {table(found)}
 
 Run on {found["date"]}: FedLoom (torch {torch}), {", ".join(versions)}. The command ends with an error if anything
-differs that `benchmarks/peers/agreement/rows.py` does not explain, or explains in vain.
+differs that `benchmarks/peers/agreement/rows.py` does not explain, or explains in vain.{rest}
 """
