@@ -256,7 +256,7 @@ def test_sequences_are_guided_position_by_position() -> None:
     phi = torch.tensor([0.3, -1.0, 0.5, 2.0, -0.2], dtype=torch.float64)
     ctx = NOWHERE._replace(down={"guide": phi})
     whole = Selective(0.4, top_k=1).loss(
-        Output(student.view(4, 3, 4), teacher=teacher.view(4, 3, 4)), Batch(y, y.view(4, 3)), ctx
+        Output(student.view(4, 3, 4), teacher=teacher.view(4, 3, 4)), Batch(y.view(4, 3), y.view(4, 3)), ctx
     )
     each = Selective(0.4, top_k=1).loss(Output(student, teacher=teacher), Batch(y, y), ctx)
     torch.testing.assert_close(whole, each.view(4, 3).mean(1), rtol=0, atol=1e-12)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import random
 import sys
 import typing
 from collections import Counter
@@ -186,11 +187,13 @@ def look(function: Callable[..., Any], values: dict[str, tuple[Any, Any]]) -> No
             look(function, fields)
         else:
             flat |= fields
+    drawn = random.getstate()  # beartype draws the items of sequences that it looks at
     with jaxtyping.jaxtyped("context"):
         for name, (hint, value) in flat.items():
             if not is_bearable(value, hint):
                 seen = ", ".join(f"{one} {list(it.shape)}" for one, (_, it) in flat.items() if isinstance(it, Tensor))
                 pytest.fail(f"{function.__module__}.{function.__qualname__}: {name} is no {hint} among {seen}")
+    random.setstate(drawn)
 
 
 def is_nothing(value: Any) -> bool:

@@ -605,7 +605,7 @@ class Listed(NamedTuple):
 def listed(pool: Path, by_client: bool) -> Listed:
     """The images of a folder, in order of names, client by client."""
     outer = folders_in(pool)
-    if not by_client and any(entry.is_dir() for name in outer for entry in os.scandir(pool / name)):
+    if not by_client and any(entry.is_dir() for name in outer for entry in [*os.scandir(pool / name)]):
         raise DataError(
             f"{pool}: its folders contain folders; if each outer folder is a client, set data.by_client=true."
         )
