@@ -12,6 +12,7 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 import pytest
+from helpers.marks import kinds
 
 from fedloom.core import yaml
 from fedloom.core.needs import Needs
@@ -28,7 +29,7 @@ PAGES = ["README.md", *(str(p.relative_to(ROOT)) for p in sorted((ROOT / "docs")
 
 
 @pytest.mark.filterwarnings("ignore:clients/only_eights")  # a page shows it
-@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("name", kinds(PAGES, ["README.md", *(p for p in PAGES if "tutorial" in p)]))
 def test_examples_run(name):
     flags = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
     failed, _ = doctest.testfile(str(ROOT / name), module_relative=False, optionflags=flags)

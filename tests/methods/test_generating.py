@@ -128,7 +128,7 @@ def trained(name: str, rounds: int) -> tuple[nn.Module, Tensor]:
 
 
 @pytest.mark.parametrize("name", BOTH)
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_what_is_made_looks_like_the_data(name: str) -> None:
     """Each class is bright where it should be; before training it is not."""
     net, after = trained(name, 20)

@@ -102,7 +102,7 @@ def test_compositions_agree_on_every_engine(name: str) -> None:
     assert found[0].history[-1]["clients/accuracy/mean"] == found[1].history[-1]["clients/accuracy/mean"]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_they_beat_fedavg_where_clients_have_two_digits_each() -> None:
     """Real digits, few rounds, long local work."""
     federation = federate("digits", partitions.make("pathological", classes=2), clients=10, seed=0)

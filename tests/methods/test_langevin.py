@@ -90,7 +90,7 @@ def test_clients_chain_samples_a_mixture() -> None:
     assert_mixture(ctx.local["chain"])
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_servers_samples_follow_the_mixture_of_what_clients_say() -> None:
     """Each client knows its own Gaussian alone."""
     term = Energy(per_class=4000, beta=SIZE, beta_final=SIZE, delta=(2 * SIZE) ** 0.5, weights="raw", clip=False)

@@ -130,7 +130,7 @@ def test_a_set_by_class_needs_classes_that_mean_the_same_at_all_clients(federati
         SyntheticEvaluator(own)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_training_ends_when_nothing_is_left_to_learn() -> None:
     few = some(sources.make("digits").train, each=10)
     found = fit("mlp", few, ClassifierTraining(augment=()), seed=0)
