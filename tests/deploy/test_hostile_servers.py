@@ -15,6 +15,7 @@ import torch
 from helpers.deploying import config, in_process
 
 from fedloom.cli import main
+from fedloom.core import files
 from fedloom.core.client import Broadcast
 from fedloom.core.errors import CheckpointError, ConfigError
 from fedloom.methods import methods
@@ -89,6 +90,17 @@ def test_a_node_makes_networks_of_sizes_alone(model: dict[str, Any], tmp_path: P
     assert facts == {"ticket": TICKET, "status": "refused", "code": "settings"}
     assert not [path for path in opened if path.startswith((str(folder), "/etc/passwd"))]
     assert not {"transformers", "timm"} & sys.modules.keys()
+
+
+@pytest.mark.parametrize("memory", [1e6, 1e15])
+def test_the_code_for_a_large_model_tells_nothing_of_the_memory(
+    memory: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "memory", lambda: memory)
+    node = Node(table(tmp_path / "mine.csv"), tmp_path / "state")
+    facts = unpack(node.answer(joining(TABLE, model={"name": "mlp", "hidden": [1 << 20, 1 << 10]}))).facts
+    node.close()
+    assert (facts["status"], facts["code"]) == ("refused", "quota")
 
 
 def test_a_server_learns_nothing_of_a_table_from_refusals(tmp_path: Path) -> None:

@@ -89,6 +89,9 @@ def test_no_setting_goes_beyond_its_range(place: str) -> None:
         {"method": {"name": "fedavg", "uplink": {"top_k": {"slices": ["../../x"]}}}},
         {"method": {"name": "fedavg", "mixing": {"name": "fixed", "weights": [1e13]}}},
         {"compute": {"name": "batched", "shares": 2**40}},
+        {"model": {"name": "mlp", "hidden": [1] * 10_001}},
+        {"model": {"name": "wide_resnet", "depth": 60_004}},
+        {"augment": ["flip"] * 10_001},
     ],
 )
 def test_a_node_answers_with_a_code_before_it_reads_its_data(changed: dict[str, Any], tmp_path: Path) -> None:

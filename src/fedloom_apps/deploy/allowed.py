@@ -26,6 +26,7 @@ from fedloom.models import models
 from fedloom_apps.deploy.messages import MODERATE
 
 WHOLE = 1 << 20  # largest whole number whose range has no upper end
+LONG = 10_000  # values of a list, or layers of a network, which take memory and time before they have a parameter
 NAMES = ("what", "metric", "metrics", "slices", "bounds")
 """Settings that name slices of an update, or metrics: words like ``drift/control``."""
 NAME = re.compile(r"[A-Za-z0-9_]{1,40}(/[A-Za-z0-9_]{1,40}){0,3}")
@@ -36,6 +37,7 @@ WORDS = {
     "positions": Literal["last", "every"],
 }
 """The settings of models that are words."""
+DEEP = ("model.depth", "model.layers")
 DOWNLOADING = ("distilbert",)  # its configuration is on the hub, even without parameters
 
 
@@ -61,6 +63,8 @@ def check(values: Mapping[str, Any]) -> None:
         )
     if values["model"].get("pretrained"):
         raise ConfigError("model.pretrained=true makes nodes download weights; set it to false.")
+    if len(values["augment"]) > LONG:
+        raise ConfigError(f"augment has {len(values['augment']):,} steps, where {LONG:,} are allowed.")
     for place, parameters, given in _given(values):
         for key in given.keys() & parameters.keys():
             value, known = given[key], parameters[key]
@@ -126,6 +130,9 @@ def _is_closed(key: str, kind: Any) -> bool:
 def _wrong(key: str, value: Any, annotation: Any) -> str | None:
     """What is wrong with the value of a setting, or None."""
     known = range_of(_kind(key, annotation))
+    long = len(value) if isinstance(value, list | tuple | Mapping) else value if key in DEEP else 0
+    if long > LONG:
+        return f"asks for {long:,} values or layers, where {LONG:,} are allowed"
     for item in [*each(value), *(value if isinstance(value, Mapping) else ())]:
         if isinstance(item, str) and not isinstance(known, Words):
             if key.rpartition(".")[2] not in NAMES or not NAME.fullmatch(item):

@@ -12,7 +12,7 @@ import torch
 
 from fedloom.config.keys import CONDITIONS, METHOD, model_factory
 from fedloom.config.schema import arguments
-from fedloom.core.errors import ConfigError
+from fedloom.core.errors import ConfigError, DataError
 from fedloom.core.federation import Arrays, Federation, Index, Population, Split
 from fedloom.core.method import Method
 from fedloom.core.plan import ClientPlan
@@ -136,7 +136,10 @@ def bench(assignment: Assignment, data: NodeData, most: float = float("inf")) ->
         "device": "cpu", "teacher": None, "client_state": "memory",
     }  # fmt: skip
     method = assignment.method()
-    model = model_factory(values["model"], data.train, method.targets)
+    try:
+        model = model_factory(values["model"], data.train, method.targets)
+    except DataError as error:  # of this machine's memory, of which the code says no more than of the limit
+        raise Refusal(Code.QUOTA, str(error)) from error
     with torch.device("meta"):
         numbers = sum(t.numel() for t in model().state_dict().values())
     if numbers * getattr(torch, values["dtype"]).itemsize > most:
