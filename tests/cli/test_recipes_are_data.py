@@ -1,17 +1,25 @@
-"""A recipe is data: no setting of any command opens, imports, runs or downloads what it does not document."""
+"""Recipes and run directories are data: neither opens, imports, runs or downloads what it does not document."""
 
+import hashlib
+import importlib
 import inspect
+import json
+import pickle
+import shutil
 import sys
 import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from helpers.commands import Cli
 
 from fedloom.applications import applications, at
 from fedloom.config.schema import Choice, Record, Section, Value
+from fedloom.core import yaml
 
 SCHEMAS = {one.name: at(one.schema) for one in applications().values() if one.schema}
 SMALL = ("--dry-run", "-q")
@@ -84,6 +92,7 @@ class Watch:
             "subprocess.Popen",
             "os.system",
             "compile",
+            "pickle.find_class",
         ):
             told = getattr(args[0], "co_filename", args[0]) if event in ("exec", "import") else args
             if MARK in repr(told):
@@ -135,3 +144,148 @@ def test_no_setting_leads_to_code_or_to_a_file_that_it_does_not_name(
         print(f"\n{command}: {len(outcomes)} settings x {len(values)} values, exit codes {codes}; opened by {opened}")
     wrong = {words: seen for words, seen in outcomes.items() if seen - ({"open"} if words[-1] in OPENS else set())}
     assert not wrong
+
+
+READING = {
+    "predict": ("predict", "run=one", "test.npz"),
+    "evaluate": ("evaluate", "run=one"),
+    "export": ("export", "run=one"),
+    "target": ("target", "run=one", "data=test.npz", "method=target_prior"),
+    "report": ("report", "one"),
+    "verify": ("verify", "one", "--replay", "1"),
+    "run": ("run", "-q", "resume=one"),
+    "search": ("search", "-q", "resume=one"),
+    "distill": ("distill", "-q", "resume=one"),
+    "deploy server": ("deploy", "server", "-q", "resume=one", "--insecure"),
+    "deploy status": ("deploy", "status", "one"),
+    "deploy why": ("deploy", "why", "one"),
+    "deploy agree": ("deploy", "agree", "one"),
+}
+"""The commands that read a run directory."""
+
+
+class Stranger:
+    """Imports a stranger's module when it is unpickled."""
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[str]]:
+        return importlib.import_module, (MARK,)
+
+
+@pytest.fixture
+def finished(cli: Cli, tmp_path: Path) -> Path:
+    """A finished run of a method with client states, samples to predict, and an untouched copy of the run."""
+    words = ("method=fedper", "clients=3", "rounds=2", "model.hidden=[8]", "checkpoint.every=1", "participation=1")
+    assert cli("run", "-q", "data=digits", *words, "out=one").code == 0
+    np.savez(
+        tmp_path / "test.npz", x=np.zeros((4, 1, 8, 8), np.float32), y=np.arange(4), x_train=np.zeros((4, 1, 8, 8))
+    )
+    shutil.copytree(tmp_path / "one", tmp_path / "whole")
+    return tmp_path / "one"
+
+
+def watched(cli: Cli, watch: Watch, words: Sequence[str]) -> tuple[int, set[str]]:
+    """The exit code of a command, and what it did with what a stranger named."""
+    watch.found, watch.on = set(), True
+    try:
+        return cli(*words).code, watch.found
+    finally:
+        watch.on = False
+
+
+def leaves(tree: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The places of all texts, and of nothing, in plain data."""
+    if isinstance(tree, dict | list):
+        for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
+            yield from leaves(value, (*at, key))
+    elif tree is None or isinstance(tree, str):
+        yield at
+
+
+def replaced(tree: Any, at: tuple[Any, ...], value: Any) -> Any:
+    """Plain data with another value at a place."""
+    if not at:
+        return value
+    made = dict(tree) if isinstance(tree, dict) else list(tree)
+    made[at[0]] = replaced(tree[at[0]], at[1:], value)
+    return made
+
+
+@pytest.mark.exhaustive
+def test_no_file_of_a_run_directory_leads_to_code(
+    finished: Path, cli: Cli, watch: Watch, values: Sequence[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each file is a pickle, a torch archive, a YAML of objects, or a link's target; each command reads the run."""
+    codes: dict[int, int] = {}
+    torch.save(Stranger(), finished.parent / "torch")
+    texts = {
+        "pickle": pickle.dumps(Stranger()),
+        "torch": (finished.parent / "torch").read_bytes(),
+        "yaml": f"!!python/object/apply:importlib.import_module [{MARK}]\n".encode(),
+        "names": json.dumps(dict.fromkeys(("model", "config", "checkpoint", "out", "run"), values[0])).encode(),
+    }
+    kept = finished.parent / "whole"
+    files = sorted(path.relative_to(kept) for path in kept.rglob("*") if path.is_file() and "tables" not in path.parts)
+    assert len(files) >= 12
+    for command, words in READING.items():
+        for name in files:
+            for kind, content in texts.items():
+                (finished / name).parent.mkdir(exist_ok=True)
+                (finished / name).write_bytes(content)
+                code, found = watched(cli, watch, words)
+                assert not found, (command, str(name), kind)
+                codes[code] = codes.get(code, 0) + 1
+            shutil.rmtree(finished)
+            shutil.copytree(kept, finished)
+    with capsys.disabled():
+        print(f"\n{len(READING)} commands x {len(files)} files x {len(texts)} contents: exit codes {codes}")
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", ["config.yaml", "summary.json", "checkpoint/round-000002/manifest.json"])
+def test_no_text_in_a_run_directory_leads_to_code_or_to_a_file_that_it_does_not_name(
+    name: str, finished: Path, cli: Cli, watch: Watch, values: Sequence[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every text of its settings, summary and checkpoint is a path, and the name of code that can be imported."""
+    kept, codes, opened = finished.parent / "whole", dict[int, int](), set[str]()
+    tree = yaml.load(kept / name) if name.endswith(".yaml") else json.loads((kept / name).read_text())
+    for place in leaves(tree):
+        key = ".".join(map(str, place))
+        for value in (values[0], values[5]):
+            for command in ("predict", "report", "verify", "run"):
+                made = replaced(tree, place, value)
+                (finished / name).write_text(yaml.dump(made) if name.endswith(".yaml") else json.dumps(made))
+                code, found = watched(cli, watch, READING[command])
+                if "open" in found:
+                    opened.add(key)
+                assert not found - ({"open"} if key in OPENS else set()), (command, key, value, found)
+                codes[code] = codes.get(code, 0) + 1
+        shutil.rmtree(finished)
+        shutil.copytree(kept, finished)
+    with capsys.disabled():
+        print(f"\n{name}: {len(list(leaves(tree)))} texts, exit codes {codes}; opened by {sorted(opened)}")
+
+
+def test_a_checkpoint_names_no_file_elsewhere(finished: Path, cli: Cli, watch: Watch, values: Sequence[str]) -> None:
+    """Its manifest has a valid checksum; clients' states likewise are files of the run's own folder."""
+    path = finished / "checkpoint" / "round-000002" / "manifest.json"
+    manifest = json.loads(path.read_text())
+    del manifest["sha256"]
+    (finished / "summary.json").unlink()  # a run that had not ended
+    for name in (values[1], f"../../../{MARK}/net.safetensors"):
+        made = manifest | {"files": manifest["files"] | {name: manifest["files"]["server.safetensors"]}}
+        seal = hashlib.sha256(json.dumps(made, sort_keys=True).encode()).hexdigest()
+        path.write_text(json.dumps(made | {"sha256": seal}))
+        for command in ("run", "predict", "evaluate", "export", "deploy status"):
+            _, found = watched(cli, watch, READING[command])
+            assert not found, (command, name)
+    assert "names a file elsewhere" in cli("run", "-q", "resume=one").err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", [*applications(), "predict", "export", "verify", "evaluate", "data", "list"])
+def test_no_word_of_a_command_leads_to_code(command: str, cli: Cli, watch: Watch, values: Sequence[str]) -> None:
+    """A folder or file that is named is opened as data; code is named by --import, and by --data of a node."""
+    for value in values:
+        for words in ((value,), (f"run={value}",), (f"resume={value}",), ("status", value), ("why", value)):
+            _, found = watched(cli, watch, (command, *words, "-q"))
+            assert found <= {"open"}, words
