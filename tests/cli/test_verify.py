@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from helpers.commands import Cli
 
+import fedloom as fl
+
 WORDS = ("run", "-q", "method=fedavg", "model=logistic", "clients=3", "rounds=3", "checkpoint.every=1")
 
 
@@ -85,3 +87,12 @@ def test_who_rewrites_the_checksums_too_is_noticed_by_a_replay(cli: Cli, run: Pa
 def test_mistakes(cli: Cli, run: Path) -> None:
     for words in (("verify",), ("verify", "nowhere"), ("verify", "runs", "--replay", "x")):
         assert cli(*words).code == 2
+
+
+def test_a_run_from_python_has_checksums_but_no_data_and_parts_to_run_again(cli: Cli, tmp_path: Path) -> None:
+    federation = fl.data.federate("digits", "iid", clients=3, seed=0)
+    fl.run("fedavg", federation, "logistic", rounds=1, out=tmp_path / "mine")
+    assert cli("verify", "mine") == (0, "mine: as recorded\n", "")
+    code, out, _ = cli("verify", "mine", "--replay", "1")
+    assert code == 1
+    assert "its data, model and parts are recorded by digest alone, so make it again in Python" in out

@@ -76,7 +76,8 @@ def problem(run: Path) -> str | None:
 
 def replayed(run: Path, rounds: int) -> str | None:
     """The first difference between a run's records and those of its first rounds, run again; None if bits are equal."""
-    directory, config = RUN.of_run(run, "its first rounds cannot be run again from its settings")
+    instead = "its data, model and parts are recorded by digest alone, so make it again in Python to compare records"
+    directory, config = RUN.of_run(run, instead)
     if changes := directory.config().get("changes"):
         raise ConfigError(
             f"{run} changed settings after round {changes[0]['after']}, so that none tell of all its rounds."
