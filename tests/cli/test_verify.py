@@ -55,6 +55,7 @@ def test_what_was_altered_is_named(alter: object, name: str, cli: Cli, run: Path
     assert "was cut, altered or lost after the run had ended" in out
 
 
+@pytest.mark.filterwarnings("default:.*its numbers are not those of the run:UserWarning")
 @pytest.mark.parametrize("alter", [cut, better])
 def test_reports_and_resumed_runs_tell_of_altered_records(alter: object, cli: Cli, run: Path) -> None:
     assert callable(alter)
