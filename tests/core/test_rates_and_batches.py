@@ -190,11 +190,11 @@ def test_a_cosine_goes_to_the_last_round_of_the_run(tmp_path: Any) -> None:
 
 
 @pytest.mark.parametrize(("settings", "told"), [
-    ({"schedule": "cosin"}, "unknown local.schedule 'cosin'; did you mean 'cosine'"),
-    ({"step_schedule": "steps"}, "unknown local.step_schedule"),
+    ({"schedule": "cosin"}, "local.schedule is 'cosin'; did you mean 'cosine'"),
+    ({"step_schedule": "steps"}, "local.step_schedule is 'steps'"),
     ({"milestones": (3,)}, "milestones are used by schedule=milestones"),
     ({"lr_end": 0.1}, "horizon and lr_end are used by schedule=cosine"),
-    ({"rates": {"head": 0.0}}, "rates must be finite and greater than 0"),
+    ({"rates": {"head": 0.0}}, "rates must be a finite number greater than 0"),
     ({"optimiser": "adamw", "momentum": 0.5}, "momentum belongs to sgd"),
 ])  # fmt: skip
 def test_settings_that_would_do_nothing_are_refused(settings: dict[str, Any], told: str) -> None:

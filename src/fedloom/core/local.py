@@ -113,12 +113,12 @@ class Local:
     schedule: Literal["step", "milestones", "cosine", "linear"] | Callable[[int], float] = "step"
     lr_decay: Annotated[float, Range(0, 1, above=True)] = 1.0
     decay_every: Count = 1
-    milestones: tuple[int, ...] = ()
+    milestones: tuple[NonNegativeInt, ...] = ()
     horizon: Count | None = None
     lr_end: Probability = 0.0
     warmup: NonNegativeInt = 0
     step_schedule: Literal["constant", "linear", "cosine", "warmup"] | Callable[[int, int], float] = "constant"
-    rates: Mapping[str, float] = field(default_factory=dict)
+    rates: Mapping[str, Positive] = field(default_factory=dict)
     momentum: Decay = 0.0
     nesterov: bool = False
     weight_decay: NonNegative = 0.0
@@ -142,7 +142,6 @@ class Local:
             "milestones are used by schedule=milestones": not self.milestones or self.schedule == "milestones",
             "horizon and lr_end are used by schedule=cosine and schedule=linear": self.schedule in TO_THE_END
             or (self.horizon is None and not self.lr_end),
-            "rates must be finite and greater than 0": all(0 < rate < float("inf") for rate in self.rates.values()),
             "nesterov needs momentum above 0": not self.nesterov or self.momentum > 0,
             "momentum belongs to sgd; adam has beta1": self.optimiser == "sgd" or self.momentum == 0,
             "dp_noise is a multiple of dp_clip; set dp_clip too, to a finite number": not self.dp_noise

@@ -8,7 +8,7 @@ address or code.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from inspect import Parameter
 from math import inf
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -27,9 +27,9 @@ from fedloom_apps.deploy.messages import MODERATE
 
 WHOLE = 1 << 20  # largest whole number whose range has no upper end
 LONG = 10_000  # values of a list, or layers of a network, which take memory and time before they have a parameter
-NAMES = ("what", "metric", "metrics", "slices", "bounds")
-"""Settings that name slices of an update, or metrics: words like ``drift/control``."""
-NAME = re.compile(r"[A-Za-z0-9_]{1,40}(/[A-Za-z0-9_]{1,40}){0,3}")
+NAMES = ("what", "metric", "metrics", "slices", "bounds", "rates")
+"""Settings that name metrics, slices of an update or parameters: words like ``drift/control`` and ``body.0``."""
+NAME = re.compile(r"[A-Za-z0-9_]{1,40}([./][A-Za-z0-9_]{1,40}){0,9}")
 WORDS = {
     "norm": Literal["none", "group", "batch"],
     "padding": Literal["valid", "same"],
@@ -121,6 +121,8 @@ def _kind(key: str, annotation: Any) -> Any:
 def _is_closed(key: str, kind: Any) -> bool:
     """Whether a type holds numbers, truth values, words of a list, and names of slices or metrics."""
     if get_origin(kind) is Literal:
+        return True
+    if get_origin(kind) is Callable:  # which no message holds
         return True
     if inner := get_args(kind):
         return all(_is_closed(key, part) for part in (inner[:1] if get_origin(kind) is Annotated else inner))
