@@ -244,7 +244,7 @@ class FederatedTask(TrainerTask):
         tested = len(self.federation.test) or len(self.federation.held_out.index.rows)
         if experiment.evaluation.what == ("clients",) and not tested and self.traits.states == "driver":
             self.warnings.append(UNTESTED)
-        if (kept := len(self.federation.validation.index.rows)) and not self.evaluator.validates:
+        if (kept := len(self.federation.validation.index.rows)) and experiment.rounds and not self.evaluator.validates:
             self.warnings.append(
                 f"{kept} samples are set aside for validation, but this run reads none of them; validation=0 trains on "
                 "them."
