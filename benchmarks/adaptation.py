@@ -36,8 +36,7 @@ from fedloom.models import models
 from fedloom.parts.adaptation import Maml
 from fedloom.parts.objectives import CrossEntropy
 from fedloom_apps.online import ExpertConfig, ExpertEnsemble, learners
-from fedloom_apps.online.batches import stored, task_batches
-from fedloom_apps.online.ensemble import MEMORY
+from fedloom_apps.online.ensemble import MEMORY, stored, task_batches
 
 RATE, STEPS, CLASSES, SIZES = 0.1, 10, 10, (784, 200, 10)
 WORK = [(tasks, experts, inner) for tasks in (1, 10) for experts in (1, 6) for inner in (1, 5)]

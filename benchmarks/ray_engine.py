@@ -42,8 +42,8 @@ from fedloom.core.server import Server
 from fedloom.engines import engines
 from fedloom.experiment.runtime import reproducible
 from fedloom.experiment.store import ROOM, StateFolder, StateStore
+from fedloom_apps.ray.actor import pack, unpack
 from fedloom_apps.ray.engine import Ray
-from fedloom_apps.ray.packed import pack, unpack
 
 
 def engine_for(plan: ClientPlan, name: str) -> Engine:

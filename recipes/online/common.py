@@ -24,8 +24,7 @@ from fedloom.models import models
 from fedloom.parts.adaptation import Maml
 from fedloom_apps.online import Hedge, Measures, Online, grid, learners
 from fedloom_apps.online import run as run_stream
-from fedloom_apps.online.streams import KWay, SMnist, TaskStream, Transformed, task_stream
-from fedloom_apps.online.streams.base import Tasks
+from fedloom_apps.online.streams import KWay, SMnist, Tasks, TaskStream, Transformed, task_stream
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 from reporting import machine, notes, read, rounded, table, write

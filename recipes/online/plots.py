@@ -14,7 +14,7 @@ import matplotlib
 import numpy as np
 from common import SETTINGS, table
 
-from fedloom_apps.online.metrics import samples_needed
+from fedloom_apps.online.evaluate import samples_needed
 
 COLOURS = {
     "MOML": "#c1272d", "FTML": "#0b6e99", "MOGD": "#d9902f", "FS": "#888888", "TOE": "#444444",

@@ -21,7 +21,7 @@ from typing import Any
 
 from fedloom.core.errors import FedLoomError
 from fedloom.metrics.curves import paired
-from fedloom_apps.search.config import SEARCH, build
+from fedloom_apps.search.command import SEARCH, build
 from fedloom_apps.search.task import REFERENCE, search
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))

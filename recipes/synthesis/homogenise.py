@@ -34,7 +34,7 @@ from fedloom.core.rng import stream
 from fedloom.data.sources.generated import read_generated
 from fedloom.experiment.experiment import Evaluation, Experiment
 from fedloom.experiment.federated import run
-from fedloom_apps.synthesis.fit import AUTO, ClassifierTraining, classifier, fit
+from fedloom_apps.synthesis.judge import AUTO, ClassifierTraining, classifier, fit
 from fedloom_apps.synthesis.share import shared, warm_started
 
 USES = ("warm start", "shared", "both")

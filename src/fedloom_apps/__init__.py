@@ -196,7 +196,7 @@ APPLICATIONS = (
         "fedloom_apps.search.command:command",
         TRAINS,
         kind="search",
-        schema="fedloom_apps.search.config:SEARCH",
+        schema="fedloom_apps.search.command:SEARCH",
         load="fedloom_apps.search.task:load",
         step="run",
     ),
@@ -204,7 +204,7 @@ APPLICATIONS = (
         "online",
         "learn from a stream of tasks with bounded memory",
         ONLINE,
-        "fedloom_apps.online.command:command",
+        "fedloom_apps.online.config:command",
         TRAINS,
         kind="online",
         schema="fedloom_apps.online.config:ONLINE",
@@ -220,7 +220,7 @@ APPLICATIONS = (
         "distill",
         "train a small model, the student, with a larger one as its teacher",
         DISTILL,
-        "fedloom_apps.distill.command:command",
+        "fedloom_apps.distill.config:command",
         TRAINS,
         kind="distill",
         schema="fedloom_apps.distill.config:DISTILL",
@@ -239,7 +239,7 @@ APPLICATIONS = (
         "fedloom_apps.synthesis.command:command",
         TRAINS,
         kind="synthesis",
-        schema="fedloom_apps.synthesis.config:SYNTHESIZE",
+        schema="fedloom_apps.synthesis.command:SYNTHESIZE",
     ),
     Application(
         "target",
@@ -249,7 +249,7 @@ APPLICATIONS = (
         ("--out=", "--json"),
         choices={
             "target_methods": Listed(
-                "method", "fedloom_apps.customise.config:TARGET_METHOD", "methods of fedloom target"
+                "method", "fedloom_apps.customise.command:TARGET_METHOD", "methods of fedloom target"
             )
         },
         module="fedloom_apps.customise",

@@ -103,5 +103,5 @@ def test_a_module_of_ones_own_is_imported(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_the_code_of_an_application_is_not_a_users() -> None:
     """In the identity of a run its functions have their module, as the library's have, and a user's have none."""
-    assert of_value(fl.attacks.SignFlip.forge).startswith("fedloom_apps.audit.attacks.updates.SignFlip.forge")
+    assert of_value(fl.attacks.SignFlip.forge).startswith("fedloom_apps.audit.attacks.SignFlip.forge")
     assert of_value(test_the_code_of_an_application_is_not_a_users).startswith("test_the_code")

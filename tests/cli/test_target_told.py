@@ -9,8 +9,7 @@ import pytest
 from helpers.commands import Cli
 
 from fedloom.core.errors import ConfigError
-from fedloom_apps.customise.command import described
-from fedloom_apps.customise.config import build
+from fedloom_apps.customise.command import build, described
 from fedloom_apps.customise.label_shift import LabelShiftCheck, TargetPrior
 from fedloom_apps.customise.model import TargetFacts, TargetModel
 

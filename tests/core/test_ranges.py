@@ -24,19 +24,17 @@ from fedloom.experiment.callbacks import EarlyStopping
 from fedloom.experiment.experiment import Evaluation
 from fedloom.methods import make
 from fedloom_apps.audit.attacks import attacks
-from fedloom_apps.customise.methods import target_methods
+from fedloom_apps.customise.command import target_methods
 from fedloom_apps.deploy.quota import Quota
 from fedloom_apps.deploy.settings import Deployment
+from fedloom_apps.distill.experiment import SGDConfig
 from fedloom_apps.distill.method import Guide
-from fedloom_apps.distill.terms import Response, SelectiveResponse
-from fedloom_apps.distill.training import SGDConfig
+from fedloom_apps.distill.methods import Response, SelectiveResponse
 from fedloom_apps.online.experiment import Measures
-from fedloom_apps.online.hedge import Hedge
-from fedloom_apps.online.learners import learners
+from fedloom_apps.online.learners import Hedge, learners
 from fedloom_apps.online.streams import streams
-from fedloom_apps.search.settings import SearchSettings
-from fedloom_apps.synthesis.fit import ClassifierTraining
-from fedloom_apps.synthesis.judge import EvalConfig
+from fedloom_apps.search.space import SearchSettings
+from fedloom_apps.synthesis.judge import ClassifierTraining, EvalConfig
 
 REGISTRIES: list[Registry[Any]] = [
     *SLOTS.values(),

@@ -20,8 +20,6 @@ from fedloom.data import sources
 from fedloom.engines import engines
 from fedloom.methods import methods
 from fedloom.models import models
-from fedloom_apps.audit.attacks import attacks
-from fedloom_apps.online.streams import streams
 
 
 def shapes() -> Registry[str]:
@@ -88,11 +86,9 @@ def test_a_factory_that_is_defined_again_in_the_same_place_takes_the_place_of_th
 
 PACKAGES: dict[str, Registry] = {
     **{f"fedloom.parts.{'objectives' if slot == 'objective' else slot}": registry for slot, registry in SLOTS.items()},
-    "fedloom_apps.audit.attacks": attacks,
     "fedloom.models": models,
     "fedloom.data.sources": sources,
     "fedloom_apps.readers": sources,
-    "fedloom_apps.online.streams": streams,
 }
 
 

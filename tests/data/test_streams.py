@@ -18,10 +18,11 @@ from fedloom_apps.online.streams import (
     Task,
     TaskStream,
     Transformed,
+    s_mnist_change,
     streams,
     task_stream,
+    transformed,
 )
-from fedloom_apps.online.streams.kinds import s_mnist_change, transformed
 
 
 def source(classes: int = 10, train: int = 60, test: int = 20) -> Source:

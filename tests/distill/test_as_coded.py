@@ -14,9 +14,9 @@ from fedloom.core.errors import ConfigError
 from fedloom.parts.objectives.guidance import budget, multiplier
 from fedloom_apps import distill
 from fedloom_apps.distill import Guide, disk, distillers
-from fedloom_apps.distill.records import misplaced
-from fedloom_apps.distill.taps import Outputs
-from fedloom_apps.distill.terms import SelectiveResponse
+from fedloom_apps.distill.method import Outputs
+from fedloom_apps.distill.methods import SelectiveResponse
+from fedloom_apps.distill.task import misplaced
 
 N, C, K = 7, 6, 2
 

@@ -17,8 +17,7 @@ import fedloom as fl
 from fedloom.core import yaml
 from fedloom.core.errors import CheckpointError, ConfigError
 from fedloom.data import sources
-from fedloom_apps.distill.command import table
-from fedloom_apps.distill.config import DISTILL
+from fedloom_apps.distill.config import DISTILL, table
 
 QUICK = ("epochs=4", "teacher_epochs=2", "teacher.hidden=[16]")
 

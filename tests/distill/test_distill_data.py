@@ -17,7 +17,7 @@ from fedloom.data import Source, sources
 from fedloom.data.sources.arrays import as_bytes, image_arrays
 from fedloom.models.deep import residual
 from fedloom_apps import distill
-from fedloom_apps.distill import DistillExperiment, SGDConfig, Splits, data, disk, records, teacher_cache, work
+from fedloom_apps.distill import DistillExperiment, SGDConfig, Splits, data, disk, learner, task
 from fedloom_apps.distill.config import DISTILL, build
 
 MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.25, 0.3)
@@ -55,9 +55,9 @@ def distilled(source: Source, **settings: object) -> DistillExperiment:
 def test_bytes_give_the_bits_of_numbers_and_are_read_by_mini_batch(
     settings: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for place, name in ((work, "AT_ONCE"), (teacher_cache, "AT_ONCE"), (data, "FIRST")):
+    for place, name in ((learner, "AT_ONCE"), (data, "AT_ONCE"), (data, "FIRST")):
         monkeypatch.setattr(place, name, 16)
-    monkeypatch.setattr(records, "SAMPLED", 8)
+    monkeypatch.setattr(task, "SAMPLED", 8)
     expected = distill.run(distilled(photographs(), **settings))
     with as_bytes():
         stored = photographs()

@@ -13,17 +13,17 @@ from torch import Tensor
 import fedloom as fl
 from fedloom.core.errors import ConfigError
 from fedloom_apps import distill
-from fedloom_apps.distill import Distiller, Guide, ce, disk, distillers, fitnet, kd, semckd, simkd, simkd_disk, work
-from fedloom_apps.distill.terms import Labels, Response
+from fedloom_apps.distill import Distiller, Guide, ce, disk, distillers, fitnet, kd, semckd, simkd, simkd_disk, task
+from fedloom_apps.distill.methods import Labels, Response
 
 
 @pytest.fixture
 def no_help(monkeypatch: pytest.MonkeyPatch) -> None:
     """A guide that never helps."""
     monkeypatch.setattr(
-        "fedloom_apps.distill.guide.GuideNet.forward", lambda self, features, logits: features.new_zeros(len(features))
+        "fedloom_apps.distill.method.GuideNet.forward", lambda self, features, logits: features.new_zeros(len(features))
     )
-    monkeypatch.setattr(work, "guide_pass", lambda *args: 0.0)
+    monkeypatch.setattr(task, "guide_pass", lambda *args: 0.0)
 
 
 @pytest.mark.usefixtures("no_help")

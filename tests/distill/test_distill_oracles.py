@@ -9,12 +9,18 @@ from helpers.distilling import Problem
 from torch import Tensor, nn
 
 from fedloom_apps.distill import FeatureTap, SGDConfig, disk, fitnet, kd, semckd, simkd
-from fedloom_apps.distill.attention import Attention, SemanticAttention
-from fedloom_apps.distill.guide import GuideNet
 from fedloom_apps.distill.learner import make_learner
-from fedloom_apps.distill.method import NetworkPair
-from fedloom_apps.distill.taps import Outputs
-from fedloom_apps.distill.terms import Hint, Labels, Response, Reuse, SelectiveResponse, SelectiveReuse
+from fedloom_apps.distill.method import GuideNet, NetworkPair, Outputs
+from fedloom_apps.distill.methods import (
+    Attention,
+    Hint,
+    Labels,
+    Response,
+    Reuse,
+    SelectiveResponse,
+    SelectiveReuse,
+    SemanticAttention,
+)
 
 N, C = 6, 4
 
@@ -168,7 +174,7 @@ def test_attention(pair: NetworkPair):
 
 
 def sizes(said: Outputs):
-    from fedloom_apps.distill.taps import Sizes
+    from fedloom_apps.distill.method import Sizes
 
     maps = tuple((m.shape[1], m.shape[2], m.shape[3]) for m in said.maps)
     return Sizes(said.logits.shape[1], said.features.shape[1], maps, pooled=False)

@@ -13,7 +13,7 @@ from fedloom.core.errors import ConfigError
 from fedloom.experiment.runtime import reason_against_bf16
 from fedloom_apps import distill
 from fedloom_apps.distill import Distiller, FeatureTap, SGDConfig, disk, kd, simkd, task
-from fedloom_apps.distill.teacher_cache import TeacherCache
+from fedloom_apps.distill.data import TeacherCache
 
 UNIT = 2.0**-8
 BF16, FULL = (SGDConfig(batch_size=16, lr=0.05, precision=precision) for precision in ("bf16", "full"))

@@ -37,8 +37,8 @@ from fedloom_apps.distill import (
     simkd_disk,
     work,
 )
-from fedloom_apps.distill.records import behind_warm_start, published, selected
-from fedloom_apps.distill.teacher_cache import TeacherCache
+from fedloom_apps.distill.data import TeacherCache
+from fedloom_apps.distill.task import behind_warm_start, published, selected
 
 
 def snapshot(module: nn.Module) -> Tensor:

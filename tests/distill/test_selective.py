@@ -20,7 +20,7 @@ from fedloom.core.errors import ConfigError
 from fedloom.experiment.federated import run
 from fedloom.parts.objectives import Distillation, Selective, divergence, guidance
 from fedloom.parts.objectives.guidance import budget, guided, helpable, multiplier
-from fedloom_apps.distill.guide import fit_temperature
+from fedloom_apps.distill.method import fit_temperature
 
 NOWHERE = NO_ROUND._replace(down={"guide": torch.zeros(5, dtype=torch.float64)})
 

@@ -19,9 +19,8 @@ from fedloom.core.cohort import InitialStates
 from fedloom.core.errors import ConfigError, LossError
 from fedloom.engines import Serial
 from fedloom.experiment.federated import FederatedTask
-from fedloom_apps.ray.actor import Actor, RemoteBlock
+from fedloom_apps.ray.actor import LARGE, Actor, RemoteBlock, nbytes, pack, unpack
 from fedloom_apps.ray.cluster import Member, TaskQueue
-from fedloom_apps.ray.packed import LARGE, nbytes, pack, unpack
 
 
 def test_content_arrives_aligned_wherever_it_lay() -> None:

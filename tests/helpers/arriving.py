@@ -16,7 +16,7 @@ from fedloom.models import models
 from fedloom.parts.adaptation import Maml
 from fedloom.parts.objectives.squared_error import SquaredError
 from fedloom_apps.online import Measures, Online, OnlineLearner, grid
-from fedloom_apps.online.hedge import Hedge
+from fedloom_apps.online.learners import Hedge
 from fedloom_apps.online.streams import Task, TaskStream
 
 LOCAL = Local(steps=3, batch_size=4, lr=0.1, weight_decay=1e-3, clip=3.0)

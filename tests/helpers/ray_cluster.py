@@ -6,8 +6,8 @@ import os
 import time
 from pathlib import Path
 
+from fedloom_apps.ray.actor import Packed
 from fedloom_apps.ray.cluster import Cluster
-from fedloom_apps.ray.packed import Packed
 
 
 class Lent(Cluster):

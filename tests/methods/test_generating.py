@@ -25,7 +25,7 @@ from fedloom.experiment.federated import run
 from fedloom.methods import make
 from fedloom.models import ConditionalGAN, ConditionalVAE
 from fedloom.parts.mixing import AFL
-from fedloom_apps.synthesis.sample import sample
+from fedloom_apps.synthesis.take import sample
 
 TWO: dict[str, Any] = {"engine": "processes", "engine_settings": {"workers": 2}}
 BOTH = ["fedcgan", "fedcvae"]

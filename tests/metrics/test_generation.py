@@ -14,8 +14,7 @@ from fedloom.core.errors import ConfigError, DataError
 from fedloom.metrics import distribution
 from fedloom.metrics.distribution import alike, nearest, spread, within
 from fedloom.models import models
-from fedloom_apps.synthesis.generation import Features, diversity, fid, kid, manifold, recognised
-from fedloom_apps.synthesis.membership import membership
+from fedloom_apps.synthesis.generation import Features, diversity, fid, kid, manifold, membership, recognised
 
 
 @pytest.fixture(params=[3, 7, 2048], ids=["pieces of 3", "pieces of 7", "one piece"])

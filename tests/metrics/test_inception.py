@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from fedloom.core.errors import ConfigError
-from fedloom_apps.synthesis.inception import inception
+from fedloom_apps.synthesis.generation import inception
 
 
 def test_inception_needs_a_file_of_its_weights(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from helpers.samples import digits, normal
 from scipy.spatial.distance import cdist
 from scipy.stats import hypergeom, mannwhitneyu
 
-from fedloom_apps.synthesis.membership import membership
+from fedloom_apps.synthesis.generation import membership
 
 
 @pytest.mark.parametrize("most", [2000, 5])

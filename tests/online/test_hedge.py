@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from fedloom.core.errors import ConfigError
-from fedloom_apps.online.hedge import Hedge, mixed
+from fedloom_apps.online.learners import Hedge, mixed
 
 LOSSES = st.tuples(st.integers(1, 40), st.integers(1, 8)).flatmap(
     lambda shape: arrays(np.float64, shape, elements=st.floats(0, 1, width=32))

@@ -18,8 +18,7 @@ from fedloom.core.local import Local
 from fedloom.core.parts import Adaptation, Batch
 from fedloom.parts.adaptation import FineTune, Maml, Prototypes
 from fedloom_apps.online import BufferedMoml, Fs, Ftml, Mogd, Moml, OnlineLearner, PlainMoml, Toe, ToeContinued, run
-from fedloom_apps.online.batches import stored, task_batches
-from fedloom_apps.online.ensemble import MEMORY, ExpertEnsemble
+from fedloom_apps.online.ensemble import MEMORY, ExpertEnsemble, stored, task_batches
 from fedloom_apps.online.experiment import Measures
 
 RANDOM = np.random.default_rng(3)

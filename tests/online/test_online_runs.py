@@ -37,8 +37,7 @@ from fedloom_apps.online import (
     learners,
     run,
 )
-from fedloom_apps.online.evaluate import trusted
-from fedloom_apps.online.metrics import samples_needed
+from fedloom_apps.online.evaluate import samples_needed, trusted
 from fedloom_apps.online.streams import Task, TaskStream, task_stream
 
 MEASURES = Measures(ltm_every=2, efficiency_every=2, sizes=(0, 3, 9))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedloom_apps.online.command import table
+from fedloom_apps.online.config import table
 
 
 def test_small_memories_are_not_shown_as_none() -> None:

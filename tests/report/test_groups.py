@@ -24,11 +24,9 @@ from fedloom_apps import distill
 from fedloom_apps.online import Ftml, Moml, Online, grid
 from fedloom_apps.online import run as run_online
 from fedloom_apps.online.streams import task_stream
-from fedloom_apps.report.comparisons import paired_table
-from fedloom_apps.report.groups import group, on_the_same_data, settings
+from fedloom_apps.report.comparisons import paired_table, problem_warning, runs_table
+from fedloom_apps.report.groups import group, load, on_the_same_data, settings
 from fedloom_apps.report.groups import read as read_groups
-from fedloom_apps.report.overview import problem_warning, runs_table
-from fedloom_apps.report.rundata import load
 
 
 def python_run(folder: Path, partition: str, seed: int, method: str = "fedavg", provenance: bool = True) -> Path:

@@ -16,16 +16,12 @@ from scipy.stats import ttest_rel
 from fedloom.metrics import summary
 from fedloom_apps.report import build
 from fedloom_apps.report.charts import line_styles
-from fedloom_apps.report.comparisons import ablation_table, holm, paired_table
-from fedloom_apps.report.costs import cost_tables, traffic
+from fedloom_apps.report.comparisons import ablation_table, cost_tables, holm, paired_table, problem_warning, traffic
 from fedloom_apps.report.figures import mixing_matrices
-from fedloom_apps.report.groups import read, series, settings
-from fedloom_apps.report.overview import problem_warning
+from fedloom_apps.report.groups import load, read, series, settings
 from fedloom_apps.report.paper import plain
 from fedloom_apps.report.render import latex
-from fedloom_apps.report.results import fairness_table, final_tables
-from fedloom_apps.report.rundata import load
-from fedloom_apps.report.tables import Cell, Column, ReportTable
+from fedloom_apps.report.tables import Cell, Column, ReportTable, fairness_table, final_tables
 
 
 def script(run: Path, key: str, values: list) -> Path:

@@ -13,7 +13,7 @@ from fedloom_apps.report import build
 from fedloom_apps.report.comparisons import paired_table
 from fedloom_apps.report.groups import read
 from fedloom_apps.report.page import synthetic_images
-from fedloom_apps.report.results import final_tables, headline, synthetic_table
+from fedloom_apps.report.tables import final_tables, headline, synthetic_table
 
 Maker = Callable[..., Path]
 

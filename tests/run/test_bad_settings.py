@@ -28,7 +28,7 @@ from fedloom.models import models
 from fedloom.parts.drift import FedDynDrift
 from fedloom.parts.objectives import Proximal, SquaredError
 from fedloom.parts.server import SGD, Extrapolated
-from fedloom_apps.distill.training import SGDConfig
+from fedloom_apps.distill.experiment import SGDConfig
 
 NAN, INF = float("nan"), float("inf")
 

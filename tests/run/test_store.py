@@ -32,8 +32,7 @@ from fedloom.experiment.federated import FederatedTask, run
 from fedloom.experiment.store import DTYPES, LostState, StateFolder, StateStore, make_store, state_bytes
 from fedloom.experiment.trainer import Trainer
 from fedloom.methods import methods
-from fedloom_apps.report.groups import group
-from fedloom_apps.report.rundata import load
+from fedloom_apps.report.groups import group, load
 
 INF = float("inf")
 

@@ -19,8 +19,7 @@ from fedloom.data.labels import Skew, UniformLabels
 from fedloom.experiment.experiment import Evaluation
 from fedloom.experiment.trained import TrainedRun
 from fedloom.parts.mixing import SelfSupervised
-from fedloom_apps.customise.ensemble import after_training
-from fedloom_apps.customise.fit import Fitted, TargetFit
+from fedloom_apps.customise.ensemble import Fitted, TargetFit, after_training
 from fedloom_apps.customise.model import ClassModels
 
 K, D, H, C, M = 4, 3, 5, 3, 23

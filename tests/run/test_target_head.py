@@ -19,8 +19,14 @@ from fedloom.core.errors import ConfigError, DataError
 from fedloom.data.labels import Skew, UniformLabels
 from fedloom.experiment.trained import TrainedRun
 from fedloom_apps.customise.calibration import CCVR
-from fedloom_apps.customise.discriminant import TEMPERATURES, ClassSums, Discriminant
-from fedloom_apps.customise.label_shift import LabelShiftCheck, fitted, target_prior
+from fedloom_apps.customise.label_shift import (
+    TEMPERATURES,
+    ClassSums,
+    Discriminant,
+    LabelShiftCheck,
+    fitted,
+    target_prior,
+)
 from fedloom_apps.customise.model import ABSENT, ClassModels
 
 

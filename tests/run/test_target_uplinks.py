@@ -14,8 +14,8 @@ from fedloom.core.errors import ConfigError
 from fedloom.core.parts import Reduce, Uplink
 from fedloom.experiment.trained import TrainedRun
 from fedloom.parts.uplink import QSGD, ClipNoise, SecureSum, TopK
-from fedloom_apps.customise.discriminant import ClassSums
-from fedloom_apps.customise.exchange import ClassStatistics, Exchange
+from fedloom_apps.customise.head import ClassStatistics, Exchange
+from fedloom_apps.customise.label_shift import ClassSums
 from fedloom_apps.customise.model import ClassModels
 
 FACTS = NO_ROUND.facts._replace(seed=5)

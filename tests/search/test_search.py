@@ -25,12 +25,9 @@ from fedloom.experiment.callbacks import Callback
 from fedloom.experiment.rundir import RunDirectory
 from fedloom.methods import methods
 from fedloom_apps.search import results
-from fedloom_apps.search.command import remarks
-from fedloom_apps.search.config import SEARCH, build, validating
-from fedloom_apps.search.settings import SearchSettings
-from fedloom_apps.search.space import Range, Space, effective, searched, without
-from fedloom_apps.search.task import SearchExperiment, SearchTask, search
-from fedloom_apps.search.trial import Comparisons, Outcome, _Ended, in_best
+from fedloom_apps.search.command import SEARCH, build, remarks, validating
+from fedloom_apps.search.space import Range, SearchSettings, Space, effective, searched, without
+from fedloom_apps.search.task import Comparisons, Outcome, SearchExperiment, SearchTask, _Ended, in_best, search
 
 MISSING = -1.0
 WORDS = (

@@ -14,8 +14,7 @@ from fedloom.experiment.callbacks import NullProgress
 from fedloom.methods import methods
 from fedloom_apps.search import results
 from fedloom_apps.search.command import remarks, table
-from fedloom_apps.search.settings import SearchSettings
-from fedloom_apps.search.space import Space
+from fedloom_apps.search.space import SearchSettings, Space
 from fedloom_apps.search.task import SearchExperiment, SearchTask
 
 

@@ -14,7 +14,7 @@ from matplotlib.image import imread
 from fedloom.core.errors import DataError
 from fedloom.core.federation import Arrays
 from fedloom.data.sources.arrays import to_images
-from fedloom_apps.synthesis.grid import grid, value_range
+from fedloom_apps.synthesis.run import grid, value_range
 
 SHADES = torch.tensor([0.0, 0.25, 1.0])
 

@@ -13,8 +13,14 @@ from fedloom.core.errors import ConfigError, DataError
 from fedloom.core.federation import Arrays, Federation
 from fedloom.core.rng import stream
 from fedloom.data import federate, sources
-from fedloom_apps.synthesis.fit import ClassifierTraining, FittedClassifier, fit
-from fedloom_apps.synthesis.judge import EvalConfig, EvalResult, SyntheticEvaluator
+from fedloom_apps.synthesis.judge import (
+    ClassifierTraining,
+    EvalConfig,
+    EvalResult,
+    FittedClassifier,
+    SyntheticEvaluator,
+    fit,
+)
 
 
 @pytest.fixture(scope="module")

@@ -22,8 +22,7 @@ from fedloom.data.sources.generated import read_generated
 from fedloom.experiment import checkpoint
 from fedloom.models import models
 from fedloom.parts.objectives import Energy
-from fedloom_apps.synthesis.fit import fit
-from fedloom_apps.synthesis.judge import EvalConfig
+from fedloom_apps.synthesis.judge import EvalConfig, fit
 from fedloom_apps.synthesis.run import synthesize
 from fedloom_apps.synthesis.take import extract_set
 

@@ -120,14 +120,14 @@ def none() -> None:
 
 
 attacks.lazily(
-    "fedloom_apps.audit.attacks",
+    "fedloom_apps.audit",
     {
-        "label_flip": "data.LabelFlip",
-        "backdoor": "data.Backdoor",
-        "sign_flip": "updates.SignFlip",
-        "replacement": "updates.Replacement",
-        "gaussian": "updates.Gaussian",
-        "alie": "updates.ALIE",
-        "inner_product": "updates.InnerProduct",
+        "label_flip": "attacks.LabelFlip",
+        "backdoor": "attacks.Backdoor",
+        "sign_flip": "attacks.SignFlip",
+        "replacement": "attacks.Replacement",
+        "gaussian": "attacks.Gaussian",
+        "alie": "attacks.ALIE",
+        "inner_product": "attacks.InnerProduct",
     },
 )

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from fedloom_apps.customise.fit import TargetFit
+from fedloom_apps.customise.ensemble import TargetFit
 from fedloom_apps.customise.label_shift import LabelShiftCheck, TargetPrior, target_prior
 from fedloom_apps.customise.model import ClassModels, TargetModel
 

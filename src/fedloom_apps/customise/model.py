@@ -29,12 +29,9 @@ from fedloom.experiment.runtime import reproducible
 from fedloom.experiment.setup import server_data
 from fedloom.experiment.trained import DeployedModel, TrainedRun
 from fedloom.parts.mixing.ssa import SelfSupervised
-from fedloom_apps.customise.discriminant import ClassSums, Discriminant
-from fedloom_apps.customise.ensemble import last_models, mixing_weights
-from fedloom_apps.customise.exchange import Exchange
-from fedloom_apps.customise.fit import TargetFit
-from fedloom_apps.customise.head import features_of, linear_head, with_head
-from fedloom_apps.customise.label_shift import LabelShiftCheck, TargetPrior, target_prior
+from fedloom_apps.customise.ensemble import TargetFit, last_models, mixing_weights
+from fedloom_apps.customise.head import Exchange, features_of, linear_head, with_head
+from fedloom_apps.customise.label_shift import ClassSums, Discriminant, LabelShiftCheck, TargetPrior, target_prior
 
 ABSENT = -1e30  # the logit's bias of a class with share 0, finite in float32
 EXCHANGES = 20  # with the clients, for the class biases of the calibration

@@ -1,21 +1,155 @@
-"""The distillation experiment: method, student, teacher, data and conditions."""
+"""The distillation experiment: method, student, teacher, data and conditions.
+
+Settings of SGD, mini-batches as a function of (seed, pass), and the schedule of passes.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from math import ceil, cos, pi
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from torch import nn
+import numpy as np
+import torch
+from torch import Tensor, nn
 
+from fedloom.core import rng
 from fedloom.core.checks import DTYPES, one_of
 from fedloom.core.errors import ConfigError
+from fedloom.core.plan import operand_dtype
+from fedloom.core.ranges import Bound, Decay, NonNegative, Positive, Range
+from fedloom.core.settings import check_fields
 from fedloom.data.augment import Augmentation, pipeline
-from fedloom_apps.distill.data import Splits
+from fedloom_apps.distill.data import MODES, Splits
 from fedloom_apps.distill.method import Distiller
-from fedloom_apps.distill.teacher_cache import MODES
-from fedloom_apps.distill.training import PassSchedule, SGDConfig, schedule
+
+
+@dataclass(frozen=True)
+class SGDConfig:
+    """SGD with momentum and a cosine from ``lr`` to 0 over all steps of a phase.
+
+    The defaults are those of Acar, thesis 2023, A.1.5.
+
+    Args:
+        batch_size: B; the last batch of a pass is smaller if B does not divide N, and is dropped if it has one sample.
+        lr: initial learning rate.
+        momentum: momentum coefficient.
+        nesterov: whether to use Nesterov momentum.
+        weight_decay: coefficient of L2 regularisation.
+        clip: maximum norm of the gradient over all trained parameters; null does not clip.
+        precision: ``full``, or ``bf16``: while training, the layers of student and teacher round the factors of their
+            products to bfloat16, as in local training; parameters, losses and evaluation keep the run's dtype.
+    """
+
+    batch_size: Annotated[int, Range(2)] = 200
+    lr: Positive = 0.1
+    momentum: Decay = 0.9
+    nesterov: bool = False
+    weight_decay: NonNegative = 5e-4
+    clip: Bound | None = None
+    precision: Literal["full", "bf16"] = "full"
+
+    def __post_init__(self) -> None:
+        check_fields(self, "training.")
+        if self.nesterov and not self.momentum:
+            raise ConfigError("training.nesterov needs momentum above 0.")
+
+    @property
+    def operand_dtype(self) -> torch.dtype | None:
+        """The dtype to which layers round the factors of products while training; None if they do not."""
+        return operand_dtype(self.precision)
+
+    def rate(self, step: int, steps: int) -> float:
+        """The learning rate of a step in a phase of ``steps`` steps, lr (1 + cos(π step / steps)) / 2.
+
+        >>> [round(SGDConfig(lr=1.0).rate(step, 4), 2) for step in range(5)]
+        [1.0, 0.85, 0.5, 0.15, 0.0]
+        """
+        return self.lr * (1 + cos(pi * step / max(steps, 1))) / 2
+
+    def steps(self, samples: int) -> int:
+        """The number of mini-batches in one pass."""
+        return ceil(samples / self.batch_size) - (samples % self.batch_size == 1)
+
+    def batches(self, samples: int, seed: int, purpose: str, *counters: int) -> list[Tensor]:
+        """The rows of each mini-batch of a pass, as a function of (seed, purpose, counters).
+
+        >>> [b.tolist() for b in SGDConfig(batch_size=2).batches(5, 0, "batches", 0)]
+        [[1, 3], [4, 0]]
+        """
+        order = torch.from_numpy(rng.stream(seed, purpose, *counters).permutation(samples).astype(np.int64))
+        return [rows for rows in order.split(self.batch_size) if len(rows) > 1]
+
+
+@dataclass(frozen=True)
+class PassSchedule:
+    """The numbers of passes over the data, by phase and round.
+
+    Args:
+        before: passes of the student before the run.
+        warm: passes of the warm start, one per round.
+        rounds: the student's passes in each later round.
+    """
+
+    before: int
+    warm: int
+    rounds: tuple[int, ...]
+
+    @property
+    def total(self) -> int:
+        """The total number of the student's passes."""
+        return self.before + self.warm + sum(self.rounds)
+
+    @property
+    def all_rounds(self) -> int:
+        """The number of rounds of the run."""
+        return self.warm + len(self.rounds)
+
+
+BUDGETS = ("passes", "published")
+
+
+def schedule(
+    epochs: int, each: int, warms: bool, budget: str = "passes", warm: int | None = None, before: int | None = None
+) -> PassSchedule:
+    """Make the schedule of a run under one of two protocols.
+
+    ``passes``: the student makes ``epochs`` passes over the data, warm start included, with every method.
+    ``published``: the method runs ``epochs`` rounds of ``each`` passes (three for DiSK, one for the others), after a
+    warm start that does not count.
+
+    Args:
+        epochs: E.
+        each: the student's passes in a round.
+        warms: whether the method starts from a student trained on the labels.
+        budget: ``passes`` or ``published``.
+        warm: passes of the warm start; by default E/4 under ``passes`` and E under ``published``.
+        before: passes already made by a given student; then there is no warm start.
+
+    >>> schedule(20, 3, warms=True).rounds
+    (3, 3, 3, 3, 3)
+    >>> schedule(20, 3, warms=True, budget="published").total, schedule(20, 1, warms=False, budget="published").total
+    (80, 20)
+    """
+    if budget not in BUDGETS:
+        raise ConfigError(f"budget is {budget!r}, but it must be one of {' and '.join(BUDGETS)}.")
+    if epochs < 1 or (warm is not None and warm < 0):
+        raise ConfigError(f"epochs must be at least 1 and warmup_epochs at least 0, not {epochs} and {warm}.")
+    first = 0
+    if warms and before is None:
+        first = warm if warm is not None else max(epochs // 4, 1) if budget == "passes" else epochs
+    if budget == "published":
+        return PassSchedule(before or 0, first, (each,) * epochs)
+    left = epochs - first - (before or 0)
+    if left < 1:
+        raise ConfigError(
+            f"the budget of {epochs} passes is used up by the warm start, which takes {epochs - left}; set epochs "
+            "higher or warmup_epochs lower."
+        )
+    rounds = (each,) * (left // each) + ((left % each,) if left % each else ())
+    return PassSchedule(before or 0, first, rounds)
 
 
 @dataclass(frozen=True)

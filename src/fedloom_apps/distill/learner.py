@@ -1,21 +1,28 @@
-"""The trained modules: the student with the layers of its terms, the guide, and the deployed model."""
+"""The trained modules: the student with the layers of its terms, the guide, and the deployed model.
+
+Training passes: the student's over the data, and the guide's over the student's contributions.
+"""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fedloom.core import rng
-from fedloom.core.errors import ConfigError, in_one_line
+from fedloom.core.errors import ClientError, ConfigError, in_one_line
+from fedloom.data.augment import Pipeline
 from fedloom.experiment.setup import make_model
-from fedloom_apps.distill.guide import GuideNet
-from fedloom_apps.distill.method import Distiller, DistillTerm, NetworkPair
-from fedloom_apps.distill.taps import FeatureTap, Outputs, Sizes
-from fedloom_apps.distill.training import SGDConfig
+from fedloom.parts.objectives.divergence import cross_entropy
+from fedloom.parts.objectives.guidance import budget
+from fedloom_apps.distill.data import Samples, TeacherCache
+from fedloom_apps.distill.experiment import SGDConfig
+from fedloom_apps.distill.method import Distiller, DistillTerm, FeatureTap, GuideNet, NetworkPair, Outputs, Sizes
 
 
 class StudentModule(nn.Module):
@@ -152,3 +159,253 @@ def make_guide(method: Distiller, teacher: Sizes, seed: int, dtype: torch.dtype)
 def selective(method: Distiller) -> list[tuple[int, DistillTerm]]:
     """The selective terms with their numbers."""
     return [(number, method.terms[number]) for number in method.selective]
+
+
+AT_ONCE = 1000  # samples of a forward pass
+
+
+class Diverged(ClientError):
+    """A loss that is infinite or NaN."""
+
+
+@dataclass
+class DistillationData:
+    """The data and settings that all passes of a run share.
+
+    Attributes:
+        train: the training samples.
+        teacher: the teacher's outputs on them; None without a teacher.
+        change: the augmentation, if there is one.
+        training: settings of SGD.
+        seed: seed of the run.
+    """
+
+    train: Samples
+    teacher: TeacherCache | None
+    change: Pipeline | None
+    training: SGDConfig
+    seed: int
+
+    def batches(self, purpose: str, *counters: int) -> list[Tensor]:
+        """The rows of each mini-batch of a pass."""
+        rows = self.training.batches(len(self.train), self.seed, purpose, *counters)
+        return [part.to(self.train.device) for part in rows]
+
+    def at(self, rows: Tensor, draw: np.random.Generator) -> tuple[Tensor, Outputs | None, Tensor]:
+        """A mini-batch: inputs (augmented), the teacher's outputs on them, and labels."""
+        x, y = self.train.x[rows], self.train.y[rows]
+        if self.change is None:
+            return x, None if self.teacher is None else self.teacher.at(rows), y
+        x = self.change(x, [(draw, len(rows))])
+        return x, None if self.teacher is None else self.teacher.of(x), y
+
+
+def optimiser(parameters: list[nn.Parameter], training: SGDConfig) -> torch.optim.SGD:
+    """Make SGD with the run's settings; the learning rate is set before every step."""
+    return torch.optim.SGD(
+        parameters, training.lr, training.momentum, 0.0, training.weight_decay, nesterov=training.nesterov
+    )
+
+
+def momentum(sgd: torch.optim.SGD) -> dict[str, Tensor]:
+    """The momentum buffers by the number of their parameter."""
+    state = sgd.state_dict()["state"]
+    return {str(n): s["momentum_buffer"] for n, s in state.items() if s.get("momentum_buffer") is not None}
+
+
+def load_momentum(sgd: torch.optim.SGD, buffers: dict[str, Tensor]) -> None:
+    """Load the momentum buffers."""
+    whole = sgd.state_dict()
+    whole["state"] = {int(n): {"momentum_buffer": value} for n, value in buffers.items()}
+    sgd.load_state_dict(whole)
+
+
+def step(sgd: torch.optim.SGD, loss: Tensor, lr: float, clip: float | None, who: str) -> float:
+    """Take one SGD step on a mean loss; returns its value.
+
+    Raises:
+        Diverged: if the loss is infinite or NaN.
+    """
+    value = float(loss.detach())
+    if not np.isfinite(value):
+        raise Diverged(f"{who}'s loss is {value}; set a smaller learning rate, or clip gradients (training.clip=10).")
+    for group in sgd.param_groups:
+        group["lr"] = lr
+    sgd.zero_grad()
+    loss.backward()
+    if clip is not None:
+        nn.utils.clip_grad_norm_([p for group in sgd.param_groups for p in group["params"]], clip)
+    sgd.step()
+    return value
+
+
+Losses = Callable[[Tensor, Outputs | None, Tensor], Tensor]
+"""Maps inputs, the teacher's outputs and labels to the student's losses [B]."""
+
+
+def student_pass(
+    bench: DistillationData,
+    learner: StudentModule,
+    sgd: torch.optim.SGD,
+    number: int,
+    rate: Callable[[int], float],
+    losses: Losses,
+) -> float:
+    """One pass of the student over the data; returns the mean loss.
+
+    Args:
+        bench: data and settings.
+        learner: the student with its layers.
+        sgd: the optimiser of the parameters to train.
+        number: number of the pass, from 0, counted over the whole run; it determines the mini-batches.
+        rate: maps the number of a step in this pass to its learning rate.
+        losses: the student's losses.
+    """
+    learner.train()
+    if learner.head is not None:
+        learner.head.eval()
+    total = 0.0
+    batches = bench.batches("batches", number)
+    for at, rows in enumerate(batches):
+        x, teacher, y = bench.at(rows, rng.stream(bench.seed, "augment", number, at))
+        rng.seed_torch(bench.seed, "dropout", number, at)
+        loss = losses(x, teacher, y).mean()
+        total += step(sgd, loss, rate(at), bench.training.clip, "the student") * len(rows)
+    return total / sum(map(len, batches))
+
+
+def on_labels(learner: StudentModule) -> Losses:
+    """Cross entropy of the student's own head, for the warm start; identical to method ``ce``."""
+    return lambda x, teacher, y: cross_entropy(learner.forward_student(x).logits, y)
+
+
+def on_terms(learner: StudentModule, guide: GuideNet | None = None, tau_s: float = 1.0) -> Losses:
+    """The sum of the method's terms, with the guide fixed."""
+
+    def losses(x: Tensor, teacher: Outputs | None, y: Tensor) -> Tensor:
+        g = None
+        if guide is not None and teacher is not None:
+            with torch.no_grad():
+                g = guide.eval()(teacher.features, teacher.logits)
+        return learner.losses(NetworkPair(learner.forward_student(x), teacher, y), g, tau_s)
+
+    return losses
+
+
+@dataclass
+class StudentSnapshot:
+    """The student's contributions on which the guide is trained in one round.
+
+    Attributes:
+        views: the view of each selective term, [N, ...].
+        own: the student's own logits [N, C].
+        answers: the deployed model's logits [N, C].
+        teacher: the teacher's outputs, without maps.
+        y: labels [N].
+    """
+
+    views: list[Tensor]
+    own: Tensor
+    answers: Tensor
+    teacher: Outputs
+    y: Tensor
+
+    @property
+    def wrong(self) -> Tensor:
+        """Where the deployed model is wrong, bool [N]."""
+        return self.answers.argmax(1) != self.y
+
+
+def snapshot_student(bench: DistillationData, learner: StudentModule, method: Distiller, round: int) -> StudentSnapshot:
+    """Evaluate the student on the training data; with augmentation, on one view of every sample.
+
+    ``round`` is counted from the end of the warm start and determines the view.
+    """
+    learner.eval()
+    batches: list[tuple[list[Tensor], Tensor, Tensor, Outputs]] = []
+    everything = torch.arange(len(bench.train), device=bench.train.device)
+    with torch.no_grad():
+        for at, rows in enumerate(everything.split(AT_ONCE)):
+            x, teacher, y = bench.at(rows, rng.stream(bench.seed, "augment-guide", round, at))
+            assert teacher is not None
+            outputs = learner.forward_student(x)
+            pair = NetworkPair(outputs, teacher, y)
+            views = [term.view(pair, learner.of(n)) for n, term in selective(method)]
+            batches.append(
+                (views, outputs.logits, learner.deployed_logits(outputs), Outputs(teacher.logits, teacher.features))
+            )
+    views, own, answers, taught = zip(*batches, strict=True)
+    teacher = Outputs(torch.cat([s.logits for s in taught]), torch.cat([s.features for s in taught]))
+    together = [torch.cat(parts) for parts in zip(*views, strict=True)]
+    return StudentSnapshot(together, torch.cat(own), torch.cat(answers), teacher, bench.train.y)
+
+
+def student_temperature(method: Distiller, now: StudentSnapshot) -> float:
+    """τ_s of the first selective term that has one, or 1."""
+    temperatures = (term.student_temperature(now.teacher.logits, now.own) for _, term in selective(method))
+    return next((tau for tau in temperatures if tau is not None), 1.0)
+
+
+def guide_pass(
+    bench: DistillationData,
+    method: Distiller,
+    now: StudentSnapshot,
+    net: GuideNet,
+    sgd: torch.optim.SGD,
+    batches: list[Tensor],
+    lr: float,
+    lagrange: float,
+    delta: float,
+    tau_s: float,
+) -> float:
+    """One pass of the guide over the data, with the student fixed; returns its mean Lagrangian.
+
+    On a mini-batch it is Σ of the selective terms + λ [-(1/#wrong) Σ g log s_y - δ]_+, with s the deployed model and
+    the price -log s_y as the guide's settings say.
+    """
+    net.train()
+    total = 0.0
+    for rows in batches:
+        teacher = Outputs(now.teacher.logits[rows], now.teacher.features[rows])
+        y = now.y[rows]
+        g = net(teacher.features, teacher.logits)
+        loss = lagrange * _budget(method, now.answers[rows], teacher.logits, y, g, delta)
+        for (_, term), view in zip(selective(method), now.views, strict=True):
+            loss = loss + term.weight * term.guided(view[rows], teacher, y, g, tau_s).mean()
+        total += step(sgd, loss, lr, bench.training.clip, "the guide") * len(rows)
+    return total / sum(map(len, batches))
+
+
+def guide_values(net: GuideNet, now: StudentSnapshot) -> Tensor:
+    """The guide's g on every training sample, [N]."""
+    net.eval()
+    with torch.no_grad():
+        parts = zip(now.teacher.features.split(AT_ONCE), now.teacher.logits.split(AT_ONCE), strict=True)
+        return torch.cat([net(f, t) for f, t in parts])
+
+
+def spent(method: Distiller, now: StudentSnapshot, g: Tensor) -> float:
+    """-(1/#wrong) Σ g log s_y over the training set, the used part of the budget δ, at the guide's prices."""
+    return float(_budget(method, now.answers, now.teacher.logits, now.y, g, 0.0))
+
+
+def _budget(method: Distiller, answers: Tensor, teacher: Tensor, y: Tensor, g: Tensor, delta: float) -> Tensor:
+    """L_budget at the prices of the method's guide."""
+    assert method.guide is not None
+    priced = teacher.argmax(-1) if method.guide.price == "teacher" else None
+    return budget(answers, y, g, delta, priced=priced, cap=method.guide.cap)
+
+
+def measured(model: nn.Module, samples: Samples) -> Iterator[tuple[str, float]]:
+    """Accuracy and mean cross entropy of a model, by name; nothing if there are no samples."""
+    if not len(samples):
+        return
+    model.eval()
+    right, loss = 0, 0.0
+    with torch.inference_mode():
+        for x, y in zip(samples.x.split(AT_ONCE), samples.y.split(AT_ONCE), strict=True):
+            logits = model(x)
+            right += int((logits.argmax(1) == y).sum())
+            loss += float(nn.functional.cross_entropy(logits, y, reduction="sum"))
+    yield "accuracy", right / len(samples)
+    yield "cross_entropy", loss / len(samples)

@@ -1,10 +1,15 @@
-"""Distillation runs: a warm start, then rounds of guide and student; one task for all methods."""
+"""Distillation runs: a warm start, then rounds of guide and student; one task for all methods.
+
+Records of a run: the identity of the experiment, the selected model and the summary.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
+from math import inf, isfinite
 from pathlib import Path
 from typing import Any
 
@@ -14,20 +19,225 @@ from torch import Tensor, nn
 
 from fedloom.core.documentation import bibtex
 from fedloom.core.errors import ConfigError, in_one_line
-from fedloom.data.augment import pipeline
+from fedloom.data.augment import augmentation, pipeline
 from fedloom.experiment.atomic import as_model_file, read_model_file, write_whole
 from fedloom.experiment.callbacks import Callback
 from fedloom.experiment.checkpoint import Checkpoint
+from fedloom.experiment.conventions import conventions
 from fedloom.experiment.rundir import Columns, RunDirectory, Status, Table
 from fedloom.experiment.runtime import pick_device, reason_against_bf16, reproducible
 from fedloom.experiment.setup import load_teacher
 from fedloom.experiment.trainer import Record, Trainer, TrainerTask
+from fedloom.models import macs
 from fedloom.parts.objectives.guidance import multiplier
-from fedloom_apps.distill import work
-from fedloom_apps.distill.experiment import DistillExperiment
-from fedloom_apps.distill.learner import make_guide, make_learner, make_student
-from fedloom_apps.distill.records import describe, selected, summarise
-from fedloom_apps.distill.teacher_cache import TeacherCache
+from fedloom_apps.distill.data import Samples, Splits, TeacherCache, digest
+from fedloom_apps.distill.experiment import DistillExperiment, PassSchedule
+from fedloom_apps.distill.learner import (
+    DistillationData,
+    Losses,
+    StudentModule,
+    guide_pass,
+    guide_values,
+    load_momentum,
+    make_guide,
+    make_learner,
+    make_student,
+    measured,
+    momentum,
+    on_labels,
+    on_terms,
+    optimiser,
+    snapshot_student,
+    spent,
+    student_pass,
+    student_temperature,
+)
+
+SAMPLED = 1000  # rows of the inputs in the checksum of the data
+
+
+def describe(
+    experiment: DistillExperiment, data: Splits, learner: StudentModule, teacher: nn.Module | None
+) -> dict[str, Any]:
+    """The identity of an experiment as plain data; equal identities give identical bits on one machine."""
+    method = experiment.method
+    modules = re.sub(r"0x[0-9a-f]+", "", repr(learner.student))
+    about: dict[str, Any] = {
+        "method": {"name": method.name, "terms": [repr(term) for term in method.terms], "passes": method.passes},
+        "training": asdict(experiment.training),
+        "protocol": {
+            "budget": experiment.budget,
+            "epochs": experiment.epochs,
+            "warmup_epochs": experiment.warmup_epochs,
+        },
+        "data": {name: _sampled(samples) for name, samples in _named(data) if len(samples)},
+        "student": {"modules": digest_text(modules), "weights": digest(*learner.student.state_dict().values())},
+        "seed": experiment.seed,
+        "dtype": experiment.dtype,
+    }
+    if method.guide is not None:
+        about["method"]["guide"] = repr(method.guide)
+    if teacher is not None and method.needs_teacher:
+        about["teacher"] = digest(*teacher.state_dict().values())
+    if experiment.augment:
+        about["augment"] = [repr(augmentation(choice)) for choice in experiment.augment]
+    return about
+
+
+_MEASURED: dict[tuple[str, str], float] = {}
+
+
+def teachers_accuracy(teacher: nn.Module, data: Splits) -> float:
+    """The teacher's test accuracy, measured once per process."""
+    key = (digest(*teacher.state_dict().values()), _sampled(data.test))
+    if key not in _MEASURED:
+        _MEASURED[key] = dict(measured(teacher, data.test))["accuracy"]
+    return _MEASURED[key]
+
+
+def digest_text(text: str) -> str:
+    """A checksum of text.
+
+    >>> len(digest_text("Linear(2, 3)"))
+    24
+    """
+
+    return digest(torch.tensor(list(text.encode()), dtype=torch.uint8))
+
+
+def _sampled(samples: Samples) -> str:
+    """A checksum of all labels and of about a thousand inputs."""
+    return digest(samples.y, samples.x[:: max(len(samples) // SAMPLED, 1)])
+
+
+def _named(data: Splits) -> list[tuple[str, Samples]]:
+    return [("train", data.train), ("validation", data.validation), ("test", data.test)]
+
+
+def selected(history: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    """The record of the reported model: the most accurate on validation samples, else the last.
+
+    Of equally accurate ones it is that of the least cross entropy there, the earliest of equals: where the first pass
+    finds all classes, a teacher of one pass has hardly anything to say. Rounds of the warm start are not candidates.
+
+    >>> records = [{"round": 1, "validation/accuracy": 0.5}, {"round": 2, "validation/accuracy": 0.5}]
+    >>> selected(records)["round"]
+    1
+    >>> records[1]["validation/cross_entropy"] = 0.7
+    >>> selected(records)["round"]
+    2
+    >>> selected([{"round": 1, "global/accuracy": 0.5}, {"round": 2, "global/accuracy": 0.4}])["round"]
+    2
+    """
+    evaluated = [record for record in history if "global/accuracy" in record or "validation/accuracy" in record]
+    evaluated = [record for record in evaluated if record.get("phase") != "warm"]
+    if not evaluated:
+        return None
+    if "validation/accuracy" not in evaluated[-1]:
+        return evaluated[-1]
+
+    def rank(record: Mapping[str, Any]) -> tuple[float, float, int]:
+        loss = record.get("validation/cross_entropy")
+        loss = inf if loss is None or not isfinite(loss) else loss
+        return record["validation/accuracy"], -loss, -record["round"]
+
+    return max(evaluated, key=rank)
+
+
+def published(history: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    """The record of the best round on *test* samples (the earliest of equals), as published tables select."""
+    evaluated = [record for record in history if "global/accuracy" in record and record.get("phase") != "warm"]
+    return max(evaluated, key=lambda record: (record["global/accuracy"], -record["round"])) if evaluated else None
+
+
+def brief(record: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Round, passes and accuracies of a record."""
+    if record is None:
+        return None
+    keys = {"round": "round", "passes": "passes", "validation": "validation/accuracy", "accuracy": "global/accuracy"}
+    return {short: record[key] for short, key in keys.items() if key in record}
+
+
+def misplaced(guide: Mapping[str, float | None]) -> list[str]:
+    """A warning if a guide's help goes to samples on which the student is right, more than to the others.
+
+    >>> misplaced({"right": 0.1, "wrong": 0.4})
+    []
+    >>> misplaced({"right": 0.45, "wrong": 0.03})[0][:77]
+    'the guide helps where the student is right (g 0.45), not where it is wrong (0'
+    """
+    right, wrong = guide["right"], guide["wrong"]
+    if right is None or wrong is None or round(right, 2) <= round(wrong, 2):
+        return []
+    return [
+        f"the guide helps where the student is right (g {right:.2f}), not where it is wrong ({wrong:.2f}): help is "
+        "cheap there, unless method 'disk' prices it (method.normaliser=1, or method.as_coded=true)."
+    ]
+
+
+def behind_warm_start(history: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A warning if the selected student is less accurate than at the end of its warm start.
+
+    >>> records = [{"round": 1, "phase": "warm", "validation/accuracy": 0.9}, {"round": 2, "validation/accuracy": 0.6}]
+    >>> behind_warm_start(records)[0][:86]
+    'the student is less accurate than after its warm start (validation/accuracy 0.6, was 0'
+    >>> records[1]["validation/accuracy"] = 0.9
+    >>> behind_warm_start(records)
+    []
+    """
+    best = selected(history)
+    if best is None:
+        return []
+    key = "validation/accuracy" if "validation/accuracy" in best else "global/accuracy"
+    before = [record[key] for record in history if record.get("phase") == "warm" and key in record]
+    if not before or best[key] >= before[-1]:
+        return []
+    return [
+        f"the student is less accurate than after its warm start ({key} {best[key]:.3g}, was {before[-1]:.3g}): give "
+        "it more epochs, or train it on the labels alone with method=ce."
+    ]
+
+
+def summarise(
+    experiment: DistillExperiment,
+    schedule: PassSchedule,
+    history: Sequence[dict[str, Any]],
+    status: Status,
+    delta: float | None,
+    *,
+    learner: StudentModule,
+    teacher: nn.Module | None,
+    data: Splits,
+    inputs: tuple[int, ...],
+) -> dict[str, Any]:
+    """The content of ``summary.json``: the selected model, and separately the one selected as published."""
+    final = history[-1] if history else {}
+    best = selected(history)
+    student = {"parameters": learner.size(), "macs": macs(learner, inputs)}
+    about: dict[str, Any] = {
+        "protocol": experiment.budget,
+        "passes": final.get("passes", schedule.before),
+        "forwards": final.get("forwards", 0),
+        "warm": schedule.before + schedule.warm,
+        "selected": brief(best),
+        "as_published": brief(published(history)),
+        "last": brief(final or None),
+        "student": student,
+        "data": conventions(data.train.first, data.about),
+        "warnings": behind_warm_start(history),
+    }
+    if best is not None and "validation/accuracy" in best:
+        about["best"] = {"metric": "validation/accuracy", "round": best["round"], "value": best["validation/accuracy"]}
+    if delta is not None:
+        about["delta"] = delta
+        about["guide"] = {key: final.get(f"guide/{key}") for key in ("mean", "right", "wrong", "spent")}
+        about["warnings"] = [*misplaced(about["guide"]), *about["warnings"]]
+    if teacher is not None and status.ended:
+        theirs = {"parameters": sum(p.numel() for p in teacher.parameters()), "macs": macs(teacher, inputs)}
+        about["teacher"] = {"accuracy": teachers_accuracy(teacher, data), **theirs}
+        about["ratio"] = {key: round(theirs[key] / max(student[key], 1), 1) for key in theirs}
+    return about
+
 
 STATE = "state"
 
@@ -130,7 +340,7 @@ class DistillTask(TrainerTask):
             self.teacher.to(device).to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
         if self.guide is not None:
             self.guide.to(device)
-            self.guide_sgd = work.optimiser(list(self.guide.parameters()), training)
+            self.guide_sgd = optimiser(list(self.guide.parameters()), training)
         self.change = pipeline(experiment.augment, self.data.train.first) if experiment.augment else None
         self.passes, self.forwards = self.schedule.before, 0
         self.delta: float | None = None
@@ -144,7 +354,7 @@ class DistillTask(TrainerTask):
         return self.described
 
     @cached_property
-    def material(self) -> work.DistillationData:
+    def material(self) -> DistillationData:
         """Data and settings of all passes; computes the teacher's outputs, once."""
         experiment, answers = self.experiment, None
         if experiment.method.needs_teacher:
@@ -153,7 +363,7 @@ class DistillTask(TrainerTask):
             mode = "none" if self.change is not None else experiment.cache
             operands = experiment.training.operand_dtype
             answers = TeacherCache(self.teacher, self.data.train.x, tuple(kept), mode, self.cache, operands)
-        return work.DistillationData(self.data.train, answers, self.change, experiment.training, experiment.seed)
+        return DistillationData(self.data.train, answers, self.change, experiment.training, experiment.seed)
 
     def step(self) -> Record:
         return self._warm() if self.round < self.schedule.warm else self._main()
@@ -161,9 +371,9 @@ class DistillTask(TrainerTask):
     def _warm(self) -> Record:
         """A round of the warm start: one pass on the labels alone, identical to one of ``ce``."""
         training = self.experiment.training
-        plain = work.DistillationData(self.data.train, None, self.change, training, self.seed)
+        plain = DistillationData(self.data.train, None, self.change, training, self.seed)
         per = training.steps(len(self.data.train))
-        loss = self._pass(plain, work.on_labels(self.learner), self.round * per, self.schedule.warm * per)
+        loss = self._pass(plain, on_labels(self.learner), self.round * per, self.schedule.warm * per)
         return {"phase": "warm", "train/loss": loss}
 
     def _main(self) -> Record:
@@ -175,7 +385,7 @@ class DistillTask(TrainerTask):
         per = self.experiment.training.steps(len(self.data.train))
         begin, end = self._phase(r)
         done, total = (sum(self.schedule.rounds[begin:stop]) * per for stop in (r, end))
-        losses = work.on_terms(self.learner, self.guide, self.tau_s)
+        losses = on_terms(self.learner, self.guide, self.tau_s)
         for k in range(self.schedule.rounds[r]):
             record["train/loss"] = self._pass(self.material, losses, done + k * per, total)
         return record
@@ -185,14 +395,14 @@ class DistillTask(TrainerTask):
         guide, rounds = self.experiment.method.guide, len(self.schedule.rounds)
         return (0, rounds) if guide is None else guide.phase(r, rounds)
 
-    def _pass(self, material: work.DistillationData, losses: work.Losses, first: int, total: int) -> float:
+    def _pass(self, material: DistillationData, losses: Losses, first: int, total: int) -> float:
         """A pass of the student whose first step is step ``first`` of the phase's ``total``; returns its mean loss."""
         training = self.experiment.training
 
         def rate(at: int) -> float:
             return training.rate(first + at, total)
 
-        loss = work.student_pass(material, self.learner, self.sgd, self.passes, rate, losses)
+        loss = student_pass(material, self.learner, self.sgd, self.passes, rate, losses)
         self.passes += 1
         return loss
 
@@ -202,12 +412,12 @@ class DistillTask(TrainerTask):
         settings = method.guide
         assert settings is not None
         assert self.guide is not None
-        now = work.snapshot_student(self.material, self.learner, method, r)
+        now = snapshot_student(self.material, self.learner, method, r)
         self.forwards += 1
         if self.delta is None:  # the student as it stands at the beginning
             error = float((now.own.argmax(1) != now.y).double().mean())
             self.delta = error if settings.delta is None else settings.delta
-            self.tau_s = work.student_temperature(method, now)
+            self.tau_s = student_temperature(method, now)
         lagrange = multiplier(r, rounds, settings.lam_min, settings.lam_max, settings.period_of(rounds))
         begin, end = self._phase(r)
         lr = settings.lr * training.rate(r - begin, end - begin) / training.lr
@@ -215,10 +425,10 @@ class DistillTask(TrainerTask):
         record: Record = {}
         for k in range(settings.passes + (settings.first_passes if r == 0 else 0)):
             batches = self.material.batches("guide", r, k)
-            record["guide/loss"] = work.guide_pass(
+            record["guide/loss"] = guide_pass(
                 self.material, method, now, self.guide, self.guide_sgd, batches, lr, lagrange, delta, self.tau_s
             )
-        g, wrong = work.guide_values(self.guide, now), now.wrong
+        g, wrong = guide_values(self.guide, now), now.wrong
         return record | {
             "guide/lambda": lagrange,
             "guide/delta": delta,
@@ -226,7 +436,7 @@ class DistillTask(TrainerTask):
             "guide/wrong": _mean(g[wrong]),
             "guide/right": _mean(g[~wrong]),
             "guide/tau_s": self.tau_s,
-            "guide/spent": work.spent(method, now, g),
+            "guide/spent": spent(method, now, g),
         }
 
     def commit(self, step: Record) -> tuple[Record, dict[str, Columns]]:
@@ -238,7 +448,7 @@ class DistillTask(TrainerTask):
         if self.passes // every > before // every or self.round == self.rounds:
             model = self.learner.student if step["phase"] == "warm" else self.learner
             for name, samples in (("validation", self.data.validation), ("global", self.data.test)):
-                record |= {f"{name}/{key}": value for key, value in work.measured(model, samples)}
+                record |= {f"{name}/{key}": value for key, value in measured(model, samples)}
         chosen = selected([*self.history, record])
         if chosen is not None and chosen["round"] == self.round:
             self.best = self.learner.deployed()
@@ -252,11 +462,11 @@ class DistillTask(TrainerTask):
         """A copy of all state, since an interrupted step leaves networks and momentum half updated."""
         trees: dict[str, Mapping[str, Tensor]] = {
             "learner": self.learner.state_dict(),
-            "momentum": work.momentum(self.sgd),
+            "momentum": momentum(self.sgd),
             "best": self.best,
         }
         if self.guide is not None:
-            trees |= {"guide": self.guide.state_dict(), "guide momentum": work.momentum(self.guide_sgd)}
+            trees |= {"guide": self.guide.state_dict(), "guide momentum": momentum(self.guide_sgd)}
         tensors = {f"{place}|{name}": t.detach().clone() for place, tree in trees.items() for name, t in tree.items()}
         facts = {"passes": self.passes, "forwards": self.forwards, "delta": self.delta, "tau_s": self.tau_s}
         return Checkpoint(self.round, {STATE: tensors}, facts)
@@ -272,10 +482,10 @@ class DistillTask(TrainerTask):
         self.best = trees.get("best", {})
         self.learner.load_state_dict(trees["learner"])
         self.sgd = self._optimiser()
-        work.load_momentum(self.sgd, trees.get("momentum", {}))
+        load_momentum(self.sgd, trees.get("momentum", {}))
         if self.guide is not None:
             self.guide.load_state_dict(trees["guide"])
-            work.load_momentum(self.guide_sgd, trees.get("guide momentum", {}))
+            load_momentum(self.guide_sgd, trees.get("guide momentum", {}))
         self.kept = self._state()
 
     @cached_property
@@ -283,8 +493,8 @@ class DistillTask(TrainerTask):
         """The guide's current g on every training sample [N], and whether the student is right there [N]."""
         if self.guide is None:
             return None
-        now = work.snapshot_student(self.material, self.learner, self.experiment.method, len(self.schedule.rounds))
-        return work.guide_values(self.guide, now), ~now.wrong
+        now = snapshot_student(self.material, self.learner, self.experiment.method, len(self.schedule.rounds))
+        return guide_values(self.guide, now), ~now.wrong
 
     def summarise(self, status: Status) -> dict[str, Any]:
         about = {"learner": self.learner, "teacher": self.teacher, "data": self.data, "inputs": self.inputs}
@@ -315,7 +525,7 @@ class DistillTask(TrainerTask):
     def _optimiser(self) -> torch.optim.SGD:
         learner = self.learner
         moved = list(learner.student.parameters()) if self.round < self.schedule.warm else learner.trained()
-        return work.optimiser([p for p in moved if p.requires_grad], self.experiment.training)
+        return optimiser([p for p in moved if p.requires_grad], self.experiment.training)
 
 
 def begin_with(student: nn.Module, start: Path) -> int:

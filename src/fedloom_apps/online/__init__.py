@@ -12,13 +12,22 @@
 (3, 0)
 """
 
-from fedloom_apps.online.ensemble import ExpertEnsemble
+from fedloom_apps.online.ensemble import ExpertConfig, ExpertEnsemble, grid
 from fedloom_apps.online.experiment import Measures, Online
-from fedloom_apps.online.experts import ExpertConfig, grid
-from fedloom_apps.online.hedge import Hedge
-from fedloom_apps.online.learners import Fs, Ftml, Mogd, OnlineLearner, Toe, ToeContinued, learners
+from fedloom_apps.online.learners import (
+    BufferedMoml,
+    Fs,
+    Ftml,
+    Hedge,
+    Mogd,
+    Moml,
+    OnlineLearner,
+    PlainMoml,
+    Toe,
+    ToeContinued,
+    learners,
+)
 from fedloom_apps.online.live import Live, load
-from fedloom_apps.online.proximal import BufferedMoml, Moml, PlainMoml
 from fedloom_apps.online.streams import task_stream
 from fedloom_apps.online.task import OnlineResult, run
 

@@ -1,13 +1,19 @@
-"""An ensemble of experts; those that differ in numbers alone are one group over parameters [G, P], often vmapped."""
+"""An ensemble of experts; those that differ in numbers alone are one group over parameters [G, P], often vmapped.
+
+Experts of an online learner: their configurations, grids of them, and groups that differ in numbers alone. The
+mini-batches of the K steps at a task: which tasks and samples, as a function of (seed, task).
+"""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import grad_and_value, vmap
@@ -26,11 +32,238 @@ from fedloom.core.method import Method
 from fedloom.core.objective import Net
 from fedloom.core.parts import Adaptation, Term
 from fedloom.core.plan import ClientPlan
+from fedloom.core.slots import label
 from fedloom.core.subspace import pays
 from fedloom.core.tree import Tree
-from fedloom_apps.online.batches import TaskBatch, stored, task_batches
-from fedloom_apps.online.experts import ExpertConfig, Group
 from fedloom_apps.online.learners import OnlineLearner
+
+
+@dataclass(frozen=True)
+class ExpertConfig:
+    """The configuration of one expert: its learner, its adaptation and its K steps.
+
+    Args:
+        learner: the online method.
+        adaptation: U.
+        local: K (``steps``), β (``lr``), batch size, weight decay and clipping.
+    """
+
+    learner: OnlineLearner
+    adaptation: Adaptation
+    local: Local
+
+    def vmapped_fields(self) -> dict[str, float]:
+        """The numeric settings in which the experts of one group may differ, by dotted name."""
+        values = {f"learner.{name}": getattr(self.learner, name) for name in self.learner.vmapped_fields}
+        if any(f.name == "lr" for f in fields(self.adaptation)):
+            values["adaptation.lr"] = self.adaptation.lr  # type: ignore[attr-defined]
+        return values | {"local.lr": self.local.lr, "local.weight_decay": self.local.weight_decay}
+
+    def static_fields(self) -> tuple[Any, ...]:
+        """All other settings, which the experts of a group share."""
+        skipped = self.vmapped_fields()
+        parts = (("learner", self.learner), ("adaptation", self.adaptation), ("local", self.local))
+        settings = (
+            (where, type(part), f.name, getattr(part, f.name))
+            for where, part in parts
+            for f in fields(part)
+            if f"{where}.{f.name}" not in skipped
+        )
+        return tuple((*place, tuple(it.items()) if isinstance(it, Mapping) else it) for *place, it in settings)
+
+
+def grid(
+    learner: OnlineLearner, adaptation: Adaptation, local: Local, over: Mapping[str, Sequence[Any]]
+) -> tuple[ExpertConfig, ...]:
+    """Make the experts of a grid of settings, like ``{"learner.alpha": (1, 5), "local.steps": (10, 20)}``.
+
+    >>> from fedloom.parts.adaptation import Maml
+    >>> from fedloom_apps.online.learners import Moml
+    >>> found = grid(Moml(), Maml(), Local(steps=10), {"learner.alpha": (1.0, 5.0), "adaptation.lr": (0.1, 0.01)})
+    >>> [(e.learner.alpha, e.adaptation.lr) for e in found]
+    [(1.0, 0.1), (1.0, 0.01), (5.0, 0.1), (5.0, 0.01)]
+
+    Raises:
+        ConfigError: if a key is not a setting.
+    """
+    base = {"learner": learner, "adaptation": adaptation, "local": local}
+    experts = []
+    for key in over:
+        part, _, name = key.partition(".")
+        if part not in base or name not in {f.name for f in fields(base[part])}:
+            raise ConfigError(f"a grid cannot vary {key!r}: it is not a setting of learner, adaptation or local.")
+    for values in itertools.product(*over.values()):
+        settings = dict(base)
+        for key, value in zip(over, values, strict=True):
+            part, _, name = key.partition(".")
+            settings[part] = replace(settings[part], **{name: value})
+        experts.append(ExpertConfig(**settings))
+    return tuple(experts)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Experts that differ in numbers alone.
+
+    Attributes:
+        places: their indices among all experts.
+        first: the first of them.
+        numbers: the settings that differ, [G] each.
+    """
+
+    places: tuple[int, ...]
+    first: ExpertConfig
+    numbers: Tree
+
+    @classmethod
+    def of(cls, experts: Sequence[ExpertConfig], dtype: torch.dtype) -> tuple[Group, ...]:
+        """Partition experts into groups."""
+        kinds: dict[tuple[Any, ...], list[int]] = {}
+        for place, expert in enumerate(experts):
+            kinds.setdefault(expert.static_fields(), []).append(place)
+        groups = []
+        for places in kinds.values():
+            varied = [experts[place].vmapped_fields() for place in places]
+            differ = [name for name in varied[0] if len({values[name] for values in varied}) > 1]
+            numbers = {name: torch.tensor([values[name] for values in varied], dtype=dtype) for name in differ}
+            groups.append(cls(tuple(places), experts[places[0]], numbers))
+        return tuple(groups)
+
+    def instantiate(self, numbers: Mapping[str, Any]) -> tuple[OnlineLearner, Adaptation, Any, Any]:
+        """Learner, adaptation, β and weight decay with the given numbers substituted."""
+        parts: dict[str, dict[str, Any]] = {"learner": {}, "adaptation": {}, "local": {}}
+        for key, value in numbers.items():
+            where, _, name = key.partition(".")
+            parts[where][name] = value
+        learner, adaptation = self.first.learner, self.first.adaptation
+        if parts["learner"]:
+            learner = replace(learner, **parts["learner"])
+        if parts["adaptation"]:
+            adaptation = replace(adaptation, **parts["adaptation"])
+        local = {"lr": self.first.local.lr, "weight_decay": self.first.local.weight_decay} | parts["local"]
+        return learner, adaptation, local["lr"], local["weight_decay"]
+
+
+def expert_label(expert: ExpertConfig) -> str:
+    """A label for tables: the expert's steps K or epochs E, its adaptation and the settings of its learner.
+
+    >>> from fedloom.parts.adaptation import Maml
+    >>> from fedloom_apps.online.learners import Moml
+    >>> expert_label(ExpertConfig(Moml(alpha=1.0), Maml(lr=0.1), Local(steps=10)))
+    'K 10, maml(lr 0.1, steps 1), alpha 1'
+    """
+    own = [f"{f.name} {getattr(expert.learner, f.name):g}" for f in fields(expert.learner)]
+    inner = [
+        f"{f.name} {getattr(expert.adaptation, f.name):g}"
+        for f in fields(expert.adaptation)
+        if f.name in ("lr", "steps")
+    ]
+    name = label(expert.adaptation)
+    amount = f"E {expert.local.epochs}" if expert.local.steps is None else f"K {expert.local.steps}"
+    steps = [amount] if expert.learner.trains else []
+    return ", ".join([*steps, f"{name}({', '.join(inner)})" if inner else name, *own])
+
+
+TaskBatch = tuple[Batch, Batch]  # support and query of one task
+
+
+def stored(number: int, arrays: Arrays) -> Tree:
+    """A task's training samples, named as in the stored state.
+
+    >>> list(stored(7, Arrays(torch.zeros(1, 2), torch.tensor([0]), 1)))
+    ['000007/x', '000007/y']
+    """
+    return {f"{number:06d}/x": arrays.x, f"{number:06d}/y": arrays.y}
+
+
+def fetched(memory: Mapping[str, Tensor], number: int) -> Batch:
+    """All samples of a stored task."""
+    return Batch(memory[f"{number:06d}/x"], memory[f"{number:06d}/y"])
+
+
+def task_batches(
+    learner: OnlineLearner,
+    local: Local,
+    support: int,
+    memory: Mapping[str, Tensor],
+    stored: Sequence[int],
+    t: int,
+    seed: int,
+    disjoint: bool = False,
+) -> list[list[TaskBatch]]:
+    """The batches of the K steps at task t: for each step, a support and a query batch of every task it uses.
+
+    Tasks are drawn uniformly, without replacement within a step. A task's samples are visited in shuffled passes, as a
+    client's are in local training, so that its batch in step k depends on (seed, t, its number, k) alone. Support
+    and query use separate passes and may share samples.
+
+    Args:
+        learner: selects the tasks.
+        local: K, and the size of a query batch. Without ``steps``, K is the number of query batches of ``epochs``
+            passes over the new task.
+        support: size of a support batch; 0 takes all samples of the task.
+        memory: the stored tasks and the new one.
+        stored: the numbers of the tasks that the learner has stored.
+        t: the number of the new task.
+        seed: seed of the experiment.
+        disjoint: whether a step's support is drawn from the samples that are not in its query, if these are enough.
+    """
+    candidates = list(learner.tasks(stored, t))
+    draw = rng.stream(seed, "online tasks", t)
+    if not learner.adapts:
+        return _pooled(local, memory, candidates, draw)
+    steps = local.steps_for(len(memory[f"{t:06d}/y"]))
+    batches: dict[tuple[int, str], list[np.ndarray]] = {}
+
+    def rows(number: int, purpose: str, size: int, step: int) -> Tensor:
+        if (number, purpose) not in batches:
+            count = len(memory[f"{number:06d}/y"])
+            passes = Local(steps=steps, batch_size=size)
+            batches[number, purpose] = passes.batches(np.arange(count), seed, t, number, f"online {purpose}")
+        return torch.from_numpy(batches[number, purpose][step])
+
+    def pair(number: int, step: int) -> TaskBatch:
+        whole = fetched(memory, number)
+        query = rows(number, "query", local.batch_size, step)
+        if not support:
+            return whole, Batch(whole.x[query], whole.y[query])
+        others = np.setdiff1d(np.arange(len(whole.y)), query.numpy())
+        if disjoint and len(others) >= support:
+            order = rng.stream(seed, "online support", t, number, step).permutation(others)
+            first = torch.from_numpy(order[:support])
+        else:
+            first = rows(number, "support", support, step)
+        return Batch(whole.x[first], whole.y[first]), Batch(whole.x[query], whole.y[query])
+
+    count = min(learner.tasks_per_step() or len(candidates), len(candidates))
+    result = []
+    for step in range(steps):
+        chosen = candidates
+        if count < len(candidates):
+            chosen = [candidates[i] for i in draw.choice(len(candidates), count, replace=False)]
+        result.append([pair(number, step) for number in chosen])
+    return result
+
+
+def _pooled(
+    local: Local, memory: Mapping[str, Tensor], candidates: Sequence[int], draw: np.random.Generator
+) -> list[list[TaskBatch]]:
+    """Mini-batches from the samples of all tasks together; the support is empty."""
+    sizes = [len(memory[f"{number:06d}/y"]) for number in candidates]
+    ends = np.cumsum(sizes)
+    parts = []
+    for _ in range(local.steps_for(sizes[-1])):
+        size = min(local.batch_size or int(ends[-1]), int(ends[-1]))
+        picked = draw.choice(int(ends[-1]), size, replace=False) if size < ends[-1] else np.arange(size)
+        owners = np.searchsorted(ends, picked, side="right")
+        chosen = [
+            (fetched(memory, candidates[o]), int(i - (ends[o - 1] if o else 0)))
+            for o, i in zip(owners, picked, strict=True)
+        ]
+        query = Batch(torch.stack([b.x[i] for b, i in chosen]), torch.stack([b.y[i] for b, i in chosen]))
+        parts.append([(Batch(query.x[:0], query.y[:0]), query)])
+    return parts
+
 
 MEMORY = "memory"  # the key of the stored tasks in the ensemble's state
 

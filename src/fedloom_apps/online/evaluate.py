@@ -1,4 +1,17 @@
-"""Evaluation of the experts: on the new task, on all tasks so far, and with fewer samples; states are not changed."""
+"""Evaluation of the experts: on the new task, on all tasks so far, and with fewer samples; states are not changed.
+
+Metrics of online meta-learning (Acar, thesis 2023, 5.3 and A.1.4).
+
+- **CTM**, the current task metric: the model before learning a task is adapted with the task's training samples and
+  evaluated on its test samples; the mean over tasks. Records also hold the running mean.
+- **LTM**, the long-term task metric: the latest model is adapted to each task seen so far and evaluated; the mean over
+  those tasks. The thesis computes it in every round and defines the metric as (1/T) Σ f^t∘U^t(w^{T+1}): the number of a
+  run is therefore its last value, and the summary also holds the mean over the rounds at which it was measured.
+- **Task learning efficiency**: the number of a task's training samples with which the model must be adapted, before
+  learning the task, to reach a given accuracy; interpolated between the sizes tried, which the thesis leaves open.
+- **Regret** against a fixed model. The best one in hindsight is unknown for networks; against the final model it is
+  Σ f^t∘U^t(w^t) - Σ f^t∘U^t(w^{T+1}), a lower bound of the regret of eq. 5.1.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +19,56 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fedloom.core import rng
 from fedloom.core.client import State
+from fedloom.core.context import NO_ROUND, Batch, Output
 from fedloom.core.federation import Arrays
 from fedloom.core.meta import NEVER
-from fedloom.core.parts import Batch
+from fedloom.core.parts import Term
 from fedloom.core.targets import one_class_each
 from fedloom_apps.online.ensemble import ExpertEnsemble
 from fedloom_apps.online.experiment import Online
-from fedloom_apps.online.hedge import mixed
-from fedloom_apps.online.metrics import samples_needed, scores
+from fedloom_apps.online.learners import mixed
 from fedloom_apps.online.streams import Task
+
+
+def scores(logits: Tensor, y: Tensor, term: Term) -> tuple[Tensor, Tensor]:
+    """Accuracy and loss [...] of predictions [..., N, C] for targets [..., N]: means over the N samples.
+
+    >>> from fedloom.parts.objectives import CrossEntropy
+    >>> logits = torch.tensor([[[2.0, 0.0], [0.0, 0.0]]])  # one expert, two samples
+    >>> accuracy, loss = scores(logits, torch.tensor([0, 1]), CrossEntropy())
+    >>> accuracy.tolist(), round(float(loss), 3)
+    ([0.5], 0.41)
+    """
+    lead, count = logits.shape[:-1], logits.shape[-1]
+    inner = y.shape[len(lead) - 1 :]  # of one target: none for a class
+    wanted = y.expand(*lead, *inner)
+    right = torch.zeros(lead) if y.is_floating_point() else (logits.argmax(-1) == wanted).double()
+    batch = Batch(torch.zeros(0), wanted.reshape(-1, *inner))
+    loss = term.loss(Output(logits.reshape(-1, count)), batch, NO_ROUND).double().view(lead)
+    return right.mean(-1), loss.mean(-1)
+
+
+def samples_needed(sizes: Sequence[int], accuracies: Sequence[float], target: float) -> float | None:
+    """The number of training samples needed to reach an accuracy, interpolated between sizes; None if none suffices.
+
+    >>> samples_needed((0, 10, 20), (0.25, 0.5, 1.0), 0.75)
+    15.0
+    >>> samples_needed((0, 10), (0.1, 0.2), 0.7) is None, samples_needed((0, 10), (0.8, 0.9), 0.7)
+    (True, 0.0)
+    """
+    for i, accuracy in enumerate(accuracies):
+        if accuracy >= target:
+            if not i:
+                return float(sizes[0])
+            before = accuracies[i - 1]
+            return sizes[i - 1] + (sizes[i] - sizes[i - 1]) * (target - before) / (accuracy - before)
+    return None
 
 
 @dataclass(frozen=True)
@@ -121,3 +170,87 @@ def trusted(p: Tensor, tolerance: float) -> list[int]:
     lacking = 1 - torch.cumsum(p[order], 0)
     enough = int((lacking <= tolerance).nonzero()[0]) if bool((lacking <= tolerance).any()) else len(p) - 1
     return sorted(order[: enough + 1].tolist())
+
+
+def summarise(online: Online, history: Sequence[dict[str, Any]], total: Tensor, parameters: int) -> dict[str, Any]:
+    """The content of ``summary.json`` for an online run.
+
+    Args:
+        online: the experiment.
+        history: one record per task.
+        total: the experts' cumulative losses in Hedge, float64 [E].
+        parameters: number of parameters of one model.
+    """
+    final = history[-1] if history else {}
+    long = [record for record in history if record.get("ltm/accuracy") is not None]
+    losses = [record["ctm/loss"] for record in history]
+    suffered = [record["hedge/loss"] for record in history]  # None where it was not finite
+    p = online.hedge.p(total)
+    best = int(torch.argmin(total))
+    summary: dict[str, Any] = {
+        "parameters": parameters,
+        "final": {k: v for k, v in final.items() if k not in ("round", "seconds", "hedge/p", "experts/accuracy")},
+        "ctm": {"accuracy": final.get("ctm/accuracy/mean"), "loss": _mean(losses)},
+        "ltm": None,
+        "memory": {
+            "task_bytes": final.get("memory/task_bytes", 0),
+            "tasks": final.get("memory/tasks", 0),
+            "state_bytes": final.get("memory/state_bytes", 0),
+            "state_bytes_per_expert": final.get("memory/state_bytes", 0) // max(len(online.experts), 1),
+        },
+        "hedge": {
+            "gamma": online.hedge.gamma,
+            "loss": None if None in suffered else sum(suffered),
+            "best": online.labels()[best],
+            "best_loss": float(total[best]),
+            "bound": online.hedge.bound(float(total[best]), len(total)) if online.hedged == "error" else None,
+            "p": dict(zip(online.labels(), p.tolist(), strict=True)),
+        },
+        "warnings": _warnings(total, online.labels(), history, long),
+    }
+    if long:
+        last = long[-1]
+        summary["ltm"] = {
+            "accuracy": last["ltm/accuracy"],
+            "loss": last["ltm/loss"],
+            "round": last["round"],
+            "mean": _mean([record["ltm/accuracy"] for record in long]),
+        }
+        whole = not 0 < online.measures.ltm_tasks < len(history)
+        if last["round"] == len(history) and whole and None not in (*losses, last["ltm/loss"]):
+            summary["regret_to_final_model"] = float(np.sum(losses) - np.sum([last["ltm/loss"]] * len(history)))
+    measured = [record for record in history if "efficiency/accuracy" in record]
+    if measured:
+        summary["efficiency"] = {
+            "sizes": list(online.measures.sizes),
+            "accuracy": [_mean(column) for column in zip(*(r["efficiency/accuracy"] for r in measured), strict=True)],
+        }
+    return summary
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def _warnings(
+    total: Tensor, labels: Sequence[str], history: Sequence[dict[str, Any]], long: Sequence[dict[str, Any]]
+) -> list[str]:
+    lost = [label for label, value in zip(labels, total.tolist(), strict=True) if value == float("inf")]
+    warnings = [f"{len(lost)} of {len(labels)} experts diverged: {'; '.join(lost)}."] if lost else []
+    if unknown := [record["ctm/loss"] for record in history].count(None):
+        warnings.append(
+            f"the mixture's loss was infinite or NaN at {unknown} of {len(history)} tasks, left out of its mean."
+        )
+    if unknown := [record["ltm/loss"] for record in long].count(None):
+        warnings.append(
+            f"the mixture's loss on earlier tasks was infinite or NaN in {unknown} of {len(long)} long-term "
+            "evaluations: lower local.lr or adaptation.lr."
+        )
+    if absent := [record["ctm/absent"] for record in history if "ctm/absent" in record]:
+        warnings.append(
+            f"at {len(absent)} of {len(history)} tasks, {sum(absent)} test samples were of classes without training "
+            "samples in their task, which the adaptation never predicts: they count as wrong, and each as a loss of "
+            f"{-NEVER:g}; give tasks more training samples (stream.train), or choose adaptation=maml."
+        )
+    return warnings

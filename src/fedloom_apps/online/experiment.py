@@ -20,9 +20,8 @@ from fedloom.core.settings import bare, flatten, to_plain
 from fedloom.experiment.runtime import pick_device
 from fedloom.experiment.setup import make_model, require_features
 from fedloom.parts.objectives import CrossEntropy
-from fedloom_apps.online.ensemble import ExpertEnsemble
-from fedloom_apps.online.experts import ExpertConfig, expert_label
-from fedloom_apps.online.hedge import Hedge
+from fedloom_apps.online.ensemble import ExpertConfig, ExpertEnsemble, expert_label
+from fedloom_apps.online.learners import Hedge
 from fedloom_apps.online.streams import TaskStream
 
 HEDGED = ("error", "loss")

@@ -22,11 +22,10 @@ from fedloom.experiment.runtime import reproducible
 from fedloom.experiment.store import flat, nested
 from fedloom.experiment.trainer import Record, Trainer, TrainerTask
 from fedloom_apps.online.ensemble import MEMORY, state_bytes, task_bytes
-from fedloom_apps.online.evaluate import StreamEvaluator
+from fedloom_apps.online.evaluate import StreamEvaluator, summarise
 from fedloom_apps.online.experiment import Online
-from fedloom_apps.online.hedge import mixed
+from fedloom_apps.online.learners import mixed
 from fedloom_apps.online.streams import Task
-from fedloom_apps.online.summary import summarise
 
 FIRST = "0"
 

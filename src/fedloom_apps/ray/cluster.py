@@ -22,8 +22,7 @@ from typing import Any
 
 from fedloom.core.checks import at_least
 from fedloom.core.errors import ClientError, ConfigError, first_line
-from fedloom_apps.ray.actor import Actor
-from fedloom_apps.ray.packed import Packed
+from fedloom_apps.ray.actor import Actor, Packed
 
 QUEUED = 2  # jobs per worker: one running, one waiting, so that it never idles
 REACH = 5.0  # seconds in which the address of a cluster must answer

@@ -38,9 +38,8 @@ from fedloom.core.errors import ClientError, ConfigError, FedLoomError, LossErro
 from fedloom.core.federation import Index, Split
 from fedloom.core.plan import ClientPlan
 from fedloom.engines import engines
-from fedloom_apps.ray.actor import RemoteBlock
+from fedloom_apps.ray.actor import Packed, RemoteBlock, nbytes, pack, unpack
 from fedloom_apps.ray.cluster import QUEUED, Cluster, Member, RemoteJob, TaskQueue
-from fedloom_apps.ray.packed import Packed, nbytes, pack, unpack
 
 ATTEMPTS = 2  # at a block, before its members are done on their own
 WAYS = ("auto", "fold", "chain")

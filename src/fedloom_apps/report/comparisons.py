@@ -1,19 +1,55 @@
-"""Tables that compare groups: paired tests over seeds, and an ablation of parts and settings."""
+"""Tables that compare groups: paired tests over seeds, and an ablation of parts and settings.
+
+Cost tables: communication until a target and in total, in units of one FedAvg round. What was compared, with which
+settings, how the runs ended, and what to cite.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from importlib import import_module
+from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from fedloom.core.slots import SLOTS
-from fedloom_apps.report.groups import ABSENT, PROVENANCE, RunGroup, counts, on_the_same_data, settings, texts
-from fedloom_apps.report.results import headline, per_run, result_word
-from fedloom_apps.report.rundata import NO_SEED, RunData
-from fedloom_apps.report.tables import Cell, Column, ReportTable, SeedStats, column, group_table, words
+from fedloom.experiment.console import ABSENT, EPSILONS, WORDS, duration, number, plural
+from fedloom.metrics import rounds_to_target
+from fedloom_apps.report.groups import (
+    NO_SEED,
+    PROVENANCE,
+    WALL,
+    RunData,
+    RunGroup,
+    TargetValue,
+    all_runs,
+    counts,
+    has,
+    on_the_same_data,
+    settings,
+    shared,
+    targets,
+    texts,
+)
+from fedloom_apps.report.tables import (
+    Cell,
+    Column,
+    ReportTable,
+    SeedStats,
+    as_amount,
+    as_count,
+    as_seconds,
+    column,
+    group_table,
+    headline,
+    per_run,
+    result_word,
+    rounds_done,
+    words,
+)
 
 Counted = Callable[[RunData], bool]
 
@@ -160,3 +196,312 @@ def ablation_table(groups: Sequence[RunGroup]) -> ReportTable | None:
         columns += [*which, column(f"against {base}", [SeedStats(values) for values in gains], form)]
     note = "The parts and settings that differ, and the result as mean ± standard error over seeds."
     return group_table(groups, "ablation", f"What makes the difference. {name}, {result_word(groups)}", columns, note)
+
+
+COMMUNICATION = "comm/params"
+"""Cumulative number of parameters transmitted, by all clients, in both directions."""
+
+_CONDITIONS = ("model.name", "data.name", "clients", "participation", "cohort")
+
+
+def traffic(run: RunData) -> pd.DataFrame:
+    """Parameters that all clients together sent in each round: columns ``up`` and ``down``, indexed by round.
+
+    If a run recorded cumulative values (their last ones then add up to ``comm/params``), differences are taken.
+    """
+    keys = {"up": "comm/up_params", "down": "comm/down_params", "both": COMMUNICATION}
+    sent = pd.DataFrame({name: run.curve(key) for name, key in keys.items()}).dropna(subset="up").fillna(0)
+    if len(sent) > 1:
+        first, last = sent["both"].iloc[[0, -1]]
+        if first > 0 and np.isclose(sent["up"].iloc[-1] + sent["down"].iloc[-1], last, rtol=1e-9):
+            sent = sent.diff().fillna(sent)
+    return sent.loc[:, ["up", "down"]]
+
+
+def _model_size(run: RunData) -> float | None:
+    """What FedAvg would upload for one client, a network's parameters and buffers, if on record."""
+    value = run.summary.get("upload", run.facts.get("model.parameters", run.summary.get("parameters")))
+    return float(value) if isinstance(value, int | float) and value > 0 else None
+
+
+def fedavg_upload(run: RunData, groups: Sequence[RunGroup]) -> float | None:
+    """What one FedAvg round uploads under this run's conditions: a network from each client of the cohort.
+
+    If the model size is not on record, the mean upload of a FedAvg run in this comparison with the same model, data,
+    clients and participation.
+    """
+    model, cohort = _model_size(run), run.cohort_size
+    if model and cohort:
+        return model * cohort
+    for other in all_runs(groups):
+        if other.method == "fedavg" and all(other.config.get(k) == run.config.get(k) for k in _CONDITIONS):
+            up = traffic(other)["up"].to_numpy()
+            if up.sum() > 0:
+                return float(up.mean())
+    return None
+
+
+def _arithmetic(groups: Sequence[RunGroup]) -> str:
+    """The unit in numbers, once per distinct value, as a sentence."""
+    sentences: list[str] = []
+    for member in groups:
+        run = member.runs[0]
+        upload, model, cohort = fedavg_upload(run, groups), _model_size(run), run.cohort_size
+        if upload is None:
+            sentences.append(f"the size of the model is not on record for {member.label}")
+        elif model and cohort:
+            sentences.append(f"one FedAvg round = {cohort:,.4g} clients × {model:,.0f} = {upload:,.0f} parameters")
+        else:
+            sentences.append(
+                f"one FedAvg round = {upload:,.0f} parameters, the mean upload of the FedAvg run in this comparison"
+            )
+    return "Here " + "; ".join(dict.fromkeys(sentences)) + "."
+
+
+_NOTE = (
+    "Mean ± standard error over seeds. Rounds: the first evaluated one with a value at least as good as the target. If "
+    "a seed never reaches it, no mean is taken over the others: “> T” then says how far the shortest such run went, "
+    "and how many seeds did reach it. FedAvg rounds = parameters sent up by all clients until then ÷ (clients in the "
+    "cohort × parameters of one network, with its buffers): a FedAvg round sends one network up from each client, so "
+    "FedAvg needs as many as it has rounds, and a method that sends a second one twice as many. Parameters counts both "
+    "directions. FedAvg ÷ method compares the FedAvg rounds that both need. "
+)
+
+
+def target_table(groups: Sequence[RunGroup], target: TargetValue) -> ReportTable:
+    """The cost of each group until it reached a target."""
+
+    def spent(run: RunData) -> pd.DataFrame:
+        """What a run had spent at each of its evaluations: columns rounds, FedAvg rounds, parameters."""
+        at, upload = run.curve(target.metric).index, fedavg_upload(run, groups)
+        up = traffic(run)["up"].cumsum().reindex(at, method="ffill") / (upload or np.nan)
+        return pd.DataFrame({"rounds": at, "FedAvg rounds": up, "parameters": run.curve(COMMUNICATION).reindex(at)}, at)
+
+    def cost(member: RunGroup, what: str) -> SeedStats:
+        """The cost of each run until it reached the target, with its whole cost as the bound."""
+        reached, whole = [], []
+        for run in member.runs:
+            values = run.curve(target.metric)
+            round = rounds_to_target(values.to_numpy(), values.index.to_numpy(), target.value, target.direction)
+            known = spent(run)[what].dropna()
+            reached.append(known.get(round))
+            whole.append(known.iloc[-1] if len(known) else None)
+        return SeedStats(reached, whole)
+
+    relative = [cost(member, "FedAvg rounds") for member in groups]
+    columns = [
+        column("rounds", [cost(member, "rounds") for member in groups], as_count, "min"),
+        column("FedAvg rounds", relative, as_count, "min"),
+        column("parameters", [cost(member, "parameters") for member in groups], as_amount, "min"),
+    ]
+    baselines = [stats.mean for g, stats in zip(groups, relative, strict=True) if g.method == "fedavg"]
+    if len(baselines) == 1 and (baseline := baselines[0]) and len(groups) > 1:
+        savings = [f"{baseline / s.mean:.1f} ×" if s.mean else ABSENT for s in relative]
+        columns.append(words("FedAvg ÷ method", savings))
+    name = "target_" + re.sub(r"\W+", "_", target.text).strip("_")
+    return group_table(groups, name, f"To the target {target.text}", columns, _NOTE + _arithmetic(groups))
+
+
+def total_table(groups: Sequence[RunGroup]) -> ReportTable:
+    """Total communication of the whole run."""
+
+    def mean_upload(way: str, run: RunData) -> float | None:
+        sent = traffic(run)[way].to_numpy()
+        return float(sent.mean()) if len(sent) else None
+
+    def seconds(run: RunData) -> float | None:
+        values = run.curve("seconds").to_numpy()
+        values = values[np.isfinite(values)]
+        return float(np.median(values)) if len(values) else None
+
+    columns = [
+        column("up per round", per_run(groups, lambda run: mean_upload("up", run)), as_amount, spread=False),
+        column("down per round", per_run(groups, lambda run: mean_upload("down", run)), as_amount, spread=False),
+        column("in all", per_run(groups, partial(RunData.last, key=COMMUNICATION)), as_amount, spread=False),
+        column("bytes in all", per_run(groups, partial(RunData.last, key="comm/bytes")), as_amount, spread=False),
+        column("seconds per round", per_run(groups, seconds), as_seconds, spread=False),
+    ]
+    note = (
+        "Means over seeds. Parameters are counted from what was sent, in both directions. Seconds are the median of "
+        "the rounds' wall time on the machine of the run."
+    )
+    return group_table(groups, "sent", "What was sent, by all clients together", columns, note)
+
+
+def cost_tables(groups: Sequence[RunGroup]) -> list[ReportTable]:
+    """A table for each target of the runs, then the total communication."""
+    tables = [target_table(groups, target) for target in targets(groups) if has(groups, target.metric)]
+    return [*tables, total_table(groups)] if has(groups, COMMUNICATION) else tables
+
+
+_FACTS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("data", ("data.name", "data")),
+    ("partition", ("partition.name", "partition")),
+    ("model", ("model.name", "model")),
+    ("clients", ("clients",)),
+    ("participation", ("participation",)),
+    ("rounds", ("rounds",)),
+    ("engine", ("engine.name", "engine")),
+    ("compute", ("compute.name", "compute")),
+)
+
+_PROBLEM = ("data", "partition", "model", "clients")
+
+_NAMED = 5
+
+
+def _joined(words: Sequence[str]) -> str:
+    return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]])) if words else ""
+
+
+def sentence(groups: Sequence[RunGroup]) -> str:
+    """A sentence that describes the comparison, naming at most six methods."""
+    methods = list(dict.fromkeys(member.method for member in groups))
+    named = methods if len(methods) <= 6 else [*methods[:5], f"{len(methods) - 5} more"]
+    data = shared(groups, "data.name", "data")
+    begin = f"{_joined(named)}{f' on {data}' if data else ''}: "
+    variants = f" in {len(groups)} variants" if len(groups) > len(methods) else ""
+    return f"{begin}{plural(len(methods), 'method')}{variants}, {plural(len(all_runs(groups)), 'run')}."
+
+
+def conditions(groups: Sequence[RunGroup]) -> list[tuple[str, str]]:
+    """The common conditions, by name, for the head of the page."""
+    runs = all_runs(groups)
+    pairs = [
+        (name, _with_settings(groups, name) if name == "partition" else shared(groups, *keys) or "differs")
+        for name, keys in _FACTS
+        if any(key in run.config for key in keys for run in runs)
+    ]
+    seeds = list(dict.fromkeys(run.seed for run in runs))
+    pairs.append(("seed" if len(seeds) == 1 else "seeds", ", ".join(seeds[:8]) + (" …" if len(seeds) > 8 else "")))
+    if goals := targets(groups):
+        pairs.append(("target", "; ".join(goal.text for goal in goals)))
+    return pairs
+
+
+def _with_settings(groups: Sequence[RunGroup], choice: str) -> str:
+    """The common value of a choice with its settings, apart from how often a draw is repeated.
+
+    The heterogeneity of the clients is a setting of the partition.
+    """
+    name = shared(groups, f"{choice}.name", choice)
+    keys = dict.fromkeys(key for run in all_runs(groups) for key in run.config if key.startswith(f"{choice}."))
+    own = [key for key in keys if key.rpartition(".")[2] not in ("name", "min_size", "redraws")]
+    words = [f"{key.partition('.')[2]} {shared(groups, key) or 'differs'}" for key in own]
+    return ", ".join([name, *words]) if name else "differs"
+
+
+def heading(groups: Sequence[RunGroup]) -> str:
+    """The heading of the page."""
+    runs = all_runs(groups)
+    return "Comparison of runs" if len(runs) != 1 else f"Run of {groups[0].method}"
+
+
+def problem_warning(groups: Sequence[RunGroup]) -> str:
+    """A warning if the runs do not solve the same problem, else ""."""
+    moved = [key for key in settings(groups)[0] if key.partition(".")[0] in _PROBLEM]
+    if not moved and not all(on_the_same_data(groups[0], other) for other in groups[1:]):
+        moved = ["the samples that clients hold"]
+    if not moved:
+        return ""
+    return (
+        f"These runs do not solve the same problem: they differ in {_joined(moved[:6])}. "
+        "Compare their figures with that in mind."
+    )
+
+
+def settings_tables(groups: Sequence[RunGroup]) -> tuple[ReportTable | None, ReportTable | None]:
+    """The settings that differ, one column per group, and the common ones; None if there are none."""
+    differ, common = settings(groups)
+    labels = [member.label for member in groups]
+    columns = [words(label, [texts[i] for texts in differ.values()], left=True) for i, label in enumerate(labels)]
+    values = words("value", list(common.values()), left=True)
+    return (
+        ReportTable("settings", "Settings that differ", list(differ), columns, heading="setting") if differ else None,
+        ReportTable("common", "Settings in common", list(common), [values], heading="setting") if common else None,
+    )
+
+
+def _failure(failure: Any) -> str:
+    """One failure of a summary as a line, whatever its format.
+
+    >>> _failure({"round": 3, "client": 5, "stage": "step", "message": "loss is NaN"})
+    'round 3, client 5, step: loss is NaN'
+    """
+    if not isinstance(failure, Mapping):
+        return str(failure)
+    where = [f"{key} {failure[key]}" for key in ("round", "client") if key in failure]
+    if failure.get("stage"):
+        where.append(str(failure["stage"]))
+    what = [str(failure[key]) for key in ("kind", "reason", "error", "message") if failure.get(key)]
+    rest = [] if where or what else [f"{key} {value}" for key, value in failure.items()]
+    return ": ".join(filter(None, [", ".join(where + rest), ", ".join(what)]))
+
+
+def _failures(run: RunData) -> list[str]:
+    """The failures in the summary, given as a list or as a mapping of reasons to counts."""
+    failures = run.summary.get("failures")
+    if isinstance(failures, Mapping):
+        return [f"{reason}: {number}" for reason, number in failures.items() if number]
+    if not isinstance(failures, list):
+        return []
+    lines = [_failure(failure) for failure in failures]
+    return lines[:_NAMED] + ([f"and {len(lines) - _NAMED} more"] if len(lines) > _NAMED else [])
+
+
+def _status(run: RunData) -> str:
+    return str(run.summary.get("status", "finished")) if run.summary else "unfinished"
+
+
+def _wall_time(run: RunData) -> str:
+    seconds = run.summary.get("seconds", run.last(WALL))
+    return duration(seconds if isinstance(seconds, int | float) else None)
+
+
+def _left_out(run: RunData) -> str:
+    """Number of client updates left out, and their fraction of all."""
+    share = run.share_left_out
+    return f"{run.left_out} ({100 * share:.1f} %)" if share else str(run.left_out)
+
+
+def runs_table(groups: Sequence[RunGroup]) -> ReportTable:
+    """One row per run: directory, status, rounds, wall time, updates left out, and ε if a run is private."""
+    members = [member for member in groups for _ in member.runs]
+    runs = all_runs(groups)
+    last = [run.rows[-1] if run.rows else {} for run in runs]
+    spent = {WORDS[key]: [number(key, record.get(key)) for record in last] for key in EPSILONS}
+    columns = [
+        words("run directory", [run.name for run in runs], left=True),
+        words("seed", [run.seed for run in runs]),
+        words("status", [_status(run) for run in runs], left=True),
+        words("rounds", [rounds_done(run) for run in runs]),
+        words("wall time", [_wall_time(run) for run in runs]),
+        words("updates left out", [_left_out(run) for run in runs]),
+        *(words(name, texts) for name, texts in spent.items() if {*texts} != {ABSENT}),
+    ]
+    return ReportTable(
+        "runs", "The runs", [member.label for member in members], columns, [member.style for member in members]
+    )
+
+
+def remarks(groups: Sequence[RunGroup]) -> list[tuple[str, str]]:
+    """Pairs (run directory, sentence) on everything that failed or could not be read."""
+    remarks = []
+    for run in all_runs(groups):
+        if lost := run.left_out:
+            verb = "update was" if lost == 1 else "updates were"
+            remarks.append((run.name, f"{lost} client {verb} lost and left out."))
+        warnings = run.summary.get("warnings")
+        lines = [*_failures(run), *(warnings if isinstance(warnings, list) else []), *run.notes]
+        remarks += [(run.name, str(line)) for line in lines]
+    return remarks
+
+
+def citations(groups: Sequence[RunGroup]) -> str:
+    """The BibTeX entries of all runs, without duplicate keys."""
+    entries: dict[str, str] = {}
+    for run in all_runs(groups):
+        for entry in re.split(r"(?m)^(?=\s*@\w+\s*\{)", run.citations):
+            if key := re.match(r"\s*@\w+\s*\{\s*([^,\s]+)", entry):
+                entries.setdefault(key.group(1), entry.strip())
+    return "\n\n".join(entries.values())

@@ -13,6 +13,8 @@ import pandas as pd
 from fedloom.metrics import direction
 from fedloom_apps.report.charts import Axis, Chart, Figure, Floats, Form, HeatMap, LineStyle, Series, thinned
 from fedloom_apps.report.groups import (
+    WALL,
+    RunData,
     RunGroup,
     all_runs,
     band,
@@ -23,8 +25,7 @@ from fedloom_apps.report.groups import (
     series,
     targets_by_metric,
 )
-from fedloom_apps.report.results import Scope, client_metric, measured, scopes
-from fedloom_apps.report.rundata import WALL, RunData
+from fedloom_apps.report.tables import Scope, client_metric, measured, scopes
 
 ROUNDS = Axis("rounds", "count")
 OVER = {
@@ -325,14 +326,15 @@ def decisions(run: RunData) -> tuple[Floats, Floats] | None:
     return (p.T, losses.T) if len(p) > 1 and complete else None
 
 
-def transformation(run: RunData) -> tuple[str, float, float]:
+def transformation(run: RunData):
     """Name, scale and shape of the CDF in the run's mixing policy; the normal CDF if it has none."""
     from fedloom.parts.mixing.responses import CDFS  # few pages show a regret
 
     stored = dict(re.findall(r"(\w+)='?([\w.+-]+)", str(run.facts.get("method.mixing", ""))))
-    if stored.get("cdf") not in CDFS:
-        return "normal", 1.0, 0.0
-    return stored["cdf"], float(stored["scale"]), float(stored["shape"])
+    for name in CDFS:
+        if name == stored.get("cdf"):
+            return name, float(stored["scale"]), float(stored["shape"])
+    return "normal", 1.0, 0.0
 
 
 def prior(run: RunData, decided: Floats) -> Floats | None:

@@ -1,21 +1,273 @@
-"""Groups of runs that differ only in the seed: one line in a figure, one row in a table."""
+"""Groups of runs that differ only in the seed: one line in a figure, one row in a table.
+
+One run directory as the report reads it, with notes on what is missing.
+"""
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import pandas as pd
 
-from fedloom.core.errors import ConfigError, FedLoomError
+from fedloom.core.errors import ConfigError, FedLoomError, outside
+from fedloom.core.settings import flatten
 from fedloom.experiment.console import ABSENT, in_percent
+from fedloom.experiment.rundir import RunDirectory, Status, altered
 from fedloom.metrics import Direction, direction
 from fedloom_apps.report.charts import Form, LineStyle, line_styles
-from fedloom_apps.report.rundata import NO_SEED, RunData, load
+
+_PYTHON_KEYS = {
+    "sampling.participation": "participation",
+    "sampling.cohort": "cohort",
+    "sampling.kind": "sampling",
+    "sampling.drop_rate": "drop_rate",
+    "federation.clients": "clients",
+}
+"""Facts of a run started from Python, and the command-line settings that they replace."""
+
+WALL = "wall"
+"""A metric that is computed: the seconds of all rounds so far."""
+
+DIGESTS = ("federation.digest", "stream.digest", "data.train", "data.validation", "data.test")
+"""The facts that tell which samples a run had: those that its clients hold, of its first task, or of its student."""
+
+_SEED_FACTS = (*DIGESTS, "teacher", "federation.samples", "model.digest", "student.weights", "target", "seed")
+"""Facts that depend on the seed, as the initial parameters do, and so do not define what was compared."""
+
+NO_SEED = ABSENT
+
+
+@dataclass(frozen=True)
+class RunData:
+    """The content of one run directory.
+
+    Args:
+        path: the directory.
+        config: the settings, flat: ``partition.alpha`` is a key.
+        facts: facts recorded at the start of the run (names of composed methods, sizes), flat.
+        rows: one mapping per round, in round order.
+        summary: the content of ``summary.json``; empty for an unfinished run.
+        clients: the last evaluated round of ``clients.parquet``; may be empty.
+        mixing: ``mixing.parquet``; may be empty.
+        partition: ``partition.parquet``, the label counts of clients; may be empty.
+        guide: ``guide.parquet``, a distillation guide's g by sample; may be empty.
+        citations: BibTeX entries.
+        notes: sentences on what could not be read.
+    """
+
+    path: Path
+    config: Mapping[str, Any]
+    facts: Mapping[str, Any]
+    rows: Sequence[Mapping[str, Any]]
+    summary: Mapping[str, Any]
+    clients: pd.DataFrame
+    mixing: pd.DataFrame
+    partition: pd.DataFrame
+    guide: pd.DataFrame
+    citations: str
+    notes: Sequence[str]
+
+    @property
+    def name(self) -> str:
+        """The directory and its parent."""
+        return "/".join(self.path.resolve().parts[-2:]).lstrip("/")
+
+    @property
+    def method(self) -> str:
+        """The method's name: that of the composition if recorded, else of the preset, else of the directory."""
+        for name in (self.facts.get("method.name"), self.summary.get("method"), self.config.get("method.name")):
+            if isinstance(name, str) and name:
+                return name
+        return self.path.resolve().name
+
+    @property
+    def seed(self) -> str:
+        """The seed, as text; – if there is none."""
+        return str(self.config.get("seed", self.facts.get("seed", NO_SEED)))
+
+    @property
+    def drawn(self) -> tuple[Any, ...]:
+        """The facts that the seed decided; runs of equal settings and seed that differ in them had different data."""
+        return tuple(self.facts.get(key) for key in _SEED_FACTS)
+
+    @property
+    def samples(self) -> tuple[Any, ...]:
+        """The facts that tell which samples the run had."""
+        return tuple(self.facts.get(key) for key in DIGESTS)
+
+    @property
+    def status(self) -> Status:
+        """How the run ended, if it has."""
+        return Status.of(self.summary)
+
+    @property
+    def ended(self) -> bool:
+        """Whether the run is complete: neither running, nor killed, interrupted or failed."""
+        return self.status.ended
+
+    @property
+    def last_round(self) -> int:
+        """The last recorded round; 0 if there is none."""
+        return int(self.rows[-1]["round"]) if self.rows else 0
+
+    def number(self, key: str) -> float | None:
+        """A setting as a number, or None."""
+        value = self.config.get(key)
+        return float(value) if _is_number(value) else None
+
+    @cached_property
+    def columns(self) -> dict[str, pd.Series]:
+        """Every metric by round, where it was recorded (NaN where the run recorded null or NaN)."""
+        values_of: dict[str, dict[float, float]] = {}
+        for row in self.rows:
+            for key, value in row.items():
+                if value is None or _is_number(value):
+                    values_of.setdefault(key, {})[float(row["round"])] = math.nan if value is None else float(value)
+        columns = {key: pd.Series(values, dtype=np.float64) for key, values in values_of.items()}
+        return columns | ({WALL: columns["seconds"].cumsum()} if "seconds" in columns else {})
+
+    @cached_property
+    def finite(self) -> frozenset[str]:
+        """The metrics of which any value is finite."""
+        return frozenset(key for key, values in self.columns.items() if np.isfinite(values).any())
+
+    def curve(self, key: str) -> pd.Series:
+        """The values of a metric by round; empty if there is none."""
+        return self.columns.get(key, pd.Series(dtype=np.float64))
+
+    def last(self, key: str) -> float | None:
+        """The last recorded value of a metric, NaN if that is what the run recorded; None if there is none."""
+        values = self.curve(key)
+        return float(values.iloc[-1]) if len(values) else None
+
+    @property
+    def selected_round(self) -> float | None:
+        """The round whose model is the run's result, if one was selected on validation samples; else None."""
+        chosen = self.summary.get("selected")
+        if not isinstance(chosen, Mapping) or "validation" not in chosen:
+            return None
+        grown = self.summary.get("rounds", self.last_round) != self.last_round  # since the summary was written
+        return None if grown or not _is_number(chosen.get("round")) else float(chosen["round"])
+
+    def result(self, key: str) -> float | None:
+        """The value of a metric that is the run's result: in the selected round, or else the last recorded."""
+        values, selected = self.curve(key), self.selected_round
+        if selected is None or selected not in values.index:
+            return self.last(key)
+        return float(values.loc[selected])  # pyright: ignore[reportArgumentType]
+
+    def latest(self, key: str) -> Any:
+        """The last recorded value of any type under a key; None if there is none."""
+        return next((row[key] for row in reversed(self.rows) if key in row), None)
+
+    @property
+    def seen(self) -> int | None:
+        """Number of clients that take part in training, which come first; None if it is not on record."""
+        clients = self.facts.get("federation.clients", self.config.get("clients"))
+        return clients - int(self.facts.get("federation.unseen", 0)) if isinstance(clients, int) else None
+
+    @property
+    def cohort_size(self) -> float | None:
+        """Clients per round: as configured, max(⌊C · K⌋, 1) of the K that train, or the recorded mean."""
+        if cohort := self.number("cohort"):
+            return cohort
+        rate = self.number("participation")
+        if self.seen and rate:
+            return max(math.floor(self.seen * rate + 1e-9), 1)
+        cohorts = self.curve("cohort")
+        return float(cohorts.mean()) if len(cohorts) else None
+
+    def by_client(self, metric: str) -> pd.Series:
+        """A metric by client in the last evaluated round, NaN where it is unknown; empty if there is none."""
+        if metric not in self.clients:
+            return pd.Series(dtype=np.float64)
+        return pd.Series(self.clients[metric].to_numpy(np.float64), self.clients["client"])
+
+    @property
+    def left_out(self) -> int:
+        """Number of client updates left out, over all rounds."""
+        failures = self.curve("failures")
+        return int(failures[failures > 0].sum())
+
+    @property
+    def share_left_out(self) -> float | None:
+        """Fraction of client updates left out; None if cohort sizes are not on record."""
+        asked = self.curve("cohort").sum()
+        return self.left_out / asked if asked > 0 else None
+
+
+def _is_number(value: object) -> TypeGuard[int | float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _settings(flat: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Separate settings from facts; for runs started from Python, which have no settings, facts replace them."""
+    facts, about = _inside(flat, "identity."), _inside(flat, "about.")
+    config = {key: value for key, value in flat.items() if not key.startswith(("identity.", "about."))}
+    if not {"method", "learner"} & {key.partition(".")[0] for key in config}:
+        settings = {_PYTHON_KEYS.get(key, key): value for key, value in facts.items() if key not in _SEED_FACTS}
+        config = {**settings, **about, **config}
+    return config, facts
+
+
+def _inside(flat: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    return {key.removeprefix(prefix): value for key, value in flat.items() if key.startswith(prefix)}
+
+
+def _table(columns: Mapping[str, Any], name: str, needed: set[str], notes: list[str]) -> pd.DataFrame:
+    missing = sorted(needed - columns.keys()) if columns else []
+    if missing:
+        notes.append(f"{name}.parquet has no column {', '.join(missing)}.")
+    return pd.DataFrame({} if missing else columns)
+
+
+def load(path: Path) -> RunData:
+    """Read a run directory.
+
+    Raises:
+        FedLoomError: if the directory, its ``config.yaml`` or its ``metrics.jsonl`` is missing, or its configuration
+            cannot be read. Anything else may be missing and is noted.
+
+    Example:
+        >>> load(Path("/nowhere"))
+        Traceback (most recent call last):
+        ...
+        fedloom.core.errors.FedLoomError: /nowhere is not a run directory: there is no such directory.
+    """
+    path = Path(path)
+    if not path.is_dir():
+        raise FedLoomError(f"{path} is not a run directory: there is no such directory.")
+    for name in ("config.yaml", "metrics.jsonl"):
+        if not (path / name).is_file():
+            raise FedLoomError(f"{path} is not a run directory: {name} is missing.")
+    directory = RunDirectory(path)
+    stored = flatten(directory.config())
+    config, facts = _settings({k: str(v) if isinstance(v, list | Mapping) else v for k, v in stored.items()})
+    summary = directory.summary()
+    if changed := altered(path, summary):
+        warnings.warn(f"{path}: {changed}; its numbers are not those of the run.", stacklevel=outside())
+    clients = _table(directory.clients(), "clients", {"round", "client"}, directory.notes)
+    return RunData(
+        path=path,
+        config=config,
+        facts=facts,
+        rows=directory.metrics(),
+        summary=summary,
+        clients=clients.loc[clients["round"] == clients["round"].max()] if len(clients) else clients,
+        mixing=_table(directory.mixing(), "mixing", {"round", "client", "p"}, directory.notes),
+        partition=_table(directory.table("partition"), "partition", {"client", "label", "samples"}, directory.notes),
+        guide=_table(directory.table("guide"), "guide", {"g", "right"}, directory.notes),
+        citations=directory.citations(),
+        notes=directory.notes,
+    )
+
 
 _MADE = ("out", "resume", "version", "versions", "git", "machine")
 _KEPT = ("checkpoint", "states", "client_state", "track", "trackers")

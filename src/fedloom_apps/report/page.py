@@ -9,7 +9,7 @@ from itertools import chain
 from pathlib import Path
 
 from fedloom.core.errors import FedLoomError
-from fedloom_apps.report import comparisons, costs, figures, overview, render, results
+from fedloom_apps.report import comparisons, figures, render, tables
 from fedloom_apps.report.charts import Chart, Figure, as_json
 from fedloom_apps.report.groups import RunGroup, read
 from fedloom_apps.report.tables import ReportTable
@@ -64,10 +64,10 @@ def synthetic_images(groups: Sequence[RunGroup]) -> Iterator[Image]:
 
 def _sections(groups: Sequence[RunGroup]) -> list[PageSection]:
     """The content of the page, in its order."""
-    final = results.final_tables(groups)
-    compared = [comparisons.paired_table(groups), comparisons.ablation_table(groups), results.synthetic_table(groups)]
-    fairness = results.fairness_table(groups)
-    differ, common = overview.settings_tables(groups)
+    final = tables.final_tables(groups)
+    compared = [comparisons.paired_table(groups), comparisons.ablation_table(groups), tables.synthetic_table(groups)]
+    fairness = tables.fairness_table(groups)
+    differ, common = comparisons.settings_tables(groups)
     clients = (figures.distribution, figures.gains, figures.interpolation, figures.reliability, figures.guides)
     mixing = (figures.mixing_matrices, figures.objectives, figures.regrets)
     sections = [
@@ -79,7 +79,7 @@ def _sections(groups: Sequence[RunGroup]) -> list[PageSection]:
             text="" if final or any(compared) else "No run has recorded an evaluation yet.",
         ),
         PageSection("curves", "Curves", figures=list(figures.all_curves(groups))),
-        PageSection("communication", "Communication", _shared_notes(costs.cost_tables(groups))),
+        PageSection("communication", "Communication", _shared_notes(comparisons.cost_tables(groups))),
         PageSection("clients", "Clients", [fairness] if fairness else [], _all(clients, groups)),
         PageSection("mixing", "Mixing", figures=_all(mixing, groups)),
         PageSection("partition", "Partition", figures=list(figures.partitions(groups))),
@@ -87,11 +87,11 @@ def _sections(groups: Sequence[RunGroup]) -> list[PageSection]:
             "settings",
             "Settings",
             [differ] if differ else [],
-            warning=overview.problem_warning(groups),
+            warning=comparisons.problem_warning(groups),
             folded=common,
         ),
-        PageSection("runs", "Runs and failures", [overview.runs_table(groups)], remarks=overview.remarks(groups)),
-        PageSection("citations", "Citations", source=overview.citations(groups)),
+        PageSection("runs", "Runs and failures", [comparisons.runs_table(groups)], remarks=comparisons.remarks(groups)),
+        PageSection("citations", "Citations", source=comparisons.citations(groups)),
     ]
     return [section for section in sections if section.present]
 
@@ -159,9 +159,9 @@ def write(
     for table in tables:
         render.write(out / "tables" / f"{table.name}.csv", table.csv())
     page = render.page(
-        title=title or overview.heading(groups),
-        sentence=overview.sentence(groups),
-        conditions=overview.conditions(groups),
+        title=title or comparisons.heading(groups),
+        sentence=comparisons.sentence(groups),
+        conditions=comparisons.conditions(groups),
         groups=groups,
         sections=sections,
         figures=as_json(drawn),

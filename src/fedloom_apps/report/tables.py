@@ -1,19 +1,37 @@
-"""Tables of means over seeds, independent of their output format: HTML, LaTeX or CSV."""
+"""Tables of means over seeds, independent of their output format: HTML, LaTeX or CSV.
+
+Result tables: accuracy, loss, fairness, synthetic sets.
+"""
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from typing import Any, Protocol
 
 import numpy as np
+import pandas as pd
 
 from fedloom.core.files import cell
-from fedloom_apps.report.charts import LineStyle
-from fedloom_apps.report.groups import ABSENT, RunGroup
+from fedloom.experiment.console import METRIC, SYNTHETIC, TOP
+from fedloom.experiment.rundir import Status
+from fedloom.metrics import (
+    Direction,
+    best_round,
+    direction,
+    divergence_from_uniform,
+    final_smoothed,
+    hardest_weight,
+    names,
+    summary,
+)
+from fedloom_apps.report.charts import Form, LineStyle
+from fedloom_apps.report.groups import ABSENT, RunData, RunGroup, all_runs, counts, form_of, has
 
 
 class Format(Protocol):
@@ -257,3 +275,356 @@ def group_table(
 ) -> ReportTable:
     """A table with one row per group."""
     return ReportTable(name, caption, [g.label for g in groups], columns, [g.style for g in groups], note)
+
+
+EMA, EVALUATIONS = 0.9, 50
+"""The decay of the moving average, and the evaluations below which it still depends on where it began."""
+
+DOWNSTREAM = "synthetic/accuracy"
+"""The accuracy of a classifier trained on a synthetic set."""
+
+
+@dataclass(frozen=True)
+class Scope:
+    """One evaluation, with the names of its metrics."""
+
+    name: str
+    title: str
+    accuracy: str
+    loss: str
+
+    def key(self, metric: str) -> str:
+        """The key of another metric than the accuracy in this evaluation."""
+        return self.accuracy.replace("accuracy", metric)
+
+
+def _mean(name: str, title: str) -> tuple[Scope, Scope]:
+    """The evaluations of a mean of models: on the common test set, and as adapted or deployed by clients."""
+    at_clients = f"{title}, at the clients, mean over clients"
+    return (
+        Scope(name, title, f"{name}/accuracy", f"{name}/loss"),
+        Scope(f"{name}_clients", at_clients, f"{name}/accuracy/mean", f"{name}/loss/mean"),
+    )
+
+
+SCOPES = (
+    Scope("global", "Server model on the common test set", "global/accuracy", "global/loss"),
+    Scope(
+        "clients",
+        "Deployed models on the clients' own test data, mean over clients",
+        "clients/accuracy/mean",
+        "clients/loss/mean",
+    ),
+    *_mean("average", "Average of all clients' last models"),
+    *_mean("cohort", "Mean of the models of a round's cohort"),
+    *_mean("server_average", "Exponential average of the server model"),
+    Scope(
+        "validation",
+        "Deployed models on the clients' validation data, mean over clients",
+        "validation/accuracy/mean",
+        "validation/loss/mean",
+    ),
+    Scope("ctm", "Each new task before it is learnt, mean over the tasks so far", "ctm/accuracy/mean", "ctm/loss/mean"),
+    Scope("ltm", "All tasks so far", "ltm/accuracy", "ltm/loss"),
+    Scope("training", "Server model on all training data", "global/train_accuracy", "global/train_loss"),
+    Scope("train", "Clients during their local training", "train/accuracy", "train/loss"),
+)
+
+_LEVEL = re.compile(r"(global|average|cohort|clients)/([^/]+)/accuracy(?:/mean)?")
+_OF_LEVEL = {
+    "global": "Server model of level {} on the common test set",
+    "clients": "Deployed models of the clients of level {} on their own test data, mean over clients",
+    "average": "Average of the last models of the clients of level {}",
+    "cohort": "Mean of the models of the cohort's clients of level {}",
+}
+
+
+def _levels(groups: Sequence[RunGroup], scope: Scope) -> list[Scope]:
+    """The evaluations of single levels, if clients train networks of different sizes."""
+    levels = []
+    for key in dict.fromkeys(key for run in all_runs(groups) for key in run.columns):
+        if (match := _LEVEL.fullmatch(key)) and match[1] == scope.name:
+            title = _OF_LEVEL[scope.name].format(match[2].replace("_", " "))
+            name = f"{scope.name}_" + re.sub(r"\W+", "_", match[2])
+            levels.append(Scope(name, title, key, key.replace("/accuracy", "/loss")))
+    return levels
+
+
+def scopes(groups: Sequence[RunGroup]) -> list[Scope]:
+    """The evaluations for which there are data, the most important first.
+
+    The first is that of another model than the server's if any run's summary has it as its headline.
+    """
+    named = {str(run.summary.get("headline", "")) for run in all_runs(groups)}
+    first = next((scope for scope in SCOPES[1:] if named & {scope.key(name) for name in judged_by(groups)}), SCOPES[0])
+    ordered = sorted(SCOPES, key=lambda scope: scope != first)
+    every = [scope for head in ordered for scope in (head, *_levels(groups, head))]
+    return [scope for scope in every if measured(groups, scope)]
+
+
+def judged_by(groups: Sequence[RunGroup]) -> list[str]:
+    """The accuracy, and other metrics by which runs are judged, such as the rmse of regressions."""
+    headlines = [str(run.summary.get("headline", "")).split("/") for run in all_runs(groups)]
+    return list(
+        dict.fromkeys(["accuracy", *(words[1] for words in headlines if len(words) > 1 and words[1] != "loss")])
+    )
+
+
+def recorded(groups: Sequence[RunGroup]) -> list[str]:
+    """The metrics of records other than losses: those by which runs are judged, then the others that they asked for.
+
+    One that is not registered here, since a program defined it, is known by its worst tenth of the clients.
+    """
+    keys = dict.fromkeys(key for run in all_runs(groups) for key in run.columns)
+    known = {*names()} | {key.split("/")[1] for key in keys if re.fullmatch(r"clients/[^/]+/worst10", key)}
+    metrics = [match[1] or match[2] for key in keys if (match := METRIC.fullmatch(key))]
+    every = [*judged_by(groups), *(name for name in metrics if name in known or TOP.fullmatch(name))]
+    return [name for name in dict.fromkeys(every) if name != "cross_entropy"]
+
+
+def measured(groups: Sequence[RunGroup], scope: Scope) -> list[tuple[str, str, Form, Direction]]:
+    """Name, key, form and direction of the metrics of an evaluation for which there are data; losses are last."""
+    metrics = [(name, scope.key(name)) for name in recorded(groups)]
+    metrics += [("loss", scope.loss), ("cross entropy", scope.key("cross_entropy"))]
+    return [(name, key, form_of(key), direction(key)) for name, key in metrics if has(groups, key)]
+
+
+def per_run(groups: Sequence[RunGroup], figure: Callable[[RunData], float | None]) -> list[SeedStats]:
+    """The value of ``figure`` for every run, group by group; None for runs that do not count (``groups.counts``)."""
+    counted = counts(groups)
+    return [
+        SeedStats(
+            [figure(run) if counted(run) else None for run in member.runs],
+            whole=all(counted(run) and run.status is not Status.FAILED for run in member.runs),
+        )
+        for member in groups
+    ]
+
+
+def rounds_done(run: RunData) -> str:
+    """The number of recorded rounds; of how many, and why no more, if the run is not complete.
+
+    A finished run may have stopped early on purpose, so only its own number is shown.
+    """
+    planned = run.number("rounds")
+    done = str(run.last_round)
+    if planned and not run.ended and run.last_round < planned:
+        done += f" of {planned:.0f}"
+    return done if run.ended or run.status is Status.UNFINISHED else f"{done}, {run.status.value}"
+
+
+def _best(run: RunData, key: str, direction: Direction) -> float | None:
+    """The best value of a round that can be selected: those of a distillation's warm start cannot."""
+    values = run.curve(key)
+    values = values.drop([row["round"] for row in run.rows if row.get("phase") == "warm"], errors="ignore")
+    best = best_round(values.to_numpy(), values.index.to_numpy(), direction)
+    return best[1] if best else None
+
+
+def _smoothed(run: RunData, key: str) -> float | None:
+    values = run.curve(key).dropna()
+    smoothed = final_smoothed(values.to_numpy(), values.index.to_numpy(), EMA) if len(values) >= EVALUATIONS else None
+    return smoothed[1] if smoothed else None
+
+
+FORMATS: dict[Form, Format] = {"percent": as_percent, "number": as_number}
+
+
+def heading(name: str, kind: Form) -> str:
+    """The name of a metric with its unit.
+
+    >>> heading("accuracy", "percent"), heading("rmse", "number")
+    ('accuracy, %', 'rmse')
+    """
+    return f"{name}, %" if kind == "percent" else name
+
+
+_NOTE = (
+    "Mean ± standard error (s/√n) over the n seeds; the best mean of a column is bold. {result} The best round "
+    "was chosen on the evaluation itself and is optimistic. "
+    f"EMA {EMA:g}, of at least {EVALUATIONS} evaluations, is the moving average s ← {EMA:g} s + {1 - EMA:.1g} v at the "
+    "last one. Runs that have not ended give no value beside ones that have. Left out: the share of client "
+    "updates that were lost or refused."
+)
+_RESULT = {
+    "final round": "The final round is the last one evaluated, and is the result.",
+    "selected round": "The selected round is that of the model that the run selected on validation samples, or else "
+    "the last one evaluated, and is the result.",
+}
+
+
+def result_word(groups: Sequence[RunGroup]) -> str:
+    """The name of the round whose values are the results of the runs."""
+    return "selected round" if any(run.selected_round is not None for run in all_runs(groups)) else "final round"
+
+
+def final_table(groups: Sequence[RunGroup], scope: Scope) -> ReportTable:
+    """Metrics and losses of one evaluation: final or selected round, best round, and smoothed; updates left out.
+
+    Of metrics by which no run is judged, only the final or selected round is shown.
+    """
+    rounds = ["; ".join(dict.fromkeys(rounds_done(run) for run in member.runs)) for member in groups]
+    columns = [words("n", [str(len(member.runs)) for member in groups]), words("rounds", rounds)]
+    word = result_word(groups)
+    for name, key, kind, better in measured(groups, scope):
+        form, over = FORMATS[kind], heading(name, kind)
+        figures: dict[str, Callable[[RunData], float | None]] = {word: partial(RunData.result, key=key)}
+        judging, losses = name in judged_by(groups), name in ("loss", "cross entropy")
+        if judging or losses:
+            figures["best round"] = partial(_best, key=key, direction=better)
+        if judging and any(_smoothed(run, key) is not None for run in all_runs(groups)):
+            figures[f"EMA {EMA:g}"] = partial(_smoothed, key=key)
+        columns += [column(title, per_run(groups, f), form, better, over=over) for title, f in figures.items()]
+    if any(run.share_left_out is not None for run in all_runs(groups)):
+        shares = per_run(groups, lambda run: run.share_left_out)
+        columns.append(column("left out, %", shares, as_percent, spread=False))
+    return group_table(groups, f"final_{scope.name}", scope.title, columns, _NOTE.format(result=_RESULT[word]))
+
+
+def final_tables(groups: Sequence[RunGroup]) -> list[ReportTable]:
+    """One table per evaluation, of the groups that have it; one that has none at all is in every table.
+
+    The training loss of generating methods, an energy or a game's, has no best round.
+    """
+    trained = [member for member in groups if not has([member], DOWNSTREAM)]
+    every = scopes(groups)
+    evaluations = [scope for scope in every if scope.loss != "train/loss"]
+    elsewhere = {member.label: any(measured([member], scope) for scope in evaluations) for member in groups}
+    shown = {
+        scope: [
+            member
+            for member in (groups if scope in evaluations else trained)
+            if measured([member], scope) or not elsewhere[member.label]
+        ]
+        for scope in every
+    }
+    return [final_table(members, scope) for scope, members in shown.items() if members and measured(members, scope)]
+
+
+def headline(groups: Sequence[RunGroup]) -> tuple[str, str, Format, Direction] | None:
+    """The metric by which groups are compared: its key, its name, the format of its values, and its direction.
+
+    Generating methods are compared by the accuracy of classifiers trained on their sets, never by their training loss.
+    """
+    if all(has([member], DOWNSTREAM) for member in groups):
+        return DOWNSTREAM, "Classifier trained on the synthetic set: accuracy, %", as_percent, "max"
+    for scope in scopes(groups):
+        if scope.loss == "train/loss" and has(groups, DOWNSTREAM):
+            continue
+        name, key, kind, better = measured(groups, scope)[0]
+        return key, f"{scope.title}: {heading(name, kind)}", FORMATS[kind], better
+    return None
+
+
+def client_metric(groups: Sequence[RunGroup]) -> str:
+    """The metric of the tables and figures of clients: that by which groups are compared, if clients have it."""
+    words = (headline(groups) or ("",))[0].split("/")
+    return next((word for word in words if any(word in run.clients for run in all_runs(groups))), "accuracy")
+
+
+_FAIRNESS = {
+    "mean": "mean",
+    "weighted": "weighted",
+    "std": "std",
+    "worst10": "worst 10 %",
+    "best10": "best 10 %",
+    "worst": "worst",
+    "best": "best",
+    "gini": "Gini × 100",
+    "gap": "parity gap",
+}
+_SPREADS = ("std", "gini", "gap")
+"""Statistics of which smaller values are better, whatever the metric."""
+
+
+_WEIGHTS: tuple[tuple[str, str, Format], ...] = (
+    ("hardest", "weight of the worst 10 %, %", as_percent),
+    ("kl", "KL(p ‖ uniform)", as_number),
+)
+
+
+def _fairness(run: RunData, metric: str) -> dict[str, float]:
+    """Fairness metrics of the last evaluated round; empty without ``clients.parquet`` or any value in it."""
+    values = run.by_client(metric)
+    if not np.isfinite(values).any():
+        return {}
+    samples = run.clients["n"].to_numpy(np.float64) if "n" in run.clients else None
+    return summary(values.to_numpy(), samples, direction(metric)) | _weights(run, values, direction(metric))
+
+
+def _weights(run: RunData, values: pd.Series, better: Direction) -> dict[str, float]:
+    """What the mixing coefficients gave to the clients that are worst in the end, and how far they are from equal."""
+    if not len(run.mixing):
+        return {}
+    client, t, p = (run.mixing[name].to_numpy() for name in ("client", "round", "p"))
+    lost = run.curve("failures").to_dict()
+    rounds = [(p[t == round], int(lost.get(round, 0))) for round in np.unique(t)]
+    kl = [divergence_from_uniform(weights, left_out) for weights, left_out in rounds if weights.sum() > 0]
+    trained = values.loc[values.index < (run.seen or np.inf)]
+    sums = np.bincount(client, p, minlength=int(max(trained.index, default=0)) + 1)[trained.index]
+    hardest = hardest_weight(trained.to_numpy(), sums, direction=better)
+    return {"hardest": hardest, "kl": float(np.mean(kl)) if kl else float("nan")}
+
+
+def fairness_table(groups: Sequence[RunGroup]) -> ReportTable | None:
+    """The distribution over clients of the metric by which runs are judged, in the last evaluated round."""
+    metric = client_metric(groups)
+    figures = {run.path: _fairness(run, metric) for run in all_runs(groups)}
+    if not any(figures.values()):
+        return None
+    percent = form_of(metric) == "percent"
+    columns = [column("clients", per_run(groups, lambda run: figures[run.path].get("clients")), as_count, spread=False)]
+    for key, title in _FAIRNESS.items():
+        stats = per_run(groups, lambda run, key=key: figures[run.path].get(key))
+        form = as_percent if percent or key == "gini" else as_number
+        columns.append(column(title, stats, form, "min" if key in _SPREADS else direction(metric)))
+    for key, title, form in _WEIGHTS:
+        stats = per_run(groups, lambda run, key=key: figures[run.path].get(key))
+        if any(stat.finite for stat in stats):
+            columns.append(column(title, stats, form))
+    return group_table(
+        groups,
+        "fairness",
+        f"{metric.capitalize()} of the clients in the last evaluated round{', in per cent' * percent}",
+        columns,
+        "Computed from clients.parquet for each run, then mean ± standard error over seeds. The weighted "
+        "mean weighs clients by their samples; std is over clients (population); worst and best 10 % are means over "
+        "max(1, ⌊0.1 K⌋) clients; the parity gap is best minus worst client. Clients without test samples are left "
+        "out, of the weights, too. Weight of the worst 10 %: the share of all mixing coefficients of the run that the "
+        "clients got that are worst in the end, which with equal weights is their share of the clients; KL: of a "
+        "round's coefficients against equal ones, mean over rounds.",
+    )
+
+
+_SYNTHETIC: tuple[tuple[str, str, Format, Direction | None], ...] = (
+    ("accuracy, %", DOWNSTREAM, as_percent, "max"),
+    ("clients, %", "synthetic/clients/accuracy/mean", as_percent, "max"),
+    ("recognised, %", "synthetic/recognised", as_percent, "max"),
+    ("FID", "synthetic/fid", as_number, "min"),
+    ("KID", "synthetic/kid", as_number, "min"),
+    ("diversity", "synthetic/diversity", as_number, None),
+    ("coverage, %", "synthetic/coverage", as_percent, "max"),
+    ("copies, %", "synthetic/copies", as_percent, None),
+)
+
+
+def synthetic_table(groups: Sequence[RunGroup]) -> ReportTable | None:
+    """The last evaluation of each group's synthetic sets, and the best downstream accuracy; None if there is none."""
+    members = [member for member in groups if any(has([member], key) for _, key, *_ in _SYNTHETIC)]
+    columns = [
+        column(title, per_run(members, partial(RunData.last, key=key)), form, better)
+        for title, key, form, better in _SYNTHETIC
+        if has(members, key)
+    ]
+    if any(len(run.curve(DOWNSTREAM).dropna()) > 1 for run in all_runs(members)):
+        best = per_run(members, partial(_best, key=DOWNSTREAM, direction="max"))
+        columns.append(column("best accuracy, %", best, as_percent, "max"))
+    if not columns:
+        return None
+    return group_table(
+        members,
+        "synthetic",
+        "Synthetic sets, in the last round in which they were evaluated",
+        columns,
+        f"{SYNTHETIC} Best accuracy: of the round in which it was highest on the test set, and optimistic.",
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,135 @@ from rich.table import Table
 from rich.text import Text
 
 from fedloom.cli.command import Command, Rows, RunPlan, in_directory
+from fedloom.config.keys import RUN, Shared, dealt
+from fedloom.config.keys import build as build_run
+from fedloom.config.schema import Config, Record
+from fedloom.core.errors import ConfigError, DataError
+from fedloom.core.federation import Federation, Index, Split
+from fedloom.core.slots import SLOTS
 from fedloom.experiment.callbacks import Callback, NullProgress, RunInfo
 from fedloom.experiment.console import ABSENT, numeric_table
-from fedloom_apps.search.config import SEARCH, build
-from fedloom_apps.search.task import RUNS, search
+from fedloom.experiment.experiment import Experiment
+from fedloom.experiment.federated import FederatedTask
+from fedloom.methods import methods
+from fedloom_apps.search.space import Candidate, Range, SearchSettings, Space
+from fedloom_apps.search.task import REFERENCE, RUNS, Maker, SearchExperiment, search
+
+SETTINGS = Record(SearchSettings)
+
+SEARCH = replace(
+    RUN,
+    kind="search",
+    sections={**RUN.sections, "search": SETTINGS},
+    default_sweep=lambda named: (),
+    extendable="",
+)
+
+
+def build(config: Config, shared: Shared | None = None) -> SearchExperiment:
+    """Build a search; the named methods that do not fit are found by building each of them.
+
+    Parts that the configuration puts into slots of ``method``, like ``method.uplink=[clip_noise]``, are part of every
+    candidate; the method's name does not matter.
+
+    Raises:
+        ConfigError: for invalid settings, if FedAvg does not fit, or without Optuna.
+        DataError: for missing data or an impossible partition.
+    """
+    if find_spec("optuna") is None:
+        raise ConfigError('a search needs Optuna; install it with: pip install "fedloom[search]".')
+    shared = shared or Shared()
+    settings: SearchSettings = SETTINGS.instantiate(config["search"])
+    for key in ("patience", "stop_at_target"):
+        if config["evaluation"][key]:
+            raise ConfigError(
+                f"a search compares candidates after equal rounds and ends the others by search.eta; leave out "
+                f"evaluation.{key}."
+            )
+    taken = {slot: value for slot, value in config["method"].items() if slot in SLOTS}
+
+    def complete(candidate: Candidate, **changes: Any) -> dict[str, Any]:
+        settings = {key: value for key, value in config.values.items() if key in RUN.sections}
+        words = {tuple(key.split(".")): value for key, value in candidate.items() if key != "method"}
+        return RUN.complete({**settings, "method": {"name": candidate["method"], **taken}, **changes}, words)
+
+    def make(candidate: Candidate, seed: int, validate: bool) -> Experiment:
+        first = next(iter(settings.milestones(config["rounds"])), config["rounds"])
+        scope = settings.goal.partition("/")[0]
+        what = ["clients" if scope in ("seen", "unseen") else scope]
+        evaluation = {"what": what, "every": first, "target": None, "patience": 0}
+        changes = {"seed": seed, "evaluation": {**config["evaluation"], **evaluation}}
+        if not validate:
+            return build_run(Config(complete(candidate, **changes)), shared)
+        values = complete(candidate, validation=settings.validation, **changes)
+        task = build_run(Config(values), shared)
+        if task.method.test_loss is None and "loss" in settings.goal.split("/"):
+            raise ConfigError(f"the loss of {task.method.name!r} cannot be computed outside training.")
+        _measured(settings.goal, task.federation)
+        data = dealt(values)
+        return replace(task, federation=shared("validating", data, lambda _: validating(task.federation)))
+
+    names, misfits = _fitting(make, settings, config["seed"])
+    slots = tuple(slot for slot in settings.slots if slot not in taken)
+    return SearchExperiment(
+        make=make,
+        recipe=complete,
+        space=Space(methods, names, slots, {key: _range(config, key) for key in settings.also}),
+        settings=settings,
+        rounds=config["rounds"],
+        seed=config["seed"],
+        config=config.values,
+        misfits=misfits,
+    )
+
+
+def _measured(goal: str, federation: Federation) -> None:
+    """Raise ``ConfigError`` if the finalists could not be compared by this goal, for lack of test samples."""
+    scope = goal.partition("/")[0]
+    if scope == "global" and not len(federation.test):
+        raise ConfigError(
+            f"search.goal is {goal!r}, but the data have no common test set on which finalists would be compared; "
+            "choose a goal of the clients, like search.goal=clients/accuracy/mean."
+        )
+    if scope in ("clients", "seen", "unseen") and not federation.held_out.index.sizes.any():
+        raise ConfigError(
+            f"search.goal is {goal!r}, but the clients hold out no test samples on which finalists would be compared; "
+            "set some aside, with held_out=0.2, or choose search.goal=global/accuracy."
+        )
+
+
+def _fitting(make: Maker, settings: SearchSettings, seed: int) -> tuple[tuple[str, ...], dict[str, str]]:
+    """The named methods to start from, and those that cannot run under these conditions, with the reasons."""
+    names, misfits = [REFERENCE], dict[str, str]()
+    FederatedTask(make({"method": REFERENCE}, seed, True))  # what is wrong here is wrong for all
+    for name in settings.methods or methods.names():
+        if name != REFERENCE and not (methods.make(name).pooled and not settings.methods):
+            try:
+                make({"method": name}, seed, True)
+                names.append(name)
+            except (ConfigError, DataError) as error:
+                misfits[name] = str(error)
+    return tuple(names), misfits
+
+
+def _range(config: Config, key: str) -> Range:
+    """The range of a further key, around its value."""
+    try:
+        value = config[key]
+    except (KeyError, TypeError):
+        raise ConfigError(f"search.also has {key!r}, but there is no such key.") from None
+    if isinstance(value, bool) or not isinstance(value, float) or not value > 0:
+        raise ConfigError(f"search.also has {key!r}, which is {value!r}, but a positive real number is needed.")
+    return Range(value)
+
+
+def validating(federation: Federation) -> Federation:
+    """The federation with its validation samples in place of all test samples, which are then unused."""
+    split = federation.validation
+    if not len(split.index.rows):
+        raise DataError("a search compares candidates on validation samples, but these clients have none.")
+    nothing = Split(split.arrays, Index.of([[] for _ in range(len(federation))]), split.relabel)
+    return replace(federation, validation=nothing, held_out=split, test=split.pooled(len(federation)).client(0))
 
 
 def table(rows: Rows) -> Table:

@@ -14,8 +14,7 @@ from fedloom.core.files import whole_file
 from fedloom.experiment.atomic import write_whole
 from fedloom.experiment.trainer import Record
 from fedloom.metrics.curves import paired
-from fedloom_apps.search.settings import SearchSettings
-from fedloom_apps.search.space import Candidate
+from fedloom_apps.search.space import Candidate, SearchSettings
 
 
 def ranked(tried: Sequence[Record], maximise: bool) -> list[Record]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,31 @@ from rich.table import Table
 from rich.text import Text
 
 from fedloom.cli.command import Command, Job, Rows, RunPlan
-from fedloom.config.keys import build_method
+from fedloom.config.keys import RUN, Shared, build, build_method
+from fedloom.config.schema import Config, Record
 from fedloom.experiment.console import ABSENT, SYNTHETIC, count, duration, numeric_table
-from fedloom_apps.synthesis.config import JUDGE, SYNTHESIZE, build_synthesis
-from fedloom_apps.synthesis.judge import CACHE
+from fedloom.experiment.experiment import Experiment
+from fedloom_apps.synthesis.judge import CACHE, EvalConfig, SyntheticEvaluator
 from fedloom_apps.synthesis.run import synthesize
+from fedloom_apps.synthesis.take import require_samples
+
+JUDGE = Record(EvalConfig)
+SYNTHESIZE = replace(
+    RUN,
+    kind="synthesis",
+    sections={**RUN.sections, "judge": JUDGE},
+    defaults={**RUN.defaults, "method": "fedevg"},
+    default_sweep=lambda named: (),
+)
+
+
+def build_synthesis(config: Config, shared: Shared | None = None) -> Experiment:
+    """Build the experiment of ``fedloom synthesize``."""
+    require_samples(build_method(config))
+    judge, experiment = JUDGE.instantiate(config["judge"]), build(config, shared)
+    SyntheticEvaluator(experiment.federation, judge)  # refuses what it cannot evaluate
+    return experiment
+
 
 SHOWN = {
     "accuracy": "synthetic/accuracy",

@@ -1,5 +1,8 @@
 """Metrics of generated data: distances between distributions, fidelity, diversity and recognisability.
 
+A membership test: are generated images copies of training images? By distances, relative to held-out images. Inception
+features for FID and KID, from a local file of weights.
+
 All are functions of images [N, C, H, W] or of features [N, d] from a named extractor.
 
 >>> torch.manual_seed(0) and None
@@ -13,16 +16,127 @@ True
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedloom.core.errors import ConfigError, DataError
 from fedloom.metrics.distribution import Kid, alike, fid, kid, nearest, spread, within
-from fedloom_apps.synthesis.membership import Membership, membership
+from fedloom.metrics.prediction import auroc
+
+
+@dataclass(frozen=True)
+class Membership:
+    """Result of ``membership``.
+
+    Attributes:
+        copies: fraction of synthetic images whose r(x) is below the ``quantile`` of r over held-out images; about
+            ``quantile`` without copying.
+        near: fraction whose distance to the training images is below the ``quantile`` of the held-out images'
+            distances. It includes smooth averages, which are not copies.
+        quantile: the quantile used for both.
+        auc: probability that r of a synthetic image is below that of a held-out image; .5 without copying, 1 for
+            copies alone.
+        members: fraction of training images among the real images that are nearest to some synthetic image.
+        expected: the same fraction without copying, n / (n + h).
+        p_value: probability of at least so many training images among them without copying.
+        to_training: distance of each synthetic image to its nearest training image [M].
+        to_held_out: distance of each synthetic image to its nearest held-out image [M].
+        held_out_to_training: distance of each reference held-out image to its nearest training image.
+        index: row of the training image nearest to each synthetic image [M].
+    """
+
+    copies: float
+    near: float
+    quantile: float
+    auc: float
+    members: float
+    expected: float
+    p_value: float
+    to_training: Tensor
+    to_held_out: Tensor
+    held_out_to_training: Tensor
+    index: Tensor
+
+
+def membership(
+    training: Tensor, held_out: Tensor, synthetic: Tensor, *, quantile: float = 0.01, most: int = 2000
+) -> Membership:
+    """Test by nearest neighbours, in pixels or features, whether synthetic images are copies of training images.
+
+    With the distances d(x, T) to the nearest training image and d(x, H) to the nearest held-out image (for a held-out
+    image, to the nearest other one), r(x) = d(x, T) / (d(x, T) + d(x, H)) is small for a copy, wherever it lies and
+    whatever the sizes of the sets. The r of held-out images are the reference.
+
+    The test: if synthetic images do not depend on which real images were trained on, the number of training images
+    among the D distinct real images nearest to some synthetic image is hypergeometric. This is exact even if synthetic
+    images resemble each other and share neighbours, provided that held-out and training images have one distribution.
+
+    Passing the test does not exclude other leaks. Distances in pixels miss shifted or recoloured copies; use features
+    for those.
+
+    Args:
+        training: training images [n, ...].
+        held_out: images [h, ...] of the same kind that were not trained on.
+        synthetic: images [M, ...] of the same shape and range.
+        quantile: threshold on the held-out images' values.
+        most: number of held-out images that serve as reference, evenly spaced; all serve as neighbours.
+
+    Example:
+        >>> torch.manual_seed(0) and None
+        >>> training, held_out, fresh = torch.rand(300, 9), torch.rand(300, 9), torch.rand(40, 9)
+        >>> found = membership(training, held_out, torch.cat([training[:40], fresh]))
+        >>> found.copies >= 0.5, found.auc > 0.7, found.p_value < 0.01
+        (True, True, True)
+        >>> membership(training, held_out, fresh).p_value > 0.01
+        True
+    """
+    if not 0 < quantile < 1:
+        raise ConfigError(f"the quantile of the membership check must lie between 0 and 1, not {quantile}.")
+    if min(len(held_out), most) < 2:
+        raise ConfigError(f"the membership check needs at least two held-out images, not {min(len(held_out), most)}.")
+    alike(training, synthetic, ("training", "synthetic"))
+    alike(training, held_out, ("training", "held-out"))
+    to_training, to_held_out = nearest(synthetic, training), nearest(synthetic, held_out)
+    rows = torch.linspace(0, len(held_out) - 1, min(most, len(held_out)), device=held_out.device).long()
+    reference = nearest(held_out[rows], training).distance[:, 0]
+    two = nearest(held_out[rows], held_out, k=2)
+    others = torch.where(two.index[:, 0] == rows, two.distance[:, 1], two.distance[:, 0])
+    t, h = to_training.distance[:, 0], to_held_out.distance[:, 0]
+    r, fresh = _share(t, h), _share(reference, others)
+    scores = -torch.cat([r, fresh])
+    labels = torch.cat([torch.ones_like(r), torch.zeros_like(fresh)])
+    own = t < h
+    from scipy.stats import hypergeom  # slow to import, and needed here alone
+
+    n, m = len(training), len(held_out)
+    among = len(to_training.index[own, 0].unique())
+    drawn = among + len(to_held_out.index[~own, 0].unique())
+    return Membership(
+        copies=float((r < fresh.quantile(quantile)).double().mean()),
+        near=float((t < reference.quantile(quantile)).double().mean()),
+        quantile=quantile,
+        auc=auroc(scores.cpu().numpy(), labels.cpu().numpy()),
+        members=among / drawn,
+        expected=n / (n + m),
+        p_value=float(hypergeom.sf(among - 1, n + m, n, drawn)),
+        to_training=t,
+        to_held_out=h,
+        held_out_to_training=reference,
+        index=to_training.index[:, 0],
+    )
+
+
+def _share(a: Tensor, b: Tensor) -> Tensor:
+    """a / (a + b), or 1/2 where both are zero."""
+    return torch.where(a + b > 0, a / (a + b).clamp_min(torch.finfo(a.dtype).tiny), 0.5)
+
 
 __all__ = [
     "Diversity", "Features", "Kid", "Manifold", "Membership", "Recognised", "alike", "diversity", "fid",
@@ -203,3 +317,94 @@ def recognised(classifier: nn.Module, x: Tensor, y: Tensor, *, batch: int = 500)
     shares = tuple(float(right[y == label].mean()) for label in range(logits.shape[1]))
     sure = logits.double().softmax(1).gather(1, y[:, None])
     return Recognised(float(right.mean()), shares, float(sure.mean()))
+
+
+SIDE = 299
+PUBLISHED = 1008  # outputs of the original FID network; torchvision's has 1000
+_AVERAGED = ("Mixed_5b", "Mixed_5c", "Mixed_5d", "Mixed_6b", "Mixed_6c", "Mixed_6d", "Mixed_6e", "Mixed_7b")
+_GREATEST = "Mixed_7c"
+
+
+def inception(weights: str | Path, batch: int = 50) -> Features:
+    """The 2048 features before the last layer of Inception-v3, of images [N, 1 or 3, H, W] in 0..1.
+
+    Two files of weights are supported and told apart by the size of their last layer: the original FID network
+    converted for PyTorch (``pt_inception-2015-12-05``, of pytorch-fid and torch-fidelity), and torchvision's own. Only
+    the first gives FIDs comparable to published ones; the name of the features says which it is. Images are resized to
+    299 by 299 bilinearly, and grey ones repeated in three channels. The original network's pooling differs from
+    torchvision's: averages exclude the padding, and the last block takes maxima.
+
+    Args:
+        weights: a state dict saved by ``torch.save``; nothing is downloaded.
+        batch: images per forward pass.
+    """
+    path = Path(weights)
+    if not path.is_file():
+        raise ConfigError(f"there is no file of Inception weights {str(path)!r}.")
+    try:
+        state: Any = torch.load(path, map_location="cpu", weights_only=True)
+    except MemoryError:
+        raise
+    except Exception as error:  # a damaged pickle fails in many ways
+        raise ConfigError(f"the file {str(path)!r} holds no weights of a network.") from error
+    return Features(*_named(state, str(path)), batch)
+
+
+def _named(state: Any, path: str) -> tuple[str, nn.Module]:
+    try:
+        vision: Any = importlib.import_module("torchvision.models")
+    except (ImportError, RuntimeError) as error:  # RuntimeError: built for another PyTorch
+        raise ConfigError(
+            f"Inception features need the package torchvision, which cannot be imported ({error}): "
+            "pip install 'fedloom[vision]'."
+        ) from error
+    if not isinstance(state, dict) or not isinstance(state.get("fc.weight"), Tensor):
+        raise ConfigError(f"the file {path!r} holds no weights of Inception-v3.")
+    classes = len(state["fc.weight"])
+    state = {name: value for name, value in state.items() if not name.startswith("AuxLogits.")}
+    net = vision.inception_v3(weights=None, num_classes=classes, aux_logits=False, init_weights=False)
+    try:
+        net.load_state_dict(state)
+    except RuntimeError as error:
+        raise ConfigError(f"the file {path!r} does not hold the weights of Inception-v3.") from error
+    net.fc = nn.Identity()
+    if classes == PUBLISHED:
+        as_published(net)
+    return ("inception of FID" if classes == PUBLISHED else "inception of torchvision"), Scaled(net)
+
+
+class Scaled(nn.Module):
+    """Features [N, 2048] of images [N, 1 or 3, H, W] in 0..1, rescaled to three channels, 299 by 299, -1..1."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.ndim != 4 or x.shape[1] not in (1, 3) or float(x.amin()) < -0.01 or float(x.amax()) > 1.01:
+            raise ConfigError("Inception features need images [N, 1 or 3, H, W] with values from 0 to 1.")
+        x = F.interpolate(x.expand(-1, 3, -1, -1), (SIDE, SIDE), mode="bilinear", align_corners=False)
+        return self.net(2 * x - 1)
+
+
+def as_published(net: nn.Module) -> None:
+    """Change the pooling of torchvision's Inception-v3 to that of the original FID network.
+
+    Every block pools its input before the branch ``branch_pool``; here hooks make that branch pool the block's input.
+    """
+
+    def change(block: nn.Module, greatest: bool) -> None:
+        outputs: list[Tensor] = []
+
+        def keep(_: nn.Module, args: tuple[Tensor, ...]) -> None:
+            outputs[:] = args
+
+        def pool(_: nn.Module, args: tuple[Tensor, ...]) -> Tensor:
+            x = outputs.pop()
+            return F.max_pool2d(x, 3, 1, 1) if greatest else F.avg_pool2d(x, 3, 1, 1, count_include_pad=False)
+
+        block.register_forward_pre_hook(keep)
+        block.get_submodule("branch_pool").register_forward_pre_hook(pool)
+
+    for name in (*_AVERAGED, _GREATEST):
+        change(net.get_submodule(name), name == _GREATEST)
