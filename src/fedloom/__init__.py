@@ -19,7 +19,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedloom import data, methods, metrics, models
+    from fedloom import data, methods, metrics, models, timing
     from fedloom.api import load, run
     from fedloom.core.errors import FedLoomError
     from fedloom.core.federation import Arrays, Federation, Index, Split
@@ -40,8 +40,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Arrays", "Callback", "EarlyStopping", "Evaluation", "Experiment", "FedLoomError", "Federation", "Index", "Local",
     "Measure", "Method", "RunResult", "Split", "TrainedRun", "attacks", "data", "distill", "load", "methods", "metrics",
-    "models", "objectives", "online", "run", "target",
-    "wrap",
+    "models", "objectives", "online", "run", "target", "timing", "wrap",
 ]  # fmt: skip
 
 _HOMES = {
@@ -60,7 +59,7 @@ _HOMES = {
 
 def __getattr__(name: str) -> Any:
     """Import on first use, so that ``fedloom --help`` does not wait for PyTorch."""
-    if name in ("data", "methods", "metrics", "models"):
+    if name in ("data", "methods", "metrics", "models", "timing"):
         return import_module(f"fedloom.{name}")
     if name == "objectives":
         return import_module("fedloom.parts.objectives")

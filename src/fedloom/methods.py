@@ -21,7 +21,7 @@ from fedloom.core.errors import nearest
 from fedloom.core.method import Method
 from fedloom.core.preset import factory
 from fedloom.core.registry import Registry
-from fedloom.parts import adaptation, drift, mixing, objectives, personal, server, uplink
+from fedloom.parts import adaptation, drift, mixing, objectives, personal, server, uplink, weighting
 
 CE = (objectives.CrossEntropy(),)
 MEAN = " Mixed by samples; its algorithm has the plain mean, method.mixing=uniform."
@@ -398,6 +398,47 @@ preset(
     lambda name: Method(name, CE, personal=personal.Subspace(layers=True)),
     "SuPerFed, layer mixing: as ``superfed_mm``, with one λ per layer. Hahn et al., 2022.",
     names={"personal.layers": ""},
+)
+# slow and absent clients; schedule=buffered and so on makes any other method asynchronous
+preset(
+    "fedbuff",
+    lambda name: Method(name, CE, mixing=mixing.Uniform(), weighting=(weighting.Staleness(),), server=server.SGD()),
+    "Buffered asynchronous learning: θ ← θ - η (1/k) Σ (1 + s_i)^-1/2 Δ_i over k clients of staleness s_i.",
+    "Nguyen et al., AISTATS 2022, algorithm 1, with schedule=buffered. In rounds it is FedAvgM with uniform mixing.",
+    {"weighting.0.rule": "", "weighting.0.b": "", "weighting.0.models": "", "server.lr": "server_lr"},
+)
+preset(
+    "fedasync",
+    lambda name: Method(
+        name,
+        (*CE, objectives.Proximal(mu=0.005)),
+        server=server.SGD(lr=0.6),
+        weighting=(weighting.Staleness(models=True),),
+        citation="xie2019fedasync",
+    ),
+    "Asynchronous mixing of models: θ ← (1 - α w(s))θ + α w(s) θ_i for one client of staleness s at a time.",
+    "Xie et al. 2019, algorithm 1, with schedule=asynchronous.",
+    {"weighting.0.models": "", "server.lr": "alpha", "server.momentum": ""},
+)
+preset(
+    "mifa",
+    lambda name: Method(name, CE, drift.CachedUpdates(mean=True), mixing=mixing.Uniform()),
+    "Clients that are not there count with their last update: θ ← θ - (1/K) Σ_i h_i, h_i ← Δ_i at those that are.",
+    "Gu et al., NeurIPS 2021, algorithm 1. Twice FedAvg's upload.",
+    {"drift.mean": ""},
+)
+preset(
+    "ca2fl",
+    lambda name: Method(name, CE, drift.CachedUpdates(), mixing=mixing.Uniform()),
+    "Cached updates calibrate those of a buffer: θ ← θ - h - (1/k) Σ (Δ_i - h_i), h = (1/K) Σ_i h_i.",
+    "Wang et al., ICLR 2024, algorithm 2, with schedule=buffered. Twice FedAvg's upload.",
+    {"drift.mean": ""},
+)
+preset(
+    "dcasgd",
+    lambda name: Method(name, CE, drift.DelayCompensation(), mixing=mixing.Uniform()),
+    "Stale updates are corrected to first order: Δ_i + (λ/(a_i η)) Δ_i ⊙ Δ_i ⊙ (θ^t - θ^s).",
+    "Zheng et al., ICML 2017, equation (10), with schedule=asynchronous or buffered.",
 )
 # another server optimiser on Δ = Σ p_i (θ^t - θ_i)
 preset(

@@ -189,7 +189,7 @@ def test_a_round_that_breaks_off_leaves_no_trace(name: str) -> None:
 
     count = []
 
-    def interrupt(result: Any) -> None:
+    def interrupt(result: Any, received: Any) -> None:
         count.append(result.client)
         if len(count) == 4:
             raise KeyboardInterrupt

@@ -30,7 +30,7 @@ from fedloom.compute.live import Live
 from fedloom.core.aggregate import blocks
 from fedloom.core.client import Broadcast, Result
 from fedloom.core.context import Context, Model
-from fedloom.core.engine import States
+from fedloom.core.engine import Group, States
 from fedloom.core.errors import ClientError, ConfigError, LossError
 from fedloom.core.local import Local
 from fedloom.core.parts import ClientEnd, Drift
@@ -83,8 +83,8 @@ def test_a_worker_killed_between_rounds_is_replaced() -> None:
     state = {"drift": {"c": server.parts["drift"]["c"]}}
 
     def updates() -> list[bytes]:
-        folds = engine.run(down, cohort, lambda i: state, np.ones(len(SIZES)))
-        return [fold.sums["update"].numpy().tobytes() for fold in folds]
+        folds = engine.run([Group(down, cohort, lambda i: state, np.ones(len(SIZES)))])
+        return [fold.sums["update"].numpy().tobytes() for _, fold in folds]
 
     try:
         before = updates()
@@ -206,7 +206,6 @@ def test_workers_die_with_their_parent(asks: bool, tmp_path: Path, monkeypatch: 
     def parent() -> None:
         machine = FederatedTask(experiment())
         engine = Processes(machine.plan, Live, workers=3)
-        engine._announce(machine.state.server.broadcast(machine.plan))
         engine._replace(0)
         (tmp_path / "part").write_text(" ".join(str(worker.process.pid) for worker in engine.workers))
         (tmp_path / "part").rename(tmp_path / "pids")
@@ -305,7 +304,7 @@ def test_a_round_that_is_given_up_leaves_nothing_to_the_next() -> None:
         moved, _ = federated_round(machine.plan, engine, server, machine.state.store, cohort)
         return moved.theta.numpy().tobytes()
 
-    def interrupt(result: Result) -> None:
+    def interrupt(result: Result, received: Any) -> None:
         raise KeyboardInterrupt
 
     try:

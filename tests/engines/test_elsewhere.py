@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from fedloom.compute.live import Live
 from fedloom.core.aggregate import Fold, fold
 from fedloom.core.client import Broadcast, Failure, FailureKind, Result, State
 from fedloom.core.cohort import InitialStates
-from fedloom.core.engine import ComputeFactory, EngineFactory, States, Traits
+from fedloom.core.engine import ComputeFactory, EngineFactory, Group, States, Traits
 from fedloom.core.errors import ClientError, ConfigError
 from fedloom.core.federation import Index, Population, Split
 from fedloom.core.plan import ClientPlan
@@ -44,10 +44,9 @@ class Elsewhere(Serial):
         self.proposed: dict[int, State] = {}
         self.rounds: list[tuple[int, list[int]]] = []
 
-    def run(
-        self, down: Broadcast, clients: np.ndarray, states: States, weights: np.ndarray | None, level: int = 0
-    ) -> Generator[Fold]:
-        yield fold(self.plan, self.results(down, clients.tolist(), states), weights)
+    def run(self, groups: Sequence[Group]) -> Generator[tuple[int, Fold]]:
+        for number, (down, clients, states, weights, _) in enumerate(groups):
+            yield number, fold(self.plan, self.results(down, clients.tolist(), states), weights)
 
     def results(self, down: Broadcast, clients: list[int], states: States) -> Iterator[Result]:
         for client in clients:
@@ -146,13 +145,15 @@ def test_a_server_without_rows_and_clients_without_the_others(method: str) -> No
     class Alone(Serial):
         """Every client with a plan of its own."""
 
-        def run(self, down: Broadcast, clients: np.ndarray, states: States, weights: Any, level: int = 0) -> Any:
+        def run(self, groups: Sequence[Group]) -> Any:
+            ((down, clients, _, weights, _),) = groups
+            assert weights is not None
             for client, weight in zip(clients.tolist(), weights, strict=True):
                 rows = [plan.data.index[client] if k == client else [] for k in range(len(SIZES))]
                 whole = Population(len(SIZES), np.zeros(0, np.int64), float(np.mean(SIZES)))
                 mine = replace(plan, data=Split(plan.data.arrays, Index.of(rows)), whole=whole)
-                states = InitialStates(mine, server, store)
-                yield Live(mine).fold(down, [client], [states(client)], np.array([weight]))
+                states = InitialStates(mine, server.theta, store)
+                yield 0, Live(mine).fold(down, [client], [states(client)], np.array([weight]))
 
     reference, _ = federated_round(plan, Serial(plan, Live), server, store, EVERYONE)
     found, report = federated_round(there, Alone(plan, Live), server, store, EVERYONE)

@@ -16,6 +16,7 @@ from fedloom import methods
 from fedloom.compute.live import Live
 from fedloom.core.aggregate import Fold, blocks
 from fedloom.core.cohort import InitialStates
+from fedloom.core.engine import Group
 from fedloom.core.errors import ConfigError, LossError
 from fedloom.engines import Serial
 from fedloom.experiment.federated import FederatedTask
@@ -65,10 +66,10 @@ def test_a_chain_of_workers_has_the_sums_of_folds_in_order(name: str) -> None:
     """Blocks lie with two workers by turns; a chain that begins again finds them as they were."""
     machine = FederatedTask(experiment(name))
     plan, server = machine.plan, machine.state.server
-    down, states = server.broadcast(plan), InitialStates(plan, server, machine.state.store)
+    down, states = server.broadcast(plan), InitialStates(plan, server.theta, machine.state.store)
     cohort, weights = np.arange(6), np.linspace(0.1, 0.3, 6)
     expected = Fold()
-    for one in Serial(plan, Live).run(down, cohort, states, weights):
+    for _, one in Serial(plan, Live).run([Group(down, cohort, states, weights)]):
         expected.merge(one)
     workers = Actor([]), Actor([])
     for worker in workers:

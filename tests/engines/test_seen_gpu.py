@@ -22,6 +22,7 @@ from fedloom.compute import computes, resolved
 from fedloom.compute.cohort import trial
 from fedloom.compute.live import Live
 from fedloom.core import fork_safety
+from fedloom.core.engine import Group
 from fedloom.core.errors import ConfigError
 from fedloom.engines import Serial
 from fedloom.engines.processes import Processes, reason_against_forking
@@ -69,7 +70,7 @@ def spoilt_between_rounds() -> None:
     down, cohort = task.state.server.broadcast(task.plan), np.arange(len(SIZES))
 
     def work(engine: Processes) -> None:
-        assert len([*engine.run(down, cohort, lambda i: {}, np.ones(len(SIZES)))]) > 0
+        assert len([*engine.run([Group(down, cohort, lambda i: {}, np.ones(len(SIZES)))])]) > 0
 
     running, measuring, stopped = (Processes(task.plan, Live, workers=1) for _ in range(3))
     backward()

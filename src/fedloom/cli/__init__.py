@@ -67,7 +67,8 @@ usage: fedloom list KIND [NAME] [--json]
 
   fedloom list methods          method=          named methods, with their parts
   fedloom list parts            method.<slot>=   parts of methods; each can replace another one in its slot; or one of
-                                                 objectives, drifts, personals, adaptations, mixings, servers, uplinks
+                                                 objectives, drifts, personals, adaptations, mixings, weightings,
+                                                 servers, uplinks
   fedloom list data             data=            data sets
   fedloom list partitions       partition=       how samples are distributed over clients
   fedloom list noises           noise=           label noise in training samples
@@ -76,6 +77,9 @@ usage: fedloom list KIND [NAME] [--json]
   fedloom list models           model=           networks
   fedloom list engines          engine=          where the clients' local training runs
   fedloom list computes         compute=         how clients are trained, one by one or in batches
+  fedloom list schedules        schedule=        when the server takes a step, and with whose work
+  fedloom list devices          devices=         how fast clients compute, send and receive
+  fedloom list selections       selection=       which clients are invited, and how often
   fedloom list metrics          evaluation.metrics=  what is measured
   fedloom list attacks          attack=          what hostile clients do, for studies
 {choices}

@@ -34,7 +34,7 @@ Piece = dict[str, Any]
 """A table, ``rows`` with a ``title`` if there are several, or the details of a name."""
 
 KINDS: dict[str, list[tuple[str, Choice]]] = {
-    "data" if key == "data" else f"{key}s": [(key, section)]
+    key if key in ("data", "devices") else f"{key}s": [(key, section)]
     for key, section in RUN.sections.items()
     if isinstance(section, Choice)
 }

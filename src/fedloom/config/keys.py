@@ -42,6 +42,7 @@ from fedloom.experiment.trackers import Tracker
 from fedloom.experiment.trackers import make as make_trackers
 from fedloom.methods import methods
 from fedloom.models import models
+from fedloom.timing import devices, schedules, selections
 
 T = TypeVar("T")
 DATA = Choice(sources)
@@ -164,7 +165,16 @@ def dealing(data_seed: int | None = None) -> int | None:
 
 FEDERATION |= sections_of(dealing)
 OTHERS = ("method", "federation", "model", "config")
-CONDITIONS = sections_of(Experiment, OTHERS, engine=engines, compute=computes, attack=attacks)
+CONDITIONS = sections_of(
+    Experiment,
+    OTHERS,
+    engine=engines,
+    compute=computes,
+    attack=attacks,
+    schedule=schedules,
+    devices=devices,
+    selection=selections,
+)
 
 _GENERATES = {"clients": 10, "participation": 1.0, "rounds": 40, "evaluation": {"what": []}}
 _ADAM = {"steps": 15, "batch_size": 32, "lr": 1e-3, "optimiser": "adam", "weight_decay": 0.0}
@@ -214,6 +224,9 @@ RUN = CommandSchema(
         "rounds": 50,
         "local": {"weight_decay": 1e-3},
         "attack": "none",
+        "schedule": "rounds",
+        "devices": "none",
+        "selection": "uniform",
     },
     choice_defaults={
         ("data", "synthetic"): {"partition": "natural", "model": "logistic", "local": {"weight_decay": 1e-5}},
@@ -221,6 +234,8 @@ RUN = CommandSchema(
         ("method", "fedevg_kept"): {**_GENERATES, "model": "energy_cnn", "local": _ADAM},
         ("method", "fedcgan"): {**_GENERATES, "model": "conditional_gan", "local": {**_ADAM, "beta1": 0.5}},
         ("method", "fedcvae"): {**_GENERATES, "model": "conditional_vae", "local": {**_ADAM, "lr": 2e-3}},
+        ("method", "fedbuff"): {"schedule": "buffered", "devices": "lognormal"},
+        ("method", "fedasync"): {"schedule": "asynchronous", "devices": "lognormal"},
         ("data", has_clients): {"partition": "natural"},
         ("partition", "natural"): {"clients": None},
         ("partition", "file"): {"clients": None},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 
@@ -14,7 +14,7 @@ from fedloom.core import rng
 from fedloom.core.aggregate import Fold, Traffic
 from fedloom.core.client import Broadcast, Failure, FailureKind, Result, State
 from fedloom.core.context import RoundInfo
-from fedloom.core.engine import Engine
+from fedloom.core.engine import Engine, Group
 from fedloom.core.errors import LossError
 from fedloom.core.hook_results import like
 from fedloom.core.parts import UPDATE
@@ -39,6 +39,10 @@ class Report:
         training_losses: F_i(θ^t) on training samples, float64 [|S|], if they are known.
         failures: the clients that were left out, with the reason.
         states: new client states, to be stored at the end of the round.
+        late: members whose work the server did not wait for, bool [|S|]; None if it waits for everyone.
+        versions: the version that each member received, int64 [|S|]; None if all received θ^t.
+        included: the probability with which each member takes part, float64 [|S|], if it is known.
+        local_losses: the mean training loss of each client's local work.
     """
 
     cohort: np.ndarray
@@ -49,6 +53,10 @@ class Report:
     training_losses: np.ndarray | None = None
     failures: list[Failure] = field(default_factory=list)
     states: dict[int, State] = field(default_factory=dict)
+    late: np.ndarray | None = None
+    versions: np.ndarray | None = None
+    included: np.ndarray | None = None
+    local_losses: dict[int, float] = field(default_factory=dict)
 
     def objective(self, losses: np.ndarray) -> float:
         """Σ p_i F_i(θ^t) over the clients with p_i ≠ 0; NaN if p is all 0 (Hahn 2024, eq. (1.1) and figure 3.1)."""
@@ -60,11 +68,11 @@ class Report:
 class InitialStates:
     """Client states for the next round, initialised for clients that participate for the first time.
 
-    All new clients of a level share one initial state, which depends on the received model alone.
+    All new clients of a level share one initial state, which depends on the received model θ [P] alone.
     """
 
     plan: ClientPlan
-    server: Server
+    theta: Tensor
     store: Store
     new: dict[int, State] = field(default_factory=dict)
 
@@ -75,7 +83,7 @@ class InitialStates:
             level = int(self.plan.level[client]) if self.plan.has_levels else 0
             if level not in self.new:
                 hooks = self.plan.method.hooks["init_client"]
-                theta = self.plan.received(client, self.server.theta) if hooks else self.server.theta
+                theta = self.plan.received(client, self.theta) if hooks else self.theta
                 self.new[level] = first_state(self.plan, theta)
             state = self.new[level]
         return state
@@ -83,25 +91,45 @@ class InitialStates:
 
 @dataclass(frozen=True)
 class Cohort:
-    """The cohort of a round; the engine is called once per level of clients.
+    """The cohort of a round.
 
     Attributes:
+        downs: the messages that members have received, by version.
+        states: the states of clients, by the version that they have received.
+        version: the version that each client of the cohort has received; empty if all have received θ^t.
         chosen: the level that each client has chosen, int64 [K]; None if levels are given by the plan.
     """
 
     plan: ClientPlan
     engine: Engine
     server: Server
-    states: InitialStates
+    downs: Mapping[int, Broadcast]
+    states: Mapping[int, InitialStates]
     report: Report
+    version: Mapping[int, int] = field(default_factory=dict)
     chosen: np.ndarray | None = None
 
-    def with_chosen_levels(self, down: Broadcast) -> Cohort:
+    @classmethod
+    def of(
+        cls, plan: ClientPlan, engine: Engine, server: Server, store: Store, downs: Mapping[int, Broadcast],
+        report: Report,
+    ) -> Cohort:  # fmt: skip
+        """The cohort of a report, whose members have received the messages ``downs``, by version."""
+        states = {version: InitialStates(plan, down.theta, store) for version, down in downs.items()}
+        known = (
+            {} if report.versions is None else dict(zip(report.cohort.tolist(), report.versions.tolist(), strict=True))
+        )
+        return cls(plan, engine, server, downs, states, report, known)
+
+    def with_chosen_levels(self) -> Cohort:
         """The cohort with every member at its level of lowest loss, if the method lets clients choose."""
         plan, cohort = self.plan, self.report.cohort
         if not (plan.has_levels and plan.chooses):
             return self
-        found = [self._losses(self.broadcast_for(down, n), cohort, n)[0] for n in range(len(plan.levels))]
+        found = np.empty((len(plan.levels), len(cohort)))
+        for version, rows in self.by_version(cohort):
+            for n in range(len(plan.levels)):
+                found[n, rows] = self._losses(version, cohort[rows], n)[0]
         chosen = np.zeros(plan.population.clients, dtype=np.int64)
         chosen[cohort] = np.nan_to_num(found, nan=np.inf).argmin(0)
         return replace(self, chosen=chosen)
@@ -112,33 +140,51 @@ class Cohort:
 
     def info(self, members: np.ndarray, server_data: ServerData | None) -> RoundInfo:
         """The record of the round as known before local work."""
-        plan, t = self.plan, self.server.round
+        plan, t, versions = self.plan, self.server.round, self.versions(members)
         samples = plan.population.sizes[members]
-        plans = [(int(c), int(n), plan.at(int(c))) for c, n in zip(members, samples, strict=True)]
-        steps = np.array([own.effective_steps(own.local.steps_of(n, plan.seed, t, c)) for c, n, own in plans])
+        drawn = zip(members.tolist(), samples.tolist(), versions.tolist(), strict=True)
+        plans = ((c, n, s, plan.at(c)) for c, n, s in drawn)
+        steps = np.array([own.effective_steps(own.local.steps_of(n, plan.seed, s, c)) for c, n, s, own in plans])
+        included = self.report.included
+        if included is not None:
+            included = included[np.isin(self.report.cohort, members)]
+        stale = (
+            {}
+            if not self.version
+            else {
+                "versions": versions,
+                "models_received": {s: down.theta for s, down in self.downs.items() if s != t},
+                "rates": np.array([self.downs[s].lr for s in versions.tolist()]),
+            }
+        )
         return RoundInfo(
             t, plan.local.rate(t), members, samples, steps, plan.facts, self.server.theta, server_data=server_data,
             invited=self.report.cohort.tolist(), usual_steps=plan.usual_steps, 
             normalised=plan.method.drift.update_kind == "normalised",
-            sizes=plan.population.sizes,
+            sizes=plan.population.sizes, uniform=plan.method.mixing.is_uniform, included=included, **stale,
         )  # fmt: skip
 
-    def start(self, down: Broadcast, drop_rate: float) -> np.ndarray:
-        """Mask [|S|] of the members that remain after the broadcast; records F_i(θ^t) if a part needs it."""
+    def start(self, received: np.ndarray, drop_rate: float) -> np.ndarray:
+        """Mask [|S|] of the members that remain after the broadcast; records F_i(θ^t) if a part needs it.
+
+        The clients ``received``, int64, are sent the newest version, whenever their work arrives.
+        """
         plan, cohort, report, t = self.plan, self.report.cohort, self.report, self.server.round
-        whole = [(n, cohort) for n in range(len(plan.levels))]  # who chooses, receives all of them
-        for level, rows in self.by_level(cohort) if self.chosen is None else whole:
-            mine = self.broadcast_for(down, level)
+        whole = [(n, received) for n in range(len(plan.levels))]  # who chooses, receives all of them
+        for level, rows in self.by_level(received) if self.chosen is None else whole:
+            mine = self.broadcast_for(self.downs[t], level)
             slices = (value for parts in mine.parts.values() for value in parts.values())
             report.traffic.down((mine.theta, mine.buffers, *slices), len(rows))
-        present = np.ones(len(cohort), dtype=bool)
+        present = np.ones(len(cohort), dtype=bool) if report.late is None else ~report.late
         if drop_rate:
-            present = np.array([rng.stream(plan.seed, "drop", t, c).random() >= drop_rate for c in cohort])
-            self.leave_out(~present, FailureKind.ABSENT, "dropped out")
+            drawn = zip(self.versions(cohort).tolist(), cohort.tolist(), strict=True)
+            stays = np.array([rng.stream(plan.seed, "drop", s, c).random() >= drop_rate for s, c in drawn])
+            self.leave_out(present & ~stays, FailureKind.ABSENT, "dropped out")
+            present &= stays
         if plan.method.needs("losses") and present.any():
             report.losses = np.full(len(cohort), np.nan)
             held_out = plan.method.needs("validation")
-            report.losses[present], errors = self.losses(down, cohort[present], held_out)
+            report.losses[present], errors = self.losses(cohort[present], held_out)
             report.training_losses = None if held_out else report.losses
             report.failures += [
                 Failure(t, client, FailureKind.CODE, str(error).rstrip("."), trace=error.trace)
@@ -152,53 +198,56 @@ class Cohort:
             report.traffic.count(sent, sent * plan.layout.dtype.itemsize)
         return present
 
-    def losses(
-        self, down: Broadcast, members: np.ndarray, held_out: bool = False
-    ) -> tuple[np.ndarray, dict[int, LossError]]:
-        """F_i(θ^t) on training or validation samples, float64 [members]; NaN where there is an error, by client."""
+    def losses(self, members: np.ndarray, held_out: bool = False) -> tuple[np.ndarray, dict[int, LossError]]:
+        """F_i of the received model on training or validation samples, float64 [members]; NaN with an error."""
         found, errors = np.empty(len(members)), {}
-        for level, rows in self.by_level(members):
-            found[rows], failed = self._losses(self.broadcast_for(down, level), members[rows], level, held_out)
+        for version, level, rows in self.groups(members):
+            found[rows], failed = self._losses(version, members[rows], level, held_out)
             errors |= failed
         return found, errors
 
     def _losses(
-        self, down: Broadcast, members: np.ndarray, level: int, held_out: bool = False
+        self, version: int, members: np.ndarray, level: int, held_out: bool = False
     ) -> tuple[np.ndarray, dict[int, LossError]]:
         """The losses at one level; if one cannot be computed, halves of the members are asked until it stands alone."""
         try:
-            return self.engine.losses(down, members, self.states, level, held_out), {}
+            down = self.broadcast_for(self.downs[version], level)
+            return self.engine.losses(down, members, self.states[version], level, held_out), {}
         except LossError as error:
             if len(members) == 1:
                 return np.full(1, np.nan), {int(members[0]): error}
-        halves = [self._losses(down, half, level, held_out) for half in np.array_split(members, 2)]
+        halves = [self._losses(version, half, level, held_out) for half in np.array_split(members, 2)]
         return np.concatenate([found for found, _ in halves]), halves[0][1] | halves[1][1]
 
     def run(
-        self, down: Broadcast, members: np.ndarray, weights: np.ndarray | None, observe: Callable[[Result], None]
+        self, members: np.ndarray, weights: np.ndarray | None, observe: Callable[[Result, Tensor], None]
     ) -> tuple[list[Fold], np.ndarray]:
         """One fold per level, and the rows of the members that arrived, int64."""
-        report, losses = self.report, []
+        report = self.report
         totals = [Fold() for _ in self.plan.levels]
         arrived = np.zeros(len(members), dtype=bool)
+        groups = [
+            Group(
+                self.broadcast_for(self.downs[version], level), members[rows], self.states[version],
+                None if weights is None else weights[rows], level,
+            )
+            for version, level, rows in self.groups(members)
+        ]  # fmt: skip
+        with closing(self.engine.run(groups)) as folds:
+            for number, fold in folds:
+                totals[groups[number].level].merge(fold)
+                for result in fold.results:
+                    if result.failure is not None:
+                        report.failures.append(replace(result.failure, round=self.server.round))
+                        continue
+                    report.states[result.client] = result.state
+                    report.local_losses[result.client] = result.loss
+                    observe(result, groups[number].down.theta)
         for level, rows in self.by_level(members):
-            mine = None if weights is None else weights[rows]
-            with closing(
-                self.engine.run(self.broadcast_for(down, level), members[rows], self.states, mine, level)
-            ) as folds:
-                for fold in folds:
-                    totals[level].merge(fold)
-                    for result in fold.results:
-                        if result.failure is not None:
-                            report.failures.append(replace(result.failure, round=self.server.round))
-                            continue
-                        report.states[result.client] = result.state
-                        losses.append(result.loss)
-                        observe(result)
             arrived[rows] = totals[level].arrived
             report.traffic.add(totals[level].traffic)
-        if losses:
-            report.train_loss = float(np.mean(losses))
+        if report.local_losses:
+            report.train_loss = float(np.mean([*report.local_losses.values()]))
         return totals, np.flatnonzero(arrived)
 
     def collude(self, total: Fold, members: np.ndarray) -> None:
@@ -250,6 +299,26 @@ class Cohort:
             return [(0, np.arange(len(members)))] if len(members) else []
         level = self.level(members)
         return [(int(number), np.flatnonzero(level == number)) for number in np.unique(level)]
+
+    def versions(self, members: np.ndarray) -> np.ndarray:
+        """The version that each member has received, int64 [members]."""
+        t = self.server.round
+        return np.array([self.version.get(client, t) for client in members.tolist()], dtype=np.int64)
+
+    def by_version(self, members: np.ndarray) -> list[tuple[int, np.ndarray]]:
+        """The rows of the members that received each version, for versions that any received."""
+        if not self.version:
+            return [(self.server.round, np.arange(len(members)))] if len(members) else []
+        versions = self.versions(members)
+        return [(int(version), np.flatnonzero(versions == version)) for version in np.unique(versions)]
+
+    def groups(self, members: np.ndarray) -> list[tuple[int, int, np.ndarray]]:
+        """Version, level and rows of the members that have received one message."""
+        return [
+            (version, level, rows[inner])
+            for version, rows in self.by_version(members)
+            for level, inner in self.by_level(members[rows])
+        ]
 
     def broadcast_for(self, down: Broadcast, level: int) -> Broadcast:
         """The broadcast to clients of a level."""

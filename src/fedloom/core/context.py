@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -176,6 +176,11 @@ class RoundInfo:
         usual_steps: ‖a‖₁ of a client with the mean number of samples.
         normalised: whether clients upload updates rescaled to that number of steps, Δ_i·usual_steps/‖a_i‖₁ (FedNova).
         sizes: n_i of all clients, int64 [K]; None for a policy that is called on its own.
+        versions: the version t - s_i of the model that each member received, int64 [|S|]; None if all received θ^t.
+        models_received: θ^{s} [P] by version, where members received others than θ^t.
+        rates: the learning rate of each member's round, float64 [|S|], where members received other versions.
+        uniform: whether the mixing gives all members the same share.
+        included: π_i, the probability with which each member takes part in this round, float64 [|S|], if it is known.
     """
 
     t: int
@@ -196,6 +201,11 @@ class RoundInfo:
     usual_steps: float = 1.0
     normalised: bool = False
     sizes: np.ndarray | None = None
+    versions: np.ndarray | None = None
+    models_received: Mapping[int, Tensor] = field(default_factory=dict)
+    rates: np.ndarray | None = None
+    uniform: bool = False
+    included: np.ndarray | None = None
 
     @classmethod
     def of_cohort(
@@ -217,9 +227,31 @@ class RoundInfo:
             samples=self.samples[rows],
             effective_steps=self.effective_steps[rows],
             losses=None if self.losses is None else self.losses[rows],
+            versions=None if self.versions is None else self.versions[rows],
+            rates=None if self.rates is None else self.rates[rows],
+            included=None if self.included is None else self.included[rows],
             updates=updates,
             buffers=buffers,
         )
+
+    @property
+    def staleness(self) -> np.ndarray:
+        """t - s_i: the number of server steps since each member received the model, int64 [|S|]."""
+        return np.zeros(len(self.cohort), np.int64) if self.versions is None else self.t - self.versions
+
+    @property
+    def relative_rates(self) -> np.ndarray:
+        """η_{s_i}/η_t: members' learning rates relative to this round's, float64 [|S|]."""
+        return np.ones(len(self.cohort)) if self.rates is None else self.rates / self.lr
+
+    def lag(self) -> Tensor:
+        """Σ p_i (θ^t - θ^{s_i}) [P]: what a mean of models differs in from θ^t minus the mean update."""
+        assert self.p is not None
+        lag = torch.zeros_like(self.received)
+        for version, theta in self.models_received.items():
+            assert self.versions is not None
+            lag += float(self.p[self.versions == version].sum()) * (self.received - theta)
+        return lag
 
     @property
     def rescaling(self) -> float:
@@ -234,12 +266,15 @@ class RoundInfo:
         assert self.mixed is not None
         assert self.p is not None
         if not self.normalised:
-            return self.received - self.mixed
+            return self.received - self.mixed - self.lag() if self.models_received else self.received - self.mixed
         return torch.from_numpy(self.p).to(self.received) @ self.models()
 
     def models(self) -> Float[Tensor, "S P"]:
-        """The members' models θ_i = θ^t - Δ_i, after an uplink's changes."""
+        """The members' models θ_i = θ^{s_i} - Δ_i, after an uplink's changes."""
+        versions = [self.t] * len(self.updates) if self.versions is None else self.versions.tolist()
+        received = [self.models_received.get(version, self.received) for version in versions]
         if not self.normalised:
-            return torch.stack([self.received - update for update in self.updates])
-        moved = zip(self.updates, (self.effective_steps / self.usual_steps).tolist(), strict=True)
-        return torch.stack([self.received - update * factor for update, factor in moved])
+            return torch.stack([theta - update for theta, update in zip(received, self.updates, strict=True)])
+        factors = (self.effective_steps / self.usual_steps).tolist()
+        moved = zip(received, self.updates, factors, strict=True)
+        return torch.stack([theta - update * factor for theta, update, factor in moved])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Protocol
+from typing import ClassVar, Literal, NamedTuple, Protocol
 
 import numpy as np
 
@@ -84,6 +84,24 @@ class Traits:
     tolerance: float = 0.0
 
 
+class Group(NamedTuple):
+    """Clients of one level that received the same message.
+
+    Attributes:
+        down: the message.
+        clients: their numbers, int64 [n].
+        states: the states of clients.
+        weights: their coefficients p, float64 [n], if they are known already.
+        level: their level.
+    """
+
+    down: Broadcast
+    clients: np.ndarray
+    states: States
+    weights: np.ndarray | None = None
+    level: int = 0
+
+
 class Engine(Protocol):
     """Runs client work. Folds come in the order of ``clients``, so that sums have the same order on all engines.
 
@@ -96,10 +114,11 @@ class Engine(Protocol):
     traits: ClassVar[Traits] = Traits()
     files: Callable[[Sequence[int]], StateFiles] | None = None
 
-    def run(
-        self, down: Broadcast, clients: np.ndarray, states: States, weights: np.ndarray | None, level: int = 0
-    ) -> Generator[Fold]:
-        """Run the clients of one level, one fold per block; ``weights`` are p, float64 [clients], if already known."""
+    def run(self, groups: Sequence[Group]) -> Generator[tuple[int, Fold]]:
+        """Run the clients of a server step: the number of the group and the fold of each block, in order.
+
+        Groups are given together so that an engine with workers keeps them busy from one group to the next.
+        """
         ...
 
     def losses(

@@ -30,6 +30,7 @@ from fedloom.core.parts import (
     Term,
     Uplink,
     Use,
+    Weighting,
 )
 from fedloom.core.slots import BASES, SEVERAL, SLOTS, label
 from fedloom.core.targets import CLASSES, ONE_CLASS, TargetKind
@@ -46,6 +47,7 @@ class Method:
         personal: personalisation: which parameters are private.
         adaptation: how a model is adapted to a client before it is used.
         mixing: how the mixing coefficients p are chosen.
+        weighting: factors of clients' shares beside p, such as those of stale work.
         server: the server optimiser.
         uplink: transforms, in order, of everything that leaves a client.
         pooled: train on the pooled data of all clients (centralised training, the papers' oracle); no communication.
@@ -61,6 +63,7 @@ class Method:
     personal: Personal = field(default_factory=Personal)
     adaptation: Adaptation = field(default_factory=Adaptation)
     mixing: Mixing = field(default_factory=Mixing)
+    weighting: tuple[Weighting, ...] = ()
     server: ServerOptimizer = field(default_factory=ServerOptimizer)
     uplink: tuple[Uplink, ...] = ()
     pooled: bool = False
@@ -242,10 +245,10 @@ class Method:
             return
         if not all(later.guarantees == {"sums"} for later in self.uplink[self.uplink.index(uplink) + 1 :]):
             raise ConfigError(f"{mine} must be the last uplink, since a later one could undo what it guarantees.")
-        if not self.mixing.is_uniform:
+        if not self.mixing.is_uniform or self.weighting:
             raise ConfigError(
-                f"mixing {label(self.mixing)!r} does not give all clients of a cohort equal weight, as {mine} "
-                "requires; choose method.mixing=uniform."
+                f"method {self.name!r} does not give all clients of a cohort equal weight, as {mine} requires; choose "
+                "method.mixing=uniform, without method.weighting."
             )
 
     def _check_scalars(self) -> None:

@@ -452,6 +452,26 @@ class Mixing(Part):
 
 
 @dataclass(frozen=True)
+class Weighting(Part):
+    """A factor w_i of each member's share beside p_i, which need not sum to 1; the factors of several multiply.
+
+    The server's update becomes Σ p_i w_i Δ_i after the mixing's own step, and buffers b ← b + Σ p_i w_i (b_i - b).
+    """
+
+    @property
+    def mixes_models(self) -> bool:
+        """Whether displacements are taken from θ^t: Δ_i + (θ^t - θ^s) in place of Δ_i, θ^s being what i received.
+
+        With Σ p_i w_i = 1 the new model is then the mean of models, however stale.
+        """
+        return False
+
+    def factors(self, info: RoundInfo) -> np.ndarray:
+        """Return w, float64 [|S|] > 0, from what is known before local work."""
+        return np.ones(len(info.cohort))
+
+
+@dataclass(frozen=True)
 class ServerOptimizer(Part):
     """The server's step θ ← θ - step from the corrected update Δ; the identity is SGD with rate 1, step = Δ."""
 

@@ -6,6 +6,7 @@
     total   = engine.run(down, cohort)                      begin / step / end / send at clients, folded as they arrive
     Σ p_i Δ_i = receive(total)                              uplink: noise on sums
     Δ       = combine(Σ p_i Δ_i)                            mixing: the coefficients p, and a step of its own
+    Δ       = Σ p_i w_i / Σ p_i · Δ                         weighting: staleness, inverse probabilities
     Δ       = correct(Δ)                                    objective, drift, personal: FedDyn's h/α, SCAFFOLD's c, ...
     θ       = refine(θ - step(Δ))                           server optimiser; then training at the server
 
@@ -22,18 +23,19 @@ import torch
 from torch import Tensor
 
 from fedloom.core import hook_results, tree
-from fedloom.core.client import BUFFERS, FailureKind, Result, State
-from fedloom.core.cohort import Cohort, InitialStates, Report
+from fedloom.core.client import BUFFERS, Broadcast, FailureKind, Result, State
+from fedloom.core.cohort import Cohort, Report
 from fedloom.core.context import RoundInfo
 from fedloom.core.engine import Engine
 from fedloom.core.errors import ClientError, ConfigError, in_words, nearest
 from fedloom.core.method import Method
 from fedloom.core.missing_needs import with_hint
-from fedloom.core.parts import UPDATE, Halves, Part, Reduce, Reduced
+from fedloom.core.parts import UPDATE, Halves, Part, Reduce, Reduced, Weighting
 from fedloom.core.plan import ClientPlan
 from fedloom.core.server import Server, Store
 from fedloom.core.server_data import ServerData
 from fedloom.core.slots import label
+from fedloom.core.timeline import Arrivals
 from fedloom.core.tree import Bool, Float, Tree
 
 ROUNDING = 1e-6  # by which mixing coefficients may miss the simplex
@@ -47,9 +49,11 @@ def federated_round(
     store: Store,
     cohort: np.ndarray,
     *,
+    arrivals: Arrivals | None = None,
+    versions: Mapping[int, Broadcast] | None = None,
     drop_rate: float = 0.0,
     server_data: ServerData | None = None,
-    observe: Callable[[Result], None] = lambda result: None,
+    observe: Callable[[Result, Tensor], None] = lambda result, received: None,
 ) -> tuple[Server, Report]:
     """One round over the given cohort.
 
@@ -58,10 +62,13 @@ def federated_round(
         engine: the engine that runs client work.
         server: the state before the round.
         store: client states; only read, so that an interrupted round leaves no trace.
-        cohort: S_t, sorted client numbers, int64 [|S|].
+        cohort: S_t, client numbers, int64 [|S|], sorted (by version first, with ``arrivals``).
+        arrivals: which version each member has received, and who is late; None: all receive θ^t, and none is.
+        versions: the messages with earlier versions, by version.
         drop_rate: probability that a member drops out after receiving the model (simulated, for tests and studies).
         server_data: the server's unlabelled inputs, for parts that learn from them.
-        observe: called with every successful result (without its uploads), in order.
+        observe: called with every successful result (without its uploads) and the parameters that its client received,
+            in order.
 
     Returns:
         The server's new state, and the round's report with the new client states. If no update can be used, the model
@@ -74,12 +81,18 @@ def federated_round(
     """
     method = plan.method
     report = Report(cohort, np.zeros(len(cohort)))
-    work = Cohort(plan, engine, server, InitialStates(plan, server, store), report)
+    received = cohort
+    if arrivals is not None:
+        received, report.included = arrivals.received, arrivals.included
+        report.late = arrivals.late if arrivals.late.any() else None
+        report.versions = arrivals.versions if (arrivals.versions != server.round).any() else None
 
     # broadcast
-    down = replace(server.broadcast(plan), invited=tuple(cohort.tolist()))
-    work = work.with_chosen_levels(down)
-    present = work.start(down, drop_rate)
+    down = replace(server.broadcast(plan), invited=tuple(received.tolist()))
+    used = {server.round} if report.versions is None else {server.round, *report.versions.tolist()}
+    downs = {s: down if s == server.round else (versions or {})[s] for s in sorted(used)}
+    work = Cohort.of(plan, engine, server, store, downs, report).with_chosen_levels()
+    present = work.start(received, drop_rate)
     members = cohort[present]
     info = work.info(members, server_data)
     if report.losses is not None:
@@ -90,10 +103,14 @@ def federated_round(
     if len(members) and not method.mixing.needs.updates:
         states["mixing"], weights = _coefficients(method, states, info)
         weights = np.where(weights < _least(server.theta.dtype), 0.0, weights)
-    totals, arrived = work.run(down, members, None if plan.keeps_uploads else weights, observe)
+    factors = _factors(method, info) if method.weighting else None
+    if factors is not None and weights is not None:
+        weights = weights * factors / float(weights @ factors)
+    totals, arrived = work.run(members, None if plan.keeps_uploads else weights, observe)
     idle = replace(server, parts=states, round=server.round + 1)
     if not len(arrived):
-        _refuse_if_broken(report, members)
+        if arrivals is None or not arrivals.in_flight:  # else others are still at work
+            _refuse_if_broken(report, members)
         return idle, report
 
     if plan.keeps_uploads:
@@ -104,6 +121,8 @@ def federated_round(
     info = info.restrict(arrived, *([u for one in kept for u in one.get(slot, ())] for slot in (UPDATE, BUFFERS)))
     if weights is None:
         states["mixing"], p = _coefficients(method, states, info)
+        if factors is not None:
+            p = p * factors[arrived] / float(p @ factors[arrived])
     else:
         with np.errstate(invalid="ignore"):  # the weights of those that arrived, renormalised; NaN if all are 0
             p = weights[arrived] / weights[arrived].sum()
@@ -134,6 +153,13 @@ def federated_round(
     for place, part in method.hooks["combine"]:
         made = part.combine(states.get(place, {}), delta, uploads.get(place, {}), info)
         states[place], delta = _halves(made, _named(place, part, "combine"), server.theta)
+
+    # weigh: factors beside p, which need not sum to 1
+    if factors is not None:
+        total = 1 / float((p / factors[arrived]).sum())
+        lag = info.lag() if any(part.mixes_models for part in method.weighting) else 0.0
+        delta = total * (delta + lag)
+        buffers = server.buffers + total * (buffers - server.buffers)
 
     # correct
     info = replace(info, combined=delta)
@@ -221,6 +247,21 @@ def _coefficients(method: Method, states: State, info: RoundInfo) -> tuple[Tree,
     return state, p
 
 
+def _factors(method: Method, info: RoundInfo) -> np.ndarray:
+    """The product of all weightings' factors, float64 [|S|] > 0."""
+    total = np.ones(len(info.cohort))
+    for place, part in method.parts.items():
+        if isinstance(part, Weighting):
+            factors = np.asarray(part.factors(info), dtype=np.float64)
+            if factors.shape != total.shape or not (np.isfinite(factors) & (factors > 0)).all():
+                raise ConfigError(
+                    f"{_named(place, part, 'factors')} returned {in_words(factors)}; it must return one finite number "
+                    f"greater than 0 for each of {len(total)} clients."
+                )
+            total *= factors
+    return total
+
+
 def _kept(held: Bool[Tensor, "P"] | None, new: Tensor, old: Tensor | None) -> Tensor:
     """The new values where parameters are held, and old ones elsewhere; other shapes are unchanged."""
     if held is None or new.shape != held.shape:
@@ -230,9 +271,8 @@ def _kept(held: Bool[Tensor, "P"] | None, new: Tensor, old: Tensor | None) -> Te
 
 def received_losses(plan: ClientPlan, engine: Engine, server: Server, store: Store, clients: np.ndarray) -> np.ndarray:
     """Training losses F_i(θ^t) of the current model, float64 [clients], outside a round; NaN where one has none."""
-    work = Cohort(plan, engine, server, InitialStates(plan, server, store), Report(clients, np.zeros(len(clients))))
-    down = server.broadcast(plan)
-    return work.with_chosen_levels(down).losses(down, clients)[0]
+    report, downs = Report(clients, np.zeros(len(clients))), {server.round: server.broadcast(plan)}
+    return Cohort.of(plan, engine, server, store, downs, report).with_chosen_levels().losses(clients)[0]
 
 
 def _refuse_if_broken(report: Report, members: np.ndarray) -> None:

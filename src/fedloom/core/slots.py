@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedloom.core.parts import Adaptation, Drift, Mixing, Part, Personal, ServerOptimizer, Term, Uplink
+from fedloom.core.parts import Adaptation, Drift, Mixing, Part, Personal, ServerOptimizer, Term, Uplink, Weighting
 from fedloom.core.registry import Registry
 
 objectives: Registry[Term] = Registry("objective")
@@ -10,6 +10,7 @@ drifts: Registry[Drift] = Registry("drift")
 personals: Registry[Personal] = Registry("personal")
 adaptations: Registry[Adaptation] = Registry("adaptation")
 mixings: Registry[Mixing] = Registry("mixing")
+weightings: Registry[Weighting] = Registry("weighting")
 servers: Registry[ServerOptimizer] = Registry("server")
 uplinks: Registry[Uplink] = Registry("uplink")
 
@@ -19,6 +20,7 @@ SLOTS: dict[str, Registry] = {
     "personal": personals,
     "adaptation": adaptations,
     "mixing": mixings,
+    "weighting": weightings,
     "server": servers,
     "uplink": uplinks,
 }
@@ -28,10 +30,11 @@ BASES: dict[str, type[Part]] = {
     "personal": Personal,
     "adaptation": Adaptation,
     "mixing": Mixing,
+    "weighting": Weighting,
     "server": ServerOptimizer,
     "uplink": Uplink,
 }
-SEVERAL = ("objective", "uplink")  # slots that hold any number of parts, in order
+SEVERAL = ("objective", "weighting", "uplink")  # slots that hold any number of parts, in order
 
 drifts.register(name="none")(Drift)
 personals.register(name="none")(Personal)

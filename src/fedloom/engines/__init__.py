@@ -7,7 +7,7 @@ neither methods nor models; how a block of clients is stepped is a *compute*.
 from __future__ import annotations
 
 import os
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from functools import partial
 
 import numpy as np
@@ -15,7 +15,7 @@ import numpy as np
 from fedloom.applications import at
 from fedloom.core.aggregate import Fold
 from fedloom.core.client import Broadcast
-from fedloom.core.engine import ComputeFactory, Engine, EngineFactory, States
+from fedloom.core.engine import ComputeFactory, Engine, EngineFactory, Group, States
 from fedloom.core.errors import ClientError
 from fedloom.core.missing_needs import as_loss_error
 from fedloom.core.plan import ClientPlan
@@ -82,14 +82,13 @@ class Serial(Engine):
     def __init__(self, plan: ClientPlan, compute: ComputeFactory) -> None:
         self.computes = [compute(level) for level in plan.levels]
 
-    def run(
-        self, down: Broadcast, clients: np.ndarray, states: States, weights: np.ndarray | None, level: int = 0
-    ) -> Generator[Fold]:
-        compute = self.computes[level]
-        for block in compute.blocks(len(clients)):
-            members = clients[block.start : block.stop].tolist()
-            part = None if weights is None else weights[block.start : block.stop]
-            yield compute.fold(down, members, [states(client) for client in members], part)
+    def run(self, groups: Sequence[Group]) -> Generator[tuple[int, Fold]]:
+        for number, (down, clients, states, weights, level) in enumerate(groups):
+            compute = self.computes[level]
+            for block in compute.blocks(len(clients)):
+                members = clients[block.start : block.stop].tolist()
+                part = None if weights is None else weights[block.start : block.stop]
+                yield number, compute.fold(down, members, [states(client) for client in members], part)
 
     def losses(
         self, down: Broadcast, clients: np.ndarray, states: States, level: int = 0, held_out: bool = False

@@ -1,9 +1,10 @@
 """One process per core: forked workers around shared memory, each with one thread and its own compute.
 
 Data, model and method are inherited by fork and never copied. A worker does the work of a block's members one after the
-other and returns their fold: sums travel instead of updates, and pipes carry only addresses. The broadcast is in one
+other and returns their fold: sums travel instead of updates, and pipes carry only addresses. A broadcast is in one
 shared segment; each task owns a slot, a segment through which client states go in and the fold comes out. Folds are
 yielded in cohort order, whichever worker finishes first, so sums have the order, and the bits, of the serial engine.
+Clients that received different messages are dealt together: a few broadcasts are in segments at the same time.
 
 A worker that dies is replaced and its blocks are redone. The client need not be at fault: the worker may have been
 killed from outside, or by the system when memory ran out. A client on which workers died twice is therefore tried once
@@ -22,8 +23,8 @@ import signal
 import sys
 import time
 from collections import Counter, deque
-from collections.abc import Generator, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -34,13 +35,23 @@ import torch
 from fedloom.core import fork_safety
 from fedloom.core.aggregate import Fold, fold
 from fedloom.core.client import Broadcast, Failure, FailureKind, Result, State
-from fedloom.core.engine import Compute, ComputeFactory, Engine, States, Traits
+from fedloom.core.engine import Compute, ComputeFactory, Engine, Group, States, Traits
 from fedloom.core.errors import ClientError, ConfigError, LossError
 from fedloom.core.missing_needs import as_client_error, as_loss_error
 from fedloom.core.plan import ClientPlan
 from fedloom.engines.shared import Arena, Segment, segments
 
 PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True)
+class Announcement:
+    """A broadcast in a segment: its number in the life of the engine, the segment, the message to read it, and t."""
+
+    number: int
+    segment: int
+    message: bytes
+    round: int
 
 
 @dataclass
@@ -68,6 +79,7 @@ class BlockTask(Block):
 
     Attributes:
         slot: index of the slot, whose mark is the position of the member being worked on.
+        down: what its members receive; without a message for a worker that has read it.
         deaths: number of workers that died, by position of the member.
         lost: the failures of members that killed too many workers.
         alone: whether members run one by one, to find the one that kills its worker.
@@ -75,6 +87,7 @@ class BlockTask(Block):
     """
 
     slot: int
+    down: Announcement
     deaths: Counter[int] = field(default_factory=Counter)
     lost: dict[int, Result] = field(default_factory=dict)
     alone: bool = False
@@ -93,7 +106,7 @@ def die_with_parent(parent: int) -> None:
 def serve(
     plan: ClientPlan,
     computes: list[Compute],
-    segment: Segment,
+    downs: list[Segment],
     slots: list[Segment],
     pipe: Connection,
     inherited: list[Connection],
@@ -108,25 +121,30 @@ def serve(
     torch.set_num_threads(1)
     fork_safety.hide_gpus()  # else the first backward pass starts a thread for each
     with contextlib.suppress(EOFError, ConnectionError):
-        _work(plan, computes, segment, slots, pipe)
+        _work(plan, computes, downs, slots, pipe)
 
 
-def _work(plan: ClientPlan, computes: list[Compute], segment: Segment, slots: list[Segment], pipe: Connection) -> None:
-    down: Broadcast | None = None
+def _work(
+    plan: ClientPlan, computes: list[Compute], downs: list[Segment], slots: list[Segment], pipe: Connection
+) -> None:
+    known: dict[int, Broadcast] = {}  # by segment
+
+    def read(one: Announcement) -> Broadcast:
+        if one.message:
+            known[one.segment] = downs[one.segment].load(one.message)
+        return known[one.segment]
+
     while True:
         kind, content = pipe.recv()
-        if kind == "round":
-            down = segment.load(content)
-            continue
-        assert down is not None
         if kind == "losses":
-            level, clients, states, held_out = content
+            announced, level, clients, states, held_out = content
             own = lambda client, states=states: states.get(client, {})  # noqa: E731
-            work = partial(computes[level].losses, down, clients, own, held_out)
+            work = partial(computes[level].losses, read(announced), clients, own, held_out)
             pipe.send(as_loss_error(work))
         else:
             number, message, end = content
             task: BlockTask = slots[number].load(message)
+            down = read(task.down)
             work = partial(_folded, plan.levels[task.level], computes[task.level], down, task, slots[number])
             pipe.send_bytes(
                 slots[number].dump(as_client_error(work, f"round {down.round + 1}: uploads do not fold"), end)[0]
@@ -161,6 +179,7 @@ def _results(compute: Compute, down: Broadcast, task: BlockTask, slot: Segment) 
             yield next(results)
 
 
+DOWNS = 4  # broadcasts whose clients work at the same time
 QUEUED = 2  # tasks per worker: one running, one waiting, so that it never idles
 ATTEMPTS = 2  # before the last one, alone
 PAUSE = 0.2  # seconds before the last attempt, in which memory may become free
@@ -180,12 +199,14 @@ class Worker:
         pipe: the pipe to it.
         tasks: its unfinished tasks, the oldest first.
         held: messages of its last task, sent only once it is idle, since it may itself be sending a long one.
+        read: the number of the broadcast that it has read in each segment.
     """
 
     process: Any
     pipe: Connection
     tasks: deque[BlockTask] = field(default_factory=deque)
     held: deque[bytes] = field(default_factory=deque)
+    read: dict[int, int] = field(default_factory=dict)
 
 
 class Processes(Engine):
@@ -216,7 +237,8 @@ class Processes(Engine):
         self.count = workers or cores
         numbers = plan.layout.shared_size + plan.private_size + plan.layout.buffer_size
         vectors = VECTORS * numbers * plan.layout.dtype.itemsize
-        (self.down,) = segments(1, vectors + (1 << 20))
+        self.downs = segments(DOWNS, vectors + (1 << 20))
+        self.announced = 0  # broadcasts so far
         longest, slots = max(compute.longest for compute in self.computes), QUEUED * self.count
         stateful = bool(plan.method.hooks["init_client"] or plan.private_size) and vectors >= VECTORS * LARGE
         places = plan.population.clients + slots * longest if stateful else 0
@@ -234,19 +256,21 @@ class Processes(Engine):
     def _fork(self) -> Worker:
         ours, theirs = self.context.Pipe()
         inherited = [ours, *(worker.pipe for worker in self.workers)]  # ends held by a child would never report EOF
-        args = self.plan, self.computes, self.down, self.slots, theirs, inherited, os.getpid()
+        args = self.plan, self.computes, self.downs, self.slots, theirs, inherited, os.getpid()
         process = self.context.Process(target=serve, args=args, daemon=True)
         process.start()
         theirs.close()
         return Worker(process, ours)
 
-    def run(
-        self, down: Broadcast, clients: np.ndarray, states: States, weights: np.ndarray | None, level: int = 0
-    ) -> Generator[Fold]:
-        """The folds of the clients' blocks, in order; the caller owns them."""
-        self._announce(down)
-        cut = self.computes[level].blocks(len(clients))
-        waiting, free = deque(enumerate(cut)), deque(range(len(self.slots)))
+    def run(self, groups: Sequence[Group]) -> Generator[tuple[int, Fold]]:
+        """The folds of each group's blocks, in order; the caller owns them."""
+        self._wake()
+        cut = [
+            (n, block) for n, one in enumerate(groups) for block in self.computes[one.level].blocks(len(one.clients))
+        ]
+        waiting, free, spare = deque(enumerate(cut)), deque(range(len(self.slots))), deque(range(len(self.downs)))
+        left = Counter(number for number, _ in cut)  # blocks that are not done
+        announced: dict[int, Announcement] = {}
         self.suspects.clear()
         done: dict[int, Fold] = {}
 
@@ -254,25 +278,32 @@ class Processes(Engine):
             """Assign waiting blocks to workers that have room, the least busy first."""
             while waiting and free:
                 worker = min(self.workers, key=lambda w: len(w.tasks))
-                if len(worker.tasks) >= QUEUED:
+                turn, (number, block) = waiting[0]
+                if len(worker.tasks) >= QUEUED or not (spare or number in announced):
                     return
-                number, block = waiting.popleft()
+                waiting.popleft()
+                down, clients, states, weights, level = groups[number]
+                if number not in announced:
+                    announced[number] = self._announce(down, spare.popleft())
                 slot = free.pop()  # the most recently used one: its memory is still cached
                 members = clients[block.start : block.stop].tolist()
                 part = None if weights is None else weights[block.start : block.stop]
-                self._give(
-                    worker, BlockTask(number, level, members, part, [states(client) for client in members], slot)
-                )
+                own = [states(client) for client in members]
+                self._give(worker, BlockTask(turn, level, members, part, own, slot, announced[number]))
 
         try:
             deal()
-            for turn in range(len(cut)):
+            for turn, (number, _) in enumerate(cut):
                 while turn not in done:
-                    for task, result in self._collect(down):
+                    for task, result in self._collect():
                         done[task.number] = result
                         free.append(task.slot)
+                        group = cut[task.number][0]
+                        left[group] -= 1
+                        if not left[group]:
+                            spare.append(announced[group].segment)
                     deal()
-                yield done.pop(turn)
+                yield number, done.pop(turn)
         finally:
             if any(worker.tasks for worker in self.workers):  # the round was interrupted: discard its work
                 self.close()
@@ -281,20 +312,23 @@ class Processes(Engine):
         self, down: Broadcast, clients: np.ndarray, states: States, level: int = 0, held_out: bool = False
     ) -> np.ndarray:
         """Losses of the received model, float64 [clients]."""
-        self._announce(down)
+        self._wake()
+        announced = self._announce(down, 0)
         shares = []
         for share in np.array_split(clients, len(self.workers)):
             own = {int(c): {k: v for k, v in states(int(c)).items() if k == "personal"} for c in share}
-            shares.append((level, share, own if self.plan.has_private else {}, held_out))
+            shares.append((announced, level, share, own if self.plan.has_private else {}, held_out))
         try:
             for worker, share in zip(self.workers, shares, strict=True):
-                self._send(worker, ("losses", share))
+                self._send_bytes(worker, pickle.dumps(("losses", share)))
             return np.concatenate([self._losses(number, share) for number, share in enumerate(shares)])
         except BaseException:  # interrupted: leave no answer in a pipe
             self.close()
             raise
 
-    def _losses(self, number: int, share: tuple[int, np.ndarray, States, bool]) -> np.ndarray:
+    def _losses(
+        self, number: int, share: tuple[Announcement, int, np.ndarray, Mapping[int, State], bool]
+    ) -> np.ndarray:
         """The losses from a worker, or from the worker that replaces it."""
         for attempt in range(ATTEMPTS + 1):
             try:
@@ -303,7 +337,7 @@ class Processes(Engine):
                 if attempt:
                     time.sleep(PAUSE)
                 self._replace(number)
-                self._send(self.workers[number], ("losses", share))
+                self._send_bytes(self.workers[number], pickle.dumps(("losses", share)))
                 continue
             if isinstance(answer, ClientError):
                 raise answer
@@ -321,40 +355,43 @@ class Processes(Engine):
         for worker in workers:
             worker.process.join()
 
-    def _announce(self, down: Broadcast) -> None:
-        """Send the broadcast to all workers, and remember it for those forked during the round."""
-        if len(self.workers) < self.count:  # they were stopped
+    def _wake(self) -> None:
+        """Start the workers again if they were stopped."""
+        if len(self.workers) < self.count:
             check_forking()
             self._fill()
-        self.round, self.announcement = down.round, ("round", self.down.dump(down)[0])
-        for worker in self.workers:
-            self._send(worker, self.announcement)
+
+    def _announce(self, down: Broadcast, segment: int) -> Announcement:
+        """Put a broadcast into a segment; workers read it with their first task of it."""
+        self.announced += 1
+        return Announcement(self.announced, segment, self.downs[segment].dump(down)[0], down.round)
 
     def _give(self, worker: Worker, task: BlockTask) -> None:
-        slot = self.slots[task.slot]
+        slot, down = self.slots[task.slot], task.down
         slot.mark = next(n for n in range(len(task.clients)) if n not in task.lost)
         places = [free for _ in task.clients if (free := self.arena.take())]
         task.places, self.owners[task.slot] = [place for place, _ in places], [owner for _, owner in places]
+        known = worker.read.get(down.segment) == down.number
+        task.down = replace(down, message=b"") if known else down
+        worker.read[down.segment] = down.number
         message = pickle.dumps(("work", (task.slot, *slot.dump(task))))
+        task.down = down  # another worker may have to do it
         if worker.tasks and (worker.held or len(message) > PIPE):
             worker.held.append(message)
         else:
             self._send_bytes(worker, message)
         worker.tasks.append(task)
 
-    def _send(self, worker: Worker, message: tuple) -> None:
-        self._send_bytes(worker, pickle.dumps(message))  # ``send`` would build a new pickler per message
-
     def _send_bytes(self, worker: Worker, message: bytes) -> None:
         with contextlib.suppress(OSError):  # the worker died; _collect notices and reassigns its tasks
             worker.pipe.send_bytes(message)
 
-    def _collect(self, down: Broadcast) -> list[tuple[BlockTask, Fold]]:
+    def _collect(self) -> list[tuple[BlockTask, Fold]]:
         """Wait until a worker finishes a task or dies; return the finished tasks with their folds."""
         results: list[tuple[BlockTask, Fold]] = []
         busy = {worker.pipe: number for number, worker in enumerate(self.workers) if worker.tasks}
         if not busy:
-            return [self._by_itself(self.suspects.popleft(), down)]
+            return [self._by_itself(self.suspects.popleft())]
         for pipe in wait(list(busy)):
             worker = self.workers[busy[pipe]]  # type: ignore[index]
             try:
@@ -387,7 +424,7 @@ class Processes(Engine):
         for task in tasks:
             self._give(self.workers[number], task)
 
-    def _by_itself(self, task: BlockTask, down: Broadcast) -> tuple[BlockTask, Fold]:
+    def _by_itself(self, task: BlockTask) -> tuple[BlockTask, Fold]:
         """The last attempts at a task, while no other worker runs; a member on which the worker dies is left out.
 
         Members that are stepped together have the same bits only together, so they are tried one by one only if the
@@ -407,7 +444,7 @@ class Processes(Engine):
                     task.alone, task.deaths = True, Counter(dict.fromkeys(range(len(task.clients)), 1))
                 elif task.deaths[at] > ATTEMPTS:
                     reason = f"its worker process died {task.deaths[at]} times"
-                    failure = Failure(down.round, task.clients[at], FailureKind.DIED, reason)
+                    failure = Failure(task.down.round, task.clients[at], FailureKind.DIED, reason)
                     task.lost[at] = Result(task.clients[at], failure=failure)
                 self.workers[0].tasks.clear()
                 continue
@@ -423,7 +460,6 @@ class Processes(Engine):
         old.process.kill()
         old.process.join()
         self.workers[number] = self._fork()
-        self._send(self.workers[number], self.announcement)
         return old.tasks
 
 

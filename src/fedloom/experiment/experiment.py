@@ -23,11 +23,15 @@ from fedloom.core.ranges import Count, Decay, NonNegativeInt, Range
 from fedloom.core.settings import check_fields
 from fedloom.core.slots import label
 from fedloom.core.targets import NUMBERS, TargetKind
+from fedloom.core.timeline import Schedule
 from fedloom.data.augment import Augmentation, augmentation, pipeline
 from fedloom.methods import methods
 from fedloom.metrics import Predictions, direction, lookup, names, predictions
 from fedloom.metrics.fairness import FIGURES
 from fedloom.metrics.prediction import TestLoss
+from fedloom.timing.devices import Devices, devices
+from fedloom.timing.schedules import Buffered, Rounds, Tiers, schedules
+from fedloom.timing.selection import Selection, Uniform, selections
 
 VALIDATION = "validation"
 EVALUATIONS = ("global", "clients", VALIDATION, "average", "cohort", "train", "received")
@@ -334,6 +338,11 @@ class Experiment:
         compute_settings: settings of the compute.
         seed: seed of everything that is random.
         drop_rate: probability that a cohort member drops out of a round (simulated failures).
+        schedule: when the server takes a step, and with whose work: ``rounds`` waits for the whole cohort (see
+            ``fl.timing``). ``rounds`` and ``evaluation.every`` count steps of the server.
+        devices: how fast clients compute, send and receive, and when they are there; records then have a clock, in
+            seconds. None if time is of no interest.
+        selection: which clients are invited, with what probability; ``uniform`` by default.
         attack: what hostile clients do, for studies (see ``fl.attacks``); None if there are none.
         dtype: ``float32`` or ``float64``.
         device: ``auto`` (a GPU if there is one), ``cpu`` or ``cuda``.
@@ -368,6 +377,9 @@ class Experiment:
     compute_settings: Mapping[str, Any] = field(default_factory=dict)
     seed: int = 0
     drop_rate: Decay = 0.0
+    schedule: Schedule = field(default_factory=Rounds)
+    devices: Devices | None = None
+    selection: Selection = field(default_factory=Uniform)
     attack: Attack | None = None
     dtype: str = "float32"
     device: str = "auto"
@@ -382,6 +394,7 @@ class Experiment:
             object.__setattr__(self, "local", replace(self.local, horizon=max(self.rounds, 1)))
         self._check_conditions()
         self._check_needs()
+        self._check_schedule()
         self._check_attack()
         self._check_clients()
         check_evaluation(self.method, self.evaluation)
@@ -523,6 +536,69 @@ class Experiment:
                 "or add a term that uses one, like method.objective=[cross_entropy,distillation]."
             )
 
+    def _check_schedule(self) -> None:
+        """Raise a ``ConfigError`` for a schedule or devices that do not go with the method or the other conditions."""
+        method, schedule, size = self.method, self.schedule, self.cohort_size
+        name = schedules.name_of(type(schedule)) or type(schedule).__name__
+        if self.devices is not None and method.chooses_level:
+            raise ConfigError(
+                f"clients of method {method.name!r} choose their network by its loss, so that durations are not known "
+                "before training; leave devices out."
+            )
+        self._check_selection(name)
+        if isinstance(schedule, Rounds):
+            return
+        if self.devices is None:
+            raise ConfigError(
+                f"schedule={name} goes by the time that clients take; set devices, like devices=lognormal."
+            )
+        if method.pooled:
+            raise ConfigError(f"method {method.name!r} trains on pooled data, without clients; choose schedule=rounds.")
+        if self.sampling != "fixed":
+            raise ConfigError(f"schedule={name} keeps a fixed number of clients at work; choose sampling=fixed.")
+        if isinstance(schedule, Buffered) and (schedule.k or 1) > size:
+            raise ConfigError(
+                f"schedule.k={schedule.k} clients never arrive together, since only {size} are at work; raise cohort."
+            )
+        if method.needs("full_participation"):
+            raise ConfigError(
+                f"{method.who_needs('full_participation')} needs every client in every step; choose schedule=rounds."
+            )
+        noisy = [label(one) for one in method.uplink if "noise" in one.guarantees]
+        if noisy:
+            raise ConfigError(
+                f"the privacy of uplink {noisy[0]!r} holds for cohorts drawn uniformly, but with schedule={name} "
+                "fast clients take part more often; choose schedule=rounds."
+            )
+        sums = [label(one) for one in method.uplink if "sums" in one.guarantees]
+        if schedule.stale and sums:
+            raise ConfigError(
+                f"uplink {sums[0]!r} masks the sums of clients that are invited together, and with schedule={name} "
+                "they are not; choose schedule=rounds, deadline or over_select."
+            )
+
+    def _check_selection(self, schedule: str) -> None:
+        """Raise a ``ConfigError`` for a selection that does not go with the method or the other conditions."""
+        method, selection = self.method, self.selection
+        if selection == Uniform():
+            return
+        name = selections.name_of(type(selection)) or type(selection).__name__
+        if method.pooled or self.sampling != "fixed":
+            raise ConfigError(
+                f"selection={name} invites a fixed number of clients; choose sampling=fixed and a method with clients."
+            )
+        private = [label(one) for one in method.uplink if one.guarantees]
+        if private or self.local.dp_clip is not None:
+            raise ConfigError(
+                f"selection={name} invites some clients more often than others, which no privacy account "
+                "here covers; choose selection=uniform."
+            )
+        if selection.adaptive and (self.schedule.stale or isinstance(self.schedule, Tiers)):
+            raise ConfigError(
+                f"selection={name} goes by losses of the round before, which schedule={schedule} "
+                "does not wait for; choose schedule=rounds, deadline or over_select."
+            )
+
     def _check_objects(self) -> None:
         """Raise a ``ConfigError`` if method, federation or model are of the wrong type."""
         if not isinstance(self.method, Method):
@@ -531,6 +607,14 @@ class Experiment:
             )
         if not isinstance(self.federation, Federation):
             raise ConfigError(f"the federation is {in_words(self.federation)}; make one with fl.data.federate(...).")
+        for name, registry, kind in (
+            ("schedule", schedules, Schedule), ("devices", devices, Devices), ("selection", selections, Selection),
+        ):  # fmt: skip
+            value = getattr(self, name)
+            if isinstance(value, str):
+                object.__setattr__(self, name, registry.make(value))
+            elif not isinstance(value, kind) and not (name == "devices" and value is None):
+                raise ConfigError(f"{name} is {in_words(value)}; give one of fl.timing, or the name of one.")
         if self.attack is not None and not isinstance(self.attack, Attack):
             raise ConfigError(
                 f"the attack is {in_words(self.attack)}; give one of fl.attacks, like SignFlip(fraction=0.2)."

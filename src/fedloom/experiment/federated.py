@@ -4,24 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 from warnings import warn
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedloom.compute import computes, note, resolved
 from fedloom.core.aggregate import Traffic
-from fedloom.core.client import Failure, Result
+from fedloom.core.client import Broadcast, Failure, FailureKind, Result
 from fedloom.core.cohort import Report
 from fedloom.core.engine import Engine
-from fedloom.core.errors import CheckpointError, ConfigError, nearest, outside
+from fedloom.core.errors import CheckpointError, ClientError, ConfigError, nearest, outside
 from fedloom.core.local import CHANGEABLE, cohort_size, draw_cohort
 from fedloom.core.round import federated_round, received_losses
 from fedloom.core.server import Server
 from fedloom.core.targets import CLASSES
+from fedloom.core.timeline import NOBODY, Arrivals, Timeline, World
 from fedloom.data.federate import partition_table
 from fedloom.engines import engines
 from fedloom.experiment import atomic, fingerprint, privacy, trainer
@@ -29,6 +31,7 @@ from fedloom.experiment import checkpoint as checkpoints
 from fedloom.experiment.atomic import as_model_file
 from fedloom.experiment.callbacks import Callback
 from fedloom.experiment.checkpoint import Checkpoint
+from fedloom.experiment.clock import Clock
 from fedloom.experiment.evaluate import Evaluator
 from fedloom.experiment.experiment import UNTESTED, Experiment, check_means, check_measured
 from fedloom.experiment.rundir import FEDERATED, Columns, RunDirectory, Status, Table
@@ -53,13 +56,16 @@ from fedloom.experiment.summary import best_of, headline, should_stop, summarise
 from fedloom.experiment.trained import TrainedRun
 from fedloom.experiment.trainer import Record, Trainer, TrainerTask
 from fedloom.metrics import auroc, divergence_from_uniform
+from fedloom.timing.schedules import Deadline, Rounds
+from fedloom.timing.selection import Chosen, Past, Uniform
 
 
 class RoundStep(NamedTuple):
-    """A round that is not committed yet: the server's next state and the round's report."""
+    """A round that is not committed yet: the server's next state, the round's report and when work arrived."""
 
     server: Server
     report: Report
+    arrivals: Arrivals
 
 
 @dataclass
@@ -174,6 +180,7 @@ class FederatedTask(TrainerTask):
         super().__init__()
         self.experiment = experiment = privacy.calibrated(experiment)
         self.cohort_seed, self.repeated = experiment.seed, 0
+        self.lost = 0  # clients that failed since the last that did not, where steps overlap
         self.out = out
         method = experiment.method
         self.changeable = tuple(f"local.{name}" for name in CHANGEABLE)
@@ -208,6 +215,9 @@ class FederatedTask(TrainerTask):
         models = CohortModels.of(self.plan, seen) if "cohort" in on.what else None
         self.accountant = privacy.accountant(experiment)
         self.examples = privacy.example_accountant(experiment, federation)
+        self.chosen: tuple[int, Chosen] | None = None  # the last selection, by its round
+        self.losses, self.last = np.full(self.federation.seen, np.nan), np.full(self.federation.seen, -1)
+        self.now = 0.0  # the clock
         self.took_part = np.zeros(self.federation.seen, dtype=np.int64)  # rounds, by client
         goal = None if self.plan.attack is None else self.plan.attack.goal(self.federation.test)
         self.goal = goal if goal is not None and len(goal) else None  # no test sample can tell whether it succeeds
@@ -267,15 +277,15 @@ class FederatedTask(TrainerTask):
     def step(self) -> RoundStep:
         experiment, server, means = self.experiment, self.state.server, [*self.state.client_models.values()]
         if not experiment.rounds:
-            return RoundStep(server, Report(np.zeros(0, np.int64), np.zeros(0)))
+            return RoundStep(server, Report(NOBODY.clients, np.zeros(0)), NOBODY)
         assert self.engine is not None
-        cohort = self._cohort(server.round)
+        arrivals = self._arrivals(server.round)
         for models in means:
             models.begin()
 
-        def observe(result: Result) -> None:
+        def observe(result: Result, received: Tensor) -> None:
             for models in means:
-                models.observe(server, result)
+                models.observe(result, received)
 
         try:
             moved, report = federated_round(
@@ -283,21 +293,27 @@ class FederatedTask(TrainerTask):
                 self.engine,
                 server,
                 self.state.store,
-                cohort,
+                arrivals.clients,
+                arrivals=arrivals,
+                versions=self.state.versions,
                 drop_rate=experiment.drop_rate,
                 server_data=self.server_data,
                 observe=observe,
             )
             if "received" in experiment.evaluation.what and report.training_losses is None:  # for the record only
-                report.training_losses = received_losses(self.plan, self.engine, server, self.state.store, cohort)
+                report.training_losses = received_losses(
+                    self.plan, self.engine, server, self.state.store, arrivals.clients
+                )
         except LostState as error:  # raised by a worker
             self.state.store.damaged(error)
             raise
-        return RoundStep(moved, report)
+        return RoundStep(moved, report, arrivals)
 
     def commit(self, step: RoundStep) -> tuple[Record, dict[str, Columns]]:
-        experiment, state, (server, report) = self.experiment, self.state, step
-        state.commit(server, report.states)  # first: if the disk is full, the round is not committed
+        experiment, state, (server, report, arrivals) = self.experiment, self.state, step
+        if arrivals.in_flight:
+            self._refuse_if_broken(report, arrivals)
+        state.commit(server, report.states, self._in_flight(arrivals))  # first: a full disk leaves no round
         assert self.engine is not None
         self.engine.committed(self.round, np.array(sorted(report.states), dtype=np.int64))
         self.round = server.round
@@ -305,7 +321,11 @@ class FederatedTask(TrainerTask):
         here = Traffic() if experiment.method.pooled else report.traffic
         self.sent.add(here)
         self.took_part[report.cohort] += 1
-        record, tables = self._recorded(report)
+        self.now = arrivals.clock
+        if experiment.selection.adaptive:
+            clients = np.array([*report.local_losses], dtype=np.int64)
+            self.losses[clients], self.last[clients] = [*report.local_losses.values()], server.round - 1
+        record, tables = self._recorded(report, arrivals)
         if server.round % experiment.evaluation.every == 0 or server.round == experiment.rounds:
             table = self._at_clients(server)
             measured, clients = self.evaluator.measure(server, state.store, state.client_models, state.averaged, table)
@@ -328,9 +348,25 @@ class FederatedTask(TrainerTask):
             "comm/bytes": self.sent.bytes,
             "cohort": len(report.cohort),
             "failures": len(report.failures),
+            **(self._timed(arrivals) if experiment.devices is not None else {}),
         }, tables
 
-    def _recorded(self, report: Report) -> tuple[Record, dict[str, Columns]]:
+    def _timed(self, arrivals: Arrivals) -> Record:
+        """The record of a step's time: the clock, and what late work has cost."""
+        spent = arrivals.end - arrivals.begin
+        record: Record = {"clock": arrivals.clock, "time/work": float(spent.sum())}
+        if arrivals.late.any():
+            record |= {"late": int(arrivals.late.sum()), "time/wasted": float(spent[arrivals.late].sum())}
+        if self.experiment.schedule.stale:
+            lag = self.round - 1 - arrivals.versions
+            record |= {
+                "staleness/mean": float(lag.mean()),
+                "staleness/max": int(lag.max()),
+                "versions": len(arrivals.in_flight),
+            }
+        return record
+
+    def _recorded(self, report: Report, arrivals: Arrivals) -> tuple[Record, dict[str, Columns]]:
         """The record of a round's mixing: numbers, and a row for each client of the cohort."""
         experiment = self.experiment
         record: Record = {"round": self.round, "train/loss": report.train_loss}
@@ -347,24 +383,32 @@ class FederatedTask(TrainerTask):
                 record[f"mixing/{name}"] = report.objective(losses)
                 lost = len(report.failures)
                 record["mixing/kl"] = divergence_from_uniform(report.p, lost) if report.p.any() else float("nan")
+        if experiment.devices is not None:
+            rows |= {"version": arrivals.versions, "begin": arrivals.begin, "end": arrivals.end, "late": arrivals.late}
         if self.plan.attack is not None:
             rows["hostile"] = np.isin(report.cohort, list(self.plan.hostile))
             record["attack/detection"] = auroc(-report.p, rows["hostile"])
         return record, {"mixing": rows}
 
     def snapshot(self) -> Checkpoint:
-        return self.state.checkpoint({"traffic": asdict(self.sent)}, self.failures)
+        facts = {"traffic": asdict(self.sent), "lost": self.lost, "clock": self.now}
+        past = {"losses": self.losses, "last": self.last} if self.experiment.selection.adaptive else {}
+        return self.state.checkpoint(facts, self.failures, {name: torch.from_numpy(own) for name, own in past.items()})
 
     def restore(self, checkpoint: Checkpoint) -> None:
         assert self.out is not None
         self.state = self.state.restored(checkpoint, self.out)
         self.round = checkpoint.round
-        self.sent = Traffic(**checkpoint.facts["traffic"])
+        self.sent, self.lost = Traffic(**checkpoint.facts["traffic"]), checkpoint.facts["lost"]
         if not all(isinstance(count, int) for count in vars(self.sent).values()):
             raise ValueError("its traffic is not counted in whole numbers")
         self.failures = unpacked(checkpoint.facts["failures"], checkpoint.tensors.get("failures"))
+        if self.experiment.selection.adaptive:
+            past = checkpoint.tensors["past"]
+            self.losses, self.last, self.now = past["losses"].numpy(), past["last"].numpy(), checkpoint.facts["clock"]
+            return
         for number in range(self.round):
-            self.took_part[self._cohort(number)] += 1
+            self.took_part[self.timeline.step(number).clients] += 1
 
     def collect_garbage(self, folder: Path) -> None:
         last = self.state.last
@@ -417,18 +461,79 @@ class FederatedTask(TrainerTask):
         self.evaluator.load(step.server.theta, step.server.buffers)
         return self.evaluator.live.module
 
-    def _cohort(self, round: int) -> np.ndarray:
-        """S_t, sorted client numbers, int64 [|S|]."""
+    def _cohort(self, round: int, count: int) -> np.ndarray:
+        """S_t, sorted client numbers, int64 [|S|]; ``count`` of them with fixed sampling."""
         experiment, seen = self.experiment, self.federation.seen
+        if experiment.selection != Uniform():
+            sizes, clock = self.plan.population.sizes[:seen], self.clock
+            seconds = np.zeros(seen) if clock is None else clock.expected()
+            past = Past(round, count, sizes, self.losses, self.last, seconds, self.cohort_seed)
+            self.chosen = round, experiment.selection.draw(past)
+            return self.chosen[1].clients
         if experiment.method.pooled:
             return draw_cohort(seen, seen, experiment.seed, round)
         present, probability = experiment.present(round), None
         if experiment.sampling == "bernoulli":
             probability = experiment.cohort / seen if experiment.cohort else experiment.participation
-        size = experiment.cohort_size
         if len(present) < seen:
-            size = min(experiment.cohort or cohort_size(len(present), experiment.participation), len(present))
-        return present[draw_cohort(len(present), size, self.cohort_seed, round, probability=probability)]
+            count = min(experiment.cohort or cohort_size(len(present), experiment.participation), len(present))
+        return present[draw_cohort(len(present), count, self.cohort_seed, round, probability=probability)]
+
+    @cached_property
+    def clock(self) -> Clock | None:
+        """The durations of client work, where clients have devices."""
+        devices = self.experiment.devices
+        return None if devices is None else Clock.of(devices, self.plan, self.state.server)
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        """The server steps of the run."""
+        experiment, seen, clock = self.experiment, self.federation.seen, self.clock
+        world = World(
+            seen,
+            seen if experiment.method.pooled else experiment.cohort_size,
+            self._cohort,
+            (lambda clients, version: np.zeros(len(clients))) if clock is None else clock.seconds,
+            self.cohort_seed,
+            **({} if clock is None else clock.conditions),
+        )
+        begin = (self.round, self.now) if experiment.selection.adaptive else (0, 0.0)  # earlier losses are not kept
+        return Timeline(experiment.schedule, world, *begin)
+
+    def _arrivals(self, number: int) -> Arrivals:
+        """A server step, with the probabilities of its clients where they are known."""
+        experiment, seen = self.experiment, self.federation.seen
+        arrivals = self.timeline.step(number)
+        always = experiment.devices is None or experiment.devices.always
+        if not (always and isinstance(experiment.schedule, Rounds | Deadline)):
+            return arrivals
+        if self.chosen is not None and self.chosen[0] == number:
+            pi = self.chosen[1].probabilities
+        else:
+            pi = np.full(len(arrivals.clients), (experiment.expected_cohort or experiment.cohort_size) / seen)
+        pi = pi * (1 - experiment.drop_rate) * (1.0 if arrivals.punctual is None else arrivals.punctual)
+        return replace(arrivals, included=pi)
+
+    def _refuse_if_broken(self, report: Report, arrivals: Arrivals) -> None:
+        """Raise ``ClientError`` if as many clients as are at work have failed in a row, and not because they diverged.
+
+        A single step may consist of one client.
+        """
+        if report.states:
+            self.lost = 0
+            return
+        errors = [one for one in report.failures if one.kind is not FailureKind.DIVERGED]
+        self.lost += len(errors)
+        if len(errors) == int((~arrivals.late).sum()) and self.lost >= self.experiment.cohort_size:
+            raise ClientError(
+                f"the last {self.lost} clients failed; the last was {errors[-1]}.", trace=errors[-1].trace
+            )
+
+    def _in_flight(self, arrivals: Arrivals) -> dict[int, Broadcast]:
+        """The messages of the versions on which clients are at work after a step."""
+        server, versions = self.state.server, self.state.versions
+        down = replace(server.broadcast(self.plan), invited=tuple(arrivals.received.tolist()))
+        return {s: down if s == server.round else versions[s] for s in arrivals.in_flight if s <= server.round}
 
     def _files(self, clients: Sequence[int]) -> BlockFiles:
         """The files of clients' states, for workers that read and write them themselves."""

@@ -19,6 +19,8 @@ from fedloom.core.plan import ClientPlan
 from fedloom.core.settings import to_plain
 from fedloom.data.augment import augmentation
 from fedloom.experiment.experiment import Experiment
+from fedloom.timing.schedules import Rounds
+from fedloom.timing.selection import Uniform
 
 ADAM = ("beta1", "beta2")
 SINCE = (  # settings of local training that are described where they are used
@@ -72,6 +74,9 @@ def describe(experiment: Experiment, plan: ClientPlan) -> dict[str, Any]:
         },
         **({"augment": [repr(augmentation(a)) for a in experiment.augment]} if experiment.augment else {}),
         **({"attack": repr(experiment.attack)} if plan.attack else {}),
+        **({"schedule": repr(experiment.schedule)} if experiment.schedule != Rounds() else {}),
+        **({"selection": repr(experiment.selection)} if experiment.selection != Uniform() else {}),
+        **({"devices": repr(experiment.devices)} if experiment.devices else {}),
         **_beside(experiment, plan),
         "seed": experiment.seed,
         "dtype": experiment.dtype,

@@ -34,7 +34,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from torch import Tensor
 
-from fedloom.core.client import Failure, Result, State
+from fedloom.core.client import Broadcast, Failure, Result, State
 from fedloom.core.errors import CheckpointError, ConfigError
 from fedloom.core.plan import ClientPlan
 from fedloom.core.server import Server, first_state
@@ -665,6 +665,7 @@ def _files_of(index: Path) -> set[str]:
     return {file.name for file in files_in(load_tensors(index.read_bytes()))} if index.exists() else set()
 
 
+VERSION = "version-{:06d}"  # the file of one
 REASON = ("kind", "reason", "stage", "trace")
 
 
@@ -780,9 +781,8 @@ class ClientModels:
         """Number of clients of a level."""
         return self.clients if self.plan is None else int((self.plan.level[: self.clients] == number).sum())
 
-    def arrived(self, server: Server, result: Result) -> Tensor:
-        """A client's model of this round."""
-        received = server.theta if self.plan is None else self.plan.received(result.client, server.theta)
+    def arrived(self, result: Result, received: Tensor) -> Tensor:
+        """A client's model of this round, given the parameters that it received."""
         assert result.moved is not None
         return torch.cat([received - result.moved, result.buffers]).cpu()
 
@@ -816,9 +816,9 @@ class LastModels(ClientModels):
         """Start a round: discard the models of an unfinished one."""
         self.pending.clear()
 
-    def observe(self, server: Server, result: Result) -> None:
+    def observe(self, result: Result, received: Tensor) -> None:
         """Store a client's model of this round; it takes effect at ``commit``."""
-        self.pending[result.client] = self.arrived(server, result)
+        self.pending[result.client] = self.arrived(result, received)
 
     def get(self, client: int) -> Tensor:
         """A client's last model, shaped as ``initial`` (with levels, as their level's segment).
@@ -874,10 +874,10 @@ class CohortModels(ClientModels):
         self.total = torch.zeros_like(self.initial, dtype=torch.float64)
         self.count = [0] * (len(self.levels) or 1)
 
-    def observe(self, server: Server, result: Result) -> None:
+    def observe(self, result: Result, received: Tensor) -> None:
         """Add the model of a client of this round."""
         number = self.level(result.client)
-        self.total[self.segment(number)] += self.arrived(server, result)
+        self.total[self.segment(number)] += self.arrived(result, received)
         self.count[number] += 1
 
     def commit(self) -> None:
@@ -898,6 +898,7 @@ class Snapshot:
         last: the clients' last models, if their average is evaluated.
         cohort: the models of the last round's cohort, if their mean is evaluated; not part of a checkpoint.
         averaged: the average of the server model over the rounds, if it is evaluated.
+        versions: the messages of earlier versions on which clients are still at work, by version.
     """
 
     server: Server
@@ -905,6 +906,7 @@ class Snapshot:
     last: LastModels | None = None
     cohort: CohortModels | None = None
     averaged: ServerAverage | None = None
+    versions: Mapping[int, Broadcast] = field(default_factory=dict)
 
     @property
     def client_models(self) -> dict[str, LastModels | CohortModels]:
@@ -912,8 +914,13 @@ class Snapshot:
         both = {"average": self.last, "cohort": self.cohort}
         return {name: models for name, models in both.items() if models is not None}
 
-    def commit(self, server: Server, states: Mapping[int, State]) -> None:
+    def commit(self, server: Server, states: Mapping[int, State], versions: Mapping[int, Broadcast]) -> None:
         """End a round with its new client states, and the clients' models that were observed: all or nothing.
+
+        Args:
+            server: the server after the round.
+            states: the new client states.
+            versions: the messages on which clients are still at work.
 
         Raises:
             CheckpointError: see ``StateStore.prepare``.
@@ -927,14 +934,16 @@ class Snapshot:
                 raise
         for update in updates:
             update.adopt()
-        self.server = server
+        self.server, self.versions = server, versions
         for models in self.client_models.values():
             models.commit() if states else models.begin()  # a round without any update leaves no trace
         if self.averaged is not None:
             self.averaged.add(server)
 
-    def checkpoint(self, facts: dict[str, Any], failures: Sequence[Failure] = ()) -> Checkpoint:
-        """The snapshot as a checkpoint, with all clients that were left out."""
+    def checkpoint(
+        self, facts: dict[str, Any], failures: Sequence[Failure] = (), past: Tree | None = None
+    ) -> Checkpoint:
+        """The snapshot as a checkpoint, with all clients that were left out and what a selection knows of the past."""
         server, (reasons, table) = self.server, packed(failures)
         facts = facts | {"failures": reasons}
         tensors: dict[str, dict[str, Tensor]] = {
@@ -945,6 +954,12 @@ class Snapshot:
             tensors |= self.last.saved(server.round)
         if failures:
             tensors["failures"] = table
+        if past:
+            tensors["past"] = past
+        for version, down in self.versions.items():
+            own = {"shared": down.theta, "buffers": down.buffers} | flat(down.parts)
+            tensors[VERSION.format(version)] = own
+            facts = facts | {VERSION.format(version): {"lr": down.lr, "invited": list(down.invited)}}
         if self.averaged is not None:
             tensors["server_average"] = {"model": self.averaged.model}
             facts = facts | {"server_average": self.averaged.rho}
@@ -957,20 +972,14 @@ class Snapshot:
             ValueError: if it belongs to another model, or client states on disk are missing.
             CheckpointError: if the average is evaluated but the run did not keep last models.
         """
-        parts = dict(checkpoint.tensors["server"])
-        shared, buffers = parts.pop("shared"), parts.pop("buffers")
-        mine = self.server.theta
-        if [(t.shape, t.dtype) for t in (shared, buffers)] != [(t.shape, t.dtype) for t in (mine, self.server.buffers)]:
-            raise ValueError("it belongs to another model")
-        device = self.server.buffers.device
-        states = {place: {k: v.to(device) for k, v in t.items()} for place, t in nested(parts).items()}
-        server = replace(
-            self.server,
-            theta=shared.to(device),
-            buffers=buffers.to(device),
-            parts=states,
-            round=checkpoint.round,
-        )
+        shared, buffers, states = self._placed(checkpoint.tensors["server"])
+        server = replace(self.server, theta=shared, buffers=buffers, parts=states, round=checkpoint.round)
+        versions = {}
+        for name in checkpoint.tensors:
+            if name.startswith(VERSION[:8]):
+                version, about = int(name[8:]), checkpoint.facts[name]
+                shared, buffers, parts = self._placed(checkpoint.tensors[name])
+                versions[version] = Broadcast(version, about["lr"], shared, buffers, parts, tuple(about["invited"]))
         store = self.store.opened(checkpoint.tensors[CLIENTS])
         last = self.last
         if last is not None:
@@ -992,6 +1001,20 @@ class Snapshot:
                     f"the run in {out} averaged its server model with {before:g}, not {averaged.rho:g}; "
                     f"set evaluation.server_average={before:g}."
                 )
-            model = checkpoint.tensors["server_average"]["model"].to(device)
+            model = checkpoint.tensors["server_average"]["model"].to(averaged.model)
             averaged = replace(averaged, model=model, rounds=server.round)
-        return Snapshot(server, store, last, self.cohort, averaged)
+        return Snapshot(server, store, last, self.cohort, averaged, versions)
+
+    def _placed(self, saved: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, State]:
+        """The parameters, buffers and parts' states of a file, on the device of the run.
+
+        Raises:
+            ValueError: if they are of another model.
+        """
+        parts, mine = dict(saved), (self.server.theta, self.server.buffers)
+        both = parts.pop("shared"), parts.pop("buffers")
+        if [(t.shape, t.dtype) for t in both] != [(t.shape, t.dtype) for t in mine]:
+            raise ValueError("it belongs to another model")
+        device = self.server.buffers.device
+        states = {place: {k: v.to(device) for k, v in t.items()} for place, t in nested(parts).items()}
+        return both[0].to(device), both[1].to(device), states

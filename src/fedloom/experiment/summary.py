@@ -14,7 +14,7 @@ from fedloom.core.plan import ClientPlan
 from fedloom.core.slots import label
 from fedloom.experiment.conventions import conventions
 from fedloom.experiment.experiment import VALIDATION, Evaluation, Experiment
-from fedloom.metrics import best_round, fedavg_rounds, parameters_to_target, rounds_to_target
+from fedloom.metrics import best_round, fedavg_rounds, parameters_to_target, rounds_to_target, seconds_to_target
 
 LOSSES = {"global/loss", "global/cross_entropy", "clients/loss/mean"}  # the summary warns if one is not finite
 FAR = -NEVER / 1e5  # a mean loss above which some sample's class was impossible
@@ -125,11 +125,13 @@ def summarise(
         reached = rounds_to_target(values, rounds, settings.target, direction)
         up = sum(record["comm/up_params"] for record in history if reached is None or record["round"] <= reached)
         sent = [record["comm/params"] for record in history if record.get(settings.metric) is not None]
+        clock = [record["clock"] for record in history if record.get(settings.metric) is not None and "clock" in record]
         summary["target"] = {
             "metric": settings.metric,
             "value": settings.target,
             "round": reached,
             "params": parameters_to_target(values, sent, settings.target, direction),
+            **({"clock": seconds_to_target(values, clock, settings.target, direction)} if clock else {}),
             "fedavg_rounds": None if reached is None else fedavg_rounds(up, upload, experiment.cohort_size),
             "fedavg_rounds_spent": fedavg_rounds(up, upload, experiment.cohort_size),
         }

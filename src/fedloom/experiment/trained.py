@@ -524,7 +524,7 @@ class TrainedRun(RunRecords):
         plan, number = _joined(self.plan, data), self.plan.population.clients
         store = StateStore()
         if plan.private_size:
-            compute, states = computes.make("live")(plan), InitialStates(plan, server, store)
+            compute, states = computes.make("live")(plan), InitialStates(plan, server.theta, store)
             with reproducible():
                 for ahead in range(rounds):
                     down = replace(server, round=server.round + ahead).broadcast(plan)

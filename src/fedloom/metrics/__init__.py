@@ -14,6 +14,7 @@ from fedloom.metrics.curves import (
     final_smoothed,
     parameters_to_target,
     rounds_to_target,
+    seconds_to_target,
     smoothed,
 )  # fmt: skip
 from fedloom.metrics.fairness import (
@@ -47,6 +48,7 @@ __all__ = [
     "Direction", "Metric", "Predictions", "Values", "auprc", "auroc", "balanced_accuracy", "best", "best_round",
     "direction", "divergence_from_uniform", "ece", "exact_match", "f1", "fedavg_rounds",
     "final_smoothed", "gini", "hardest_weight", "lookup", "mce", "metric", "names", "parameters_to_target",
-    "parity_gap", "predictions", "quantiles", "r2", "reliability", "rounds_to_target", "smoothed", "summary", "top_k",
+    "parity_gap", "predictions", "quantiles", "r2", "reliability", "rounds_to_target",
+    "seconds_to_target", "smoothed", "summary", "top_k",
     "weighted_mean", "worst",
 ]  # fmt: skip

@@ -152,6 +152,15 @@ def parameters_to_target(
     return _at_target(values, parameters, target, direction, "counts of parameters")
 
 
+def seconds_to_target(values: Values, clock: Values, target: float, direction: Direction = "max") -> float | None:
+    """Time until the curve reaches the target, given the clock at each value; None if it never does.
+
+    >>> seconds_to_target([0.5, 0.9], [60.0, 90.0], target=0.8)
+    90.0
+    """
+    return _at_target(values, clock, target, direction, "times")
+
+
 def fedavg_rounds(uploaded: float, model: int, cohort: float) -> float:
     """Uploads in units of one FedAvg round, uploaded / (model · cohort).
 

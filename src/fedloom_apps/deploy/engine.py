@@ -10,7 +10,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -18,7 +18,7 @@ import torch
 
 from fedloom.core.aggregate import Fold, fold
 from fedloom.core.client import Broadcast, Failure, FailureKind, Result, State
-from fedloom.core.engine import ComputeFactory, Engine, States, Traits
+from fedloom.core.engine import ComputeFactory, Engine, Group, States, Traits
 from fedloom.core.errors import ClientError, printable
 from fedloom.core.plan import ClientPlan
 from fedloom_apps.deploy.answers import (
@@ -150,10 +150,13 @@ class Deployed(Engine):
         self.ready: dict[int, Packet | Failure] = {}
         self.read: dict[int, Result] = {}  # answers that were read on arrival
 
-    def run(
-        self, down: Broadcast, clients: np.ndarray, states: States, weights: np.ndarray | None, level: int = 0
-    ) -> Generator[Fold]:
-        """One fold per block, in order, once all members have answered or the deadline is over."""
+    def run(self, groups: Sequence[Group]) -> Generator[tuple[int, Fold]]:
+        """The folds of each group's blocks, in order, once all members have answered or the deadline is over."""
+        for number, (down, clients, _, weights, level) in enumerate(groups):
+            for one in self._folds(down, clients, weights, level):
+                yield number, one
+
+    def _folds(self, down: Broadcast, clients: np.ndarray, weights: np.ndarray | None, level: int) -> Generator[Fold]:
         answers = {client: self.ready.pop(client) for client in clients.tolist() if client in self.ready}
         if not answers:
             answers = self.exchange((WORK,), down, clients, level)

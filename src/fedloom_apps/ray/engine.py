@@ -33,7 +33,7 @@ import torch
 
 from fedloom.core.aggregate import Fold, fold
 from fedloom.core.client import Broadcast, Failure, FailureKind, Result, State
-from fedloom.core.engine import Compute, ComputeFactory, Engine, EngineFactory, StateFiles, States, Traits
+from fedloom.core.engine import Compute, ComputeFactory, Engine, EngineFactory, Group, StateFiles, States, Traits
 from fedloom.core.errors import ClientError, ConfigError, FedLoomError, LossError
 from fedloom.core.federation import Index, Split
 from fedloom.core.plan import ClientPlan
@@ -93,12 +93,12 @@ class Ray(Engine):
             self.close()
             raise
 
-    def run(
-        self, down: Broadcast, clients: np.ndarray, states: States, weights: np.ndarray | None, level: int = 0
-    ) -> Generator[Fold]:
-        """The folds of the clients' blocks, in order; of a chain, first those without sums, then the sums."""
-        work = _Blocks(self, down, clients, states, weights, level, self.files)
-        return work.chained() if self._chains(len(work.cut), weights) else work.folds()
+    def run(self, groups: Sequence[Group]) -> Generator[tuple[int, Fold]]:
+        """The folds of each group's blocks, in order; of a chain, first those without sums, then the sums."""
+        for number, (down, clients, states, weights, level) in enumerate(groups):
+            work = _Blocks(self, down, clients, states, weights, level, self.files)
+            for one in work.chained() if self._chains(len(work.cut), weights) else work.folds():
+                yield number, one
 
     def _chains(self, blocks: int, weights: np.ndarray | None) -> bool:
         """Whether a total goes from worker to worker; where p is not known, single updates come back anyway."""

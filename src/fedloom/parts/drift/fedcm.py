@@ -51,4 +51,6 @@ class FedCMDrift(Drift):
     def correct(self, state: Tree, update: Tensor, uploads: Tree, info: RoundInfo) -> Halves:
         assert info.p is not None
         assert info.mixed is not None
-        return {"direction": info.mixed / (info.lr * float(info.p @ info.effective_steps))}, update
+        return {
+            "direction": info.mixed / (info.lr * float(info.p @ (info.relative_rates * info.effective_steps)))
+        }, update

@@ -1,0 +1,127 @@
+"""The durations of client work: what each client computes and sends, on its device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import ceil
+from typing import Any
+
+import numpy as np
+from scipy.special import ndtr
+from torch.utils.flop_counter import FlopCounterMode
+
+from fedloom.compute.live import Live
+from fedloom.core import rng
+from fedloom.core.client import State
+from fedloom.core.plan import ClientPlan
+from fedloom.core.server import Server, first_state
+from fedloom.timing.devices import Devices, Fleet
+
+EVALUATION = 1 / 3  # of the operations of a step, which are a forward and a backward pass
+
+
+@dataclass(frozen=True)
+class Clock:
+    """The duration of each client's work, as a function of (seed, client, version) alone.
+
+    Attributes:
+        devices: the devices.
+        plan: the client plan.
+        macs: multiply-accumulate operations of a local step for a sample, forward and backward, by level.
+        down: bytes that a client receives, by level.
+        up: bytes that a client sends, by level.
+    """
+
+    devices: Devices
+    plan: ClientPlan
+    macs: np.ndarray
+    down: np.ndarray
+    up: np.ndarray
+
+    @classmethod
+    def of(cls, devices: Devices, plan: ClientPlan, server: Server) -> Clock:
+        """The clock of a run: one client of each level does one local step, whose operations and bytes are counted."""
+        found = np.array([_trial(plan, level, server) for level in range(len(plan.levels))])
+        return cls(devices, plan, *found.T)
+
+    @cached_property
+    def fleet(self) -> Fleet:
+        """The devices of the clients."""
+        return self.devices.fleet(self.plan.population.clients, self.plan.seed)
+
+    def _samples(self, clients: np.ndarray, version: int | None = None) -> np.ndarray:
+        """Samples in the local steps of clients on a version, or as usual without stragglers; float64 [clients]."""
+        plan, found = self.plan, np.empty(len(clients))
+        for row, (client, n) in enumerate(zip(clients.tolist(), plan.population.sizes[clients].tolist(), strict=True)):
+            own = plan.at(client).local
+            steps = own.steps_for(n) if version is None else own.steps_of(n, plan.seed, version, client)
+            found[row] = steps * n / (ceil(n / own.batch_size) if own.batch_size else 1)
+        return found
+
+    def seconds(self, clients: np.ndarray, version: int) -> np.ndarray:
+        """The durations of the work of clients on a version, float64 [clients]."""
+        return self._seconds(
+            clients, self._samples(clients, version), self.devices.noise(clients, version, self.plan.seed)
+        )
+
+    def expected(self) -> np.ndarray:
+        """The durations of all clients without stragglers and noise, float64 [K]."""
+        clients = np.arange(self.plan.population.clients)
+        return self._seconds(clients, self._samples(clients), np.ones(len(clients)))
+
+    def _seconds(self, clients: np.ndarray, samples: np.ndarray, noise: np.ndarray) -> np.ndarray:
+        plan, level = self.plan, self.plan.level[clients]
+        if plan.method.needs("losses"):
+            samples = samples + EVALUATION * plan.population.sizes[clients]
+        speed, down, up, latency = (own[clients] for own in self.fleet)
+        computing = samples * self.macs[level] / speed * noise
+        return 2 * latency + self.down[level] / down + computing + self.up[level] / up
+
+    def punctual(self, clients: np.ndarray, seconds: float) -> np.ndarray:
+        """The probability that work takes at most so many seconds, over the noise of computing, float64 [clients]."""
+        samples = self._samples(clients)
+        idle = self._seconds(clients, samples, np.zeros(len(clients)))
+        computing = self._seconds(clients, samples, np.ones(len(clients))) - idle
+        with np.errstate(divide="ignore", invalid="ignore"):
+            spare = np.log(np.maximum(seconds - idle, 0.0) / computing)
+            if not self.devices.jitter:
+                return (spare >= 0).astype(np.float64)
+            return ndtr(spare / self.devices.jitter)
+
+    @property
+    def conditions(self) -> dict[str, Any]:
+        """What a schedule knows besides durations."""
+        devices, seed, clients = self.devices, self.plan.seed, self.plan.population.clients
+        known: dict[str, Any] = {"expected": self.expected}
+        if not self.plan.local.stragglers:
+            known["punctual"] = self.punctual
+        if devices.always:
+            return known
+        return known | {
+            "available": lambda chosen, time: devices.present(chosen, time, seed),
+            "change": lambda time: devices.change(time, clients, seed),
+        }
+
+
+def _trial(plan: ClientPlan, level: int, server: Server) -> tuple[float, float, float]:
+    """Operations of a step for a sample, bytes down and bytes up of a client of a level.
+
+    Nothing of a run depends on the trial but its clock; where it fails, so does the first round, with its reason.
+    """
+    members = np.flatnonzero(plan.level == level)
+    one = plan.levels[level]
+    down = server.broadcast(plan)
+    down = replace(down, theta=one.own(down.theta))
+    slices = [value for parts in down.parts.values() for value in parts.values()]
+    received = sum(value.nbytes for value in (down.theta, down.buffers, *slices))
+    if not len(members):
+        return 1.0, received, received
+    client = int(members[np.argsort(plan.population.sizes[members], kind="stable")[len(members) // 2]])
+    short = replace(one, local=replace(one.local, steps=1, epochs=1, stragglers=0.0))
+    state: State = first_state(short, down.theta)
+    with rng.undisturbed(), FlopCounterMode(display=False) as counter:
+        folded = Live(short).fold(replace(down, invited=(client,)), [client], [state], np.ones(1))
+    samples = len(short.batches(0, client)[0])
+    operations = counter.get_total_flops() / 2 / max(samples, 1)
+    return max(operations, 1.0), received, folded.traffic.bytes or received

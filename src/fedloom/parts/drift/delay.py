@@ -1,0 +1,44 @@
+"""A first-order correction of stale updates."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedloom.core.context import RoundInfo
+from fedloom.core.parts import Drift, Halves, Needs
+from fedloom.core.ranges import NonNegative
+from fedloom.core.slots import drifts
+from fedloom.core.tree import Tree
+
+
+@drifts.register(name="delay")
+@dataclass(frozen=True)
+class DelayCompensation(Drift):
+    """Δ_i + (λ/(a_i η_i)) Δ_i ⊙ Δ_i ⊙ (θ^t - θ^s): what the update would be at θ^t, to first order.
+
+    DC-ASGD takes λ g ⊙ g for the Hessian, with which a gradient at θ^s becomes g + λ g ⊙ g ⊙ (θ^t - θ^s). Here
+    g = Δ_i/(a_i η_i) is the mean gradient of a client's local steps, with their number a_i (‖a‖₁ with momentum) and
+    rate η_i. Without staleness it does nothing. Zheng et al., ICML 2017, equation (10), with constant λ.
+
+    Args:
+        lam: λ.
+    """
+
+    lam: NonNegative = 0.04
+
+    needs = Needs(sgd=True, updates=True)
+    citation = "zheng2017dcasgd"
+
+    def correct(self, state: Tree, update: Tensor, uploads: Tree, info: RoundInfo) -> Halves:
+        """Δ + Σ p_i λ/(a_i η_i) Δ_i ⊙ Δ_i ⊙ (θ^t - θ^{s_i})."""
+        assert info.p is not None
+        total = torch.zeros_like(update)
+        lengths = info.lr * info.relative_rates * info.effective_steps
+        versions = [info.t] * len(info.cohort) if info.versions is None else info.versions.tolist()
+        for own, p, length, version in zip(info.updates, info.p.tolist(), lengths.tolist(), versions, strict=True):
+            if version in info.models_received:
+                total += (p * self.lam / length) * own.square() * (info.received - info.models_received[version])
+        return state, update + total

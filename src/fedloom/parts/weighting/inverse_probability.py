@@ -1,0 +1,37 @@
+"""Larger shares for clients that seldom take part."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedloom.core.context import RoundInfo
+from fedloom.core.errors import ConfigError
+from fedloom.core.parts import Weighting
+from fedloom.core.slots import weightings
+
+
+@weightings.register(name="inverse_probability")
+@dataclass(frozen=True)
+class InverseProbability(Weighting):
+    """Shares in proportion to 1/π_i, the probability with which a client takes part (Horvitz & Thompson 1952).
+
+    With uniform mixing the update is (1/K) Σ_{i∈S} Δ_i/π_i, with mixing by samples Σ_{i∈S} (n_i/n) Δ_i/π_i, n being the
+    samples of all clients (any other mixing counts like this one): on average over the draws of S that of all clients,
+    however selections and deadlines favour some of them. The smaller π_i, the larger the variance; a client that never
+    takes part stays left out.
+
+    Raises:
+        ConfigError: where π is not known, as in asynchronous steps.
+    """
+
+    def factors(self, info: RoundInfo) -> np.ndarray:
+        if info.included is None:
+            raise ConfigError(
+                "weighting inverse_probability needs the probabilities with which clients take part, which are not "
+                "known with this schedule; choose schedule=rounds, tiers or deadline."
+            )
+        assert info.sizes is not None
+        mass = len(info.cohort) / len(info.sizes) if info.uniform else info.samples.sum() / info.sizes.sum()
+        return mass / info.included

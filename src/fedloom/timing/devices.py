@@ -1,0 +1,302 @@
+"""Devices: how fast each client computes, sends and receives, and when it is there."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import inf
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from fedloom.core import rng
+from fedloom.core.errors import ConfigError, DataError, nearest
+from fedloom.core.ranges import NonNegative, Positive, within
+from fedloom.core.registry import Registry
+
+devices: Registry[Devices | None] = Registry(
+    "devices",
+    {
+        "speed": "the median device's multiply-accumulate operations a second.",
+        "down": "the median device's downlink, bytes a second.",
+        "up": "the median device's uplink, bytes a second.",
+        "latency": "seconds before the first byte arrives, in each direction.",
+        "jitter": "σ of a lognormal factor on the time of computing, drawn for each client and version anew.",
+        "availability": "always, or the share of time that clients are there: see ``day``.",
+        "day": "seconds of a day, in which each client is there during one window of its own that takes the share "
+        "``availability`` of it.",
+    },
+)
+
+
+class Fleet(NamedTuple):
+    """The devices of all clients, [K] each.
+
+    Attributes:
+        speed: multiply-accumulate operations a second.
+        down: bytes a second towards the client.
+        up: bytes a second from the client.
+        latency: seconds before the first byte arrives, in each direction.
+    """
+
+    speed: np.ndarray
+    down: np.ndarray
+    up: np.ndarray
+    latency: np.ndarray
+
+
+def uniforms(key: int, clients: np.ndarray) -> np.ndarray:
+    """One number in (0, 1) for each client, float64 [clients]: a hash (splitmix64) of the key and its number.
+
+    A stream for each client and version would take 20 µs, and timelines have millions of them.
+    """
+    with np.errstate(over="ignore"):
+        z = np.uint64(key & (2**64 - 1)) + (clients.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        z ^= z >> np.uint64(31)
+    return ((z >> np.uint64(11)) + 0.5) / 2.0**53
+
+
+def normals(key: int, clients: np.ndarray) -> np.ndarray:
+    """One standard normal number for each client, float64 [clients], by Box and Muller's formula."""
+    radius, angle = uniforms(key, clients), uniforms(key >> 64, clients)
+    return np.sqrt(-2 * np.log(radius)) * np.cos(2 * np.pi * angle)
+
+
+@dataclass(frozen=True)
+class Devices(ABC):
+    """Base class of devices, a condition of a run.
+
+    A client needs latency + down/downlink + macs/speed · jitter + latency + up/uplink seconds.
+    """
+
+    speed: Positive = 1e10
+    down: Positive = 2.5e6
+    up: Positive = 6e5
+    latency: NonNegative = 0.05
+    jitter: NonNegative = 0.0
+    availability: Positive = 1.0
+    day: Positive = 86400.0
+
+    def __post_init__(self) -> None:
+        within(self, "devices: ")
+        if self.availability > 1:
+            raise ConfigError(f"devices: availability must lie in (0, 1], not {self.availability:g}.")
+
+    @abstractmethod
+    def factors(self, clients: int, draw: np.random.Generator) -> np.ndarray:
+        """Speeds of computing and of the network, relative to the median device, float64 [2, K] > 0."""
+
+    def fleet(self, clients: int, seed: int) -> Fleet:
+        """The devices of K clients."""
+        speed, network = self.factors(clients, rng.stream(seed, "devices"))
+        return Fleet(self.speed * speed, self.down * network, self.up * network, np.full(clients, self.latency))
+
+    def noise(self, clients: np.ndarray, version: int, seed: int) -> np.ndarray:
+        """The factor on the time of computing, float64 [clients]; a function of (seed, client, version)."""
+        if not self.jitter:
+            return np.ones(len(clients))
+        return np.exp(self.jitter * normals(rng.key(seed, "jitter", version), clients))
+
+    @property
+    def always(self) -> bool:
+        """Whether every client can be invited at any time."""
+        return self.availability == 1
+
+    def present(self, clients: np.ndarray, time: float, seed: int) -> np.ndarray:
+        """Whether each client is there at a time, bool [clients]."""
+        phase = uniforms(rng.key(seed, "availability"), clients)
+        return (time / self.day + phase) % 1.0 < self.availability
+
+    def change(self, time: float, clients: int, seed: int) -> float:
+        """The first time after a given one at which some of K clients come."""
+        phase = (time / self.day + uniforms(rng.key(seed, "availability"), np.arange(clients))) % 1.0
+        return np.nextafter(time + self.day * (1 - float(phase.max())), inf)
+
+
+@devices.register
+def none() -> None:
+    """No devices: rounds take no time that is known, and records have no clock."""
+
+
+@devices.register
+@dataclass(frozen=True)
+class Equal(Devices):
+    """Devices of the same speed."""
+
+    def factors(self, clients: int, draw: np.random.Generator) -> np.ndarray:
+        return np.ones((2, clients))
+
+
+@devices.register
+@dataclass(frozen=True)
+class Lognormal(Devices):
+    """Speeds e^(σ z), z ~ N(0, 1).
+
+    Args:
+        sigma: σ; 1 spans about two decades between the slowest and the fastest of 100 devices.
+    """
+
+    sigma: NonNegative = 1.0
+
+    def factors(self, clients: int, draw: np.random.Generator) -> np.ndarray:
+        return np.exp(self.sigma * draw.standard_normal((2, clients)))
+
+
+@devices.register
+@dataclass(frozen=True)
+class Zipf(Devices):
+    """Durations in proportion to r^a, r = 1 ... K being a random rank; the median device has factor 1.
+
+    Args:
+        a: the exponent.
+    """
+
+    a: NonNegative = 1.0
+
+    def factors(self, clients: int, draw: np.random.Generator) -> np.ndarray:
+        rank = 1.0 + np.stack([draw.permutation(clients) for _ in range(2)])
+        return (rank / ((clients + 1) / 2)) ** -self.a
+
+
+@devices.register
+@dataclass(frozen=True)
+class Pareto(Devices):
+    """Durations of a Pareto law, with a heavy tail of slow devices; the median device has factor 1.
+
+    Args:
+        shape: of the law; means are finite above 1.
+    """
+
+    shape: Positive = 1.5
+
+    def factors(self, clients: int, draw: np.random.Generator) -> np.ndarray:
+        return 2 ** (1 / self.shape) / (1 + draw.pareto(self.shape, (2, clients)))
+
+
+@devices.register
+@dataclass(frozen=True)
+class Grades(Devices):
+    """A few kinds of devices, in equal numbers.
+
+    Args:
+        speeds: of each kind, relative to ``speed``, ``down`` and ``up``.
+    """
+
+    speeds: tuple[float, ...] = (1.0, 0.3, 0.1)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.speeds or not all(0 < speed < inf for speed in self.speeds):
+            raise ConfigError("devices grades: speeds must be finite numbers greater than 0.")
+
+    def factors(self, clients: int, draw: np.random.Generator) -> np.ndarray:
+        kinds = draw.permutation(clients) % len(self.speeds)
+        return np.broadcast_to(np.asarray(self.speeds)[kinds], (2, clients))
+
+
+@devices.register(name="table")
+@dataclass(frozen=True)
+class Recorded(Devices):
+    """Devices of a file, one a row (CSV or Parquet).
+
+    Columns are ``speed`` (multiply-accumulate operations a second), ``down`` and ``up`` (bytes a second) and
+    ``latency`` (seconds), or FedScale's ``computation`` (milliseconds a sample, of which the median counts as
+    ``speed``) and ``communication`` (kbit a second). What has no column has the value of the setting. With a column
+    ``client`` rows belong to these clients; else they are dealt to clients at random.
+
+    Args:
+        path: the file.
+        intervals: a file with the columns ``client``, ``start`` and ``end``: the times in seconds at which each client
+            is there, in a period of ``day`` seconds that repeats; None: see ``availability``.
+    """
+
+    path: Path = field(kw_only=True)
+    intervals: Path | None = field(default=None, kw_only=True)
+
+    def fleet(self, clients: int, seed: int) -> Fleet:
+        table = columns(self.path)
+        known = ("client", *Fleet._fields, "computation", "communication")
+        for name in table:
+            if name not in known:
+                raise DataError(f"{self.path}: unknown column {name!r}; {nearest(name, known)}")
+        rows = len(next(iter(table.values())))
+        if "computation" in table:
+            table["speed"] = self.speed * np.median(table["computation"]) / table["computation"]
+        if "communication" in table:
+            table["down"] = table["up"] = 125 * table["communication"]
+        if "client" in table:
+            at = np.full(clients, -1)
+            numbers = table["client"].astype(np.int64)
+            at[numbers[(numbers >= 0) & (numbers < clients)]] = np.flatnonzero((numbers >= 0) & (numbers < clients))
+            if (at < 0).any():
+                raise DataError(f"{self.path} has no row for client {int(np.argmax(at < 0))}.")
+        else:
+            draw = rng.stream(seed, "devices")
+            at = draw.permutation(rows)[:clients] if rows >= clients else draw.integers(rows, size=clients)
+        values = {}
+        for name in Fleet._fields:
+            values[name] = table[name][at] if name in table else np.full(clients, float(getattr(self, name)))
+            if not (np.isfinite(values[name]).all() and (values[name] >= 0).all()):
+                raise DataError(f"{self.path}: column {name!r} must have finite numbers of at least 0.")
+            if name != "latency" and not values[name].all():
+                raise DataError(f"{self.path}: column {name!r} must have numbers greater than 0.")
+        return Fleet(**values)
+
+    def factors(self, clients: int, draw: np.random.Generator) -> np.ndarray:
+        raise NotImplementedError("a table has values of its own")
+
+    @property
+    def always(self) -> bool:
+        return super().always and self.intervals is None
+
+    @cached_property
+    def _windows(self) -> tuple[np.ndarray, np.ndarray]:
+        """Starts and ends, client · day + time, sorted."""
+        assert self.intervals is not None
+        table = columns(self.intervals)
+        if missing := {"client", "start", "end"} - table.keys():
+            raise DataError(f"{self.intervals} has no column {min(missing)!r}.")
+        start, end = table["start"], table["end"]
+        if not ((start >= 0) & (start < end) & (end <= self.day)).all():
+            raise DataError(f"{self.intervals}: every interval must begin before it ends, within {self.day:g} seconds.")
+        order = np.argsort(table["client"] * self.day + start, kind="stable")
+        return (table["client"] * self.day + start)[order], (table["client"] * self.day + end)[order]
+
+    def present(self, clients: np.ndarray, time: float, seed: int) -> np.ndarray:
+        if self.intervals is None:
+            return super().present(clients, time, seed)
+        starts, ends = self._windows
+        at = clients * self.day + time % self.day
+        before = np.searchsorted(starts, at, side="right") - 1
+        return (before >= 0) & (at < ends[before])
+
+    def change(self, time: float, clients: int, seed: int) -> float:
+        if self.intervals is None:
+            return super().change(time, clients, seed)
+        opening = np.unique(self._windows[0] % self.day)
+        later = opening[opening > time % self.day]
+        begun = time - time % self.day
+        return begun + float(later[0]) if len(later) else begun + self.day + float(opening[0])
+
+
+def columns(path: Path) -> dict[str, np.ndarray]:
+    """The columns of a CSV or Parquet file of numbers, float64 [rows] each.
+
+    Raises:
+        DataError: if it cannot be read, has no rows, or a column that is not of numbers.
+    """
+    import pyarrow as pa
+    from pyarrow import csv, parquet
+
+    try:
+        table = parquet.read_table(path) if path.suffix == ".parquet" else csv.read_csv(path)
+        found = {name: table[name].to_numpy().astype(np.float64) for name in table.column_names}
+    except (OSError, ValueError, pa.ArrowException) as error:
+        raise DataError(f"{path} cannot be read as a table of numbers: {str(error).splitlines()[0]}.") from error
+    if not table.num_rows:
+        raise DataError(f"{path} has no rows.")
+    return found

@@ -1,0 +1,164 @@
+"""Selections: probabilities are those of the draws, and 1/π takes their bias away."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers.federations import SIZES
+from helpers.runs import assert_same_state, experiment, go
+from scipy.special import ndtr
+
+from fedloom import methods
+from fedloom.core.context import RoundInfo
+from fedloom.core.errors import ConfigError
+from fedloom.core.timeline import Timeline, World
+from fedloom.experiment.federated import FederatedTask, run
+from fedloom.parts.weighting import InverseProbability
+from fedloom.timing import Buffered, Deadline, Lognormal
+from fedloom.timing.selection import (
+    ByLoss,
+    Clustered,
+    Listed,
+    Oort,
+    Past,
+    PowerOfChoice,
+    Selection,
+    Uniform,
+    Weighted,
+)
+
+CLIENTS, DRAWS = 12, 10_000
+SELECTIONS = (Uniform(), Weighted(), ByLoss(), PowerOfChoice(1.5), Oort(), Clustered(), Clustered("number"))
+
+
+def past(t: int = 0, **changes: Any) -> Past:
+    losses = np.where(np.arange(CLIENTS) % 5 == 0, np.nan, np.linspace(2, 0.1, CLIENTS))
+    known = Past(t, 4, 3 * np.arange(1, CLIENTS + 1), losses, np.zeros(CLIENTS, int), np.linspace(1, 9, CLIENTS), 0)
+    return known._replace(**changes)
+
+
+@pytest.mark.parametrize("selection", SELECTIONS, ids=repr)
+def test_clients_are_included_with_their_probabilities(selection: Selection) -> None:
+    """Over 10⁴ draws; and Σ x_i/π_i estimates the sum over all clients without bias, if every π_i is positive."""
+    x = np.cos(np.arange(CLIENTS))
+    count, total, sums = np.zeros(CLIENTS), np.zeros(CLIENTS), []
+    for t in range(DRAWS):
+        clients, pi = selection.draw(past(t, losses=past().losses if t else past().losses))
+        count[clients] += 1
+        total[clients] += pi
+        sums.append((x[clients] / pi).sum())
+    expected = np.divide(total, count, out=np.zeros(CLIENTS), where=count > 0)
+    np.testing.assert_allclose(count / DRAWS, expected, atol=4.5 * np.sqrt(0.25 / DRAWS))
+    if not isinstance(selection, PowerOfChoice):  # clients of the smallest losses have π = 0, or ties that are drawn
+        assert abs(np.mean(sums) - x.sum()) < 4.5 * np.std(sums) / np.sqrt(DRAWS)
+
+
+def test_power_of_choice_invites_the_largest_losses_of_its_candidates() -> None:
+    everyone = PowerOfChoice(candidates=3.0).draw(past(losses=np.linspace(2, 0.1, CLIENTS)))
+    assert everyone.clients.tolist() == [0, 1, 2, 3]
+    assert everyone.probabilities.tolist() == [1.0] * 4
+
+
+def test_slow_clients_are_held_back_and_losses_are_followed() -> None:
+    same = past(losses=np.ones(CLIENTS), sizes=np.ones(CLIENTS, int))
+    utility = Oort(exploration=0.0).scores(same)
+    assert (np.diff(utility) <= 1e-12).all()
+    assert utility[-1] < utility[0] / 2
+    assert ByLoss().scores(past())[0] == 2 - (2 - 0.1) / 11  # a client without a loss has the largest one
+
+
+def test_rounds_from_a_file(tmp_path: Path) -> None:
+    (tmp_path / "rounds.csv").write_text("round,client\n1,2\n1,0\n2,5\n")
+    chosen = [Listed(path=tmp_path / "rounds.csv").draw(past(t)).clients.tolist() for t in range(3)]
+    assert chosen == [[0, 2], [5], [0, 2]]
+
+
+@pytest.mark.parametrize("mixing", ["uniform", "by_samples"])
+def test_the_corrected_mean_is_unbiased(mixing: str) -> None:
+    sizes, x = past().sizes, np.sin(np.arange(CLIENTS))
+    weights = sizes / sizes.sum() if mixing == "by_samples" else np.full(CLIENTS, 1 / CLIENTS)
+    found = []
+    for t in range(DRAWS):
+        clients, pi = Weighted(power=1.5).draw(past(t))
+        info = RoundInfo.of_cohort(clients, sizes[clients], CLIENTS)
+        info = replace(info, sizes=sizes, included=pi, uniform=mixing == "uniform")
+        p = np.full(len(clients), 1 / len(clients)) if mixing == "uniform" else sizes[clients] / sizes[clients].sum()
+        found.append(float(p * InverseProbability().factors(info) @ x[clients]))
+    assert abs(np.mean(found) - weights @ x) < 4.5 * np.std(found) / np.sqrt(DRAWS)
+
+
+def test_deadlines_favour_fast_clients_and_inverse_probabilities_do_not() -> None:
+    """A quadratic, F_i = (θ - x_i)²/2: FedAvg with a deadline ends off the mean of the x_i, with 1/π at it."""
+    rate, sigma, limit = np.linspace(0.5, 3.0, CLIENTS), 0.5, 1.5
+    chance = ndtr(np.log(limit / rate) / sigma)
+    draws = np.random.default_rng(0)
+    seconds = lambda clients, t: rate[clients] * np.exp(sigma * draws.standard_normal(len(clients)))  # noqa: E731
+    world = World(CLIENTS, CLIENTS, lambda t, n: np.arange(n), seconds, punctual=lambda clients, s: chance[clients])
+    timeline, x = Timeline(Deadline(limit), world), np.linspace(-1, 1, CLIENTS)
+    plain = corrected = 0.0
+    tail: list[tuple[float, float]] = []
+    for t in range(8000):
+        step = timeline.step(t)
+        there = step.clients[~step.late]
+        assert step.punctual is not None
+        info = RoundInfo.of_cohort(there, np.ones(len(there), int), CLIENTS)
+        info = replace(info, sizes=np.ones(CLIENTS, int), included=step.punctual[~step.late], uniform=True)
+        w = InverseProbability().factors(info) / len(there)
+        plain -= 0.05 * float(np.mean(plain - x[there]))
+        corrected -= 0.05 * float(w @ (corrected - x[there]))
+        tail.append((plain, corrected))
+    mean = np.mean(tail[500:], axis=0)
+    assert mean[0] < -0.1
+    assert abs(mean[1]) < 0.02
+
+
+@pytest.mark.parametrize("selection", [Weighted(), ByLoss(), PowerOfChoice(), Oort(), Clustered()], ids=repr)
+def test_selected_runs_resume_with_the_same_bits(selection: Selection, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"selection": selection, "devices": Lognormal(), "cohort": 3}
+    whole = go("scaffold", rounds=6, **settings)
+    run(experiment("scaffold", rounds=3, **settings), tmp_path / "run")
+    again = run(experiment("scaffold", rounds=6, **settings), tmp_path / "run", resume=True)
+    assert_same_state(whole.snapshot, again.snapshot)
+    assert whole.history[-1]["clock"] == again.history[-1]["clock"]
+    same = go("scaffold", rounds=6, engine="processes", engine_settings={"workers": 2}, **settings)
+    assert_same_state(whole.snapshot, same.snapshot)
+
+
+def test_uniform_selection_is_the_plain_run() -> None:
+    assert_same_state(go("fedavg", cohort=3).snapshot, go("fedavg", cohort=3, selection="uniform").snapshot)
+
+
+def test_losses_of_local_work_guide_the_next_round() -> None:
+    task = FederatedTask(experiment("fedavg", selection=PowerOfChoice(candidates=2.0), cohort=2, rounds=8))
+    task.open()
+    for _ in range(8):
+        before = task.losses.copy()
+        step = task.step()
+        if np.isnan(before).any() or 4 < len(SIZES):
+            assert len(step.report.cohort) == 2
+        task.commit(step)
+    assert np.isfinite(task.losses).sum() >= 4
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"selection": ByLoss(), "schedule": Buffered(2), "devices": Lognormal(), "cohort": 3}, "does not wait"),
+        ({"selection": Weighted(), "sampling": "bernoulli"}, "sampling=fixed"),
+        ({"selection": Weighted(), "method": "dp_fedavg"}, "privacy"),
+    ],
+)
+def test_what_does_not_go_with_a_selection(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        experiment(**({"method": "fedavg"} | changes))
+
+
+def test_inverse_probabilities_must_be_known() -> None:
+    made = replace(methods.make("fedavg"), name="mine", weighting=(InverseProbability(),))
+    with pytest.raises(ConfigError, match="not known with this schedule"):
+        go(made, schedule=Buffered(2), devices=Lognormal(), cohort=3)
+    assert go(made, selection=Weighted(), cohort=3).history[-1]["train/loss"] > 0
