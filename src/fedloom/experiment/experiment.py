@@ -546,6 +546,13 @@ class Experiment:
                 "before training; leave devices out."
             )
         self._check_selection(name)
+        if isinstance(schedule, Rounds) and self.selection == Uniform():
+            return
+        if self.presence:
+            raise ConfigError(
+                "presence changes who can be invited between rounds; choose schedule=rounds and selection=uniform, or "
+                "devices with intervals in place of presence."
+            )
         if isinstance(schedule, Rounds):
             return
         if self.devices is None:
