@@ -52,6 +52,8 @@ def test_the_file_holds_all_that_another_framework_needs(
 def test_the_page_is_that_of_the_committed_result(loaded: dict[str, ModuleType]) -> None:
     assert (ROOT / "docs" / "agreement.md").read_text() == loaded["page"].page(RESULT)
     assert not loaded["page"].unexplained(RESULT)
+    compared = {(row["method"], row["peer"]) for row in RESULT["rows"]}
+    assert compared == {(row.method, row.peer) for row in loaded["rows"].ROWS}, "run the command again"
 
 
 def test_what_is_not_explained_is_an_error(loaded: dict[str, ModuleType]) -> None:

@@ -32,10 +32,18 @@ class Turned(MappedVectorStatistics):
 
 
 class Doubles(PyTorchModel):
-    """Differences of models are in the model's own precision, and estimate gradients with their own sign."""
+    """Differences of models are in the model's own precision."""
 
-    def get_model_difference(self, other_parameters: Any, clone: bool = False) -> Any:
-        return Turned({name: value.detach() - other_parameters[name] for name, value in self.variable_map.items()})
+    def get_model_difference(self, other_parameters: Any, clone: bool = False) -> MappedVectorStatistics:
+        pairs = self.variable_map.items()
+        return MappedVectorStatistics({name: value.detach() - other_parameters[name] for name, value in pairs})
+
+
+class Signed(Doubles):
+    """And they estimate gradients with their own sign."""
+
+    def get_model_difference(self, other_parameters: Any, clone: bool = False) -> Turned:
+        return Turned(dict(super().get_model_difference(other_parameters, clone).items()))
 
 
 def play(federation: Federation, method: str, theirs: Mapping[str, Any], changed: bool) -> Models:
@@ -43,7 +51,7 @@ def play(federation: Federation, method: str, theirs: Mapping[str, Any], changed
     module = federation.model()
     module.loss = lambda x, y: nn.functional.cross_entropy(module(x), y)  # pyright: ignore[reportAttributeAccessIssue]
     module.metrics = lambda x, y: {}  # pyright: ignore[reportAttributeAccessIssue]
-    kind = Doubles if changed else PyTorchModel
+    kind = (Signed if method == "scaffold" else Doubles) if changed else PyTorchModel
     model = kind(module, torch.optim.SGD, torch.optim.SGD(module.parameters(), lr=1.0))
     rounds, size = federation.cohorts.shape
     visits = iter([(t, i) for t, cohort in enumerate(federation.cohorts.tolist()) for i in cohort])
