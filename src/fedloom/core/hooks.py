@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 from fedloom.core.parts import Part
 
 HOOKS = (
@@ -17,5 +19,16 @@ def overrides(part: Part, hook: str) -> bool:
     >>> overrides(Drift(), "grad")
     False
     """
-    own = getattr(type(part), hook, None)  # a setting may share its name with another slot's hook
+    return _overrides(type(part), hook)
+
+
+@cache
+def overridden(kind: type[Part]) -> frozenset[str]:
+    """The hooks that a kind of part overrides."""
+    return frozenset(hook for hook in HOOKS if _overrides(kind, hook))
+
+
+@cache
+def _overrides(kind: type[Part], hook: str) -> bool:
+    own = getattr(kind, hook, None)  # a setting may share its name with another slot's hook
     return callable(own) and own.__module__ != Part.__module__

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fedloom.core.context import NO_ROUND, Batch, Output
 from fedloom.core.documentation import bibtex
 from fedloom.core.errors import ConfigError, closest, in_words, nearest, outside
-from fedloom.core.hooks import HOOKS, overrides
+from fedloom.core.hooks import HOOKS, overridden, overrides
 from fedloom.core.parts import (
     UPDATE,
     Adaptation,
@@ -293,7 +293,8 @@ class Method:
     @cached_property
     def hooks(self) -> dict[str, list[tuple[str, Any]]]:
         """For each hook, the parts that override it, with their places."""
-        return {hook: [(place, part) for place, part in self.parts.items() if overrides(part, hook)] for hook in HOOKS}
+        parts = [(place, part, overridden(type(part))) for place, part in self.parts.items()]
+        return {hook: [(place, part) for place, part, own in parts if hook in own] for hook in HOOKS}
 
     @cached_property
     def is_paired(self) -> bool:
@@ -415,7 +416,11 @@ class Method:
 
     def needs(self, what: str) -> bool:
         """Whether any part declares the given field of ``Needs``, or sets one to this word."""
-        return any(what in part.needs for part in self.parts.values())
+        return what in self._needed
+
+    @cached_property
+    def _needed(self) -> frozenset[str]:
+        return frozenset().union(*(part.needs.words for part in self.parts.values()))
 
     def who_needs(self, what: str) -> str:
         """The parts that declare it, for error messages, like ``drift 'scaffold'``."""

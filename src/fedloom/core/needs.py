@@ -45,7 +45,7 @@ class Needs:
     sgd: bool = False
 
     @cached_property
-    def _words(self) -> frozenset[str]:
+    def words(self) -> frozenset[str]:
         """The fields that are set, and their values that are words."""
         held = {name: value for name, value in vars(self).items() if value}
         return frozenset({*held, *(value for value in held.values() if isinstance(value, str))})
@@ -56,4 +56,4 @@ class Needs:
         >>> "losses" in Needs(losses="validation"), "validation" in Needs(losses="validation"), "train" in Needs()
         (True, True, False)
         """
-        return word in self._words
+        return word in self.words

@@ -107,8 +107,11 @@ def outside(made: Any) -> str | None:
     >>> outside(Step()), outside(Step(0.0))
     (None, 'lr must be a finite number greater than 0, not 0.0')
     """
+    fields = made.__dataclass_fields__
     for name, known in ranges(type(made)).items():
-        for value in each(getattr(made, name)):
+        if (own := getattr(made, name)) is fields[name].default:
+            continue
+        for value in each(own):
             if wrong := beyond(known, value):
                 return f"{name} {wrong}"
     return None

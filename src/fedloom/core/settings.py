@@ -223,6 +223,8 @@ def check_fields(made: Any, prefix: str = "") -> None:
     """
     for name, parameter in _signature(type(made)).items():
         value, kind = getattr(made, name), parameter.annotation
+        if value is parameter.default and (value is None or isinstance(value, str | bool)):
+            continue
         if is_dataclass(kind) and isinstance(kind, type) and isinstance(value, Mapping):
             known = _signature(kind)
             if lost := next((key for key in value if key not in known), None):
