@@ -60,6 +60,7 @@ def test_natural_clients_that_are_not_used_are_named(cli: Cli, mine: str, monkey
         assert (code, "natural clients" in out + err) == (0, False)
 
 
+@pytest.mark.filterwarnings("default:.*with which models train poorly")  # the command prints it
 def test_notes_of_a_quiet_run_are_tidy_on_standard_error(cli: Cli, tmp_path: Path) -> None:
     table = pd.DataFrame({"pressure": np.linspace(100, 160, 40), "ill": [0, 1] * 20})
     table.to_csv(tmp_path / "patients.csv", index=False)

@@ -56,6 +56,7 @@ def test_what_was_altered_is_named(alter: object, name: str, cli: Cli, run: Path
 
 
 @pytest.mark.filterwarnings("default:.*its numbers are not those of the run:UserWarning")
+@pytest.mark.filterwarnings("default:.*cut, altered or lost")  # the command prints it
 @pytest.mark.parametrize("alter", [cut, better])
 def test_reports_and_resumed_runs_tell_of_altered_records(alter: object, cli: Cli, run: Path) -> None:
     assert callable(alter)
