@@ -81,7 +81,7 @@ def test_models_of_clients_stay_with_the_nodes(tmp_path: Path) -> None:
     trained = fl.load(deployed(tmp_path, "method=fedper"))
     with pytest.raises(ConfigError, match=r"no whole model; use that of a new one, adapt\(x, y\)\."):
         _ = trained.server
-    with pytest.raises(ConfigError, match=r"stay with the nodes; adapt\(x, y\) for a new client\."):
+    with pytest.raises(ConfigError, match=r"stay with the nodes; call adapt\(x, y\) for a new client\."):
         trained.client(0)
     own = np.load(tmp_path / "nodes" / "data" / "node-0.npz")
     assert trained.adapt(own["x_train"], own["y_train"], rounds=1).predict(own["x_train"]).ndim == 1

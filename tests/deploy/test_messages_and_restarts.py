@@ -200,7 +200,7 @@ def test_a_quorum_that_refusals_leave_open_is_waited_for(tmp_path: Path) -> None
 
 def test_work_that_diverged_counts_as_an_answer(tmp_path: Path) -> None:
     """As in a simulation: the round leaves the model as it was, and the next one begins."""
-    words = ("method=fedavg", "rounds=2", "local.lr=1e30", "deploy.quorum=4")
+    words = ("method=fedavg", "rounds=2", "local.lr=1e12", "deploy.quorum=4")
     transport = in_process(made := config(*words), tmp_path)
     result = run(Recipe.of(made), transport, 4)
     transport.close()

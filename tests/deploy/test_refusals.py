@@ -231,12 +231,12 @@ def test_rounds_that_are_begun_again_cost_privacy_and_cohorts_are_secret(tmp_pat
     again.round = 1
     again._begin()
     assert again.repeated == 1
-    drawn = [[task._cohort(t).tolist() for t in range(20)] for task in tasks]
+    drawn = [[task._cohort(t, 2).tolist() for t in range(20)] for task in tasks]
     public = [draw_cohort(4, 2, 0, t).tolist() for t in range(20)]
     assert public not in drawn
     assert drawn[0] != drawn[1]
     again.cohort_seed = first.cohort_seed
-    assert [again._cohort(t).tolist() for t in range(20)] == drawn[0]
+    assert [again._cohort(t, 2).tolist() for t in range(20)] == drawn[0]
 
 
 def test_a_node_that_answers_nonsense_is_left_out_by_name(tmp_path: Path) -> None:

@@ -32,10 +32,11 @@ from fedloom_apps.distill import (
     distillers,
     fitnet,
     kd,
+    learner,
     semckd,
     simkd,
     simkd_disk,
-    work,
+    task,
 )
 from fedloom_apps.distill.data import TeacherCache
 from fedloom_apps.distill.task import behind_warm_start, published, selected
@@ -50,7 +51,7 @@ def test_guide_and_student_move_in_turns(images: Problem, method: Distiller, mon
     before_teacher = snapshot(images.teacher)
     moved: list[str] = []
     guides: list[nn.Module] = []
-    real_guide, real_student = work.guide_pass, work.student_pass
+    real_guide, real_student = task.guide_pass, task.student_pass
 
     def guide_pass(bench: Any, method: Any, now: Any, net: nn.Module, *rest: Any) -> float:
         student, own = snapshot(learners[0]), snapshot(net)
@@ -72,7 +73,7 @@ def test_guide_and_student_move_in_turns(images: Problem, method: Distiller, mon
         return value
 
     learners: list[nn.Module] = []
-    real_look = work.snapshot_student
+    real_look = task.snapshot_student
 
     def look(bench: Any, learner: nn.Module, *rest: Any) -> Any:
         learners[:] = [learner]
@@ -81,9 +82,9 @@ def test_guide_and_student_move_in_turns(images: Problem, method: Distiller, mon
         assert torch.equal(own, snapshot(learner)), "looking changes no statistics"
         return found
 
-    monkeypatch.setattr(work, "guide_pass", guide_pass)
-    monkeypatch.setattr(work, "student_pass", student_pass)
-    monkeypatch.setattr(work, "snapshot_student", look)
+    monkeypatch.setattr(task, "guide_pass", guide_pass)
+    monkeypatch.setattr(task, "student_pass", student_pass)
+    monkeypatch.setattr(task, "snapshot_student", look)
     distill.run(images.experiment(method, epochs=6, warmup_epochs=1))
     assert "".join(moved) == "s" + "gggsss" + "gggss", "three passes each, as far as the budget goes"
     assert torch.equal(before_teacher, snapshot(images.teacher))
@@ -191,7 +192,7 @@ def test_a_pass_that_was_broken_off_is_made_again(
 ):
     experiment = images.experiment(distillers.make(name), epochs=12, warmup_epochs=2)
     distill.run(experiment, tmp_path / "whole")
-    real, calls = work.step, [0]
+    real, calls = learner.step, [0]
 
     def step(*args: Any) -> float:
         calls[0] += 1
@@ -199,7 +200,7 @@ def test_a_pass_that_was_broken_off_is_made_again(
             raise KeyboardInterrupt
         return real(*args)
 
-    monkeypatch.setattr(work, "step", step)
+    monkeypatch.setattr(learner, "step", step)
     with pytest.raises(KeyboardInterrupt):
         distill.run(experiment, tmp_path / "stopped")
     distill.run(experiment, tmp_path / "stopped", resume=True)
@@ -239,7 +240,7 @@ def test_the_reported_model_is_the_best_on_validation_samples(images: Problem):
     best = max(main, key=lambda r: (r["validation/accuracy"], -r["validation/cross_entropy"]))
     assert run.summary["selected"]["round"] == best["round"]
     assert run.summary["selected"]["accuracy"] == best["global/accuracy"]
-    found = dict(work.measured(run.model, images.data.placed(torch.float64, "cpu").test))
+    found = dict(task.measured(run.model, images.data.placed(torch.float64, "cpu").test))
     assert found["accuracy"] == best["global/accuracy"], "and it is the model that was returned"
     assert run.summary["as_published"]["accuracy"] == max(r["global/accuracy"] for r in main)
 
@@ -286,7 +287,7 @@ def test_a_run_that_is_stopped_in_its_warm_start_returns_the_student_as_it_is(ve
 
     run = distill.run(vectors.experiment(disk(), epochs=8), tmp_path / "run", callbacks=[Enough()])
     assert (run.summary["status"], run.history[-1]["phase"], run.summary["selected"]) == ("stopped", "warm", None)
-    found = dict(work.measured(run.model, vectors.data.placed(torch.float64, "cpu").test))
+    found = dict(task.measured(run.model, vectors.data.placed(torch.float64, "cpu").test))
     assert found["accuracy"] == run.history[-1]["global/accuracy"]
     stored = load_file(tmp_path / "run" / "model.safetensors")
     assert all(torch.equal(value, stored[name]) for name, value in run.model.state_dict().items())

@@ -157,7 +157,7 @@ def relabelled(seed: int = 0) -> tuple[Federation, Federation]:
 
     splits = {name: getattr(plain, name) for name in ("train", "validation", "held_out")}
     mapped = replace(plain, **{k: Split(s.arrays, s.index, names) for k, s in splits.items()})
-    return mapped, replace(plain, **{k: own(s) for k, s in splits.items()})
+    return mapped, replace(plain, own_classes=True, **{k: own(s) for k, s in splits.items()})
 
 
 def in_order(federation: Federation) -> Federation:

@@ -113,7 +113,7 @@ def test_networks_of_images_are_the_same_on_every_engine(name: str) -> None:
         "evaluation": Evaluation(what=()),
         "device": "cpu",
     }
-    made = Experiment(make(name, latent=3), pictures(), image_model(name), 2, **conditions)
+    made = Experiment(make(name, latent=3), pictures(), image_model(name), rounds=2, **conditions)
     serial = run(made)
     assert not serial.failures
     assert_same_run(serial, run(replace(made, **TWO)))
@@ -122,7 +122,7 @@ def test_networks_of_images_are_the_same_on_every_engine(name: str) -> None:
 def trained(name: str, rounds: int) -> tuple[nn.Module, Tensor]:
     method, local = make(name, latent=3), Local(steps=10, batch_size=15, lr=0.01, optimiser="adam", beta1=0.5)
     conditions: dict[str, Any] = {"local": local, "evaluation": Evaluation(what=()), "device": "cpu"}
-    result = run(Experiment(method, pictures(), image_model(name), rounds, **conditions))
+    result = run(Experiment(method, pictures(), image_model(name), rounds=rounds, **conditions))
     assert not result.failures
     return image_model(name)(), result.snapshot.server.theta
 

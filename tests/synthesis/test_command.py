@@ -84,6 +84,7 @@ def test_a_sweep_keeps_its_judges_and_is_compared(cli: Cli, tmp_path: Path) -> N
     assert (tmp_path / "both" / "fedcvae-2" / "metrics.jsonl").read_text() == before
 
 
+@pytest.mark.filterwarnings("default:.*with which models train poorly")  # the command prints it
 @pytest.mark.parametrize("scale", [(-1, 1), (0, 255)])
 def test_images_in_another_range_are_refused_before_they_are_learnt(
     cli: Cli, tmp_path: Path, scale: tuple[float, float]

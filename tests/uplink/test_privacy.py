@@ -222,6 +222,7 @@ REFUSED = {
     "fedexp": "server 'exp' sends 'squares', which has no bound",
     "fedsplit": "drift '.*' sends 'new', which has no bound",
     "fedavg": "mixing 'by_samples' does not give all clients of a cohort equal weight",
+    "fedbuff": "weighting 'staleness' does not give all clients of a cohort equal weight",
     "feddf": "server 'ensemble' needs every client's own upload",
 }
 

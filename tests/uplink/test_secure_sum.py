@@ -118,6 +118,7 @@ def test_what_is_too_large_for_the_ring_is_refused_and_not_wrapped() -> None:
 
 REFUSED = {
     "fedavg": "mixing 'by_samples' does not give all clients of a cohort equal weight",
+    "fedbuff": "weighting 'staleness' does not give all clients of a cohort equal weight",
     "krum": "mixing 'krum' needs every client's own upload",
     "afl": "mixing 'afl' needs every client's own upload",
     "feddf": "server 'ensemble' needs every client's own upload",

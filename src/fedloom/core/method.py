@@ -86,9 +86,10 @@ class Method:
                 f"{self.who_needs('model')} evaluates the model on inputs of its own, but adaptation "
                 f"{label(self.adaptation)!r} has a model only for the current mini-batch."
             )
-        if self.needs("received") and self.adaptation.trains:
+        with_logits = [term for term in self.objective if term.needs.received and not term.needs.features]
+        if with_logits and self.adaptation.trains:
             raise ConfigError(
-                f"{self.who_needs('received')} compares with the received model's logits, but adaptation "
+                f"objective {label(with_logits[0])!r} compares with the received model's logits, but adaptation "
                 f"{label(self.adaptation)!r} trains on the logits of an adapted model."
             )
         if self.needs("model") and self.is_paired:
@@ -245,9 +246,10 @@ class Method:
             return
         if not all(later.guarantees == {"sums"} for later in self.uplink[self.uplink.index(uplink) + 1 :]):
             raise ConfigError(f"{mine} must be the last uplink, since a later one could undo what it guarantees.")
-        if not self.mixing.is_uniform or self.weighting:
+        unequal = [] if self.mixing.is_uniform else [f"mixing {label(self.mixing)!r}"]
+        if unequal := unequal + [f"weighting {label(part)!r}" for part in self.weighting]:
             raise ConfigError(
-                f"method {self.name!r} does not give all clients of a cohort equal weight, as {mine} requires; choose "
+                f"{unequal[0]} does not give all clients of a cohort equal weight, as {mine} requires; choose "
                 "method.mixing=uniform, without method.weighting."
             )
 

@@ -406,7 +406,7 @@ def load(task: TrainerTask, directory: RunDirectory, round: int | None = None) -
     chosen = stored[-1] if round is None else checkpoints.of_round(directory.checkpoints, round)
     if chosen not in stored:
         there = ", ".join(str(checkpoints.located(path)[1]) for path in stored)
-        raise CheckpointError(f"{directory.path} has no checkpoint of round {round}; it has {there}.")
+        raise CheckpointError(f"{directory.path} has no checkpoint of round {round}; it has those of {there}.")
     with checkpoints.refusing(chosen):
         task.restore(checkpoints.read(chosen))
     return [record for record in directory.metrics() if record["round"] <= task.round]
