@@ -102,7 +102,7 @@ def test_the_contract_of_a_part_is_one_page_with_a_meaning_for_every_name(site: 
         wanted |= {(base.__name__, name) for name in vars(base) if not name.startswith("_")}
     assert wanted - {(owner, name) for name, owner, *_ in rows} == {("Part", "is_identity")}
     users = {(owner, name): used for name, owner, _, used in rows}
-    assert users["Part", "boundable"] == "`dc`, `scaffold`"
+    assert users["Part", "boundable"] == "`cached`, `dc`, `scaffold`"
     assert users["Term", "is_cross_entropy"] == "`cross_entropy`"  # and not what terms with another loss took back
 
 

@@ -43,6 +43,7 @@ def refused(case: Callable[[], Any]) -> tuple[str, str, int]:
 
 def raises(check: Callable[..., Any]) -> list[tuple[str, range]]:
     """File and lines of every ``raise`` in a function."""
+    check = inspect.unwrap(check)  # of what checks shapes
     lines, first = inspect.getsourcelines(check)
     nodes = ast.walk(ast.parse(textwrap.dedent("".join(lines))))
     spans = [(node.lineno, node.end_lineno or node.lineno) for node in nodes if isinstance(node, ast.Raise)]

@@ -73,7 +73,7 @@ def test_a_replaced_part_gets_its_settings():
 
 def test_settings_of_a_presets_own_part_start_at_the_presets_values():
     config = resolve(["method=fedavgm", "method.server.lr=0.5"])
-    assert config["method.server"] == {"name": "sgd", "lr": 0.5, "momentum": 0.9}
+    assert config["method.server"] == {"name": "sgd", "lr": 0.5, "momentum": 0.9, "nesterov": False}
     made = build_method(resolve(["method=fedprox", "method.mu=2"]))
     assert made.objective[1].mu == 2  # pyright: ignore
     made = build_method(resolve(["method=fedprox", "method.objective.proximal.mu=3"]))

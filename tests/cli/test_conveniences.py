@@ -39,7 +39,7 @@ def test_lists_are_complete_as_tables_and_as_json(kind: str, cli: Cli) -> None:
 
 def test_settings_can_be_listed_by_command_and_by_section(cli: Cli) -> None:
     found = {row["key"]: row for row in json.loads(cli("list", "settings", "local", "--json").out)}
-    assert found["local.lr"]["type"] == "a number"
+    assert found["local.lr"]["type"] == "a number greater than 0"
     assert all(key.startswith("local.") for key in found)
     assert {"judge.every", "method"} <= {
         row["key"] for row in json.loads(cli("list", "settings", "synthesize", "--json").out)

@@ -74,7 +74,7 @@ def test_control_variates_are_gradients_where_rates_differ() -> None:
 def test_clients_join_and_leave_with_their_states(tmp_path: Path) -> None:
     made = experiment("scaffold", presence={"1": (2,), "4": (0, 3)}, rounds=5, local=BASE)
     task = FederatedTask(made)
-    members = [task._cohort(t).tolist() for t in range(5)]
+    members = [task.timeline.step(t).clients.tolist() for t in range(5)]
     assert members == [[0, 2, 3, 4, 5], [0, 2, 3, 4, 5], [0, 1, 2, 3, 4, 5], [0, 1, 2, 3, 5], [0, 1, 2, 3, 5]]
     whole = run(made)
     left = run(replace(made, rounds=3))
@@ -87,8 +87,8 @@ def test_clients_join_and_leave_with_their_states(tmp_path: Path) -> None:
 
 def test_cohorts_are_shares_of_those_present() -> None:
     task = FederatedTask(experiment(presence={"0": (3,), "1": (3,)}, participation=0.5))
-    assert [len(task._cohort(t)) for t in (0, 3)] == [2, 3]
-    assert set(task._cohort(0)) <= {2, 3, 4, 5}
+    assert [len(task.timeline.step(t).clients) for t in (0, 3)] == [2, 3]
+    assert set(task.timeline.step(0).clients) <= {2, 3, 4, 5}
 
 
 def test_names_and_patterns(tmp_path: Path) -> None:

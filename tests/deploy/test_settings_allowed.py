@@ -13,6 +13,7 @@ from fedloom.core.errors import ConfigError
 from fedloom.core.local import Local
 from fedloom.core.ranges import Range, Words, range_of
 from fedloom.core.settings import signature
+from fedloom.core.slots import SEVERAL
 from fedloom.methods import methods
 from fedloom_apps.deploy.allowed import WHOLE, _known, check, table
 from fedloom_apps.deploy.assignment import settings_of
@@ -70,7 +71,7 @@ def test_no_setting_goes_beyond_its_range(place: str) -> None:
                 made["local"] = made["local"] | {key: value}
             else:
                 slot, _, name = place.removeprefix("method.").partition("=")
-                own = {name: {key: value}} if slot in ("objective", "uplink") else {"name": name, key: value}
+                own = {name: {key: value}} if slot in SEVERAL else {"name": name, key: value}
                 made["method"] = {"name": "fedavg", slot: own}
             with pytest.raises(ConfigError, match=rf"{key} (must|is)"):
                 check(made)

@@ -312,6 +312,7 @@ def named(
 
 
 MOMENTS = {"called": {"momentum": "beta1"}, "lr": 0.01, "beta1": 0.9, "beta2": 0.99, "tau": 1e-3}
+STALE = {"called": {"momentum": "beta1", "server_lr": "lr", "alpha": "lr"}, "beta1": 0.0}
 ORACLES = {
     "fedprox": named(mu=0.01),
     "scaffold": named("drift", slots.Scaffold, "c", "c=own", equal=True),
@@ -320,6 +321,11 @@ ORACLES = {
     "fedcm": named("drift", slots.FedCM, "direction", alpha=0.1),
     "feddc": named("drift", slots.FedDC, "g", "g=own", "h=h", equal=True, alpha=0.01, average_over_all=True),
     "fedsplit": named("drift", slots.FedSplit, "z=moved", equal=True, s=10.0, active=False),
+    "mifa": named("drift", slots.MIFA, "h", "h=own", equal=True),
+    "ca2fl": named("drift", slots.Cached, "h", "h=own", equal=True),
+    "dcasgd": named("drift", slots.Drift, equal=True, lam=0.04),  # in rounds nothing is stale
+    "fedbuff": named("server", slots.Momentum, "m", equal=True, **STALE | {"lr": 1.0}),
+    "fedasync": named("server", slots.Momentum, "m", mu=0.005, **STALE | {"lr": 0.6}),
     "ditto": named("personal", Ditto, "private=own", lam=0.1),
     "fedavgm": named("server", slots.Momentum, "m", **MOMENTS | {"lr": 1.0}),
     "fedadam": named("server", slots.Adam, "m", "v", **MOMENTS),

@@ -96,6 +96,27 @@ class FedDynEqual(FedDyn):
     size_weighted = False
 
 
+class Cached(Drift):
+    """Every client counts with its last update (MIFA); or those of the round, and what they have changed (CA²FL)."""
+
+    mean = False
+
+    def begin(self, start: Vector) -> None:
+        self.h, self.own = self.zero, dict.fromkeys(range(self.clients), self.zero)
+
+    def correct(self, delta: Vector, visits: list[Visit], p: Vector) -> Vector:
+        before, change = self.h, self.zero
+        for v in visits:
+            change = change + v.update - self.own[v.client]
+            self.own[v.client] = v.update
+        self.h = np.mean([*self.own.values()], axis=0)
+        return self.h if self.mean else before + change / len(visits)
+
+
+class MIFA(Cached):
+    mean = True
+
+
 class FedNova(Drift):
     """What is uploaded is what the usual number of steps would have made of it, so that equal steps change nothing."""
 

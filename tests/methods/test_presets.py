@@ -20,6 +20,8 @@ OTHER_DEFAULTS = {
     "noside": {"personal.side_weight": 0.0},
     "pfldyn": {"drift.alpha": 0.1},
     "superfed_lm": {"personal.layers": True},
+    "fedasync": {"objective.1.mu": 0.005, "weighting.0.models": True, "server.lr": 0.6},
+    "mifa": {"drift.mean": True},
     "fedavgm": {"server.momentum": 0.9},
     "multi_krum": {"mixing.selected": None},
     "fedevg_kept": {"objective.1.magnitude": 0.1},
