@@ -142,6 +142,8 @@ def test_bytes_are_scaled_as_the_runs_own_images_were() -> None:
     assert model.outputs(as_bytes).isfinite().all()
 
 
+@pytest.mark.filterwarnings("default:.*with which models train poorly")  # of the other scale; commands print both
+@pytest.mark.filterwarnings("default:.*learnt from inputs in another scale")
 @pytest.mark.parametrize("change", ["classes", "columns", "scale", "nothing"])
 def test_a_teacher_is_refused_where_classes_or_columns_mean_something_else(
     cli: Cli, people: pd.DataFrame, change: str

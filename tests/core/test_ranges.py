@@ -66,9 +66,11 @@ INF = float("inf")
 def test_every_declared_range_is_checked_when_the_part_is_made() -> None:
     """Also in classes with checks of their own, which have to call those of their base class."""
     for kind, name, known in RANGED:
-        if name not in {f.name for f in fields(kind)}:  # a word about the class, like the kind of targets of a loss
+        types = {f.name: str(f.type) for f in fields(kind)}
+        if name not in types:  # a word about the class, like the kind of targets of a loss
             continue
-        required: dict[str, Any] = {f.name: (1.0,) for f in fields(kind) if f.default is f.default_factory is MISSING}
+        needed = [f.name for f in fields(kind) if f.default is f.default_factory is MISSING]
+        required: dict[str, Any] = {one: "somewhere" if types[one] == "Path" else (1.0,) for one in needed}
         if isinstance(known, Words):
             wrong, must = {"nonsense"}, ".*nonsense"
         else:
@@ -76,8 +78,11 @@ def test_every_declared_range_is_checked_when_the_part_is_made() -> None:
             wrong = {low, high, known.low - 1, float("nan"), INF} - ({-INF, INF} if known.infinite else {-INF})
             must = "must "
         for value in wrong:
-            with pytest.raises(ConfigError, match=rf"\b{name} {must}"):
-                kind(**required | {name: (value,) if name in required else value})
+            in_mapping = types[name].startswith("Mapping")
+            given = {"head": value} if in_mapping else (value,) if name in required else value
+            told = "(must|is {head: nan}, but it must be a mapping of names to numbers)" if in_mapping else must
+            with pytest.raises(ConfigError, match=rf"\b{name} {told}"):
+                kind(**required | {name: given})
 
 
 def test_there_are_many() -> None:

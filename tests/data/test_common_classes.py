@@ -37,9 +37,12 @@ def model(federation: Federation) -> Any:
     [
         (
             {"method": Method("mine", (CrossEntropy(), Distillation())), "teacher": "runs/none"},
-            "'distillation' goes",
+            "'distillation' uses class numbers",
         ),
-        ({"method": Method("mine", (WeightedCrossEntropy((1.0,) * 3),))}, "'weighted_cross_entropy' goes by"),
+        (
+            {"method": Method("mine", (WeightedCrossEntropy((1.0,) * 3),))},
+            "'weighted_cross_entropy' uses class numbers",
+        ),
         ({"attack": LabelFlip(0.9)}, "hostile clients of this attack aim at classes by their numbers"),
         ({"attack": Backdoor(0.9)}, "hostile clients of this attack aim at classes by their numbers"),
     ],

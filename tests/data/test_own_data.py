@@ -193,7 +193,10 @@ REFUSED: dict[str, tuple[Any, str]] = {
         lambda: federate(LACKING, "iid", 5, label="class"),
         r"column 'a' lacks values in 1 of 60 rows; fill",
     ),
-    "no label": (lambda: federate(frame(), "iid", 5), r"which column is the target, with label=: a, b, c, class, who"),
+    "no label": (
+        lambda: federate(frame(), "iid", 5),
+        r"name the target column with label=, one of: a, b, c, class, who",
+    ),
     "label": (lambda: federate(frame(), "iid", 5, label="clas"), r"no column 'clas'; did you mean 'class'\?"),
     "dates": (
         lambda: federate(frame(a=pd.Timestamp("2020-01-01")), "iid", 5, label="class"),

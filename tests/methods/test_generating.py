@@ -84,7 +84,8 @@ def test_a_method_without_a_predictor_refuses_to_be_evaluated_as_one(name: str) 
 def test_another_length_of_latent_vectors_is_refused(name: str) -> None:
     kind = DenseGAN if name == "fedcgan" else DenseVAE
     made = replace(experiment(name, rounds=1), model=lambda: fixed(kind(3, nn.Tanh())))
-    with pytest.raises(ConfigError, match=r"draws latent vectors of length \d+, but those of the model have 3"):
+    sentence = r"draws latent vectors of length \d+, but the model's have 3; give both the same latent"
+    with pytest.raises(ConfigError, match=sentence):
         run(made)
 
 

@@ -212,7 +212,7 @@ def test_impossible_bounds_are_refused(part: dict[str, Any]) -> None:
 def test_a_model_with_another_latent_is_refused() -> None:
     term = Variational(1)
     model = lambda x, y, part: (torch.zeros(len(x), 3),) * 2  # noqa: E731
-    with pytest.raises(ConfigError, match="of length 1, but those of the model have 3"):
+    with pytest.raises(ConfigError, match="of length 1, but the model's have 3; give both the same latent"):
         term.loss(asked(model), batch(), seen(term, batch()))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -24,6 +25,7 @@ from fedloom.experiment.federated import run
 from fedloom.experiment.rundir import RunDirectory
 from fedloom.methods import methods
 from fedloom.parts.objectives import BinaryCrossEntropy, WeightedCrossEntropy, loss
+from fedloom.parts.objectives.custom import Loss
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(90, 4))
@@ -312,7 +314,6 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         go("regression", loss=lambda out, y: out @ y),
         r"objective 'custom_loss' fails on outputs \[2, 1\]",
     ),
-    "no tensor": (go("regression", loss=lambda out, y: 1.0), r"'custom_loss' returns float for outputs"),
     "no gradient": (go("regression", loss=lambda out, y: out.detach().sum()), r"cannot be differentiated"),
     "a class": (go("regression", loss=nn.MSELoss), r"loss is the class MSELoss; give an instance"),
     "a number": (go("regression", loss=3), r"a loss is a function of outputs and targets"),
@@ -339,6 +340,12 @@ def test_what_does_not_fit_is_refused_before_training(case: str) -> None:
     call, sentence = REFUSED[case]
     with pytest.raises(ConfigError, match=sentence):
         call()
+
+
+def test_a_loss_that_returns_no_tensor_is_refused_before_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Loss, "test_loss", inspect.unwrap(Loss.test_loss))  # the tests' check of shapes fails first
+    with pytest.raises(ConfigError, match=r"'custom_loss' returns float for outputs .* must return a tensor"):
+        task("regression", loss=lambda out, y: 1.0)
 
 
 def test_without_a_common_test_set_clients_are_judged(tmp_path) -> None:

@@ -193,7 +193,7 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, name: str) 
 @pytest.mark.parametrize(
     ("name", "inputs", "settings", "sentence"),
     [
-        ("timm", (3, 8, 8), {"network": "nothing"}, "could not be made: Unknown model \\(nothing\\)$"),
+        ("timm", (3, 8, 8), {"network": "nothing"}, "could not be created: Unknown model \\(nothing\\)$"),
         ("timm", (8,), {}, "needs images"),
         ("efficientnet_b0", (1, 8, 8), {}, "three channels"),
         ("distilbert", (3, 8), {}, "needs sequences"),

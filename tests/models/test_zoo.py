@@ -39,7 +39,7 @@ def test_timm_with_layers_before_the_head(network: str) -> None:
     model = models.make("timm", classes=3, inputs=(1, 32, 32), network=network)
     check(model, torch.randn(2, 1, 32, 32))
     assert model.features(torch.randn(2, 1, 32, 32)).shape[1] == model.head.in_features
-    with pytest.raises(ConfigError, match="model 'timm' could not be made: Unknown model"):
+    with pytest.raises(ConfigError, match="model 'timm' could not be created: Unknown model"):
         models.make("timm", classes=3, inputs=(1, 32, 32), network="no_such_network")
 
 
@@ -76,7 +76,7 @@ def test_transformers_on_images_and_from_a_folder(tmp_path: Path) -> None:
     x = torch.randint(1, 20, (2, 6))
     made = models.make("transformers", classes=3, inputs=(6,), network=str(tmp_path / "net"), pretrained=True).eval()
     torch.testing.assert_close(made(x), net.eval()(input_ids=x).logits)
-    with pytest.raises(ConfigError, match="model 'transformers' could not be made"):
+    with pytest.raises(ConfigError, match="model 'transformers' could not be created"):
         models.make("transformers", classes=3, inputs=(6,), network=str(tmp_path / "nothing"))
 
 

@@ -39,7 +39,9 @@ def test_features_without_parameters_are_not_trained() -> None:
     def linear() -> torch.nn.Module:
         return models.make("logistic", classes=3, inputs=(2,))
 
-    with pytest.raises(ConfigError, match="trains the features before the head, but those of Classifier"):
+    with pytest.raises(
+        ConfigError, match="trains the features before the head, but Classifier has no parameters there"
+    ):
         run(online(Moml(), model=linear, adaptation=Prototypes()))
     with pytest.raises(ConfigError, match="needs the model's features, but Linear has no"):
         run(online(Moml(), model=lambda: torch.nn.Linear(2, 3), adaptation=Prototypes()))

@@ -137,7 +137,7 @@ def test_where_clients_share_nothing_no_model_of_the_server_is_measured() -> Non
     "metric", ["clients/loss/worst", "global/accuracy/mean", "global/foo/accuracy", "lambda/2/loss"]
 )
 def test_a_metric_that_the_first_evaluation_lacks_ends_the_run(metric: str) -> None:
-    with pytest.raises(ConfigError, match=f"uses the metric '{metric}', which is never measured; "):
+    with pytest.raises(ConfigError, match=f"uses '{metric}', which is never measured; "):
         run(experiment(rounds=3, evaluation=Evaluation(metric=metric, patience=1)))
 
 

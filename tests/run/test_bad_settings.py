@@ -208,7 +208,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "compute": ({"compute": "life"}, r"compute 'life'; did you mean 'live'\?"),
     "features without parameters": (
         {"method": "p_avg_proto", "model": lambda: models.make("logistic", classes=3, inputs=(4,))},
-        r"trains the features before the head, but those of \w+ have no parameters; choose .* like mlp",
+        r"trains the features before the head, but \w+ has no parameters there; choose .* like mlp",
     ),
     "whole numbers": (
         {"federation": whole()},

@@ -269,7 +269,7 @@ def expected(annotation: Any) -> str:
     """A type in words.
 
     >>> expected(int | None), expected(tuple[int, ...]), expected(dict[str, float])
-    ('a whole number or null', 'a list of whole numbers', 'a mapping of names to values')
+    ('a whole number or null', 'a list of whole numbers', 'a mapping of names to numbers')
     >>> from fedloom.core.ranges import Count, Decay
     >>> expected(Count | None), expected(Decay)
     ('a whole number of at least 1 or null', 'a number in [0, 1)')
@@ -282,13 +282,13 @@ def expected(annotation: Any) -> str:
         return " or ".join(dict.fromkeys(map(expected, filter(_typeable, options))) or map(expected, options))
     if origin is Literal:
         return "one of " + ", ".join(map(repr, inner))
+    plural = {int: "whole numbers", float: "numbers", str: "names"}
     if origin in (tuple, list, Sequence):
         if origin is tuple and inner and inner[-1] is not Ellipsis:
             return f"a list of {len(inner)} values ({', '.join(map(expected, inner))})"
-        plural = {int: "whole numbers", float: "numbers", str: "names"}
         return f"a list of {plural.get(bare_type(inner[0]) if inner else None, 'values')}"
     if (origin or annotation) in (Mapping, dict):
-        return "a mapping of names to values"
+        return f"a mapping of names to {plural.get(bare_type(inner[1]) if inner else None, 'values')}"
     words = {bool: "true or false", int: "a whole number", float: "a number", str: "text", Path: "a path"}
     words |= {type(None): "null"}
     return words.get(annotation) or getattr(annotation, "__name__", str(annotation))

@@ -313,8 +313,6 @@ class Experiment:
             ``feddyn+adam``.
         federation: the clients' data.
         model: a factory for an initialised model; called once, under a seed that depends on ``seed`` alone.
-        init: where the initial parameters come from: a file of tensors by name (``.safetensors``, or written by
-            ``torch.save``), or a run directory, whose final server model it is; None for those that the model has.
         rounds: T, the number of communication rounds; 0 evaluates the initial model without training it.
         participation: C in (0, 1]; the cohort has max(⌊C·K⌋, 1) clients.
         cohort: cohort size, instead of ``participation``, which then has no effect.
@@ -329,6 +327,8 @@ class Experiment:
             autoaugment, randaugment), or mappings like ``{"name": "cutout", "size": 8}``.
         views: augmentations, likewise, that make two views of the server's unlabelled inputs, for methods that use
             them.
+        init: where the initial parameters come from: a file of tensors by name (``.safetensors``, or written by
+            ``torch.save``), or a run directory, whose final server model it is; None for those that the model has.
         teacher: for distillation objectives: a trained model, or the run directory of one.
         evaluation: what is measured.
         engine: where client work runs: ``serial``, ``processes``, ``ray``, or ``auto``, which chooses by work, cores
@@ -359,7 +359,6 @@ class Experiment:
     method: Method
     federation: Federation
     model: Callable[[], nn.Module]
-    init: Path | None = None
     rounds: Annotated[int, Range(0, 100_000_000)] = 100
     participation: float = 1.0
     cohort: int | None = None
@@ -369,6 +368,7 @@ class Experiment:
     presence: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     augment: tuple[str | Mapping[str, Any] | Augmentation, ...] = ()
     views: tuple[str | Mapping[str, Any] | Augmentation, ...] = ("jitter", "blur")
+    init: Path | None = None
     teacher: nn.Module | Path | str | None = None
     evaluation: Evaluation = field(default_factory=Evaluation)
     engine: str = "auto"

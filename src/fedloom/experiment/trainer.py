@@ -216,7 +216,7 @@ class Trainer:
         if not isinstance(resume, bool | Path | str):
             raise ConfigError(f"resume is True, or the path of a checkpoint, not {resume!r}.")
         if resume is not False and self.directory is None:
-            raise ConfigError("resume=True needs the run directory: set out=.")
+            raise ConfigError("resume needs the run directory: set out=.")
         try:
             task.open()
             self._open(self._resumed(resume), or_begin)

@@ -34,7 +34,7 @@ def inference(scores: np.ndarray, member: np.ndarray, fpr: float = 0.01) -> Infe
     Inference(auc=1.0, advantage=1.0, tpr=1.0)
     """
     if not member.any() or member.all():
-        raise ConfigError("membership inference needs both members and non-members.")
+        raise ConfigError("membership inference compares members with non-members; give both.")
     thresholds = np.unique(scores)
     true, false = (np.array([(scores[of] >= t).mean() for t in thresholds]) for of in (member, ~member))
     allowed = false <= fpr
