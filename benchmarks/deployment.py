@@ -83,7 +83,7 @@ def answers(hidden: str) -> tuple[int, float, float]:
     engine = Deployed(task.plan, Live, transport, roster.names, made.assignment("a"), ExchangeTerms())
     down, weights = task.state.server.broadcast(task.plan), np.full(cohort, 1 / cohort)
     started = time.process_time()
-    for _ in engine.run(down, np.arange(cohort), lambda client: {}, weights):
+    for _ in engine.run([Group(down, np.arange(cohort), lambda client: {}, weights)]):
         pass
     spent = time.process_time() - started - transport.spent
     return size, 1e3 * spent / cohort, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

@@ -24,7 +24,7 @@ from fedloom.experiment.federated import run
 from fedloom.metrics import fairness
 from fedloom.models import models
 from fedloom.parts.mixing import AAggFFD, AAggFFS, Uniform
-from fedloom.parts.mixing.responses import CDFS
+from fedloom.parts.mixing.responses import CDFS, Name
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 from reporting import left_out
@@ -68,7 +68,7 @@ def make(name: str, method: str, point: Mapping[str, Any]) -> Method:
     return replace(made, name=method, mixing=Uniform()) if method == "uniform" else made
 
 
-def fair(name: str, method: Method, cdf: str) -> Method:
+def fair(name: str, method: Method, cdf: Name) -> Method:
     """The same method with AAggFF's mixing coefficients."""
     mixing = AAggFFD(cdf) if SETTINGS[name].cohort else AAggFFS(cdf)
     return replace(method, name=f"{method.name}+aaggff", mixing=mixing)

@@ -49,7 +49,8 @@ def swept(chosen: Experiment, federation: Federation, result: RunResult) -> dict
     held, known = measure.federation.held_out, result.snapshot.store
     clients = np.array(sorted(client for client, _ in known if held.index.sizes[client]))
     choices = [[Use(lam=lam)] * len(clients) for lam in GRID]
-    found = measure.values(held, result.snapshot.server, known, clients, choices)
+    offsets = np.concatenate([[0], np.cumsum(held.index.sizes[clients])])
+    found = measure.by_model(measure.predictions(held, result.snapshot.server, known, clients, choices), offsets)
     accuracy, loss = found["accuracy"], found["loss"]
     return {
         "clients": len(clients),

@@ -112,7 +112,8 @@ def figures(point: Point, scale: Scale, federation: Federation, where: Path, see
     held, snapshot, table = measure.federation.held_out, result.snapshot, common.last_table(where)
     clients = np.array([c for c in sorted(common.trained(where, point.rounds)) if held.index.sizes[c]])
     choices = [[Use(lam=lam)] * len(clients) for lam in GRID]
-    found = measure.values(held, snapshot.server, snapshot.store, clients, choices)
+    offsets = np.concatenate([[0], np.cumsum(held.index.sizes[clients])])
+    found = measure.by_model(measure.predictions(held, snapshot.server, snapshot.store, clients, choices), offsets)
     whole = common.cell(where)["validation"]
     text: dict[str, Any] = {"rounds": point.rounds, "deployed": [whole["mean"][-1], whole["std"][-1]]}
     text["left_out"] = common.left_out(result.history)

@@ -1,7 +1,7 @@
 """A part, a data source, a metric and an engine: each registers its name when this module is imported."""
 
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from fedloom.core.aggregate import Fold
-from fedloom.core.client import Broadcast
 from fedloom.core.context import RoundInfo
-from fedloom.core.engine import EngineFactory, States
+from fedloom.core.engine import EngineFactory, Group
 from fedloom.core.federation import Arrays
 from fedloom.core.parts import Drift, Halves
 from fedloom.core.slots import drifts
@@ -66,12 +65,10 @@ class Counting(Serial):
 
     trained = 0
 
-    def run(
-        self, down: Broadcast, clients: np.ndarray, states: States, weights: np.ndarray | None, level: int = 0
-    ) -> Generator[Fold]:
+    def run(self, groups: Sequence[Group]) -> Generator[tuple[int, Fold]]:
         """Count, and leave the work to the serial engine."""
-        self.trained += len(clients)
-        yield from super().run(down, clients, states, weights, level)
+        self.trained += sum(len(group.clients) for group in groups)
+        yield from super().run(groups)
 
     def close(self) -> None:
         """Print the count."""
