@@ -25,6 +25,7 @@ import torch
 from record import machine, save
 
 from fedloom.compute.live import Live
+from fedloom.core.engine import Group
 from fedloom_apps.deploy.certificates import make
 from fedloom_apps.deploy.deal import deal
 from fedloom_apps.deploy.engine import Deployed, ExchangeTerms
