@@ -292,6 +292,7 @@ LINES = ["", "x", "{}", "[]", "null", "3", '{"round": null}', '{"round": "x"}', 
 
 
 @pytest.mark.exhaustive
+@pytest.mark.filterwarnings("default:.*its numbers are not those of the run:UserWarning")
 @pytest.mark.parametrize("command", ["resume", "report"])
 def test_run_directories(command: str, cli: Cli, tmp_path: Path, finished: Path) -> None:
     words = ("run", "-q", "resume=there", "rounds=3") if command == "resume" else ("report", "there", "--out", "page")

@@ -211,6 +211,7 @@ def replaced(tree: Any, at: tuple[Any, ...], value: Any) -> Any:
 
 
 @pytest.mark.exhaustive
+@pytest.mark.filterwarnings("default:.*its numbers are not those of the run:UserWarning")
 def test_no_file_of_a_run_directory_leads_to_code(
     finished: Path, cli: Cli, watch: Watch, values: Sequence[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -241,6 +242,7 @@ def test_no_file_of_a_run_directory_leads_to_code(
 
 
 @pytest.mark.exhaustive
+@pytest.mark.filterwarnings("default:.*its numbers are not those of the run:UserWarning")
 @pytest.mark.parametrize("name", ["config.yaml", "summary.json", "checkpoint/round-000002/manifest.json"])
 def test_no_text_in_a_run_directory_leads_to_code_or_to_a_file_that_it_does_not_name(
     name: str, finished: Path, cli: Cli, watch: Watch, values: Sequence[str], capsys: pytest.CaptureFixture[str]
