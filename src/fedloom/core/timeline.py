@@ -22,6 +22,7 @@ from typing import ClassVar
 import numpy as np
 
 from fedloom.core import rng
+from fedloom.core.registry import Ranged
 
 
 @dataclass(frozen=True)
@@ -127,16 +128,15 @@ class World:
         return then
 
 
-class Schedule:
+@dataclass(frozen=True)
+class Schedule(Ranged):
     """Base class of schedules: how long the server waits, and for whom; a condition of a run, not part of a method.
 
     Attributes:
         stale: whether clients of one step may have received different versions.
-        timed: whether it depends on how long clients take, so that ``devices`` are needed.
     """
 
     stale: ClassVar[bool] = False
-    timed: ClassVar[bool] = True
 
     def steps(self, world: World, version: int = 0, clock: float = 0.0) -> Iterator[Arrivals]:
         """The server steps from a version on, without end; a pure function of its arguments.

@@ -7,14 +7,16 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from math import inf
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 
 from fedloom.core import rng
 from fedloom.core.errors import ConfigError, DataError, nearest
-from fedloom.core.ranges import NonNegative, Positive, within
-from fedloom.core.registry import Registry
+from fedloom.core.ranges import NonNegative, Positive, Range
+from fedloom.core.registry import Ranged, Registry
+
+Share = Annotated[float, Range(0, 1, above=True)]
 
 devices: Registry[Devices | None] = Registry(
     "devices",
@@ -67,7 +69,7 @@ def normals(key: int, clients: np.ndarray) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class Devices(ABC):
+class Devices(Ranged, ABC):
     """Base class of devices, a condition of a run.
 
     A client needs latency + down/downlink + macs/speed · jitter + latency + up/uplink seconds.
@@ -78,13 +80,8 @@ class Devices(ABC):
     up: Positive = 6e5
     latency: NonNegative = 0.05
     jitter: NonNegative = 0.0
-    availability: Positive = 1.0
+    availability: Share = 1.0
     day: Positive = 86400.0
-
-    def __post_init__(self) -> None:
-        within(self, "devices: ")
-        if self.availability > 1:
-            raise ConfigError(f"devices: availability must lie in (0, 1], not {self.availability:g}.")
 
     @abstractmethod
     def factors(self, clients: int, draw: np.random.Generator) -> np.ndarray:

@@ -10,7 +10,7 @@ from typing import ClassVar
 import numpy as np
 
 from fedloom.core import rng
-from fedloom.core.ranges import Count, NonNegative, Positive, within
+from fedloom.core.ranges import Count, NonNegative, Positive
 from fedloom.core.registry import Registry
 from fedloom.core.timeline import Arrivals, InFlight, Schedule, World, one_version
 
@@ -27,8 +27,6 @@ class Rounds(Schedule):
     >>> [(step.clients.tolist(), step.clock) for step, _ in zip(Rounds().steps(world), range(2))]
     [([0, 1], 2.0), ([1, 2], 5.0)]
     """
-
-    timed: ClassVar[bool] = False
 
     def steps(self, world: World, version: int = 0, clock: float = 0.0) -> Iterator[Arrivals]:
         for t in count(version):
@@ -52,9 +50,6 @@ class Deadline(Schedule):
 
     seconds: Positive
 
-    def __post_init__(self) -> None:
-        within(self, "schedule deadline: ")
-
     def steps(self, world: World, version: int = 0, clock: float = 0.0) -> Iterator[Arrivals]:
         for t in count(version):
             clients, start = world.cohort(t, clock)
@@ -77,9 +72,6 @@ class OverSelect(Schedule):
     """
 
     fraction: NonNegative = 0.3
-
-    def __post_init__(self) -> None:
-        within(self, "schedule over_select: ")
 
     def steps(self, world: World, version: int = 0, clock: float = 0.0) -> Iterator[Arrivals]:
         invited = min(world.clients, int(np.ceil(world.size * (1 + self.fraction) - 1e-9)))
@@ -107,9 +99,6 @@ class Tiers(Schedule):
     """
 
     n: Count = 5
-
-    def __post_init__(self) -> None:
-        within(self, "schedule tiers: ")
 
     def steps(self, world: World, version: int = 0, clock: float = 0.0) -> Iterator[Arrivals]:
         tiers = [np.sort(tier) for tier in np.array_split(np.argsort(world.expected(), kind="stable"), self.n)]
@@ -144,9 +133,6 @@ class Buffered(Schedule):
     stale: ClassVar[bool] = True
 
     k: Count | None = None
-
-    def __post_init__(self) -> None:
-        within(self, "schedule buffered: ")
 
     def steps(self, world: World, version: int = 0, clock: float = 0.0) -> Iterator[Arrivals]:
         return _buffered(world, self.k or world.size)
@@ -187,9 +173,6 @@ class Semi(Schedule):
     stale: ClassVar[bool] = True
 
     period: Positive
-
-    def __post_init__(self) -> None:
-        within(self, "schedule semi: ")
 
     def steps(self, world: World, version: int = 0, clock: float = 0.0) -> Iterator[Arrivals]:
         flight = InFlight(world)

@@ -11,8 +11,8 @@ from scipy.stats import hypergeom
 
 from fedloom.core import rng
 from fedloom.core.errors import ConfigError, DataError
-from fedloom.core.ranges import NonNegative, Positive, Probability, within
-from fedloom.core.registry import Registry
+from fedloom.core.ranges import NonNegative, Positive, Probability
+from fedloom.core.registry import Ranged, Registry
 from fedloom.timing.devices import columns
 
 selections: Registry[Selection] = Registry("selection")
@@ -48,7 +48,7 @@ class Chosen(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Selection:
+class Selection(Ranged):
     """Base class of selections: each client i is included with probability π_i, Σ π_i being the size of the cohort.
 
     Attributes:
@@ -56,9 +56,6 @@ class Selection:
     """
 
     adaptive: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        within(self, f"selection {selections.name_of(type(self)) or type(self).__name__}: ")
 
     def scores(self, past: Past) -> np.ndarray:
         """Return numbers ≥ 0 to which probabilities are proportional as far as they stay at most 1, float64 [K]."""
