@@ -205,7 +205,7 @@ def test_what_a_run_reports_is_that_of_the_client_with_the_fewest_samples_and_mo
     settings: dict[str, Any] = {"federation": federation, "cohort": 2, "rounds": 3, "evaluation": Evaluation(what=())}
     shuffled = experiment("fedavg", local=local(dp_clip=1.0, dp_noise=2.0, epochs=2, batch_size=4), **settings)
     task = FederatedTask(shuffled)
-    counts = np.bincount(np.concatenate([task._cohort(t) for t in range(3)]))
+    counts = np.bincount(np.concatenate([task.timeline.step(t).clients for t in range(3)]))
     result = run(shuffled)
     z = 2.0 / (2 * sqrt(2 * counts.max()))
     assert result.history[-1]["privacy/example_epsilon"] == pytest.approx(dp.get_epsilon_gaussian(z, 1e-5))
