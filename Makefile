@@ -29,7 +29,7 @@ test: setup
 	$(BIN)/python -m pytest -n auto --dist worksteal -q -m "not exhaustive"
 
 test-all: test
-	$(BIN)/python -m pytest -n auto --dist worksteal -q -m exhaustive
+	FEDLOOM_SHAPES=0 $(BIN)/python -m pytest -n auto --dist worksteal -q -m exhaustive
 
 quick: setup
 	$(BIN)/python -m pytest -n auto --dist worksteal -q --quick
