@@ -12,6 +12,7 @@ its state in between, and (client, version) is a key of its random draws.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from typing import ClassVar
 import numpy as np
 
 from fedloom.core import rng
+from fedloom.core.errors import ConfigError
 from fedloom.core.registry import Ranged
 
 
@@ -124,12 +126,12 @@ class World:
     def later(self, time: float) -> float:
         """The next time at which availability may change."""
         if (then := self.change(time)) == inf:
-            raise RuntimeError("no client is ever available again")
+            raise ConfigError("no client is ever available again; see devices.availability.")
         return then
 
 
 @dataclass(frozen=True)
-class Schedule(Ranged):
+class Schedule(Ranged, ABC):
     """Base class of schedules: how long the server waits, and for whom; a condition of a run, not part of a method.
 
     Attributes:
@@ -138,12 +140,12 @@ class Schedule(Ranged):
 
     stale: ClassVar[bool] = False
 
+    @abstractmethod
     def steps(self, world: World, version: int = 0, clock: float = 0.0) -> Iterator[Arrivals]:
         """The server steps from a version on, without end; a pure function of its arguments.
 
         Only the steps of a schedule that is not ``stale`` can begin at another version than 0.
         """
-        raise NotImplementedError
 
 
 @dataclass
@@ -175,7 +177,7 @@ class InFlight:
         if len(self.working) < self.world.size:
             then = min(then, self.world.change(self.clock))
         if min(then, until) == inf:
-            raise RuntimeError("no client is ever available again")
+            raise ConfigError("no client is ever available again; see devices.availability.")
         self.clock = min(then, until)
         while self.working and self.working[0][0] == self.clock:
             self.arrived.append(heappop(self.working))

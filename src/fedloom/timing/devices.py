@@ -84,13 +84,8 @@ class Devices(Ranged, ABC):
     day: Positive = 86400.0
 
     @abstractmethod
-    def factors(self, clients: int, draw: np.random.Generator) -> np.ndarray:
-        """Speeds of computing and of the network, relative to the median device, float64 [2, K] > 0."""
-
     def fleet(self, clients: int, seed: int) -> Fleet:
         """The devices of K clients."""
-        speed, network = self.factors(clients, rng.stream(seed, "devices"))
-        return Fleet(self.speed * speed, self.down * network, self.up * network, np.full(clients, self.latency))
 
     def noise(self, clients: np.ndarray, version: int, seed: int) -> np.ndarray:
         """The factor on the time of computing, float64 [clients]; a function of (seed, client, version)."""
@@ -114,6 +109,20 @@ class Devices(Ranged, ABC):
         return np.nextafter(time + self.day * (1 - float(phase.max())), inf)
 
 
+@dataclass(frozen=True)
+class Drawn(Devices):
+    """Base class of devices whose speeds are drawn."""
+
+    @abstractmethod
+    def factors(self, clients: int, draw: np.random.Generator) -> np.ndarray:
+        """Speeds of computing and of the network, relative to the median device, float64 [2, K] > 0."""
+
+    def fleet(self, clients: int, seed: int) -> Fleet:
+        """The devices of K clients."""
+        speed, network = self.factors(clients, rng.stream(seed, "devices"))
+        return Fleet(self.speed * speed, self.down * network, self.up * network, np.full(clients, self.latency))
+
+
 @devices.register
 def none() -> None:
     """No devices: rounds take no time that is known, and records have no clock."""
@@ -121,7 +130,7 @@ def none() -> None:
 
 @devices.register
 @dataclass(frozen=True)
-class Equal(Devices):
+class Equal(Drawn):
     """Devices of the same speed."""
 
     def factors(self, clients: int, draw: np.random.Generator) -> np.ndarray:
@@ -130,7 +139,7 @@ class Equal(Devices):
 
 @devices.register
 @dataclass(frozen=True)
-class Lognormal(Devices):
+class Lognormal(Drawn):
     """Speeds e^(σ z), z ~ N(0, 1).
 
     Args:
@@ -145,7 +154,7 @@ class Lognormal(Devices):
 
 @devices.register
 @dataclass(frozen=True)
-class Zipf(Devices):
+class Zipf(Drawn):
     """Durations in proportion to r^a, r = 1 ... K being a random rank; the median device has factor 1.
 
     Args:
@@ -161,7 +170,7 @@ class Zipf(Devices):
 
 @devices.register
 @dataclass(frozen=True)
-class Pareto(Devices):
+class Pareto(Drawn):
     """Durations of a Pareto law, with a heavy tail of slow devices; the median device has factor 1.
 
     Args:
@@ -176,7 +185,7 @@ class Pareto(Devices):
 
 @devices.register
 @dataclass(frozen=True)
-class Grades(Devices):
+class Grades(Drawn):
     """A few kinds of devices, in equal numbers.
 
     Args:
@@ -243,9 +252,6 @@ class Recorded(Devices):
                 raise DataError(f"{self.path}: column {name!r} must have numbers greater than 0.")
         return Fleet(**values)
 
-    def factors(self, clients: int, draw: np.random.Generator) -> np.ndarray:
-        raise NotImplementedError("a table has values of its own")
-
     @property
     def always(self) -> bool:
         return super().always and self.intervals is None
@@ -274,7 +280,10 @@ class Recorded(Devices):
     def change(self, time: float, clients: int, seed: int) -> float:
         if self.intervals is None:
             return super().change(time, clients, seed)
-        opening = np.unique(self._windows[0] % self.day)
+        starts = self._windows[0]
+        opening = np.unique(starts[starts < clients * self.day] % self.day)
+        if not len(opening):
+            raise DataError(f"{self.intervals} has no interval of the {clients} clients, which are numbered from 0.")
         later = opening[opening > time % self.day]
         begun = time - time % self.day
         return begun + float(later[0]) if len(later) else begun + self.day + float(opening[0])
@@ -284,16 +293,17 @@ def columns(path: Path) -> dict[str, np.ndarray]:
     """The columns of a CSV or Parquet file of numbers, float64 [rows] each.
 
     Raises:
-        DataError: if it cannot be read, has no rows, or a column that is not of numbers.
+        DataError: if it cannot be read, has no rows, or a column with something else than numbers.
     """
-    import pyarrow as pa
-    from pyarrow import csv, parquet
+    from fedloom.data.sources.table import read_frame  # imports pandas
 
-    try:
-        table = parquet.read_table(path) if path.suffix == ".parquet" else csv.read_csv(path)
-        found = {name: table[name].to_numpy().astype(np.float64) for name in table.column_names}
-    except (OSError, ValueError, pa.ArrowException) as error:
-        raise DataError(f"{path} cannot be read as a table of numbers: {str(error).splitlines()[0]}.") from error
-    if not table.num_rows:
+    frame = read_frame(path)
+    if not len(frame):
         raise DataError(f"{path} has no rows.")
-    return found
+    try:
+        table = {str(name): frame[name].to_numpy(np.float64) for name in frame.columns}
+    except (TypeError, ValueError):
+        raise DataError(f"{path} has a column with something else than numbers.") from None
+    if name := next((name for name, column in table.items() if not np.isfinite(column).all()), ""):
+        raise DataError(f"{path}: column {name!r} has cells without a finite number.")
+    return table

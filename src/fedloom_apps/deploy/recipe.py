@@ -161,6 +161,9 @@ class Recipe:
         for key in ("client_local", "presence"):
             if values[key]:
                 raise ConfigError(f"{key} is for simulations, whose clients have numbers beforehand; leave it out.")
+        for key, identity in (("schedule", "rounds"), ("devices", "none"), ("selection", "uniform")):
+            if values[key]["name"] != identity:
+                raise ConfigError(f"{key} is for simulations, whose time is known beforehand; set {key}={identity}.")
         for key in ("drop_rate", "unseen"):
             if values[key]:
                 raise ConfigError(f"{key} is for simulations; in a deployment, set it to 0.")
