@@ -59,17 +59,23 @@ class Drift:
 
 
 class Scaffold(Drift):
+    size_weighted = False
+
     def begin(self, start: Vector) -> None:
         self.c, self.own = self.zero, dict.fromkeys(range(self.clients), self.zero)
 
     def pull(self, visit: Visit, w: Vector) -> Vector:
-        return self.c - self.own[visit.client]
+        return self.c / self.weight(visit) - self.own[visit.client]
+
+    def weight(self, visit: Visit) -> float:
+        return visit.size if self.size_weighted else 1.0
 
     def correct(self, delta: Vector, visits: list[Visit], p: Vector) -> Vector:
         before = self.c
         for v in visits:
-            new = self.own[v.client] - before + (v.received - v.model) / (v.steps * v.lr)
-            self.c = self.c + (new - self.own[v.client]) / self.clients
+            w = self.weight(v)
+            new = self.own[v.client] - before / w + (v.received - v.model) / (v.steps * v.lr)
+            self.c = self.c + w * (new - self.own[v.client]) / self.clients
             self.own[v.client] = new
         return delta
 
@@ -149,26 +155,28 @@ class FedCM(Drift):
 class FedDC(Drift):
     """With ``control``, SCAFFOLD's control variates, as in the authors' code, in the place of displacements."""
 
-    alpha, gradient, average_over_all, control = 0.3, True, False, False
+    alpha, gradient, average_over_all, control, size_weighted = 0.3, True, False, False, False
 
     def begin(self, start: Vector) -> None:
-        self.g = self.zero
+        self.g, self.weights = self.zero, np.ones(self.clients)
         self.own, self.h = (dict.fromkeys(range(self.clients), self.zero) for _ in range(2))
 
     def pull(self, visit: Visit, w: Vector) -> Vector:
         i = visit.client
-        towards = self.g - self.own[i] if self.control else (self.own[i] - self.g) / (visit.lr * visit.steps)
-        return self.alpha * (self.h[i] + w - visit.received) + towards
+        size = self.weights[i] = visit.size if self.size_weighted else 1.0
+        towards = self.g / size - self.own[i] if self.control else (self.own[i] - self.g) / (visit.lr * visit.steps)
+        return self.alpha / size * (self.h[i] + w - visit.received) + towards
 
     def end(self, visit: Visit) -> Vector:
         i, moved = visit.client, visit.model - visit.received
         if self.gradient:
-            self.own[i] = self.own[i] - self.g - moved / (visit.lr * visit.steps) if self.control else moved
+            after = self.own[i] - self.g / self.weights[i] - moved / (visit.lr * visit.steps)
+            self.own[i] = after if self.control else moved
         self.h[i] = self.h[i] + moved
         return -moved - (0.0 if self.average_over_all else self.h[i])
 
     def correct(self, delta: Vector, visits: list[Visit], p: Vector) -> Vector:
-        self.g = np.mean([*self.own.values()], axis=0) if self.control else p @ [self.own[v.client] for v in visits]
+        self.g = np.mean([self.weights[i] * c for i, c in self.own.items()], axis=0) if self.control else p @ [self.own[v.client] for v in visits]
         return delta - np.mean([*self.h.values()], axis=0) if self.average_over_all else delta
 
 

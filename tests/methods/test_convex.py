@@ -12,7 +12,7 @@ from helpers.runs import leaves, theta
 from fedloom.core.local import Local
 from fedloom.core.parts import Drift, Uplink
 from fedloom.experiment.experiment import Evaluation
-from fedloom.parts.drift import FedCMDrift, FedDynDrift, FedNovaDrift, Scaffold
+from fedloom.parts.drift import FedCMDrift, FedDCDrift, FedDynDrift, FedNovaDrift, Scaffold
 from fedloom.parts.mixing import Uniform
 from fedloom.parts.server import SGD, Adagrad, Adam, Yogi
 from fedloom.parts.uplink import ClipNoise, RandomK
@@ -53,6 +53,8 @@ def test_fedavg_with_one_step_is_gradient_descent_and_right() -> None:
 
 DRIFTS = {
     "scaffold": (Scaffold(), FEW, False),
+    "scaffold by size": (Scaffold(size_weighted=True), FEW, True),
+    "dc by size": (FedDCDrift(0.7, control=True, size_weighted=True), EXACT, True),
     "dynamic by size": (FedDynDrift(0.7, size_weighted=True), EXACT, True),
     "dynamic unweighted": (FedDynDrift(0.7, size_weighted=False), EXACT, False),
 }

@@ -43,7 +43,10 @@ class FedDCDrift(Drift):
     the mean of all K clients' h_i instead, as the authors' experiments do, and converges. Without the gradient term
     that is FedDyn with equal weights, whose linear terms are -αh_i. With it g is broadcast, and a round costs one and a
     half times FedAvg's communication; twice if a second vector is uploaded beside θ_i + h_i, too: g_i if the cohort's
-    drift is added, or c_i⁺ - c_i. The authors also divide α and c by n_i/n̄ (n̄ the mean), which is not done here.
+    drift is added, or c_i⁺ - c_i.
+
+    ``size_weighted=True`` minimises Σ (n_i/n̄) F_i (n̄ the mean size) with uniform mixing, as the authors' code does: α
+    and c are divided by n_i/n̄ at the client, and c is the mean of (n_i/n̄) c_i.
 
     α = 0 alone is not FedAvg, since drifts are still added to the models: the first step is twice as long.
     ``decouple=False`` keeps h_i = 0; without the gradient term this is FedProx, and with α = 0 FedAvg.
@@ -54,6 +57,7 @@ class FedDCDrift(Drift):
         control: take it from control variates, as the authors' code does, instead of displacements.
         decouple: learn h_i; False keeps it at zero.
         average_over_all: add the mean drift of all K clients instead of the cohort's mixed drift.
+        size_weighted: weight clients by samples rather than equally.
     """
 
     alpha: NonNegative = 0.01
@@ -61,6 +65,7 @@ class FedDCDrift(Drift):
     decouple: bool = True
     average_over_all: bool = True
     control: bool = False
+    size_weighted: bool = False
 
     downloads = ("g",)
     boundable = ("control",)
@@ -99,23 +104,25 @@ class FedDCDrift(Drift):
         return {name: torch.zeros_like(theta) for name in names}
 
     def begin(self, ctx: Context) -> Tree:
-        """α(h_i - θ^t) + (g_i - g)/(ηk), constant over the local steps."""
+        """α(h_i - θ^t)/w_i + (g_i - g)/(ηk), or c/w_i - c_i, constant over the steps; w_i is 1, or n_i/n̄."""
         centre = ctx.state["h"] - ctx.received if self.decouple else -ctx.received
-        constant = self.alpha * centre
-        if self.gradient:
-            constant = constant + (ctx.state["g"] - ctx.down["g"]) * self._slope(ctx)
+        constant = self.alpha / self._weight(ctx) * centre
+        if self.gradient and self.control:
+            constant = constant + (ctx.down["g"] / self._weight(ctx) - ctx.state["g"])
+        elif self.gradient:
+            constant = constant + (ctx.state["g"] - ctx.down["g"]) * (1 / (ctx.effective_steps * ctx.lr))
         return {"pull": constant}
 
     def grad(self, grad: Tensor, w: Tensor, ctx: Context) -> Tensor:
-        """∇F_i + α(h_i + θ - θ^t) + (g_i - g)/(ηk), or + c - c_i."""
-        return grad.add_(w, alpha=self.alpha).add_(ctx.local["pull"])
+        """∇F_i + α(h_i + θ - θ^t)/w_i + (g_i - g)/(ηk), or + c/w_i - c_i."""
+        return grad.add_(w, alpha=self.alpha / self._weight(ctx)).add_(ctx.local["pull"])
 
     def end(self, ctx: Context, update: Tensor, model: Model) -> ClientEnd:
-        """New h_i and g_i; uploads θ^t - (θ_i + h_i), or Δ_i with ``average_over_all``, and g_i or c_i⁺ - c_i."""
+        """New h_i and g_i; uploads θ^t - (θ_i + h_i), or Δ_i with ``average_over_all``, and g_i or w_i (c_i⁺ - c_i)."""
         state, sent = {"g": -update} if self.gradient else {}, {}
         if self.gradient and self.control:
-            sent["control"] = update / (ctx.effective_steps * ctx.lr) - ctx.down["g"]
-            state["g"] = ctx.state["g"] + sent["control"]
+            sent["control"] = self._weight(ctx) * update / (ctx.effective_steps * ctx.lr) - ctx.down["g"]
+            state["g"] = ctx.state["g"] + sent["control"] / self._weight(ctx)
         elif "g" in self.uploads:
             sent["g"] = -update
         if self.decouple:
@@ -126,7 +133,7 @@ class FedDCDrift(Drift):
         """The states of which the server keeps means, by what it reads."""
         new = dict(state)
         if self.gradient and self.control:
-            new["g"] = ctx.state["g"] + uploads["control"]
+            new["g"] = ctx.state["g"] + uploads["control"] / self._weight(ctx)
         elif self.gradient:
             new["g"] = uploads.get("g", -update)
         if self.decouple and self.average_over_all:
@@ -144,6 +151,5 @@ class FedDCDrift(Drift):
             update = update - new["h"]
         return new, update
 
-    def _slope(self, ctx: Context) -> float:
-        """The factor that turns g_i - g into a gradient: 1/(ηk), or -1 for control variates, also stored as g."""
-        return -1.0 if self.control else 1 / (ctx.effective_steps * ctx.lr)
+    def _weight(self, ctx: Context) -> float:
+        return ctx.relative_size if self.size_weighted else 1.0

@@ -28,7 +28,17 @@ class Scaffold(Drift):
     c [P] is broadcast and c_i⁺ - c_i [P] uploaded, so a round costs twice FedAvg's communication. η_t is the decayed
     rate of the round. With zero control variates (the first round) it is FedAvg. Karimireddy et al., ICML 2020,
     algorithm 1.
+
+    Where it stops, all Δ_i vanish with c, so that the objective is the mean Σ L_i of the paper, whatever the mixing.
+    ``size_weighted=True`` minimises Σ (n_i/n̄) L_i: c is the mean of (n_i/n̄) c_i, and a client reads c·n̄/n_i in the
+    place of c and uploads (n_i/n̄)(c_i⁺ - c_i). That is the rule above for L_i' = (n_i/n̄) L_i, divided by n_i/n̄, as
+    FedDyn's authors run it.
+
+    Args:
+        size_weighted: weight clients by samples rather than equally.
     """
+
+    size_weighted: bool = False
 
     needs = Needs(sgd=True)
     uploads = {"control": Reduce.SHARE}  # noqa: RUF012
@@ -46,23 +56,26 @@ class Scaffold(Drift):
         return {"c": torch.zeros_like(theta)}
 
     def begin(self, ctx: Context) -> Tree:
-        """c - c_i, constant over the local steps."""
-        return {"correction": ctx.down["c"] - ctx.state["c"]}
+        """c/w_i - c_i, constant over the local steps; the weight w_i is 1, or n_i/n̄."""
+        return {"correction": ctx.down["c"] / self._weight(ctx) - ctx.state["c"]}
 
     def grad(self, grad: Tensor, w: Tensor, ctx: Context) -> Tensor:
-        """g - c_i + c."""
+        """g - c_i + c/w_i."""
         return grad.add_(ctx.local["correction"])
 
     def end(self, ctx: Context, update: Tensor, model: Model) -> ClientEnd:
-        """c_i⁺, and c_i⁺ - c_i for the server."""
-        change = update / (ctx.effective_steps * ctx.lr) - ctx.down["c"]
+        """c_i⁺, and w_i (c_i⁺ - c_i) for the server."""
+        change = self._weight(ctx) * (update / (ctx.effective_steps * ctx.lr)) - ctx.down["c"]
         sent = {"control": change}
         return ClientEnd(self.after_send(ctx, {}, update, sent), sent, update)
 
     def after_send(self, ctx: Context, state: Tree, update: Tensor, uploads: Tree) -> Tree:
         """c_i⁺, by the difference that the server reads."""
-        return {"c": ctx.state["c"] + uploads["control"]}
+        return {"c": ctx.state["c"] + uploads["control"] / self._weight(ctx)}
 
     def correct(self, state: Tree, update: Tensor, uploads: Tree, info: RoundInfo) -> Halves:
-        """c ← c + (1/K) Σ (c_i⁺ - c_i)."""
+        """c ← c + (1/K) Σ w_i (c_i⁺ - c_i)."""
         return {"c": state["c"] + uploads["control"]}, update
+
+    def _weight(self, ctx: Context) -> float:
+        return ctx.relative_size if self.size_weighted else 1.0
