@@ -176,7 +176,10 @@ class FedDC(Drift):
         return -moved - (0.0 if self.average_over_all else self.h[i])
 
     def correct(self, delta: Vector, visits: list[Visit], p: Vector) -> Vector:
-        self.g = np.mean([self.weights[i] * c for i, c in self.own.items()], axis=0) if self.control else p @ [self.own[v.client] for v in visits]
+        if self.control:
+            self.g = np.mean([self.weights[i] * c for i, c in self.own.items()], axis=0)
+        else:
+            self.g = p @ [self.own[v.client] for v in visits]
         return delta - np.mean([*self.h.values()], axis=0) if self.average_over_all else delta
 
 
