@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
 import fedloom as fl
 from fedloom.config import build, resolve
@@ -64,8 +65,33 @@ def test_validation_sets_are_taken_in_every_form_of_test_sets() -> None:
     lists = [(np.random.default_rng(k).normal(size=(8, 3)), np.arange(8) % 2) for k in range(4)]
     federation = fl.data.federate(lists[:2], validation_set=[lists[2], (lists[3][0][:3], lists[3][1][:3])])
     assert federation.validation.index.sizes.tolist() == [8, 3]
-    with pytest.raises(DataError, match="classes or columns that the other samples lack"):
+    with pytest.warns(UserWarning, match="only validation samples have the class 2, which"):
         fl.data.federate(lists[0], "iid", clients=2, validation_set=(lists[1][0], np.arange(8) % 3))
+    with pytest.raises(DataError, match=r"own data: validation has samples of shape \[2\], training samples \[3\]"):
+        fl.data.federate(lists[0], "iid", clients=2, validation_set=(lists[1][0][:, :2], lists[1][1]))
+
+
+def test_data_are_read_once_for_all_their_samples(tmp_path: Path) -> None:
+    """What can be read only once has a validation set, too, and arrays of a file have one like those of a table."""
+    rows = [(np.full(2, row, np.float32), row % 2) for row in range(12)]
+
+    class Once(torch.utils.data.IterableDataset):
+        def __init__(self, items: list[Any]) -> None:
+            self.items = iter(items)
+
+        def __iter__(self) -> Any:
+            return self.items
+
+    settings: dict[str, Any] = {"clients": 2, "held_out": 0.0}
+    federation = fl.data.federate(Once(rows[:8]), "iid", validation_set=Once(rows[8:]), **settings)
+    assert (len(federation.train.index.rows), len(federation.validation.index.rows)) == (8, 4)
+    x, y = np.stack([x for x, _ in rows]), np.array([y for _, y in rows])
+    owners = np.array(["a", "b"])[np.arange(12) % 2]
+    arrays = {"train": slice(8), "validation": slice(8, 12)}
+    np.savez(tmp_path / "all.npz", **{f"{kind}_{split}": side[rows] for split, rows in arrays.items()
+                                      for kind, side in (("x", x), ("y", y), ("client", owners))})  # fmt: skip
+    federation = fl.data.federate(f"npz:{tmp_path / 'all.npz'}", held_out=0.0)
+    assert [federation.validation.client(k).x[:, 0].tolist() for k in range(2)] == [[8, 10], [9, 11]]
 
 
 @pytest.mark.parametrize("missing", ["drop", "impute"])

@@ -86,17 +86,14 @@ def federate(
         raise ConfigError(misplaced(unknown, source, partition))
     clients, seed = checked("clients", clients, int | None), checked("seed", seed, int)
     validation, unseen = checked("validation", validation, float), checked("unseen", unseen, float)
-    own = {"y": y, "test": test, "features": features, "label": label, "client": client, "standardise": standardise}
+    own = {"y": y, "test": test, "validation_set": validation_set, "features": features, "label": label,
+           "client": client, "standardise": standardise}  # fmt: skip
     if not isinstance(source, str | Source):
         from fedloom.data.user import as_source  # most runs read none
 
         partition, own["client"] = by_ids(partition, client)
-        data = source
-        source = as_source(data, **own)
-        if validation_set is not None:
-            source = with_validation(source, as_source(data, **{**own, "test": validation_set}))
+        source = as_source(source, **own)
     else:
-        own["validation_set"] = validation_set
         settings = {name: value for name, value in own.items() if value is not None and value is not False}
         source = by_name(source, settings)
     partition = which_partition(partition, source)
@@ -206,22 +203,6 @@ def save_partition(federation: Federation, path: Path | str) -> None:
         frame.to_csv(path, index=False) if path.suffix == ".csv" else frame.to_parquet(path, index=False)
     except OSError as error:
         raise DataError(f"{path} cannot be written: {error.strerror or error}.") from error
-
-
-def with_validation(source: Source, other: Source) -> Source:
-    """A source with the test samples of another one, of the same training samples, for validation.
-
-    Raises:
-        DataError: if they have other classes, or inputs of another shape.
-    """
-    ours, theirs = source.train, other.train
-    if (ours.names, ours.classes, ours.x.shape) != (theirs.names, theirs.classes, theirs.x.shape):
-        raise DataError("the validation set has classes or columns that the other samples lack; leave those out.")
-    groups = other.groups_test
-    if groups is not None and source.group_names != other.group_names:  # by their names
-        known = {name: number for number, name in enumerate(source.group_names)}
-        groups = np.array([known.get(other.group_names[g], -1) for g in groups], dtype=np.int64)
-    return replace(source, validation=other.test, groups_validation=groups)
 
 
 def misplaced(unknown: Mapping[str, Any], source: Any, partition: Any) -> str:

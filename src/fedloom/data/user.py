@@ -48,6 +48,7 @@ def as_source(
     y: Any = None,
     *,
     test: Any = None,
+    validation_set: Any = None,
     features: str | Sequence[str] | None = None,
     label: str | Sequence[str] | None = None,
     client: Any = None,
@@ -64,6 +65,7 @@ def as_source(
         y: the targets, if ``data`` is the inputs alone.
         test: a common test set, likewise, if there is one. One per client, for data with one data set per client, are
             joined, and each remains its client's with ``held_out="natural"``; they may be empty.
+        validation_set: samples for validation, in any of the forms of ``test``.
         features: for tables, the input columns: a list of numbers and categories, which become one float32 vector
             (categories one-hot), or the name of a column of arrays or images; by default all other columns.
         label: for tables, the target column; a list of columns for several labels or numbers per sample.
@@ -95,32 +97,36 @@ def as_source(
     column = client if isinstance(client, str) else None
     what = [name] if owners is None else [f"{name} of client {owner}" for owner in owners]
     read_parts = [read(part, y, features, label, column, title) for part, title in zip(parts, what, strict=True)]
-    count, (held_parts, held_by) = len(read_parts), _tests(test, owners, name)
-    held_what = [f"{name}: test"] if held_by is None else [f"{name}: test of client {owner}" for owner in held_by]
-    tests = [
-        read(part, None, features, label, column if _has(part, column) else None, title)
-        for part, title in zip(held_parts, held_what, strict=False)
-    ]
-    x, columns = _inputs([part.x for part in (*read_parts, *tests)], count, name)
-    named = [part.names for part in (*read_parts, *tests)]
-    targets, names = coded([part.y for part in (*read_parts, *tests)], named, name)
+    count, apart = len(read_parts), dict[str, tuple[slice, list[str] | None]]()
+    for split, argument in (("test", test), ("validation", validation_set)):
+        held_parts, held_by = _held(argument, owners, name, split)
+        apart[split] = slice(len(read_parts), len(read_parts) + len(held_parts)), held_by
+        for number, part in enumerate(held_parts):
+            what.append(f"{name}: {split}" + ("" if held_by is None else f" of client {held_by[number]}"))
+            of = column if _has(part, column) else None
+            read_parts.append(read(part, None, features, label, of, what[-1]))
+    x, columns = _inputs([part.x for part in read_parts], what, count, name)
+    targets, names = coded([part.y for part in read_parts], [part.names for part in read_parts], name)
     targets = with_kind(targets, x)
-    for label_of, a, b in zip((*what, *held_what), x, targets, strict=False):
+    for label_of, a, b in zip(what, x, targets, strict=True):
         if len(a) != len(b):
             raise DataError(f"{label_of} has {len(a)} inputs but {len(b)} targets.")
         if not len(a):
             raise DataError(f"{label_of} has no samples; leave it out, or give it some.")
-    ids, ids_test = _clients(read_parts, tests, owners, client, [len(part) for part in x], name)
-    if held_by:
-        ids_test = np.repeat(np.array(held_by), [len(part) for part in x[count:]])
+    held: dict[str, Any] = {}
+    for split, (places, held_by) in apart.items():
+        if inputs_of := x[places]:
+            held[f"x_{split}"] = _joined(inputs_of, f"{name}: {split} inputs")
+            held[f"y_{split}"] = _joined(targets[places], f"{name}: {split} targets")
+            sizes = [len(part) for part in inputs_of]
+            by = None if held_by is None else np.repeat(np.array(held_by), sizes)
+            held[f"clients_{split}"] = read_parts[places.start].client if by is None else by
     source = from_tensors(
         _joined(x[:count], f"{name}: inputs"),
         _joined(targets[:count], f"{name}: targets"),
-        x_test=_joined(x[count:], f"{name}: test inputs") if tests else None,
-        y_test=_joined(targets[count:], f"{name}: test targets") if tests else None,
+        **held,
         classes=classes,
-        clients=ids,
-        clients_test=ids_test,
+        clients=_clients(read_parts[0].client, owners, client, [len(part) for part in x[:count]], name),
         names=names,
         name=name,
         settings={"columns": columns} if columns else {},
@@ -158,22 +164,26 @@ def _per_client(data: Any) -> tuple[list[Any], list[str] | None]:
     return [data], None
 
 
-def _tests(test: Any, owners: Sequence[str] | None, name: str) -> tuple[list[Any], list[str] | None]:
-    """The test sets that are not empty, and their clients' names if there is one for each."""
-    if test is None:
+def _held(data: Any, owners: Sequence[str] | None, name: str, split: str) -> tuple[list[Any], list[str] | None]:
+    """The data sets for tests or validation that are not empty, and their clients' names if there is one for each."""
+    if data is None:
         return [], None
-    parts, held_by = _per_client(test)
+    parts, held_by = _per_client(data)
     if held_by is None:
         return parts, None
+    which = "test=" if split == "test" else "validation_set="
     if owners is None:
-        raise DataError(f"{name}: test= is one data set per client, but the data are not; give both in the same form.")
-    if isinstance(test, list) and len(held_by) != len(owners):
         raise DataError(
-            f"{name} is {len(owners)} data sets, but test= is {len(held_by)}; give one for each client, in their order."
+            f"{name}: {which} is one data set per client, but the data are not; give both in the same form."
+        )
+    if isinstance(data, list) and len(held_by) != len(owners):
+        raise DataError(
+            f"{name} is {len(owners)} data sets, but {which} is {len(held_by)}; give one for each client, in their "
+            "order."
         )
     if strange := sorted(set(held_by) - set(owners)):
         raise DataError(
-            f"{name}: test= names client {strange[0]!r}, which has no data set; {nearest(strange[0], owners)}"
+            f"{name}: {which} names client {strange[0]!r}, which has no data set; {nearest(strange[0], owners)}"
         )
     pairs = [(part, owner) for part, owner in zip(parts, held_by, strict=True) if not _is_empty(part)]
     return [part for part, _ in pairs], [owner for _, owner in pairs]
@@ -190,8 +200,11 @@ def _has(test: Any, column: str | None) -> bool:
     return column is not None and column in getattr(test, "column_names", getattr(test, "columns", ()))
 
 
-def _inputs(parts: Sequence[Any], count: int, name: str) -> tuple[list[Tensor], list[str]]:
-    """Inputs of all parts, of which ``count`` are for training, and the names of their columns if they were tables."""
+def _inputs(parts: Sequence[Any], what: Sequence[str], count: int, name: str) -> tuple[list[Tensor], list[str]]:
+    """Inputs of all parts, the first ``count`` for training, and their columns' names if they were tables.
+
+    ``what`` names each part in errors.
+    """
     if any(map(is_frame, parts)):
         if not all(map(is_frame, parts)):
             raise DataError(f"{name}: some data sets are tables and others are not; give all in the same form.")
@@ -203,21 +216,21 @@ def _inputs(parts: Sequence[Any], count: int, name: str) -> tuple[list[Tensor], 
         message = " and ".join(str(list(shape)) for shape in sorted(shapes))
         raise DataError(f"{name}: samples have different shapes, {message}; resize or pad them to one.")
     (shape,) = shapes
-    if strange := [list(part.shape[1:]) for part in tensors[count:] if part.shape[1:] != shape]:
-        raise DataError(f"{name}: test samples have shape {strange[0]}, training samples {list(shape)}.")
+    if strange := next((at for at, part in enumerate(tensors) if part.shape[1:] != shape), None):
+        raise DataError(
+            f"{what[strange]} has samples of shape {list(tensors[strange].shape[1:])}, training samples {list(shape)}."
+        )
     return tensors, []
 
 
 def _clients(
-    parts: Sequence[Columns], tests: Sequence[Columns], owners: Sequence[str] | None, client: Any,
-    sizes: Sequence[int], name: str,
-) -> tuple[Any, Any]:  # fmt: skip
-    """The natural client of each training and test row; None without any."""
-    ids_test = tests[0].client if tests else None
+    named: np.ndarray | None, owners: Sequence[str] | None, client: Any, sizes: Sequence[int], name: str
+) -> np.ndarray | None:
+    """The natural client of each training row: its data set's, its cell's or its argument's; None without any."""
     if owners is not None:
-        return np.repeat(np.array(owners), sizes[: len(parts)]), None
+        return np.repeat(np.array(owners), sizes)
     if client is None or isinstance(client, str):
-        return parts[0].client, ids_test
+        return named
     ids = as_array(client, f"{name}: client")
     if ids.dtype.kind == "O":
         if lost := sum(value is None or value != value for value in ids.ravel()):  # NaN differs from itself
@@ -227,7 +240,7 @@ def _clients(
         raise DataError(
             f"{name} has {sizes[0]} samples, but client ids of shape {list(ids.shape)}; give one per sample."
         )
-    return ids, None
+    return ids
 
 
 def _joined(parts: Sequence[Tensor], what: str) -> Tensor:

@@ -54,16 +54,19 @@ class Source:
     groups_validation: np.ndarray | None = None
 
     def __post_init__(self) -> None:
-        for split, arrays, groups in (("training", self.train, self.groups), ("test", self.test, self.groups_test)):
+        kept = self.train.take(np.arange(0)) if self.validation is None else self.validation
+        for split, arrays, groups in (
+            ("training", self.train, self.groups), ("test", self.test, self.groups_test),
+            ("validation", kept, self.groups_validation),
+        ):  # fmt: skip
             if groups is not None and len(groups) != len(arrays):
                 raise DataError(f"{self.name}: there are {len(arrays)} {split} samples but {len(groups)} client ids.")
-        if len(self.test):
-            for what in ("x", "y"):
-                train, test = getattr(self.train, what), getattr(self.test, what)
-                if train.shape[1:] != test.shape[1:] or train.dtype != test.dtype:
+            for what in ("x", "y") if len(arrays) else ():
+                train, other = getattr(self.train, what), getattr(arrays, what)
+                if train.shape[1:] != other.shape[1:] or train.dtype != other.dtype:
                     raise DataError(
                         f"{self.name}: a training sample has {what} of shape {list(train.shape[1:])} and type "
-                        f"{train.dtype}, but a test sample {list(test.shape[1:])} and {test.dtype}."
+                        f"{train.dtype}, but a {split} sample {list(other.shape[1:])} and {other.dtype}."
                     )
 
     def describe(self) -> dict[str, Any]:
@@ -104,21 +107,19 @@ sources = Sources(
 
 
 def natural_clients(
-    train: ArrayLike | Sequence[str], test: ArrayLike | Sequence[str] | None = None, prefix: str = ""
-) -> dict[str, Any]:
-    """A source's ``groups``, ``groups_test`` and ``group_names`` from the client ids of its rows.
+    train: ArrayLike | Sequence[str], test: ArrayLike | Sequence[str] | None = None, prefix: str = "",
+    validation: ArrayLike | Sequence[str] | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """A source's ``groups``, ``groups_test``, … and ``group_names`` from the client ids of its rows.
 
     >>> natural_clients(["bob", "ann", "bob"], ["cid"], "user ")
     {'groups': array([1, 0, 1]), 'groups_test': array([2]), 'group_names': ('user ann', 'user bob', 'user cid')}
     """
-    known = [np.asarray(ids).ravel() for ids in (train, test) if ids is not None]
-    ids, which = np.unique(np.concatenate(known), return_inverse=True)
-    rows = len(known[0])
-    return {
-        "groups": which[:rows],
-        "groups_test": which[rows:] if test is not None else None,
-        "group_names": tuple(f"{prefix}{name}" for name in ids),
-    }
+    splits = {"groups": train, "groups_test": test, "groups_validation": validation}
+    known = {key: np.asarray(ids).ravel() for key, ids in splits.items() if ids is not None}
+    ids, which = np.unique(np.concatenate([*known.values()]), return_inverse=True)
+    pieces = np.split(which, np.cumsum([len(rows) for rows in known.values()])[:-1])
+    return dict(zip(known, pieces, strict=True)) | {"group_names": tuple(f"{prefix}{name}" for name in ids)}
 
 
 # The order is that in listings.

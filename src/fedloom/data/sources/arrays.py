@@ -250,7 +250,8 @@ def standardised(source: Source, columns: Sequence[int] | None = None) -> Source
         return replace(arrays, x=torch.from_numpy(rescaled(arrays.x.numpy(), numbers)))
 
     settings = {**source.settings, "standardised": numbers}
-    return replace(source, train=scaled(source.train), test=scaled(source.test), settings=settings)
+    kept = source.validation and scaled(source.validation)
+    return replace(source, train=scaled(source.train), test=scaled(source.test), validation=kept, settings=settings)
 
 
 def rescaled(table: np.ndarray, numbers: Mapping[str, Any]) -> np.ndarray:
@@ -316,9 +317,10 @@ def npz(path: str | Path, classes: int | None = None, standardise: bool = False)
     """Any npz file with ``x_train`` and ``y_train``, or a folder of npy files with these names.
 
     Files of a folder are memory-mapped: only what is used is read, so that inputs (float32 or int64) may be larger than
-    memory. Optional are ``x_test`` and ``y_test``, ``client_train`` and ``client_test`` (the natural client of each
-    sample, as a number or name) and ``names`` (of the classes). uint8 arrays [N, H, W] or [N, H, W, C] are
-    images and become float32 [N, C, H, W] in 0..1; other floats become float32, other integers int64.
+    memory. Optional are ``x_test`` and ``y_test``, ``x_validation`` and ``y_validation``, ``client_train``,
+    ``client_test`` and ``client_validation`` (the natural client of each sample, as a number or name) and ``names`` (of
+    the classes). uint8 arrays [N, H, W] or [N, H, W, C] are images and become float32 [N, C, H, W] in 0..1; other
+    floats become float32, other integers int64.
 
     Args:
         path: the file or folder.
@@ -326,17 +328,16 @@ def npz(path: str | Path, classes: int | None = None, standardise: bool = False)
         standardise: whether inputs [N, D] are scaled, column by column, by the mean and deviation of all training
             samples together, which a federation of real clients would have to compute jointly.
     """
-    optional = ["x_test", "y_test", "client_train", "client_test", "names"]
+    held = [f"{kind}_{split}" for split in ("test", "validation") for kind in ("x", "y", "client")]
     home = Path(path).expanduser()
-    arrays = (read_npy_folder if home.is_dir() else read_npz)(home, ["x_train", "y_train"], optional)
+    read = read_npy_folder if home.is_dir() else read_npz
+    arrays = read(home, ["x_train", "y_train"], [*held, "client_train", "names"])
     source = from_tensors(
         arrays["x_train"],
         arrays["y_train"],
-        x_test=arrays.get("x_test"),
-        y_test=arrays.get("y_test"),
+        **{key.replace("client_", "clients_"): arrays[key] for key in held if key in arrays},
         classes=classes,
         clients=arrays.get("client_train"),
-        clients_test=arrays.get("client_test"),
         names=[str(name) for name in np.ravel(arrays.get("names", ()))],
         name=Path(path).stem,
         settings={"path": str(path)},
@@ -361,9 +362,12 @@ def from_tensors(
     *,
     x_test: Tensor | np.ndarray | None = None,
     y_test: Tensor | np.ndarray | None = None,
+    x_validation: Tensor | np.ndarray | None = None,
+    y_validation: Tensor | np.ndarray | None = None,
     classes: int | None = None,
     clients: ArrayLike | None = None,
     clients_test: ArrayLike | None = None,
+    clients_validation: ArrayLike | None = None,
     names: Sequence[str] = (),
     name: str = "tensors",
     licence: str = "not stated",
@@ -377,9 +381,12 @@ def from_tensors(
         y: class numbers [N], or real targets [N, ...].
         x_test: inputs of the common test set, if any.
         y_test: targets of the common test set.
+        x_validation: inputs for validation that are no training samples, if any.
+        y_validation: their targets.
         classes: number of classes; by default the number of names, or the largest label plus one.
         clients: natural client of each sample, as a number or name.
         clients_test: the same for the test samples.
+        clients_validation: the same for the validation samples.
         names: names of the classes.
         name: name of the source in captions and provenance.
         licence: terms of use.
@@ -393,16 +400,18 @@ def from_tensors(
     >>> source.group_names, source.groups.tolist(), len(source.test)
     (('ann', 'bob'), [0, 1, 0, 0], 0)
     """
-    if (x_test is None) != (y_test is None):
-        lacks, there = ("x_test", "y_test") if x_test is None else ("y_test", "x_test")
-        raise DataError(f"{name}: there is {there} but no {lacks}; give both or neither.")
     x, y = inputs(x, f"{name}: x_train"), targets(y, f"{name}: y_train")
-    u, v = (x[:0], y[:0])
-    if x_test is not None and y_test is not None:
-        u, v = inputs(x_test, f"{name}: x_test", warn=False), targets(y_test, f"{name}: y_test")
+    held: dict[str, tuple[Tensor, Tensor]] = {}
+    for split, a, b in (("test", x_test, y_test), ("validation", x_validation, y_validation)):
+        if (a is None) != (b is None):
+            lacks, there = ("x", "y") if a is None else ("y", "x")
+            raise DataError(f"{name}: there is {there}_{split} but no {lacks}_{split}; give both or neither.")
+        if a is not None and b is not None:
+            held[split] = inputs(a, f"{name}: x_{split}", warn=False), targets(b, f"{name}: y_{split}")
     numbered = classes is None and not names and y.ndim == 1 and y.numel() > 0 and not y.is_floating_point()
     if classes is None:
-        largest = -1 if y.is_floating_point() or not y.numel() else int(max(y.max(), v.max() if v.numel() else -1))
+        labels = () if y.is_floating_point() or not y.numel() else (y, *(v for _, v in held.values()))
+        largest = max((int(v.max()) for v in labels if v.numel()), default=-1)
         classes = len(names) or largest + 1 or 1
     if not 1 <= classes <= CLASSES:
         raise DataError(
@@ -412,14 +421,16 @@ def from_tensors(
     if numbered:
         _warn_of_gaps(y, classes, name)
     warn_of_pixels(x, name)
-    for ids in (clients, clients_test):
+    for ids in (clients, clients_test, clients_validation):
         if ids is not None and np.asarray(ids).dtype.kind == "f" and np.isnan(np.asarray(ids)).any():
             raise DataError(f"{name}: some samples have NaN for their client; give each a number or a name.")
-    train, test = (Arrays(a, b, classes, tuple(names)) for a, b in ((x, y), (u, v)))
-    if not (y.is_floating_point() or v.is_floating_point()) and y.ndim == v.ndim == 1:
-        _check_test_classes(y, v, names, name)
-    groups = {} if clients is None else natural_clients(clients, clients_test)
-    return Source(name, train, test, licence, citation, **groups, settings=settings or {})
+    pools = [Arrays(a, b, classes, tuple(names)) for a, b in ((x, y), held.get("test", (x[:0], y[:0])))]
+    kept = Arrays(*held["validation"], classes, tuple(names)) if "validation" in held else None
+    for split, (_, v) in held.items():
+        if not (y.is_floating_point() or v.is_floating_point()) and y.ndim == v.ndim == 1:
+            _check_classes(y, v, names, name, split)
+    groups = {} if clients is None else natural_clients(clients, clients_test, validation=clients_validation)
+    return Source(name, *pools, licence, citation, **groups, settings=settings or {}, validation=kept)
 
 
 def _warn_of_gaps(y: Tensor, classes: int, name: str) -> None:
@@ -434,16 +445,16 @@ def _warn_of_gaps(y: Tensor, classes: int, name: str) -> None:
         )
 
 
-def _check_test_classes(y: Tensor, v: Tensor, names: Sequence[str], name: str) -> None:
-    """Warn of classes that test samples [M] have and training samples [N] lack, by name; refuse if these share none."""
+def _check_classes(y: Tensor, v: Tensor, names: Sequence[str], name: str, split: str) -> None:
+    """Warn of classes that samples kept apart [M] have and training samples [N] lack; refuse if these share none."""
     known, tested = set(y.unique().tolist()), set(v.unique().tolist())
     if not (lacking := sorted(tested - known)) or not known:
         return
     shown = ", ".join(repr(names[label]) if names else str(label) for label in lacking[:5])
-    message = f"{name}: only test samples have the {'class' if len(lacking) == 1 else 'classes'} {shown}"
+    message = f"{name}: only {split} samples have the {'class' if len(lacking) == 1 else 'classes'} {shown}"
     message += f" and {len(lacking) - 5} more" if len(lacking) > 5 else ""
     if not tested & known:
-        raise DataError(f"{message}, and no training sample has a class of the test set; give both the same labels.")
+        raise DataError(f"{message}, and no training sample has a class of the {split} set; give both the same labels.")
     warnings.warn(
         f"{message}, which no model can learn from the training samples; give both the same labels, or leave those "
         "samples out.",

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import chain, pairwise
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
@@ -79,36 +79,20 @@ def table(
     if time is not None and time not in features:
         apart = [other.drop(columns=time, errors="ignore") for other in apart]
     frame, *apart = without_gaps([frame, *apart], missing, [*label, *([client] if client else [])], features)
+    beside = {"test": test, "validation": validation}
+    beside = {key: str(value) for key, value in beside.items() if value is not None}
+    held = dict(zip(beside, apart, strict=True))
     source = as_source(
         frame, features=list(features) or None, label=targets, client=client, standardise=standardise, name=name,
-        test=joined(apart) if apart else None,
+        test=held.get("test"), validation_set=held.get("validation"),
     )  # fmt: skip
     settings = {"path": str(path), "label": targets, "time": time}
     settings |= {"client": client} if client else {}
     settings |= {"features": list(features)} if features else {}
     settings |= {key: source.settings[key] for key in ("columns", "standardised") if key in source.settings}
-    beside = {"test": test, "validation": validation}
-    settings |= {key: str(value) for key, value in beside.items() if value is not None}
+    settings |= beside
     settings |= {"missing": missing} if missing != "refuse" else {}
-    ends = np.cumsum([0] + [len(other) for other in apart])
-    pieces = [
-        (source.test.take(rows := np.arange(a, b)), None if source.groups_test is None else source.groups_test[rows])
-        for a, b in pairwise(ends)
-    ]
-    nothing = source.test.take(np.arange(0)), None
-    test_part, test_by = pieces.pop(0) if test is not None else nothing
-    kept, kept_by = pieces.pop(0) if validation is not None else (None, None)
-    return Source(
-        name, source.train, test_part, "not stated", "", source.groups, test_by, source.group_names, settings,
-        kept, kept_by,
-    )  # fmt: skip
-
-
-def joined(frames: Sequence[Any]) -> Any:
-    """Frames below each other, each with all columns that one of them has."""
-    import pandas as pd
-
-    return pd.concat(frames, ignore_index=True)
+    return replace(source, settings=settings)
 
 
 def without_gaps(frames: Sequence[Any], missing: str, ids: Sequence[str], features: Sequence[str]) -> list[Any]:
