@@ -332,10 +332,11 @@ def npz(path: str | Path, classes: int | None = None, standardise: bool = False)
     home = Path(path).expanduser()
     read = read_npy_folder if home.is_dir() else read_npz
     arrays = read(home, ["x_train", "y_train"], [*held, "client_train", "names"])
+    apart: dict[str, Any] = {key.replace("client_", "clients_"): arrays[key] for key in held if key in arrays}
     source = from_tensors(
         arrays["x_train"],
         arrays["y_train"],
-        **{key.replace("client_", "clients_"): arrays[key] for key in held if key in arrays},
+        **apart,
         classes=classes,
         clients=arrays.get("client_train"),
         names=[str(name) for name in np.ravel(arrays.get("names", ()))],
@@ -424,13 +425,13 @@ def from_tensors(
     for ids in (clients, clients_test, clients_validation):
         if ids is not None and np.asarray(ids).dtype.kind == "f" and np.isnan(np.asarray(ids)).any():
             raise DataError(f"{name}: some samples have NaN for their client; give each a number or a name.")
-    pools = [Arrays(a, b, classes, tuple(names)) for a, b in ((x, y), held.get("test", (x[:0], y[:0])))]
+    train, test = (Arrays(*pair, classes, tuple(names)) for pair in ((x, y), held.get("test", (x[:0], y[:0]))))
     kept = Arrays(*held["validation"], classes, tuple(names)) if "validation" in held else None
     for split, (_, v) in held.items():
         if not (y.is_floating_point() or v.is_floating_point()) and y.ndim == v.ndim == 1:
             _check_classes(y, v, names, name, split)
     groups = {} if clients is None else natural_clients(clients, clients_test, validation=clients_validation)
-    return Source(name, *pools, licence, citation, **groups, settings=settings or {}, validation=kept)
+    return Source(name, train, test, licence, citation, **groups, settings=settings or {}, validation=kept)
 
 
 def _warn_of_gaps(y: Tensor, classes: int, name: str) -> None:
