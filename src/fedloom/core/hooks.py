@@ -19,16 +19,12 @@ def overrides(part: Part, hook: str) -> bool:
     >>> overrides(Drift(), "grad")
     False
     """
-    return _overrides(type(part), hook)
+    return hook in overridden(type(part))
 
 
 @cache
 def overridden(kind: type[Part]) -> frozenset[str]:
-    """The hooks that a kind of part overrides."""
-    return frozenset(hook for hook in HOOKS if _overrides(kind, hook))
-
-
-@cache
-def _overrides(kind: type[Part], hook: str) -> bool:
-    own = getattr(kind, hook, None)  # a setting may share its name with another slot's hook
-    return callable(own) and own.__module__ != Part.__module__
+    """The hooks and other methods that a kind of part has from elsewhere than the base classes."""
+    # a setting may share its name with another slot's hook
+    methods = {name: getattr(kind, name) for name in dir(kind) if name[0] != "_"}
+    return frozenset([name for name, own in methods.items() if callable(own) and own.__module__ != Part.__module__])

@@ -39,7 +39,7 @@ class Leaf:
         last = value.ndim == 4 and value.shape[1] > 1 and value.shape[2] * value.shape[3] > 1
         return cls(name, tuple(value.shape), value.dtype, last)
 
-    @property
+    @cached_property
     def size(self) -> int:
         """Number of elements."""
         return prod(self.shape)
@@ -98,7 +98,7 @@ class Layout:
             next(iter(types)),
         )
 
-    @property
+    @cached_property
     def size(self) -> int:
         """P, the number of trainable parameters."""
         return sum(leaf.size for leaf in self.parameters)

@@ -158,7 +158,8 @@ class Method:
                     raise ConfigError(
                         f"{slot} is {in_words(part)}, but it must be a {kind.__name__} of fedloom.core.parts."
                     )
-                _check_declarations(f"{slot} {label(part)!r}", part)
+                if type(part) is not kind:
+                    _check_declarations(f"{slot} {label(part)!r}", part)
 
     def with_loss(self, term: Term) -> Method:
         """The method with another loss on the data in place of the cross entropy; its name says so.
@@ -199,9 +200,9 @@ class Method:
             for method in (base, self):
                 filled = getattr(method, slot)
                 terms.append(filled if isinstance(filled, tuple) else (filled,))
-            before, now = ([*map(label, one)] for one in terms)
+            before, now = [[*map(label, parts)] for parts in terms]
             gone, come = [part for part in before if part not in now], [part for part in now if part not in before]
-            if any(overrides(part, "loss") for part in terms[1] if label(part) in come):
+            if come and any(overrides(part, "loss") for part in terms[1] if label(part) in come):
                 gone = [part for part in gone if part != "cross_entropy"]
             if slot in SEVERAL or come == ["none"]:
                 found += "".join(f"-{part}" for part in gone)
@@ -295,8 +296,11 @@ class Method:
     @cached_property
     def hooks(self) -> dict[str, list[tuple[str, Any]]]:
         """For each hook, the parts that override it, with their places."""
-        parts = [(place, part, overridden(type(part))) for place, part in self.parts.items()]
-        return {hook: [(place, part) for place, part, own in parts if hook in own] for hook in HOOKS}
+        found: dict[str, list[tuple[str, Any]]] = {hook: [] for hook in HOOKS}
+        for place, part in self.parts.items():
+            for hook in overridden(type(part)) & found.keys():
+                found[hook].append((place, part))
+        return found
 
     @cached_property
     def is_paired(self) -> bool:
@@ -493,8 +497,10 @@ def _check_names(who: str, part: Part) -> None:
     known = {name for kind in bases for name in vars(kind) if not name.startswith("_")}
     own = {name: held for kind in kinds if kind not in (*bases, object) for name, held in vars(kind).items()}
     missing, works = known - own.keys(), bool(known & own.keys())
-    for name in (name for name, held in own.items() if callable(held) and not name.startswith("_")):
-        if name in known or not (close := closest(name, missing, alike=0.75 if works else 0.6)):
+    for name, held in own.items():
+        if name in known or name.startswith("_") or not callable(held):
+            continue
+        if not (close := closest(name, missing, alike=0.75 if works else 0.6)):
             continue
         if not works:
             raise ConfigError(f"{who} does nothing: it has no hook {name!r}; did you mean {close!r}?")

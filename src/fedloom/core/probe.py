@@ -127,8 +127,8 @@ def attributes(module: nn.Module) -> dict[str, object]:
 def changed(before: Mapping[str, object], after: Mapping[str, object]) -> str | None:
     """The name of the first attribute that has another value, or that only one of them has; None if there is none."""
     both = {**before, **after}
-    return next((name for name in both if not _same(before.get(name), after.get(name))), None)
-
-
-def _same(before: object, after: object) -> bool:
-    return before is after or (isinstance(before, PLAIN) and type(before) is type(after) and before == after)
+    for name in both:
+        old, new = before.get(name), after.get(name)
+        if old is not new and not (isinstance(old, PLAIN) and type(old) is type(new) and old == new):
+            return name
+    return None

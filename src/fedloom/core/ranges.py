@@ -153,6 +153,7 @@ def ranges(kind: type) -> dict[str, Range | Words]:
     return found
 
 
+@functools.cache
 def range_of(annotation: Any) -> Range | Words | None:
     """The range in an annotation, or in one option of it, like that of ``Count | None``."""
     if get_origin(annotation) is Literal:

@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeVar, overload
 
 from fedloom.core.documentation import documentation
 from fedloom.core.errors import ConfigError, nearest
-from fedloom.core.ranges import within
+from fedloom.core.ranges import outside
 from fedloom.core.settings import checked, signature
 
 T = TypeVar("T")
@@ -45,7 +45,8 @@ class Ranged:
     """
 
     def __post_init__(self) -> None:
-        within(self, f"{titled(type(self))}: ")
+        if wrong := outside(self):
+            raise ConfigError(f"{titled(type(self))}: {wrong}.")
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ class Entry(Generic[T]):
         """The first line of the factory's docstring."""
         return (inspect.getdoc(self.factory) or "").strip().partition("\n")[0]
 
-    @property
+    @cached_property
     def parameters(self) -> dict[str, inspect.Parameter]:
         """The parameters that can be set, by name, with annotations resolved to types."""
         return signature(self.factory)
@@ -136,7 +137,7 @@ class Registry(Generic[T]):
             _titles.setdefault(factory, f"{self.kind} {key!r}")
             shared = self._shared.keys() & parameters
             if shared and (missing := shared - documentation(factory)[1].keys()):
-                told = "".join(f"    {name}: {text}\n" for name, text in self._shared.items() if name in missing)
+                told = "".join([f"    {name}: {text}\n" for name, text in self._shared.items() if name in missing])
                 before, _, after = inspect.cleandoc(factory.__doc__ or "").partition("\n\nArgs:\n")
                 factory.__doc__ = f"{before}\n\nArgs:\n{told}{after}"
             return factory
@@ -150,9 +151,13 @@ class Registry(Generic[T]):
             ConfigError: if the name is that of a factory defined elsewhere. One defined in the same place is replaced,
                 as when a cell of a notebook is run again.
         """
-        if name in self._entries and self._entries[name].place != place:
-            raise ConfigError(f"there are two {self.kind}s named {name!r}.")
-        self._entries[name] = Entry(self.kind, name, load, place)
+        self._add([Entry(self.kind, name, load, place)])
+
+    def _add(self, entries: list[Entry[T]]) -> None:
+        for entry in entries:
+            if entry.name in self._entries and self._entries[entry.name].place != entry.place:
+                raise ConfigError(f"there are two {self.kind}s named {entry.name!r}.")
+            self._entries[entry.name] = entry
 
     def lazily(self, package: str, places: Mapping[str, str], *others: str) -> Callable[[str], Any]:
         """Register factories of a package's modules by name; returns the ``__getattr__`` of the package.
@@ -162,8 +167,7 @@ class Registry(Generic[T]):
             places: the module and attribute of each factory, like ``{"dynamic": "feddyn.FedDynDrift"}``.
             others: modules and attributes that the package exports unregistered, likewise.
         """
-        for name, place in places.items():
-            self.later(name, partial(_at, package, place), f"{package}.{place}")
+        self._add([Entry(self.kind, n, partial(_at, package, at), f"{package}.{at}") for n, at in places.items()])
         return lazily(package, *places.values(), *others)
 
     def name_of(self, factory: Callable[..., Any]) -> str | None:

@@ -6,12 +6,13 @@ it and stated nowhere else.
 
 from __future__ import annotations
 
-import functools
 import inspect
 import math
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, is_dataclass
+from functools import cache, partial
+from operator import is_
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -80,6 +81,7 @@ def is_grid(annotation: Any, value: Any) -> bool:
     return isinstance(value, list) and get_origin(bare_type(annotation)) not in (tuple, list, Sequence)
 
 
+@cache
 def bare_type(annotation: Any) -> Any:
     """The type itself of an annotation with a range.
 
@@ -154,15 +156,14 @@ def convert(key: str, value: Any, annotation: Any) -> Any:
 
 def _convert(value: Any, annotation: Any) -> Any:
     """``convert``, raising ``TypeError`` if it is impossible."""
+    annotation = bare_type(annotation)
     origin, inner = get_origin(annotation), get_args(annotation)
-    if origin is Annotated:
-        return _convert(value, inner[0])
     if annotation in (Any, object, EMPTY):
         return value
     if origin in (Union, types.UnionType):
         if value is None and type(None) in inner:
             return None
-        for option in sorted(inner, key=lambda option: option is str):  # str last: it accepts numbers too
+        for option in sorted(inner, key=partial(is_, str)):  # str last: it accepts numbers too
             try:
                 return _convert(value, option)
             except TypeError:
@@ -223,7 +224,7 @@ def check_fields(made: Any, prefix: str = "") -> None:
     """
     for name, parameter in _signature(type(made)).items():
         value, kind = getattr(made, name), parameter.annotation
-        if value is parameter.default and (value is None or isinstance(value, str | bool)):
+        if type(value) is type(parameter.default) and name in _settled(type(made)) and value == parameter.default:
             continue
         if is_dataclass(kind) and isinstance(kind, type) and isinstance(value, Mapping):
             known = _signature(kind)
@@ -241,7 +242,7 @@ def check_fields(made: Any, prefix: str = "") -> None:
     within(made, prefix)
 
 
-@functools.cache
+@cache
 def _signature(kind: type) -> Parameters:
     """The fields of a dataclass with their types; none where a type is only known to its module."""
     try:
@@ -250,7 +251,18 @@ def _signature(kind: type) -> Parameters:
         return {}
 
 
-@functools.cache
+@cache
+def _settled(kind: type) -> frozenset[str]:
+    """The fields of a dataclass whose default is a single value that conversion leaves as it is."""
+    parameters = {
+        name: p for name, p in _signature(kind).items() if isinstance(p.default, bool | int | float | str | None)
+    }
+    return frozenset(
+        name for name, p in parameters.items() if type(checked(name, p.default, p.annotation)) is type(p.default)
+    )
+
+
+@cache
 def _plain(annotation: Any) -> bool:
     """Whether all values of a type can be written in a configuration.
 
