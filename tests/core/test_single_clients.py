@@ -121,3 +121,27 @@ def test_private_uplinks_count_equal_rounds() -> None:
     private = fl.methods.make("dp_fedavg")
     with pytest.raises(ConfigError, match="counts the same rounds for all clients; leave presence out"):
         experiment(private, presence={"2": (1,)})
+
+
+def test_settings_and_presence_of_clients_come_from_tables(tmp_path: Path) -> None:
+    (tmp_path / "settings.csv").write_text("client,epochs,lr\n1,,0.05\n2,1,\n")
+    (tmp_path / "who.csv").write_text("client,joins,leaves\n0,1,\n1,0,2\n")
+    files = {"client_local": tmp_path / "settings.csv", "presence": tmp_path / "who.csv"}
+    read, said = (
+        experiment(local=BASE, **settings)
+        for settings in (
+            files,
+            {"client_local": {"1": {"lr": 0.05}, "2": {"epochs": 1}}, "presence": {"0": (1,), "1": (0, 2)}},
+        )
+    )
+    assert read.own_local == said.own_local
+    assert [read.present(t).tolist() for t in range(3)] == [said.present(t).tolist() for t in range(3)]
+    (tmp_path / "who.csv").write_text("client,from\n0,1\n")
+    with pytest.raises(ConfigError, match="has a column 'from'; name client, joins and leaves"):
+        experiment(local=BASE, presence=tmp_path / "who.csv")
+
+
+def test_tables_of_clients_are_named_on_the_command_line(tmp_path: Path) -> None:
+    (tmp_path / "settings.csv").write_text("client,lr\n1,0.05\n")
+    built = build(resolve([f"client_local={tmp_path / 'settings.csv'}", "clients=3"]))
+    assert [built.own_local[1].lr, *built.own_local] == [0.05, 1]

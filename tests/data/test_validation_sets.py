@@ -121,3 +121,40 @@ def test_labels_are_never_filled(files: Path) -> None:
     table.to_csv(files / "train.csv", index=False)
     with pytest.raises(DataError):
         sources.make("table", path=files / "train.csv", label=["label"], missing="impute")
+
+
+def test_npz_files_with_the_names_of_medmnist_and_rows_of_pixels(tmp_path: Path) -> None:
+    """Labels [N, 1] are class numbers, and ``val`` is for validation; data.shape makes images of rows."""
+    draw = np.random.default_rng(0)
+    parts = {"train": 40, "val": 12, "test": 10}
+    arrays = {f"{p}_images": draw.integers(0, 256, (n, 16), dtype=np.uint8) for p, n in parts.items()}
+    np.savez(tmp_path / "m.npz", **arrays, **{f"{p}_labels": draw.integers(0, 3, (n, 1)) for p, n in parts.items()})
+    words = [f"data=npz:{tmp_path / 'm.npz'}", "data.shape=[4,4]", "clients=4", "held_out=0", "model=logistic"]
+    federation = build(resolve([*words, "partition=iid"])).federation
+    assert federation.train.arrays.x.shape == (40, 1, 4, 4)
+    assert federation.validation.index.sizes.tolist() == [3, 3, 3, 3]
+    np.testing.assert_allclose(federation.test.x.flatten(1) * 255, arrays["test_images"], rtol=1e-5)
+    with pytest.raises(DataError, match=r"data.shape=\[5\] is 5 numbers, but a sample has 16"):
+        sources.make("npz", path=tmp_path / "m.npz", shape=(5,))
+
+
+def test_rows_of_a_table_as_samples_of_a_shape(tmp_path: Path) -> None:
+    table = pd.DataFrame(np.random.default_rng(0).normal(size=(30, 6)), columns=list("abcdef"))
+    table.assign(label=np.arange(30) % 2).to_csv(tmp_path / "t.csv", index=False)
+    words = [f"data=table:{tmp_path / 't.csv'}", "data.shape=[2,3]", "partition=iid", "clients=3", "rounds=1"]
+    server = fl.run(build(resolve([*words, "model=logistic"]))).trained.server
+    assert server.arrays.x.shape == (30, 2, 3)
+    assert len(server.predict(table)) == 30
+
+
+def test_validation_samples_that_a_source_keeps_apart(tmp_path: Path) -> None:
+    """``validation=apart`` gives MedMNIST's to the clients, ``true`` joins them to the pool."""
+    draw, sizes = np.random.default_rng(0), {"train": 40, "val": 12, "test": 10}
+    arrays = {f"{part}_images": draw.integers(0, 256, (n, 28, 28), dtype=np.uint8) for part, n in sizes.items()}
+    arrays |= {f"{part}_labels": draw.integers(0, 11, (n, 1)).astype(np.uint8) for part, n in sizes.items()}
+    np.savez(tmp_path / "organcmnist.npz", **arrays)
+    made = {how: sources.make("organcmnist", root=tmp_path, validation=how) for how in (False, True, "apart")}
+    assert [len(one.train) for one in made.values()] == [40, 52, 40]
+    federation = fl.data.federate(made["apart"], "iid", clients=4)
+    assert len(federation.validation.index.rows) == 12
+    assert not len(fl.data.federate(made[False], "iid", clients=4).validation.index.rows)

@@ -117,10 +117,11 @@ def federate(
         kept = (
             same_groups(beside, index, natural)
             if own_rows
-            else from_common(beside, partition, index, labels, stream(seed, "split", 2), "a validation set")
+            else dealt(partition, index, labels, class_numbers(beside.test), len(beside.test), stream(seed, "split", 2))
         )
     if held_out == "common":
-        where, test_part = source.test, from_common(source, partition, index, labels, stream(seed, "split", 1))
+        pool = labels_of_test(source, "held_out=common")
+        where, test_part = source.test, dealt(partition, index, labels, pool, len(pool), stream(seed, "split", 1))
     elif held_out == "natural":
         where, test_part = source.test, same_groups(source, index, natural)
     names = names_of(source, index) if natural else ()
@@ -335,20 +336,17 @@ def noisy(
     return replace(clean, y=torch.from_numpy(y)), {"noise": {**noise.describe(), "wrong": wrong}}
 
 
-def from_common(
-    source: Source,
-    partition: Partition,
-    index: Index,
-    labels: np.ndarray,
+def dealt(
+    partition: Partition, index: Index, labels: np.ndarray, pool: np.ndarray | None, size: int,
     rng: np.random.Generator,
-    what: str = "held_out=common",
-) -> Index:
-    """Each client's rows of the common test set, dealt by the partition or by the clients' label distributions.
+) -> Index:  # fmt: skip
+    """Each client's rows of a common set, dealt by the partition or by the clients' label distributions.
 
-    ``what`` needs them and begins the error sentence.
+    The set has class numbers ``pool``, [size]; for None clients get shares at random.
     """
-    pool = labels_of_test(source, what)
-    if partition.deals_test:
+    if pool is None:
+        labels, pool = np.zeros_like(labels), np.zeros(size, np.int64)
+    elif partition.deals_test:
         return index_of(partition.test_owners(pool, int(labels.max()) + 1, len(index), rng), len(index))
     return by_distribution(index, labels, pool, rng)
 

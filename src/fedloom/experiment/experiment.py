@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fedloom.core.attack import Attack
 from fedloom.core.checks import DTYPES, one_of
 from fedloom.core.compose import named
-from fedloom.core.errors import ConfigError, in_words, nearest
+from fedloom.core.errors import ConfigError, DataError, in_words, nearest
 from fedloom.core.federation import Federation
 from fedloom.core.local import OWN, TO_THE_END, Local, cohort_size
 from fedloom.core.method import Method
@@ -297,6 +297,36 @@ def check_measured(evaluation: Evaluation, history: Sequence[Mapping[str, object
     )
 
 
+def _by_client(path: Path) -> dict[str, dict[str, Any]]:
+    """The cells of a table with the column ``client``, by client and column; empty ones are left out.
+
+    Raises:
+        DataError: if it is no such table, or has several rows of a client.
+    """
+    from fedloom.data.sources.table import read_frame  # imports pandas
+    from fedloom.data.user import clients_of
+
+    frame = read_frame(path, texts=("client",))
+    if "client" not in frame.columns:
+        raise DataError(f"{path} has no column 'client', with the name or number of each client.")
+    names = [str(name) for name in clients_of(frame["client"], str(path))]
+    if len(set(names)) < len(names):
+        raise DataError(f"{path} has several rows of client {max(names, key=names.count)!r}; leave one.")
+    columns = {name: frame[name].tolist() for name in frame.columns if name != "client"}
+    cells = {name: [v if isinstance(v, str) else _whole(v) for v in values] for name, values in columns.items()}
+    return {
+        who: {name: values[row] for name, values in cells.items() if values[row] is not None}
+        for row, who in enumerate(names)
+    }
+
+
+def _whole(value: Any) -> Any:
+    """A number of a column as an integer where it is one; None for NaN."""
+    if value is None or value != value:
+        return None
+    return int(value) if not isinstance(value, bool) and value == int(value) else value
+
+
 OWN_CLASSES = (
     "but each of these clients numbers the classes in its own way; choose data with common class numbers, like "
     "partition=acid in place of alid"
@@ -320,9 +350,11 @@ class Experiment:
             probability).
         local: settings of local training.
         client_local: settings of single clients that differ, by name or number, in which ``*`` stands for anything:
-            ``{"phone*": {"epochs": 1, "lr": 0.01}}``; of several that fit the last one counts.
+            ``{"phone*": {"epochs": 1, "lr": 0.01}}``; of several that fit the last one counts. Or a table, CSV or
+            parquet, with a column ``client`` and a column for each such setting, in which empty cells change nothing.
         presence: clients that join or leave, likewise: ``{"3": [10, 30]}`` takes part from round 10 until before round
-            30, counted from 0, and ``{"3": [10]}`` until the end. Their states stay.
+            30, counted from 0, and ``{"3": [10]}`` until the end. Their states stay. Or a table with the columns
+            ``client``, ``joins`` and ``leaves``, of which the last one may be empty.
         augment: augmentations applied to every mini-batch, in order: names (crop, flip, cutout, jitter, blur,
             autoaugment, randaugment), or mappings like ``{"name": "cutout", "size": 8}``.
         views: augmentations, likewise, that make two views of the server's unlabelled inputs, for methods that use
@@ -364,8 +396,8 @@ class Experiment:
     cohort: int | None = None
     sampling: str = "fixed"
     local: Local = field(default_factory=Local)
-    client_local: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    presence: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    client_local: Path | Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    presence: Path | Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     augment: tuple[str | Mapping[str, Any] | Augmentation, ...] = ()
     views: tuple[str | Mapping[str, Any] | Augmentation, ...] = ("jitter", "blur")
     init: Path | None = None
@@ -475,7 +507,8 @@ class Experiment:
             ConfigError: for a setting that all clients share, or one that is out of range.
         """
         own: dict[int, dict[str, Any]] = {}
-        for pattern, settings in self.client_local.items():
+        given = self.client_local
+        for pattern, settings in (_by_client(given) if isinstance(given, Path) else given).items():
             for name in settings:
                 one_of(f"client_local: {pattern} has no own", name, OWN)
             for client in self._matching("client_local", pattern):
@@ -483,10 +516,24 @@ class Experiment:
         return {client: replace(self.local, **settings) for client, settings in own.items()}
 
     @cached_property
+    def spans(self) -> Mapping[str, Sequence[int]]:
+        """``presence`` as a mapping.
+
+        Raises:
+            ConfigError: if it is a table with other columns.
+        """
+        if not isinstance(self.presence, Path):
+            return self.presence
+        rows = _by_client(self.presence)
+        if strange := {key for row in rows.values() for key in row} - {"joins", "leaves"}:
+            raise ConfigError(f"{self.presence} has a column {min(strange)!r}; name client, joins and leaves.")
+        return {who: (row.get("joins", 0), *[v for k, v in row.items() if k == "leaves"]) for who, row in rows.items()}
+
+    @cached_property
     def _spans(self) -> tuple[np.ndarray, np.ndarray]:
         """The rounds from and until which clients are present, float64 [seen] each."""
         start, end = np.zeros(self.federation.seen), np.full(self.federation.seen, np.inf)
-        for pattern, span in self.presence.items():
+        for pattern, span in self.spans.items():
             if not 1 <= len(span) <= 2 or span[0] < 0 or (len(span) == 2 and span[1] <= span[0]):
                 raise ConfigError(
                     f"presence: {pattern} is {list(span)}, but it must be [joins] or [joins, leaves] in rounds from 0."

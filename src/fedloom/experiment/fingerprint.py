@@ -50,7 +50,7 @@ def describe(experiment: Experiment, plan: ClientPlan) -> dict[str, Any]:
             "cohort": experiment.cohort,
             "kind": experiment.sampling,
             "drop_rate": experiment.drop_rate,
-            **({"presence": to_plain(experiment.presence)} if experiment.presence else {}),
+            **({"presence": to_plain(experiment.spans)} if experiment.presence else {}),
         },
         "federation": {
             "clients": len(federation),

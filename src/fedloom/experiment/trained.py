@@ -204,6 +204,7 @@ def inputs_like(arrays: Arrays, table: Mapping[str, Any], x: Any) -> Tensor:
 
     if "columns" in table and is_frame(x):
         x = in_columns(x, table["columns"], table.get("standardised"))
+        x = x.reshape(len(x), *arrays.x.shape[1:])  # of data.shape
     if "texts" in table:
         x = in_tokens(x, **table["texts"])
     wanted, shape = arrays.x.dtype, tuple(arrays.x.shape[1:])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -120,7 +121,9 @@ def from_batches(paths: Sequence[Path], key: str) -> tuple[np.ndarray, np.ndarra
 
 @sources.register
 @reads(CINIC)
-def cinic10(root: str | Path | None = None, validation: bool = False, normalise: bool = True) -> Source:
+def cinic10(
+    root: str | Path | None = None, validation: bool | Literal["apart"] = False, normalise: bool = True
+) -> Source:
     """CINIC-10: 90 000 + 90 000 colour photographs from ImageNet and CIFAR-10, 32x32, 10 classes.
 
     Reads ``CINIC-10/{train,valid,test}/<class>/*.png``; decoded images are cached beside them in ``fedloom-*.npz``.
@@ -137,9 +140,10 @@ def cinic10(root: str | Path | None = None, validation: bool = False, normalise:
         cache = folder.parent / f"fedloom-{folder.name}.npz"
         read.append((read_images("CINIC-10", paths, 32, cache, resize=False), y))
     assert names is not None
-    if validation:
+    if validation is True:
         read[:2] = [tuple(np.concatenate(both) for both in zip(*read[:2], strict=True))]
-    train, test = (image_arrays(x, y, names, normalise, *SCALE_CINIC) for x, y in read)
+    train, *apart, test = (image_arrays(x, y, names, normalise, *SCALE_CINIC) for x, y in read)
     licence = "CC BY 4.0 (the collection; its images are ImageNet's and CIFAR-10's)"
     settings = {"validation": validation, "normalise": normalise}
-    return Source("cinic10", train, test, licence, bibtex("darlow2018cinic"), settings=settings)
+    kept = apart[0] if apart else None
+    return Source("cinic10", train, test, licence, bibtex("darlow2018cinic"), settings=settings, validation=kept)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -101,7 +102,7 @@ def medmnist_files(title: str, size: int) -> Files:
 @sources.register
 @reads(medmnist_files("DermaMNIST", 28))
 def dermamnist(
-    size: int = 28, root: str | Path | None = None, validation: bool = False, normalise: bool = True
+    size: int = 28, root: str | Path | None = None, validation: bool | Literal["apart"] = False, normalise: bool = True
 ) -> Source:
     """DermaMNIST: 7007 + 2005 dermatoscopic colour images of 7 skin lesions (and 1003 for validation).
 
@@ -116,7 +117,7 @@ def dermamnist(
 @sources.register
 @reads(medmnist_files("OrganCMNIST", 28))
 def organcmnist(
-    size: int = 28, root: str | Path | None = None, validation: bool = False, normalise: bool = True
+    size: int = 28, root: str | Path | None = None, validation: bool | Literal["apart"] = False, normalise: bool = True
 ) -> Source:
     """OrganCMNIST: about 13 000 + 8000 coronal CT images of 11 organs, grey.
 
@@ -134,7 +135,7 @@ def medmnist(
     licence: str,
     size: int,
     root: str | Path | None,
-    validation: bool,
+    validation: bool | Literal["apart"],
     normalise: bool,
 ) -> Source:
     """A MedMNIST set of images with one label each (Yang et al., 2023)."""
@@ -152,8 +153,10 @@ def medmnist(
         return image_arrays(x, y[:, 0], names, normalise, half, half)
 
     x, y = content.pop("train_images"), content.pop("train_labels")
-    if validation:
+    if validation is True:
         x, y = np.concatenate([x, content["val_images"]]), np.concatenate([y, content["val_labels"]])
     train, test = arrays(x, y), arrays(content["test_images"], content["test_labels"])
     settings = {"size": size, "validation": validation, "normalise": normalise}
-    return Source(title.lower(), train, test, licence, bibtex("yang2023medmnist"), settings=settings)
+    apart = arrays(content["val_images"], content["val_labels"]) if validation == "apart" else None
+    citation = bibtex("yang2023medmnist")
+    return Source(title.lower(), train, test, licence, citation, settings=settings, validation=apart)

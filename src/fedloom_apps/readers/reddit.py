@@ -33,7 +33,10 @@ Pairs = tuple[list[Sequence[str]], list[Sequence[str]]]
 
 @sources.register
 @reads(FILES)
-def reddit(words: int = 10_000, length: int = 10, padded: bool = False, root: str | Path | None = None) -> Source:
+def reddit(
+    words: int = 10_000, length: int = 10, padded: bool = False, root: str | Path | None = None,
+    validation: bool = False,
+) -> Source:  # fmt: skip
     """Reddit (LEAF): next-word prediction on comments, by user.
 
     Reads the output of LEAF's scripts, ``reddit/data/{train,test}/*.json`` (or
@@ -50,28 +53,30 @@ def reddit(words: int = 10_000, length: int = 10, padded: bool = False, root: st
         words: size of the vocabulary, including padding and the unknown word.
         length: words per sequence; 10 if ``padded``.
         padded: whether to keep LEAF's chunks.
+        validation: whether a user's comments in ``val``, beside ``train``, are its own samples for validation.
     """
     if words < 3 or length < 1 or (padded and length != 10):
         raise ConfigError(f"Reddit needs at least 3 words and length 1 (10 if padded), not {words} and {length}.")
     folders = FILES.obtain(root)
-    users, users_test = (
-        {u: chunks(x, y, u, folder) for u, x, y in leaf.read_leaf(folder, "Reddit")} for folder in folders
-    )
-    count = Counter(word for x, _ in users.values() for chunk in x for word in chunk)
+    folders += [folders[0].parent / "val"] if validation else []
+    users = [{u: chunks(x, y, u, folder) for u, x, y in leaf.read_leaf(folder, "Reddit")} for folder in folders]
+    count = Counter(word for x, _ in users[0].values() for chunk in x for word in chunk)
     vocabulary = vocabulary_of(count, words)
-    parts = [read(part, vocabulary, None if padded else length) for part in (users, users_test)]
+    parts = [read(part, vocabulary, None if padded else length) for part in users]
     names = tuple(vocabulary) + tuple(f"unused {n}" for n in range(len(vocabulary), words))
-    train, test = (Arrays(x, y, words, names) for x, y, _ in parts)
+    train, *others = (Arrays(x, y, words, names) for x, y, _ in parts)
     if not len(train):
         raise DataError(f"{folders[0]} holds no comments of {length + 1} words or more.")
+    test, *kept = others
     return Source(
         name="reddit",
         train=train,
         test=test,
+        validation=kept[0] if kept else None,
         licence=f"comments: their authors'; {leaf.LICENCE}",
         citation=bibtex("caldas2018leaf"),
-        **natural_clients(parts[0][2], parts[1][2], "user "),
-        settings={"words": words, "length": length, "padded": padded},
+        **natural_clients(parts[0][2], parts[1][2], "user ", parts[2][2] if kept else None),
+        settings={"words": words, "length": length, "padded": padded, "validation": validation},
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import wave
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -31,8 +32,9 @@ MARK = "_nohash_"
 @sources.register
 @reads(FILES)
 def speech_commands(
-    rate: int = 16_000, words: tuple[str, ...] = (), validation: bool = False, root: str | Path | None = None
-) -> Source:
+    rate: int = 16_000, words: tuple[str, ...] = (), validation: bool | Literal["apart"] = False,
+    root: str | Path | None = None,
+) -> Source:  # fmt: skip
     """SpeechCommands v0.02: one of 35 spoken words, by speaker, as raw sound.
 
     Reads ``speech_commands_v0.02/<word>/<speaker>_nohash_<n>.wav`` (16 bit, one channel, 16 kHz) with
@@ -59,7 +61,7 @@ def speech_commands(
     if strange := next((name for name in names if MARK not in name), None):
         raise DataError(f"{folder / strange} does not name its speaker: its name has no {MARK!r}.")
     valid, test = (np.isin(names, path.read_text().split()) for path in lists)
-    train = ~test if validation else ~(test | valid)
+    train = ~test if validation is True else ~(test | valid)
     paths = [folder / name for name in names]
     check_memory("SpeechCommands", 6 * rate * len(paths))
 
@@ -86,6 +88,7 @@ def speech_commands(
         citation=bibtex("warden2018speech"),
         **natural_clients(speaker[train], speaker[test], "speaker "),
         settings={"rate": rate, "words": list(words), "validation": validation},
+        validation=arrays(valid) if validation == "apart" else None,
     )
 
 

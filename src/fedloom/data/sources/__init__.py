@@ -100,7 +100,8 @@ sources = Sources(
         "root": "the data folder; by default $FEDLOOM_DATA, then ~/.cache/fedloom.",
         "download": "whether torchvision may download missing files.",
         "normalise": "whether to normalise by the training set's mean and deviation per channel; otherwise 0..1.",
-        "validation": "whether the validation samples join the training pool; otherwise they are not used.",
+        "validation": "whether the validation samples join the training pool (true), are the clients' for validation "
+        "(apart), or are not used (false).",
         "seed": "seed of every draw.",
     },
 )

@@ -24,6 +24,7 @@ from torch import Tensor
 from fedloom.core.errors import DataError, outside
 from fedloom.core.federation import Arrays
 from fedloom.core.files import check_memory, mapped, readable, whole_file
+from fedloom.core.ranges import Count
 from fedloom.data.sources import Source, natural_clients, sources
 from fedloom.data.sources.files import cached, moments, read_npy_folder, read_npz, stamp_of, with_progress
 
@@ -312,26 +313,46 @@ CHANNELS = (1, 3, 4)
 """Numbers of channels of images."""
 
 
+MEDMNIST = {
+    f"{kind}_{part}": f"{name}_{theirs}"
+    for kind, theirs in (("x", "images"), ("y", "labels"))
+    for part, name in (("train", "train"), ("validation", "val"), ("test", "test"))
+}
+
+
 @sources.register
-def npz(path: str | Path, classes: int | None = None, standardise: bool = False) -> Source:
+def npz(
+    path: str | Path, classes: int | None = None, shape: tuple[Count, ...] = (), standardise: bool = False
+) -> Source:
     """Any npz file with ``x_train`` and ``y_train``, or a folder of npy files with these names.
 
     Files of a folder are memory-mapped: only what is used is read, so that inputs (float32 or int64) may be larger than
     memory. Optional are ``x_test`` and ``y_test``, ``x_validation`` and ``y_validation``, ``client_train``,
     ``client_test`` and ``client_validation`` (the natural client of each sample, as a number or name) and ``names`` (of
-    the classes). uint8 arrays [N, H, W] or [N, H, W, C] are images and become float32 [N, C, H, W] in 0..1; other
-    floats become float32, other integers int64.
+    the classes). MedMNIST's names are read, too: ``train_images``, ``train_labels`` and so on. uint8 arrays [N, H, W]
+    or [N, H, W, C] are images and become float32 [N, C, H, W] in 0..1; other floats become float32, other integers
+    int64.
 
     Args:
         path: the file or folder.
         classes: number of classes; by default the largest label plus one.
+        shape: the shape of one sample, like [28,28], where inputs are stored as rows of numbers.
         standardise: whether inputs [N, D] are scaled, column by column, by the mean and deviation of all training
             samples together, which a federation of real clients would have to compute jointly.
     """
     held = [f"{kind}_{split}" for split in ("test", "validation") for kind in ("x", "y", "client")]
     home = Path(path).expanduser()
     read = read_npy_folder if home.is_dir() else read_npz
-    arrays = read(home, ["x_train", "y_train"], [*held, "client_train", "names"])
+    try:
+        arrays = read(home, ["x_train", "y_train"], [*held, "client_train", "names"])
+    except DataError as error:
+        try:
+            theirs = read(home, [MEDMNIST["x_train"], MEDMNIST["y_train"]], list(MEDMNIST.values()))
+        except DataError:
+            raise error from None
+        arrays = {ours: theirs[name] for ours, name in MEDMNIST.items() if name in theirs}
+        arrays |= {ours: y[:, 0] for ours, y in arrays.items() if ours[0] == "y" and y.ndim == 2 and y.shape[1] == 1}
+    arrays |= {key: shaped(array, shape, str(path)) for key, array in arrays.items() if key.startswith("x_")}
     apart: dict[str, Any] = {key.replace("client_", "clients_"): arrays[key] for key in held if key in arrays}
     source = from_tensors(
         arrays["x_train"],
@@ -341,9 +362,28 @@ def npz(path: str | Path, classes: int | None = None, standardise: bool = False)
         clients=arrays.get("client_train"),
         names=[str(name) for name in np.ravel(arrays.get("names", ()))],
         name=Path(path).stem,
-        settings={"path": str(path)},
+        settings={"path": str(path), **({"shape": list(shape)} if shape else {})},
     )
     return standardised(source) if standardise else source
+
+
+def shaped(x: np.ndarray, shape: Sequence[int], what: str) -> np.ndarray:
+    """Rows of numbers [N, ...] as samples of the given shape; unchanged for ().
+
+    >>> shaped(np.zeros((3, 6)), (2, 3), "x").shape
+    (3, 2, 3)
+
+    Raises:
+        DataError: if a row has another number of values.
+    """
+    if not shape:
+        return x
+    if int(np.prod(x.shape[1:])) != int(np.prod(shape)):
+        raise DataError(
+            f"{what}: data.shape={list(shape)} is {int(np.prod(shape))} numbers, but a sample has "
+            f"{int(np.prod(x.shape[1:]))}; give a shape of as many."
+        )
+    return x.reshape(len(x), *shape)
 
 
 def names_clients(path: Path) -> bool:

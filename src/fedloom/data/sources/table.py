@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
 import numpy as np
+import torch
 
 from fedloom.core.errors import ConfigError, DataError, first_line, in_one_line, nearest
 from fedloom.core.files import check_memory, readable
+from fedloom.core.ranges import Count
 from fedloom.data.sources import Source, sources
 from fedloom.data.sources.files import one_name_each
 
@@ -41,6 +43,7 @@ def table(
     test: str | Path | None = None,
     validation: str | Path | None = None,
     missing: Literal["refuse", "drop", "impute"] = "refuse",
+    shape: tuple[Count, ...] = (),
 ) -> Source:
     """A CSV or parquet table with one row per sample: ``data=table:FILE data.label=COLUMN``.
 
@@ -61,10 +64,12 @@ def table(
         missing: what becomes of missing values: ``refuse`` the table, ``drop`` their rows, or ``impute`` inputs by the
             mean of a column's numbers in the first file, or its most frequent text, which clients would have to compute
             jointly.
+        shape: the shape of one sample, like [1,28,28], where the input columns are its numbers in order.
 
     Raises:
-        DataError: if a file cannot be read as a table, or lacks a column.
+        DataError: if a file cannot be read as a table, or lacks a column, or has columns for samples of another shape.
     """
+    from fedloom.data.sources.arrays import shaped
     from fedloom.data.user import as_source  # this package is imported by it
 
     if twice := [column for column in (*label, client) if column in features]:
@@ -92,6 +97,14 @@ def table(
     settings |= {key: source.settings[key] for key in ("columns", "standardised") if key in source.settings}
     settings |= beside
     settings |= {"missing": missing} if missing != "refuse" else {}
+    if shape:
+        parts = {part: getattr(source, part) for part in ("train", "test", "validation")}
+        new = {
+            part: replace(arrays, x=torch.from_numpy(shaped(arrays.x.numpy(), shape, name)))
+            for part, arrays in parts.items()
+            if arrays is not None
+        }
+        source, settings = replace(source, **new), settings | {"shape": list(shape)}
     return replace(source, settings=settings)
 
 
