@@ -23,7 +23,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import Enum
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -41,8 +41,10 @@ Measure = Callable[[Any, Mapping[str, Any]], float]
 """Reads a figure from a stored run; the second argument is the whole content of its file."""
 
 
-class Verdict(StrEnum):
+class Verdict(str, Enum):
     """What stored results say about a published claim."""
+
+    __str__ = str.__str__
 
     REPRODUCED = "reproduced"
     SCRIPTS = "reproduced with the scripts' settings"

@@ -7,7 +7,7 @@ import os
 import platform
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from functools import wraps
 from pathlib import Path
 from typing import Any, ParamSpec
@@ -109,7 +109,7 @@ def machine() -> str:
     """The machine and the date of a run."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     which = f"{cores} core{'s' * (cores != 1)} ({platform.machine()})"
-    day = datetime.now(UTC).strftime("%Y-%m-%d")
+    day = datetime.now(timezone.utc).strftime("%Y-%m-%d")
     return f"{which}, torch {torch.__version__}, Python {platform.python_version()}, {day}"
 
 

@@ -30,7 +30,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -208,7 +208,7 @@ def main() -> None:
     results = {name: compare(name, pythons, args.repeats) for name in args.only}
     found = {
         "command": f"python benchmarks/peers --repeats {args.repeats}",
-        "date": datetime.now(UTC).date().isoformat(),
+        "date": datetime.now(timezone.utc).date().isoformat(),
         "machine": {"cores": len(os.sched_getaffinity(0)), "machine": platform.machine(), "torch": torch.__version__},
         "versions": {peer: versions(peer, python) for peer, python in pythons.items() if peer in PEERS},
         "left_out": missing,

@@ -18,7 +18,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -116,7 +116,7 @@ def main() -> None:
     all_rows = {(result["method"], result["peer"]): result for result in (*old["rows"], *results)}
     found = {
         "command": "python benchmarks/peers/agreement",
-        "date": datetime.now(UTC).date().isoformat(),
+        "date": datetime.now(timezone.utc).date().isoformat(),
         "versions": old["versions"]
         | {"fedloom": {"torch": version("torch")}}
         | {p: versions(p, python) for p, python in pythons.items()},

@@ -8,6 +8,7 @@ import itertools
 import json
 import os
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,6 @@ from fedloom.core.errors import ConfigError, DataError, nearest
 from fedloom.core.federation import Federation
 from fedloom.core.targets import are_numbers
 from fedloom.data import Source, save_partition, sources, statistics
-from fedloom.data.plots import plot_labels, plot_samples
 from fedloom.data.sources.files import Files, files_of, roots
 from fedloom.experiment.console import format_size, make_console, plain_table, print_raw, relpath, show_warnings
 
@@ -53,10 +53,19 @@ def partition(arguments: argparse.Namespace) -> int:
     if arguments.save is not None:
         save_partition(federation, arguments.save)
     has_classes = federation.train.arrays.has_classes
+    drawn = "no figure: the targets are not class numbers"
     if has_classes:
-        write_picture(path, lambda: plot_labels(federation, path))
+        drawn = f"figure: {relpath(path)}"
+        try:
+            plot_labels = plots().plot_labels
+        except ConfigError as error:
+            if out:
+                raise
+            drawn = f"no figure: {error}"
+        else:
+            write_picture(path, lambda: plot_labels(federation, path))
     if arguments.json:
-        figure = str(path.resolve()) if has_classes else None
+        figure = str(path.resolve()) if path.exists() else None
         print_raw(console, json.dumps({"statistics": statistics(federation), "figure": figure}, indent=1))
         return 0
     if has_classes and is_small(federation):
@@ -69,9 +78,13 @@ def partition(arguments: argparse.Namespace) -> int:
         table.add_row(Text(WORDS.get(key, key), style="bold"), said)
     console.print(table)
     console.print()
-    drawn = f"figure: {relpath(path)}" if has_classes else "no figure: the targets are not class numbers"
     print_raw(console, drawn)
     return 0
+
+
+def plots() -> Any:
+    """The module of plots, which needs an extra."""
+    return import_module("fedloom.data.plots")
 
 
 def picture_path(out: Path | str) -> Path:
@@ -153,8 +166,8 @@ def command(arguments: argparse.Namespace) -> int:
     source, federation = load(typed, words)
     show(console, name, source, federation, moved=any("root=" in word for word in words))
     if out and clients:
-        draw(console, "samples", out, lambda: plot_samples(source.train, source.name, out))
-        draw(console, "clients", clients, lambda: plot_labels(federation, clients))
+        draw(console, "samples", out, lambda: plots().plot_samples(source.train, source.name, out))
+        draw(console, "clients", clients, lambda: plots().plot_labels(federation, clients))
     return 0
 
 
@@ -222,7 +235,10 @@ def checksums(files: Files, paths: list[Path]) -> str:
         kind, _, expected = files.checksums.get(path.name, "").partition(" ")
         if expected:
             with open(path, "rb") as file:
-                same = hashlib.file_digest(file, kind).hexdigest() == expected
+                digest = hashlib.new(kind)
+                for piece in iter(lambda: file.read(1 << 20), b""):
+                    digest.update(piece)
+            same = digest.hexdigest() == expected
             message += f"; {path.name} {'matches' if same else 'does not match'} its published {kind}"
     return message
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
+from enum import Enum
 from functools import cache
 from typing import NamedTuple
 
@@ -59,8 +59,10 @@ class Broadcast:
     invited: tuple[int, ...] = ()
 
 
-class FailureKind(StrEnum):
+class FailureKind(str, Enum):
     """The reason why a client is left out of a round."""
+
+    __str__ = str.__str__
 
     CODE = "code"  # an exception in a part, the model or the data
     DIED = "died"  # its worker process died

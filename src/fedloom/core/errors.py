@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 import sys
 from collections.abc import Iterable
+from importlib import import_module
+from typing import Any
 
 GPU_IS_FULL = "OutOfMemoryError"  # by its name, because to import PyTorch takes seconds
 CPU_IS_FULL = ("DefaultCPUAllocator", "not enough memory")  # on Linux and macOS, and on Windows
@@ -69,6 +71,27 @@ def in_one_line(error: BaseException, most: int = 200) -> str:
     ('shapes differ: [2] and [3]', 'AssertionError')
     """
     return (printable(str(error))[:most] or type(error).__name__).rstrip(".")
+
+
+def of_extra(extra: str, name: str, what: str) -> Any:
+    """Import a module that an extra of this package installs, for ``what`` needs it.
+
+    Raises:
+        ConfigError: if it cannot be imported.
+    """
+    try:
+        return import_module(name)
+    except (ImportError, RuntimeError) as error:  # RuntimeError: built for another PyTorch
+        package = name.partition(".")[0]
+        raise ConfigError(
+            f"{what} needs the package {package}, which cannot be imported ({first_line(error)}): "
+            f"pip install 'fedloom[{extra}]'."
+        ) from error
+
+
+def add_note(error: BaseException, note: str) -> None:
+    """Add a line that follows an exception's traceback, which Python prints from 3.11 on."""
+    error.__notes__ = [*getattr(error, "__notes__", ()), note]
 
 
 def is_out_of_memory(error: BaseException) -> bool:

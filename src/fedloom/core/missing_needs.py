@@ -8,7 +8,7 @@ from functools import wraps
 from typing import ParamSpec, TypeVar
 
 from fedloom.core.context import Context
-from fedloom.core.errors import ClientError, FedLoomError, LossError, with_type
+from fedloom.core.errors import ClientError, FedLoomError, LossError, add_note, with_type
 from fedloom.core.parts import Part
 
 Arguments = ParamSpec("Arguments")
@@ -64,7 +64,7 @@ def with_hint(work: Callable[Arguments, Value]) -> Callable[Arguments, Value]:
             raise
         except Exception as error:
             if sentence := hint(error):
-                error.add_note(f"{sentence.lstrip('. ')}.")
+                add_note(error, f"{sentence.lstrip('. ')}.")
             raise
 
     return noting

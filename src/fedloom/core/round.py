@@ -27,7 +27,7 @@ from fedloom.core.client import BUFFERS, Broadcast, FailureKind, Result, State
 from fedloom.core.cohort import Cohort, Report
 from fedloom.core.context import RoundInfo
 from fedloom.core.engine import Engine
-from fedloom.core.errors import ClientError, ConfigError, in_words, nearest
+from fedloom.core.errors import ClientError, ConfigError, add_note, in_words, nearest
 from fedloom.core.method import Method
 from fedloom.core.missing_needs import with_hint
 from fedloom.core.parts import UPDATE, Halves, Part, Reduce, Reduced, Weighting
@@ -285,7 +285,7 @@ def _refuse_if_broken(report: Report, members: np.ndarray) -> None:
     if first is not None:
         error = ClientError(f"every client of the round failed; the first was {first}.", trace=first.trace)
         if first.trace:
-            error.add_note(f"The first client's failure:\n{first.trace}")
+            add_note(error, f"The first client's failure:\n{first.trace}")
         raise error
     raise ClientError(
         f"round {errors[0].round + 1}: none of {len(started)} clients answered, the first because {errors[0].reason}; "

@@ -310,7 +310,8 @@ def _typeable(annotation: Any) -> bool:
     """Whether values of that type can be written in a configuration; some settings also accept Python objects."""
     annotation = bare_type(annotation)
     given = (bool, int, float, str, Path, type(None), Mapping, Sequence)
-    return not isinstance(annotation, type) or issubclass(annotation, given)
+    is_class = isinstance(annotation, type) and get_origin(annotation) is None  # Python 3.10 calls list[int] a type
+    return not is_class or issubclass(annotation, given)
 
 
 def format_value(value: Any) -> str:

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, Never
+from typing import Any, Literal, NoReturn
 
 import numpy as np
 import torch
@@ -42,7 +42,7 @@ def federate(
     unseen: float = 0.0,
     noise: LabelNoise | str = "none",
     target: Target | str = "none",
-    **unknown: Never,
+    **unknown: NoReturn,
 ) -> Federation:
     """Deal the training pool of ``source`` to clients and split each client's rows; only row numbers are copied.
 

@@ -8,19 +8,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.colors import LinearSegmentedColormap
-from matplotlib.figure import Figure
-from matplotlib.ticker import StrMethodFormatter
 from torch import Tensor
 from torch.nn.functional import pad
 
-from fedloom.core.errors import DataError
+from fedloom.core.errors import DataError, of_extra
 from fedloom.core.federation import Arrays, Federation
 from fedloom.core.files import whole_file
 from fedloom.data.augment import Scale
 from fedloom.data.federate import label_counts, statistics
+
+of_extra("plots", "matplotlib", "a picture")
+
+from matplotlib.axes import Axes  # noqa: E402
+from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: E402
+from matplotlib.colors import LinearSegmentedColormap  # noqa: E402
+from matplotlib.figure import Figure  # noqa: E402
+from matplotlib.ticker import StrMethodFormatter  # noqa: E402
 
 MAX_CIRCLES = 40  # clients with a column of circles each; more are drawn as a heat map
 MAX_COLUMNS = 1000  # of a heat map; more would be finer than its pixels

@@ -18,7 +18,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from enum import StrEnum
+from enum import Enum
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -138,8 +138,10 @@ FEDERATED = "federated"
 Columns = dict[str, np.ndarray]
 
 
-class Status(StrEnum):
+class Status(str, Enum):
     """How a run ended, if it has."""
+
+    __str__ = str.__str__
 
     FINISHED = "finished"
     STOPPED = "stopped"  # early, by target or patience

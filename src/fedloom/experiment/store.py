@@ -26,7 +26,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -41,6 +41,9 @@ from fedloom.core.server import Server, first_state
 from fedloom.core.tree import Tree, copied, nbytes
 from fedloom.experiment import atomic
 from fedloom.experiment.checkpoint import Checkpoint, available
+
+if TYPE_CHECKING:
+    from typing_extensions import Self  # of typing from Python 3.11 on
 
 LIMIT = 2_000_000_000  # bytes of states, or last models, up to which ``auto`` keeps them in memory
 ROOM = 64 << 20  # bytes of states that are in memory where most of them are on disk

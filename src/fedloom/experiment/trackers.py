@@ -11,11 +11,10 @@ import os
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar
 
-from fedloom.core.errors import ConfigError, first_line, nearest
+from fedloom.core.errors import ConfigError, first_line, nearest, of_extra
 from fedloom.core.settings import flatten
 from fedloom.experiment.callbacks import Callback, RunInfo
 from fedloom.experiment.rundir import PROVENANCE, RunDirectory, Status
@@ -43,10 +42,7 @@ class Tracker(Callback):
     """The extra of this package that installs it."""
 
     def __init__(self) -> None:
-        try:
-            self.module: Any = import_module(self.library)
-        except ImportError as error:
-            raise ConfigError(f"trackers={self.name} needs: pip install 'fedloom[{self.extra}]'") from error
+        self.module: Any = of_extra(self.extra, self.library, f"trackers={self.name}")
         self.run: RunInfo | None = None
         self.lost = False  # whether the library has failed in this run
 

@@ -29,7 +29,7 @@ from fedloom.core.client import State, own_values
 from fedloom.core.cohort import InitialStates
 from fedloom.core.context import Batch
 from fedloom.core.determinism import exact_gpu
-from fedloom.core.errors import ClientError, ConfigError, DataError, first_line, nearest
+from fedloom.core.errors import ClientError, ConfigError, DataError, first_line, nearest, of_extra
 from fedloom.core.federation import Arrays, Federation, Index, Population, Split
 from fedloom.core.parts import Use
 from fedloom.core.plan import ClientPlan
@@ -355,11 +355,8 @@ def _exported(module: nn.Module, sample: Tensor) -> bytes:
 
 
 def _onnx(module: nn.Module, sample: Tensor) -> bytes:
-    try:
-        import onnx  # noqa: F401 # pyright: ignore[reportMissingImports]
-        import onnxscript  # noqa: F401 # pyright: ignore[reportMissingImports]
-    except ImportError as error:
-        raise ConfigError("format onnx needs: pip install 'fedloom[onnx]'") from error
+    for package in ("onnx", "onnxscript"):
+        of_extra("onnx", package, "format onnx")
     with _quiet(), torch.no_grad():
         try:
             program: Any = torch.onnx.export(

@@ -43,8 +43,7 @@ def _one_against_rest(compute: Callable[..., float], scores: ArrayLike, labels: 
     pairs = [(positive, score) for positive, score in pairs if positive.any() and not positive.all()]
     if not pairs or np.isnan(s).any():
         return NAN
-    top = np.finfo(np.float64).max  # replaces infinite scores, which scikit-learn rejects
-    return float(np.mean([compute(positive, score.clip(-top, top)) for positive, score in pairs]))
+    return float(np.mean([compute(positive, score) for positive, score in pairs]))
 
 
 @metric(of="scores", suits=DISCRETE, range=UNIT)
@@ -78,7 +77,9 @@ def _area(positive: NDArray[np.bool_], scores: NDArray[np.float64]) -> float:
 
 @metric(of="scores", suits=DISCRETE, range=UNIT)
 def auprc(scores: ArrayLike, labels: ArrayLike) -> float:
-    """Area under the precision-recall curve (average precision), by scikit-learn; several classes as in ``auroc``.
+    """Average precision Σ_k (r_k - r_{k-1}) p_k, the area under the precision-recall curve; classes as in ``auroc``.
+
+    p_k and r_k are precision and recall of the k-th of the distinct scores as a threshold, from the highest down.
 
     Args:
         scores: as for ``auroc``.
@@ -88,14 +89,19 @@ def auprc(scores: ArrayLike, labels: ArrayLike) -> float:
         >>> round(auprc([0.1, 0.4, 0.35, 0.8], [0, 0, 1, 1]), 3)
         0.833
     """
-    from sklearn.metrics import average_precision_score  # slow to import
+    return _one_against_rest(_average_precision, scores, labels)
 
-    return _one_against_rest(average_precision_score, scores, labels)
+
+def _average_precision(positive: NDArray[np.bool_], scores: NDArray[np.float64]) -> float:
+    order = np.argsort(-scores, kind="stable")
+    last = np.append(scores[order][1:] != scores[order][:-1], True)  # of the samples that share a score
+    hits = np.cumsum(positive[order])[last]
+    return float(np.sum(np.diff(hits, prepend=0) * hits / (np.flatnonzero(last) + 1)) / hits[-1])
 
 
 @metric(of="probabilities", suits=DISCRETE, range=UNIT)
 def f1(probabilities: ArrayLike, labels: ArrayLike) -> float:
-    """F1 score of class 1, by scikit-learn; with several classes or labels, the unweighted mean over them.
+    """F1 score of class 1, 2TP / (2TP + FP + FN); with several classes or labels, the unweighted mean over them.
 
     A class with no sample and no prediction does not count; NaN if that holds for all, or a probability is NaN.
 
@@ -107,21 +113,22 @@ def f1(probabilities: ArrayLike, labels: ArrayLike) -> float:
         >>> f1([0.9, 0.8, 0.2], [1, 0, 0]), f1([[0.9, 0.1, 0.0], [0.0, 0.0, 1.0]], [0, 1])
         (0.6666666666666666, 0.3333333333333333)
     """
-    from sklearn.metrics import f1_score
-
-    (p, y), average = _rows(probabilities, labels), "macro"
+    p, y = _rows(probabilities, labels)
     if not len(y) or np.isnan(p).any():
         return NAN
-    if p.ndim == 1:
-        guess, average = p > 0.5, "binary"
+    if p.ndim == 2 and y.ndim == 1:
+        guess, classes = p.argmax(1), p.shape[1]
+        hits = np.bincount(y[y == guess], minlength=classes)
+        sizes = np.bincount(y, minlength=classes) + np.bincount(guess, minlength=classes)
     else:
-        guess = p > 0.5 if y.ndim == 2 else p.argmax(1)
-    return float(f1_score(y, guess.astype(np.int64), average=average, zero_division=np.nan))  # pyright: ignore
+        guess, truth = p > 0.5, y == 1
+        hits, sizes = np.atleast_1d((guess & truth).sum(0)), np.atleast_1d(guess.sum(0) + truth.sum(0))
+    return float(np.mean(2 * hits[sizes > 0] / sizes[sizes > 0])) if sizes.any() else NAN
 
 
 @metric(of="labels", suits=(CLASSES,), range=UNIT)
 def balanced_accuracy(predicted: ArrayLike, labels: ArrayLike) -> float:
-    """Mean over the classes present of the fraction of their samples that is recognised, by scikit-learn.
+    """Mean over the classes present of the fraction of their samples that is recognised.
 
     Args:
         predicted: class numbers [n].
@@ -131,12 +138,10 @@ def balanced_accuracy(predicted: ArrayLike, labels: ArrayLike) -> float:
         >>> balanced_accuracy([0, 0, 0, 1], [0, 0, 1, 1])
         0.75
     """
-    from sklearn.metrics import recall_score
-
     if not np.size(labels) or np.isnan(predicted).any():
         return NAN
-    present = np.unique(np.asarray(labels))
-    return float(recall_score(labels, predicted, labels=present, average="macro"))
+    _, label = np.unique(np.asarray(labels), return_inverse=True)
+    return float(np.mean(np.bincount(label, np.equal(predicted, labels)) / np.bincount(label)))
 
 
 @metric(of="labels", suits=(TRUTHS,), range=UNIT)
@@ -159,7 +164,9 @@ def exact_match(predicted: ArrayLike, labels: ArrayLike) -> float:
 
 @metric(suits=(NUMBERS,), range=(-float("inf"), 1.0))
 def r2(outputs: ArrayLike, targets: ArrayLike) -> float:
-    """Coefficient of determination R², by scikit-learn; the mean over several numbers; NaN for fewer than 2 samples.
+    """Coefficient of determination R² = 1 - Σ(y - ŷ)² / Σ(y - ȳ)²; the mean over several numbers.
+
+    It is NaN for fewer than 2 samples; a number that is constant counts 1 if all outputs equal it, else 0.
 
     Args:
         outputs: [n] or [n, ...].
@@ -169,10 +176,11 @@ def r2(outputs: ArrayLike, targets: ArrayLike) -> float:
         >>> r2([1.0, 2.0, 3.0], [1.0, 2.0, 4.0])
         0.7857142857142857
     """
-    from sklearn.metrics import r2_score
-
-    out, y = (a.reshape(len(a), -1) for a in (np.asarray(outputs, dtype=np.float64), np.asarray(targets)))
-    return float(r2_score(y, out)) if len(out) > 1 and np.isfinite(out).all() else NAN
+    out, y = (a.reshape(len(a), -1) for a in (np.asarray(b, dtype=np.float64) for b in (outputs, targets)))
+    if len(out) < 2 or not np.isfinite(out).all():
+        return NAN
+    left, total = ((y - out) ** 2).sum(0), ((y - y.mean(0)) ** 2).sum(0)
+    return float(np.mean(1 - np.where(total > 0, left / np.where(total > 0, total, 1), left > 0)))
 
 
 def top_k(scores: ArrayLike, labels: ArrayLike, k: int = 5) -> float:

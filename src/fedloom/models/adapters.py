@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from fedloom.core.errors import ConfigError, first_line, in_words, nearest
+from fedloom.core.errors import ConfigError, first_line, in_words, nearest, of_extra
 from fedloom.core.files import readable
 from fedloom.models.classifier import Classifier, image, models, shape, whole_number
 
@@ -210,14 +209,7 @@ EXTRAS = {"torchvision": "vision", "timm": "zoo", "transformers": "text", "peft"
 
 
 def _package(model: str, name: str) -> Any:
-    try:
-        return import_module(name)
-    except ImportError as error:
-        package = name.partition(".")[0]
-        raise ConfigError(
-            f"model {model!r} needs the package {package!r}, which cannot be imported ({error}): "
-            f"pip install 'fedloom[{EXTRAS[package]}]'."
-        ) from error
+    return of_extra(EXTRAS[name.partition(".")[0]], name, f"model {model!r}")
 
 
 def _make(model: str, make: Any, *args: Any, **settings: Any) -> Any:

@@ -81,7 +81,7 @@ def make(folder: Path, hosts: Sequence[str], nodes: Sequence[str]) -> list[Path]
         subject: str, public: ec.EllipticCurvePublicKey, signer: ec.EllipticCurvePrivateKey,
         hosts: Sequence[str] = (),
     ) -> bytes:  # fmt: skip
-        now, is_ca = datetime.datetime.now(datetime.UTC), not hosts
+        now, is_ca = datetime.datetime.now(datetime.timezone.utc), not hosts
         usage = dict.fromkeys(("content_commitment", "key_encipherment", "data_encipherment", "key_agreement",
                                "encipher_only", "decipher_only"), False)  # fmt: skip
         builder = (

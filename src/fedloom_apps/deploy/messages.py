@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import Enum
 from typing import Any, NamedTuple, TypeGuard
 
 from torch import Tensor
@@ -22,8 +22,10 @@ MODERATE = 1e12  # largest value of a model, an update or an upload
 LARGEST_LOSS = 1e30  # and of any metric without a smaller bound
 
 
-class Code(StrEnum):
+class Code(str, Enum):
     """Why a node gives no result: all that it says of the reason to a server. The sentence is in the node's own log."""
+
+    __str__ = str.__str__
 
     MESSAGE = "message"
     SETTINGS = "settings"

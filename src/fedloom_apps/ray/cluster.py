@@ -21,7 +21,7 @@ from importlib import import_module
 from typing import Any
 
 from fedloom.core.checks import at_least
-from fedloom.core.errors import ClientError, ConfigError, first_line
+from fedloom.core.errors import ClientError, ConfigError, first_line, of_extra
 from fedloom_apps.ray.actor import Actor, Packed
 
 QUEUED = 2  # jobs per worker: one running, one waiting, so that it never idles
@@ -106,10 +106,7 @@ class Cluster:
     def __init__(self, workers: int = 0, address: str = "", gpus: float = 0.0) -> None:
         at_least(0, "engine 'ray': ", workers=workers, gpus=gpus)
         os.environ.update({name: value for name, value in ENVIRONMENT.items() if name not in os.environ})
-        try:
-            self.ray: Any = import_module("ray")
-        except ImportError as error:
-            raise ConfigError("engine 'ray' needs the package ray: pip install 'fedloom[ray]'.") from error
+        self.ray: Any = of_extra("ray", "ray", "engine 'ray'")
         self.address, self.gpus = address, gpus
         self.device = "cuda" if gpus else "cpu"  # of local work
         self.folder = ""  # of the files of a cluster started here

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 
-from fedloom.core.errors import FedLoomError
+from fedloom.core.errors import FedLoomError, of_extra
 from fedloom_apps.report import comparisons, figures, render, tables
 from fedloom_apps.report.charts import Chart, Figure, as_json
 from fedloom_apps.report.groups import RunGroup, read
@@ -148,6 +148,7 @@ def write(
     charts = [figure for figure in drawn if isinstance(figure, Chart)]
     tables = [table for section in sections for table in (*section.tables, section.folded) if table is not None]
     if files:
+        of_extra("plots", "matplotlib", "a figure for papers")
         from fedloom_apps.report import paper  # matplotlib is slow to import
 
         for name, content in paper.files(drawn, files):

@@ -46,7 +46,8 @@ def as_percent(value: float, brief: bool = False) -> str:
     >>> as_percent(0.98765), as_percent(-0.00001)
     ('98.77', '0.00')
     """
-    return f"{100 * value:z.2f}"
+    text = f"{100 * value:.2f}"
+    return "0.00" if text == "-0.00" else text
 
 
 def as_number(value: float, brief: bool = False) -> str:

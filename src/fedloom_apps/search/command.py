@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from fedloom.cli.command import Command, Rows, RunPlan, in_directory
 from fedloom.config.keys import RUN, Shared, dealt
 from fedloom.config.keys import build as build_run
 from fedloom.config.schema import Config, Record
-from fedloom.core.errors import ConfigError, DataError
+from fedloom.core.errors import ConfigError, DataError, of_extra
 from fedloom.core.federation import Federation, Index, Split
 from fedloom.core.slots import SLOTS
 from fedloom.experiment.callbacks import Callback, NullProgress, RunInfo
@@ -47,8 +46,8 @@ def build(config: Config, shared: Shared | None = None) -> SearchExperiment:
         ConfigError: for invalid settings, if FedAvg does not fit, or without Optuna.
         DataError: for missing data or an impossible partition.
     """
-    if find_spec("optuna") is None:
-        raise ConfigError('a search needs Optuna; install it with: pip install "fedloom[search]".')
+    for package in ("optuna", "matplotlib"):
+        of_extra("search", package, "a search")
     shared = shared or Shared()
     settings: SearchSettings = SETTINGS.instantiate(config["search"])
     for key in ("patience", "stop_at_target"):

@@ -16,7 +16,6 @@ True
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedloom.core.errors import ConfigError, DataError
+from fedloom.core.errors import ConfigError, DataError, of_extra
 from fedloom.metrics.distribution import Kid, alike, fid, kid, nearest, spread, within
 from fedloom.metrics.prediction import auroc
 
@@ -351,13 +350,7 @@ def inception(weights: str | Path, batch: int = 50) -> Features:
 
 
 def _named(state: Any, path: str) -> tuple[str, nn.Module]:
-    try:
-        vision: Any = importlib.import_module("torchvision.models")
-    except (ImportError, RuntimeError) as error:  # RuntimeError: built for another PyTorch
-        raise ConfigError(
-            f"Inception features need the package torchvision, which cannot be imported ({error}): "
-            "pip install 'fedloom[vision]'."
-        ) from error
+    vision = of_extra("vision", "torchvision.models", "a distance of Inception features")
     if not isinstance(state, dict) or not isinstance(state.get("fc.weight"), Tensor):
         raise ConfigError(f"the file {path!r} holds no weights of Inception-v3.")
     classes = len(state["fc.weight"])

@@ -16,12 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedloom.core.errors import CheckpointError, DataError
+from fedloom.core.errors import CheckpointError, ConfigError, DataError, first_line
 from fedloom.core.federation import Arrays
 from fedloom.core.server import Server
 from fedloom.core.settings import to_plain
 from fedloom.core.targets import one_class_each
-from fedloom.data.plots import plot_samples
 from fedloom.data.sources.generated import Generated, parquet, save_npz
 from fedloom.experiment.atomic import write_whole
 from fedloom.experiment.callbacks import Callback
@@ -109,6 +108,8 @@ def grid(
         raise DataError(f"images must lie between {low} and {high}, but their extremes are {limits}.")
     count = classes or max(len(names), int(labels.max()) + 1)
     path.parent.mkdir(parents=True, exist_ok=True)
+    from fedloom.data.plots import plot_samples  # matplotlib is slow to import, and an extra
+
     return plot_samples(Arrays(shown.clamp(0, 1), labels, count, tuple(names)), title, path, each)
 
 
@@ -305,9 +306,10 @@ def picture(arrays: Arrays, path: Path, title: str) -> None:
     try:
         grid(arrays.x, arrays.y, path, low=low, high=high, classes=arrays.classes, names=arrays.names, title=title,
              each=SHOWN)  # fmt: skip
-    except OSError as error:
+    except (OSError, ConfigError) as error:
+        reason = getattr(error, "strerror", None) or first_line(error)
         warnings.warn(
-            f"the figure {path} cannot be written ({error.strerror or error}); the run goes on without it.",
+            f"the figure {path} cannot be written ({reason}); the run goes on without it.",
             stacklevel=2,
         )
 

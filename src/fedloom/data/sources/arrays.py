@@ -21,7 +21,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from fedloom.core.errors import DataError, outside
+from fedloom.core.errors import DataError, of_extra, outside
 from fedloom.core.federation import Arrays
 from fedloom.core.files import check_memory, mapped, readable, whole_file
 from fedloom.core.ranges import Count
@@ -186,8 +186,6 @@ def read_images(
 
 def in_bytes(picture: Any) -> Any:
     """Convert a PIL image of 16 bits per pixel to 8, where PIL itself would clip; others are unchanged."""
-    from PIL import Image
-
     if picture.mode == "F":
         which = getattr(picture, "filename", None) or "an image"
         raise DataError(
@@ -195,13 +193,14 @@ def in_bytes(picture: Any) -> Any:
         )
     if not picture.mode.startswith("I"):
         return picture
+    from PIL import Image
+
     return Image.fromarray((np.asarray(picture).astype(np.int64).clip(0, 65535) // 257).astype(np.uint8))
 
 
 def read_image(path: Path, size: int, crop: bool = False, resize: bool = True) -> np.ndarray:
     """One image as RGB, uint8 [size, size, 3]."""
-    from PIL import Image
-
+    Image = of_extra("images", "PIL.Image", "a folder of images")
     try:
         with Image.open(readable(path)) as file:
             wide, high = file.size

@@ -19,10 +19,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 
-from fedloom.core.errors import DataError, FedLoomError, first_line
+from fedloom.core.errors import DataError, FedLoomError, first_line, of_extra
 from fedloom.core.federation import Arrays
 from fedloom.data.augment import Scale
 from fedloom.data.sources import Source, sources
@@ -110,7 +109,8 @@ def png(x: Tensor) -> bytes:
     """One image [1 or 3, H, W] of pixels in 0..1 as a PNG file."""
     bytes_ = (x.clamp(0, 1) * 255).round().byte().permute(1, 2, 0).numpy()
     buffer = io.BytesIO()
-    Image.fromarray(bytes_[..., 0] if len(x) == 1 else bytes_).save(buffer, "PNG")
+    pillow = of_extra("images", "PIL.Image", "a synthetic set of images in parquet")
+    pillow.fromarray(bytes_[..., 0] if len(x) == 1 else bytes_).save(buffer, "PNG")
     return buffer.getvalue()
 
 

@@ -1,11 +1,10 @@
-"""Sources without files: scikit-learn's digits, FedDyn's convex problem, and two with bad local minima for selective
+"""Sources that are included or drawn: digits, FedDyn's convex problem, and two with bad local minima for selective
 distillation.
 """
 
 from __future__ import annotations
 
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +21,7 @@ from fedloom.data.split import rank_within
 
 @sources.register
 def digits() -> Source:
-    """scikit-learn's digits: 1797 handwritten digits, 8x8, included.
+    """Digits: 1797 handwritten digits, 8x8, included (the test set of UCI's optical digits, as in scikit-learn).
 
     Pixels are 0..1 in steps of 1/16. Every fifth image of each class is a test image (1442 for training, 355 for
     testing).
@@ -42,15 +41,7 @@ def digits() -> Source:
 @cache
 def _table() -> np.ndarray:
     """Pixels and labels as they are stored, [N, 64 + 1], read once: unpacking text takes longer than all the rest."""
-    return np.loadtxt(_file(), np.float32, delimiter=",")
-
-
-def _file() -> Path:
-    """The file inside scikit-learn, which takes a second to import and is not needed to read it."""
-    spec = find_spec("sklearn")
-    assert spec is not None
-    assert spec.submodule_search_locations is not None
-    return Path(spec.submodule_search_locations[0], "datasets", "data", "digits.csv.gz")
+    return np.loadtxt(Path(__file__).with_name("digits.csv.gz"), np.float32, delimiter=",")
 
 
 KINDS = {  # gamma1, gamma2, gamma3; None switches that type of heterogeneity off
