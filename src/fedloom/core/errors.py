@@ -91,7 +91,7 @@ def of_extra(extra: str, name: str, what: str) -> Any:
 
 def add_note(error: BaseException, note: str) -> None:
     """Add a line that follows an exception's traceback, which Python prints from 3.11 on."""
-    error.__notes__ = [*getattr(error, "__notes__", ()), note]
+    error.__dict__["__notes__"] = [*getattr(error, "__notes__", ()), note]
 
 
 def is_out_of_memory(error: BaseException) -> bool:
