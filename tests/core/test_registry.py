@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import pkgutil
 import subprocess
 import sys
 from importlib import import_module
+from inspect import getsource, ismodule
 
 import pytest
 from hypothesis import given
@@ -14,12 +16,14 @@ from hypothesis import strategies as st
 import fedloom as fl
 from fedloom.core.documentation import bibtex, documentation
 from fedloom.core.errors import ConfigError
+from fedloom.core.parts import Part
 from fedloom.core.registry import Registry
 from fedloom.core.slots import SLOTS, label
 from fedloom.data import sources
 from fedloom.engines import engines
 from fedloom.methods import methods
 from fedloom.models import models
+from fedloom.parts.objectives import Loss
 
 
 def shapes() -> Registry[str]:
@@ -97,13 +101,16 @@ def test_a_package_names_all_that_its_modules_register(package: str) -> None:
     """Its tables are written by hand; a factory that is missing would be unknown until its module is imported."""
     registry, home = PACKAGES[package], import_module(package)
     named = registry.names()
-    for module in pkgutil.iter_modules(home.__path__):
-        import_module(f"{home.__name__}.{module.name}")
+    modules = [import_module(f"{home.__name__}.{module.name}") for module in pkgutil.iter_modules(home.__path__)]
     assert registry.names() == named
     assert all(entry.place.endswith(entry.factory.__name__) for entry in registry)
-    for name in getattr(home, "__all__", ()):
-        held = getattr(home, name)
-        assert getattr(held, "__name__", name) == name, "a module of this name takes its place"
+    assert all(registry.name_of(entry.factory) == entry.name for entry in registry)
+    own = [kind for module in modules for kind in vars(module).values() if isinstance(kind, type)]
+    parts = [kind for kind in own if issubclass(kind, Part) and kind.__module__.startswith(home.__name__)]
+    assert all(registry.name_of(kind) or kind is Loss or kind.__subclasses__() for kind in parts)
+    for node in ast.walk(ast.parse(getsource(home))):
+        for name in (alias.asname for alias in node.names) if isinstance(node, ast.ImportFrom) else ():
+            assert name is None or not ismodule(getattr(home, name)), "a module of this name takes its place"
 
 
 @pytest.mark.parametrize("package", ["methods", "models", "attacks", "objectives"])

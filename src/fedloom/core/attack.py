@@ -121,13 +121,8 @@ def none() -> None:
 
 attacks.lazily(
     "fedloom_apps.audit",
-    {
-        "label_flip": "attacks.LabelFlip",
-        "backdoor": "attacks.Backdoor",
-        "sign_flip": "attacks.SignFlip",
-        "replacement": "attacks.Replacement",
-        "gaussian": "attacks.Gaussian",
-        "alie": "attacks.ALIE",
-        "inner_product": "attacks.InnerProduct",
-    },
-)
+    [
+        "label_flip=attacks.LabelFlip", "attacks.Backdoor", "sign_flip=attacks.SignFlip", "attacks.Replacement",
+        "attacks.Gaussian", "attacks.ALIE", "inner_product=attacks.InnerProduct",
+    ],
+)  # fmt: skip

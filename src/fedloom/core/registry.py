@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property, partial
 from importlib import import_module
@@ -25,7 +25,7 @@ T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-_titles: dict[Callable[..., Any], str] = {}
+_titles: dict[Callable[..., Any] | str, str] = {}  # by factory, or by its place before it is loaded
 
 
 def titled(factory: Callable[..., Any]) -> str:
@@ -35,7 +35,7 @@ def titled(factory: Callable[..., Any]) -> str:
     >>> titled(FedDynDrift), titled(dict)
     ("drift 'dynamic'", 'dict')
     """
-    return _titles.get(factory, factory.__name__)
+    return _titles.get(factory) or _titles.get(_place(factory)) or factory.__name__
 
 
 class Ranged:
@@ -116,7 +116,7 @@ class Registry(Generic[T]):
         self.kind = kind
         self._shared = shared or {}
         self._entries: dict[str, Entry[T]] = {}
-        self._names: dict[Callable[..., T], str] = {}  # of the factories that are loaded
+        self._names: dict[Callable[..., T] | str, str] = {}  # by factory, or by its place before it is loaded
 
     @overload
     def register(self, factory: F) -> F: ...
@@ -132,7 +132,7 @@ class Registry(Generic[T]):
                 raise ConfigError(
                     f"{self.kind} {key!r} has a setting called 'name', which is reserved for its own name; rename that."
                 )
-            self.later(key, lambda: factory, f"{factory.__module__}.{factory.__qualname__}")
+            self.later(key, lambda: factory, _place(factory))
             self._names.setdefault(factory, key)
             _titles.setdefault(factory, f"{self.kind} {key!r}")
             shared = self._shared.keys() & parameters
@@ -158,21 +158,25 @@ class Registry(Generic[T]):
             if entry.name in self._entries and self._entries[entry.name].place != entry.place:
                 raise ConfigError(f"there are two {self.kind}s named {entry.name!r}.")
             self._entries[entry.name] = entry
+            self._names[entry.place] = entry.name
+            _titles.setdefault(entry.place, f"{entry.kind} {entry.name!r}")
 
-    def lazily(self, package: str, places: Mapping[str, str], *others: str) -> Callable[[str], Any]:
+    def lazily(self, package: str, places: Sequence[str], *others: str) -> Callable[[str], Any]:
         """Register factories of a package's modules by name; returns the ``__getattr__`` of the package.
 
         Args:
             package: the package's ``__name__``.
-            places: the module and attribute of each factory, like ``{"dynamic": "feddyn.FedDynDrift"}``.
+            places: the module and attribute of each factory, after its name and an equals sign where that is not the
+                attribute's in lower case, like ``["scaffold.Scaffold", "dynamic=feddyn.FedDynDrift"]``.
             others: modules and attributes that the package exports unregistered, likewise.
         """
-        self._add([Entry(self.kind, n, partial(_at, package, at), f"{package}.{at}") for n, at in places.items()])
-        return lazily(package, *places.values(), *others)
+        names = {at.rpartition("=")[2]: at.partition("=")[0].rpartition(".")[2].lower() for at in places}
+        self._add([Entry(self.kind, n, partial(_at, package, at), f"{package}.{at}") for at, n in names.items()])
+        return lazily(package, *names, *others)
 
     def name_of(self, factory: Callable[..., Any]) -> str | None:
-        """The name under which a factory is registered, which it is as soon as its module is imported."""
-        return self._names.get(factory)
+        """The name under which a factory is registered."""
+        return self._names.get(factory) or self._names.get(_place(factory))
 
     def __getitem__(self, name: str) -> Entry[T]:
         if not isinstance(name, str) or (found := self.canonical(name)) not in self._entries:
@@ -236,6 +240,11 @@ class Registry(Generic[T]):
             if first is not None and first[1].default is inspect.Parameter.empty:
                 return kind, {first[0]: value}
         return name, {}
+
+
+def _place(factory: Callable[..., Any]) -> str:
+    """The module and name of a definition."""
+    return f"{factory.__module__}.{factory.__qualname__}"
 
 
 def lazily(package: str, *places: str) -> Callable[[str], Any]:

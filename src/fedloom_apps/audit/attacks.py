@@ -21,7 +21,6 @@ __all__ = ["ALIE", "Backdoor", "Gaussian", "InnerProduct", "LabelFlip", "Replace
 make = attacks.make
 
 
-@attacks.register(name="label_flip")
 @dataclass(frozen=True)
 class LabelFlip(Attack):
     """Hostile clients train on labels C - 1 - y, for all their samples.
@@ -45,7 +44,6 @@ class LabelFlip(Attack):
         return replace(test, y=flipped).take(torch.nonzero(flipped != test.y)[:, 0])
 
 
-@attacks.register(name="backdoor")
 @dataclass(frozen=True)
 class Backdoor(Attack):
     """A trigger in the input makes the model predict one class: hostile clients train on stamped samples.
@@ -116,7 +114,6 @@ class Backdoor(Attack):
             raise ConfigError(f"{title} cannot stamp {self.size} entries of inputs {list(arrays.x.shape[1:])}.")
 
 
-@attacks.register(name="sign_flip")
 @dataclass(frozen=True)
 class SignFlip(Attack):
     """Hostile clients send -γΔ_i.
@@ -133,7 +130,6 @@ class SignFlip(Attack):
         return -self.scale * update
 
 
-@attacks.register(name="replacement")
 @dataclass(frozen=True)
 class Replacement(Attack):
     """Scaled replacement: hostile clients send γ(θ^t - θ⁰), which would reset the model to its initial one.
@@ -153,7 +149,6 @@ class Replacement(Attack):
         return (self.scale or 1 / self.fraction) * (received - initial)
 
 
-@attacks.register(name="gaussian")
 @dataclass(frozen=True)
 class Gaussian(Attack):
     """Hostile clients send noise N(0, σ²I) instead of an update.
@@ -170,7 +165,6 @@ class Gaussian(Attack):
         return self.std * torch.from_numpy(draws.standard_normal(len(update))).to(update)
 
 
-@attacks.register(name="alie")
 @dataclass(frozen=True)
 class ALIE(Attack):
     """A little is enough: hostile clients send μ - zσ, the mean and deviation of the honest updates by coordinate.
@@ -206,7 +200,6 @@ class ALIE(Attack):
         return mean - self.deviations(len(honest) + hostile, hostile) * std
 
 
-@attacks.register(name="inner_product")
 @dataclass(frozen=True)
 class InnerProduct(Attack):
     """Inner-product manipulation: hostile clients send -ε times the mean of the honest updates.

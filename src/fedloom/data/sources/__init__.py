@@ -124,49 +124,20 @@ def natural_clients(
 
 
 # The order is that in listings.
-sources.lazily(
-    __name__,
-    {
-        "digits": "included.digits",
-    },
-)
+sources.lazily(__name__, ["included.digits"])
 sources.lazily(
     "fedloom_apps.readers",
-    {
-        "mnist": "mnist.mnist",
-        "fashion_mnist": "mnist.fashion_mnist",
-        "emnist": "mnist.emnist",
-        "emnist_l": "mnist.emnist_l",
-        "cifar10": "cifar.cifar10",
-        "cifar100": "cifar.cifar100",
-        "cinic10": "cifar.cinic10",
-        "tiny_imagenet": "imagenets.tiny_imagenet",
-        "mini_imagenet": "imagenets.mini_imagenet",
-        "omniglot": "omniglot.omniglot",
-        "femnist": "leaf.femnist",
-        "celeba": "celeba.celeba",
-        "shakespeare": "shakespeare.shakespeare",
-        "reddit": "reddit.reddit",
-        "mqp": "mqp.mqp",
-        "speech_commands": "speech.speech_commands",
-        "berka": "berka.berka",
-        "heart": "heart.heart",
-        "isic2019": "medical.isic2019",
-        "dermamnist": "medical.dermamnist",
-        "organcmnist": "medical.organcmnist",
-    },
-)
+    [
+        "mnist.mnist", "mnist.fashion_mnist", "mnist.emnist", "mnist.emnist_l", "cifar.cifar10", "cifar.cifar100",
+        "cifar.cinic10", "imagenets.tiny_imagenet", "imagenets.mini_imagenet", "omniglot.omniglot", "leaf.femnist",
+        "celeba.celeba", "shakespeare.shakespeare", "reddit.reddit", "mqp.mqp", "speech.speech_commands", "berka.berka",
+        "heart.heart", "medical.isic2019", "medical.dermamnist", "medical.organcmnist",
+    ],
+)  # fmt: skip
 sources.lazily(
     __name__,
-    {
-        "synthetic": "included.synthetic",
-        "intervals": "included.intervals",
-        "six_gaussians": "included.six_gaussians",
-        "npz": "arrays.npz",
-        "table": "table.table",
-        "text": "table.text",
-        "folder": "arrays.folder",
-        "hub": "table.hub",
-        "generated": "generated.generated",
-    },
-)
+    [
+        "included.synthetic", "included.intervals", "included.six_gaussians", "arrays.npz", "table.table", "table.text",
+        "arrays.folder", "table.hub", "generated.generated",
+    ],
+)  # fmt: skip

@@ -11,7 +11,6 @@ from torch import Tensor
 from fedloom.core.context import Batch, Forward, Output
 from fedloom.core.parts import Adaptation
 from fedloom.core.ranges import NonNegative, NonNegativeInt
-from fedloom.core.slots import adaptations
 from fedloom.core.subspace import in_transform
 from fedloom.core.tree import Float
 
@@ -75,7 +74,6 @@ def cut(batch: Batch) -> Iterator[Batch]:
         yield Batch(batch.x[rows], batch.y[rows], twin=None if batch.twin is None else batch.twin[rows])
 
 
-@adaptations.register
 @dataclass(frozen=True)
 class Maml(Adaptation):
     """T(θ) = θ - η∇L(θ; support), once or several times; a local step descends L(T(θ; support); query).
@@ -116,7 +114,6 @@ class Maml(Adaptation):
         return descended(forward, theta, support, loss, self.lr, self.steps, self.second_order)
 
 
-@adaptations.register(name="finetune")
 @dataclass(frozen=True)
 class FineTune(Adaptation):
     """Fine-tuning at evaluation: a client's model takes gradient steps on its training samples; training is unchanged.

@@ -12,14 +12,12 @@ from fedloom.core.checks import require_one_class
 from fedloom.core.context import Batch, Forward, Output
 from fedloom.core.parts import Adaptation, Needs
 from fedloom.core.ranges import Count, Positive, Probability
-from fedloom.core.slots import adaptations
 from fedloom.core.targets import ONE_CLASS
 from fedloom.core.tree import Float
 
 EXACT = "donot_use_mm_for_euclid_dist"  # the other modes depend on the number of samples, which exports leave open
 
 
-@adaptations.register(name="neighbours")
 @dataclass(frozen=True)
 class Neighbours(Adaptation):
     """A client predicts λ p_knn(x) + (1 - λ) softmax(z(x)), with logits z [B, C] and features r [B, d] of the model.

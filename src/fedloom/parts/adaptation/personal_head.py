@@ -12,12 +12,10 @@ from fedloom.core.checks import require_one_class
 from fedloom.core.context import Batch, Forward, Output
 from fedloom.core.parts import Adaptation, Needs
 from fedloom.core.ranges import NonNegative, NonNegativeInt
-from fedloom.core.slots import adaptations
 from fedloom.core.targets import ONE_CLASS
 from fedloom.core.tree import Float
 
 
-@adaptations.register(name="personal_head")
 @dataclass(frozen=True)
 class PersonalHead(Adaptation):
     """A client deploys z(x) + φ(r(x), 1): the model's logits plus a linear head φ [C, d + 1] on its features r [B, d].

@@ -12,11 +12,9 @@ from fedloom.core.checks import require_one_class
 from fedloom.core.context import Batch, Forward, Output
 from fedloom.core.meta import NEVER
 from fedloom.core.parts import Adaptation, Needs
-from fedloom.core.slots import adaptations
 from fedloom.core.targets import ONE_CLASS
 
 
-@adaptations.register(name="proto")
 @dataclass(frozen=True)
 class Prototypes(Adaptation):
     """Class k has the prototype c_k, the mean feature of the support's samples of the class; logits are -‖r(x) - c_k‖².

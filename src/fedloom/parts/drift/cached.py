@@ -9,11 +9,9 @@ from torch import Tensor
 
 from fedloom.core.context import Context, Facts, Model, RoundInfo
 from fedloom.core.parts import ClientEnd, Drift, Halves, Reduce
-from fedloom.core.slots import drifts
 from fedloom.core.tree import Tree
 
 
-@drifts.register(name="cached")
 @dataclass(frozen=True)
 class CachedUpdates(Drift):
     """Every client counts with its last update: h_i ← Δ_i at the clients of a step, h = (1/K) Σ_i h_i at the server.

@@ -10,11 +10,9 @@ from torch import Tensor
 from fedloom.core.context import RoundInfo
 from fedloom.core.parts import Drift, Halves, Needs
 from fedloom.core.ranges import NonNegative
-from fedloom.core.slots import drifts
 from fedloom.core.tree import Tree
 
 
-@drifts.register(name="delay")
 @dataclass(frozen=True)
 class DelayCompensation(Drift):
     """Δ_i + (λ/(a_i η_i)) Δ_i ⊙ Δ_i ⊙ (θ^t - θ^s): what the update would be at θ^t, to first order.

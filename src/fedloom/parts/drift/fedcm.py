@@ -11,11 +11,9 @@ from torch import Tensor
 from fedloom.core.context import Context, Facts, RoundInfo
 from fedloom.core.parts import Drift, Halves, Needs
 from fedloom.core.ranges import Range
-from fedloom.core.slots import drifts
 from fedloom.core.tree import Tree
 
 
-@drifts.register(name="fedcm")
 @dataclass(frozen=True)
 class FedCMDrift(Drift):
     """Local steps go along v = αg + (1 - α)d, where d is the cohort's mean gradient of the last round.

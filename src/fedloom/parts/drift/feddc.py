@@ -12,11 +12,9 @@ from torch import Tensor
 from fedloom.core.context import Context, Facts, Model, RoundInfo
 from fedloom.core.parts import ClientEnd, Drift, Halves, Needs, Reduce
 from fedloom.core.ranges import NonNegative
-from fedloom.core.slots import drifts
 from fedloom.core.tree import Tree
 
 
-@drifts.register(name="dc")
 @dataclass(frozen=True)
 class FedDCDrift(Drift):
     """Client i tracks its accumulated drift h_i, and the server mixes the drift-corrected models θ_i + h_i.

@@ -10,11 +10,9 @@ from torch import Tensor
 from fedloom.core.context import Context, Facts, Model, RoundInfo
 from fedloom.core.parts import ClientEnd, Drift, Halves, Reduce
 from fedloom.core.ranges import Positive
-from fedloom.core.slots import drifts
 from fedloom.core.tree import Tree
 
 
-@drifts.register(name="dynamic")
 @dataclass(frozen=True)
 class FedDynDrift(Drift):
     """Client i minimises L_i(θ) - ⟨h_i, θ⟩ + (α/2)‖θ - θ^t‖², so that local and global optima agree in the limit.

@@ -8,11 +8,9 @@ from torch import Tensor
 
 from fedloom.core.context import Context, Model, RoundInfo
 from fedloom.core.parts import ClientEnd, Drift, Halves, Needs
-from fedloom.core.slots import drifts
 from fedloom.core.tree import Tree
 
 
-@drifts.register(name="normalized")
 @dataclass(frozen=True)
 class FedNovaDrift(Drift):
     """Clients upload updates rescaled to τ̄ local steps, τ̄Δ_i/‖a_i‖₁; the server rescales to τ_eff = Σ p_i ‖a_i‖₁.

@@ -10,13 +10,11 @@ from torch import Tensor
 from fedloom.core.context import Context, Facts, Model, RoundInfo
 from fedloom.core.parts import ClientEnd, Drift, Halves, Reduce
 from fedloom.core.ranges import Positive
-from fedloom.core.slots import drifts
 from fedloom.core.tree import Tree
 
 EVERYBODY = 1 - 1e-9  # the fraction of clients that have participated, up to rounding
 
 
-@drifts.register(name="split")
 @dataclass(frozen=True)
 class FedSplitDrift(Drift):
     """Peaceman-Rachford splitting of Σ F_i(z_i) subject to equal z_i, with local SGD from x in place of the exact prox.

@@ -9,11 +9,9 @@ from torch import Tensor
 
 from fedloom.core.context import Context, Facts, Model, RoundInfo
 from fedloom.core.parts import ClientEnd, Drift, Halves, Needs, Reduce
-from fedloom.core.slots import drifts
 from fedloom.core.tree import Tree
 
 
-@drifts.register(name="scaffold")
 @dataclass(frozen=True)
 class Scaffold(Drift):
     """Local steps go along g - c_i + c, where c_i and c estimate the client's and the global gradient.

@@ -13,12 +13,10 @@ from fedloom.core.context import RoundInfo
 from fedloom.core.errors import ConfigError
 from fedloom.core.parts import Mixing, Needs
 from fedloom.core.ranges import NonNegative, Positive
-from fedloom.core.slots import mixings
 from fedloom.core.tree import Tree
 from fedloom.parts.mixing import responses
 
 
-@mixings.register(name="aaggff_d")
 @dataclass(frozen=True)
 class AAggFFD(Mixing):
     """p⁺_i ∝ exp(-√(log K) Σ_τ ğ_τi / (Ľ√(t+1))), restricted to the cohort: p̃_i = p⁺_i / Σ_{j∈S} p⁺_j.

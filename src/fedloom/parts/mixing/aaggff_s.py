@@ -12,7 +12,6 @@ from fedloom.core.context import RoundInfo
 from fedloom.core.errors import ConfigError
 from fedloom.core.parts import Mixing, Needs
 from fedloom.core.ranges import NonNegative, Positive
-from fedloom.core.slots import mixings
 from fedloom.core.tree import Tree
 from fedloom.parts.mixing import responses
 from fedloom.parts.mixing.restrict import by_samples, restrict_to_cohort
@@ -24,7 +23,6 @@ def growth_gradient(p: Vector, r: Vector) -> Vector:
     return -r / (1 + p @ r)
 
 
-@mixings.register(name="aaggff_s")
 @dataclass(frozen=True)
 class AAggFFS(Mixing):
     """p⁺ = argmin_{p∈Δ} Σ_τ ⟨g_τ, p⟩ + (α/2)‖p‖² + (β/2) Σ_τ ⟨g_τ, p - p_τ⟩², g_τ the gradient of -log(1 + ⟨p_τ, r_τ⟩).

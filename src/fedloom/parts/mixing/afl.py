@@ -10,14 +10,12 @@ import torch
 from fedloom.core.context import RoundInfo
 from fedloom.core.parts import Mixing, Needs
 from fedloom.core.ranges import NonNegative
-from fedloom.core.slots import mixings
 from fedloom.core.tree import Tree
 from fedloom.parts.mixing import responses
 from fedloom.parts.mixing.restrict import by_samples, restrict_to_cohort
 from fedloom.parts.mixing.simplex import project
 
 
-@mixings.register(name="afl")
 @dataclass(frozen=True)
 class AFL(Mixing):
     """p ← Proj_Δ(p + γF), the ascent half of min_θ max_p Σ p_i F_i(θ); requires full participation.

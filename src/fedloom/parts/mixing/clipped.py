@@ -12,7 +12,6 @@ from torch import Tensor
 from fedloom.core.context import Facts, RoundInfo
 from fedloom.core.parts import Halves, Mixing, Needs
 from fedloom.core.ranges import Count, Range
-from fedloom.core.slots import mixings
 from fedloom.core.tree import Float, Tree
 
 
@@ -26,7 +25,6 @@ def factors(updates: Float[Tensor, "n P"], centre: Float[Tensor, "P"], radius: f
     return radius / distances.clamp(min=radius)
 
 
-@mixings.register(name="norm_bounding")
 @dataclass(frozen=True)
 class NormBounding(Mixing):
     """Δ = Σ (n_i/n) min(1, C/‖Δ_i‖) Δ_i: every update is clipped to length C.
@@ -58,7 +56,6 @@ class NormBounding(Mixing):
         return {}, state["sum"].to(update) * update
 
 
-@mixings.register(name="centred_clipping")
 @dataclass(frozen=True)
 class CentredClipping(Mixing):
     """v ← v + (1/n) Σ min(1, τ/‖Δ_i - v‖) (Δ_i - v), L times from the last round's Δ; the new Δ is v.

@@ -11,12 +11,10 @@ from torch import Tensor
 from fedloom.core.context import RoundInfo
 from fedloom.core.parts import Halves, Mixing, Needs
 from fedloom.core.ranges import NonNegative, Positive
-from fedloom.core.slots import mixings
 from fedloom.core.tree import Tree
 from fedloom.parts.mixing.box_qp import min_norm_box_qp
 
 
-@mixings.register(name="fedmgda")
 @dataclass(frozen=True)
 class FedMGDA(Mixing):
     """θ ← θ - η Σ λ_i Δ_i/‖Δ_i‖ with λ = argmin ‖Σ λ_i Δ_i/‖Δ_i‖‖² over the simplex, |λ_i - n_i/n| ≤ ε.

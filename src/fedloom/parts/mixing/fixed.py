@@ -10,12 +10,10 @@ from fedloom.core.context import Facts, RoundInfo
 from fedloom.core.errors import ConfigError
 from fedloom.core.local import Local
 from fedloom.core.parts import Mixing
-from fedloom.core.slots import mixings
 from fedloom.core.tree import Tree
 from fedloom.parts.mixing.restrict import restrict_to_cohort
 
 
-@mixings.register(name="fixed")
 @dataclass(frozen=True)
 class Fixed(Mixing):
     """p_i ∝ w_i for given weights of all K clients: empirical risk minimisation of a fixed mixture.

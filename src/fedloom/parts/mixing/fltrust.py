@@ -13,11 +13,9 @@ from fedloom.core.errors import ConfigError
 from fedloom.core.local import Local
 from fedloom.core.parts import Halves, Mixing, Needs
 from fedloom.core.ranges import NonNegativeInt
-from fedloom.core.slots import mixings
 from fedloom.core.tree import Tree
 
 
-@mixings.register(name="fltrust")
 @dataclass(frozen=True)
 class FLTrust(Mixing):
     """Δ = Σ s_i (‖Δ_0‖/‖Δ_i‖) Δ_i / Σ s_i with trust scores s_i = max(cos(Δ_i, Δ_0), 0), Δ_0 the server's own update.

@@ -10,11 +10,9 @@ import torch
 from fedloom.core.context import RoundInfo
 from fedloom.core.parts import Mixing, Needs
 from fedloom.core.ranges import NonNegativeInt, Positive
-from fedloom.core.slots import mixings
 from fedloom.core.tree import Tree
 
 
-@mixings.register(name="geometric_median")
 @dataclass(frozen=True)
 class GeometricMedian(Mixing):
     """Δ ≈ argmin_v Σ α_i ‖v - Δ_i‖ by R smoothed Weiszfeld steps from the mean v = Σ α_i Δ_i.

@@ -11,11 +11,9 @@ import torch
 from fedloom.core.context import RoundInfo
 from fedloom.core.parts import Mixing, Needs
 from fedloom.core.ranges import Count, Range
-from fedloom.core.slots import mixings
 from fedloom.core.tree import Tree
 
 
-@mixings.register(name="krum")
 @dataclass(frozen=True)
 class Krum(Mixing):
     """The mean of the m updates with the smallest scores s_i = Σ ‖Δ_i - Δ_j‖² over the n - f - 2 nearest j ≠ i.

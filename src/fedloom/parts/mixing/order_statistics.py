@@ -12,7 +12,6 @@ from torch import Tensor
 from fedloom.core.context import RoundInfo
 from fedloom.core.parts import Halves, Mixing, Needs
 from fedloom.core.ranges import Range
-from fedloom.core.slots import mixings
 from fedloom.core.tree import Float, Tree
 
 CITATION = "yin2018byzantine"
@@ -34,7 +33,6 @@ def middle(updates: Float[Tensor, "n P"], cut: int) -> tuple[Float[Tensor, "P"],
     return values[cut : n - cut].mean(dim=0), (taken / taken.sum()).cpu().numpy()
 
 
-@mixings.register(name="median")
 @dataclass(frozen=True)
 class CoordinateMedian(Mixing):
     """Δ_j = median_i Δ_ij in every coordinate j; the mean of the two middle values if the cohort size is even.
@@ -58,7 +56,6 @@ class CoordinateMedian(Mixing):
         return {}, state["update"]
 
 
-@mixings.register(name="trimmed_mean")
 @dataclass(frozen=True)
 class TrimmedMean(Mixing):
     """Δ_j = mean of Δ_ij in every coordinate j without its b smallest and b largest values, b = ⌊βn⌋.

@@ -9,12 +9,10 @@ import numpy as np
 from fedloom.core.context import RoundInfo
 from fedloom.core.parts import Mixing, Needs
 from fedloom.core.ranges import Positive
-from fedloom.core.slots import mixings
 from fedloom.core.tree import Tree
 from fedloom.parts.mixing.simplex import exponentiated
 
 
-@mixings.register(name="propfair")
 @dataclass(frozen=True)
 class Proportional(Mixing):
     """p_i ∝ n_i/(M - F_i): the gradient of -Σ (n_i/n) log(M - F_i) with respect to the losses.

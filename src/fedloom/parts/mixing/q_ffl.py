@@ -11,7 +11,6 @@ from torch import Tensor
 from fedloom.core.context import RoundInfo
 from fedloom.core.parts import Halves, Mixing, Needs
 from fedloom.core.ranges import NonNegative
-from fedloom.core.slots import mixings
 from fedloom.core.tree import Tree
 from fedloom.parts.mixing import responses
 from fedloom.parts.mixing.simplex import exponentiated
@@ -19,7 +18,6 @@ from fedloom.parts.mixing.simplex import exponentiated
 SMALLEST = 1e-10  # lower bound of losses in denominators
 
 
-@mixings.register(name="q_ffl")
 @dataclass(frozen=True)
 class QFFL(Mixing):
     """p_i ∝ n_i F_i^q with the step of q-FedAvg: Δ = Σ n_i F_i^q LΔ_i / Σ n_i h_i, h_i = qF_i^{q-1}‖LΔ_i‖² + LF_i^q.

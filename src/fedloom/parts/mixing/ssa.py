@@ -19,7 +19,6 @@ from fedloom.core.local import Local
 from fedloom.core.parts import Halves, Mixing, Needs
 from fedloom.core.ranges import Count, NonNegative, NonNegativeInt, Positive
 from fedloom.core.server_data import usable, view_logits
-from fedloom.core.slots import mixings
 from fedloom.core.targets import CLASSES
 from fedloom.core.tree import Float, Tree
 
@@ -60,7 +59,6 @@ def ssa_loss(a: Tensor, first: Tensor, second: Tensor, variance: float = 1.0, en
     return -cosine_similarity(one, other, dim=-1) - variance * confident + entropy * (p * log_p).sum(-1)
 
 
-@mixings.register(name="ssa")
 @dataclass(frozen=True)
 class SelfSupervised(Mixing):
     """p = softmax(a), a = argmin of -cos(ŷ¹, ŷ²) - λ_var var ŷ + λ_we Σ p log p, with ŷ = softmax(Σ p_k logits_k).

@@ -12,13 +12,11 @@ from torch.nn.functional import cosine_similarity
 from fedloom.core.context import RoundInfo
 from fedloom.core.parts import Mixing, Needs
 from fedloom.core.server_data import logits_of, usable, view_logits
-from fedloom.core.slots import mixings
 from fedloom.core.targets import CLASSES
 from fedloom.core.tree import Tree
 from fedloom.parts.mixing.ssa import CITATION
 
 
-@mixings.register(name="ssa_similarity")
 @dataclass(frozen=True)
 class Similarity(Mixing):
     """p_k ∝ s_k, the mean of cos(ŷ_k¹, ŷ_k²) over the unlabelled inputs: a model's agreement on two views.
@@ -37,7 +35,6 @@ class Similarity(Mixing):
         return state, shares(cosine_similarity(one, other, dim=-1).mean(0), usable(first, second), info)
 
 
-@mixings.register(name="ssa_confidence")
 @dataclass(frozen=True)
 class Confidence(Mixing):
     """p_k ∝ c_k, the mean over the unlabelled inputs of the variance of ŷ_k over classes: a model's confidence.

@@ -10,13 +10,11 @@ import numpy as np
 from fedloom.core.context import RoundInfo
 from fedloom.core.parts import Mixing, Needs
 from fedloom.core.ranges import Range
-from fedloom.core.slots import mixings
 from fedloom.core.tree import Tree
 from fedloom.parts.mixing import responses
 from fedloom.parts.mixing.simplex import exponentiated
 
 
-@mixings.register(name="term")
 @dataclass(frozen=True)
 class TERM(Mixing):
     """p_i ∝ n_i exp(λF_i): the gradient of (1/λ) log Σ (n_i/n) exp(λF_i). λ = 0 is FedAvg, λ → ∞ the worst client only.

@@ -8,11 +8,9 @@ import numpy as np
 
 from fedloom.core.context import RoundInfo
 from fedloom.core.parts import Mixing
-from fedloom.core.slots import mixings
 from fedloom.core.tree import Tree
 
 
-@mixings.register(name="uniform")
 @dataclass(frozen=True)
 class Uniform(Mixing):
     """p_i = 1/|S_t|, whatever the clients' sizes.

@@ -13,11 +13,9 @@ from torch import Tensor
 from fedloom.core.context import Batch, Context, Model, Output
 from fedloom.core.parts import Needs, Term
 from fedloom.core.ranges import Count, Positive
-from fedloom.core.slots import objectives
 from fedloom.core.tree import Tree
 
 
-@objectives.register(name="adversarial")
 @dataclass(frozen=True)
 class Adversarial(Term):
     """Simultaneous gradient steps: of D along ∇ℓ_D and of G along κ∇ℓ_G, both at the current networks.

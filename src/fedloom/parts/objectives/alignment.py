@@ -10,14 +10,12 @@ from torch import Tensor
 from fedloom.core.context import Batch, Context, Facts, Model, Output, RoundInfo
 from fedloom.core.parts import ClientEnd, Halves, Needs, Reduce, Term
 from fedloom.core.ranges import NonNegative
-from fedloom.core.slots import objectives
 from fedloom.core.targets import ONE_CLASS
 from fedloom.core.tree import Tree
 
 PIECE = 1000  # samples of a forward pass
 
 
-@objectives.register(name="alignment")
 @dataclass(frozen=True)
 class PrototypeAlignment(Term):
     """(λ/d) ‖r(x) - C_y‖²: pulls features r(x) [B, d] towards the global prototype C_y of their class.

@@ -10,11 +10,9 @@ from torch import Tensor
 from fedloom.core.context import Batch, Context, Output
 from fedloom.core.parts import Term
 from fedloom.core.ranges import Positive
-from fedloom.core.slots import objectives
 from fedloom.core.targets import TRUTHS, aligned, row_means
 
 
-@objectives.register(name="binary_cross_entropy")
 @dataclass(frozen=True)
 class BinaryCrossEntropy(Term):
     """-(1/L) Σ_l [a y_l log ς(z_l) + (1 - y_l) log(1 - ς(z_l))] with logits z [B, L], truth values y [B, L] and ς(z) =

@@ -9,7 +9,6 @@ from torch import Tensor
 from fedloom.core.context import Batch, Context, Output
 from fedloom.core.parts import Needs, Term
 from fedloom.core.ranges import NonNegative
-from fedloom.core.slots import objectives
 from fedloom.core.targets import CLASSES
 from fedloom.core.tree import Float
 from fedloom.parts.objectives import divergence
@@ -17,7 +16,6 @@ from fedloom.parts.objectives import divergence
 ABSENT = 1e-8  # count of a class without samples
 
 
-@objectives.register(name="calibrated")
 @dataclass(frozen=True)
 class CalibratedLogits(Term):
     """-log softmax(z - τ n^{-1/4})_y with logits z [B, C], n_c the client's training samples of class c.
@@ -47,7 +45,6 @@ class CalibratedLogits(Term):
         return divergence.cross_entropy(out.logits - self.tau * _counts(ctx) ** -0.25, batch.y)
 
 
-@objectives.register(name="balanced")
 @dataclass(frozen=True)
 class BalancedSoftmax(Term):
     """-log softmax(z + γ log n)_y with logits z [B, C], n_c the client's training samples of class c.

@@ -11,11 +11,9 @@ from torch import Tensor
 from fedloom.core.context import Batch, Context, Model, Output
 from fedloom.core.parts import ClientEnd, Needs, Term
 from fedloom.core.ranges import NonNegative, Positive
-from fedloom.core.slots import objectives
 from fedloom.core.tree import Tree
 
 
-@objectives.register(name="contrastive")
 @dataclass(frozen=True)
 class Contrastive(Term):
     """-μ log[e^{cos(z, z_glob)/τ} / (e^{cos(z, z_glob)/τ} + e^{cos(z, z_prev)/τ})] on features z of the trained model.

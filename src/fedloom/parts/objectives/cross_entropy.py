@@ -12,11 +12,9 @@ from fedloom.core.errors import ConfigError
 from fedloom.core.needs import Needs
 from fedloom.core.parts import Term
 from fedloom.core.ranges import Positive
-from fedloom.core.slots import objectives
 from fedloom.core.targets import CLASSES, row_means
 
 
-@objectives.register(name="cross_entropy")
 @dataclass(frozen=True)
 class CrossEntropy(Term):
     """ℓ(θ; x, y) = -log softmax(f_θ(x))_y, the mean over positions for sequences.
@@ -40,7 +38,6 @@ class CrossEntropy(Term):
         return F.cross_entropy(out.movedim(-1, 1), y, reduction="none")
 
 
-@objectives.register(name="weighted_cross_entropy")
 @dataclass(frozen=True)
 class WeightedCrossEntropy(Term):
     """-a_y log softmax(f_θ(x))_y with a weight a_c for each class: cross entropy for rare classes.

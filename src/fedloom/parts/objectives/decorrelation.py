@@ -9,10 +9,8 @@ from torch import Tensor
 from fedloom.core.context import Batch, Context, Output
 from fedloom.core.parts import Needs, Term
 from fedloom.core.ranges import NonNegative, Positive
-from fedloom.core.slots import objectives
 
 
-@objectives.register(name="decorrelation")
 @dataclass(frozen=True)
 class Decorrelation(Term):
     """β (1/d²) ‖K‖_F², where K [d, d] is the correlation matrix of the d features over a mini-batch.

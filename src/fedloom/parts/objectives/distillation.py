@@ -9,12 +9,10 @@ from torch import Tensor
 from fedloom.core.context import Batch, Context, Output
 from fedloom.core.parts import Needs, Term
 from fedloom.core.ranges import Positive, Probability
-from fedloom.core.slots import objectives
 from fedloom.core.targets import CLASSES
 from fedloom.parts.objectives import divergence
 
 
-@objectives.register(name="distillation")
 @dataclass(frozen=True)
 class Distillation(Term):
     """α·ℓ(θ; x, y) + (1 - α)·τ² KL(w̄^τ(x)‖w^τ(x)), w^τ = softmax(logits/τ) of the model and w̄^τ of the teacher.

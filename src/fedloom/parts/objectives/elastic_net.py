@@ -10,10 +10,8 @@ from torch.nn.functional import softshrink
 from fedloom.core.context import Context
 from fedloom.core.parts import Term
 from fedloom.core.ranges import NonNegative
-from fedloom.core.slots import objectives
 
 
-@objectives.register(name="elastic_net")
 @dataclass(frozen=True)
 class ElasticNet(Term):
     """l1‖θ‖₁ + (l2/2)‖θ‖², applied as a proximal map after every local step: small parameters become exactly zero.

@@ -15,7 +15,6 @@ from fedloom.core.errors import ConfigError
 from fedloom.core.local import Local
 from fedloom.core.parts import ClientEnd, Halves, Needs, Reduce, Term
 from fedloom.core.ranges import Bound, Count, NonNegative, Positive
-from fedloom.core.slots import objectives
 from fedloom.core.targets import CLASSES
 from fedloom.core.tree import Tree
 from fedloom.parts.objectives import divergence, langevin
@@ -24,7 +23,6 @@ LARGEST = 60.0  # bound of |E| in raw weights: e^60 times a gradient still fits 
 AT_ONCE = 500  # synthetic samples per gradient computation
 
 
-@objectives.register(name="energy")
 @dataclass(frozen=True)
 class Energy(Term):
     """E(x, y) - E(x̆, y̆) + λ CE(f(x̃), y̆), E(x, y) = -f(x)[y], batch means; the samples follow Σ p_i e^{-E_i}.

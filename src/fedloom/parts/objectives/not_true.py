@@ -9,14 +9,12 @@ from torch import Tensor
 from fedloom.core.context import Batch, Context, Output
 from fedloom.core.parts import Needs, Term
 from fedloom.core.ranges import NonNegative, Positive
-from fedloom.core.slots import objectives
 from fedloom.core.targets import CLASSES
 from fedloom.parts.objectives import divergence
 
 LEFT_OUT = -1e9  # logit of the true class
 
 
-@objectives.register(name="not_true")
 @dataclass(frozen=True)
 class NotTrueDistillation(Term):
     """β τ² KL(q̃_glob‖q̃), where q̃_c = e^{z_c/τ} / Σ_{c'≠y} e^{z_c'/τ} leaves the true class y out.

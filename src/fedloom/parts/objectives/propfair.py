@@ -12,12 +12,10 @@ from torch import Tensor
 from fedloom.core.context import Batch, Context, Output
 from fedloom.core.parts import Term
 from fedloom.core.ranges import Positive
-from fedloom.core.slots import objectives
 from fedloom.core.targets import CLASSES
 from fedloom.parts.objectives.divergence import cross_entropy
 
 
-@objectives.register(name="propfair")
 @dataclass(frozen=True)
 class PropFair(Term):
     """-log_ε(M - ℓ) of a batch's mean cross entropy ℓ, with log_ε(u) = log u for u ≥ ε and a straight line below.

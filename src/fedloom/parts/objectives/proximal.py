@@ -9,10 +9,8 @@ from torch import Tensor
 from fedloom.core.context import Context
 from fedloom.core.parts import Term
 from fedloom.core.ranges import NonNegative
-from fedloom.core.slots import objectives
 
 
-@objectives.register(name="proximal")
 @dataclass(frozen=True)
 class Proximal(Term):
     """(μ/2)‖θ - θ^t‖², with the *squared* norm, which keeps local models close to the received one.

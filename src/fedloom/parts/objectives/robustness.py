@@ -9,12 +9,10 @@ from torch import Tensor
 from fedloom.core.context import Batch, Context, Output
 from fedloom.core.parts import Needs, Term
 from fedloom.core.ranges import Positive, Probability
-from fedloom.core.slots import objectives
 from fedloom.core.targets import CLASSES
 from fedloom.parts.objectives import divergence
 
 
-@objectives.register(name="robustness")
 @dataclass(frozen=True)
 class Robustness(Term):
     """α·ℓ(θ; ẋ, y) + (1 - α)·E τ² KL(w^τ(ẋ)‖w^τ(x̂)) over augmentations ẋ, x̂ of x, with w^τ = softmax(logits/τ).

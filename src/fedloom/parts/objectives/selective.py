@@ -11,13 +11,11 @@ from torch import Tensor
 from fedloom.core.context import Batch, Context, Facts, Model, Output, RoundInfo
 from fedloom.core.parts import ClientEnd, Halves, Needs, Reduce, Term
 from fedloom.core.ranges import Count, NonNegative, NonNegativeInt, Positive, Probability
-from fedloom.core.slots import objectives
 from fedloom.core.targets import CLASSES
 from fedloom.core.tree import Tree
 from fedloom.parts.objectives import divergence, guidance
 
 
-@objectives.register(name="selective")
 @dataclass(frozen=True)
 class Selective(Term):
     """DiSK at the clients: α L_CE(s) + (1 - α) L_dist(s, g), with a guide g trained in alternation with the model s.

@@ -8,11 +8,9 @@ from torch import Tensor
 
 from fedloom.core.context import Batch, Context, Output
 from fedloom.core.parts import Term
-from fedloom.core.slots import objectives
 from fedloom.core.targets import NUMBERS
 
 
-@objectives.register(name="squared_error")
 @dataclass(frozen=True)
 class SquaredError(Term):
     """ℓ(θ; x, y) = ½‖f_θ(x) - y‖², outputs [B, d] (or [B]) against targets of the same shape."""

@@ -14,11 +14,9 @@ from fedloom.core.context import Batch, Context, Model, Output
 from fedloom.core.errors import ConfigError
 from fedloom.core.parts import Needs, Term
 from fedloom.core.ranges import Count, NonNegative, Positive
-from fedloom.core.slots import objectives
 from fedloom.core.tree import Float, Tree
 
 
-@objectives.register(name="variational")
 @dataclass(frozen=True)
 class Variational(Term):
     """-log p(x | z, y) + β KL(q(z | x, y)‖N(0, I)) with z = μ + exp(v/2) ε, ε ~ N(0, I), one ε per sample.

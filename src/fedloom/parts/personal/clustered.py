@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from fedloom.core import rng
 from fedloom.core.parts import Personal, Use
 from fedloom.core.ranges import Count
-from fedloom.core.slots import personals
 from fedloom.core.tree import Tree
 
 
@@ -28,7 +27,6 @@ class Several(nn.Module):
         return self.models[0](x)
 
 
-@personals.register(name="clustered")
 @dataclass(frozen=True)
 class Clustered(Personal):
     """The server keeps k models; a client trains and deploys the one with the smallest loss on its training samples.

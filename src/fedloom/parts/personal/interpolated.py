@@ -11,14 +11,12 @@ from torch import Tensor
 from fedloom.core.context import Context
 from fedloom.core.parts import Paired, Use
 from fedloom.core.ranges import NonNegative, NonNegativeInt, Probability
-from fedloom.core.slots import personals
 from fedloom.core.tree import Tree
 from fedloom.core.views import Pair, RegGrad, StepInfo, View
 
 GRID = tuple(round(0.1 * i, 1) for i in range(11))
 
 
-@personals.register(name="subspace")
 @dataclass(frozen=True)
 class Subspace(Paired):
     """SuPerFed: a mini-batch's loss at (1 - λ)w + λv with λ ~ U(0, 1) trains both end points at once.
@@ -84,7 +82,6 @@ class Subspace(Paired):
         return tuple(Use(lam=lam) for lam in grid)
 
 
-@personals.register(name="apfl")
 @dataclass(frozen=True)
 class APFL(Paired):
     """APFL: w takes a step at w, and v one at v̄ = αv + (1 - α)w, where only v moves.

@@ -8,10 +8,8 @@ from typing import Literal
 from torch import nn
 
 from fedloom.core.parts import Personal
-from fedloom.core.slots import personals
 
 
-@personals.register(name="private_lora")
 @dataclass(frozen=True)
 class PrivateLora(Personal):
     """A layer with a low-rank adapter computes Wx + (α/r)BAx; W is constant, A is shared and B stays at the client.

@@ -12,13 +12,11 @@ from fedloom.core.context import Batch, Context, Model
 from fedloom.core.message import ClientEnd
 from fedloom.core.parts import Personal, Start, Use, Weights
 from fedloom.core.ranges import Count, NonNegative, NonNegativeInt, Probability
-from fedloom.core.slots import personals
 from fedloom.core.tree import Tree
 
 RECENT = 10  # epochs whose losses say whether the weights have converged
 
 
-@personals.register(name="merged")
 @dataclass(frozen=True)
 class Merged(Personal):
     """FedALA: local steps start at a mixture of the received model θ^t and the client's last one θ_i.

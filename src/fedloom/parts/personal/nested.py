@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from fedloom.core.errors import ConfigError
 from fedloom.core.parts import Personal, Use
 from fedloom.core.ranges import NonNegative, Probability, Range
-from fedloom.core.slots import personals
 from fedloom.core.tree import Tree
 
 ACAR = "acar2022fedhen"
@@ -99,7 +98,6 @@ class TwoLevels(Personal):
         return (Use(int(is_simple(client, self.simple_fraction))),)
 
 
-@personals.register(name="early_exit")
 @dataclass(frozen=True)
 class EarlyExitSlice(TwoLevels):
     """The simple network is the complex one up to its early exit: a sub-network M whose parameters all clients share.
@@ -135,7 +133,6 @@ class EarlyExitSlice(TwoLevels):
         return (self.side_weight, 1.0) if self.side_weight and not level else ()
 
 
-@personals.register(name="decoupled")
 @dataclass(frozen=True)
 class Decoupled(TwoLevels):
     """Two independent federations: simple and complex clients each average their own network.
@@ -158,7 +155,6 @@ class Decoupled(TwoLevels):
         return whole.get_submodule("simple" if level else "complex")
 
 
-@personals.register(name="width_slice")
 @dataclass(frozen=True)
 class WidthSlice(Personal):
     """A client of width r holds the first r·C of the C channels (or units) of every hidden layer.

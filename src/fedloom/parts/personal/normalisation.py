@@ -8,12 +8,10 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from fedloom.core.parts import Personal
-from fedloom.core.slots import personals
 
 KINDS = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)  # _NormBase: batch and instance normalisation
 
 
-@personals.register(name="private_norm")
 @dataclass(frozen=True)
 class PrivateNorm(Personal):
     """The parameters and running statistics of normalisation layers are private; everything else is shared.

@@ -12,11 +12,9 @@ from fedloom.core.errors import ConfigError
 from fedloom.core.local import Local
 from fedloom.core.parts import Paired
 from fedloom.core.ranges import Count, NonNegative, Positive
-from fedloom.core.slots import personals
 from fedloom.core.views import Pair, RegGrad, StepInfo, View
 
 
-@personals.register(name="ditto")
 @dataclass(frozen=True)
 class Ditto(Paired):
     """w is trained as in FedAvg; on the same mini-batches v minimises F_i(v) + (λ/2)‖v - θ^t‖².
@@ -53,7 +51,6 @@ class Ditto(Paired):
         return RegGrad(v=(self.lam, 0.0, -self.lam))
 
 
-@personals.register(name="pfedme")
 @dataclass(frozen=True)
 class PFedMe(Paired):
     """pFedMe: v approximates argmin_v F_i(v) + (λ/2)‖v - w‖² by K steps on one mini-batch, then w ← w - ηλ(w - v).

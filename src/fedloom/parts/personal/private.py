@@ -8,10 +8,8 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from fedloom.core.parts import Personal
-from fedloom.core.slots import personals
 
 
-@personals.register(name="local_only")
 @dataclass(frozen=True)
 class LocalOnly(Personal):
     """All parameters are private: every client trains alone and nothing is sent."""
@@ -20,7 +18,6 @@ class LocalOnly(Personal):
         return True
 
 
-@personals.register(name="reinitialised")
 @dataclass(frozen=True)
 class Reinitialised(Personal):
     """All parameters are private and discarded after the round; each round starts from a new random initialisation.
@@ -37,7 +34,6 @@ class Reinitialised(Personal):
         return True
 
 
-@personals.register(name="private_head")
 @dataclass(frozen=True)
 class PrivateHead(Personal):
     """The body is shared, the head private; both are trained together. Arivazhagan et al. 2019 (FedPer)."""
@@ -49,7 +45,6 @@ class PrivateHead(Personal):
         return name.startswith("head.")
 
 
-@personals.register(name="private_body")
 @dataclass(frozen=True)
 class PrivateBody(Personal):
     """The head is shared, the body private. Liang et al. 2020 (LG-FedAvg)."""

@@ -9,11 +9,9 @@ from torch import Tensor, nn
 from fedloom.core.context import Context
 from fedloom.core.parts import Personal
 from fedloom.core.ranges import Probability
-from fedloom.core.slots import personals
 from fedloom.core.views import StepInfo, View
 
 
-@personals.register(name="alternating")
 @dataclass(frozen=True)
 class Alternating(Personal):
     """The head is private, the body shared; the first steps of a round train the head alone, the others the body alone.

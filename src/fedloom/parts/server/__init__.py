@@ -5,22 +5,17 @@ from typing import TYPE_CHECKING
 from fedloom.core.slots import servers
 
 if TYPE_CHECKING:
-    from fedloom.parts.server.adaptive import Adagrad, Adam, Yogi
-    from fedloom.parts.server.ensemble import Ensemble
-    from fedloom.parts.server.exp import Extrapolated
-    from fedloom.parts.server.sgd import SGD
-
-__all__ = ["SGD", "Adagrad", "Adam", "Ensemble", "Extrapolated", "Yogi", "make"]
+    from fedloom.parts.server.adaptive import Adagrad as Adagrad
+    from fedloom.parts.server.adaptive import Adam as Adam
+    from fedloom.parts.server.adaptive import Yogi as Yogi
+    from fedloom.parts.server.ensemble import Ensemble as Ensemble
+    from fedloom.parts.server.exp import Extrapolated as Extrapolated
+    from fedloom.parts.server.sgd import SGD as SGD
 
 make = servers.make
 __getattr__ = servers.lazily(
     __name__,
-    {
-        "adam": "adaptive.Adam",
-        "yogi": "adaptive.Yogi",
-        "adagrad": "adaptive.Adagrad",
-        "ensemble": "ensemble.Ensemble",
-        "exp": "exp.Extrapolated",
-        "sgd": "sgd.SGD",
-    },
-)
+    [
+        "adaptive.Adam", "adaptive.Yogi", "adaptive.Adagrad", "ensemble.Ensemble", "exp=exp.Extrapolated", "sgd.SGD",
+    ],
+)  # fmt: skip

@@ -16,7 +16,6 @@ from torch import Tensor
 from fedloom.core.context import Facts, RoundInfo
 from fedloom.core.parts import Halves, ServerOptimizer
 from fedloom.core.ranges import Decay, Positive, Range
-from fedloom.core.slots import servers
 from fedloom.core.tree import Tree
 
 REDDI = "reddi2021adaptive"
@@ -47,7 +46,6 @@ class Adaptive(ServerOptimizer, ABC):
         return {"m": m, "v": v}, self.lr * m / (v.sqrt() + self.tau)
 
 
-@servers.register
 @dataclass(frozen=True)
 class Adam(Adaptive):
     """θ ← θ - η m/(√v + τ) with v ← β₂v + (1-β₂)Δ².
@@ -68,7 +66,6 @@ class Adam(Adaptive):
         return self.beta2 * v + (1 - self.beta2) * squared
 
 
-@servers.register
 @dataclass(frozen=True)
 class Yogi(Adaptive):
     """θ ← θ - η m/(√v + τ) with v ← v - (1-β₂)Δ² sign(v - Δ²): v decreases slowly when updates become small.
@@ -89,7 +86,6 @@ class Yogi(Adaptive):
         return v - (1 - self.beta2) * squared * torch.sign(v - squared)
 
 
-@servers.register
 @dataclass(frozen=True)
 class Adagrad(Adaptive):
     """θ ← θ - η m/(√v + τ) with v ← v + Δ²: step sizes never increase.

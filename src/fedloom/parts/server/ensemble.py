@@ -13,12 +13,10 @@ from fedloom.core.context import RoundInfo
 from fedloom.core.parts import Halves, Needs, ServerOptimizer
 from fedloom.core.ranges import Count, NonNegativeInt, Positive
 from fedloom.core.server_data import logits_of, usable
-from fedloom.core.slots import servers
 from fedloom.core.targets import CLASSES
 from fedloom.core.tree import Tree
 
 
-@servers.register(name="ensemble")
 @dataclass(frozen=True)
 class Ensemble(ServerOptimizer):
     """θ ← θ - Δ, then Adam steps on T² KL(softmax(z̄/T) ‖ softmax(z_θ/T)), z̄ = (1/|S|) Σ_k logits_k, on target inputs.

@@ -10,11 +10,9 @@ from torch import Tensor
 from fedloom.core.context import RoundInfo
 from fedloom.core.parts import Halves, Reduce, ServerOptimizer
 from fedloom.core.ranges import NonNegative
-from fedloom.core.slots import servers
 from fedloom.core.tree import Tree
 
 
-@servers.register(name="exp")
 @dataclass(frozen=True)
 class Extrapolated(ServerOptimizer):
     """θ ← θ - ηΔ with η = max{1, Σ p_i‖Δ_i‖² / (2(‖Δ‖² + ε))}: the more updates disagree, the longer the step.

@@ -10,11 +10,9 @@ from torch import Tensor
 from fedloom.core.context import Facts, RoundInfo
 from fedloom.core.parts import Halves, ServerOptimizer
 from fedloom.core.ranges import Decay, Positive
-from fedloom.core.slots import servers
 from fedloom.core.tree import Tree
 
 
-@servers.register(name="sgd")
 @dataclass(frozen=True)
 class SGD(ServerOptimizer):
     """m ← βm + Δ, θ ← θ - ηm; the momentum m [P] persists across rounds. η = 1 and β = 0 give plain averaging.

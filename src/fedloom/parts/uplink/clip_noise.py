@@ -18,11 +18,9 @@ from fedloom.core.errors import ConfigError
 from fedloom.core.message import Message, SendResult, Slice
 from fedloom.core.parts import UPDATE, Reduce, Reduced, Uplink
 from fedloom.core.ranges import Bound, Fraction, NonNegative, Positive
-from fedloom.core.slots import uplinks
 from fedloom.core.tree import Tree
 
 
-@uplinks.register(name="clip_noise")
 @dataclass(frozen=True)
 class ClipNoise(Uplink):
     """x ← x min(1, C/‖x‖) for all slices x that a client uploads; Σ_S x_i gets noise of standard deviation zC.

@@ -12,11 +12,9 @@ from fedloom.core.context import Context
 from fedloom.core.message import Message, SendResult, Slice
 from fedloom.core.parts import UPDATE, Uplink
 from fedloom.core.ranges import Range
-from fedloom.core.slots import uplinks
 from fedloom.parts.uplink.feedback import WithFeedback, compressed
 
 
-@uplinks.register(name="qsgd")
 @dataclass(frozen=True)
 class QSGD(Uplink):
     """C(x)_j = ‖x‖ sign(x_j) ξ_j/s, with ξ_j one of the two integers next to s|x_j|/‖x‖, at random.
@@ -57,7 +55,6 @@ class QSGD(Uplink):
         return sent._replace(value=(value.sign() * level * (norm / s)).to(x.value.dtype))
 
 
-@uplinks.register(name="sign")
 @dataclass(frozen=True)
 class SignCompression(WithFeedback):
     """C(x)_j = (‖x‖₁/P) sign(x_j): one bit per number, and one scale.

@@ -15,13 +15,11 @@ from fedloom.core.context import Context, RoundInfo
 from fedloom.core.message import Message, SendResult, Slice
 from fedloom.core.parts import UPDATE, Reduce, Reduced, Uplink
 from fedloom.core.ranges import Range
-from fedloom.core.slots import uplinks
 from fedloom.core.tree import Tree
 
 RING = 2**63  # numbers lie in [-2^63, 2^63) and wrap around
 
 
-@uplinks.register(name="secure_sum")
 @dataclass(frozen=True)
 class SecureSum(Uplink):
     """y_i = round(2^f x_i) + Σ_{j>i} m_ij - Σ_{j<i} m_ij mod 2^64, with m_ij uniform, known to i and j alone.

@@ -13,7 +13,6 @@ from fedloom.core.context import Context
 from fedloom.core.message import Message, SendResult, Slice
 from fedloom.core.parts import UPDATE, Uplink
 from fedloom.core.ranges import Range
-from fedloom.core.slots import uplinks
 from fedloom.parts.uplink.feedback import WithFeedback, compressed
 
 SEED_BITS = 64
@@ -24,7 +23,6 @@ def _count(fraction: float, size: int) -> int:
     return min(max(ceil(fraction * size - 1e-9), 1), size)
 
 
-@uplinks.register(name="top_k")
 @dataclass(frozen=True)
 class TopK(WithFeedback):
     """Only the k = ⌈fraction · P⌉ coordinates of largest magnitude are sent; the others are 0.
@@ -60,7 +58,6 @@ class TopK(WithFeedback):
         return x._replace(value=sparse.view_as(x.value), numbers=k, extra=x.extra + positions)
 
 
-@uplinks.register(name="random_k")
 @dataclass(frozen=True)
 class RandomK(Uplink):
     """k = ⌈fraction · P⌉ random coordinates are sent, multiplied by P/k; the others are 0.

@@ -5,12 +5,13 @@ from typing import TYPE_CHECKING
 from fedloom.core.slots import weightings
 
 if TYPE_CHECKING:
-    from fedloom.parts.weighting.inverse_probability import InverseProbability
-    from fedloom.parts.weighting.staleness import Staleness
-
-__all__ = ["InverseProbability", "Staleness", "make"]
+    from fedloom.parts.weighting.inverse_probability import InverseProbability as InverseProbability
+    from fedloom.parts.weighting.staleness import Staleness as Staleness
 
 make = weightings.make
 __getattr__ = weightings.lazily(
-    __name__, {"staleness": "staleness.Staleness", "inverse_probability": "inverse_probability.InverseProbability"}
-)
+    __name__,
+    [
+        "staleness.Staleness", "inverse_probability=inverse_probability.InverseProbability",
+    ],
+)  # fmt: skip

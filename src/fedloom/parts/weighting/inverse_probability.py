@@ -9,10 +9,8 @@ import numpy as np
 from fedloom.core.context import RoundInfo
 from fedloom.core.errors import ConfigError
 from fedloom.core.parts import Weighting
-from fedloom.core.slots import weightings
 
 
-@weightings.register(name="inverse_probability")
 @dataclass(frozen=True)
 class InverseProbability(Weighting):
     """Shares in proportion to 1/π_i, the probability with which a client takes part (Horvitz & Thompson 1952).

@@ -10,10 +10,8 @@ import numpy as np
 from fedloom.core.context import RoundInfo
 from fedloom.core.parts import Weighting
 from fedloom.core.ranges import NonNegative, Positive
-from fedloom.core.slots import weightings
 
 
-@weightings.register(name="staleness")
 @dataclass(frozen=True)
 class Staleness(Weighting):
     """A factor that falls with the number s = t - s_i of server steps since a client received the model.
