@@ -57,7 +57,7 @@ def test_mistakes_are_sentences(cli: Cli, finished: fl.TrainedRun) -> None:
     np.savez("z.npz", z=np.zeros(3))
     np.save("flat.npy", np.zeros((3, 5)))
     for words, sentence in [
-        (("predict", "run=done", "z.npz", "--client", "0"), "z.npz has no array x; it has z."),
+        (("predict", "run=done", "z.npz", "--client", "0"), "z.npz lacks x; it holds z."),
         (("predict", "run=done", "flat.npy", "--client", "0"), "the inputs have shape [3, 5], but this model takes"),
         (("predict", "run=done", "flat.npy"), "the server has no whole model"),
         (("export", "run=done", "--client", "9"), "there is no client 9"),
@@ -93,10 +93,7 @@ def test_models_for_targets(cli: Cli) -> None:
     Path("cut.npz").write_bytes(Path("low.npz").read_bytes()[:200])
     Path("x.csv").write_text("1,2\n")
     for name, sentence in [
-        (
-            "cut.npz",
-            "cannot be read: it is truncated, or not a file of arrays (.npz, .npy) or a table (.csv, .parquet).",
-        ),
+        ("cut.npz", "cut.npz is truncated or not an npz file of plain arrays (File is not a zip file)."),
         ("x.csv", "the run's data were not a table; give inputs x in an .npz file, or an .npy file of them."),
     ]:
         err = cli("target", "run=done", f"data={name}").err

@@ -20,12 +20,13 @@ from pandas.io.common import get_handle
 from PIL import Image
 from torch.utils.data import Subset, TensorDataset
 
-from fedloom.cli.predict import read as read_inputs
 from fedloom.core import files
 from fedloom.core.errors import DataError
 from fedloom.data import plots, sources
+from fedloom.data.like import read_like
 from fedloom.data.sources.arrays import read_image
 from fedloom.data.sources.files import cached, read_idx, read_npz, read_pickle, read_table, write_npz
+from fedloom.data.sources.generated import read_generated
 from fedloom.data.sources.table import read_frame
 from fedloom.data.user import as_source
 
@@ -94,7 +95,8 @@ READERS: dict[str, Callable[[Path], Any]] = {
     "x.csv": read_frame,
     "x.parquet": read_frame,
     "x.png": lambda path: read_image(path, 4),
-    "x.npy": read_inputs,
+    "set.parquet": read_generated,
+    "x.npy": lambda path: read_like(path, {}),
 }
 
 
@@ -117,6 +119,7 @@ def test_what_unpacks_to_more_than_memory_is_refused(tmp_path: Path, monkeypatch
     monkeypatch.setattr(files, "memory", lambda: 1e6)
     for read in (
         lambda p: read_npz(p / "x.npz", ["x"]),
+        lambda p: read_like(p / "x.npz", {}),
         lambda p: read_idx(p / "x.idx.gz"),
         lambda p: read_frame(p / "x.parquet"),
     ):
@@ -149,7 +152,7 @@ def test_memory_that_ends_while_a_file_is_read_is_no_damage(tmp_path: Path, monk
 
     np.savez(tmp_path / "x.npz", x=np.zeros(2))
     monkeypatch.setattr(np.lib.npyio.NpzFile, "__getitem__", full)
-    for read in (lambda p: read_npz(p, ["x"]), read_inputs):
+    for read in (lambda p: read_npz(p, ["x"]), lambda p: read_like(p, {})):
         with pytest.raises(MemoryError):
             read(tmp_path / "x.npz")
 

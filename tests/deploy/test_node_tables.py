@@ -61,15 +61,15 @@ def test_categories_that_look_like_numbers_are_read_as_the_servers_were(tmp_path
 def test_a_column_that_is_missing_or_named_otherwise_is_refused_by_name(tmp_path: Path) -> None:
     spec, table = recipe(tmp_path, patients()).spec, patients(seed=1)
     for renamed, sentence in (
-        ({"dose": "amount"}, "has no column 'dose', which the recipe's data have; it has age, amount, ward"),
-        ({"dose": "amount", "ward": "unit"}, "has no column 'dose', 'ward', which"),
+        ({"dose": "amount"}, "the inputs have no column 'dose'; there are: age, amount, ward"),
+        ({"dose": "amount", "ward": "unit"}, "the inputs have no column '(dose|ward)'; there are: age, amount, unit"),
         ({"ill": "sick"}, r"has no column 'ill' of labels; it has age, dose, ward, sick\."),
     ):
         with pytest.raises(DataError, match=sentence):
             read(written(tmp_path, table.rename(columns=renamed)), spec)
-    with pytest.raises(DataError, match=r"node\.csv: column 'ward' of the inputs holds '3'"):
+    with pytest.raises(DataError, match=r"training, column 'ward' of the inputs holds '3'"):
         read(written(tmp_path, table.assign(ward="3")), spec)
-    with pytest.raises(DataError, match=r"node\.csv: column 'dose' of the inputs holds values that are not numbers"):
+    with pytest.raises(DataError, match=r"training, column 'dose' of the inputs holds values that are not"):
         read(written(tmp_path, table.assign(dose="much")), spec)
 
 
@@ -83,7 +83,7 @@ def test_classes_may_be_names_or_numbers_in_the_recipes_column_or_in_label(tmp_p
         table.drop(columns="ill").assign(label=numbers),
     ):
         assert torch.equal(read(written(tmp_path, other), spec).train.y, reference.train.y)
-    with pytest.raises(DataError, match=r"node\.csv: column 'ill': there is no class 'maybe'"):
+    with pytest.raises(DataError, match=r"training, there is no class 'maybe'; there are: no"):
         read(written(tmp_path, table.assign(ill="maybe")), spec)
     with pytest.raises(DataError, match="column 'ill' lacks values in 24 of 24 rows"):
         read(written(tmp_path, table.assign(ill=None)), spec)
@@ -107,7 +107,7 @@ def test_without_names_at_the_server_only_the_number_of_columns_counts(tmp_path:
     table = patients()[["dose", "age"]].assign(label=np.arange(24) % 2)
     found = read(written(tmp_path, table), DataSpec((2,), 2, held_out=0.0))
     assert np.array_equal(np.sort(found.train.x[:, 0]), np.sort(table["dose"].to_numpy()))
-    with pytest.raises(DataError, match=r"has the shape \[2\], but the recipe's inputs are \[3\]"):
+    with pytest.raises(DataError, match=r"the inputs have shape \[24, 2\], but this model takes \[N, 3\]"):
         read(written(tmp_path, table), DataSpec((3,), 2))
 
 

@@ -95,7 +95,7 @@ def test_nodes_own_tables_are_scaled_by_the_servers_numbers_and_predicted_so(
 def test_arrays_do_not_name_the_columns_that_a_table_standardises(tmp_path: Path) -> None:
     spec = Recipe.of(config(stored(tmp_path, "table", samples()), *WORDS)).spec
     stored(tmp_path, "npz", samples(), "node")
-    with pytest.raises(DataError, match="names no columns, but the recipe standardises them; give a CSV or parquet"):
+    with pytest.raises(DataError, match="columns have no names, but the recipe standardises them; give a CSV"):
         read(str(tmp_path / "node.npz"), spec)
 
 

@@ -6,7 +6,7 @@ import argparse
 import csv
 import io
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +17,13 @@ from fedloom.api import load
 from fedloom.applications import of_kind
 from fedloom.core.checks import one_of
 from fedloom.core.errors import ConfigError, DataError
-from fedloom.core.files import cell, readable
-from fedloom.data.sources.arrays import inputs, rescaled
-from fedloom.data.sources.table import CSV, read_frame
-from fedloom.data.user import is_frame
+from fedloom.core.files import cell
 from fedloom.experiment.atomic import write_whole
 from fedloom.experiment.checkpoint import located
 from fedloom.experiment.console import relpath
 from fedloom.experiment.rundir import RunDirectory
 from fedloom.experiment.trained import FORMATS, DeployedModel, TrainedRun
 
-Files = dict[str, Any]  # arrays by name; x may be a pandas frame
 OPTIONS = ("client", "round", "out", "format")
 """Options, which are written with dashes: --client 7."""
 
@@ -41,16 +37,16 @@ def command(arguments: argparse.Namespace) -> int:
     if out is not None and (out.suffix not in (".npz", ".csv") or out.exists()):
         raise ConfigError(f"--out {out} must be a new file that ends in .npz or .csv.")
     model = chosen(path, arguments.client, arguments.round)
-    files_read = with_targets(read(Path(files[0]), model.texts), model)
-    predicted = model.predict(files_read["x"])
+    content = model.read(Path(files[0]))
+    predicted = model.predict(content["x"])
     names = model.names if predicted.ndim == 1 and all(map(str.isprintable, model.names)) else ()
     if out is None:
         print("\n".join(_text(value, names) for value in predicted))
     else:
         _write(out, predicted, names)
         print(f"predictions: {relpath(out)}", file=sys.stderr)
-    if "y" in files_read:
-        values = model.evaluate(files_read["x"], files_read["y"])
+    if "y" in content:
+        values = model.evaluate(content["x"], content["y"])
         text = ", ".join(f"{name} {value:.4g}" for name, value in values.items())
         print(f"{len(predicted)} samples: {text}", file=sys.stderr)
     return 0
@@ -117,58 +113,6 @@ def run_and_files(
             hint = f"write method.{key}={value}" if key in methods else hint
             raise ConfigError(f"fedloom {command} has no setting {key!r}; {hint}.")
     return Path(runs[0]), others
-
-
-def read(path: Path, texts: Collection[str] = ()) -> Files:
-    """The arrays of an .npz file; or ``x`` alone, which is the array of an .npy file or the rows of a table.
-
-    Args:
-        path: the file.
-        texts: columns of a table that hold texts, see ``read_frame``.
-
-    Raises:
-        DataError: if it cannot be read or has no ``x``.
-    """
-    if path.name.lower().endswith((*CSV, ".parquet")):
-        return {"x": read_frame(path, texts)}
-    try:
-        with readable(path).open("rb") as file:
-            stored = np.load(file, allow_pickle=False)
-            arrays = {"x": stored} if isinstance(stored, np.ndarray) else dict(stored)
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror or error}.") from error
-    except (DataError, MemoryError):
-        raise
-    except Exception as error:  # zip, zlib and npy each fail in their own ways
-        raise DataError(
-            f"{path} cannot be read: it is truncated, or not a file of arrays (.npz, .npy) or a table (.csv, .parquet)."
-        ) from error
-    if "x" not in arrays:
-        raise DataError(f"{path} has no array x; it has {', '.join(arrays) or 'none'}.")
-    return arrays
-
-
-def with_targets(content: Files, model: DeployedModel) -> Files:
-    """The arrays of a file; those of a table with its targets ``y``, if it has the column of the run's labels.
-
-    Columns of an array are in the units of the run's own file, and are scaled as those were, unless that was a table.
-
-    Raises:
-        DataError: for a table, if the run's data were none.
-    """
-    if not is_frame(content["x"]):
-        scale, x = model.table.get("standardised"), content["x"]
-        if "columns" in model.table or not isinstance(scale, Mapping) or x.shape[1:] != model.arrays.x.shape[1:]:
-            return content
-        return content | {"x": rescaled(inputs(x).numpy(), scale)}
-    if not {"columns", "texts"} & model.table.keys():
-        raise DataError("the run's data were not a table; give inputs x in an .npz file, or an .npy file of them.")
-    label, frame = model.table.get("label"), content["x"]
-    labels = label if isinstance(label, list) else [label]
-    if not set(labels) <= set(frame.columns):
-        return content
-    y = frame[label]
-    return content | {"y": y.astype(str) if model.names and not isinstance(label, list) else y}
 
 
 def _text(value: Tensor, names: Sequence[str]) -> str:

@@ -33,7 +33,6 @@ from fedloom.data.sources.arrays import (
     in_bytes,
     inputs,
     numbers,
-    rescaled,
     standardised,
     targets,
     warn_of_scales,
@@ -349,64 +348,6 @@ def encoded(frames: Sequence[Any], what: str) -> tuple[list[np.ndarray], list[st
             codes = pd.Categorical(column_of.astype(str), categories=known).codes
             block.append(np.eye(len(known), dtype=np.float32)[codes])
     return [np.concatenate(block, 1) for block in blocks], names
-
-
-def in_columns(frame: Any, columns: Sequence[str], scaled: Mapping[str, Any] | None = None) -> np.ndarray:
-    """A frame as float32 [N, D] in the D columns that other frames were ``encoded`` in, found by their names.
-
-    A frame with columns 0 ... D - 1, like that of an array, is used unchanged, unless these are the names.
-
-    Args:
-        frame: rows in the units of those frames; further columns are ignored.
-        columns: the names of the D columns.
-        scaled: the numbers ``columns``, ``mean`` and ``deviation`` by which some of them were standardised.
-
-    >>> import pandas as pd
-    >>> in_columns(pd.DataFrame({"town": ["x"], "sex": ["m"], "age": [30]}), ["age", "sex=f", "sex=m"]).tolist()
-    [[30.0, 0.0, 1.0]]
-
-    Raises:
-        DataError: if a column is missing or lacks values, is not numeric, or has a category that is not among the
-            columns.
-    """
-    one_name_each(frame.columns, "the table of inputs")
-    names = {str(column): column for column in frame.columns}
-    if list(frame.columns) == list(range(len(columns))) and not set(columns) <= names.keys():
-        return frame.to_numpy(dtype=np.float32)
-    matrix = np.zeros((len(frame), len(columns)), dtype=np.float32)
-    coded: dict[str, list[int]] = {}
-    for place, name in enumerate(columns):
-        if name in names:
-            complete([frame[names[name]]], f"column {name!r} of the inputs")
-            try:
-                matrix[:, place] = frame[names[name]].to_numpy(dtype=np.float32)
-            except (TypeError, ValueError) as error:
-                raise DataError(f"column {name!r} of the inputs holds values that are not numbers.") from error
-        else:
-            coded.setdefault(next((prefix for prefix in names if name.startswith(f"{prefix}=")), name), []).append(
-                place
-            )
-    for column, places in coded.items():
-        if column not in names:
-            raise DataError(f"the inputs have no column {column!r}; {nearest(column, names)}")
-        complete([frame[names[column]]], f"column {column!r} of the inputs")
-        texts = frame[names[column]].astype(str).to_numpy()
-        known = [columns[place].removeprefix(f"{column}=") for place in places]
-        if len(lost := np.flatnonzero(~np.isin(texts, known))):
-            message = f"column {column!r} of the inputs holds {texts[lost[0]]!r}"
-            raise DataError(f"{message}, which the run's data do not; {nearest(texts[lost[0]], known)}")
-        matrix[:, places] = texts[:, None] == np.array(known)
-    return matrix if scaled is None else rescaled(matrix, scaled)
-
-
-def with_categories(columns: Sequence[str]) -> set[str]:
-    """The columns of a table whose categories ``encoded`` may have made into these.
-
-    >>> sorted(with_categories(["age", "sex=f", "sex=m", "a=b=c"]))
-    ['a', 'a=b', 'sex']
-    """
-    parts = [name.split("=") for name in columns]
-    return {"=".join(part[:end]) for part in parts for end in range(1, len(part))} - set(columns)
 
 
 def check_cells(column: Any, what: str, numbers: bool = False) -> None:
@@ -840,20 +781,6 @@ def texts_of(frame: Any, column: str, what: str) -> list[str]:
     if not all(isinstance(text, str) for text in texts):
         raise DataError(f"{what}: column {column!r} does not hold texts; data=table:FILE reads numbers and categories.")
     return texts
-
-
-def in_tokens(x: Any, *, column: str, tokenizer: str, words: int, length: int) -> Any:
-    """Texts, a list or the column of a frame, as padded tokens, int64 [N, length]; anything else unchanged.
-
-    >>> in_tokens(["Hi"], column="text", tokenizer="bytes", words=2, length=3).tolist()
-    [[0, 73, 106]]
-    """
-    if is_frame(x):
-        x = texts_of(x, column, "the table of inputs")
-    listed = x.tolist() if isinstance(x, np.ndarray) and x.dtype.kind in "OU" else x
-    if not isinstance(listed, list | tuple) or not all(isinstance(token, str) for token in listed):
-        return x
-    return padded(tokens(listed, tokenizer, words, length), tokenizer, length)
 
 
 @cache

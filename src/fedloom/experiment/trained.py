@@ -29,13 +29,12 @@ from fedloom.core.client import State, own_values
 from fedloom.core.cohort import InitialStates
 from fedloom.core.context import Batch
 from fedloom.core.determinism import exact_gpu
-from fedloom.core.errors import ClientError, ConfigError, DataError, first_line, nearest, of_extra
+from fedloom.core.errors import ClientError, ConfigError, first_line, nearest, of_extra
 from fedloom.core.federation import Arrays, Federation, Index, Population, Split
 from fedloom.core.parts import Use
 from fedloom.core.plan import ClientPlan
 from fedloom.core.slots import label
 from fedloom.core.targets import CLASSES, NUMBERS, TRUTHS
-from fedloom.data.augment import Scale
 from fedloom.experiment.atomic import as_file, write_whole
 from fedloom.experiment.conventions import compare, conventions, known_tokens, table_of
 from fedloom.experiment.evaluate import Evaluator, LoadedModel
@@ -47,8 +46,6 @@ from fedloom.metrics import Predictions
 
 if TYPE_CHECKING:
     from pandas import DataFrame
-
-PIXELS = 100  # samples of a run's images that say whether their pixels go beyond 1
 
 
 @dataclass(frozen=True)
@@ -73,15 +70,6 @@ class DeployedModel:
     def names(self) -> tuple[str, ...]:
         """The classes' names by their number, if the run's data have some: ``names[int(model.predict(x)[0])]``."""
         return () if self.measurement.targets == NUMBERS else tuple(self.arrays.names)
-
-    @property
-    def texts(self) -> set[str]:
-        """Columns of a table that hold texts, categories or names of classes, though they may look like numbers."""
-        from fedloom.data.user import with_categories
-
-        label, texts = self.table.get("label"), self.table.get("texts", {})
-        columns = with_categories(self.table.get("columns", ())) | {texts[key] for key in ("column",) if key in texts}
-        return columns | {label} if self.names and isinstance(label, str) else columns
 
     def outputs(self, x: Any) -> Tensor:
         """The module's outputs on inputs [N, ...]: logits [N, C], or predicted numbers of a regression.
@@ -150,6 +138,20 @@ class DeployedModel:
         sample = self.arrays.x[:1].repeat_interleave(SAMPLES, 0)
         return export(copy.deepcopy(self.module), sample, path, format)
 
+    def read(self, path: Path | str) -> dict[str, Any]:
+        """The inputs ``x`` of a file as ``predict`` takes them, and its targets ``y``, if it has them.
+
+        Args:
+            path: an npz file with ``x`` and perhaps ``y``, an npy file of inputs, or a CSV or parquet table, if the
+                run's data were one. Columns of arrays are scaled as the run's were.
+
+        Raises:
+            DataError: if it cannot be read, or is a table and the run's data were not.
+        """
+        from fedloom.data.like import in_units, read_like
+
+        return in_units(read_like(Path(path), self.table, self.names), self.arrays, self.table)
+
     @property
     def device(self) -> torch.device:
         """The device of the module."""
@@ -159,12 +161,16 @@ class DeployedModel:
 
     def inputs(self, x: Any) -> Tensor:
         """Inputs [N, ...] in the type of the run's data; see ``predict``. A GPU gets no token that it does not know."""
+        from fedloom.data.like import inputs_like  # training reads no further inputs
+
         x = inputs_like(self.arrays, self.table, x)
         with self.known(x):
             return x
 
     def labelled(self, x: Any, y: Any) -> Arrays:
         """Inputs and targets as arrays like the run's."""
+        from fedloom.data.like import labelled_like
+
         return labelled_like(self.arrays, self.inputs(x), y)
 
 
@@ -189,105 +195,6 @@ class Adapted(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Outputs [N, ...] of inputs [N, ...]."""
         return self.predict(x)
-
-
-def inputs_like(arrays: Arrays, table: Mapping[str, Any], x: Any) -> Tensor:
-    """Inputs [N, ...] in the shape, type and scale of a run's data; 8-bit pixels are rescaled as its images were.
-
-    Columns of a table, and texts, are read as the run's own were, which ``table`` says (``table_of``).
-
-    Raises:
-        DataError: if they do not fit.
-    """
-    from fedloom.data.sources.arrays import to_images
-    from fedloom.data.user import in_columns, in_tokens, is_frame  # training reads no further inputs
-
-    if "columns" in table and is_frame(x):
-        x = in_columns(x, table["columns"], table.get("standardised"))
-        x = x.reshape(len(x), *arrays.x.shape[1:])  # of data.shape
-    if "texts" in table:
-        x = in_tokens(x, **table["texts"])
-    wanted, shape = arrays.x.dtype, tuple(arrays.x.shape[1:])
-    x = as_tensor("x", x)
-    if not len(x):
-        raise DataError("there are no inputs.")
-    pixels = x.dtype == torch.uint8 and wanted.is_floating_point and len(shape) == 3
-    if pixels:
-        last = x.ndim == 3 or (x.shape[1:] != shape and x.shape[-1] in (1, 3, 4))  # the channels, if there are any
-        x = to_images(x.cpu().numpy()).to(x.device, wanted) if last else x.to(wanted) / 255
-        if not arrays.mean and float(arrays.x[:PIXELS].max()) > 1:  # the run's own are not from 0 to 1
-            x = x * 255
-    if tuple(x.shape[1:]) != shape:
-        hint = " (one sample needs a first axis of length 1)" if tuple(x.shape) == shape else ""
-        raise DataError(
-            f"the inputs have shape {list(x.shape)}, but this model takes [N, {', '.join(map(str, shape))}]{hint}."
-        )
-    if not wanted.is_floating_point and x.is_floating_point():
-        raise DataError("the inputs are real numbers, but this model takes whole numbers, such as tokens.")
-    if pixels:
-        return Scale.of(x, arrays.mean, arrays.std).stored(x)
-    x = x.to(wanted)
-    if x.is_floating_point() and not bool(torch.isfinite(x.sum())):
-        raise DataError("some inputs are NaN or infinite.")
-    return x
-
-
-def labelled_like(arrays: Arrays, x: Tensor, y: Any) -> Arrays:
-    """Inputs [N, ...] as ``inputs_like`` returns them, with targets [N, ...], as arrays like a run's.
-
-    Raises:
-        DataError: if the targets do not fit.
-    """
-    like, y = arrays.y, as_tensor("y", numbered(y, arrays.names))
-    if y.ndim == like.ndim + 1 and y.shape[-1] == 1:
-        y = y.squeeze(-1)
-    if tuple(y.shape) != (len(x), *like.shape[1:]):
-        raise DataError(f"the targets have shape {list(y.shape)}, not {[len(x), *like.shape[1:]]}.")
-    if not like.is_floating_point() and y.is_floating_point() and not torch.equal(y, y.round()):
-        raise DataError("the targets are real numbers, but this run's are class numbers.")
-    return replace(arrays, x=x, y=y.to(like.dtype))
-
-
-def numbered(y: Any, names: Sequence[str]) -> Any:
-    """Convert class names to class numbers; other targets are unchanged.
-
-    >>> numbered(["yes", "no"], ("no", "yes")).tolist(), numbered([1, 0], ("no", "yes"))
-    ([1, 0], [1, 0])
-    >>> import pandas as pd
-    >>> numbered(pd.Categorical([2, 1], categories=[2, 1]), ("2", "1")).tolist()
-    [0, 1]
-    >>> numbered(["yes"], ())
-    Traceback (most recent call last):
-    ...
-    fedloom.core.errors.DataError: the targets are names like 'yes', but the classes of this run are numbers.
-
-    Raises:
-        DataError: for a name that is not among them, or names where there are none.
-    """
-    if names and hasattr(getattr(y, "dtype", None), "categories"):
-        y = [str(label) for label in y]
-    texts = None if isinstance(y, Tensor) else np.asarray(y)
-    if texts is None or texts.dtype.kind not in "USO":
-        return y
-    if not names:
-        first = next(iter(texts.ravel().tolist()), "")
-        raise DataError(f"the targets are names like {first!r}, but the classes of this run are numbers.")
-    place = {name: number for number, name in enumerate(names)}
-    texts = texts.astype(str)
-    if lost := [label for label in np.unique(texts).tolist() if label not in place]:
-        raise DataError(f"there is no class {lost[0]!r}; {nearest(lost[0], names)}")
-    return np.array([place[label] for label in texts.ravel().tolist()], dtype=np.int64).reshape(texts.shape)
-
-
-def as_tensor(what: str, value: Any) -> Tensor:
-    """Numbers of any kind of array or table as a tensor.
-
-    >>> as_tensor("x", [[1, 2]])
-    tensor([[1, 2]])
-    """
-    from fedloom.data.sources.arrays import numbers
-
-    return numbers(value, what)
 
 
 FORMATS = {"safetensors": ".safetensors", "torch-export": ".pt2", "onnx": ".onnx"}

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from fedloom.cli.predict import read, run_and_files, trained, with_targets
+from fedloom.cli.predict import run_and_files, trained
 from fedloom.config.overrides import parse
 from fedloom.config.schema import Choice, Tree
 from fedloom.core.errors import ConfigError
@@ -219,9 +219,9 @@ def command(arguments: argparse.Namespace) -> int:
         if out.exists() or outs.count(out) > 1:
             raise ConfigError(f"{out} exists already or would be written twice; choose another file with --out.")
     run, reports = _with_data(path), []
-    inputs = [read(file, run.server.texts) for file in files]
+    inputs = [run.server.read(file) for file in files]
     known, classes = ClassModels(run), run.federation.train.arrays.names
-    for file, arrays, out in zip(files, (with_targets(content, run.server) for content in inputs), outs, strict=True):
+    for file, arrays, out in zip(files, inputs, outs, strict=True):
         configs = method(known, arrays["x"])
         facts = plain(configs)  # before anything is written
         written = configs.model.export(out) if method.makes_model else None

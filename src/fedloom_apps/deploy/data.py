@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,12 @@ from torch import Tensor
 from fedloom.core.errors import DataError, in_one_line, in_words
 from fedloom.core.federation import Arrays, Index
 from fedloom.core.rng import stream
-from fedloom.data.sources.arrays import as_array, by_class, inputs, read_images, rescaled, targets, to_images
+from fedloom.data.like import in_units, inputs_like, labelled_like, targets_of, with_categories
+from fedloom.data.sources.arrays import as_array, by_class, inputs, read_images, targets
 from fedloom.data.sources.files import read_npz
 from fedloom.data.sources.table import read_frame
 from fedloom.data.split import split_rows
-from fedloom.data.user import complete, in_columns, with_categories
-from fedloom.experiment.trained import numbered
+from fedloom.data.user import complete, is_frame
 
 TABLES = (".csv", ".parquet")
 SCALED = "scaled"  # the name under which arrays say that they are standardised already
@@ -69,6 +70,12 @@ class DataSpec:
     columns: tuple[str, ...] = ()
     label: tuple[str, ...] = ()
     standardised: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def table(self) -> dict[str, Any]:
+        """The columns and scale of the server's data, as ``fedloom.data.like`` takes them."""
+        named = {"columns": self.columns, "standardised": self.standardised}
+        return {key: value for key, value in named.items() if value}
 
     @classmethod
     def of(cls, arrays: Arrays, **settings: Any) -> DataSpec:
@@ -135,10 +142,11 @@ def look(place: str) -> None:
         return
     named = _named(path, place)
     for split in _splits(named, place):
-        raw, y = _raw(named, split, place), _targets(named, split, place)
-        pixels = raw.dtype == np.uint8 and raw.ndim in (3, 4)  # whose channels are the recipe's
-        x = torch.from_numpy(raw) if pixels else inputs(raw, f"{place}: x_{split}")
-        _made(x, y, split, place, 1 if y.is_floating_point() or not y.numel() else max(int(y.max()) + 1, 1))
+        with _naming(place, split):
+            x, y = as_array(named[f"x_{split}"], "x"), targets(as_array(named[f"y_{split}"], "y"))
+            pixels = x.dtype == np.uint8 and x.ndim in (3, 4)  # whose channels are the recipe's
+            classes = 1 if y.is_floating_point() or not y.numel() else max(int(y.max()) + 1, 1)
+            Arrays(torch.from_numpy(x) if pixels else inputs(x), y, classes)
 
 
 def _named(path: Path, place: str) -> Mapping[str, Any]:
@@ -159,7 +167,18 @@ def _splits(named: Mapping[str, Any], place: str) -> list[str]:
     splits = [name for name in SPLITS if name == "train" or {f"x_{name}", f"y_{name}"} & named.keys()]
     if missing := [f"{kind}_{name}" for name in splits for kind in "xy" if f"{kind}_{name}" not in named]:
         raise DataError(f"{place} lacks {' and '.join(missing)}.")
+    if getattr(named["x_train"], "ndim", 1) and not len(named["x_train"]):
+        raise DataError(f"{place} has no training samples.")
     return splits
+
+
+@contextmanager
+def _naming(place: str | Path, split: str) -> Iterator[None]:
+    """Name the samples in a ``DataError``."""
+    try:
+        yield
+    except DataError as error:
+        raise DataError(f"{place}: in the samples for {FOR[split]}, {error}") from error
 
 
 def fit(named: Mapping[str, Any], spec: DataSpec, place: str, seed: int = 0) -> NodeData:
@@ -175,70 +194,36 @@ def fit(named: Mapping[str, Any], spec: DataSpec, place: str, seed: int = 0) -> 
     return NodeData(taken[0], splits.get("validation", taken[1]), splits.get("test", taken[2]))
 
 
+def placeholder(spec: DataSpec) -> Arrays:
+    """Two samples of zeros, on which models are tried."""
+    x = torch.zeros(2, *spec.inputs, dtype=torch.int64 if spec.integer else torch.float32)
+    y = torch.zeros(2, *spec.targets, dtype=torch.float32 if spec.numeric else torch.int64)
+    return Arrays(x, y, spec.classes, spec.names, spec.mean, spec.std)
+
+
 def _arrays(named: Mapping[str, Any], split: str, spec: DataSpec, place: str) -> Arrays:
-    raw, y = _raw(named, split, place), _targets(named, split, place)
-    pixels = raw.dtype == np.uint8 and len(spec.inputs) == 3 and raw.ndim in (3, 4)
-    x = to_images(raw, spec.mean, spec.std) if pixels else inputs(raw, f"{place}: x_{split}")
-    _check_shape(x, split, spec, place)
-    if spec.standardised and not bool(named.get(SCALED)):
-        if spec.columns:
-            raise DataError(
-                f"{place} names no columns, but the recipe standardises them; give a CSV or parquet table with the "
-                "columns of the server's."
-            )
-        x = torch.from_numpy(rescaled(x.numpy(), spec.standardised))
-    _check(x, y, split, spec, place)
-    return _made(x, y, split, place, spec.classes, spec.names, spec.mean, spec.std)
-
-
-def _raw(named: Mapping[str, Any], split: str, place: str) -> np.ndarray:
-    return as_array(named[f"x_{split}"], f"{place}: x_{split}")
-
-
-def _targets(named: Mapping[str, Any], split: str, place: str) -> Tensor:
-    what = f"{place}: y_{split}"
-    return targets(as_array(named[f"y_{split}"], what), what)
-
-
-def _made(x: Tensor, y: Tensor, split: str, place: str, *described: Any) -> Arrays:
-    """The arrays of a split; their lengths, labels and values are checked, and training needs samples."""
-    try:
-        arrays = Arrays(x, y, *described)
-    except DataError as error:
-        raise DataError(f"{place}: in the samples for {FOR[split]}, {error}") from error
-    if split == "train" and not len(arrays):
-        raise DataError(f"{place} has no training samples.")
+    """The samples of a split in the form of the recipe's."""
+    like, x, y = placeholder(spec), named[f"x_{split}"], named[f"y_{split}"]
+    with _naming(place, split):
+        x = x if is_frame(x) else as_array(x, "x")
+        if x.ndim and not len(x) and not np.size(y):
+            return like.take(np.arange(0))
+        if not is_frame(x) and not bool(named.get(SCALED)):
+            if spec.standardised and spec.columns:
+                raise DataError(
+                    "columns have no names, but the recipe standardises them; give a CSV or parquet table with the "
+                    "columns of the server's."
+                )
+            x = in_units({"x": x}, like, spec.table)["x"]
+        arrays = labelled_like(like, inputs_like(like, spec.table, x), y)
+        if spec.range is not None and arrays.x.numel():
+            low, high = spec.range
+            slack, least, most = SLACK * (high - low), float(arrays.x.min()), float(arrays.x.max())
+            if least < low - slack or most > high + slack:
+                raise DataError(
+                    f"inputs have values from {least:g} to {most:g}, but the recipe's lie between {low:g} and {high:g}."
+                )
     return arrays
-
-
-def _check_shape(x: Tensor, split: str, spec: DataSpec, place: str) -> None:
-    if tuple(x.shape[1:]) != spec.inputs:
-        raise DataError(
-            f"{place}: a sample of x_{split} has the shape {list(x.shape[1:])}, but the recipe's inputs are "
-            f"{list(spec.inputs)}."
-        )
-
-
-def _check(x: Tensor, y: Tensor, split: str, spec: DataSpec, place: str) -> None:
-    """Raise ``DataError`` if samples do not fit; ``Arrays`` checks labels and finite inputs."""
-    what = f"{place}: a sample of x_{split}"
-    if x.is_floating_point() == spec.integer:
-        kinds = {True: "whole numbers", False: "real numbers"}
-        raise DataError(f"{what} holds {kinds[not spec.integer]}, but the recipe's inputs are {kinds[spec.integer]}.")
-    if y.is_floating_point() != spec.numeric:
-        wanted = "numbers" if spec.numeric else "class numbers"
-        raise DataError(f"{place}: y_{split} holds {y.dtype}, but the recipe's targets are {wanted}.")
-    if tuple(y.shape[1:]) != spec.targets:
-        raise DataError(f"{place}: a target of y_{split} has the shape {list(y.shape[1:])}, not {list(spec.targets)}.")
-    if spec.range is not None and x.numel():
-        low, high = spec.range
-        slack = SLACK * (high - low)
-        least, most = float(x.min()), float(x.max())
-        if least < low - slack or most > high + slack:
-            raise DataError(
-                f"{what} holds values from {least:g} to {most:g}, but the recipe's inputs lie between {low:g} and "
-                f"{high:g}."
-            )
 
 
 def _images(folder: Path, spec: DataSpec) -> dict[str, np.ndarray]:
@@ -261,11 +246,13 @@ def _table(path: Path, spec: DataSpec) -> dict[str, Any]:
     texts = with_categories(spec.columns) | set((*spec.label, LABEL) if spec.names else ())
     table = _frame(path, texts)
     label = _label(table, spec, path)
-    y = _labels(table[label if len(label) > 1 else label[0]], spec, path)
-    columns = table.drop(columns=label)
-    if not spec.columns:
-        return {"x_train": _in_order(columns, path), "y_train": y}
-    return {"x_train": _by_name(columns, spec, path), "y_train": y, SCALED: True}
+    with _naming(path, "train"):
+        y, x = targets_of(table, label, spec.names), table.drop(columns=label)
+    if spec.columns:
+        return {"x_train": x, "y_train": y}
+    if text := [*x.select_dtypes(exclude=["number", "bool"])]:
+        raise DataError(f"{path}: column {text[0]!r} holds no numbers.")
+    return {"x_train": np.array(x, np.float32), "y_train": y}
 
 
 def _frame(path: Path, texts: Collection[str] = ()) -> Any:
@@ -279,10 +266,10 @@ def _frame(path: Path, texts: Collection[str] = ()) -> Any:
 def _whole(table: Any, path: Path) -> None:
     """Raise a ``DataError`` if columns of texts lack values, or those of numbers have NaN or infinity."""
     numbers = table.select_dtypes(["number", "bool"])
-    for name in table.columns.difference(numbers.columns):
-        complete([table[name]], f"{path}: column {name!r}")
-    x = torch.from_numpy(np.array(numbers, np.float32))
-    _made(x, torch.zeros(len(table), dtype=torch.int64), "train", str(path), 1)
+    with _naming(path, "train"):
+        for name in table.columns.difference(numbers.columns):
+            complete([table[name]], f"column {name!r}")
+        Arrays(torch.from_numpy(np.array(numbers, np.float32)), torch.zeros(len(table), dtype=torch.int64), 1)
 
 
 def _label(table: Any, spec: DataSpec, path: Path) -> list[str]:
@@ -294,49 +281,6 @@ def _label(table: Any, spec: DataSpec, path: Path) -> list[str]:
         return [LABEL]
     lost = [name for name in spec.label or (LABEL,) if name not in table.columns]
     raise DataError(f"{path} has no column {', '.join(map(repr, lost))} of labels; it has {', '.join(table.columns)}.")
-
-
-def _labels(column: Any, spec: DataSpec, path: Path) -> np.ndarray:
-    """Targets as numbers: names of classes become theirs, and whole numbers real ones if the recipe's are."""
-    y = np.array(column)
-    if spec.numeric:
-        return y.astype(np.float32) if y.dtype.kind in "iub" else y
-    if not spec.names:
-        return y
-    complete([column], f"{path}: column {column.name!r}")
-    texts = column.astype(str).to_numpy(str)
-    if not set(texts) <= set(spec.names) and all(map(str.isdecimal, texts)):
-        return texts.astype(np.int64)  # class numbers
-    try:
-        return numbered(texts, spec.names)
-    except DataError as error:
-        raise DataError(f"{path}: column {column.name!r}: {error}") from error
-
-
-def _by_name(table: Any, spec: DataSpec, path: Path) -> np.ndarray:
-    """The inputs [N, D] in the recipe's columns and scale; further columns are ignored."""
-    lost = [
-        name for name in spec.columns
-        if name not in table.columns and not any(name.startswith(f"{column}=") for column in table.columns)
-    ]  # fmt: skip
-    if lost:
-        names = ", ".join(map(repr, dict.fromkeys(name.partition("=")[0] for name in lost)))
-        raise DataError(
-            f"{path} has no column {names}, which the recipe's data have; it has {', '.join(table.columns) or 'none'}."
-        )
-    try:
-        return in_columns(table, spec.columns, spec.standardised or None)
-    except DataError as error:
-        raise DataError(f"{path}: {error}") from error
-
-
-def _in_order(table: Any, path: Path) -> np.ndarray:
-    """All columns as inputs [N, D], in their order."""
-    import pandas as pd
-
-    if text := [name for name in table if not pd.api.types.is_numeric_dtype(table[name])]:
-        raise DataError(f"{path}: column {text[0]!r} holds no numbers.")
-    return np.array(table, np.float32)
 
 
 def _loaded(place: str) -> dict[str, Any]:

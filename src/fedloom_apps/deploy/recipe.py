@@ -22,7 +22,7 @@ from fedloom.experiment.federated import FederatedTask
 from fedloom.experiment.rundir import RunDirectory
 from fedloom.parts.uplink import SecureSum
 from fedloom_apps.deploy.assignment import Assignment, bench, settings_of
-from fedloom_apps.deploy.data import DataSpec, NodeData
+from fedloom_apps.deploy.data import DataSpec, NodeData, placeholder
 from fedloom_apps.deploy.deal import names
 from fedloom_apps.deploy.settings import DEPLOY, Deployment
 
@@ -212,10 +212,3 @@ def table_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
         result["columns"] = tuple(settings["columns"])
         result["label"] = (named,) if isinstance(named, str) else tuple(named)
     return result
-
-
-def placeholder(spec: DataSpec) -> Arrays:
-    """Two samples of zeros, on which models are tried."""
-    x = torch.zeros(2, *spec.inputs, dtype=torch.int64 if spec.integer else torch.float32)
-    y = torch.zeros(2, *spec.targets, dtype=torch.float32 if spec.numeric else torch.int64)
-    return Arrays(x, y, spec.classes, spec.names, spec.mean, spec.std)

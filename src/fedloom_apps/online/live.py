@@ -13,10 +13,11 @@ from fedloom.config.keys import DATA, Shared
 from fedloom.core.errors import ClientError, ConfigError
 from fedloom.core.federation import Arrays
 from fedloom.core.parts import Batch
+from fedloom.data.like import inputs_like, labelled_like
 from fedloom.experiment import trainer
 from fedloom.experiment.conventions import known_tokens, table_of
 from fedloom.experiment.runtime import reproducible
-from fedloom.experiment.trained import RunRecords, inputs_like, labelled_like
+from fedloom.experiment.trained import RunRecords
 from fedloom_apps.online.config import ONLINE, build
 from fedloom_apps.online.streams import Task
 from fedloom_apps.online.task import OnlineTask

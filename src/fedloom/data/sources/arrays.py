@@ -518,11 +518,7 @@ def inputs(x: Tensor | np.ndarray, what: str = "x", warn: bool = True) -> Tensor
         if raw.ndim == 3 or raw.shape[-1] in CHANNELS:
             return as_stored(raw)
     x = numbers(x, what)
-    if x.ndim > 2 and not x.is_floating_point() and x.dtype != torch.bool:
-        raise DataError(
-            f"{what} holds whole numbers of shape {list(x.shape)}; give images as bytes, uint8 [N, H, W] or "
-            "[N, H, W, C], or as float32 in 0..1."
-        )
+    refuse_whole_images(x, what)
     if warn and x.ndim == 4 and x.shape[1] == x.shape[2] > max(CHANNELS) and x.shape[3] in CHANNELS:
         warnings.warn(
             f"{what} holds samples of shape {list(x.shape[1:])}, which look like images with their channels last, but "
@@ -533,6 +529,15 @@ def inputs(x: Tensor | np.ndarray, what: str = "x", warn: bool = True) -> Tensor
     if x.dtype == torch.float64 and bool(torch.isinf(tensor).any()) and bool(torch.isfinite(x).all()):
         raise DataError(f"{what} holds numbers beyond float32, up to {float(x.abs().max()):.1e}; scale them.")
     return tensor
+
+
+def refuse_whole_images(x: Tensor, what: str) -> None:
+    """Raise a ``DataError`` for whole numbers [N, D, E, ...], of which nobody knows which is white."""
+    if x.ndim > 2 and not x.is_floating_point() and x.dtype != torch.bool:
+        raise DataError(
+            f"{what} holds whole numbers of shape {list(x.shape)}; give images as bytes, uint8 [N, H, W] or "
+            "[N, H, W, C], or as float32 in 0..1."
+        )
 
 
 def as_array(value: Any, what: str) -> np.ndarray:

@@ -221,16 +221,23 @@ def read_npy_folder(path: Path, keys: Sequence[str], optional: Sequence[str] = (
         raise DataError(
             f"{path} lacks {', '.join(f'{key}.npy' for key in missing)}; it holds {', '.join(files) or 'none'}."
         )
-    arrays = {}
-    for key in (*keys, *optional):
-        try:
-            if key in files:
-                arrays[key] = np.load(readable(files[key]), mmap_mode="r", allow_pickle=False)
-        except DataError:
-            raise
-        except Exception as error:
-            raise DataError(f"{files[key]} is truncated or not an npy file of plain numbers ({error}).") from error
-    return arrays
+    return {key: read_npy(files[key]) for key in (*keys, *optional) if key in files}
+
+
+def read_npy(path: Path) -> np.ndarray:
+    """The array of an npy file, memory-mapped.
+
+    Raises:
+        DataError: if the file is missing, truncated or damaged.
+    """
+    try:
+        return np.load(readable(path), mmap_mode="r", allow_pickle=False)
+    except FileNotFoundError as error:
+        raise DataError(f"there is no file {path}.") from error
+    except (DataError, MemoryError):
+        raise
+    except Exception as error:
+        raise DataError(f"{path} is truncated or not an npy file of plain numbers ({error}).") from error
 
 
 def write_npz(path: Path, **arrays: Any) -> None:

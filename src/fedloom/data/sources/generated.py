@@ -23,6 +23,7 @@ from torch import Tensor
 
 from fedloom.core.errors import DataError, FedLoomError, first_line, of_extra
 from fedloom.core.federation import Arrays
+from fedloom.core.files import readable
 from fedloom.data.augment import Scale
 from fedloom.data.sources import Source, sources
 from fedloom.data.sources.files import read_npz, write_npz
@@ -135,9 +136,11 @@ def _read_parquet(path: Path) -> tuple[Tensor, Tensor, dict[str, Any]]:
     import pyarrow.parquet as pq
 
     try:
-        table = pq.read_table(path)
+        table = pq.read_table(readable(path))
     except FileNotFoundError as error:
         raise DataError(f"there is no file {path}.") from error
+    except DataError:
+        raise
     except Exception as error:  # arrow has an error for each kind of damage
         raise DataError(f"{path} is truncated or not a parquet file ({first_line(error)}).") from error
     kept = (table.schema.metadata or {}).get(OURS)
