@@ -116,6 +116,29 @@ preset(
     "Gao et al., CVPR 2022. One and a half times FedAvg's communication.",
 )
 preset(
+    "fedsam",
+    lambda name: Method(name, (*CE, objectives.Sharpness())),
+    "Local steps along ∇F_i(w + ρ∇F_i(w)/‖∇F_i(w)‖), towards flat minima; two passes a step, FedAvg's communication.",
+    "Qu et al., ICML 2022, algorithm 1. With ρ = 0 it is FedAvg.",
+)
+preset(
+    "mofedsam",
+    lambda name: Method(name, (*CE, objectives.Sharpness()), drift.FedCMDrift()),
+    "FedSAM's gradients along FedCM's direction: steps along αg(w + ρg/‖g‖) + (1 - α)d.",
+    "Qu et al., ICML 2022, algorithm 2. With ρ = 0 it is FedCM." + MEAN,
+)
+preset(
+    "fedspeed",
+    lambda name: Method(
+        name,
+        (*CE, objectives.Sharpness(rho=0.1, unit=False)),
+        drift.FedDCDrift(alpha=10.0, gradient=False, average_over_all=False),
+        mixing=mixing.Uniform(),
+    ),
+    "Argmin of F_i(θ) + (α/2)‖h_i + θ - θ^t‖² by steps along (1 - β)g(w) + βg(w + ρg), then the mean of θ_i + h_i.",
+    "Sun et al., ICLR 2023, algorithm 1, with α = 1/λ, ĝ_i = -αh_i. With ρ = 0 it is FedDC without its gradient term.",
+)
+preset(
     "feddecorr",
     lambda name: Method(name, (*CE, objectives.Decorrelation())),
     "Local SGD on F_i(θ) + (β/d²)‖K‖_F², K the correlations of a batch's features; mean weighted by samples.",

@@ -38,7 +38,7 @@ from fedloom.parts.mixing import (
     TrimmedMean,
     Uniform,
 )
-from fedloom.parts.objectives import CrossEntropy, ElasticNet, PropFair, Proximal
+from fedloom.parts.objectives import CrossEntropy, ElasticNet, PropFair, Proximal, Sharpness
 from fedloom.parts.personal import APFL, Alternating, Ditto, Merged, PrivateHead, Subspace
 from fedloom.parts.server import SGD, Adagrad, Adam, Extrapolated, Yogi
 
@@ -52,6 +52,7 @@ SLOTS: dict[str, dict[str, Filling]] = {
         "proximal": ({"objective": (CrossEntropy(), Proximal(0.8))}, {"mu": 0.8}),
         "elastic_net": ({"objective": (CrossEntropy(), ElasticNet(0.05))}, {"l1": 0.05}),
         "propfair": ({"objective": (PropFair(6.0),)}, {"baseline": 6.0}),
+        "sharpness": ({"objective": (CrossEntropy(), Sharpness(0.3, 0.7))}, {"sharp": (0.3, 0.7, True)}),
     },
     "drift": {
         "none": ({}, {}),
@@ -140,7 +141,9 @@ class Composition:
         one = self.objective != "elastic_net" or self.personal == "none"
         # its gradients before local steps are not adapted in the oracle; drifts that divide displacements are refused
         starts = self.personal != "fedala" or (self.adaptation == "none" and self.drift not in DISPLACED)
-        return adapts and reads and one and starts
+        # a client whose mini-batches have one class each stays where it is, and its update has no direction
+        moves = self.adaptation != "proto" or self.mixing != "fedmgda"
+        return adapts and reads and one and starts and moves
 
     def filled(self, side: int) -> dict[str, Any]:
         """Parts (0) or rules (1) of all slots."""

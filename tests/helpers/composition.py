@@ -47,13 +47,14 @@ Along = Callable[[Vector, Vector], Vector]  # (w, gradient) -> the direction tha
 
 @dataclass
 class Task:
-    """A client's mini-batches the gradient of its loss, adapted where clients adapt, and what follows a step."""
+    """A client's mini-batches, the gradient of a step, that of its loss before steps, and what follows a step."""
 
     round: int
     batches: list[Vector]
     draws: Vector
     slope: Callable[[Vector, Vector], Vector]
     shrink: Callable[[Vector], Vector]
+    before: Callable[[Vector, Vector], Vector] | None = None
 
 
 class Personal:
@@ -105,7 +106,7 @@ class FedALA(Personal):
         if self.times[i]:
             before = self.weights.get(i, np.full(len(received), 0.7))
             self.weights[i], found = aligned(
-                self.world, i, task.round, received, self.own[i], before, free, self.times[i] == 1, task.slope, 2.0,
+                self.world, i, task.round, received, self.own[i], before, free, self.times[i] == 1, task.before, 2.0,
                 0.6, 4, 0.0, 4,
             )  # fmt: skip
         self.times[i] += 1
@@ -207,9 +208,11 @@ class Rules:
     mu: float = 0.0
     l1: float = 0.0
     baseline: float = 0.0
+    sharp: tuple[float, float, bool] = (0.0, 0.0, True)  # ρ, the share of the second gradient, unit length
 
 
 LEAP = 0.1  # of MAML
+SHARP = {"rho": 0.0, "blend": 1.0, "unit": True}
 
 
 def task_of(world: World, rules: Rules, t: int, i: int, lr: float) -> Task:
@@ -220,16 +223,27 @@ def task_of(world: World, rules: Rules, t: int, i: int, lr: float) -> Task:
         """The proximal map of l1‖w‖₁."""
         return np.sign(w) * np.maximum(np.abs(w) - lr * rules.l1, 0)
 
+    def sharp(slope: Callable[[Vector], Vector], w: Vector) -> Vector:
+        (rho, share, unit), g = rules.sharp, slope(w)
+        if not rho:
+            return g
+        return (1 - share) * g + share * slope(w + rho * g / (max(np.linalg.norm(g), 1e-12) if unit else 1))
+
     if rules.adaptation == "none":
 
-        def slope(w: Vector, rows: Vector) -> Vector:
+        def loss_slope(w: Vector, rows: Vector) -> Vector:
             g = world.gradient(w, rows)
             return g / (rules.baseline - world.loss_on(w, rows)) if rules.baseline else g
 
-        return Task(t, batches, draws, slope, shrink)
+        return Task(t, batches, draws, lambda w, rows: sharp(lambda at: loss_slope(at, rows), w), shrink, loss_slope)
     pending = iter(meta.supports(world, i, t))
     adapted = meta.proto(world) if rules.adaptation == "proto" else meta.maml(world, LEAP, 1, True)
-    return Task(t, batches, draws, lambda w, rows: adapted(w, next(pending), rows), shrink)
+
+    def slope(w: Vector, rows: Vector) -> Vector:
+        support = next(pending)
+        return sharp(lambda at: adapted(at, support, rows), w)
+
+    return Task(t, batches, draws, slope, shrink)
 
 
 def received_loss(world: World, rules: Rules, w: Vector, i: int) -> float:
@@ -298,8 +312,9 @@ def named(
     def oracle(world: World, **settings: Any) -> Found:
         values = defaults | settings
         near = values.pop("mu", mu)
+        sharp = tuple(values.pop(key, usual) for key, usual in SHARP.items())
         own = type(rule.__name__, (rule,), {called.get(key, key): value for key, value in values.items()})
-        rules = Rules(**({"mixing": slots.Uniform} if equal else {}) | {slot: own}, mu=near)
+        rules = Rules(**({"mixing": slots.Uniform} if equal else {}) | {slot: own}, mu=near, sharp=sharp)
         theta, parts = trained(replace(world, cohort=world.clients) if rules.mixing.everyone else world, rules)
         states = {}
         for name, _, attribute in (one.partition("=") for one in kept):
@@ -319,6 +334,9 @@ ORACLES = {
     "feddyn": named("drift", slots.FedDyn, "h", "h=own", equal=True, alpha=0.01),
     "fednova": named("drift", slots.FedNova),
     "fedcm": named("drift", slots.FedCM, "direction", alpha=0.1),
+    "fedsam": named(rho=0.05),
+    "mofedsam": named("drift", slots.FedCM, "direction", alpha=0.1, rho=0.05),
+    "fedspeed": named("drift", slots.FedDC, "h=h", equal=True, alpha=10.0, gradient=False, rho=0.1, unit=False),
     "feddc": named("drift", slots.FedDC, "g", "g=own", "h=h", equal=True, alpha=0.01, average_over_all=True),
     "fedsplit": named("drift", slots.FedSplit, "z=moved", equal=True, s=10.0, active=False),
     "mifa": named("drift", slots.MIFA, "h", "h=own", equal=True),

@@ -50,6 +50,8 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
         {"alpha": 0.3, "control": True, "size_weighted": True},
     ],
     "scaffold": [{"size_weighted": True}],
+    "fedsam": [{"rho": 0.5, "blend": 0.7}, {"rho": 0.4, "unit": False}],
+    "fedspeed": [{"alpha": 0.5, "blend": 0.6, "rho": 0.3}],
     "fedsplit": [{"s": 2.0}, {"s": 1.5, "active": True}],
     "feddecorr": [{"beta": 1.0}],
     "moon": [{"mu": 5.0}, {"mu": 1.0, "tau": 0.1}],

@@ -22,6 +22,13 @@ OTHER_DEFAULTS = {
     "superfed_lm": {"personal.layers": True},
     "fedasync": {"objective.1.mu": 0.005, "weighting.0.models": True, "server.lr": 0.6},
     "mifa": {"drift.mean": True},
+    "fedspeed": {
+        "objective.1.rho": 0.1,
+        "objective.1.unit": False,
+        "drift.alpha": 10.0,
+        "drift.gradient": False,
+        "drift.average_over_all": False,
+    },
     "fedavgm": {"server.momentum": 0.9},
     "multi_krum": {"mixing.selected": None},
     "fedevg_kept": {"objective.1.magnitude": 0.1},

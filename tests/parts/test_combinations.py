@@ -11,7 +11,7 @@ import pytest
 import torch
 from helpers.federations import classes
 from helpers.networks import normed, tanh_net, teacher_net
-from helpers.runs import assert_same_state, experiment, go, leaves, theta
+from helpers.runs import assert_same_run, assert_same_state, experiment, go, leaves, theta
 from torch import Tensor, nn
 
 from fedloom.core.errors import ClientError, ConfigError
@@ -33,6 +33,7 @@ from fedloom.parts.objectives import (
     Decorrelation,
     NotTrueDistillation,
     PropFair,
+    Sharpness,
     SquaredError,
     loss,
 )
@@ -326,3 +327,13 @@ def test_without_a_common_test_set_clients_test_a_mean_of_models(what: str) -> N
     nothing = replace(without, held_out=replace(without.held_out, index=Index.of([[] for _ in range(len(without))])))
     with pytest.raises(ConfigError, match=f"^evaluation.what={what} measures a mean of models on test samples, but"):
         go("fedavg", federation=nothing, evaluation=Evaluation(what=(what,)))
+
+
+def test_a_step_uphill_leaves_batch_statistics_alone_and_is_none_for_dp() -> None:
+    """With ρ = 0 the second gradient is the first one again: FedAvg, with batch statistics of one pass a step."""
+    still = Method("still", (CrossEntropy(), Sharpness(0.0)))
+    for compute in ("live", "batched"):
+        runs = [go(method, model=batch_norm, compute=compute, **EQUAL) for method in ("fedavg", still)]
+        assert_same_run(*runs, 1e-12)
+    with pytest.raises(ConfigError, match="takes two gradients of every mini-batch"):
+        go("fedsam", local=Local(dp_clip=1.0))

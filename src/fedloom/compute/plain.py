@@ -62,7 +62,8 @@ def descends(plan: ClientPlan) -> bool:
 def _is_affine(plan: ClientPlan) -> bool:
     """Whether steps are SGD on the cross entropy with affine corrections, but for clipping and augmentation."""
     method, hooks, local = plan.method, plan.method.hooks, plan.local
-    changed = hooks["start"] or hooks["on_step"] or hooks["prox"] or plan.is_meta or plan.has_twin or plan.exit_weights
+    changed = hooks["start"] or hooks["on_step"] or hooks["probe"] or hooks["prox"]
+    changed = changed or plan.is_meta or plan.has_twin or plan.exit_weights
     optimiser = not plan.is_even or local.nesterov or local.dp_clip is not None or plan.teacher is not None
     affine = all(part.affine for _, part in hooks["grad"]) and not (hooks["grad"] and plan.has_private)
     return method.is_cross_entropy and affine and not (changed or optimiser)

@@ -26,7 +26,7 @@ from fedloom.core.example_privacy import noised
 from fedloom.core.hook_results import own_copy
 from fedloom.core.message import ClientEnd, Message, Slice
 from fedloom.core.missing_needs import hint
-from fedloom.core.parts import UPDATE, Part
+from fedloom.core.parts import UPDATE, Part, Term
 from fedloom.core.plan import ClientPlan
 from fedloom.core.step import TrainState, descend, paired_gradients
 from fedloom.core.tree import Float, Tree
@@ -295,7 +295,7 @@ class ClientWork:
                 info = StepInfo(down.round, number, draws[number])
                 total += yield from self._views(trained, info, ask, at, layers, lr)
                 continue
-            grad, value = yield from self._gradient(ask, number)
+            grad, value = yield from self._gradient(ask, at, number)
             if grad is not None:
                 descend(mine, trained, grad, lr, seen)
             total += value
@@ -335,10 +335,25 @@ class ClientWork:
         at.theta[:split].copy_(theta)
         seen["personal"] = seen["personal"]._replace(local=local)
 
-    def _gradient(self, ask: Request, step: int) -> Generator[Request, Answer, Answer]:
-        """Request a gradient; with DP-SGD it arrives clipped, and its noise is added here."""
+    def _gradient(self, ask: Request, at: Vectors, step: int) -> Generator[Request, Answer, Answer]:
+        """Request a gradient, and those that terms take at other points; DP-SGD's arrives clipped, and gets noise."""
         grad, value = yield ask
         plan = self.plan
+        for place, part in plan.method.hooks["probe"]:
+            assert grad is not None
+            assert isinstance(part, Term)
+            probe, w = part.probe(grad.clone(), ask.at.clone(), ask.contexts[place]), ask.at.clone()
+            try:
+                point = next(probe)
+                while True:
+                    ask.at.copy_(point)
+                    with untouched(at.buffers):
+                        grad, _ = yield ask
+                    assert grad is not None
+                    point = probe.send(grad)
+            except StopIteration as done:
+                grad = done.value
+            ask.at.copy_(w)
         if grad is not None and plan.local.dp_clip is not None:
             draws = rng.stream(plan.facts.private_seed, "example noise", self.down.round, self.client, step)
             grad = noised(plan, grad, len(ask.batch.x), len(plan.data.index[self.client]), draws)
@@ -356,7 +371,7 @@ class ClientWork:
         own = any(view.shared and view.data for view in views)  # w has passes of its own, whose statistics count
         for view in views:
             if not plan.is_paired:
-                grad, value = yield from self._gradient(ask, step.step)
+                grad, value = yield from self._gradient(ask, at, step.step)
                 assert grad is not None
                 descend(plan, trained, grad, lr, ask.contexts, view)
                 values.append(value)
@@ -367,7 +382,7 @@ class ClientWork:
             if view.data:
                 mixed(pair, view.at, at.model, layers)
                 with self.second.during(view, own, at.buffers):
-                    grad, value = yield from self._gradient(ask, step.step)
+                    grad, value = yield from self._gradient(ask, at, step.step)
                 assert grad is not None
                 values.append(value)
             else:

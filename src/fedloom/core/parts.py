@@ -10,7 +10,8 @@ optional. The life of a part during a round::
     the state's ``downloads``  ------------------>  begin(ctx) -> constants of this round's local work
                                                     start(ctx, θ^t, own) -> where local steps start   (personal)
                                                     every step: on_step(ctx, model, batch, draws), then
-                                                    loss(out, batch, ctx), grad(g, w, ctx), step, prox(w, lr, ctx)
+                                                    loss(out, batch, ctx), probe(g, w, ctx)   (objective),
+                                                grad(g, w, ctx), step, prox(w, lr, ctx)
                                                     end(ctx, Δ_i, model) -> new state, uploads, Δ_i
     receive  (uplink: noise on sums)            <-  send(ctx, message, draws) -> the message that leaves the client
                                                     after_send(ctx, state, Δ_i, uploads) -> new state
@@ -187,6 +188,10 @@ class Part(Ranged):
         return Part in type(self).__bases__
 
 
+Probe = Generator[Tensor, Tensor, Tensor]
+"""Yields parameters [M], is sent the gradient [M] there, and returns a gradient [M]."""
+
+
 @dataclass(frozen=True)
 class Term(Part):
     """One term of the objective: override ``loss`` (differentiated) or, for a closed-form gradient, ``grad``.
@@ -205,6 +210,17 @@ class Term(Part):
     def loss(self, out: Output, batch: Batch, ctx: Context) -> Float[Tensor, "B"] | Float[Tensor, ""]:
         """Return losses of the samples, or a scalar that does not depend on the rows of the batch."""
         return torch.zeros(())
+
+    def probe(self, grad: Float[Tensor, "M"], w: Float[Tensor, "M"], ctx: Context) -> Probe:
+        """Return the gradient of a local step, made of gradients at other points on the same mini-batch.
+
+        A generator, which follows the gradient ``grad`` of the objective at ``w``, all M parameters of the model, also
+        those that are private: it yields other points, and is sent the gradient there, whose memory the next one
+        overwrites. Batch statistics do not change meanwhile; random layers draw anew. Corrections (``grad``) are added
+        afterwards, at ``w``.
+        """
+        yield from ()
+        return grad
 
     def test_loss(
         self, out: Float[Tensor, "B ..."], y: Shaped[Tensor, "B ..."]

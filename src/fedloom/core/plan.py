@@ -229,7 +229,7 @@ class ClientPlan:
     def uses_plain_sgd(self) -> bool:
         """Whether a local step is θ ← θ - ηg with the model's own gradient, for which a compute may take a shortcut."""
         hooks, local = self.method.hooks, self.local
-        changed = hooks["grad"] or hooks["prox"] or local.clip or local.weight_decay or local.memory
+        changed = hooks["probe"] or hooks["grad"] or hooks["prox"] or local.clip or local.weight_decay or local.memory
         changed = changed or local.dp_clip or hooks["start"] or local.micro_batch or not self.is_even
         return not (self.has_views or self.is_meta or changed)
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from fedloom.parts.objectives.proximal import Proximal as Proximal
     from fedloom.parts.objectives.robustness import Robustness as Robustness
     from fedloom.parts.objectives.selective import Selective as Selective
+    from fedloom.parts.objectives.sharpness import Sharpness as Sharpness
     from fedloom.parts.objectives.squared_error import SquaredError as SquaredError
     from fedloom.parts.objectives.variational import Variational as Variational
 
@@ -37,7 +38,8 @@ __getattr__ = objectives.lazily(
         "weighted_cross_entropy=cross_entropy.WeightedCrossEntropy", "decorrelation.Decorrelation",
         "distillation.Distillation", "elastic_net=elastic_net.ElasticNet", "energy.Energy",
         "not_true=not_true.NotTrueDistillation", "propfair.PropFair", "proximal.Proximal", "robustness.Robustness",
-        "selective.Selective", "squared_error=squared_error.SquaredError", "variational.Variational",
+        "selective.Selective", "sharpness.Sharpness", "squared_error=squared_error.SquaredError",
+        "variational.Variational",
     ],
     "custom.Loss", "custom.loss",
 )  # fmt: skip
