@@ -25,7 +25,7 @@ from fedloom.core.errors import ConfigError, first_line
 OURS = ("fedloom.cli:COMMANDS", "fedloom_apps:APPLICATIONS")
 """Where the records of the library's commands and of its applications are."""
 
-TRAINS = ("-m --multirun", "-q --quiet", "--dry-run", "--json", "--log=")
+TRAINS = ("-m --multirun", "-q --quiet", "-v --verbose", "--dry-run", "--json", "--log=")
 """The options of commands that train."""
 
 PLACES = """  checkpoint.every=10     rounds between checkpoints; trackers=[tensorboard,mlflow,wandb] log all, too
@@ -35,6 +35,7 @@ PLACES = """  checkpoint.every=10     rounds between checkpoints; trackers=[tens
 options:
   -m, --multirun          run every combination of keys with several values, like seed=1,2,3
   -q, --quiet             print the results only, without progress
+  -v, --verbose           also print how the runs were computed, which summary.json says
   --json                  print names, directories and summaries of the runs as JSON, and nothing else
   --log FILE              also append one line per round, and the results, to a file
   --dry-run               check the settings, print the complete configuration (a valid recipe), and stop

@@ -12,7 +12,6 @@ import numpy as np
 import pandas as pd
 import pytest
 from helpers.commands import Cli
-from rich.console import Console
 
 import fedloom as fl
 from fedloom.cli import run as train
@@ -74,15 +73,26 @@ def test_notes_of_a_quiet_run_are_tidy_on_standard_error(cli: Cli, tmp_path: Pat
     assert (code, err) == (0, "")
 
 
-def test_a_note_of_some_runs_of_a_sweep_names_them(cli: Cli, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_note_of_some_runs_of_a_sweep_names_them(cli: Cli) -> None:
     words = ("run", "-m", "method=fedavg", *SMALL, "local.lr=.1,1e30,1e32")
     told = [line for line in cli(*words).out.splitlines() if line.startswith("note: ")]
     assert any("left out" in line for line in told)
     assert all(line.startswith("note: fedavg, local.lr=1e+30; fedavg, local.lr=1e+32: ") for line in told)
     rows: list[tuple[str, dict[str, list[str]]]] = [("a", {"warnings": ["x.", "y."]}), ("b", {"warnings": ["x."]})]
-    notes(Console(), rows)
-    notes(Console(), [(str(n), {"warnings": ["z."] if n else []}) for n in range(6)])
-    assert capsys.readouterr().out.splitlines() == ["note: x.", "note: a: y.", "", "note: 1; 2; 3 and 2 more: z.", ""]
+    assert [*notes(rows, "warnings")] == ["x.", "a: y."]
+    assert [*notes([(str(n), {"warnings": ["z."] if n else []}) for n in range(6)], "warnings")] == [
+        "1; 2; 3 and 2 more: z."
+    ]
+
+
+def test_how_a_run_was_computed_is_told_to_who_asks(cli: Cli, tmp_path: Path) -> None:
+    words = ("run", "method=fedavg", "compute=batched", "rounds=1", "clients=3", "model=mlp", "model.norm=batch")
+    quiet, told = (cli(*words, *more).out for more in ((), ("-v", "out=run")))
+    said = "stepped clients one by one: the model keeps a buffer"
+    assert said not in quiet
+    assert f"note: compute=batched {said}" in told
+    assert said in RunDirectory(tmp_path / "run").summary()["notes"][0]
+    assert said in (tmp_path / "run" / "report.html").read_text()
 
 
 def test_a_warning_in_a_sweep_names_the_run_that_raised_it(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

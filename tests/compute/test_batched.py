@@ -73,7 +73,7 @@ def test_every_method_agrees_with_the_live_compute(name: str, local: str) -> Non
     same = settings(local, average=name != "ifca", every=2, rounds=2)
     live, result = (go(BOTH.get(name) or name, compute=c, **same) for c in ("live", "batched"))
     assert_same_run(live, result, TOLERANCE)
-    said = [w for w in result.summary["warnings"] if "compute=batched" in w]
+    said = [note for note in result.summary["notes"] if "compute=batched" in note]
     assert len(said) == (name in LIVE)
 
 
@@ -129,16 +129,16 @@ def test_models_with_statistics_run_live_and_it_is_said_once() -> None:
     same = {"federation": classes((6, 9, 11), shape=IMAGE), "model": images("batch"), "local": LOCALS["plain"]}
     result = go(compute="batched", **same)
     assert_same_run(go(**same), result)
-    said = [warning for warning in result.summary["warnings"] if "compute=batched" in warning]
+    said = [note for note in result.summary["notes"] if "compute=batched" in note]
     assert said == ["compute=batched stepped clients one by one: the model keeps a buffer, 'body.1.running_mean'."]
 
 
 def test_of_auto_it_is_said_where_a_small_model_stands_against_it() -> None:
     same = {"federation": classes((6, 9, 11), shape=IMAGE), "local": LOCALS["plain"], "compute": "auto"}
     said = "compute=auto stepped clients one by one: the model keeps a buffer, 'body.1.running_mean'."
-    assert go(model=images("batch"), **same).summary["warnings"] == [said]
-    assert not go(model=images("group"), **same).summary["warnings"]
-    assert not go("per_fedavg", compute="auto", **settings("plain")).summary["warnings"]  # due to the method
+    assert go(model=images("batch"), **same).summary["notes"] == [said]
+    assert not go(model=images("group"), **same).summary["notes"]
+    assert not go("per_fedavg", compute="auto", **settings("plain")).summary["notes"]  # due to the method
     plan = _plan(model=lambda: nn.Sequential(nn.Linear(4, 2000), nn.BatchNorm1d(2000), nn.Linear(2000, 2000)))
     assert reason_against_batched(plan)
     assert [note(name, plan) is None for name in ("auto", "live", "batched")] == [True, True, False]

@@ -24,7 +24,7 @@ from fedloom_apps import distill
 from fedloom_apps.online import Ftml, Moml, Online, grid
 from fedloom_apps.online import run as run_online
 from fedloom_apps.online.streams import task_stream
-from fedloom_apps.report.comparisons import paired_table, problem_warning, runs_table
+from fedloom_apps.report.comparisons import paired_table, problem_warnings, runs_table
 from fedloom_apps.report.groups import group, load, on_the_same_data, settings
 from fedloom_apps.report.groups import read as read_groups
 
@@ -53,8 +53,8 @@ def test_runs_begun_in_python_on_other_data_are_other_groups(tmp_path: Path, pro
     iid, other, feddyn = groups
     assert on_the_same_data(iid, feddyn)
     assert not on_the_same_data(iid, other)
-    assert problem_warning(groups)
-    assert not problem_warning([iid, feddyn])
+    assert problem_warnings(groups)
+    assert not problem_warnings([iid, feddyn])
     assert ("partition.name" in settings(groups)[0]) == provenance
 
 
@@ -160,7 +160,7 @@ def test_only_runs_with_the_same_draws_are_duplicates(make_run) -> None:
         groups = read_groups([here, there, again])
     assert [[run.path.name for run in one.runs] for one in groups] == [["run0"], ["run1"]]
     assert not on_the_same_data(*groups)
-    assert "the samples that clients hold" in problem_warning(groups)
+    assert "the samples that clients hold" in problem_warnings(groups)[0]
 
 
 def test_the_command_line_notes_a_duplicate(make_run, capsys: pytest.CaptureFixture[str]) -> None:

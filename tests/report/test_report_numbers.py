@@ -16,7 +16,7 @@ from scipy.stats import ttest_rel
 from fedloom.metrics import summary
 from fedloom_apps.report import build
 from fedloom_apps.report.charts import line_styles
-from fedloom_apps.report.comparisons import ablation_table, cost_tables, holm, paired_table, problem_warning, traffic
+from fedloom_apps.report.comparisons import ablation_table, cost_tables, holm, paired_table, problem_warnings, traffic
 from fedloom_apps.report.figures import mixing_matrices
 from fedloom_apps.report.groups import load, read, series, settings
 from fedloom_apps.report.paper import plain
@@ -81,8 +81,10 @@ def test_variants_of_a_method_are_told_apart_by_what_differs(make_run) -> None:
 def test_a_different_problem_is_warned_of(make_run) -> None:
     alike = read([make_run(), make_run(method="feddyn")])
     other = read([make_run(), make_run(method="feddyn", config={"partition": {"name": "iid"}})])
-    assert problem_warning(alike) == ""
-    assert "do not solve the same problem: they differ in partition.name and partition.alpha" in problem_warning(other)
+    assert problem_warnings(alike) == []
+    assert (
+        "do not solve the same problem: they differ in partition.name and partition.alpha" in problem_warnings(other)[0]
+    )
 
 
 def test_a_method_has_one_colour_and_variants_other_dashes() -> None:
@@ -323,6 +325,7 @@ def test_accuracy_against_lambda_and_reliability_are_what_the_last_round_recorde
     (line,) = figures["reliability"]["series"]
     assert (line["x"], line["y"]) == ([[0.4, 0.9]], [0.3, 0.8])
     assert line["label"] == "fedavg (ECE 10.0 %)"
+    assert (figures["reliability"]["points"], line["shares"]) == (True, [0.25, 0.75])  # no line through rare bins
 
 
 def test_mixing_shows_k_times_p_of_unequal_weights(make_run) -> None:

@@ -358,3 +358,14 @@ def test_levels_and_what_clients_deploy_have_sections_of_their_own(make_run, tmp
     assert text.index("Deployed models on the clients' own test data") < text.index(
         "Server model on the common test set"
     )
+
+
+def test_warnings_of_runs_lead_the_results_and_hidden_lines_are_named(make_run, tmp_path: Path) -> None:
+    runs = [make_run(), make_run(method="fedprox"), make_run(method="feddyn", rate=0.4)]
+    for run in runs[:2]:
+        summary = json.loads((run / "summary.json").read_text())
+        (run / "summary.json").write_text(json.dumps(summary | {"warnings": ["the model diverged."]}))
+    text = build(runs, tmp_path / "out").read_text()
+    results = text[text.index('<section id="results">') : text.index('<section id="curves">')]
+    assert '<p class="warn">fedavg; fedprox: the model diverged.</p>' in results
+    assert "Under another line: fedavg, under fedprox." in text

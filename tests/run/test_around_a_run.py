@@ -42,10 +42,16 @@ def test_pytorchs_own_draws_go_on_as_if_there_had_been_no_run(compute: str) -> N
     assert torch.rand(3).equal(expected)
 
 
-@pytest.mark.parametrize("wanted", ["cuda:x", "cuda:-1", "cpu:0", "cpu:x", "gpu"])
+@pytest.mark.parametrize("wanted", ["cuda:x", "cuda:-1", "cpu:0", "cpu:x", "gp"])
 def test_devices_that_there_are_not(wanted: str) -> None:
     with pytest.raises(ConfigError, match=f"unknown device '{wanted}'"):
         pick_device(wanted)
+
+
+def test_gpu_means_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr("fedloom.experiment.runtime.prepare_gpu", lambda: None)
+    assert [pick_device(wanted) for wanted in ("gpu", "gpu:1")] == ["cuda", "cuda:1"]
 
 
 def test_the_gpu_in_use_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -362,7 +362,7 @@ class Command:
                 raise
             finally:
                 traces.print()
-            self.show([*([] if arguments.json else [console]), *log], batch)
+            self.show([*([] if arguments.json else [console]), *log], batch, arguments.verbose)
             if arguments.json:
                 print_raw(console, json.dumps([*self._summaries(batch)], indent=1))
         for label, error in failed:
@@ -428,8 +428,8 @@ class Command:
         step = of_kind(self.schema.kind).step
         return f"stopped after {step} {done} of {who}; continue with: {how}"
 
-    def show(self, consoles: Sequence[Console], batch: RunPlan) -> None:
-        """Write figures and pages; print the results and the paths of all files."""
+    def show(self, consoles: Sequence[Console], batch: RunPlan, verbose: bool = False) -> None:
+        """Write figures and pages; print the results, with ``verbose`` how they were computed, and all files' paths."""
         runs = [(batch.title(job), RunDirectory(job.directory)) for job in batch.jobs if job.is_begun]
         rows = [(label, run.summary()) for label, run in runs]
         for console in consoles:
@@ -441,7 +441,9 @@ class Command:
             with ignoring_full_disk(console):
                 for text in [*lines, *self.remarks(rows)]:
                     print_raw(console, text)
-                notes(console, rows)
+                for text in notes(rows, "warnings", *(["notes"] if verbose else [])):
+                    print_raw(console, f"note: {text}")
+                console.print()
         many = "ies" if batch.is_sweep else "y"
         places = [
             (f"run director{many}", batch.parent),

@@ -132,7 +132,22 @@ def in_words(value: object) -> str:
 ELSEWHERE = {
     ("key", "learning_rate"): "local.lr", ("local", "learning_rate"): "local.lr",
     ("key", "optimizer"): "local.optimiser", ("key", "algorithm"): "method", ("key", "strategy"): "method",
+    ("key", "dataset"): "data", ("key", "clients_per_round"): "cohort", ("key", "fraction_fit"): "participation",
+    ("key", "C"): "participation", ("key", "local_epochs"): "local.epochs", ("key", "gpu"): "device",
+    ("key", "random_state"): "seed", ("key", "loss"): "method.objective",
     ("objective", "mse"): "squared_error",
+    ("method", "fedopt"): "fedadam, fedyogi, fedadagrad or fedavgm, FedAvg with that optimiser at the server,",
+    ("method", "fedsgd"): "fedavg with local.epochs=1 and local.batch_size=0, one step on all samples,",
+    ("method", "qfedavg"): "q_ffl", ("method", "q_fedavg"): "q_ffl", ("method", "median"): "coordinate_median",
+    ("method", "secagg"): "method.uplink=[secure_sum] with any method",
+    ("partition", "lda"): "dirichlet", ("partition", "noniid"): "dirichlet", ("partition", "non_iid"): "dirichlet",
+    ("model", "linear"): "logistic", ("model", "lenet"): "two_cnn", ("model", "cnn"): "two_cnn",
+    ("engine", "gpu"): "device=cuda", ("engine", "cuda"): "device=cuda", ("compute", "vmap"): "batched",
+    ("metric", "acc"): "accuracy",
+    ("schedule", "async"): "asynchronous", ("schedule", "fedbuff"): "buffered",
+    ("schedule", "fedasync"): "asynchronous",
+    ("schedule", "sync"): "rounds", ("schedule", "synchronous"): "rounds",
+    ("uplink", "dp"): "clip_noise", ("uplink", "secagg"): "secure_sum",
     ("method", "ccvr"): "fedloom target run=DIR method=ccvr, on a finished run,",
     **{
         ("method", name): f"fedloom target run=DIR data=FILE method={name}, after a run of any method,"

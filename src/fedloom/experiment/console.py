@@ -200,20 +200,23 @@ def print_raw(console: Console, text: str, end: str = "\n") -> None:
     console.print(text, markup=False, soft_wrap=True, end=end)
 
 
-def notes(console: Console, rows: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
-    """Print the warnings of finished runs, given by label and summary, and an empty line.
+def notes(rows: Sequence[tuple[str, Mapping[str, Any]]], *keys: str) -> Iterator[str]:
+    """The sentences under the keys of runs, given by label and summary: ``warnings``, and ``notes`` on the computation.
 
-    Each is printed once, with the labels of its runs unless all of them have it.
+    Each is given once, with the labels of its runs unless all of them have it.
+
+    >>> list(notes([("a", {"warnings": ["x.", "y."]}), ("b", {"warnings": ["x."]})], "warnings"))
+    ['x.', 'a: y.']
     """
     names: dict[str, list[str]] = {}
     for label, summary in rows:
-        for warning in dict.fromkeys(summary.get("warnings") or []):
-            names.setdefault(warning, []).append(label)
-    for warning, labels in names.items():
+        texts = [text for key in keys if isinstance(listed := summary.get(key), list) for text in map(str, listed)]
+        for text in dict.fromkeys(texts):
+            names.setdefault(text, []).append(label)
+    for text, labels in names.items():
         more = f" and {len(labels) - 3} more" if len(labels) > 3 else ""
         whose = "" if len(labels) == len(rows) else f"{'; '.join(labels[:3])}{more}: "
-        print_raw(console, f"note: {whose}{warning}")
-    console.print()
+        yield f"{whose}{text}"
 
 
 @contextmanager

@@ -248,7 +248,7 @@ class FederatedTask(TrainerTask):
         if experiment.client_state == "shared":
             self.engine.files = self._files
         if said := note(experiment.compute, self.plan):
-            self.warnings.append(said)
+            self.notes.append(said)
         if tolerance := self.traits.tolerance:
             self.warnings.append(f"engine={experiment.engine} gives the serial engine's results up to {tolerance:g}.")
         tested = len(self.federation.test) or len(self.federation.held_out.index.rows)

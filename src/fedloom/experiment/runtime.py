@@ -80,7 +80,7 @@ def own_draws() -> Iterator[None]:
 
 
 def pick_device(wanted: str, among: Sequence[str] = ("cpu", "cuda")) -> str:
-    """Resolve a device name; ``auto`` means a GPU if there is one.
+    """Resolve a device name; ``auto`` means a GPU if there is one, and ``gpu`` is ``cuda``.
 
     Args:
         wanted: ``auto``, ``cpu``, ``cuda`` or ``cuda:1``.
@@ -91,6 +91,7 @@ def pick_device(wanted: str, among: Sequence[str] = ("cpu", "cuda")) -> str:
     """
     if wanted == "auto":
         wanted = "cuda" if "cuda" in among and torch.cuda.is_available() else "cpu"
+    wanted = re.sub(r"^gpu(?=:|$)", "cuda", wanted)
     if not re.fullmatch(r"cpu|cuda(:\d+)?", wanted):
         raise ConfigError(f"unknown device {wanted!r}; {nearest(wanted, ('auto', 'cpu', 'cuda', 'cuda:1'))}")
     kind, _, number = wanted.partition(":")

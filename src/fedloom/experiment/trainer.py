@@ -99,6 +99,7 @@ class TrainerTask(ABC):
         round: number of completed rounds.
         history: one record per round, appended by the trainer.
         warnings: sentences for the summary.
+        notes: sentences for the summary on how the run was computed, which call for nothing.
         changeable: the settings in ``identity`` that a continued run may change, each by the beginning of its key.
         model: maps what ``step`` returns to the server's model after it; None if there is none.
     """
@@ -117,6 +118,7 @@ class TrainerTask(ABC):
         self.round = 0
         self.history: list[Record] = []
         self.warnings: list[str] = []
+        self.notes: list[str] = []
 
     @abstractmethod
     def identity(self) -> dict[str, Any]:
@@ -383,6 +385,7 @@ class Trainer:
             **task.summarise(status),
         }
         summary["warnings"] = [*summary.get("warnings", []), *task.warnings]
+        summary["notes"] = task.notes
         if self.directory is not None:
             try:
                 task.write(self.directory, status)

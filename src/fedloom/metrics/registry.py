@@ -172,7 +172,7 @@ def lookup(name: str) -> Metric:
         k = int(match[1])
         return Metric(name, "max", suits=(CLASSES,), column=lambda out, y, kind: within_top(out, y, k), range=UNIT)
     if name not in _METRICS:
-        raise ConfigError(f"unknown metric {name!r}; {nearest(str(name), (*_METRICS, 'topK'))}")
+        raise ConfigError(f"unknown metric {name!r}; {nearest(str(name), (*_METRICS, 'topK'), 'metric')}")
     return _METRICS[name]
 
 

@@ -20,6 +20,9 @@ DASHES: tuple[tuple[float, ...], ...] = ((), (5, 2), (1.5, 1.5), (6, 2, 1.5, 2))
 POINTS = 400
 """Largest number of points of a line, and of columns or rows of a heat map."""
 
+LINE_WIDTH = 0.004
+"""The width of a line, as a fraction of the chart's height."""
+
 Floats = NDArray[np.float64]
 Form = Literal["number", "count", "percent", "amount", "seconds"]
 
@@ -77,6 +80,7 @@ class Series:
         low: lower end of a band around the line [n]; empty without one.
         high: its upper end.
         names: what each point is [n], shown under the pointer; may be empty.
+        shares: what each point stands for [n], its area; empty if all are alike.
     """
 
     label: str
@@ -86,6 +90,7 @@ class Series:
     low: Floats | Sequence[float] = ()
     high: Floats | Sequence[float] = ()
     names: Sequence[str] = ()
+    shares: Floats | Sequence[float] = ()
 
 
 @dataclass(frozen=True)
@@ -113,6 +118,34 @@ class Chart:
     points: bool = False
     level: tuple[str, float] | None = None
     diagonal: bool = False
+
+    def __post_init__(self) -> None:
+        if said := hidden(self.series) if not self.points else "":
+            object.__setattr__(self, "caption", f"{self.caption} {said}")
+
+
+def hidden(lines: Sequence[Series]) -> str:
+    """A sentence on lines that lie under another one, nowhere farther from it than a line is wide; "" if none does.
+
+    >>> x, y = np.arange(3.0), np.array([0.0, 0.5, 1.0])
+    >>> shifts = {"a": 0.0, "b": 0.1, "c": 1e-5}
+    >>> hidden([Series(name, LineStyle("black"), [x], y + shift) for name, shift in shifts.items()])
+    'Under another line: a, under c.'
+    """
+    values = np.concatenate([np.zeros(0), *(line.y for line in lines)])
+    values = values[np.isfinite(values)]
+    width = (values.max() - values.min()) * LINE_WIDTH if len(values) else 0.0
+
+    def alike(one: Series, other: Series) -> bool:
+        if len(one.y) != len(other.y) or not np.array_equal(one.x[0], other.x[0]):
+            return False
+        return len(one.y) > 0 and bool(np.allclose(one.y, other.y, rtol=0, atol=width, equal_nan=True))
+
+    below = []
+    for place, line in enumerate(lines):
+        if over := [later.label for later in lines[place + 1 :] if alike(line, later)]:
+            below.append(f"{line.label}, under {over[-1]}")
+    return f"Under another line: {'; '.join(below)}." if below else ""
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ settings, how the runs ended, and what to cite.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from importlib import import_module
 from typing import Any
@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 
 from fedloom.core.slots import SLOTS
-from fedloom.experiment.console import ABSENT, EPSILONS, WORDS, duration, number, plural
+from fedloom.experiment.console import ABSENT, EPSILONS, WORDS, duration, notes, number, plural
 from fedloom.metrics import rounds_to_target
 from fedloom_apps.report.groups import (
     NO_SEED,
@@ -397,17 +397,28 @@ def heading(groups: Sequence[RunGroup]) -> str:
     return "Comparison of runs" if len(runs) != 1 else f"Run of {groups[0].method}"
 
 
-def problem_warning(groups: Sequence[RunGroup]) -> str:
-    """A warning if the runs do not solve the same problem, else ""."""
+def problem_warnings(groups: Sequence[RunGroup]) -> list[str]:
+    """A warning if the runs do not solve the same problem."""
     moved = [key for key in settings(groups)[0] if key.partition(".")[0] in _PROBLEM]
     if not moved and not all(on_the_same_data(groups[0], other) for other in groups[1:]):
         moved = ["the samples that clients hold"]
     if not moved:
-        return ""
-    return (
+        return []
+    return [
         f"These runs do not solve the same problem: they differ in {_joined(moved[:6])}. "
         "Compare their figures with that in mind."
-    )
+    ]
+
+
+def said(groups: Sequence[RunGroup], key: str) -> Iterator[str]:
+    """What the runs' summaries say under a key, as in the terminal: with the runs' names unless all of them say it."""
+    several = any(len(member.runs) > 1 for member in groups)
+    rows = [
+        (f"{member.label}, seed {run.seed}" if several else member.label, run.summary)
+        for member in groups
+        for run in member.runs
+    ]
+    return notes(rows, key)
 
 
 def settings_tables(groups: Sequence[RunGroup]) -> tuple[ReportTable | None, ReportTable | None]:
@@ -485,14 +496,13 @@ def runs_table(groups: Sequence[RunGroup]) -> ReportTable:
 
 
 def remarks(groups: Sequence[RunGroup]) -> list[tuple[str, str]]:
-    """Pairs (run directory, sentence) on everything that failed or could not be read."""
+    """Pairs (run directory, sentence) on everything that failed or could not be read, and on how runs were computed."""
     remarks = []
     for run in all_runs(groups):
         if lost := run.left_out:
             verb = "update was" if lost == 1 else "updates were"
             remarks.append((run.name, f"{lost} client {verb} lost and left out."))
-        warnings = run.summary.get("warnings")
-        lines = [*_failures(run), *(warnings if isinstance(warnings, list) else []), *run.notes]
+        lines = [*_failures(run), *notes([(run.name, run.summary)], "notes"), *run.notes]
         remarks += [(run.name, str(line)) for line in lines]
     return remarks
 

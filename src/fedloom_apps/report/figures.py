@@ -196,7 +196,7 @@ def reliability(groups: Sequence[RunGroup]) -> Iterator[Chart]:
         ("clients", "reliability_clients", "Reliability diagram, clients' models", "Of the models that clients deploy, "
          "each on the client's own test samples, all samples together"),
     ):  # fmt: skip
-        lines = []
+        clouds = []
         for member in groups:
             bins = np.array(member.runs[0].latest(f"{scope}/reliability") or np.zeros((0, 3)), dtype=np.float64)
             if bins.ndim == 2 and bins.shape[1] == 3 and (known := bins[bins[:, 0] > 0]).size:
@@ -204,13 +204,15 @@ def reliability(groups: Sequence[RunGroup]) -> Iterator[Chart]:
                 error = float(np.sum(share * np.abs(right - sure)))
                 names = [f"{100 * s:.3g} % of samples" for s in share]
                 label = f"{member.label} (ECE {100 * error:.1f} %)"
-                lines.append(Series(label, member.style, [sure], right, names=names))
+                clouds.append(Series(label, member.style, [sure], right, names=names, shares=share))
         caption = (
-            f"{what}, in 15 bins: below the dashed line confidence is too high. First seed of each group; "
-            "ECE is the expected calibration error."
+            f"{what}, in 15 bins, each a disc whose area is its share of the samples: below the dashed line confidence "
+            "is too high. First seed of each group; ECE is the expected calibration error, the mean distance from the "
+            "dashed line by these shares."
         )
-        if lines:
-            yield Chart(name, heading, caption, [Axis("confidence", "percent")], _ACCURACY, lines, diagonal=True)
+        if clouds:
+            x = Axis("confidence", "percent")
+            yield Chart(name, heading, caption, [x], _ACCURACY, clouds, points=True, diagonal=True)
 
 
 def guides(groups: Sequence[RunGroup]) -> Iterator[Chart]:

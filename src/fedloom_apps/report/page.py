@@ -37,7 +37,7 @@ class PageSection:
     figures: Sequence[Figure] = ()
     images: Sequence[Image] = ()
     text: str = ""
-    warning: str = ""
+    warnings: Sequence[str] = ()
     folded: ReportTable | None = None
     remarks: Sequence[tuple[str, str]] = ()
     source: str = ""
@@ -77,6 +77,7 @@ def _sections(groups: Sequence[RunGroup]) -> list[PageSection]:
             "Results",
             _shared_notes([*final, *filter(None, compared)]),
             text="" if final or any(compared) else "No run has recorded an evaluation yet.",
+            warnings=[*comparisons.said(groups, "warnings")],
         ),
         PageSection("curves", "Curves", figures=list(figures.all_curves(groups))),
         PageSection("communication", "Communication", _shared_notes(comparisons.cost_tables(groups))),
@@ -87,7 +88,7 @@ def _sections(groups: Sequence[RunGroup]) -> list[PageSection]:
             "settings",
             "Settings",
             [differ] if differ else [],
-            warning=comparisons.problem_warning(groups),
+            warnings=comparisons.problem_warnings(groups),
             folded=common,
         ),
         PageSection("runs", "Runs and failures", [comparisons.runs_table(groups)], remarks=comparisons.remarks(groups)),

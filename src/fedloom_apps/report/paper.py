@@ -84,7 +84,8 @@ def _chart(chart: Chart, number: int) -> Canvas:
     for line in chart.series:
         at, ink = np.asarray(line.x[number], dtype=np.float64), line.style.colour
         if chart.points:
-            axes.plot(at, line.y, "o", color=ink, markersize=2.5, markeredgewidth=0, alpha=0.7, label=plain(line.label))
+            area = 6.0 if not len(line.shares) else 2 + 150 * np.asarray(line.shares)
+            axes.scatter(at, line.y, area, color=ink, linewidths=0, alpha=0.7, label=plain(line.label))
             continue
         dots, dashes = "o" if len(at) == 1 else "", line.style.dash or (None, None)
         axes.plot(
@@ -103,7 +104,9 @@ def _chart(chart: Chart, number: int) -> Canvas:
             log("log")
         _numbers(scale, axis)
     if 0 < len(chart.series) <= 12:
-        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.24), ncols=2, frameon=False, fontsize=7)
+        legend = axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.24), ncols=2, frameon=False, fontsize=7)
+        for handle in legend.legend_handles if chart.points else ():
+            handle.set_sizes([12])  # type: ignore[union-attr]
     return canvas
 
 

@@ -120,7 +120,10 @@ function chart(box, figure) {
     const path = (values, order) => order.map((i) => `${X(s.x[i]).toFixed(1)},${Y(values[i] ?? s.y[i]).toFixed(1)}`).join(" ");
     const ink = s.style.colour;
     if (figure.points || where.length === 1)
-      for (const i of where) add(f.inside, "circle", { cx: X(s.x[i]), cy: Y(s.y[i]), r: 3.5, fill: ink, "fill-opacity": 0.7 });
+      for (const i of where) {
+        const r = s.shares.length ? 1.5 + 20 * Math.sqrt(s.shares[i]) : 3.5;
+        add(f.inside, "circle", { cx: X(s.x[i]), cy: Y(s.y[i]), r, fill: ink, "fill-opacity": s.shares.length ? 0.5 : 0.7 });
+      }
     else {
       if (s.low.length)
         add(f.inside, "polygon", { points: path(s.low, where) + " " + path(s.high, [...where].reverse()), fill: ink, "fill-opacity": 0.15 });
