@@ -22,8 +22,9 @@ from fedloom.core.local import Local, check_one_size
 from fedloom.core.method import Method
 from fedloom.core.parts import Term
 from fedloom.experiment import federated
-from fedloom.experiment.callbacks import Callback
+from fedloom.experiment.callbacks import Callback, make_progress
 from fedloom.experiment.checkpoint import located
+from fedloom.experiment.console import make_console
 from fedloom.experiment.experiment import Evaluation, Experiment
 from fedloom.experiment.federated import RunResult
 from fedloom.experiment.rundir import RunDirectory
@@ -34,7 +35,7 @@ from fedloom.parts.objectives.custom import LossFunction
 
 Model = Callable[[], nn.Module] | nn.Module | str
 
-ARGUMENTS = {"loss", "out", "resume", "checkpoint_every", "keep", "callbacks"}
+ARGUMENTS = {"loss", "out", "resume", "checkpoint_every", "keep", "callbacks", "progress"}
 """Arguments of ``run`` other than method, federation, model and the fields of ``Experiment``."""
 
 
@@ -49,6 +50,7 @@ def run(
     checkpoint_every: int = 10,
     keep: int = 2,
     callbacks: Sequence[Callback] = (),
+    progress: bool = False,
     **conditions: Any,
 ) -> RunResult:
     """Run a method on a federation, or an ``Experiment``, from the start or from a checkpoint.
@@ -66,6 +68,7 @@ def run(
         checkpoint_every: rounds between checkpoints.
         keep: number of checkpoints to keep.
         callbacks: observers of the run.
+        progress: whether to show the run: a bar on a terminal or in a notebook, else a line for each round.
         conditions: any further fields of ``Experiment``: ``rounds``, ``participation``, ``local``, ``seed``, ….
 
     >>> from fedloom.data import federate
@@ -87,9 +90,11 @@ def run(
     for callback in callbacks if isinstance(callbacks, Iterable) else [None]:
         if not isinstance(callback, Callback):
             raise ConfigError("callbacks must be a list of callbacks, like [fl.EarlyStopping('global/loss')].")
-    result = federated.run(
-        experiment, out, resume=resume, checkpoint_every=checkpoint_every, keep=keep, callbacks=callbacks
-    )
+    with make_progress(make_console(), quiet=not progress) as display:
+        observers = [display, *callbacks]
+        result = federated.run(
+            experiment, out, resume=resume, checkpoint_every=checkpoint_every, keep=keep, callbacks=observers
+        )
     for warning in result.summary["warnings"]:
         warnings.warn(warning, stacklevel=outside())
     return result

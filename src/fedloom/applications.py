@@ -69,6 +69,7 @@ class Application:
         after: place of ``after(runs, parent) -> lines, files``, called with the labels and directories of the runs of
             any command and the folder that holds them, once their results are on the screen: sentences to print below,
             and files to name, each with a word.
+        show: place of a function that makes HTML of a result, a federation or a method for a notebook; None of others.
         module: the module that ``fl.NAME`` is.
         step: what a run counts.
     """
@@ -83,6 +84,7 @@ class Application:
     choices: Mapping[str, Listed] = field(default_factory=dict)
     load: str = ""
     after: str = ""
+    show: str = ""
     module: str = ""
     step: str = "round"
 
@@ -127,6 +129,14 @@ def of_kind(kind: str) -> Application:
             if application.kind == kind:
                 return application
     raise ConfigError(f"no installed application handles runs of kind {kind!r}; install the package that wrote it.")
+
+
+def shown(what: Any) -> str | None:
+    """What a notebook shows of a result, a federation or a method, made by the first application that can."""
+    for application in applications().values():
+        if application.show and (page := at(application.show)(what)):
+            return page
+    return None
 
 
 @cache

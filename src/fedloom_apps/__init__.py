@@ -261,6 +261,7 @@ APPLICATIONS = (
         "fedloom_apps.report.command:command",
         ("--out=", "--figures", "--watch"),
         after="fedloom_apps.report.command:after",
+        show="fedloom_apps.report.notebook:html",
     ),
     Application(
         "deploy",

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import re
+import sys
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from helpers.commands import Cli
 from rich.console import Console
 from torch import nn
 
+import fedloom as fl
 from fedloom.compute.batched import Batched
 from fedloom.core.parts import Paired
 from fedloom.experiment.callbacks import BarProgress, LineProgress, NullProgress, RunInfo, make_progress
@@ -80,6 +83,32 @@ def test_which_is_used():
     assert isinstance(make_progress(console), BarProgress)
     assert isinstance(make_progress(make_console(io.StringIO())), LineProgress)
     assert type(make_progress(console, quiet=True)) is NullProgress
+
+
+def test_a_notebook_has_a_bar_without_widgets(monkeypatch: pytest.MonkeyPatch) -> None:
+    pages: list[str] = []
+
+    def display(shown: Any, **_: Any) -> Any:
+        pages.append(shown._repr_html_())
+        return SimpleNamespace(update=display)
+
+    monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(display=display))
+    bar = make_progress(Console(force_jupyter=True))
+    bar.label = "<b>"
+    show(bar)
+    bar.on_close()
+    assert '<progress value="0" max="2"' in pages[0]
+    assert "<b>&lt;b&gt;</b>" in pages[-1]
+    status = "2/2  accuracy 50.0 %  test loss 1.000  loss 1.200  2 failed"
+    assert status in pages[-1]
+    assert repr(bar) == f"<b>  round {status}"
+
+
+def test_a_run_from_python_is_shown_on_request(capsys: pytest.CaptureFixture[str]) -> None:
+    federation = fl.data.federate("digits", "iid", clients=2)
+    for progress in (False, True):
+        fl.run("fedavg", federation, "logistic", rounds=1, progress=progress)
+        assert capsys.readouterr().out.startswith("fedavg  round 1/1  accuracy") == progress
 
 
 def test_results_leave_out_what_was_not_measured():

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedloom.applications import shown
 from fedloom.core.errors import DataError, in_words
 from fedloom.core.targets import are_numbers, one_class_each
 
@@ -347,6 +348,9 @@ class Federation:
         told = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
         targets = "numbers" if arrays.has_numbers else f"{self.classes} classes"
         return f"<Federation: {len(self)} clients, samples of shape {list(arrays.x.shape[1:])}, {targets}; {told}>"
+
+    def _repr_html_(self) -> str | None:
+        return shown(self)
 
     @property
     def seen(self) -> int:

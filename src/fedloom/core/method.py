@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedloom.applications import shown
 from fedloom.core.context import NO_ROUND, Batch, Output
 from fedloom.core.documentation import bibtex
 from fedloom.core.errors import ConfigError, closest, in_words, nearest, outside
@@ -32,6 +33,7 @@ from fedloom.core.parts import (
     Use,
     Weighting,
 )
+from fedloom.core.settings import brief
 from fedloom.core.slots import BASES, SEVERAL, SLOTS, label
 from fedloom.core.targets import CLASSES, ONE_CLASS, TargetKind
 
@@ -67,7 +69,7 @@ class Method:
     server: ServerOptimizer = field(default_factory=ServerOptimizer)
     uplink: tuple[Uplink, ...] = ()
     pooled: bool = False
-    citation: str = ""
+    citation: str = field(default="", repr=False)
 
     def __post_init__(self) -> None:
         self._check_slots()
@@ -141,6 +143,18 @@ class Method:
             self._check(uplink)
         if self.is_paired:
             self._check_scalars()
+
+    def __repr__(self) -> str:
+        """The parts that differ from FedAvg's.
+
+        >>> from fedloom.methods import make
+        >>> make("fedprox", mu=0.1)
+        Method(name='fedprox', objective=(CrossEntropy(), Proximal(mu=0.1)))
+        """
+        return brief(self)
+
+    def _repr_html_(self) -> str | None:
+        return shown(self)
 
     def _check_slots(self) -> None:
         """Raise a ``ConfigError`` if a slot holds anything but its parts; a list of parts becomes a tuple."""

@@ -10,7 +10,7 @@ import inspect
 import math
 import types
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from functools import cache, partial
 from operator import is_
 from pathlib import Path
@@ -127,6 +127,21 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             flat[f"{prefix}{key}"] = value
     return flat
+
+
+def brief(record: Any) -> str:
+    """A dataclass as one would write it: with the fields that are not at their defaults.
+
+    >>> from fedloom.parts.drift import FedDynDrift
+    >>> brief(FedDynDrift(alpha=0.5))
+    'FedDynDrift(alpha=0.5)'
+    """
+    words = []
+    for one in fields(record):
+        default = one.default if one.default_factory is MISSING else one.default_factory()
+        if one.repr and (text := repr(getattr(record, one.name))) != repr(default):
+            words.append(f"{one.name}={text}")
+    return f"{type(record).__name__}({', '.join(words)})"
 
 
 def convert(key: str, value: Any, annotation: Any) -> Any:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import html
 import sys
+import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -253,7 +256,29 @@ class LineProgress(NullProgress):
             silence_stdout()
 
 
-class BarProgress(NullProgress):
+class LatestProgress(NullProgress):
+    """A display of one line that changes: metrics not measured in a round keep their last values."""
+
+    def __init__(self) -> None:
+        self.run = RunInfo("", 0)
+        self.seen: dict[str, Any] = {}
+        self.failures = 0
+
+    def on_start(self, run: RunInfo) -> None:
+        self.run, self.seen, self.failures = run, {}, 0
+
+    def status(self, record: Mapping[str, Any]) -> str:
+        """The metrics after a round, leading ones only, and what a private run has spent."""
+        self.seen |= {key: record[key] for key in first_metrics(record, self.run.headline)}
+        self.failures += record.get("failures", 0)
+        words = first_metrics(self.seen, self.run.headline)
+        lead = next((key for key in words if key not in HEADLINES[4:]), "")
+        levels = [key for key in words if LEVEL.fullmatch(key) and key.partition("/")[0] == lead.partition("/")[0]]
+        shown = [key for key in (lead, *levels, *HEADLINES[4:]) if key in words]
+        return "  ".join(f"{words[key]} {number(key, self.seen[key])}" for key in shown)
+
+
+class BarProgress(LatestProgress):
     """One bar per run, with accuracy, loss and remaining time; finished bars stay.
 
     Args:
@@ -262,12 +287,10 @@ class BarProgress(NullProgress):
     """
 
     def __init__(self, console: Console, seconds_between: float = 0.1) -> None:
+        super().__init__()
         self.console = console
-        self.seen: dict[str, Any] = {}
-        self.failures = 0
         self.echo = False
         self.task: TaskID | None = None
-        self.first = HEADLINES[0]
         self.bars = Progress(
             TextColumn("{task.description}", style="bold"),
             BarColumn(bar_width=None, complete_style="cyan", finished_style="green"),
@@ -291,21 +314,14 @@ class BarProgress(NullProgress):
             _echo_of_control_keys(True)
 
     def on_start(self, run: RunInfo) -> None:
-        self.seen, self.failures, self.first = {}, 0, run.headline
+        super().on_start(run)
         name = escape(self.label or run.name)
         self.task = self.bars.add_task(name, total=run.rounds, completed=run.start, status="")
 
     def on_round(self, record: Mapping[str, Any]) -> None:
-        """Advance the bar; metrics not measured in this round keep their last values."""
+        """Advance the bar."""
         assert self.task is not None
-        words = first_metrics(record, self.first)
-        self.seen |= {key: record[key] for key in words}
-        self.failures += record.get("failures", 0)
-        words = first_metrics(self.seen, self.first)
-        lead = next((key for key in words if key not in HEADLINES[4:]), "")
-        levels = [key for key in words if LEVEL.fullmatch(key) and key.partition("/")[0] == lead.partition("/")[0]]
-        shown = [key for key in (lead, *levels, *HEADLINES[4:]) if key in words]
-        status = "  ".join(f"{words[key]} {number(key, self.seen[key])}" for key in shown)
+        status = self.status(record)
         status += f"  [yellow]{self.failures} failed[/]" if self.failures else ""
         self.bars.update(self.task, completed=record["round"], status=status)
 
@@ -313,6 +329,54 @@ class BarProgress(NullProgress):
         """Fill the bar, also if the run stopped early."""
         assert self.task is not None
         self.bars.update(self.task, total=summary.get("rounds") or None)
+
+
+class NotebookProgress(LatestProgress):
+    """One bar per run in a notebook's output, which stays when the run has ended; needs no widgets.
+
+    Args:
+        seconds_between: shortest time between redraws, in seconds.
+    """
+
+    def __init__(self, seconds_between: float = 0.1) -> None:
+        super().__init__()
+        self.seconds_between = seconds_between
+        self.drawn = self.done = self.total = 0
+        self.text = ""
+        self.handle: Any = None
+
+    def on_start(self, run: RunInfo) -> None:
+        super().on_start(run)
+        self.done, self.total, self.text = run.start, run.rounds, ""
+        self.handle = import_module("IPython.display").display(self, display_id=True)  # a notebook has it
+
+    def on_round(self, record: Mapping[str, Any]) -> None:
+        """Advance the bar."""
+        self.done, self.text = record["round"], self.status(record)
+        self.text += f"  {self.failures} failed" if self.failures else ""
+        if time.monotonic() - self.drawn >= self.seconds_between:
+            self._draw()
+
+    def on_finish(self, summary: Mapping[str, Any]) -> None:
+        """Fill the bar, also if the run stopped early."""
+        self.total = summary.get("rounds") or self.total
+
+    def on_close(self) -> None:
+        if self.handle is not None:
+            self._draw()
+
+    def _draw(self) -> None:
+        self.handle.update(self)
+        self.drawn = time.monotonic()
+
+    def __repr__(self) -> str:
+        return f"{self.label or self.run.name}  {self.run.unit} {self.done}/{self.total}  {self.text}".rstrip()
+
+    def _repr_html_(self) -> str:
+        name, text = html.escape(self.label or self.run.name), html.escape(self.text)
+        bar = f'<progress value="{self.done}" max="{max(self.total, 1)}" style="width:16em"></progress>'
+        line = f"<b>{name}</b> {bar} {self.done}/{self.total}  {text}"
+        return f'<div style="font:13px monospace;white-space:pre">{line}</div>'
 
 
 def _echo_of_control_keys(on: bool) -> bool:
@@ -330,7 +394,9 @@ def _echo_of_control_keys(on: bool) -> bool:
 
 
 def make_progress(console: Console, quiet: bool = False) -> NullProgress:
-    """A bar on a terminal, lines elsewhere, or nothing if ``quiet``."""
+    """A bar on a terminal or in a notebook, lines elsewhere, or nothing if ``quiet``."""
     if quiet:
         return NullProgress()
+    if console.is_jupyter:
+        return NotebookProgress()
     return BarProgress(console) if console.is_terminal else LineProgress(console)

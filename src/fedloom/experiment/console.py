@@ -266,7 +266,7 @@ def results(rows: Sequence[tuple[str, Mapping[str, Any]]]) -> Table:
         rows: a label and the summary of each run.
     """
     first = common_metric(summary for _, summary in rows)
-    columns = [_columns(summary, first) for _, summary in rows]
+    columns = [final_values(summary, first) for _, summary in rows]
     heads = dict.fromkeys(head for column in columns for head, text in column.items() if text != ABSENT)
     if {"accuracy", "server model"} & heads.keys():
         heads.pop("test loss", None)
@@ -298,7 +298,8 @@ def _requested(summary: Mapping[str, Any]) -> dict[str, str]:
     return {key.removeprefix("global/").removesuffix("/mean").replace("/", " "): text for key, text in metrics.items()}
 
 
-def _columns(summary: Mapping[str, Any], first: str) -> dict[str, str]:
+def final_values(summary: Mapping[str, Any], first: str) -> dict[str, str]:
+    """A run's final values as text by their headings, – where there is none; the metric ``first`` leads."""
     final: Mapping[str, Any] = summary.get("final") or {}
     target: Mapping[str, Any] = summary.get("target") or {}
     goal = number(str(target.get("metric", "")), target.get("value")).replace(".0 %", " %")

@@ -20,7 +20,7 @@ from fedloom.core.federation import Federation
 from fedloom.core.local import OWN, TO_THE_END, Local, cohort_size
 from fedloom.core.method import Method
 from fedloom.core.ranges import Count, Decay, NonNegativeInt, Range
-from fedloom.core.settings import check_fields
+from fedloom.core.settings import brief, check_fields
 from fedloom.core.slots import label
 from fedloom.core.targets import NUMBERS, TargetKind
 from fedloom.core.timeline import Schedule
@@ -417,6 +417,9 @@ class Experiment:
     device: str = "auto"
     client_state: str = "auto"
     config: Mapping[str, Any] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return brief(self)
 
     def __post_init__(self) -> None:
         self._check_objects()

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedloom.applications import shown
 from fedloom.compute import computes, note, resolved
 from fedloom.core.aggregate import Traffic
 from fedloom.core.client import Broadcast, Failure, FailureKind, Result
@@ -94,6 +95,9 @@ class RunResult:
         told = "" if value is None else f", {judged} {value:.4g}"
         told += f", updates left out: {len(self.failures)}" if self.failures else ""
         return f"<RunResult of {about['method']!r}: {about['status']} after {about['rounds']} rounds{told}>"
+
+    def _repr_html_(self) -> str | None:
+        return shown(self)
 
 
 def run(

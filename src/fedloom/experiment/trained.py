@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedloom.applications import shown
 from fedloom.compute import computes
 from fedloom.core import meta
 from fedloom.core.checks import one_of
@@ -316,6 +317,9 @@ class RunRecords:
         self, history: Sequence[Mapping[str, Any]], summary: Mapping[str, Any], path: Path | None = None
     ) -> None:
         self.records, self.summary, self.path = history, summary, path
+
+    def _repr_html_(self) -> str | None:
+        return shown(self)
 
     @property
     def history(self) -> DataFrame:

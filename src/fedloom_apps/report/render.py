@@ -98,6 +98,11 @@ def page(**content: Any) -> str:
     return _pages().get_template("report.html").render(content, script=script, script_hash=digest)
 
 
+def template(name: str) -> Template:
+    """A template of HTML or SVG, which escapes what it is given."""
+    return _pages().get_template(name)
+
+
 @cache
 def _pages() -> Environment:
     environment = _environment(autoescape=True)
