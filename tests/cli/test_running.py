@@ -25,7 +25,7 @@ from fedloom.core.errors import ClientError
 from fedloom.experiment.atomic import Lock
 from fedloom.experiment.callbacks import NullProgress, RunInfo
 from fedloom.experiment.rundir import Status
-from fedloom.experiment.trackers import TRACKERS, Tracker
+from fedloom.experiment.trackers import Tracker, trackers
 
 SMALL = ("clients=5", "model.hidden=[8]", "local.batch_size=50")
 
@@ -328,7 +328,8 @@ def test_trackers_get_every_record(cli: Cli, monkeypatch: pytest.MonkeyPatch):
             assert "global/accuracy" in final
             seen.append(status)
 
-    monkeypatch.setitem(TRACKERS, "json", Fake)
+    monkeypatch.setattr(trackers, "_entries", {**trackers._entries})
+    trackers.register(name="json")(Fake)
     assert cli("run", "-q", "method=fedavg", "rounds=2", "trackers=json", *SMALL).code == 0
     assert seen == ["fedavg-0", 1, 2, Status.FINISHED]
 

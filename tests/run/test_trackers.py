@@ -14,7 +14,7 @@ from fedloom.cli import main
 from fedloom.core.errors import ClientError, ConfigError
 from fedloom.experiment.callbacks import Callback, RunInfo
 from fedloom.experiment.rundir import RunDirectory
-from fedloom.experiment.trackers import TRACKERS, Tracker, make
+from fedloom.experiment.trackers import Tracker, make, trackers
 
 COMMANDS = {
     "run": ("method=fedavg", "clients=3", "rounds=2", "model=logistic"),
@@ -219,7 +219,7 @@ def test_wandb_offline() -> None:
 
 
 def test_trackers_need_a_run_directory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(TRACKERS["wandb"], "library", "json")
+    monkeypatch.setattr(trackers["wandb"].factory, "library", "json")
     federation = fl.data.federate("digits", "iid", clients=2)
     with pytest.raises(ConfigError, match="trackers=wandb tracks run directories; give the run one, with out="):
         fl.run("fedavg", federation, "logistic", rounds=1, callbacks=make(["wandb"]))
@@ -231,8 +231,8 @@ def test_a_tracker_that_cannot_begin_says_so(
     def refuse(self: Any, *given: Any) -> None:
         raise RuntimeError("api_key not configured\nmore")
 
-    monkeypatch.setattr(TRACKERS["wandb"], "library", "json")
-    monkeypatch.setattr(TRACKERS["wandb"], "begin", refuse)
+    monkeypatch.setattr(trackers["wandb"].factory, "library", "json")
+    monkeypatch.setattr(trackers["wandb"].factory, "begin", refuse)
     assert main(["run", "-q", "out=there", "trackers=[wandb]", *RUN]) == 2
     assert capsys.readouterr().err == "fedloom: trackers=wandb cannot begin: api_key not configured.\n"
     assert not os.path.exists("there/metrics.jsonl")
@@ -263,7 +263,7 @@ def test_a_run_outlives_its_tracker() -> None:
 
 @pytest.mark.parametrize("name", PACKAGES)
 def test_a_missing_library_names_its_extra(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(TRACKERS[name], "library", "no_such_library_here")
+    monkeypatch.setattr(trackers[name].factory, "library", "no_such_library_here")
     extra = "wandb" if name == "wandb" else "track"
     with pytest.raises(ConfigError, match=rf"trackers={name} needs the package .*: pip install 'fedloom\[{extra}\]'\."):
         make([name])
