@@ -287,6 +287,12 @@ preset(
     "Zhang et al., ICML 2022. With τ = 0 it is FedAvg.",
 )
 preset(
+    "fedrs",
+    lambda name: Method(name, (objectives.RestrictedSoftmax(),)),
+    "Restricted softmax: cross entropy with the logits of classes that a client lacks times α.",
+    "Li & Zhan, KDD 2021. With α = 1 it is FedAvg.",
+)
+preset(
     "distill",
     lambda name: Method(name, (objectives.Distillation(),), citation=ACAR),
     "Clients minimise α·cross entropy + (1 - α)·τ² KL(teacher‖model) at temperature τ.",

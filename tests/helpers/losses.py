@@ -97,20 +97,24 @@ def fedntd(world: World, beta: float = 1.0, tau: float = 1.0) -> Found:
     return Found(theta)
 
 
-def shifted(world: World, shift: Callable[[Vector], Vector]) -> Found:
-    """FedAvg on the cross entropy of o + shift(n), n the client's own samples of each class, at least 1e-8."""
+def shifted(world: World, shift: Callable[[Vector], Vector], scale: Callable[[Vector], Vector] = np.ones_like) -> Found:
+    """FedAvg on the cross entropy of scale(n) o + shift(n), n the client's samples of each class, at least 1e-8."""
     classes = len(world.start[world.body :]) // (world.width + 1)
 
     def gradient(w: Vector, rows: Vector, t: int, client: int, step: int) -> Vector:
-        n = np.bincount(world.y[world.federation.train.index[client]], minlength=classes)
-        o = forward(w, world.x[rows], world.width)[1] + shift(np.maximum(n, 1e-8))
-        return backward(w, world.x[rows], world.width, labels(world, rows, o))
+        n = np.maximum(np.bincount(world.y[world.federation.train.index[client]], minlength=classes), 1e-8)
+        o = forward(w, world.x[rows], world.width)[1] * scale(n) + shift(n)
+        return backward(w, world.x[rows], world.width, labels(world, rows, o) * scale(n))
 
     return trained(world, gradient)
 
 
 def fedlc(world: World, tau: float = 1.0) -> Found:
     return shifted(world, lambda n: -tau / np.sqrt(np.sqrt(n)))
+
+
+def fedrs(world: World, alpha: float = 0.5) -> Found:
+    return shifted(world, np.zeros_like, lambda n: np.where(n > 0.5, 1.0, alpha))
 
 
 def fedrod(world: World, gamma: float = 1.0, lr: float = 0.1, steps: int = 50) -> Found:
@@ -288,5 +292,6 @@ def feddecorr(world: World, beta: float = 0.1, eps: float = 1e-8) -> Found:
 
 
 ORACLES: dict[str, Callable[..., Found]] = {
-    f.__name__: f for f in (feddecorr, moon, fedntd, fedlc, fedrod, fedproto, distill, disk, robust, distill_robust)
+    f.__name__: f
+    for f in (feddecorr, moon, fedntd, fedlc, fedrs, fedrod, fedproto, distill, disk, robust, distill_robust)
 }

@@ -58,6 +58,7 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     "fedntd": [{"beta": 3.0}, {"beta": 2.0, "tau": 2.5}],
     "fedrod": [{"gamma": 0.5}],
     "fedproto": [{"lam": 0.7}],
+    "fedrs": [{"alpha": 0.1}],
     "fedlc": [{"tau": 3.0}, {"tau": 0.1}],
     "distill": [{"alpha": 0.6, "tau": 1.0}, {"alpha": 0.0}],
     "disk": [

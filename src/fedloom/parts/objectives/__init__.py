@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from fedloom.parts.objectives.binary import BinaryCrossEntropy as BinaryCrossEntropy
     from fedloom.parts.objectives.calibrated import BalancedSoftmax as BalancedSoftmax
     from fedloom.parts.objectives.calibrated import CalibratedLogits as CalibratedLogits
+    from fedloom.parts.objectives.calibrated import RestrictedSoftmax as RestrictedSoftmax
     from fedloom.parts.objectives.contrastive import Contrastive as Contrastive
     from fedloom.parts.objectives.cross_entropy import CrossEntropy as CrossEntropy
     from fedloom.parts.objectives.cross_entropy import WeightedCrossEntropy as WeightedCrossEntropy
@@ -34,7 +35,8 @@ __getattr__ = objectives.lazily(
     [
         "adversarial.Adversarial", "alignment=alignment.PrototypeAlignment",
         "binary_cross_entropy=binary.BinaryCrossEntropy", "calibrated=calibrated.CalibratedLogits",
-        "balanced=calibrated.BalancedSoftmax", "contrastive.Contrastive", "cross_entropy=cross_entropy.CrossEntropy",
+        "balanced=calibrated.BalancedSoftmax", "restricted=calibrated.RestrictedSoftmax",
+        "contrastive.Contrastive", "cross_entropy=cross_entropy.CrossEntropy",
         "weighted_cross_entropy=cross_entropy.WeightedCrossEntropy", "decorrelation.Decorrelation",
         "distillation.Distillation", "elastic_net=elastic_net.ElasticNet", "energy.Energy",
         "not_true=not_true.NotTrueDistillation", "propfair.PropFair", "proximal.Proximal", "robustness.Robustness",

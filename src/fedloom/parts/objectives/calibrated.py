@@ -1,4 +1,4 @@
-"""Cross entropy with logits shifted by the client's label counts: FedLC and the balanced softmax."""
+"""Cross entropy with logits changed by the client's label counts: FedLC, the balanced and the restricted softmax."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fedloom.core.context import Batch, Context, Output
 from fedloom.core.parts import Needs, Term
-from fedloom.core.ranges import NonNegative
+from fedloom.core.ranges import NonNegative, Probability
 from fedloom.core.targets import CLASSES
 from fedloom.core.tree import Float
 from fedloom.parts.objectives import divergence
@@ -71,6 +71,35 @@ class BalancedSoftmax(Term):
 
     def loss(self, out: Output, batch: Batch, ctx: Context) -> Tensor:
         return divergence.cross_entropy(out.logits + self.gamma * _counts(ctx).log(), batch.y)
+
+
+@dataclass(frozen=True)
+class RestrictedSoftmax(Term):
+    """-log softmax(z ∘ a)_y with logits z [B, C], a_c = 1 for classes that the client has samples of, else α.
+
+    The term replaces cross entropy. A class without samples at the client is only ever pushed away there; with α < 1
+    its logit counts for less and its gradient is smaller. The deployed model uses z itself. Li & Zhan, KDD 2021
+    (FedRS), eq. (5), where z is the product of weights and features; here biases are scaled with it.
+
+    Args:
+        alpha: α in [0, 1]; with 1 it is cross entropy.
+
+    >>> import torch
+    >>> ctx = Context(torch.zeros(1), {}, {}, {}, 1.0, 1, 0.1, 0, None, torch.tensor([3.0, 0.0]))
+    >>> RestrictedSoftmax().loss(Output(torch.tensor([[0.0, 2.0]])), Batch(torch.zeros(1), torch.tensor([0])), ctx)
+    tensor([1.3133])
+    """
+
+    alpha: Probability = 0.5
+
+    needs = Needs(label_counts=True)
+    targets, learns = CLASSES, True
+    citation = "li2021fedrs"
+
+    def loss(self, out: Output, batch: Batch, ctx: Context) -> Tensor:
+        assert ctx.label_counts is not None
+        scale = out.logits.new_ones(()).where(ctx.label_counts > 0, self.alpha)
+        return divergence.cross_entropy(out.logits * scale, batch.y)
 
 
 def _counts(ctx: Context) -> Float[Tensor, "C"]:
