@@ -34,6 +34,7 @@ from fedloom.parts.objectives import (
     SquaredError,
 )
 from fedloom.parts.personal import APFL, PrivateHead
+from fedloom.parts.topology import Clusters, Hierarchy, Ring
 from fedloom.parts.uplink import ClipNoise, SecureSum, TopK
 from fedloom_apps.audit.attacks import ALIE, LabelFlip, SignFlip
 
@@ -187,6 +188,20 @@ CASES: dict[str, dict[str, Case]] = {
         "clusters × a model for every client": lambda: FederatedTask(
             run(method=replace(make("ifca"), objective=loss(Contrastive())), model=small)()
         ),
+    },
+    "Several models": {
+        "× pooled data": method("centralised", topology=Ring()),
+        "× clients of different size": method("heterofl", topology=Hierarchy()),
+        "× weights for all clients": method("afl", topology=Hierarchy()),
+        "× noise for one sum": method(topology=Hierarchy(), mixing=Uniform(), uplink=(ClipNoise(noise=1.0),)),
+        "models sent to each other × an uplink": method(topology=Ring(), uplink=(TopK(),)),
+        "models that clients choose × what they keep of one": method(
+            topology=Clusters(), objective=loss(Contrastive())
+        ),
+        "sums alone × a model of one client": planned(
+            method=Method("summed", loss(), mixing=Uniform(), uplink=(SecureSum(),), topology=Hierarchy(3))
+        ),
+        "× hostile clients that see updates": run(method=Method("ring", loss(), topology=Ring()), attack=ALIE(0.5)),
     },
     "Data and conditions": {
         "every client × a part of them": run("fltrust", participation=0.5),

@@ -70,7 +70,7 @@ def test_the_folds_add_up_to_the_weighted_sums_of_those_that_arrived() -> None:
     p = weights[there] / weights[there].sum()
     mass = float(weights[there].sum())
     np.testing.assert_allclose(total.reduced(UPDATE, mass, p), p @ updates, rtol=0, atol=1e-14)
-    reduced = total.uploads(plan, mass, p)["drift"]
+    reduced = total.uploads(plan, mass, p, plan.population.clients)["drift"]
     np.testing.assert_allclose(reduced["control"], controls.sum(axis=0) / len(plan.data), rtol=0, atol=1e-13)
     assert total.traffic == Traffic(0, 93 * 2 * P, 93 * 2 * P * 8)
 

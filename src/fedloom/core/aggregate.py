@@ -229,9 +229,11 @@ class Fold:
         equal = self.sums[EQUAL] if EQUAL in self.sums else reduce(agreement, self.kept[BUFFERS])
         return torch.where(equal.isnan(), self.reduced(BUFFERS, divisor, p), equal)
 
-    def uploads(self, plan: ClientPlan, total: float, p: np.ndarray) -> dict[str, Tree]:
-        """Every part's uploads by place and name, reduced as declared; ``total`` is the Σ p_i they were summed with."""
-        clients = plan.population.clients
+    def uploads(self, plan: ClientPlan, total: float, p: np.ndarray, clients: int) -> dict[str, Tree]:
+        """Every part's uploads by place and name, reduced as declared.
+
+        ``total`` is the Σ p_i they were summed with, and ``clients`` the number that receive the model.
+        """
         divisor = {Reduce.MIX: total, Reduce.MEAN: sum(self.arrived), Reduce.SHARE: clients} | dict.fromkeys(
             (Reduce.SUM, Reduce.ALL), 1
         )

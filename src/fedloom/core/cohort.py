@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import closing
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -43,6 +42,7 @@ class Report:
         versions: the version that each member received, int64 [|S|]; None if all received θ^t.
         included: the probability with which each member takes part, float64 [|S|], if it is known.
         local_losses: the mean training loss of each client's local work.
+        models: the model that each member received, int64 [|S|], if there are several; p is then that within its own.
     """
 
     cohort: np.ndarray
@@ -57,6 +57,29 @@ class Report:
     versions: np.ndarray | None = None
     included: np.ndarray | None = None
     local_losses: dict[int, float] = field(default_factory=dict)
+    models: np.ndarray | None = None
+
+    def of(self, rows: np.ndarray) -> Report:
+        """The empty report of some members of the cohort."""
+        late, versions, included = (
+            None if one is None else one[rows] for one in (self.late, self.versions, self.included)
+        )
+        return Report(self.cohort[rows], self.p[rows], late=late, versions=versions, included=included)
+
+    def add(self, rows: np.ndarray, other: Report) -> None:
+        """Take over the report of some members of the cohort."""
+        self.p[rows] = other.p
+        for name in ("losses", "training_losses"):
+            if (found := getattr(other, name)) is not None:
+                if getattr(self, name) is None:
+                    setattr(self, name, np.full(len(self.cohort), np.nan))
+                getattr(self, name)[rows] = found
+        self.traffic.add(other.traffic)
+        self.failures += other.failures
+        self.states |= other.states
+        self.local_losses |= other.local_losses
+        if self.local_losses:
+            self.train_loss = float(np.mean([*self.local_losses.values()]))
 
     def objective(self, losses: np.ndarray) -> float:
         """Σ p_i F_i(θ^t) over the clients with p_i ≠ 0; NaN if p is all 0 (Hahn 2024, eq. (1.1) and figure 3.1)."""
@@ -96,6 +119,7 @@ class Cohort:
     Attributes:
         downs: the messages that members have received, by version.
         states: the states of clients, by the version that they have received.
+        receivers: the clients that receive the model, of several models, int64 [K_r]; None: all.
         version: the version that each client of the cohort has received; empty if all have received θ^t.
         chosen: the level that each client has chosen, int64 [K]; None if levels are given by the plan.
     """
@@ -106,20 +130,21 @@ class Cohort:
     downs: Mapping[int, Broadcast]
     states: Mapping[int, InitialStates]
     report: Report
+    receivers: np.ndarray | None = None
     version: Mapping[int, int] = field(default_factory=dict)
     chosen: np.ndarray | None = None
 
     @classmethod
     def of(
         cls, plan: ClientPlan, engine: Engine, server: Server, store: Store, downs: Mapping[int, Broadcast],
-        report: Report,
+        report: Report, receivers: np.ndarray | None = None,
     ) -> Cohort:  # fmt: skip
         """The cohort of a report, whose members have received the messages ``downs``, by version."""
         states = {version: InitialStates(plan, down.theta, store) for version, down in downs.items()}
         known = (
             {} if report.versions is None else dict(zip(report.cohort.tolist(), report.versions.tolist(), strict=True))
         )
-        return cls(plan, engine, server, downs, states, report, known)
+        return cls(plan, engine, server, downs, states, report, receivers, known)
 
     def with_chosen_levels(self) -> Cohort:
         """The cohort with every member at its level of lowest loss, if the method lets clients choose."""
@@ -157,11 +182,14 @@ class Cohort:
                 "rates": np.array([self.downs[s].lr for s in versions.tolist()]),
             }
         )
+        facts, sizes = plan.facts, plan.population.sizes
+        if self.receivers is not None:
+            facts, sizes = facts._replace(clients=len(self.receivers)), sizes[self.receivers]
         return RoundInfo(
-            t, plan.local.rate(t), members, samples, steps, plan.facts, self.server.theta, server_data=server_data,
+            t, plan.local.rate(t), members, samples, steps, facts, self.server.theta, server_data=server_data,
             invited=self.report.cohort.tolist(), usual_steps=plan.usual_steps, 
             normalised=plan.method.drift.update_kind == "normalised",
-            sizes=plan.population.sizes, uniform=plan.method.mixing.is_uniform, included=included, **stale,
+            sizes=sizes, uniform=plan.method.mixing.is_uniform, included=included, **stale,
         )  # fmt: skip
 
     def start(self, received: np.ndarray, drop_rate: float) -> np.ndarray:
@@ -219,36 +247,36 @@ class Cohort:
         halves = [self._losses(version, half, level, held_out) for half in np.array_split(members, 2)]
         return np.concatenate([found for found, _ in halves]), halves[0][1] | halves[1][1]
 
-    def run(
-        self, members: np.ndarray, weights: np.ndarray | None, observe: Callable[[Result, Tensor], None]
-    ) -> tuple[list[Fold], np.ndarray]:
-        """One fold per level, and the rows of the members that arrived, int64."""
-        report = self.report
-        totals = [Fold() for _ in self.plan.levels]
-        arrived = np.zeros(len(members), dtype=bool)
-        groups = [
+    def tasks(self, members: np.ndarray, weights: np.ndarray | None) -> list[Group]:
+        """The work of the members for the engine."""
+        return [
             Group(
                 self.broadcast_for(self.downs[version], level), members[rows], self.states[version],
                 None if weights is None else weights[rows], level,
             )
             for version, level, rows in self.groups(members)
         ]  # fmt: skip
-        with closing(self.engine.run(groups)) as folds:
-            for number, fold in folds:
-                totals[groups[number].level].merge(fold)
-                for result in fold.results:
-                    if result.failure is not None:
-                        report.failures.append(replace(result.failure, round=self.server.round))
-                        continue
-                    report.states[result.client] = result.state
-                    report.local_losses[result.client] = result.loss
-                    observe(result, groups[number].down.theta)
+
+    def take(self, fold: Fold, received: Tensor, observe: Callable[[Result, Tensor], None]) -> None:
+        """Record the results of a block whose members received the parameters."""
+        report = self.report
+        for result in fold.results:
+            if result.failure is not None:
+                report.failures.append(replace(result.failure, round=self.server.round))
+                continue
+            report.states[result.client] = result.state
+            report.local_losses[result.client] = result.loss
+            observe(result, received)
+
+    def arrived(self, members: np.ndarray, totals: list[Fold]) -> np.ndarray:
+        """The rows of the members that arrived, int64, whose uploads are counted."""
+        report, arrived = self.report, np.zeros(len(members), dtype=bool)
         for level, rows in self.by_level(members):
             arrived[rows] = totals[level].arrived
             report.traffic.add(totals[level].traffic)
         if report.local_losses:
             report.train_loss = float(np.mean([*report.local_losses.values()]))
-        return totals, np.flatnonzero(arrived)
+        return np.flatnonzero(arrived)
 
     def collude(self, total: Fold, members: np.ndarray) -> None:
         """Replace the updates of hostile members, who know those of the honest ones; [arrived] clients."""
@@ -274,7 +302,7 @@ class Cohort:
         if not plan.has_levels:
             total = 1.0 if weights is None else float(weights[arrived].sum())
             buffers = totals[0].buffers(total, p) if len(self.server.buffers) else self.server.buffers
-            return totals[0].reduced(UPDATE, total, p), buffers, totals[0].uploads(plan, total, p)
+            return totals[0].reduced(UPDATE, total, p), buffers, totals[0].uploads(plan, total, p, info.facts.clients)
         assert weights is not None
         level = self.level(info.cohort)
         sums = [total.sums.get(UPDATE) for total in totals]

@@ -278,3 +278,30 @@ class RoundInfo:
         factors = (self.effective_steps / self.usual_steps).tolist()
         moved = zip(received, self.updates, factors, strict=True)
         return torch.stack([theta - update * factor for theta, update, factor in moved])
+
+
+class Meeting(NamedTuple):
+    """What a topology can see at the end of a round, before models are mixed with models.
+
+    Attributes:
+        t: the round's number.
+        facts: public facts of the experiment; K is ``facts.clients``.
+        active: the models that took part in this round, sorted, int64 [n].
+        sizes: the number of samples of the clients that receive each model, int64 [R].
+        receivers: the number of clients that receive each model, int64 [R].
+        uniform: whether the mixing gives all clients of a model the same share.
+        theta: returns the parameters θ_r [P] of a model as they are now.
+        losses: returns the losses of a model at some clients, float64 [clients], on their validation samples if they
+            have any, else on their training samples; each costs the clients a pass.
+        draws: a random stream that depends only on the seed and the round.
+    """
+
+    t: int
+    facts: Facts
+    active: np.ndarray
+    sizes: np.ndarray
+    receivers: np.ndarray
+    uniform: bool
+    theta: Callable[[int], Tensor]
+    losses: Callable[[int, np.ndarray], np.ndarray]
+    draws: np.random.Generator

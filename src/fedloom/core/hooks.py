@@ -8,7 +8,7 @@ from fedloom.core.parts import Part
 
 HOOKS = (
     "init_server", "init_client", "begin", "start", "on_step", "loss", "probe", "grad", "prox", "end",
-    "send", "after_send", "receive", "combine", "correct", "step", "refine",
+    "send", "after_send", "receive", "combine", "correct", "step", "refine", "between",
 )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fedloom.applications import shown
-from fedloom.core.context import NO_ROUND, Batch, Output
+from fedloom.core.context import NO_ROUND, Batch, Output, RoundInfo
 from fedloom.core.documentation import bibtex
 from fedloom.core.errors import ConfigError, closest, in_words, nearest, outside
 from fedloom.core.hooks import HOOKS, overridden, overrides
@@ -29,6 +29,7 @@ from fedloom.core.parts import (
     Reduce,
     ServerOptimizer,
     Term,
+    Topology,
     Uplink,
     Use,
     Weighting,
@@ -51,6 +52,7 @@ class Method:
         mixing: how the mixing coefficients p are chosen.
         weighting: factors of clients' shares beside p, such as those of stale work.
         server: the server optimiser.
+        topology: how many models there are, who receives which, and how they are mixed with each other.
         uplink: transforms, in order, of everything that leaves a client.
         pooled: train on the pooled data of all clients (centralised training, the papers' oracle); no communication.
         citation: BibTeX of the paper, or its keys in ``citations.bib``.
@@ -67,6 +69,7 @@ class Method:
     mixing: Mixing = field(default_factory=Mixing)
     weighting: tuple[Weighting, ...] = ()
     server: ServerOptimizer = field(default_factory=ServerOptimizer)
+    topology: Topology = field(default_factory=Topology)
     uplink: tuple[Uplink, ...] = ()
     pooled: bool = False
     citation: str = field(default="", repr=False)
@@ -141,6 +144,8 @@ class Method:
             )
         for uplink in self.uplink:
             self._check(uplink)
+        if not self.topology.is_identity:
+            self._check_topology()
         if self.is_paired:
             self._check_scalars()
 
@@ -266,6 +271,40 @@ class Method:
             raise ConfigError(
                 f"{unequal[0]} does not give all clients of a cohort equal weight, as {mine} requires; choose "
                 "method.mixing=uniform, without method.weighting."
+            )
+
+    def _check_topology(self) -> None:
+        """Raise a ``ConfigError`` if a part is defined for one model only."""
+        topology, mixing = self.topology, f"mixing {label(self.mixing)!r}"
+        mine = f"topology {label(topology)!r}"
+        if self.pooled:
+            raise ConfigError(f"method {self.name!r} trains on pooled data, so nobody hears anybody in {mine}.")
+        if self.personal.levels:
+            raise ConfigError(
+                f"personal {label(self.personal)!r} gives clients networks of different size, which {mine} cannot mix "
+                "with each other."
+            )
+        if self.mixing.trusted or _counts_clients(self.mixing):
+            raise ConfigError(
+                f"{mixing} chooses among all clients, but with {mine} each model has receivers of its own; choose one "
+                "that looks at the cohort alone, like by_samples, term or q_ffl."
+            )
+        noisy = [label(uplink) for uplink in self.uplink if "noise" in uplink.guarantees]
+        if noisy:
+            raise ConfigError(
+                f"uplink {noisy[0]!r} has noise for one sum over all clients, but with {mine} there are several in a "
+                "round; leave one of them out."
+            )
+        if topology.home == "clients" and self.uplink:
+            raise ConfigError(
+                f"uplink {label(self.uplink[0])!r} changes what clients send to a server, but in {mine} they send "
+                "whole models to each other; leave it out."
+            )
+        if topology.chooses and (self.hooks["init_client"] or self.keeps_own):
+            place, part = next(iter(self.hooks["init_client"]), ("personal", self.personal))
+            raise ConfigError(
+                f"{place} {label(part)!r} keeps something of its model at every client, who with {mine} may choose "
+                "another one in the next round; leave one of them out."
             )
 
     def _check_scalars(self) -> None:
@@ -460,7 +499,7 @@ def _check_declarations(who: str, part: Part) -> None:
     """Raise a ``ConfigError`` about ``who`` if a part's declarations do not have the types that ``Part`` states."""
     if not isinstance(part.needs, Needs):
         raise ConfigError(f"{who}: needs is {part.needs!r:.60}, but it must be Needs(...), like Needs(twin=True).")
-    for name in ("downloads", "boundable"):
+    for name in ("downloads", "boundable", "mixed"):
         names = getattr(part, name)
         if not (isinstance(names, tuple | list) and all(isinstance(one, str) for one in names)):
             told = f"{names!r:.60}"
@@ -494,6 +533,17 @@ def _is_signed(term: Term) -> bool:
     except Exception:  # it needs more than outputs and classes
         return False
     return bool((value < 0).any())
+
+
+def _counts_clients(mixing: Mixing) -> bool:
+    """Whether a policy has an entry for each of the K clients, by their numbers; by trial."""
+    try:
+        mixing.coefficients({}, RoundInfo.of_cohort([8, 9], [1, 1], 2, [1.0, 1.0]))
+    except IndexError:
+        return True
+    except Exception:  # it needs more than losses
+        return False
+    return False
 
 
 def _is_reduction(value: object) -> bool:

@@ -19,6 +19,7 @@ optional. The life of a part during a round::
     correct  (objective, drift, personal)
     step     (server optimiser)
     refine   (training at the server)
+    between  (topology: several models are mixed with each other)
 
 A part sees only its own slices. Parts therefore coexist without name clashes, communication is counted from what is
 actually sent, and checkpoints need no code per method. θ, gradients and updates are flat vectors [P].
@@ -35,7 +36,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedloom.core.context import Batch, Context, Facts, Forward, Model, Output, RoundInfo
+from fedloom.core.context import Batch, Context, Facts, Forward, Meeting, Model, Output, RoundInfo
+from fedloom.core.links import Links
 from fedloom.core.local import Local
 from fedloom.core.message import ClientEnd, Message, SendResult
 from fedloom.core.needs import Needs
@@ -108,6 +110,8 @@ class Part(Ranged):
         boundable: the slices that may be clipped to a norm bound, so that noise can cover them (private uplinks).
         affine: ``grad`` is a·g + b·w + k with scalars a, b and a vector k that are constant during a round, so that
             a compute may fold it into the step.
+        mixed: the entries of the part's server state, floats like θ, that a topology mixes between models as it mixes
+            the models themselves.
         targets: the kind of targets that it is defined for, if that is one only; see ``fedloom.core.targets``.
         citation: BibTeX of the paper, or its keys in ``citations.bib``.
     """
@@ -119,6 +123,7 @@ class Part(Ranged):
     measured: ClassVar[Mapping[str, Callable[[Tensor], Tensor]]] = {}
     downloads: ClassVar[tuple[str, ...]] = ()
     boundable: ClassVar[tuple[str, ...]] = ()
+    mixed: ClassVar[tuple[str, ...]] = ()
     citation: ClassVar[str] = ""
 
     def __init_subclass__(cls, **settings: Any) -> None:
@@ -254,10 +259,12 @@ class Use(NamedTuple):
     Attributes:
         level: the index of its network among the ``levels``.
         lam: λ of (1 - λ)w + λv, where a client mixes the received w with a model v of its own.
+        model: which of a topology's models it receives, set by the topology; None for the server's own, or their mean.
     """
 
     level: int = 0
     lam: float | None = None
+    model: int | None = None
 
 
 class Weights(NamedTuple):
@@ -494,6 +501,60 @@ class ServerOptimizer(Part):
     def step(self, state: Tree, update: Float[Tensor, "P"], uploads: Tree, info: RoundInfo) -> Halves:
         """Return the new state and the step."""
         return state, update
+
+
+@dataclass(frozen=True)
+class Topology(Part):
+    """Who hears whom: R models θ_r, the clients that receive each, and how models are mixed with models.
+
+    A round is that of one model for each r, with its receivers as the cohort: mixing coefficients on the simplex among
+    them, server states of its own, and all server halves; then models are mixed. With W = B·P::
+
+        θ_r ← θ_r - step_r(correct_r(combine_r(receive_r(Σ_{j: r(j)=r} p_j Δ_j))))          P, and refine_r
+        θ_r ← Σ_s B_rs θ_s                                                                   B
+
+    Batch statistics and the entries ``Part.mixed`` of server states are mixed by B, too. The identity is one model.
+
+    A topology of one's own overrides ``count``, ``receives`` and ``between``, and ``first`` if models start
+    differently. FedFomo, for example, is a ``between`` with a row of weights from ``meeting.losses`` for each client,
+    FedPAC one that returns ``Links`` with ``where`` the head, and a client that starts from its own model instead of
+    the received one has ``Personal.start`` beside it.
+
+    Attributes:
+        home: where models live: at the ``server``, which mixes them for nothing; at ``edges`` between clients and a
+            cloud, to which they are sent to be mixed; or at the ``clients`` themselves, where every entry of B off the
+            diagonal is a message from one client to another.
+        has_mean: whether the mean of the models is of use; otherwise it is not evaluated.
+    """
+
+    home: ClassVar[Literal["server", "edges", "clients"]] = "server"
+    has_mean: ClassVar[bool] = True
+
+    @property
+    def chooses(self) -> bool:
+        """Whether clients take the model with the lowest loss on their training samples, in every round."""
+        return False
+
+    @property
+    def adds(self) -> bool:
+        """Whether B mixes the models of before the round, to which the step is added: Σ_s B_rs θ_s^t - step_r."""
+        return False
+
+    def count(self, clients: int) -> int:
+        """Return R, for K clients."""
+        return 1
+
+    def receives(self, sizes: np.ndarray) -> np.ndarray:
+        """Return the model that each client receives, int64 [K]; ``sizes`` are n_i of all clients, int64 [K]."""
+        return np.zeros(len(sizes), dtype=np.int64)
+
+    def first(self, theta: Float[Tensor, "P"], number: int, leaves: tuple[int, ...]) -> Float[Tensor, "P"]:
+        """Return the initial values of a model; ``leaves`` are the sizes of the parameters in θ⁰, in order."""
+        return theta
+
+    def between(self, state: Tree, meeting: Meeting) -> tuple[Tree, Links | tuple[Links, ...] | None]:
+        """Return the topology's new state and rows of B; None if the models stay as they are."""
+        return state, None
 
 
 @dataclass(frozen=True)

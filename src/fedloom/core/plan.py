@@ -116,6 +116,13 @@ class ClientPlan:
             raise ConfigError(
                 f"uplink {strict[0]!r} does not cover the batch statistics in buffer {buffer!r}; {remedy}."
             )
+        if method.only_sums and not method.topology.is_identity:
+            least = 1 if method.topology.chooses or 0 < self.cohort < self.population.clients else min(self.receivers)
+            if least < 2:
+                raise ConfigError(
+                    f"uplink {strict[0]!r} hides clients in sums, but with topology {label(method.topology)!r} the sum "
+                    "of a model may be of one client alone; give every model several clients, all of which take part."
+                )
         if method.needs("target") and self.has_private and self.moves_private:
             raise ConfigError(
                 f"{method.who_needs('target')} evaluates the clients' models at the server, but with personal "
@@ -186,6 +193,35 @@ class ClientPlan:
         if not personal.levels:
             return np.zeros(clients, dtype=np.int64)
         return np.array([personal.uses(client, lambda: None, 0)[0].level for client in range(clients)])
+
+    @cached_property
+    def models(self) -> int:
+        """R, the number of models of the topology."""
+        return int(self.method.topology.count(self.population.clients))
+
+    @cached_property
+    def model_of(self) -> np.ndarray:
+        """The model that each client receives, int64 [K], unless clients choose one in every round.
+
+        Raises:
+            ConfigError: if the topology names a model that there is not.
+        """
+        clients, topology = self.population.clients, self.method.topology
+        found = np.asarray(topology.receives(self.population.sizes))
+        fits = found.shape == (clients,) and found.dtype.kind == "i"
+        if not fits or (clients and not (found.min() >= 0 and found.max() < self.models)):
+            raise ConfigError(
+                f"topology {label(topology)!r}: receives returned {in_words(found)}, but it must name one of "
+                f"{self.models} models, from 0, for each of {clients} clients."
+            )
+        return found
+
+    @cached_property
+    def receivers(self) -> np.ndarray:
+        """The number of clients that receive each model, int64 [R]; all of them where clients choose."""
+        if self.method.topology.chooses:
+            return np.full(self.models, self.population.clients)
+        return np.bincount(self.model_of, minlength=self.models)
 
     @property
     def forges(self) -> bool:

@@ -9,30 +9,36 @@
     Δ       = Σ p_i w_i / Σ p_i · Δ                         weighting: staleness, inverse probabilities
     Δ       = correct(Δ)                                    objective, drift, personal: FedDyn's h/α, SCAFFOLD's c, ...
     θ       = refine(θ - step(Δ))                           server optimiser; then training at the server
+    θ_r     = Σ_s B_rs θ_s                                  topology: the models of a round with several, each of which
+                                                            has had a round like that with the clients that receive it
 
 This module knows neither methods nor engines: it reduces what clients return as the parts declare.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedloom.core import hook_results, tree
+from fedloom.core import hook_results, rng, tree
+from fedloom.core.aggregate import Fold, Traffic
 from fedloom.core.client import BUFFERS, Broadcast, FailureKind, Result, State
 from fedloom.core.cohort import Cohort, Report
-from fedloom.core.context import RoundInfo
-from fedloom.core.engine import Engine
+from fedloom.core.context import Meeting, RoundInfo
+from fedloom.core.engine import Engine, Group
 from fedloom.core.errors import ClientError, ConfigError, add_note, in_words, nearest
+from fedloom.core.links import Links, checked, mixed
 from fedloom.core.method import Method
 from fedloom.core.missing_needs import with_hint
 from fedloom.core.parts import UPDATE, Halves, Part, Reduce, Reduced, Weighting
 from fedloom.core.plan import ClientPlan
-from fedloom.core.server import Server, Store
+from fedloom.core.server import MEAN, Server, Store
 from fedloom.core.server_data import ServerData
 from fedloom.core.slots import label
 from fedloom.core.timeline import Arrivals
@@ -79,115 +85,260 @@ def federated_round(
         ClientError: if every client failed for other reasons than divergence, which points to a bug or an outage rather
             than to the clients; or if the server's model is no longer finite.
     """
-    method = plan.method
     report = Report(cohort, np.zeros(len(cohort)))
     received = cohort
     if arrivals is not None:
         received, report.included = arrivals.received, arrivals.included
         report.late = arrivals.late if arrivals.late.any() else None
         report.versions = arrivals.versions if (arrivals.versions != server.round).any() else None
-
-    # broadcast
-    down = replace(server.broadcast(plan), invited=tuple(received.tolist()))
-    used = {server.round} if report.versions is None else {server.round, *report.versions.tolist()}
-    downs = {s: down if s == server.round else (versions or {})[s] for s in sorted(used)}
-    work = Cohort.of(plan, engine, server, store, downs, report).with_chosen_levels()
-    present = work.start(received, drop_rate)
-    members = cohort[present]
-    info = work.info(members, server_data)
-    if report.losses is not None:
-        info = replace(info, losses=report.losses[present])
-
-    # client work: the coefficients are chosen first if possible, so that updates are summed as they arrive
-    states, weights = dict(server.parts), None
-    if len(members) and not method.mixing.needs.updates:
-        states["mixing"], weights = _coefficients(method, states, info)
-        weights = np.where(weights < _least(server.theta.dtype), 0.0, weights)
-    factors = _factors(method, info) if method.weighting else None
-    if factors is not None and weights is not None:
-        weights = weights * factors / float(weights @ factors)
-    totals, arrived = work.run(members, None if plan.keeps_uploads else weights, observe)
-    idle = replace(server, parts=states, round=server.round + 1)
-    if not len(arrived):
-        if arrivals is None or not arrivals.in_flight:  # else others are still at work
-            _refuse_if_broken(report, members)
-        return idle, report
-
-    if plan.keeps_uploads:
-        work.collude(totals[0], members[arrived])
-
-    # the coefficients of those that arrived
-    kept = [total.kept for total in totals]
-    info = info.restrict(arrived, *([u for one in kept for u in one.get(slot, ())] for slot in (UPDATE, BUFFERS)))
-    if weights is None:
-        states["mixing"], p = _coefficients(method, states, info)
-        if factors is not None:
-            p = p * factors[arrived] / float(p @ factors[arrived])
+    common = plan, engine, store, versions or {}, drop_rate, server_data
+    if server.models is None:
+        rounds = {0: ModelRound(*common, server, report, received)}
     else:
-        with np.errstate(invalid="ignore"):  # the weights of those that arrived, renormalised; NaN if all are 0
-            p = weights[arrived] / weights[arrived].sum()
-    if not np.isfinite(p).all():  # all weight was on clients that failed: no update is left
-        report.states.clear()
-        return idle, report
-    info = replace(info, p=p)
-    report.p[np.flatnonzero(present)[arrived]] = p
-    delta, buffers, uploads = work.mix(totals, weights, arrived, info)
+        report.models = models_of(plan, engine, server, store, cohort)
+        rounds = {}
+        for number in np.unique(report.models).tolist():
+            rows = report.models == number
+            clients = None if plan.method.topology.chooses else np.flatnonzero(plan.model_of == number)
+            rounds[number] = ModelRound(*common, server.model(number), report.of(rows), cohort[rows], clients)
 
-    # receive
-    for place, part in reversed(method.hooks["receive"]):
-        received = {UPDATE: Reduced(delta, Reduce.MIX)} | {
-            f"{owner}/{name}": Reduced(uploads[owner][name], how)
-            for owner, other in method.uploading
-            if owner != place
-            for name, how in other.uploads.items()
-        }
-        made = part.receive(states.get(place, {}), received, uploads.get(place, {}), info)
-        states[place], changed = _received(made, received, _named(place, part, "receive"), server.theta)
-        delta = changed.pop(UPDATE, delta)
-        for slot, value in changed.items():
-            owner, _, name = slot.rpartition("/")
-            uploads[owner][name] = value
+    if server.models is not None and plan.method.topology.chooses:  # all receive all models, to choose
+        for number in range(plan.models):
+            down = server.model(number).broadcast(plan)
+            slices = (value for parts in down.parts.values() for value in parts.values())
+            others = int((report.models != number).sum())
+            report.traffic.down((down.theta, down.buffers, *slices), others)
 
-    # combine
-    info = replace(info, mixed=delta)
-    for place, part in method.hooks["combine"]:
-        made = part.combine(states.get(place, {}), delta, uploads.get(place, {}), info)
-        states[place], delta = _halves(made, _named(place, part, "combine"), server.theta)
+    # client work: a model is finished as soon as the last of its receivers has arrived
+    owners = [(number, group) for number, one in rounds.items() for group in one.groups]
+    after, waiting = dict[int, Server](), deque(rounds)
+    with closing(engine.run([group for _, group in owners])) as folds:
+        for turn, fold in folds:
+            number, group = owners[turn]
+            while (done := waiting[0]) != number:
+                after[done] = rounds[done].finish()
+                waiting.popleft()
+            rounds[number].take(group, fold, observe)
+    after |= {number: rounds[number].finish() for number in waiting}
+    for number, one in rounds.items() if report.models is not None else ():
+        report.add(report.models == number, one.report)
+    active = {number: after[number] for number, one in rounds.items() if one.arrived}
+    if not active and (arrivals is None or not arrivals.in_flight):  # else others are still at work
+        _refuse_if_broken(report, np.concatenate([one.members for one in rounds.values()]))
+    return after[0] if server.models is None else _met(plan, engine, server, store, active, report), report
 
-    # weigh: factors beside p, which need not sum to 1
-    if factors is not None:
-        total = 1 / float((p / factors[arrived]).sum())
-        lag = info.lag() if any(part.mixes_models for part in method.weighting) else 0.0
-        delta = total * (delta + lag)
-        buffers = server.buffers + total * (buffers - server.buffers)
 
-    # correct
-    info = replace(info, combined=delta)
-    for place, part in method.hooks["correct"]:
-        made = part.correct(states.get(place, {}), delta, uploads.get(place, {}), info)
-        states[place], delta = _halves(made, _named(place, part, "correct"), server.theta)
+class ModelRound:
+    """The round of one model: its receivers train it, and the server halves act on what returns.
 
-    # step: what no client of the round holds stays, and so does the optimiser's memory of it
-    held = work.held(members[arrived], p)
-    for place, part in method.hooks["step"]:
-        before = states.get(place, {})
-        made = part.step(before, delta, uploads.get(place, {}), info)
-        states[place], delta = _halves(made, _named(place, part, "step"), server.theta)
-        if held is not None:
-            states[place] = {name: _kept(held, value, before.get(name)) for name, value in states[place].items()}
-    theta = _kept(held, server.theta - delta, server.theta)
+    Args:
+        plan: the client plan.
+        engine: the engine that runs client work.
+        store: client states.
+        versions: the messages with earlier versions, by version.
+        drop_rate: probability that a member drops out.
+        server_data: the server's unlabelled inputs, for parts that learn from them.
+        server: the model and its server states before the round.
+        report: the report of its part of the cohort, to be filled.
+        received: the clients that are sent the model in this round, int64.
+        clients: all that receive it, of several models; None: all clients.
 
-    # refine
-    for place, part in method.hooks["refine"]:
-        made = part.refine(states.get(place, {}), theta, buffers, info)
-        states[place], theta = _halves(made, _named(place, part, "refine"), server.theta)
+    Attributes:
+        groups: the work for the engine.
+        members: the clients whose work is awaited.
+        arrived: whether the work of any of them counts.
+    """
 
-    if not tree.finite({"": theta}):
-        raise ClientError(
-            f"round {server.round + 1}: the server model is no longer finite; lower the learning rate or clip "
-            "gradients."
-        )
-    return Server(theta, buffers, hook_results.without_shared_storage(states, theta, buffers), server.round + 1), report
+    def __init__(
+        self, plan: ClientPlan, engine: Engine, store: Store, versions: Mapping[int, Broadcast], drop_rate: float,
+        server_data: ServerData | None, server: Server, report: Report, received: np.ndarray,
+        clients: np.ndarray | None = None,
+    ) -> None:  # fmt: skip
+        self.plan, self.server, self.report, method, cohort = plan, server, report, plan.method, report.cohort
+        self.arrived = False
+
+        # broadcast
+        down = replace(server.broadcast(plan), invited=tuple(received.tolist()))
+        used = {server.round} if report.versions is None else {server.round, *report.versions.tolist()}
+        downs = {s: down if s == server.round else versions[s] for s in sorted(used)}
+        self.work = work = Cohort.of(plan, engine, server, store, downs, report, clients).with_chosen_levels()
+        self.present = work.start(received, drop_rate)
+        self.members = members = cohort[self.present]
+        info = work.info(members, server_data)
+        if report.losses is not None:
+            info = replace(info, losses=report.losses[self.present])
+        self.info = info
+
+        # the coefficients are chosen first if possible, so that updates are summed as they arrive
+        self.states, weights = dict(server.parts), None
+        if len(members) and not method.mixing.needs.updates:
+            self.states["mixing"], weights = _coefficients(method, self.states, info)
+            weights = np.where(weights < _least(server.theta.dtype), 0.0, weights)
+        self.factors = factors = _factors(method, info) if method.weighting else None
+        if factors is not None and weights is not None:
+            weights = weights * factors / float(weights @ factors)
+        self.weights = weights
+        self.totals = [Fold() for _ in plan.levels]
+        self.groups = work.tasks(members, None if plan.keeps_uploads else weights)
+
+    def take(self, group: Group, fold: Fold, observe: Callable[[Result, Tensor], None]) -> None:
+        """Add the results of one block."""
+        self.totals[group.level].merge(fold)
+        self.work.take(fold, group.down.theta, observe)
+
+    def finish(self) -> Server:
+        """The model and its server states after the round, once all blocks are there; else they are unchanged."""
+        plan, method, server, work, report = self.plan, self.plan.method, self.server, self.work, self.report
+        states, info, weights, factors, members = self.states, self.info, self.weights, self.factors, self.members
+        totals, self.totals = self.totals, []
+        arrived = work.arrived(members, totals)
+        idle = replace(server, parts=states, round=server.round + 1)
+        if not len(arrived):
+            return idle
+        self.arrived = True
+
+        if plan.keeps_uploads:
+            work.collude(totals[0], members[arrived])
+
+        # the coefficients of those that arrived
+        kept = [total.kept for total in totals]
+        info = info.restrict(arrived, *([u for one in kept for u in one.get(slot, ())] for slot in (UPDATE, BUFFERS)))
+        if weights is None:
+            states["mixing"], p = _coefficients(method, states, info)
+            if factors is not None:
+                p = p * factors[arrived] / float(p @ factors[arrived])
+        else:
+            with np.errstate(invalid="ignore"):  # the weights of those that arrived, renormalised; NaN if all are 0
+                p = weights[arrived] / weights[arrived].sum()
+        if not np.isfinite(p).all():  # all weight was on clients that failed: no update is left
+            report.states.clear()
+            return idle
+        info = replace(info, p=p)
+        report.p[np.flatnonzero(self.present)[arrived]] = p
+        delta, buffers, uploads = work.mix(totals, weights, arrived, info)
+
+        # receive
+        for place, part in reversed(method.hooks["receive"]):
+            received = {UPDATE: Reduced(delta, Reduce.MIX)} | {
+                f"{owner}/{name}": Reduced(uploads[owner][name], how)
+                for owner, other in method.uploading
+                if owner != place
+                for name, how in other.uploads.items()
+            }
+            made = part.receive(states.get(place, {}), received, uploads.get(place, {}), info)
+            states[place], changed = _received(made, received, _named(place, part, "receive"), server.theta)
+            delta = changed.pop(UPDATE, delta)
+            for slot, value in changed.items():
+                owner, _, name = slot.rpartition("/")
+                uploads[owner][name] = value
+
+        # combine
+        info = replace(info, mixed=delta)
+        for place, part in method.hooks["combine"]:
+            made = part.combine(states.get(place, {}), delta, uploads.get(place, {}), info)
+            states[place], delta = _halves(made, _named(place, part, "combine"), server.theta)
+
+        # weigh: factors beside p, which need not sum to 1
+        if factors is not None:
+            total = 1 / float((p / factors[arrived]).sum())
+            lag = info.lag() if any(part.mixes_models for part in method.weighting) else 0.0
+            delta = total * (delta + lag)
+            buffers = server.buffers + total * (buffers - server.buffers)
+
+        # correct
+        info = replace(info, combined=delta)
+        for place, part in method.hooks["correct"]:
+            made = part.correct(states.get(place, {}), delta, uploads.get(place, {}), info)
+            states[place], delta = _halves(made, _named(place, part, "correct"), server.theta)
+
+        # step: what no client of the round holds stays, and so does the optimiser's memory of it
+        held = work.held(members[arrived], p)
+        for place, part in method.hooks["step"]:
+            before = states.get(place, {})
+            made = part.step(before, delta, uploads.get(place, {}), info)
+            states[place], delta = _halves(made, _named(place, part, "step"), server.theta)
+            if held is not None:
+                states[place] = {name: _kept(held, value, before.get(name)) for name, value in states[place].items()}
+        theta = _kept(held, server.theta - delta, server.theta)
+
+        # refine
+        for place, part in method.hooks["refine"]:
+            made = part.refine(states.get(place, {}), theta, buffers, info)
+            states[place], theta = _halves(made, _named(place, part, "refine"), server.theta)
+
+        if not tree.finite({"": theta}):
+            raise ClientError(
+                f"round {server.round + 1}: the server model is no longer finite; lower the learning rate or clip "
+                "gradients."
+            )
+        states = hook_results.without_shared_storage(states, theta, buffers)
+        return Server(theta, buffers, states, server.round + 1)
+
+
+def models_of(plan: ClientPlan, engine: Engine, server: Server, store: Store, clients: np.ndarray) -> np.ndarray:
+    """The model that each client receives, int64 [clients]: that of the topology, or of the lowest loss F_i(θ_r^t)."""
+    if not plan.method.topology.chooses:
+        return plan.model_of[clients]
+    found = [received_losses(plan, engine, server.model(number), store, clients) for number in range(plan.models)]
+    return np.nan_to_num(np.array(found), nan=np.inf).argmin(0)
+
+
+def _met(
+    plan: ClientPlan, engine: Engine, server: Server, store: Store, after: Mapping[int, Server], report: Report
+) -> Server:
+    """The server after the models of a round, those ``after`` it, have been mixed with each other."""
+    method, topology, t, size = plan.method, plan.method.topology, server.round, len(server.theta)
+    assert server.models is not None
+    if topology.home == "clients":  # who trains a model where it is, receives and sends nothing
+        report.traffic = Traffic()
+    now = replace(server, models=server.models.after(after), round=t + 1)
+
+    def losses(number: int, clients: np.ndarray) -> np.ndarray:
+        return received_losses(plan, engine, now.model(number), store, clients, plan.validation is not None)
+
+    sizes = np.bincount(plan.model_of, plan.population.sizes, plan.models).astype(np.int64)
+    meeting = Meeting(
+        t, plan.facts, np.array(sorted(after), dtype=np.int64), sizes, plan.receivers, method.mixing.is_uniform,
+        lambda number: now.model(number).theta, losses, rng.stream(plan.seed, "topology", t),
+    )  # fmt: skip
+    hook = _named("topology", topology, "between")
+    state, made = hook_results.pair(topology.between(server.parts.get("topology", {}), meeting), hook, "links")
+    moved, entries = dict(after), [(place, name) for place, part in method.parts.items() for name in part.mixed]
+    for turn, links in enumerate(checked(made, plan.models, size, hook)):
+        where, own = links.where, [] if turn else entries  # what else is mixed, by the first matrix
+
+        def vector(number: int) -> Tensor:
+            one, before = now.model(number), server.model(number)
+            rest = [] if turn else [one.buffers, *(one.parts[place][name].flatten() for place, name in own)]  # noqa: B023
+            return torch.cat([(before if topology.adds else one).theta[where], *rest])  # noqa: B023
+
+        for number, found in mixed(links, vector):
+            one = moved[number] if number in moved else now.model(number)
+            theta, parts = one.theta.clone(), {place: dict(tree) for place, tree in one.parts.items()}
+            sizes = [len(theta[where]), *([] if turn else [len(one.buffers)]), *(parts[p][n].numel() for p, n in own)]
+            theta[where], *rest = found.split(sizes)
+            if topology.adds:
+                theta[where] += now.model(number).theta[where] - server.model(number).theta[where]
+            buffers = one.buffers if turn else rest.pop(0).clone()
+            for (place, name), value in zip(own, rest, strict=True):
+                parts[place][name] = value.clone().view_as(parts[place][name])
+            moved[number] = replace(one, theta=theta, buffers=buffers, parts=parts)
+        _count(report.traffic, topology.home, links, vector(0))
+    share, mean = plan.receivers / plan.receivers.sum(), server.parts[MEAN]["mean"].clone()
+    for number, one in moved.items():
+        old = server.model(number)
+        mean[:size] += share[number] * (one.theta.double() - old.theta.double())
+        mean[size:] += share[number] * (one.buffers.double() - old.buffers.double())
+    parts = server.parts | ({"topology": state} if state else {})
+    return replace(server, models=server.models.after(moved), parts=parts, round=t + 1).with_mean(mean)
+
+
+def _count(traffic: Traffic, home: str, links: Links, message: Tensor) -> None:
+    """Count the messages with which models are mixed: to another client each, or up to the cloud and down again."""
+    up = len(links.crossing) if home == "clients" else len(np.unique(links.crossing)) if home == "edges" else 0
+    traffic.count(up * message.numel(), up * message.nbytes)
+    if home == "edges" and up:
+        traffic.down((message,), len(links.rows))
 
 
 def _least(dtype: torch.dtype) -> float:
@@ -269,10 +420,21 @@ def _kept(held: Bool[Tensor, "P"] | None, new: Tensor, old: Tensor | None) -> Te
     return torch.where(held, new, torch.zeros_like(new) if old is None else old)
 
 
-def received_losses(plan: ClientPlan, engine: Engine, server: Server, store: Store, clients: np.ndarray) -> np.ndarray:
-    """Training losses F_i(θ^t) of the current model, float64 [clients], outside a round; NaN where one has none."""
+def received_losses(
+    plan: ClientPlan, engine: Engine, server: Server, store: Store, clients: np.ndarray, held_out: bool = False
+) -> np.ndarray:
+    """Losses F_i(θ^t) of the current model, float64 [clients], outside a round; NaN where one has none.
+
+    With several models those of the model that each client receives.
+    """
+    if server.models is not None:
+        found, models = np.empty(len(clients)), models_of(plan, engine, server, store, clients)
+        for number in np.unique(models).tolist():
+            rows = models == number
+            found[rows] = received_losses(plan, engine, server.model(number), store, clients[rows], held_out)
+        return found
     report, downs = Report(clients, np.zeros(len(clients))), {server.round: server.broadcast(plan)}
-    return Cohort.of(plan, engine, server, store, downs, report).with_chosen_levels().losses(clients)[0]
+    return Cohort.of(plan, engine, server, store, downs, report).with_chosen_levels().losses(clients, held_out)[0]
 
 
 def _refuse_if_broken(report: Report, members: np.ndarray) -> None:

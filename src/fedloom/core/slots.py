@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from fedloom.core.parts import Adaptation, Drift, Mixing, Part, Personal, ServerOptimizer, Term, Uplink, Weighting
+from fedloom.core.parts import (
+    Adaptation,
+    Drift,
+    Mixing,
+    Part,
+    Personal,
+    ServerOptimizer,
+    Term,
+    Topology,
+    Uplink,
+    Weighting,
+)
 from fedloom.core.registry import Registry
 
 objectives: Registry[Term] = Registry("objective")
@@ -12,6 +23,7 @@ adaptations: Registry[Adaptation] = Registry("adaptation")
 mixings: Registry[Mixing] = Registry("mixing")
 weightings: Registry[Weighting] = Registry("weighting")
 servers: Registry[ServerOptimizer] = Registry("server")
+topologies: Registry[Topology] = Registry("topology")
 uplinks: Registry[Uplink] = Registry("uplink")
 
 SLOTS: dict[str, Registry] = {
@@ -22,6 +34,7 @@ SLOTS: dict[str, Registry] = {
     "mixing": mixings,
     "weighting": weightings,
     "server": servers,
+    "topology": topologies,
     "uplink": uplinks,
 }
 BASES: dict[str, type[Part]] = {
@@ -32,6 +45,7 @@ BASES: dict[str, type[Part]] = {
     "mixing": Mixing,
     "weighting": Weighting,
     "server": ServerOptimizer,
+    "topology": Topology,
     "uplink": Uplink,
 }
 SEVERAL = ("objective", "weighting", "uplink")  # slots that hold any number of parts, in order
@@ -41,6 +55,7 @@ personals.register(name="none")(Personal)
 adaptations.register(name="none")(Adaptation)
 mixings.register(name="by_samples")(Mixing)
 servers.register(name="none")(ServerOptimizer)
+topologies.register(name="none")(Topology)
 
 
 def label(part: Part) -> str:

@@ -41,6 +41,7 @@ Values = dict[str, np.ndarray]
 RELIABILITY = "reliability"
 SHARED = Use()  # the model of clients that have no choice
 SHOWN = (0.0, 0.5, 1.0)  # λ that are always reported if clients choose theirs
+SHOWN_MODELS = 20  # of a topology, up to which the clients of each have figures of their own
 SMALL = 32  # on a CPU, models are stacked up to this many samples per client; on a GPU always
 LIGHT = 256 << 10  # and up to this many bytes of private parameters per model; beyond, stacking costs memory
 VECTORS = 256 << 20  # largest size of stacked parameters, in bytes
@@ -73,9 +74,16 @@ class LoadedModel:
         at, places = self.own
         self.fill(Weights(shared, buffers), state, use, self.live.theta[at:], self.live.buffers[places:])
 
-    def fill(self, shared: Weights, state: State | None, use: Use, theta: Tensor, buffers: Tensor) -> None:
-        """Write a client's own values of the model that it uses, those from the offsets ``own`` on."""
+    def fill(
+        self, shared: Weights, state: State | None, use: Use, theta: Tensor, buffers: Tensor, whole: bool = False
+    ) -> None:
+        """Write a client's own values of the model that it uses, those from the offsets ``own`` on, or all of them."""
         plan = self.plan
+        if whole and not plan.method.keeps_own:
+            split, own = plan.layout.shared_size, plan.layout.shared_buffers
+            theta[:split].copy_(shared.theta)
+            buffers[:own].copy_(shared.buffers)
+            theta, buffers = theta[split:], buffers[own:]
         first = Weights(plan.theta0[plan.layout.shared_size :], plan.buffers0[plan.layout.shared_buffers :])
         plan.method.personal.fill(use, shared, first, own_values(state), Weights(theta, buffers))
 
@@ -175,6 +183,8 @@ class Evaluator(LoadedModel):
         table = {"client": tested, "n": n[tested]}
         if method.chooses_level:
             table["cluster"] = np.array([use.level for use in used])
+        if server.models is not None and self.plan.models < self.plan.population.clients:
+            table["model"] = np.array([-1 if use.model is None else use.model for use in used])
         table |= values
         if self.plan.is_paired:
             table["lambda"] = np.array([use.lam for use in used], dtype=float)
@@ -186,13 +196,17 @@ class Evaluator(LoadedModel):
         They take the best by the loss on their training samples, or by the first metric on their validation samples.
         """
         method = self.plan.method
+        received = self.received(server, store, clients)
         if not self.chooses:
-            return [SHARED] * len(clients)
+            return [SHARED if model is None else Use(model=model) for model in received]
         split = self.federation.train if method.chooses_level else self.federation.validation
         samples = split.index.sizes[clients] if method.choices else np.zeros(len(clients), dtype=np.int64)
         uses = [
-            method.personal.uses(client, lambda client=client: own_values(store.get(client)), count)
-            for client, count in zip(clients.tolist(), samples.tolist(), strict=True)
+            tuple(
+                use._replace(model=model)
+                for use in method.personal.uses(client, lambda client=client: own_values(store.get(client)), count)
+            )
+            for client, count, model in zip(clients.tolist(), samples.tolist(), received, strict=True)
         ]
         several = np.flatnonzero([len(one) > 1 for one in uses])
         if len(several):
@@ -204,6 +218,18 @@ class Evaluator(LoadedModel):
             for k, at in zip(several, best(values, metric), strict=True):
                 uses[k] = (uses[k][at],)
         return [one for (one,) in uses]
+
+    def received(self, server: Server, store: Store, clients: np.ndarray) -> list[int | None]:
+        """The model of a topology that each client receives; those that never took part have the mean."""
+        plan = self.plan
+        if server.models is None:
+            return [None] * len(clients)
+        if plan.method.topology.chooses:
+            split, candidates = self.federation.train, [[Use(model=n)] * len(clients) for n in range(plan.models)]
+            offsets = np.concatenate([[0], np.cumsum(split.index.sizes[clients])])
+            found = self.predictions(split, server, store, clients, candidates)
+            return best(self.by_model(found, offsets), "loss").tolist()
+        return [int(plan.model_of[c]) if c < len(plan.model_of) else None for c in clients.tolist()]
 
     @property
     def chooses(self) -> bool:
@@ -239,18 +265,20 @@ class Evaluator(LoadedModel):
             clients: the clients, int64 [clients].
             uses: the models, [M][clients].
         """
-        plan, shared = self.plan, Weights(server.theta, server.buffers)
+        plan, several = self.plan, server.models is not None
         adapts = not plan.method.adaptation.is_identity
         if not (plan.has_private or plan.method.keeps_own or adapts):
             return [self._in_common(split, server, clients, row) for row in uses]
         place = {client: number for number, client in enumerate(clients.tolist())}
 
         def fill(client: int, number: int, theta: Tensor, buffers: Tensor) -> None:
-            self.fill(shared, store.get(client), uses[number][place[client]], theta, buffers)
+            use = uses[number][place[client]]
+            mine = server.model(use.model)
+            self.fill(Weights(mine.theta, mine.buffers), store.get(client), use, theta, buffers, several)
 
         self.load(server.theta, server.buffers)
         support = self.federation.train if adapts else None
-        return through(self, split, clients, fill, self.own, len(uses), support)
+        return through(self, split, clients, fill, (0, 0) if several else self.own, len(uses), support)
 
     def by_model(self, found: Sequence[Predictions], offsets: np.ndarray) -> Values:
         """Metrics and loss of the M models of each client, [M, clients] each; see ``by_client``."""
@@ -258,12 +286,14 @@ class Evaluator(LoadedModel):
         return {metric: np.stack([row[metric] for row in rows]) for metric in rows[0]}
 
     def _in_common(self, split: Split, server: Server, clients: np.ndarray, uses: Sequence[Use]) -> Predictions:
-        """Predictions of each client's model, in the clients' order, if all clients of a level have the same."""
-        level = np.array([use.level for use in uses], dtype=np.int64)
-        found, order = [], np.argsort(level, kind="stable")
+        """Predictions of each client's model, in the clients' order, if all with one level and model have the same."""
+        keys = [(use.level, -1 if use.model is None else use.model) for use in uses]
+        level, found = np.unique(np.array(keys).reshape(-1, 2), axis=0, return_inverse=True)[1].reshape(-1), []
+        order = np.argsort(level, kind="stable")
         for number in np.unique(level):
-            network, of = self.networks[number], clients[level == number]
-            network.load(network.plan.own(server.theta), server.buffers)
+            of, use = clients[level == number], uses[int(np.argmax(level == number))]
+            network, mine = self.networks[use.level], server.model(use.model)
+            network.load(network.plan.own(mine.theta), mine.buffers)
             found.append(network.scores(split.arrays, split.index.pick(of).rows, labels_of(split, of)))
         if len(found) == 1:
             return found[0]
@@ -294,6 +324,9 @@ class Evaluator(LoadedModel):
         if personal.levels:
             level = table.get("cluster", np.array([personal.uses(int(n), lambda: None, 0)[0].level for n in tested]))
             groups |= {f"clients/{name}": level == n for n, name in enumerate(personal.levels) if (level == n).any()}
+        if "model" in table and self.plan.models <= SHOWN_MODELS:
+            model = table["model"]
+            groups |= {f"clients/model_{n}": model == n for n in range(self.plan.models) if (model == n).any()}
         for metric in self.measurement.metrics:
             for name, of in groups.items():
                 figures = fairness.summary(table[metric][of], n[of], direction(metric))
@@ -323,6 +356,8 @@ class Evaluator(LoadedModel):
         """
         rng.seed_torch(self.plan.seed, "evaluation", server.round)  # for models that draw in evaluation mode, too
         record, table = self.deployed(server, store)
+        if server.models is not None and self.plan.method.topology.has_mean:
+            record["consensus/distance"] = server.distance(self.plan.receivers)
         if at_clients is not None and len(at_clients["client"]):
             record, table = record | self.summary(at_clients, self.federation.held_out), dict(at_clients)
         for name, models in means.items():
@@ -391,7 +426,7 @@ class Evaluator(LoadedModel):
             return self.on(name, federation.test)
         if not len(federation.held_out.index.rows):
             return {}
-        beside = replace(server, theta=mean[:split], buffers=mean[split:])
+        beside = replace(server, theta=mean[:split], buffers=mean[split:], models=None)
         return _renamed(self.clients(beside, store)[0], name)
 
 

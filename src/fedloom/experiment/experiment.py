@@ -621,6 +621,11 @@ class Experiment:
             raise ConfigError(
                 f"{method.who_needs('full_participation')} needs every client in every step; choose schedule=rounds."
             )
+        if schedule.stale and not method.topology.is_identity:
+            raise ConfigError(
+                f"topology {label(method.topology)!r} mixes models at the end of rounds, which schedule={name} has "
+                "none of; choose schedule=rounds, deadline or over_select."
+            )
         noisy = [label(one) for one in method.uplink if "noise" in one.guarantees]
         if noisy:
             raise ConfigError(
@@ -707,6 +712,12 @@ class Experiment:
             raise ConfigError(
                 f"hostile clients of this attack see individual updates, but uplink {hidden[0]!r} reveals only sums; "
                 "choose an attack that needs none, like attack=sign_flip."
+            )
+        if not method.topology.is_identity:
+            raise ConfigError(
+                f"hostile clients of this attack see the updates of one model, but with topology "
+                f"{label(method.topology)!r} there are several; choose an attack that needs none, like "
+                "attack=sign_flip."
             )
         if method.personal.levels:
             raise ConfigError(

@@ -25,6 +25,7 @@ from fedloom.core.round import federated_round, received_losses
 from fedloom.core.server import Server
 from fedloom.core.targets import CLASSES
 from fedloom.core.timeline import NOBODY, Arrivals, Timeline, World
+from fedloom.core.tree import nbytes
 from fedloom.data.federate import partition_table
 from fedloom.engines import engines
 from fedloom.experiment import atomic, fingerprint, privacy, trainer
@@ -42,6 +43,7 @@ from fedloom.experiment.store import (
     CLIENTS,
     LIMIT,
     MODELS,
+    ROWS,
     BlockFiles,
     CohortModels,
     LastModels,
@@ -202,15 +204,19 @@ class FederatedTask(TrainerTask):
         if "method" not in self.config:  # started from Python
             self.config = {**self.config, "about": fingerprint.about(experiment, self.plan)}
         judged = self.plan.layout.shared_size > 0 or self.kind == "synthesis"  # else it is never trained
-        asked = experiment.evaluation if judged else experiment.evaluation.of_clients()
-        evaluation = asked.fitted(self.plan.targets or CLASSES, judged and len(federation.test) > 0)
+        several, topology = self.plan.models > 1, method.topology
+        common = judged and (topology.has_mean or not several)  # a model that can be measured on common samples
+        asked = experiment.evaluation if common else experiment.evaluation.of_clients()
+        evaluation = asked.fitted(self.plan.targets or CLASSES, common and len(federation.test) > 0)
         check_means(method, evaluation, len(federation.test) > 0, len(federation.held_out.index.rows) > 0)
         self.experiment = experiment = replace(experiment, evaluation=evaluation)
         self.headline = headline(method, evaluation)
         self.server_data = make_server_data(experiment, self.plan, self.federation)
-        alike = method.personal.is_identity and method.adaptation.is_identity  # everyone tests the model of all
+        alike = (
+            method.personal.is_identity and method.adaptation.is_identity and not several
+        )  # everyone tests the model of all
         self.evaluator = Evaluator(self.plan, everyone if alike else federation, experiment.evaluation)
-        self.model = self._model_after if method.predicts else None
+        self.model = self._model_after if method.predicts and (common or not judged) else None
         self.failures: list[Failure] = []
         self.sent = Traffic()
         self.engine: Engine | None = None
@@ -238,7 +244,14 @@ class FederatedTask(TrainerTask):
             size = reach * last.initial.nbytes
             last.models = make_store(experiment.client_state, size, lasting, noun="last model")
         averaged = ServerAverage.of(on.server_average, server) if on.server_average else None
-        self.state = Snapshot(server, store, last, models, averaged)
+        rows = None
+        if server.models is not None:
+            own = server.theta.nbytes + server.buffers.nbytes + sum(map(nbytes, server.parts.values()))
+            size = min(self.plan.models, reach) * own
+            folder = None if out is None else out / ROWS
+            rows = make_store(experiment.client_state, size, folder, device, "model")
+            server = replace(server, models=replace(server.models, stored=rows))
+        self.state = Snapshot(server, store, last, models, averaged, rows=rows)
         noisy = privacy.private_uplink(experiment) or experiment.local.dp_noise
         if self.accountant is None and self.examples is None and noisy:
             self.warnings.append(privacy.MISSING)
@@ -332,6 +345,7 @@ class FederatedTask(TrainerTask):
         record, tables = self._recorded(report, arrivals)
         if server.round % experiment.evaluation.every == 0 or server.round == experiment.rounds:
             table = self._at_clients(server)
+            server = state.server
             measured, clients = self.evaluator.measure(server, state.store, state.client_models, state.averaged, table)
             record |= measured
             if report.states:
@@ -375,6 +389,9 @@ class FederatedTask(TrainerTask):
         experiment = self.experiment
         record: Record = {"round": self.round, "train/loss": report.train_loss}
         rows: Columns = {"client": report.cohort, "p": report.p}
+        if report.models is not None:
+            rows["model"] = report.models
+            report = replace(report, p=report.p / max(len(np.unique(report.models[report.p > 0])), 1))
         held_out = experiment.method.needs("validation")
         known: dict[str, tuple[str, np.ndarray | None]] = {}
         if "received" in experiment.evaluation.what or (experiment.method.needs("losses") and not held_out):
@@ -416,7 +433,8 @@ class FederatedTask(TrainerTask):
 
     def collect_garbage(self, folder: Path) -> None:
         last = self.state.last
-        collect_garbage(folder, {CLIENTS: self.state.store, MODELS: None if last is None else last.models})
+        stores = {CLIENTS: self.state.store, MODELS: None if last is None else last.models, ROWS: self.state.rows}
+        collect_garbage(folder, stores)
 
     def summarise(self, status: Status) -> dict[str, Any]:
         about = summarise(self.experiment, self.plan, self.history, self.failures)

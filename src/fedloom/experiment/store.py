@@ -50,7 +50,11 @@ ROOM = 64 << 20  # bytes of states that are in memory where most of them are on 
 SPARE = 2  # times the bytes of all states that count, which their files may take
 LARGEST, MOST = 64 << 20, 500  # bytes and clients of a file, as far as one client allows
 FILES = ("disk", "shared")  # choices that keep states in files
-CLIENTS, MODELS = "clients", "models"  # folders of a run directory, and names of their indices in a checkpoint
+CLIENTS, MODELS, ROWS = (
+    "clients",
+    "models",
+    "rows",
+)  # folders of a run directory, and names of their indices in a checkpoint
 SHARE = "client_state=shared needs a run directory that all nodes see: choose another out=, or client_state=disk."
 DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "C64": torch.complex64,
@@ -736,7 +740,7 @@ class ServerAverage:
     def server(self, server: Server) -> Server:
         """The server with θ̄ in place of θ."""
         theta, buffers = self.model.split([len(server.theta), len(server.buffers)])
-        return replace(server, theta=theta.to(server.theta), buffers=buffers.to(server.buffers))
+        return replace(server, theta=theta.to(server.theta), buffers=buffers.to(server.buffers), models=None)
 
 
 @dataclass
@@ -902,6 +906,7 @@ class Snapshot:
         cohort: the models of the last round's cohort, if their mean is evaluated; not part of a checkpoint.
         averaged: the average of the server model over the rounds, if it is evaluated.
         versions: the messages of earlier versions on which clients are still at work, by version.
+        rows: the models of a topology that rounds have changed, by number, if there are several.
     """
 
     server: Server
@@ -910,6 +915,7 @@ class Snapshot:
     cohort: CohortModels | None = None
     averaged: ServerAverage | None = None
     versions: Mapping[int, Broadcast] = field(default_factory=dict)
+    rows: StateStore | None = None
 
     @property
     def client_models(self) -> dict[str, LastModels | CohortModels]:
@@ -929,12 +935,16 @@ class Snapshot:
             CheckpointError: see ``StateStore.prepare``.
         """
         updates = [self.store.prepare(states, server.round)]
-        if self.last is not None and states:
-            try:
+        try:
+            if self.last is not None and states:
                 updates.append(self.last.prepare(server.round))
-            except BaseException:
-                updates[0].withdraw()
-                raise
+            if self.rows is not None and server.models is not None:
+                updates.append(self.rows.prepare(server.models.changed, server.round))
+                server = replace(server, models=replace(server.models, changed={}))
+        except BaseException:
+            for update in updates:
+                update.withdraw()
+            raise
         for update in updates:
             update.adopt()
         self.server, self.versions = server, versions
@@ -955,6 +965,8 @@ class Snapshot:
         }
         if self.last is not None:
             tensors |= self.last.saved(server.round)
+        if self.rows is not None:
+            tensors[ROWS] = self.rows.save(server.round)
         if failures:
             tensors["failures"] = table
         if past:
@@ -977,6 +989,10 @@ class Snapshot:
         """
         shared, buffers, states = self._placed(checkpoint.tensors["server"])
         server = replace(self.server, theta=shared, buffers=buffers, parts=states, round=checkpoint.round)
+        rows = self.rows
+        if rows is not None and server.models is not None:
+            rows = rows.opened(checkpoint.tensors[ROWS])
+            server = replace(server, models=replace(server.models, stored=rows, changed={}))
         versions = {}
         for name in checkpoint.tensors:
             if name.startswith(VERSION[:8]):
@@ -1006,7 +1022,7 @@ class Snapshot:
                 )
             model = checkpoint.tensors["server_average"]["model"].to(averaged.model)
             averaged = replace(averaged, model=model, rounds=server.round)
-        return Snapshot(server, store, last, self.cohort, averaged, versions)
+        return Snapshot(server, store, last, self.cohort, averaged, versions, rows)
 
     def _placed(self, saved: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, State]:
         """The parameters, buffers and parts' states of a file, on the device of the run.

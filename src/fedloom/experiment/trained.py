@@ -381,6 +381,7 @@ class TrainedRun(RunRecords):
                 f"with personal {label(self.plan.method.personal)!r} clients keep parameters to themselves, so that "
                 f"the server has no whole model; use that {others}of a new one, adapt(x, y)."
             )
+        self._refuse_without_mean("client(0) or --client 0")
         server = self.snapshot.server
         return self._model(self.plan, server.theta, server.buffers)
 
@@ -466,9 +467,10 @@ class TrainedRun(RunRecords):
         if self.apart and federation is None:
             raise ConfigError("a deployment's data stay with the nodes; give the federation to evaluate on.")
         if federation is not None:
-            if plan.private_size or plan.method.chooses_level:
+            if plan.private_size or plan.method.chooses_level or self.snapshot.server.models is not None:
+                part = plan.method.topology if self.snapshot.server.models is not None else plan.method.personal
                 raise ConfigError(
-                    f"with personal {label(plan.method.personal)!r} clients have their own models; for a client of "
+                    f"with {label(part)!r} clients have their own models; for a client of "
                     "another federation call adapt(x, y)."
                 )
             ours, theirs = (conventions(each.train.arrays, each.provenance) for each in (federation, self.federation))
@@ -492,7 +494,7 @@ class TrainedRun(RunRecords):
 
     def _deployed(self, plan: ClientPlan, state: State | None, use: Use, support: Batch | None) -> DeployedModel:
         """The model that a client with this state uses, adapted to ``support`` if there are any samples."""
-        server, plan = self.snapshot.server, plan.levels[use.level]
+        server, plan = self.snapshot.server.model(use.model), plan.levels[use.level]
         loaded = LoadedModel(plan, self.evaluator.settings)
         loaded.load(plan.own(server.theta), server.buffers, state, use)
         theta, buffers = loaded.live.theta, loaded.live.buffers
@@ -538,6 +540,14 @@ class TrainedRun(RunRecords):
         if isinstance(client, bool) or not isinstance(client, int | np.integer) or not 0 <= client < clients:
             raise ConfigError(f"there is no client {client!r}; clients have the numbers 0 to {clients - 1}.")
         return int(client)
+
+    def _refuse_without_mean(self, instead: str) -> None:
+        topology = self.plan.method.topology
+        if self.snapshot.server.models is not None and not topology.has_mean:
+            raise ConfigError(
+                f"with topology {label(topology)!r} clients have different models, whose mean is none of them; use "
+                f"that of a client, {instead}."
+            )
 
     def _refuse_without_models(self) -> None:
         if self.plan.has_private and not self.plan.method.keeps_private:

@@ -140,6 +140,11 @@ class Recipe:
         ):
             if name in what:
                 raise ConfigError(f"evaluation.what={name} {why}; a deployment can measure global and clients.")
+        if not method.topology.is_identity:
+            raise ConfigError(
+                f"topology {label(method.topology)!r} has several models, and a deployment sends one; set "
+                "method.topology=none."
+            )
         if method.chooses_level:
             raise ConfigError(
                 f"with personal {label(method.personal)!r} clients choose among several models, which is not deployed."

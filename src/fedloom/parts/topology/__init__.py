@@ -1,0 +1,30 @@
+"""Topologies: who hears whom, where there are several models."""
+
+from typing import TYPE_CHECKING
+
+from fedloom.core.slots import topologies
+
+if TYPE_CHECKING:
+    from fedloom.parts.topology.clusters import Clusters as Clusters
+    from fedloom.parts.topology.graphs import Complete as Complete
+    from fedloom.parts.topology.graphs import EdgeList as EdgeList
+    from fedloom.parts.topology.graphs import ErdosRenyi as ErdosRenyi
+    from fedloom.parts.topology.graphs import Exponential as Exponential
+    from fedloom.parts.topology.graphs import Graph as Graph
+    from fedloom.parts.topology.graphs import OwnModel as OwnModel
+    from fedloom.parts.topology.graphs import Ring as Ring
+    from fedloom.parts.topology.graphs import SmallWorld as SmallWorld
+    from fedloom.parts.topology.graphs import Star as Star
+    from fedloom.parts.topology.graphs import Torus as Torus
+    from fedloom.parts.topology.hierarchy import Hierarchy as Hierarchy
+
+make = topologies.make
+__getattr__ = topologies.lazily(
+    __name__,
+    [
+        "own_model=graphs.OwnModel", "graphs.Ring", "graphs.Torus", "graphs.Complete", "graphs.Star",
+        "graphs.Exponential", "erdos_renyi=graphs.ErdosRenyi", "small_world=graphs.SmallWorld",
+        "edge_list=graphs.EdgeList", "hierarchy.Hierarchy", "clusters.Clusters",
+    ],
+    "graphs.Graph",
+)  # fmt: skip

@@ -1,0 +1,307 @@
+"""Graphs without a server: every client has a model of its own, and mixes it with those of its neighbours."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from fedloom.core import rng
+from fedloom.core.context import Meeting
+from fedloom.core.errors import ConfigError
+from fedloom.core.links import Links
+from fedloom.core.parts import Topology
+from fedloom.core.ranges import Count, NonNegativeInt, Probability
+from fedloom.core.tree import Tree
+
+LARGEST = 64 << 20  # bytes of a file of edges
+
+
+@dataclass(frozen=True)
+class OwnModel(Topology):
+    """Every client has a model of its own, and nobody hears anybody: local training, B = I."""
+
+    home = "clients"
+
+    def count(self, clients: int) -> int:
+        return clients
+
+    def receives(self, sizes: np.ndarray) -> np.ndarray:
+        return np.arange(len(sizes))
+
+
+@dataclass(frozen=True)
+class Graph(OwnModel):
+    """Base class of graphs of clients: after their local steps, clients mix their models with their neighbours'.
+
+    ::
+
+        θ_i ← Σ_j B_ij (θ_j - step_j)           or, with combine_first:    θ_i ← Σ_j B_ij θ_j - step_i
+
+    The first is decentralised averaging of what was trained, with one step Lian et al.'s remark on D-PSGD, with several
+    DFedAvg (Sun et al. 2023); the second is D-PSGD as published (Lian et al., NeurIPS 2017, algorithm 1), for which all
+    neighbours of the round before are needed while one trains. On an undirected graph B has Metropolis-Hastings
+    weights, B_ij = 1/(1 + max(d_i, d_j)), and the rest on i itself: symmetric and doubly stochastic, so that the mean
+    model stays the mean. On a directed one, clients that hear the d_i others have B_ij = 1/(1 + d_i).
+
+    A neighbour that does not take part in a round, or fails, has its weight on the client itself, so that an undirected
+    graph is doubly stochastic in every round; a directed one need not be, and the mean then moves.
+
+    A graph of one's own overrides ``edges``::
+
+        @dataclass(frozen=True)
+        class Line(Graph):
+            def edges(self, clients, t):
+                return np.stack([np.arange(clients - 1), np.arange(1, clients)], 1)
+
+    Args:
+        combine_first: B acts on the models from before the round.
+    """
+
+    combine_first: bool = False
+
+    @property
+    def adds(self) -> bool:
+        """Whether B mixes the models of before the round."""
+        return self.combine_first
+
+    def period(self, clients: int) -> int:
+        """Return the number of rounds after which the graph repeats, or that tell how it changes; 1 if it does not."""
+        return 1
+
+    @property
+    def directed(self) -> bool:
+        """Whether an edge (i, j) means only that i hears j."""
+        return False
+
+    @abstractmethod
+    def edges(self, clients: int, t: int) -> np.ndarray:
+        """Return the edges (i, j) of round t between clients 0 to K - 1, int64 [m, 2], as often as one likes."""
+
+    def links(self, clients: int, t: int, active: np.ndarray | None = None) -> Links:
+        """B of round t among the active clients, sorted, int64 [n]; None: all K."""
+        pairs = np.asarray(self.edges(clients, t), dtype=np.int64).reshape(-1, 2)
+        if len(pairs) and not (pairs.min() >= 0 and pairs.max() < clients):
+            raise ConfigError(
+                f"topology: an edge names client {int(pairs.max())}, but there are {clients}, numbered from 0."
+            )
+        pairs = pairs[pairs[:, 0] != pairs[:, 1]]
+        both = pairs if self.directed else np.concatenate([pairs, pairs[:, ::-1]])
+        keys = np.unique(both[:, 0] * clients + both[:, 1])
+        i, j = keys // clients, keys % clients
+        degree = np.bincount(i, minlength=clients)
+        weight = 1 / (1 + (degree[i] if self.directed else np.maximum(degree[i], degree[j])))
+        if active is None:
+            active = np.arange(clients)
+        present = np.zeros(clients, dtype=bool)
+        present[active] = True
+        both_there = present[i] & present[j]
+        i, j, weight = i[both_there], j[both_there], weight[both_there]
+        rest = 1 - np.bincount(i, weight, clients)[active]
+        return Links.of(
+            active, np.concatenate([i, active]), np.concatenate([j, active]), np.concatenate([weight, rest])
+        )
+
+    def between(self, state: Tree, meeting: Meeting) -> tuple[Tree, Links]:
+        return state, self.links(meeting.facts.clients, meeting.t, meeting.active)
+
+
+@dataclass(frozen=True)
+class Ring(Graph):
+    """Every client hears the next one and the one before: B_ij = 1/3, spectral gap about (4π²/3)/K²."""
+
+    def edges(self, clients: int, t: int) -> np.ndarray:
+        here = np.arange(clients)
+        return np.stack([here, (here + 1) % clients], 1)
+
+
+@dataclass(frozen=True)
+class Torus(Graph):
+    """A grid whose opposite sides meet, with four neighbours each; its sides are the divisors of K nearest to √K."""
+
+    def edges(self, clients: int, t: int) -> np.ndarray:
+        height = next(n for n in range(math.isqrt(clients), 0, -1) if clients % n == 0)
+        width, here = clients // height, np.arange(clients)
+        row, column = here // width, here % width
+        right, below = row * width + (column + 1) % width, (row + 1) % height * width + column
+        return np.concatenate([np.stack([here, right], 1), np.stack([here, below], 1)])
+
+
+@dataclass(frozen=True)
+class Complete(Graph):
+    """All who take part in a round hear each other, and have their mean as in FedAvg with equal shares: B_ij = 1/n."""
+
+    def edges(self, clients: int, t: int) -> np.ndarray:
+        return np.stack(np.triu_indices(clients, 1), 1)
+
+    def links(self, clients: int, t: int, active: np.ndarray | None = None) -> Links:
+        active = np.arange(clients) if active is None else active
+        return Links.dense(active, np.full((len(active), len(active)), 1 / len(active)))
+
+
+@dataclass(frozen=True)
+class Star(Graph):
+    """One client hears all others, and they hear it alone.
+
+    Args:
+        centre: its number.
+    """
+
+    centre: NonNegativeInt = 0
+
+    def edges(self, clients: int, t: int) -> np.ndarray:
+        return np.stack([np.full(clients, self.centre), np.arange(clients)], 1)
+
+
+@dataclass(frozen=True)
+class Exponential(Graph):
+    """Client i hears i + 1, i + 2, i + 4, ... (mod K), or in round t the one at distance 2^(t mod ⌈log₂K⌉) alone.
+
+    Directed and doubly stochastic if all take part. With one peer at a time and K a power of 2, ⌈log₂K⌉ rounds without
+    training make the models equal. Ying et al., NeurIPS 2021.
+
+    Args:
+        one_peer: one neighbour a round.
+    """
+
+    one_peer: bool = False
+
+    citation = "ying2021exponential"
+
+    @property
+    def directed(self) -> bool:
+        """Each client hears others than those that hear it."""
+        return True
+
+    def period(self, clients: int) -> int:
+        return max(clients - 1, 1).bit_length() if self.one_peer else 1
+
+    def edges(self, clients: int, t: int) -> np.ndarray:
+        here, distances = np.arange(clients), 2 ** np.arange(max(clients - 1, 1).bit_length())
+        if self.one_peer:
+            distances = distances[t % len(distances)][None]
+        return np.concatenate([np.stack([here, (here + d) % clients], 1) for d in distances])
+
+
+@dataclass(frozen=True)
+class ErdosRenyi(Graph):
+    """A random graph: each pair of clients is joined with the same probability, whatever the others are.
+
+    Below ln(K)/K it is likely to fall apart, and the spectral gap is then 0 unless it is drawn anew.
+
+    Args:
+        probability: of an edge.
+        redrawn: a graph for each round (as in gossip) instead of one for the run.
+        seed: of the draws.
+    """
+
+    probability: Probability = 0.3
+    redrawn: bool = False
+    seed: NonNegativeInt = 0
+
+    def period(self, clients: int) -> int:
+        return 20 if self.redrawn else 1
+
+    def edges(self, clients: int, t: int) -> np.ndarray:
+        draw, pairs = rng.stream(self.seed, "erdos_renyi", t * self.redrawn), clients * (clients - 1) // 2
+        count = draw.binomial(pairs, self.probability)
+        chosen = draw.choice(pairs, count, replace=False, shuffle=False)
+        return _pairs(chosen)
+
+
+def _pairs(numbers: np.ndarray) -> np.ndarray:
+    """The pairs (i, j), j < i, by their numbers: (1, 0), (2, 0), (2, 1), (3, 0), ...
+
+    >>> _pairs(np.array([0, 2, 3, 5])).tolist()
+    [[1, 0], [2, 1], [3, 0], [3, 2]]
+    """
+    i = ((1 + np.sqrt(8 * numbers + 1)) / 2).astype(np.int64)
+    i -= i * (i - 1) // 2 > numbers
+    i += i * (i + 1) // 2 <= numbers
+    return np.stack([i, numbers - i * (i - 1) // 2], 1)
+
+
+@dataclass(frozen=True)
+class SmallWorld(Graph):
+    """A ring with edges to the nearest neighbours, some of which are led elsewhere (Watts & Strogatz 1998).
+
+    Args:
+        neighbours: of each client on the ring, an even number.
+        rewired: probability with which an edge's far end is drawn uniformly.
+        seed: of the draws.
+    """
+
+    neighbours: Count = 4
+    rewired: Probability = 0.2
+    seed: NonNegativeInt = 0
+
+    citation = "watts1998small"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.neighbours % 2:
+            raise ConfigError(f"topology 'small_world': neighbours must be an even number, not {self.neighbours}.")
+
+    def edges(self, clients: int, t: int) -> np.ndarray:
+        draw, half = rng.stream(self.seed, "small_world"), self.neighbours // 2
+        here = np.repeat(np.arange(clients), half)
+        there = (here + np.tile(np.arange(1, half + 1), clients)) % clients
+        elsewhere = draw.random(len(here)) < self.rewired
+        there[elsewhere] = draw.integers(clients, size=int(elsewhere.sum()))
+        return np.stack([here, there], 1)
+
+
+@dataclass(frozen=True)
+class EdgeList(Graph):
+    """A graph of one's own: its edges, or a file of them.
+
+    Args:
+        pairs: the edges (i, j), such as ``list(graph.edges)`` of networkx; or a file with two client numbers a line,
+            separated by blanks or a comma, in which lines that begin with # are skipped.
+        one_way: client i hears j for an edge (i, j), but j does not hear i.
+
+    Raises:
+        ConfigError: if an edge is no pair of numbers, or the file cannot be read.
+    """
+
+    pairs: Path | tuple[tuple[NonNegativeInt, ...], ...] = field(kw_only=True)
+    one_way: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.pairs, str | Path):
+            object.__setattr__(self, "pairs", Path(self.pairs))
+            return
+        object.__setattr__(self, "pairs", tuple(tuple(int(n) for n in pair) for pair in self.pairs))
+        if wrong := next((pair for pair in self.pairs if len(pair) != 2), None):
+            raise ConfigError(f"topology 'edge_list': {list(wrong)} is no edge; it takes pairs of client numbers.")
+
+    @property
+    def directed(self) -> bool:
+        """Whether an edge (i, j) means only that i hears j."""
+        return self.one_way
+
+    def edges(self, clients: int, t: int) -> np.ndarray:
+        return np.array(_read(self.pairs) if isinstance(self.pairs, Path) else self.pairs, dtype=np.int64).reshape(-1, 2)
+
+
+def _read(path: Path) -> list[tuple[int, int]]:
+    """The edges in a file."""
+    try:
+        if (size := path.stat().st_size) > LARGEST:
+            raise ConfigError(f"topology 'edge_list': {path} has {size} bytes; at most {LARGEST} are read.")
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeError) as error:
+        raise ConfigError(f"topology 'edge_list': {path} cannot be read ({error}); give a file of pairs.") from error
+    found = []
+    for number, line in enumerate(lines, 1):
+        words = line.replace(",", " ").split()
+        if not words or words[0].startswith("#"):
+            continue
+        if len(words) < 2 or not (words[0].isdecimal() and words[1].isdecimal()):
+            raise ConfigError(f"topology 'edge_list': line {number} of {path} is no pair of client numbers.")
+        found.append((int(words[0]), int(words[1])))
+    return found

@@ -1,0 +1,281 @@
+"""A round over several models: each has a round of its own with its receivers; then models are mixed with models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers.federations import classes
+from helpers.networks import normed, tanh_net
+from helpers.reference import World
+from helpers.runs import assert_same_state, experiment, go
+from torch import Tensor, nn
+
+from fedloom.core.context import Meeting
+from fedloom.core.errors import ConfigError
+from fedloom.core.links import Links, mixed
+from fedloom.core.local import Local
+from fedloom.core.method import Method
+from fedloom.core.parts import Topology
+from fedloom.core.tree import Tree
+from fedloom.experiment.experiment import Evaluation
+from fedloom.experiment.federated import FederatedTask, RunResult, run
+from fedloom.methods import make
+from fedloom.parts.mixing import CoordinateMedian, Uniform
+from fedloom.parts.objectives import CrossEntropy
+from fedloom.parts.server import SGD
+from fedloom.parts.topology import Clusters, Complete, EdgeList, Exponential, Hierarchy, OwnModel, Ring, Torus
+
+LOSS = (CrossEntropy(),)
+LOCAL = Local(epochs=2, batch_size=4, lr=0.2, lr_decay=0.9)
+COHORT = {"cohort": 4, "drop_rate": 0.2}
+TINY = 1e-14
+
+
+@dataclass(frozen=True)
+class Spare(Topology):
+    """Two models, the second of which nobody receives."""
+
+    def count(self, clients: int) -> int:
+        return 2
+
+
+@dataclass(frozen=True)
+class Given(Topology):
+    """Everyone has a model; B is a given matrix."""
+
+    weights: tuple[tuple[float, ...], ...] = ()
+
+    def count(self, clients: int) -> int:
+        return clients
+
+    def receives(self, sizes: np.ndarray) -> np.ndarray:
+        return np.arange(len(sizes))
+
+    def between(self, state: Tree, meeting: Meeting) -> tuple[Tree, Links]:
+        return {"rounds": torch.tensor(meeting.t + 1)}, Links.dense(
+            np.arange(len(self.weights)), np.array(self.weights)
+        )
+
+
+def on(topology: Topology, method: str = "fedavg", **parts: Any) -> Method:
+    return replace(make(method), topology=topology, **parts)
+
+
+def models(result: RunResult) -> Tensor:
+    """θ_r of all models, [R, P]."""
+    server, count = result.snapshot.server, result.trained.plan.models
+    return torch.stack([server.model(number).theta for number in range(count)])
+
+
+def world(**changes: Any) -> World:
+    start = FederatedTask(experiment("fedavg")).state.server.theta.numpy()
+    return World(classes(), start, 3, 3, len(classes()), LOCAL, 0, **changes)
+
+
+def trained(w: World, thetas: np.ndarray, t: int, rate: float, who: list[int]) -> np.ndarray:
+    found = thetas.copy()
+    for i in who:
+        found[i] = w.train(thetas[i], i, t, rate)[0]
+    return found
+
+
+@pytest.mark.parametrize("conditions", [{}, COHORT], ids=["all", "cohort"])
+@pytest.mark.parametrize("method", ["fedavgm", "scaffold", "fednova", "feddc", "coordinate_median", "q_ffl", "mifa"])
+def test_one_of_several_models_is_the_only_one_bit_for_bit(method: str, conditions: dict[str, Any]) -> None:
+    alone, beside = go(method, **conditions), go(on(Spare(), method), **conditions)
+    one, two = alone.snapshot.server, beside.snapshot.server
+    assert torch.equal(one.theta, two.model(0).theta)
+    assert two.model(0).parts.keys() >= one.parts.keys()
+    for place, state in one.parts.items():
+        for name, value in state.items():
+            assert torch.equal(value, two.model(0).parts[place][name]), (place, name)
+    assert torch.equal(two.model(1).theta, FederatedTask(experiment(method)).state.server.theta)
+    for client, state in alone.snapshot.store:
+        for place, tree in state.items():
+            for name, value in tree.items():
+                assert torch.equal(value, beside.snapshot.store.get(client)[place][name])  # type: ignore[index]
+    assert [r["comm/bytes"] for r in alone.history] == [r["comm/bytes"] for r in beside.history]
+
+
+def test_one_of_several_models_has_the_batch_statistics_of_the_only_one() -> None:
+    setting: dict[str, Any] = {"model": lambda: normed(tanh_net(), nn.BatchNorm1d)}
+    setting["local"] = Local(epochs=1, batch_size=0, lr=0.1)
+    one, two = go("fedavg", **setting).snapshot.server, go(on(Spare()), **setting).snapshot.server.model(0)
+    assert len(one.buffers)
+    assert torch.equal(one.theta, two.theta)
+    assert torch.equal(one.buffers, two.buffers)
+
+
+@pytest.mark.parametrize("compute", ["live", "batched"])
+@pytest.mark.parametrize("conditions", [{}, COHORT], ids=["all", "cohort"])
+def test_models_that_nobody_mixes_are_local_training(conditions: dict[str, Any], compute: str) -> None:
+    own = go(on(OwnModel()), compute=compute, **conditions)
+    alone = go("local", compute=compute, **conditions)
+    assert own.history[-1]["comm/bytes"] == 0
+    for client, state in alone.snapshot.store:
+        torch.testing.assert_close(models(own)[client], state["personal"]["private"], rtol=0, atol=TINY)
+
+
+@pytest.mark.parametrize("compute", ["live", "batched"])
+@pytest.mark.parametrize("combine_first", [False, True])
+def test_a_ring_is_its_matrix_times_what_was_trained(combine_first: bool, compute: str) -> None:
+    w, result = world(), go(on(Ring(combine_first)), compute=compute)
+    b = (np.eye(6) + np.roll(np.eye(6), 1, 0) + np.roll(np.eye(6), -1, 0)) / 3
+    theta = np.tile(w.start, (6, 1))
+    for t, rate, who in w.schedule():
+        after = trained(w, theta, t, rate, who)
+        theta = b @ theta + after - theta if combine_first else b @ after
+    np.testing.assert_allclose(models(result), theta, rtol=0, atol=TINY)
+    np.testing.assert_allclose(result.snapshot.server.theta, theta.mean(0), rtol=0, atol=TINY)
+    assert result.history[-1]["comm/bytes"] == 3 * 12 * len(w.start) * 8
+
+
+def test_absent_neighbours_leave_their_weight_to_the_client() -> None:
+    w, result = world(), go(on(Ring()), cohort=4)
+    theta, mean = np.tile(w.start, (6, 1)), []
+    for t, rate, who in replace(w, cohort=4).schedule():
+        after, b = trained(w, theta, t, rate, who), np.eye(6)
+        for i in who:
+            for j in ((i + 1) % 6, (i - 1) % 6):
+                if j in who:
+                    b[i, j], b[i, i] = 1 / 3, b[i, i] - 1 / 3
+        theta = b @ after
+        mean.append(np.abs(theta.mean(0) - after.mean(0)).max())
+    np.testing.assert_allclose(models(result), theta, rtol=0, atol=TINY)
+    assert max(mean) < TINY
+
+
+@pytest.mark.parametrize("compute", ["live", "batched"])
+@pytest.mark.parametrize("every", [1, 2])
+def test_two_levels_with_a_median_and_momentum_at_each_edge(every: int, compute: str) -> None:
+    method = on(Hierarchy(2, every), mixing=CoordinateMedian(), server=SGD(lr=0.7, momentum=0.5))
+    w, result = world(), go(method, compute=compute)
+    theta, moment, q = np.tile(w.start, (2, 1)), np.zeros((2, len(w.start))), w.n.reshape(2, 3).sum(1) / w.n.sum()
+    for t, rate, _ in w.schedule():
+        after = trained(w, np.repeat(theta, 3, 0), t, rate, list(range(6))).reshape(2, 3, -1)
+        moment = 0.5 * moment + np.median(theta[:, None] - after, 1)
+        theta = theta - 0.7 * moment
+        if not (t + 1) % every:
+            theta = np.tile(q @ theta, (2, 1))
+    np.testing.assert_allclose(models(result), theta, rtol=0, atol=TINY)
+
+
+def test_two_levels_with_every_round_in_the_cloud_are_one_level() -> None:
+    one, two = go("fedavg").snapshot.server.theta, go(on(Hierarchy(3)))
+    torch.testing.assert_close(two.snapshot.server.theta, one, rtol=0, atol=TINY)
+    assert all(torch.equal(models(two)[0], other) for other in models(two)[1:])
+    assert two.history[-1]["comm/bytes"] == 3 * (2 * 6 + 2 * 3) * len(one) * 8
+
+
+def test_a_complete_graph_is_averaging_with_equal_shares() -> None:
+    one, all_of_them = go(Method("mean", LOSS, mixing=Uniform())), models(go(on(Complete())))
+    torch.testing.assert_close(all_of_them[0], one.snapshot.server.theta, rtol=0, atol=TINY)
+    assert torch.equal(all_of_them, all_of_them[:1].expand_as(all_of_them))
+
+
+@pytest.mark.parametrize("clusters", [1, 2, 3])
+def test_clusters_are_what_clients_choose(clusters: int) -> None:
+    own, before = go(on(Clusters(clusters), mixing=Uniform()), cohort=4), go(make("ifca", clusters=clusters), cohort=4)
+    expected = before.snapshot.server.theta.reshape(clusters, -1)
+    torch.testing.assert_close(
+        models(own) if clusters > 1 else own.snapshot.server.theta[None], expected, rtol=0, atol=TINY
+    )
+    assert [r["comm/bytes"] for r in own.history] == [r["comm/bytes"] for r in before.history]
+
+
+def pure(topology: Topology, rounds: int) -> tuple[Tensor, Tensor, FederatedTask]:
+    """The models of a run without steps whose clients start apart, before and after, [K, P]."""
+    made = experiment(on(topology), rounds=rounds, local=Local(steps=1, batch_size=4, lr=1e-300))
+    task, draw = FederatedTask(made), torch.Generator().manual_seed(0)
+    server = task.state.server
+    start = torch.randn(6, len(server.theta), dtype=torch.float64, generator=draw)
+    apart = {n: replace(server.model(n), theta=start[n]) for n in range(6)}
+    assert server.models is not None
+    task.state.server = replace(server, models=server.models.after(apart)).with_mean(start.mean(0))
+    task.open()
+    for _ in range(rounds):
+        task.commit(task.step())
+    return start, torch.stack([task.state.server.model(n).theta for n in range(6)]), task
+
+
+@pytest.mark.parametrize("topology", [Ring(), Torus(), EdgeList(pairs=((0, 1), (1, 2), (2, 3), (3, 4), (4, 5)))])
+def test_disagreement_shrinks_by_the_gap_of_the_matrix(topology: Any) -> None:
+    from fedloom.core.links import spectral_gap
+
+    start, end, task = pure(topology, 6)
+    b = topology.links(6, 0).matrix(6)
+    np.testing.assert_allclose(end, np.linalg.matrix_power(b, 6) @ start.numpy(), rtol=0, atol=TINY)
+    torch.testing.assert_close(end.mean(0), start.mean(0), rtol=0, atol=TINY)
+    torch.testing.assert_close(task.state.server.theta, start.mean(0), rtol=0, atol=TINY)
+    left, before = ((x - x.mean(0)).square().sum() for x in (end, start))
+    assert left <= before * (1 - spectral_gap([b])) ** 12 * (1 + 1e-9)
+    assert task.state.server.distance(task.plan.receivers) == pytest.approx(float(left) / 6, rel=1e-9)
+
+
+def test_one_peer_at_a_time_agrees_after_as_many_rounds_as_there_are_distances() -> None:
+    links = [Exponential(one_peer=True).links(8, t).matrix(8) for t in range(3)]
+    np.testing.assert_allclose(links[2] @ links[1] @ links[0], np.full((8, 8), 1 / 8), rtol=0, atol=TINY)
+
+
+def test_many_long_rows_are_a_product_and_short_ones_sums() -> None:
+    draw = np.random.default_rng(0)
+    weights, x = draw.random((90, 90)), torch.from_numpy(draw.standard_normal((90, 7)))
+    weights /= weights.sum(1, keepdims=True)
+    found = dict(mixed(Links.dense(np.arange(90), weights), lambda n: x[n]))
+    np.testing.assert_allclose(torch.stack([found[n] for n in range(90)]), weights @ x.numpy(), rtol=0, atol=TINY)
+
+
+def test_clients_use_and_the_table_shows_the_models_that_they_receive() -> None:
+    setting = {"evaluation": Evaluation(what=("global", "clients"))}
+    result = go(on(Ring()), **setting)
+    for client in range(6):
+        held = result.trained.federation.held_out.client(client)
+        theta = torch.cat([p.flatten() for p in result.trained.client(client).module.parameters()])
+        assert torch.equal(theta.double(), models(result)[client])
+        assert len(held.x)
+    alone = go("local", **setting | {"evaluation": Evaluation(what=("clients",))})
+    own = go(on(OwnModel()), **setting)
+    for key in ("clients/accuracy/mean", "clients/loss/mean"):
+        assert own.history[-1][key] == pytest.approx(alone.history[-1][key], abs=1e-12)
+    assert own.history[-1]["consensus/distance"] > result.history[-1]["consensus/distance"] > 0
+    assert own.summary["headline"] == "clients/accuracy/mean"
+
+
+@pytest.mark.parametrize("topology", [Ring(), Hierarchy(2, 2), Clusters()])
+def test_several_models_resume_on_disk_and_in_processes_to_the_same_bits(topology: Topology, tmp_path: Any) -> None:
+    method = on(topology, server=SGD(momentum=0.5))
+    whole = run(experiment(method, rounds=4, cohort=4))
+    run(experiment(method, rounds=2, cohort=4, client_state="disk"), tmp_path / "a")
+    again = run(
+        experiment(method, rounds=4, cohort=4, client_state="disk", engine="processes"), tmp_path / "a", resume=True
+    )
+    assert torch.equal(models(whole), models(again))
+    assert torch.equal(whole.snapshot.server.theta, again.snapshot.server.theta)
+    assert_same_state(whole.snapshot, again.snapshot)
+
+
+@pytest.mark.parametrize(
+    ("weights", "told"),
+    [
+        (((0.5, 0.4), (0.0, 1.0)), "do not sum to 1; a row of B is a mean"),
+        (((1.5, -0.5), (0.0, 1.0)), "below 0"),
+        (((1.0,) + (0.0,) * 6,) * 7, "links model 6, but there are 6"),
+    ],
+)
+def test_rows_off_the_simplex_are_refused(weights: tuple[tuple[float, ...], ...], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        go(on(Given(weights=weights)), rounds=1)
+
+
+def test_a_matrix_of_ones_own_and_its_state() -> None:
+    result: RunResult = go(on(Given(weights=((0.25, 0.75), (1.0, 0.0)))), rounds=2)
+    assert int(result.snapshot.server.parts["topology"]["rounds"]) == 2
+    alone: Callable[[int], Tensor] = lambda n: models(go(on(OwnModel()), rounds=1))[n]  # noqa: E731
+    one = models(go(on(Given(weights=((0.25, 0.75), (1.0, 0.0)))), rounds=1))
+    torch.testing.assert_close(one[0], 0.25 * alone(0) + 0.75 * alone(1), rtol=0, atol=TINY)
+    assert torch.equal(one[1], alone(0))
