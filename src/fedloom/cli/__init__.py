@@ -68,7 +68,7 @@ usage: fedloom list KIND [NAME] [--json]
   fedloom list methods          method=          named methods, with their parts
   fedloom list parts            method.<slot>=   parts of methods; each can replace another one in its slot; or one of
                                                  objectives, drifts, personals, adaptations, mixings, weightings,
-                                                 servers, uplinks
+                                                 servers, topologies, uplinks
   fedloom list data             data=            data sets
   fedloom list partitions       partition=       how samples are distributed over clients
   fedloom list noises           noise=           label noise in training samples

@@ -39,7 +39,10 @@ KINDS: dict[str, list[tuple[str, Choice]]] = {
     if isinstance(section, Choice)
 }
 KINDS["parts"] = [(f"method.{slot}", choice) for slot, choice in METHOD.slots.items()]
-KINDS |= {f"{slot}s": [(f"method.{slot}", choice)] for slot, choice in METHOD.slots.items()}
+KINDS |= {
+    slot[:-1] + "ies" if slot.endswith("y") else f"{slot}s": [(f"method.{slot}", choice)]
+    for slot, choice in METHOD.slots.items()
+}
 KINDS |= {"augmentations": [("augment", Choice(augmentations))], "metrics": []}
 KINDS |= {
     kind: [(c.key, at(c.place))] for application in applications().values() for kind, c in application.choices.items()
@@ -51,7 +54,7 @@ KINDS["settings"] = []
 def look_up(words: Sequence[str]) -> list[Piece]:
     """What ``fedloom list`` shows for these words: a kind, a name, or both; plain data."""
     typed = words[0].lower()
-    kind = next((kind for kind in KINDS if typed in (kind, kind.removesuffix("s"))), "")
+    kind = next((kind for kind in KINDS if typed in (kind, kind.removesuffix("s"), kind[:-3] + "y")), "")
     everything = {name for kind in KINDS for name in names_of(kind)}
     if not kind and (len(words) > 1 or not {typed, typed.replace("-", "_")} & everything):
         if typed in {schema.command for schema in SCHEMAS}:

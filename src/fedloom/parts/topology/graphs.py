@@ -285,7 +285,9 @@ class EdgeList(Graph):
         return self.one_way
 
     def edges(self, clients: int, t: int) -> np.ndarray:
-        return np.array(_read(self.pairs) if isinstance(self.pairs, Path) else self.pairs, dtype=np.int64).reshape(-1, 2)
+        return np.array(_read(self.pairs) if isinstance(self.pairs, Path) else self.pairs, dtype=np.int64).reshape(
+            -1, 2
+        )
 
 
 def _read(path: Path) -> list[tuple[int, int]]:
