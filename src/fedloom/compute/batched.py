@@ -69,6 +69,8 @@ def reason_against(plan: ClientPlan) -> str | None:
 
 def reason_against_small_model(plan: ClientPlan) -> str | None:
     """The reason why a plan's model has no cohort form; None if it has one, or is too large to profit from it."""
+    if not isinstance(plan.data.arrays.x, Tensor):  # as no other model would
+        return None
     if not plan.method.predicts or 2 * plan.layout.dtype.itemsize * (2 + plan.memory) * plan.layout.size > MEMORY:
         return None
     return _reason_against_model(plan.model, outputs_of(plan), plan.data.arrays.x)
@@ -76,6 +78,8 @@ def reason_against_small_model(plan: ClientPlan) -> str | None:
 
 def _reason_against_model(model: nn.Module, outputs: str, inputs: Tensor) -> str | None:
     """The reason why a model has no cohort form, cached by the kind of inputs [N, ...]."""
+    if not isinstance(inputs, Tensor):
+        return "mini-batches are structures"
     known, key = _reasons.setdefault(model, {}), (outputs, inputs.shape[1:], inputs.dtype)
     if key not in known:
         buffer = next((name for name, _ in model.named_buffers()), None)

@@ -173,11 +173,11 @@ class Live:
             seen = self._begun(down, client)
             if plan.is_meta:
                 own = torch.from_numpy(plan.data.index[client])
-                support = Batch(plan.data.arrays.x[own], plan.data.labels(own, client))
-                return self._adapted_loss(support, Batch(judged.arrays.x[rows], judged.labels(rows, client)), seen)
+                support = Batch(*plan.data.batch(own, client))
+                return self._adapted_loss(support, Batch(*judged.batch(rows, client)), seen)
             for number, part in enumerate(rows.split(EVALUATION_BATCH)):
-                x = judged.arrays.x[part]
-                data = Batch(x, judged.labels(part, client), twin=x if plan.has_twin else None)
+                x, y = judged.batch(part, client)
+                data = Batch(x, y, twin=x if plan.has_twin else None)
                 work.on_step(plan, seen, client, down.round, -1 - number, self.net.model, data)  # steps count from 0
                 total += len(part) * float(deployed_loss(plan, self._outputs(data), data, seen))
         return total / len(rows)
@@ -190,8 +190,7 @@ class Live:
 
 def _passes(batch: Batch, size: int | None) -> Iterator[tuple[float, Batch]]:
     """A mini-batch in pieces of at most ``size`` samples, each with its share of them; whole for None."""
-    count = len(batch.x)
-    if size is None or count <= size:
+    if size is None or (count := len(batch.x)) <= size:
         yield 1, batch
         return
     for start in range(0, count, size):

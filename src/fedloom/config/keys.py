@@ -31,6 +31,7 @@ from fedloom.core.files import check_memory
 from fedloom.core.local import CHANGEABLE, check_one_size
 from fedloom.core.method import Method
 from fedloom.core.ranges import Count, within
+from fedloom.core.samples import Samples
 from fedloom.core.slots import SEVERAL, SLOTS
 from fedloom.core.targets import TargetKind, outputs_for
 from fedloom.data import federate, noises, partitions, sources, targets
@@ -137,6 +138,8 @@ def model_factory(
 
 def model_arguments(name: str, arrays: Arrays, targets: TargetKind | None = None) -> dict[str, Any]:
     """The arguments of a model that follow from the data: outputs, inputs, and the value range of a generator."""
+    if isinstance(arrays.x, Samples):
+        raise ConfigError(f"model={name} takes one tensor, but collate makes structures; give a module of your own.")
     known: dict[str, Any] = {
         "classes": outputs_for(arrays.y, arrays.classes, targets),
         "inputs": tuple(arrays.x.shape[1:]),
@@ -150,7 +153,16 @@ def model_arguments(name: str, arrays: Arrays, targets: TargetKind | None = None
 METHOD = MethodChoice(
     methods, slots={slot: (Terms if slot in SEVERAL else Choice)(registry) for slot, registry in SLOTS.items()}
 )
-OWN = ("y", "test", "validation_set", "features", "label", "client", "standardise")  # data that exist only in Python
+OWN = (
+    "y",
+    "test",
+    "validation_set",
+    "collate",
+    "features",
+    "label",
+    "client",
+    "standardise",
+)  # data that exist only in Python
 FEDERATION = sections_of(federate, ("source", *OWN), partition=partitions, noise=noises, target=targets)
 
 

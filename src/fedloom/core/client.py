@@ -28,6 +28,7 @@ from fedloom.core.message import ClientEnd, Message, Slice
 from fedloom.core.missing_needs import hint
 from fedloom.core.parts import UPDATE, Part, Term
 from fedloom.core.plan import ClientPlan
+from fedloom.core.samples import Samples
 from fedloom.core.step import TrainState, descend, paired_gradients
 from fedloom.core.tree import Float, Tree
 from fedloom.core.views import LayerViews, SharedPrivate, StepInfo, mixed
@@ -171,8 +172,9 @@ def contexts(plan: ClientPlan, down: Broadcast, state: State, client: int, steps
     def read() -> Batch:
         if plan.local.dp_clip is not None:
             raise ConfigError("a part reads all of a client's samples, which local.dp_clip does not make private.")
-        own = plan.data.client(client)
-        return Batch(own.x, own.y)
+        if isinstance(plan.data.arrays.x, Samples):
+            raise ConfigError("a part reads all of a client's samples as one tensor, and collate makes structures.")
+        return Batch(*plan.data.batch(torch.from_numpy(rows), client))
 
     effective = plan.at(client).effective_steps(steps)
     return {
@@ -247,7 +249,7 @@ def minibatch(
 ) -> Batch:
     """The mini-batch of one local step; ``purpose`` names the random stream of its augmentation."""
     at = torch.from_numpy(rows)
-    x, y = plan.data.arrays.x[at], plan.data.labels(at, client)
+    x, y = plan.data.batch(at, client)
     if plan.augment is None:
         return Batch(x, y)
     views = (

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedloom.applications import shown
 from fedloom.core.errors import DataError, in_words
+from fedloom.core.samples import Samples, rows_of
 from fedloom.core.targets import are_numbers, one_class_each
 
 
@@ -20,8 +21,8 @@ class Arrays:
     """One split of a data set: inputs ``x`` [N, ...] and targets ``y`` [N] (class numbers), validated on creation.
 
     Args:
-        x: inputs [N, ...].
-        y: targets [N].
+        x: inputs [N, ...]; or N ``Samples`` of any structure, which may have their targets in them.
+        y: targets [N]; or the other part of these samples.
         classes: C, the number of classes.
         names: class names.
         mean: per-channel mean if images were normalised, x = (pixel - mean) / std with pixels in [0, 1].
@@ -36,8 +37,8 @@ class Arrays:
     fedloom.core.errors.DataError: sample 2 has label 5, but there are 2 classes (0 to 1).
     """
 
-    x: Tensor
-    y: Tensor
+    x: Any
+    y: Any
     classes: int
     names: tuple[str, ...] = ()
     mean: tuple[float, ...] = ()
@@ -45,11 +46,16 @@ class Arrays:
 
     def __post_init__(self) -> None:
         for name, held in (("x", self.x), ("y", self.y)):
-            if not isinstance(held, Tensor):
+            if not isinstance(held, Tensor | Samples):
                 raise DataError(f"{name} of Arrays is a tensor, not {in_words(held)}; use torch.as_tensor({name}).")
         if len(self.x) != len(self.y):
             raise DataError(f"there are {len(self.x)} inputs but {len(self.y)} labels.")
-        if self.x.is_floating_point() and len(self.x) and not bool(torch.isfinite(self.x.sum())):
+        if (
+            isinstance(self.x, Tensor)
+            and self.x.is_floating_point()
+            and len(self.x)
+            and not bool(torch.isfinite(self.x.sum()))
+        ):
             bad = torch.isfinite(self.x.reshape(len(self.x), -1)).all(1).logical_not().nonzero()
             if len(bad):
                 told = f"NaN or infinity in {len(bad)} of {len(self.x)} samples, first in sample {int(bad[0])}"
@@ -72,8 +78,33 @@ class Arrays:
         >>> Arrays(torch.zeros(3, 1, 8, 8), torch.tensor([0, 1, 1]), classes=2)
         <Arrays: 3 samples of shape [1, 8, 8], 2 classes>
         """
+        return f"<Arrays: {len(self)} {self.form}>"
+
+    @property
+    def form(self) -> str:
+        """What the samples are, as a noun phrase."""
         targets = "numbers" if self.has_numbers else f"{self.classes} classes"
-        return f"<Arrays: {len(self)} samples of shape {list(self.x.shape[1:])}, {targets}>"
+        if not isinstance(self.x, Samples):
+            return f"samples of shape {list(self.x.shape[1:])}, {targets}"
+        return f"samples to collate{'' if self.has_structures else f', {targets}'}"
+
+    @property
+    def has_structures(self) -> bool:
+        """Whether samples have targets of any structure, which come with their inputs."""
+        return isinstance(self.y, Samples)
+
+    def batch(self, rows: Tensor) -> tuple[Any, Any]:
+        """Inputs and targets of these rows: the one place where samples become a mini-batch.
+
+        >>> pairs = [(torch.ones(1), "a"), (torch.ones(2), "b")]
+        >>> x, y = (Samples(pairs, lambda items: list(zip(*items)), part) for part in (0, 1))
+        >>> Arrays(x, y, classes=1).batch(torch.tensor([1]))
+        ((tensor([1., 1.]),), ('b',))
+        """
+        if isinstance(self.y, Samples):
+            inputs, targets = self.y.together(rows)
+            return inputs, targets
+        return self.x[rows], self.y[rows]
 
     @property
     def has_classes(self) -> bool:
@@ -88,7 +119,7 @@ class Arrays:
     def take(self, rows: Tensor | np.ndarray) -> Arrays:
         """The given rows, as copies."""
         rows = torch.as_tensor(rows)
-        return replace(self, x=self.x[rows], y=self.y[rows])
+        return replace(self, x=rows_of(self.x, rows), y=rows_of(self.y, rows))
 
 
 @dataclass(frozen=True)
@@ -233,6 +264,11 @@ class Split:
         y = self.arrays.y[rows]
         return y if self.relabel is None else self.relabel[clients, y]
 
+    def batch(self, rows: Tensor, clients: int | Tensor) -> tuple[Any, Any]:
+        """Inputs and targets of a mini-batch, with the clients' own labels; see ``labels``."""
+        x, y = self.arrays.batch(rows)
+        return x, y if self.relabel is None else self.relabel[clients, y]
+
     def client(self, client: int) -> Arrays:
         """One client's samples, as copies.
 
@@ -244,7 +280,8 @@ class Split:
         if isinstance(client, str):
             raise DataError(f"clients of a split have numbers: client(federation.names.index({client!r})).")
         rows = torch.from_numpy(self.index[client])
-        return replace(self.arrays, x=self.arrays.x[rows], y=self.labels(rows, client))
+        own = self.arrays.take(rows)
+        return own if self.relabel is None else replace(own, y=self.relabel[client, own.y])
 
     def named(self, client: int) -> Arrays:
         """The arrays, with the names of classes in the order in which this client numbers them.
@@ -346,8 +383,7 @@ class Federation:
         )
         counts = {what: len(split.index.rows) for what, split in splits.items()} | {"common test": len(self.test)}
         told = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
-        targets = "numbers" if arrays.has_numbers else f"{self.classes} classes"
-        return f"<Federation: {len(self)} clients, samples of shape {list(arrays.x.shape[1:])}, {targets}; {told}>"
+        return f"<Federation: {len(self)} clients, {arrays.form}; {told}>"
 
     def _repr_html_(self) -> str | None:
         return shown(self)

@@ -115,7 +115,7 @@ def _terms(plan: ClientPlan, out: Output, batch: Batch, contexts: Mapping[str, C
         value: Tensor = term.loss(out, batch, contexts[place])
         if not isinstance(value, Tensor):
             raise TypeError(f"{type(term).__name__}.loss returned {in_words(value)}, but a loss is a tensor")
-        if value.ndim and value.shape != batch.y.shape[:1]:
+        if value.ndim and isinstance(batch.y, Tensor) and value.shape != batch.y.shape[:1]:
             raise ValueError(
                 f"{type(term).__name__}.loss returned the shape {list(value.shape)} for {len(batch.y)} samples; "
                 "a loss is one number per sample, or [] for all"

@@ -5,14 +5,16 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from fedloom.core import rng
 from fedloom.core.layout import Layout
+from fedloom.core.samples import Samples, moved
 
 TENSORS = {"training", "_parameters", "_buffers", "_modules"}
 PLAIN = (bool, int, float, str, type(None))
@@ -39,7 +41,7 @@ class ModelTraits(NamedTuple):
     mixes_in_training: bool = False
 
 
-def traits(model: nn.Module, layout: Layout, inputs: Tensor) -> ModelTraits:
+def traits(model: nn.Module, layout: Layout, inputs: Tensor | Samples) -> ModelTraits:
     """The traits of a model, by passes of three of its inputs [N, ...] each through a copy on the CPU.
 
     Passes start from the same random numbers and buffers. What happens only after more passes, for more samples or on a
@@ -52,7 +54,7 @@ def traits(model: nn.Module, layout: Layout, inputs: Tensor) -> ModelTraits:
     if len(inputs) < 2:
         return ModelTraits()
     at = torch.linspace(0, len(inputs) - 1, 5).long()
-    first, second = (inputs[at[rows].to(inputs.device)].to("cpu") for rows in ([0, 1, 2], [0, 3, 4]))
+    first, second = (moved(inputs[at[rows].to(inputs.device)], "cpu") for rows in ([0, 1, 2], [0, 3, 4]))
     found = ModelTraits()
     with torch.no_grad(), rng.undisturbed():
         copied = _Copy(model, layout)
@@ -85,7 +87,7 @@ class _Copy:
         self.modules = list(self.module.modules())
         self.before = [attributes(module) for module in self.modules]
 
-    def __call__(self, x: Tensor, training: bool) -> Tensor:
+    def __call__(self, x: Any, training: bool) -> Tensor:
         """The outputs of a pass; none if they are no tensor."""
         for name, buffer in self.sent.items():
             owner, _, own = name.rpartition(".")
@@ -93,8 +95,8 @@ class _Copy:
         torch.default_generator.manual_seed(0)
         random.seed(0)
         np.random.seed(0)
-        out = self.module.train(training)(x.clone())
-        return out.clone() if isinstance(out, Tensor) else x[:0]
+        out = self.module.train(training)(tree_map_only(Tensor, torch.clone, x))
+        return out.clone() if isinstance(out, Tensor) else torch.empty(0)
 
     def memory(self, differs: bool) -> str | None:
         """Where the passes left something, if they changed a buffer that is not sent or their outputs differ."""

@@ -11,11 +11,12 @@ from typing import Literal
 
 from torch import Tensor
 
-TargetKind = Literal["classes", "one class", "truth values", "numbers"]
+TargetKind = Literal["classes", "one class", "truth values", "numbers", "structures"]
 CLASSES: TargetKind = "classes"
 ONE_CLASS: TargetKind = "one class"  # classes, one of each sample instead of one of each position in it
 TRUTHS: TargetKind = "truth values"
 NUMBERS: TargetKind = "numbers"
+STRUCTURES: TargetKind = "structures"  # whatever a user's collate returns
 
 
 def kind_of(out: Tensor, y: Tensor, declared: TargetKind | None = None) -> TargetKind:

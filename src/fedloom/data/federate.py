@@ -15,6 +15,7 @@ import torch
 from fedloom.core.errors import ConfigError, DataError, in_words, nearest
 from fedloom.core.federation import Arrays, Federation, Index, Split
 from fedloom.core.rng import stream
+from fedloom.core.samples import Collate, Samples
 from fedloom.core.settings import checked
 from fedloom.data.labels import LabelNoise, Target, noises, targets
 from fedloom.data.partitions import Natural, Partition, Rows, partitions
@@ -38,6 +39,7 @@ def federate(
     standardise: bool = False,
     validation: float = 0.0,
     validation_set: Any = None,
+    collate: Collate | None = None,
     held_out: HeldOut = 0.2,
     unseen: float = 0.0,
     noise: LabelNoise | str = "none",
@@ -67,6 +69,9 @@ def federate(
         validation: fraction of each client's rows that is kept for tuning; with 0, clients have the validation samples
             that the source keeps apart, if any: a client's own, or a share with its label distribution.
         validation_set: for user data: such samples, in any of the forms of ``test``.
+        collate: for user data of any structure, like graphs, or images with boxes: makes a mini-batch of a list of
+            samples, its inputs, or without ``y`` the pair of inputs and targets: dicts, lists, … of tensors. ``source``
+            is then a sequence of samples, ``test`` too (with ``y``, a pair of samples and targets). See ``Samples``.
         held_out: each client's own test rows: a fraction of its rows; "common", a share of the common test set with
             the client's label distribution; or "natural", the test rows with its natural id.
         unseen: fraction of the clients, drawn at random, that never train and are only evaluated.
@@ -92,8 +97,9 @@ def federate(
         from fedloom.data.user import as_source  # most runs read none
 
         partition, own["client"] = by_ids(partition, client)
-        source = as_source(source, **own)
+        source = as_source(source, **own) if collate is None else of_samples(source, collate, own)
     else:
+        own["collate"] = collate
         settings = {name: value for name, value in own.items() if value is not None and value is not False}
         source = by_name(source, settings)
     partition = which_partition(partition, source)
@@ -170,6 +176,50 @@ def federate(
         },
     )
     return federation if partition.outputs is None else with_own_labels(federation, partition.outputs)
+
+
+def of_samples(data: Sequence[Any], collate: Collate, own: Mapping[str, Any]) -> Source:
+    """A source of samples that ``collate`` puts together; ``own`` are the other arguments for user data.
+
+    Targets and clients are read as those of rows, which the samples then take the place of.
+
+    Raises:
+        DataError: for arguments of tables, or data that are no sequence.
+    """
+    from fedloom.data.user import as_source
+
+    if told := next((key for key in ("features", "label", "standardise") if own[key]), None):
+        raise DataError(f"{told}= is for tables, but collate= takes samples of any structure; leave one of them out.")
+    y, client = own["y"], own["client"]
+    items: dict[str, Any] = {"train": data}
+    for part, held in (("test", own["test"]), ("validation", own["validation_set"])):
+        if held is not None:
+            items[part] = held if y is None else held[0]
+    ys = {part: np.zeros(len(one), np.float32) for part, one in items.items()}
+    if y is not None:
+        pairs = {"train": (data, y), "test": own["test"], "validation": own["validation_set"]}
+        ys = {part: pairs[part][1] for part in items}
+    for part, one in items.items():
+        if not (hasattr(one, "__getitem__") and hasattr(one, "__len__")) or isinstance(one, Mapping):
+            raise DataError(f"with collate= the {part} samples are a sequence, not {in_words(one)}.")
+    rows = {part: (np.zeros((len(one), 1), np.float32), ys[part]) for part, one in items.items()}
+    source = as_source(
+        rows["train"], test=rows.get("test"), validation_set=rows.get("validation"), client=client, name="own data"
+    )
+
+    def arrays(part: str, like: Arrays) -> Arrays:
+        of = items.get(part, ())
+        if y is not None:
+            return replace(like, x=Samples(of, collate))
+        return replace(like, x=Samples(of, collate, 0), y=Samples(of, collate, 1))
+
+    kept = source.validation
+    return replace(
+        source,
+        train=arrays("train", source.train),
+        test=arrays("test", source.test),
+        validation=kept if kept is None else arrays("validation", kept),
+    )
 
 
 def by_name(source: str | Source, own: dict[str, Any]) -> Source:

@@ -29,7 +29,9 @@ from fedloom.core.layout import Leaf, LiveModule, call
 from fedloom.core.objective import Net
 from fedloom.core.parts import Personal, Use, Weights
 from fedloom.core.plan import ClientPlan
+from fedloom.core.samples import moved
 from fedloom.core.server import Server, Store
+from fedloom.core.targets import STRUCTURES
 from fedloom.experiment.experiment import VALIDATION, Evaluation, Measurement
 from fedloom.experiment.store import ClientModels, ServerAverage
 from fedloom.metrics import Predictions, direction, fairness, reliability, summary
@@ -100,12 +102,13 @@ class LoadedModel:
         """
         at = torch.arange(len(arrays)) if rows is None else torch.from_numpy(rows)
         found = []
-        device, size = self.live.theta.device, self.settings.batch_size
+        device, size = self.live.theta.device, self.measurement.batch_size
         with torch.inference_mode():
             for number, part in enumerate(at.split(size)):
-                y = arrays.y[part] if labels is None else labels[number * size : number * size + len(part)]
-                x, y = arrays.x[part].to(device), y.to(device)
-                found.append(self.measurement.predictions(self.live.module(x), y))
+                x, y = arrays.batch(part)
+                y = y if labels is None else labels[number * size : number * size + len(part)]
+                out = self.live.module(moved(x, device))
+                found.append(self.measurement.predictions(out, moved(y, device)))
         return Predictions.joined(found)
 
     def on(
@@ -400,7 +403,8 @@ class Evaluator(LoadedModel):
         self.load(server.theta, server.buffers)
         size, right = self.settings.batch_size, 0
         with torch.inference_mode():
-            for x, y in zip(arrays.x.split(size), arrays.y.split(size), strict=True):
+            for part in torch.arange(len(arrays)).split(size):
+                x, y = arrays.batch(part)
                 right += int((self.live.module(x).argmax(-1) == y).sum())
         return right / len(arrays)
 
@@ -472,7 +476,8 @@ def stackable(loaded: LoadedModel) -> bool:
     """Whether models of this architecture can be stacked: no module declares ``stackable = False``."""
     terms = loaded.plan.method.objective if not loaded.plan.method.adaptation.is_identity else ()
     masked = all(term.per_sample is not None for term in terms)
-    return masked and all(getattr(module, "stackable", True) for module in loaded.live.module.modules())
+    rows = isinstance(loaded.plan.data.arrays.x, Tensor)
+    return rows and masked and all(getattr(module, "stackable", True) for module in loaded.live.module.modules())
 
 
 def pays(loaded: LoadedModel, samples: np.ndarray, own: int) -> np.ndarray:
@@ -551,8 +556,8 @@ def through(
 
 def _alone(
     loaded: LoadedModel, split: Split, client: int, fill: Fill, own: tuple[int, int], count: int, support: Split | None
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Logits [count, N, ...] and targets [N] of one client's samples, in batches."""
+) -> Iterator[tuple[Any, Any]]:
+    """Logits [count, N, ...] and targets [N] of one client's samples, in batches; of structures, one by one."""
     live, plan = loaded.live, loaded.plan
     rows, place = torch.from_numpy(split.index[client]), (live.theta[own[0] :], live.buffers[own[1] :])
     if count == 1:
@@ -563,13 +568,14 @@ def _alone(
         predict = adapting.deployed(plan, loaded.net, live.theta, live.buffers, batch)
         yield predict(split.arrays.x[rows].to(live.theta.device))[None], split.labels(rows, client)
         return
-    for part in rows.split(loaded.settings.batch_size):
-        x, out = split.arrays.x[part].to(live.theta.device), []
+    for part in rows.split(loaded.measurement.batch_size):
+        x, y = split.batch(part, client)
+        x, out = moved(x, live.theta.device), []
         for number in range(count):
             if count > 1:
                 fill(client, number, *place)
             out.append(live.module(x))
-        yield torch.stack(out), split.labels(part, client)
+        yield out if loaded.measurement.targets == STRUCTURES else torch.stack(out), y
 
 
 def _gathered(split: Split, members: list[int]) -> tuple[Tensor, Tensor, Tensor]:
@@ -630,8 +636,11 @@ class Collected:
         self.waiting: list[tuple[Tensor, Tensor]] = []
         self.parts: list[list[Predictions]] = []
 
-    def add(self, logits: Tensor, y: Tensor) -> None:
-        """Add logits [count, N, ...] and the targets [N, ...] of the samples."""
+    def add(self, logits: Any, y: Any) -> None:
+        """Add logits [count, N, ...] and the targets [N, ...] of the samples; of structures, one sample's."""
+        if self.loaded.measurement.targets == STRUCTURES:
+            self.parts.append([self.loaded.measurement.predictions(out, y) for out in logits])
+            return
         self.waiting.append((logits, y.to(logits.device)))
         if self.count * sum(len(y) for _, y in self.waiting) >= self.loaded.settings.batch_size:
             self._measure()

@@ -22,7 +22,7 @@ from fedloom.core.method import Method
 from fedloom.core.ranges import Count, Decay, NonNegativeInt, Range
 from fedloom.core.settings import brief, check_fields
 from fedloom.core.slots import label
-from fedloom.core.targets import NUMBERS, TargetKind
+from fedloom.core.targets import NUMBERS, STRUCTURES, TargetKind
 from fedloom.core.timeline import Schedule
 from fedloom.data.augment import Augmentation, augmentation, pipeline
 from fedloom.methods import methods
@@ -161,8 +161,8 @@ class Evaluation:
         Raises:
             ConfigError: for a metric that does not suit the targets.
         """
-        usual = targets == NUMBERS and self.metrics == Evaluation.metrics
-        metrics = ("rmse", "r2") if usual else self.metrics
+        usual = {NUMBERS: ("rmse", "r2"), STRUCTURES: ()} if self.metrics == Evaluation.metrics else {}
+        metrics = usual.get(targets, self.metrics)
         for name in metrics:
             if targets not in lookup(name).suits:
                 fitting = [one for one in names() if targets in lookup(one).suits]
@@ -198,6 +198,11 @@ class Measurement:
     def loss_name(self) -> str:
         """The name of the loss: ``loss`` if it is the objective's own, else ``cross_entropy``."""
         return "cross_entropy" if self.loss is None else "loss"
+
+    @property
+    def batch_size(self) -> int:
+        """Samples of a pass; of structures one, since only ``collate`` knows which output is whose."""
+        return 1 if self.targets == STRUCTURES else self.settings.batch_size
 
     @property
     def metrics(self) -> tuple[str, ...]:

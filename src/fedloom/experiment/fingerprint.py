@@ -16,6 +16,7 @@ from fedloom.compute import resolved
 from fedloom.core import identity
 from fedloom.core.local import Local
 from fedloom.core.plan import ClientPlan
+from fedloom.core.samples import Samples
 from fedloom.core.settings import to_plain
 from fedloom.data.augment import augmentation
 from fedloom.experiment.experiment import Experiment
@@ -27,6 +28,7 @@ SINCE = (  # settings of local training that are described where they are used
     "last_batch", "micro_batch", "schedule", "milestones", "horizon", "lr_end", "warmup", "step_schedule", "rates",
 )  # fmt: skip
 SAMPLED = 1000  # number of input rows in the digest
+READ = 16  # the same where each is read and put together by a user's code
 STEPPED = ("compute", "shares")  # how clients are stepped; with compute=auto, other versions may choose otherwise
 
 
@@ -37,7 +39,7 @@ def describe(experiment: Experiment, plan: ClientPlan) -> dict[str, Any]:
     what was computed so far.
     """
     federation = experiment.federation
-    x, relabel = federation.train.arrays.x, federation.train.relabel
+    arrays, relabel = federation.train.arrays, federation.train.relabel
     names = () if relabel is None else (relabel.numpy(),)
     parts = {place: identity.of_part(part) for place, part in experiment.method.parts.items()}
     compute, shares = resolved(experiment.compute, plan), experiment.compute_settings.get("shares")
@@ -58,10 +60,11 @@ def describe(experiment: Experiment, plan: ClientPlan) -> dict[str, Any]:
             "digest": _digest(
                 federation.train.index.rows,
                 federation.train.index.offsets,
-                federation.train.arrays.y.numpy(),
+                *(() if arrays.has_structures else (arrays.y.numpy(),)),
                 *names,
-                _bytes(x[:: max(len(x) // SAMPLED, 1)]),
+                *_sampled(arrays.x),
             ),
+            **({"collate": identity.of_function(arrays.x.collate)} if isinstance(arrays.x, Samples) else {}),
             **({"unseen": federation.unseen} if federation.unseen else {}),
         },
         "model": {
@@ -182,6 +185,11 @@ def _beside(experiment: Experiment, plan: ClientPlan) -> dict[str, Any]:
     if experiment.method.needs("views"):
         found["views"] = [repr(augmentation(a)) for a in experiment.views]
     return found
+
+
+def _sampled(x: Tensor | Samples) -> list[np.ndarray]:
+    """Some of the inputs, of samples for collate with their targets, as bytes."""
+    return [_bytes(t) for t in (x.leaves(READ) if isinstance(x, Samples) else [x[:: max(len(x) // SAMPLED, 1)]])]
 
 
 def _bytes(t: Tensor) -> np.ndarray:

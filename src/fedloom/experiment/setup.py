@@ -19,6 +19,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from torch.utils._pytree import tree_map_only
 
 from fedloom.applications import of_kind
 from fedloom.core import example_privacy, probe, rng
@@ -30,11 +31,12 @@ from fedloom.core.hooks import overrides
 from fedloom.core.method import Method
 from fedloom.core.parts import Term
 from fedloom.core.plan import ClientPlan
+from fedloom.core.samples import Samples, moved
 from fedloom.core.server_data import Augment, ServerData
 from fedloom.core.settings import from_plain, validate
 from fedloom.core.slots import label
 from fedloom.core.submodels import refuse
-from fedloom.core.targets import CLASSES, NUMBERS, ONE_CLASS, TRUTHS, TargetKind, are_numbers, kind_of
+from fedloom.core.targets import CLASSES, NUMBERS, ONE_CLASS, STRUCTURES, TRUTHS, TargetKind, are_numbers, kind_of
 from fedloom.data.augment import pipeline
 from fedloom.experiment.atomic import read_model_file
 from fedloom.experiment.conventions import compare, conventions, extreme_rows
@@ -107,6 +109,9 @@ def make_plan(experiment: Experiment, federation: Federation, device: str) -> Cl
     """
     if experiment.local.precision == "bf16" and (reason := reason_against_bf16(device)):
         raise ConfigError(f"local.precision=bf16: {reason}; choose local.precision=full.")
+    arrays = federation.train.arrays
+    if isinstance(arrays.x, Samples):
+        _structures(experiment, arrays)
     with torch.random.fork_rng(devices=[]):
         rng.seed_torch(experiment.seed, "model")
         model = make_model(experiment.model).to(getattr(torch, experiment.dtype))
@@ -142,7 +147,8 @@ def make_plan(experiment: Experiment, federation: Federation, device: str) -> Cl
     example_privacy.check(plan)
     _latent(experiment.method, model)
     refuse(experiment.method, plan.layout)
-    sample, tokens = federation.train.arrays.x[:2].to("cpu"), _extreme_tokens(federation)
+    sample, y = moved(arrays.batch(torch.arange(min(len(arrays), 2))), "cpu")
+    tokens = _extreme_tokens(federation)
     try:
         with torch.no_grad():
             out = model.eval()(sample)
@@ -151,12 +157,13 @@ def make_plan(experiment: Experiment, federation: Federation, device: str) -> Cl
     except ConfigError:  # of a head that was cut off in the wrong place
         raise
     except Exception as error:
-        told = f"the model does not take inputs of shape {tuple(sample.shape[1:])}: {first_line(error)}"
+        inputs = "that collate returns" if isinstance(arrays.x, Samples) else f"of shape {tuple(sample.shape[1:])}"
+        told = f"the model does not take inputs {inputs}: {first_line(error)}"
         source = federation.provenance.get("source", {})
         if columns := source.get("columns"):
             told += f"; the table has {len(columns)} columns of inputs, one for each category of a text"
         raise ConfigError(f"{told}{_hint(error, tokens, source.get('vocabulary', 0))}") from error
-    if not isinstance(out, Tensor):
+    if not (isinstance(out, Tensor) or arrays.has_structures):
         raise ConfigError(f"the model returns {in_words(out)}; return the logits alone.")
     if isinstance(model, Wrapped) or experiment.method.needs("features"):
         adapters.check(model, sample)
@@ -166,9 +173,35 @@ def make_plan(experiment: Experiment, federation: Federation, device: str) -> Cl
     _auxiliary(experiment.method, out)
     if not experiment.method.predicts:
         return plan
-    return replace(
-        plan, targets=check_targets(experiment.method, federation.train.arrays, out, experiment.evaluation.metrics)
-    )
+    if arrays.has_structures:
+        for term in experiment.method.data_terms:
+            try_loss(term, out, y)
+        return replace(plan, targets=STRUCTURES)
+    return replace(plan, targets=check_targets(experiment.method, arrays, out, experiment.evaluation.metrics))
+
+
+def _structures(experiment: Experiment, arrays: Arrays) -> None:
+    """Raise ``ConfigError`` for what needs rows of one tensor, where collate makes mini-batches.
+
+    What is not found here asks the samples for what only tensors have, and is refused by them.
+    """
+    method, local = experiment.method, experiment.local
+    rows = {
+        "local.dp_clip": local.dp_clip is not None,
+        "local.micro_batch": local.micro_batch is not None,
+        f"adaptation {label(method.adaptation)!r}": not method.adaptation.is_identity,
+        "a start that learns from samples": bool(method.hooks["start"]),
+        **{method.who_needs(need): True for need in ("generator", "teacher", "target") if method.needs(need)},
+    }
+    classes = {
+        **{method.who_needs(need): True for need in ("label_counts", "common_classes") if method.needs(need)},
+        **{f"{place} {label(part)!r}": True for place, part in method.parts.items() if part.targets is not None},
+    }
+    taken = rows | (classes if arrays.has_structures else {})
+    if who := next((who for who, applies in taken.items() if applies), None):
+        what = "samples by themselves or in rows" if who in rows else "classes or numbers"
+        remedy = "leave it out" if who in rows else "give a loss of your own, with loss=function(outputs, targets)"
+        raise ConfigError(f"{who} takes {what}, but collate puts samples together to structures; {remedy}.")
 
 
 def warm_start(model: nn.Module, init: Path, federation: Federation) -> None:
@@ -211,7 +244,7 @@ def _traits(plan: ClientPlan) -> None:
 def _extreme_tokens(federation: Federation) -> Tensor:
     """The samples with the least and the greatest number of each set of inputs [M, ...]; none of real numbers."""
     held = (federation.train.arrays, federation.validation.arrays, federation.held_out.arrays, federation.test)
-    sets = [one.x for one in (*held, federation.unlabelled) if one is not None]
+    sets = [one.x for one in (*held, federation.unlabelled) if one is not None and isinstance(one.x, Tensor)]
     rows = extreme_rows(list({id(x): x for x in sets}.values()))
     return torch.stack(rows) if rows else torch.empty(0)
 
@@ -354,13 +387,13 @@ def _or_wrap(plan: ClientPlan) -> str:
 
 def placed(federation: Federation, dtype: torch.dtype, device: str) -> Federation:
     """The federation with its arrays in the run's dtype and on its device; arrays that already fit are not copied."""
-    moved: dict[int, Tensor] = {}
+    new: dict[int, Any] = {}
     done: dict[int, Arrays] = {}
 
-    def to(t: Tensor) -> Tensor:
-        if id(t) not in moved:
-            moved[id(t)] = t.to(device, dtype) if t.is_floating_point() else t.to(device)
-        return moved[id(t)]
+    def to(t: Any) -> Any:
+        if id(t) not in new:
+            new[id(t)] = t.to(device, dtype) if t.is_floating_point() else t.to(device)
+        return new[id(t)]
 
     def place(arrays: Arrays) -> Arrays:
         if id(arrays) not in done:
@@ -482,27 +515,35 @@ def fits(wanted: TargetKind | None, y: Tensor) -> bool:
     return wanted is None or are_numbers(y) == (wanted == NUMBERS)
 
 
-def try_loss(term: Term, out: Tensor, y: Tensor) -> None:
+def try_loss(term: Term, out: Any, y: Any) -> None:
     """Call a term on two samples.
 
     Raises:
         ConfigError: if it fails, or returns anything but a loss per sample or one for all.
     """
-    about = f"outputs {list(out.shape)} ({_type(out)}) and targets {list(y.shape)} ({_type(y)})"
+    about = f"outputs {_form(out)} and targets {_form(y)}"
     name = f"objective {label(term)!r}"
     try:
         with torch.enable_grad():
-            given = out.detach().clone().requires_grad_()
+            given = tree_map_only(Tensor, lambda t: t.detach().clone().requires_grad_(t.is_floating_point()), out)
             value = term.test_loss(given, y)
     except ConfigError:
         raise
     except Exception as error:
         raise ConfigError(f"{name} fails on {about}: {type(error).__name__}: {first_line(error)}.") from error
-    if not isinstance(value, Tensor) or not value.is_floating_point() or (value.ndim and len(value) != len(y)):
+    if (
+        not isinstance(value, Tensor)
+        or not value.is_floating_point()
+        or (value.ndim and isinstance(y, Tensor) and len(value) != len(y))
+    ):
         got = f"{_type(value)} {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
         raise ConfigError(f"{name} returns {got} for {about}; it must return a tensor, one loss per sample or for all.")
     if not value.requires_grad:
         raise ConfigError(f"{name} cannot be differentiated; compute it from the outputs by operations of PyTorch.")
+
+
+def _form(value: Any) -> str:
+    return f"{list(value.shape)} ({_type(value)})" if isinstance(value, Tensor) else in_words(value)
 
 
 def _type(t: Tensor) -> str:

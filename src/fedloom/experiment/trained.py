@@ -34,8 +34,9 @@ from fedloom.core.errors import ClientError, ConfigError, first_line, nearest, o
 from fedloom.core.federation import Arrays, Federation, Index, Population, Split
 from fedloom.core.parts import Use
 from fedloom.core.plan import ClientPlan
+from fedloom.core.samples import Samples, moved
 from fedloom.core.slots import label
-from fedloom.core.targets import CLASSES, NUMBERS, TRUTHS
+from fedloom.core.targets import CLASSES, NUMBERS, STRUCTURES, TRUTHS
 from fedloom.experiment.atomic import as_file, write_whole
 from fedloom.experiment.conventions import compare, conventions, known_tokens, table_of
 from fedloom.experiment.evaluate import Evaluator, LoadedModel
@@ -72,23 +73,30 @@ class DeployedModel:
         """The classes' names by their number, if the run's data have some: ``names[int(model.predict(x)[0])]``."""
         return () if self.measurement.targets == NUMBERS else tuple(self.arrays.names)
 
-    def outputs(self, x: Any) -> Tensor:
+    def outputs(self, x: Any) -> Any:
         """The module's outputs on inputs [N, ...]: logits [N, C], or predicted numbers of a regression.
+
+        Of a run whose data were put together by ``collate``, ``x`` is a sequence of samples like those; if their
+        targets are structures, the outputs are a list with that for each sample alone.
 
         Raises:
             DataError: if the inputs have another shape or type than the run's data, are not finite, or are tokens that
                 the model does not know.
         """
-        pieces = self.inputs(x).split(self.measurement.settings.batch_size)
-        return torch.cat([self._outputs(piece).cpu() for piece in pieces])
+        x = self.inputs(x)
+        pieces = (x[rows] for rows in torch.arange(len(x)).split(self.measurement.batch_size))
+        outputs = [moved(self._outputs(piece), "cpu") for piece in pieces]
+        return outputs if self.arrays.has_structures else torch.cat(outputs)
 
-    def _outputs(self, x: Tensor) -> Tensor:
+    def _outputs(self, x: Any) -> Any:
         """The module's outputs on inputs in the type of the run's data, on the module's device."""
         with torch.no_grad(), exact_gpu(), self.known(x):  # as the run's own evaluation
-            return self.module(x.to(self.device))
+            return self.module(moved(x, self.device))
 
-    def known(self, x: Tensor) -> AbstractContextManager[None]:
+    def known(self, x: Any) -> AbstractContextManager[None]:
         """A block that applies the module to these inputs; it raises ``DataError`` if they are unknown tokens."""
+        if isinstance(self.arrays.x, Samples):
+            return contextlib.nullcontext()
         basis = self.module.basis if isinstance(self.module, Adapted) else self.module
         return known_tokens(basis, self.device.type == "cpu", x)
 
@@ -109,22 +117,25 @@ class DeployedModel:
             DataError: as ``outputs``.
         """
         out, kind = self.outputs(x), self.measurement.targets
+        if kind == STRUCTURES:
+            return out
         if kind not in (TRUTHS, NUMBERS):
             return out.argmax(-1)
         out = out.reshape(len(out), *self.arrays.y.shape[1:])
         return (out > 0).to(torch.int64) if kind == TRUTHS else out
 
-    def evaluate(self, x: Any, y: Any) -> dict[str, float]:
+    def evaluate(self, x: Any, y: Any = None) -> dict[str, float]:
         """Loss and the run's metrics on inputs [N, ...] with targets [N], as numbers or names of classes.
+
+        Samples whose targets ``collate`` returns, too, need no ``y``.
 
         Raises:
             DataError: as ``outputs``, or if the targets do not fit the run's.
         """
-        arrays = self.labelled(x, y)
-        settings, values = self.measurement.settings, []
-        size = settings.batch_size
-        for x, y in zip(arrays.x.split(size), arrays.y.split(size), strict=True):
-            values.append(self.measurement.predictions(self._outputs(x), y.to(self.device)))
+        arrays, values = self.labelled(x, y), []
+        for rows in torch.arange(len(arrays)).split(self.measurement.batch_size):
+            x, y = arrays.batch(rows)
+            values.append(self.measurement.predictions(self._outputs(x), moved(y, self.device)))
         joined = Predictions.joined(values)
         values = {self.measurement.loss_name: joined.value("loss")}
         return values | {name: joined.value(name) for name in self.measurement.metrics}
@@ -135,7 +146,10 @@ class DeployedModel:
         Raises:
             ConfigError: if the file exists or cannot be written, or the model cannot be written in that format.
         """
-
+        if isinstance(self.arrays.x, Samples):
+            if format != "safetensors":
+                raise ConfigError(f"format={format} holds a computation on one tensor; choose safetensors.")
+            return export(copy.deepcopy(self.module), torch.empty(0), path)
         sample = self.arrays.x[:1].repeat_interleave(SAMPLES, 0)
         return export(copy.deepcopy(self.module), sample, path, format)
 
@@ -160,10 +174,12 @@ class DeployedModel:
             return self.module.device
         return next((t.device for t in (*self.module.parameters(), *self.module.buffers())), torch.device("cpu"))
 
-    def inputs(self, x: Any) -> Tensor:
+    def inputs(self, x: Any) -> Any:
         """Inputs [N, ...] in the type of the run's data; see ``predict``. A GPU gets no token that it does not know."""
         from fedloom.data.like import inputs_like  # training reads no further inputs
 
+        if isinstance(self.arrays.x, Samples):
+            return replace(self.arrays.x, items=x)
         x = inputs_like(self.arrays, self.table, x)
         with self.known(x):
             return x
@@ -172,6 +188,8 @@ class DeployedModel:
         """Inputs and targets as arrays like the run's."""
         from fedloom.data.like import labelled_like
 
+        if self.arrays.has_structures:
+            return replace(self.arrays, x=self.inputs(x), y=replace(self.arrays.y, items=x))
         return labelled_like(self.arrays, self.inputs(x), y)
 
 
@@ -429,7 +447,7 @@ class TrainedRun(RunRecords):
             raise ConfigError(f"rounds is {rounds!r}, but it must be a whole number of at least 1.")
         server = self.snapshot.server
         data = self._as_deployed(self.plan.model).labelled(x, y)
-        with known_tokens(self.plan.model, False, data.x):  # before the method trains on them
+        with self._as_deployed(self.plan.model).known(data.x):  # before the method trains on them
             data = replace(data, x=data.x.to(server.theta.device), y=data.y.to(server.theta.device))
         plan, number = _joined(self.plan, data), self.plan.population.clients
         store = StateStore()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,7 +14,8 @@ from torch import Tensor
 
 from fedloom.core.errors import ConfigError
 from fedloom.core.federation import Index
-from fedloom.core.targets import CLASSES, NUMBERS, TRUTHS, TargetKind, aligned, kind_of, row_means
+from fedloom.core.samples import moved
+from fedloom.core.targets import CLASSES, NUMBERS, STRUCTURES, TRUTHS, TargetKind, aligned, kind_of, row_means
 from fedloom.metrics.registry import DISCRETE, UNIT, Array, cross_entropy, lookup, metric, view, within_top
 
 BINS = 15
@@ -407,6 +409,8 @@ def predictions(
         (0.5, 1.0)
     """
     kind = kind_of(out, y, declared)
+    if kind == STRUCTURES:
+        return _of_one_sample(names, out, y, loss)
     classes = kind == CLASSES
     counted = y != padding if classes and padding is not None else None
     count = np.ones(len(y)) if not classes else _numpy(_per_sample(torch.ones_like(y) if counted is None else counted))
@@ -433,6 +437,15 @@ def predictions(
         else:  # one value per sample, of however many positions
             sums[name] = _numpy(row_means(column.double())) * count
     return Predictions(count, sums, views, whole, loss if whole else None)
+
+
+def _of_one_sample(names: Sequence[str], out: Any, y: Any, loss: TestLoss | None) -> Predictions:
+    """The predictions on one sample whose output and targets are structures, which are kept whole."""
+    value = float("nan") if loss is None else float(loss(out, y).double().mean())
+    pair = np.empty(1, object), np.empty(1, object)
+    pair[0][0], pair[1][0] = (moved(v, "cpu") for v in (out, y))
+    sums = {"loss": np.array([value])} | {n: np.array([NAN]) for n in names if STRUCTURES not in lookup(n).suits}
+    return Predictions(np.ones(1), sums, {"outputs": pair})
 
 
 def _usual(kind: TargetKind) -> TestLoss:

@@ -28,13 +28,13 @@ from torch import Tensor, nn
 
 from fedloom.core.checks import one_of
 from fedloom.core.errors import ConfigError, in_one_line, in_words, nearest
-from fedloom.core.targets import CLASSES, NUMBERS, TRUTHS, TargetKind, aligned, row_means
+from fedloom.core.targets import CLASSES, NUMBERS, STRUCTURES, TRUTHS, TargetKind, aligned, row_means
 from fedloom.metrics.curves import Direction
 
 Array = NDArray[Any]
 View = Literal["outputs", "probabilities", "scores", "labels", "confidence"]
 F = TypeVar("F", bound=Callable[..., Any])
-ANY: tuple[TargetKind, ...] = (CLASSES, TRUTHS, NUMBERS)
+ANY: tuple[TargetKind, ...] = (CLASSES, TRUTHS, NUMBERS, STRUCTURES)
 DISCRETE: tuple[TargetKind, ...] = (CLASSES, TRUTHS)
 UNIT, POSITIVE = (0.0, 1.0), (0.0, float("inf"))
 VIEWS = ("outputs", "probabilities", "scores", "labels", "confidence")
@@ -106,7 +106,8 @@ def metric(
 
     The function is called once for the common test set and once for every client, with NumPy arrays of n samples (in
     sequences, of n positions without padding). Targets are class numbers [n], truth values 0 or 1, [n] or [n, L], or
-    numbers, [n] or [n, d]. It may return NaN where the metric is undefined.
+    numbers, [n] or [n, d]. Structures are arrays of n objects: the model's output for each sample alone, and its
+    targets, with tensors on the CPU. It may return NaN where the metric is undefined.
 
     Args:
         name: its name; by default that of the function.
@@ -116,7 +117,7 @@ def metric(
             [n, L]); ``scores``, their log-odds, which order samples as probabilities do but have no ties where those
             round to 0 or 1; ``labels``, the predicted classes or truth values, NaN where outputs are; or
             ``confidence``: (probability of the prediction [n], whether it is right [n]).
-        suits: kinds of targets for which it is defined: ``classes``, ``truth values``, ``numbers``.
+        suits: kinds of targets for which it is defined: ``classes``, ``truth values``, ``numbers``, ``structures``.
         range: the least and the largest value that it can have; what a deployed node reports beyond is not used.
 
     Raises:

@@ -58,6 +58,8 @@ class Loss(Term):
 
     def test_loss(self, out: Tensor, y: Tensor) -> Tensor:
         """One value per sample [B] or position [B, T], or a single value for all, []."""
+        if not (isinstance(out, Tensor) and isinstance(y, Tensor)):  # structures of a user's collate
+            return self.function(out, y)
         kind = kind_of(out, y, self.targets)
         if kind == CLASSES and y.ndim > 1:
             value = self._function(out)(out.flatten(0, -2), y.flatten())

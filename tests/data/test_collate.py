@@ -1,0 +1,190 @@
+"""Samples of any structure that a user's collate puts together: boxes, graphs, two modalities, in one run each."""
+
+from __future__ import annotations
+
+import re
+import runpy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers.runs import assert_same_state
+from torch import Tensor, nn
+
+import fedloom as fl
+from fedloom.core.errors import ConfigError, DataError
+from fedloom.core.federation import Federation
+from fedloom.core.samples import Samples
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+PRINTED = {"boxes": r"^(0\.9|1\.0)", "graphs": r"^0\.[89]", "image_and_text": r"^(0\.9|1\.0)"}
+LOCAL = fl.Local(batch_size=5, lr=0.1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PRINTED)
+def test_example(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = EXAMPLES / f"{name}.py"
+    assert len([line for line in script.read_text(encoding="utf-8").splitlines() if line]) <= 40
+    monkeypatch.chdir(tmp_path)
+    runpy.run_path(str(script), run_name="__main__")
+    assert re.search(PRINTED[name], capsys.readouterr().out)
+
+
+def bags(count: int) -> list[tuple[Tensor, Tensor]]:
+    """Bags of one to four numbers, each with the numbers that are greater than 0."""
+    draw = np.random.default_rng(0)
+    numbers = [torch.tensor(draw.normal(size=draw.integers(1, 5))) for _ in range(count)]
+    return [(one, one[one > 0]) for one in numbers]
+
+
+def both(samples: list[Any]) -> tuple[dict[str, Tensor], list[Tensor]]:
+    numbers = [one for one, _ in samples]
+    owner = torch.arange(len(numbers)).repeat_interleave(torch.tensor([len(one) for one in numbers]))
+    return {"numbers": torch.cat(numbers)[:, None], "owner": owner}, [own for _, own in samples]
+
+
+def inputs(samples: list[Tensor]) -> dict[str, Tensor]:
+    return both([(one, one) for one in samples])[0]
+
+
+class Sums(nn.Module):
+    """Features of each number, summed over the bag; ``count`` outputs."""
+
+    def __init__(self, count: int = 1) -> None:
+        super().__init__()
+        self.layer, self.head = nn.Linear(1, 4), nn.Linear(4, count)
+
+    def forward(self, x: dict[str, Tensor]) -> Tensor:
+        h = self.layer(x["numbers"]).relu()
+        return self.head(h.new_zeros(int(x["owner"].max()) + 1, 4).index_add(0, x["owner"], h))
+
+
+class Dicts(Sums):
+    """The same outputs under a name."""
+
+    def forward(self, x: dict[str, Tensor]) -> Any:
+        return {"sum": super().forward(x)[:, 0]}
+
+
+def squared(out: Any, y: list[Tensor]) -> Tensor:
+    return (out["sum"] - torch.stack([own.sum() for own in y])).square()
+
+
+def structures(clients: int = 4) -> Federation:
+    return fl.data.federate(bags(48), "iid", clients=clients, collate=both)
+
+
+def labelled(partition: str = "dirichlet") -> Federation:
+    samples = [one for one, _ in bags(60)]
+    return fl.data.federate(samples, partition, clients=4, y=[len(one) > 2 for one in samples], collate=inputs)
+
+
+def play(method: str = "fedavg", federation: Federation | None = None, **settings: Any) -> Any:
+    chosen: dict[str, Any] = {"rounds": 2, "local": LOCAL, "seed": 3} | settings
+    if federation is None:
+        return fl.run(method, structures(), Dicts, loss=squared, **chosen)
+    return fl.run(method, federation, lambda: Sums(2), **chosen)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "scaffold", "fedper", "superfed_mm"])
+def test_structures_are_samples_like_others(method: str) -> None:
+    """The same bits in processes; the recorded loss is that of each sample by itself, on the client's own model."""
+    result = play(method, engine="serial")
+    assert_same_state(result.snapshot, play(method, engine="processes", engine_settings={"workers": 2}).snapshot, 0)
+    own = result.trained.federation.held_out.client(1)
+    mine = result.trained.client(1)
+    losses = [squared(mine.module(x), y) for x, y in (own.batch(torch.tensor([row])) for row in range(len(own)))]
+    assert mine.evaluate(own.x.items)["loss"] == pytest.approx(float(torch.cat(losses).detach().mean()), abs=1e-6)
+    assert [out["sum"].shape for out in mine.predict(own.x.items)] == [(1,)] * len(own)
+    final = result.summary["final"]
+    assert final["clients/loss/mean"] > 0
+    assert "clients/accuracy/mean" not in final
+
+
+def test_a_step_on_collated_samples_is_that_of_padded_rows() -> None:
+    """θ - η ∇ of the mean loss of the client's samples, by autograd on the module itself."""
+    run = play(federation=None, rounds=1, local=fl.Local(batch_size=0, lr=0.1), participation=1.0)
+    federation, models = structures(), []
+    start = play(rounds=0).trained.server.module.state_dict()
+    for client in range(4):
+        module = Dicts()
+        module.load_state_dict(start)
+        x, y = federation.train.batch(torch.from_numpy(federation.train.index[client]), client)
+        grads = torch.autograd.grad(squared(module(x), y).mean(), list(module.parameters()))
+        models.append([p - 0.1 * g for p, g in zip(module.parameters(), grads, strict=True)])
+    sizes = torch.tensor(federation.train.index.sizes / federation.train.index.sizes.sum(), dtype=torch.float32)
+    for got, parts in zip(run.trained.server.module.parameters(), zip(*models, strict=True), strict=True):
+        expected = sum(size * part for size, part in zip(sizes, parts, strict=True))
+        torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_run_of_structures_goes_on_and_is_loaded(tmp_path: Path) -> None:
+    whole = play(rounds=4)
+    play(rounds=2, out=tmp_path / "run")
+    again = play(rounds=4, out=tmp_path / "run", resume=True)
+    assert_same_state(whole.snapshot, again.snapshot, 0)
+    settings: dict[str, Any] = {"loss": squared, "rounds": 4, "local": LOCAL, "seed": 3}
+    loaded = fl.load(tmp_path / "run", "fedavg", structures(), Dicts, **settings)
+    mine = [one.server.predict(bags(3))[0]["sum"] for one in (loaded, whole.trained)]
+    assert torch.equal(*mine)
+    other = fl.data.federate(bags(48), "iid", clients=4, collate=lambda samples: both(samples))
+    with pytest.raises(fl.FedLoomError, match="collate"):
+        fl.load(tmp_path / "run", "fedavg", other, Dicts, **settings)
+
+
+def test_metrics_of_ones_own_see_all_samples_of_a_client_and_of_all() -> None:
+    calls = []
+
+    @fl.metrics.metric(direction="min")
+    def bag_error(out: Any, y: Any) -> float:
+        calls.append(len(out))
+        return float(np.mean([abs(float(o["sum"]) - float(own[0].sum())) for o, own in zip(out, y, strict=True)]))
+
+    on = {"what": ("clients",), "metrics": ("bag_error",)}
+    result = play(evaluation=on, rounds=1)
+    sizes = result.trained.federation.held_out.index.sizes
+    assert sorted(calls[-1 - len(sizes) :]) == sorted([*sizes, sizes.sum()])
+    per_client = result.summary["final"]["clients/bag_error/mean"]
+    assert per_client > 0
+
+
+def test_inputs_of_any_structure_with_plain_targets_have_all_that_goes_by_targets() -> None:
+    """Partitions by label, accuracy, metrics of scores, and objectives that read class numbers."""
+    federation = labelled()
+    assert repr(federation).startswith("<Federation: 4 clients, samples to collate, 2 classes; ")
+    assert np.ptp(federation.train.index.sizes) > 0
+    result = play("fedlc", federation, evaluation={"metrics": ("accuracy", "cross_entropy"), "what": ("clients",)})
+    assert 0 <= result.summary["final"]["clients/accuracy/mean"] <= 1
+    assert result.trained.server.predict([torch.ones(3), torch.ones(1)]).shape == (2,)
+    test = federation.held_out.client(0)
+    assert set(result.trained.client(0).evaluate(test.x.items, test.y)) == {"accuracy", "cross_entropy"}
+
+
+REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
+    "labels": (lambda: fl.data.federate(bags(9), "dirichlet", clients=2, collate=both), "reads class numbers"),
+    "dp": (lambda: play(local=fl.Local(steps=2, dp_clip=1.0)), "local.dp_clip takes samples by themselves or in rows"),
+    "pieces": (lambda: play(local=fl.Local(micro_batch=2)), "local.micro_batch takes samples by themselves"),
+    "adapted": (lambda: play("per_fedavg", labelled()), "adaptation 'maml' takes samples"),
+    "start": (lambda: play("fedala", labelled()), "a start that learns from samples takes"),
+    "classes": (lambda: fl.run("fedavg", structures(), Dicts), "give a loss of your own"),
+    "images": (lambda: play(augment=["flip"]), "needs images"),
+    "by name": (lambda: fl.run("fedavg", structures(), "mlp", loss=squared), "give a module of your own"),
+    "loss": (lambda: fl.run("fedavg", structures(), Dicts, loss=nn.MSELoss()), "fails on outputs a dict"),
+    "metric": (lambda: play(evaluation={"metrics": ("auroc",)}), "are structures"),
+    "export": (lambda: play(rounds=0).trained.server.export("x.onnx", "onnx"), "choose safetensors"),
+    "table": (lambda: fl.data.federate(bags(9), "iid", clients=2, collate=both, standardise=True), "is for tables"),
+    "tensor": (lambda: Samples([1], torch.tensor).mean(), "ask for their 'mean'|asks for their 'mean'"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_does_not_combine_with_structures_is_refused_in_a_sentence(case: str) -> None:
+    do, words = REFUSED[case]
+    with pytest.raises((ConfigError, DataError), match=words):
+        do()
