@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fedloom.compute.batched import _Block
 from fedloom.compute.cohort import CohortNet
-from fedloom.compute.cohort.suffix import outputs, parted
+from fedloom.compute.phases import outputs, parted
 from fedloom.core.context import Context
 from fedloom.core.layout import Layout
 from fedloom.core.local import Local

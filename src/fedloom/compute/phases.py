@@ -5,8 +5,8 @@ What comes before the first trained layer is computed once per phase and sample,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate, groupby, pairwise
 
 import numpy as np
@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from fedloom.compute.cohort import BatchSchedule, CohortNet, SGDRule, train
-from fedloom.compute.cohort.suffix import outputs, parted
+from fedloom.compute.cohort.parameters import Parameter
+from fedloom.compute.cohort.trace import LayerCall, Program
 from fedloom.compute.plain import descends, has_dropout
 from fedloom.compute.results import finished
 from fedloom.core.client import Broadcast, ClientWork, Result, Vectors, load
@@ -22,6 +23,7 @@ from fedloom.core.context import Context
 from fedloom.core.plan import ClientPlan
 from fedloom.core.views import StepInfo, View
 
+ROWS = 64  # samples of a client that pass the constant layers at once
 Half = tuple[bool, bool]  # whether shared and private parameters are trained
 Phase = tuple[Half, slice]  # what is trained in which of a client's steps
 
@@ -131,3 +133,33 @@ def _phases(views: Sequence[Sequence[View]]) -> list[Phase] | None:
     runs = [(half, len([*steps])) for half, steps in groupby(halves)]
     ends = pairwise([0, *accumulate(length for _, length in runs)])
     return [(half, slice(*pair)) for (half, _), pair in zip(runs, ends, strict=True)]
+
+
+def parted(program: Program, frozen: Collection[str]) -> tuple[Program, Program] | None:
+    """The layers before the first trained one, and the others as a network of what the former return.
+
+    None if the first layer is trained, or if trained layers read more than one value of those before.
+
+    Args:
+        program: the network.
+        frozen: names of parameters that are not trained.
+    """
+
+    def trains(step: LayerCall) -> bool:
+        own = (value for value in vars(step.layer).values() if isinstance(value, Parameter))
+        return any(each.grad is not None and each.leaf.name not in frozen for each in own)
+
+    first = next((place for place, step in enumerate(program.steps) if trains(step)), 0)
+    before, rest = program.steps[:first], program.steps[first:]
+    made = {step.output for step in rest}
+    read = {number for step in rest for number in step.inputs} | set(program.outputs)
+    if len(read - made) != 1 or not before:
+        return None
+    (cut,) = read - made
+    moved = tuple(replace(step, inputs=tuple(0 if n == cut else n for n in step.inputs)) for step in rest)
+    return replace(program, steps=before, outputs=(cut,)), replace(program, steps=moved)
+
+
+def outputs(net: CohortNet, program: Program, x: Tensor) -> Tensor:
+    """What a program of constant layers returns for the clients' samples: from [C, n, ...] to [C, n, ...]."""
+    return torch.cat([net.forward(rows, program)[0] for rows in x.split(ROWS, 1)], 1)

@@ -74,8 +74,29 @@ def cut(batch: Batch) -> Iterator[Batch]:
         yield Batch(batch.x[rows], batch.y[rows], twin=None if batch.twin is None else batch.twin[rows])
 
 
+class Descent(Adaptation):
+    """Base class: a client's model takes gradient steps on its samples."""
+
+    lr: NonNegative
+    steps: NonNegativeInt
+    second_order: bool = False
+
+    @property
+    def descents(self) -> int:
+        return self.steps
+
+    def adapt(
+        self, forward: Forward, theta: Tensor, support: Batch, loss: Loss
+    ) -> tuple[Callable[[Tensor], Output], Tensor | None]:
+        fitted = self.fit(forward, theta, support, loss)
+        return lambda x: forward(fitted, x), None
+
+    def fit(self, forward: Forward, theta: Tensor, support: Batch, loss: Loss) -> Tensor:
+        return descended(forward, theta, support, loss, self.lr, self.steps, self.second_order)
+
+
 @dataclass(frozen=True)
-class Maml(Adaptation):
+class Maml(Descent):
     """T(θ) = θ - η∇L(θ; support), once or several times; a local step descends L(T(θ; support); query).
 
     With second order the gradient goes through the inner steps: for one step it is (I - η∇²L(θ))∇L(T(θ)). First order
@@ -100,22 +121,9 @@ class Maml(Adaptation):
     def trains(self) -> bool:
         return self.training
 
-    @property
-    def descents(self) -> int:
-        return self.steps
-
-    def adapt(
-        self, forward: Forward, theta: Tensor, support: Batch, loss: Loss
-    ) -> tuple[Callable[[Tensor], Output], Tensor | None]:
-        fitted = self.fit(forward, theta, support, loss)
-        return lambda x: forward(fitted, x), None
-
-    def fit(self, forward: Forward, theta: Tensor, support: Batch, loss: Loss) -> Tensor:
-        return descended(forward, theta, support, loss, self.lr, self.steps, self.second_order)
-
 
 @dataclass(frozen=True)
-class FineTune(Adaptation):
+class FineTune(Descent):
     """Fine-tuning at evaluation: a client's model takes gradient steps on its training samples; training is unchanged.
 
     Args:
@@ -125,16 +133,3 @@ class FineTune(Adaptation):
 
     lr: NonNegative = 0.1
     steps: NonNegativeInt = 5
-
-    @property
-    def descents(self) -> int:
-        return self.steps
-
-    def adapt(
-        self, forward: Forward, theta: Tensor, support: Batch, loss: Loss
-    ) -> tuple[Callable[[Tensor], Output], Tensor | None]:
-        fitted = self.fit(forward, theta, support, loss)
-        return lambda x: forward(fitted, x), None
-
-    def fit(self, forward: Forward, theta: Tensor, support: Batch, loss: Loss) -> Tensor:
-        return descended(forward, theta, support, loss, self.lr, self.steps, second_order=False)

@@ -10,15 +10,12 @@ import numpy as np
 import torch
 
 from fedloom.core.context import RoundInfo
-from fedloom.core.errors import ConfigError
-from fedloom.core.parts import Mixing, Needs
-from fedloom.core.ranges import NonNegative, Positive
 from fedloom.core.tree import Tree
 from fedloom.parts.mixing import responses
 
 
 @dataclass(frozen=True)
-class AAggFFD(Mixing):
+class AAggFFD(responses.Responding):
     """p⁺_i ∝ exp(-√(log K) Σ_τ ğ_τi / (Ľ√(t+1))), restricted to the cohort: p̃_i = p⁺_i / Σ_{j∈S} p⁺_j.
 
     ğ is the linearised gradient of -log(1 + ⟨p, r⟩) at r0 = r̄·1, evaluated at the doubly robust estimate of all
@@ -44,29 +41,7 @@ class AAggFFD(Mixing):
     """
 
     cdf: responses.Name = "weibull"
-    scale: Positive = 1.0
-    shape: NonNegative = 0.0
-    c1: NonNegative = 0.0
-    c2: NonNegative = 0.0
-    response: responses.Samples = "train"
-    prior: Literal["uniform", "samples"] = "uniform"
     step: Literal["published", "visits"] = "published"
-
-    citation = responses.CITATION
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.c2 and self.c1 >= self.c2:
-            raise ConfigError(f"mixing 'aaggff_d' needs 0 <= c1 < c2, not {self.c1:g} and {self.c2:g}.")
-
-    @property
-    def weighs_losses(self) -> bool:
-        return True
-
-    @property
-    def needs(self) -> Needs:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Losses on the samples of ``response``."""
-        return responses.needs(self.response)
 
     def coefficients(self, state: Tree, info: RoundInfo) -> tuple[Tree, np.ndarray]:
         """One step of follow-the-regularised-leader on this round's responses, restricted to the cohort."""

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import torch
 
 from fedloom.core.context import RoundInfo
-from fedloom.core.errors import ConfigError
-from fedloom.core.parts import Mixing, Needs
-from fedloom.core.ranges import NonNegative, Positive
+from fedloom.core.parts import Needs
 from fedloom.core.tree import Tree
 from fedloom.parts.mixing import responses
-from fedloom.parts.mixing.restrict import by_samples, restrict_to_cohort
-from fedloom.parts.mixing.simplex import Vector, minimise
+from fedloom.parts.mixing.simplex import Vector, by_samples, minimise, restrict_to_cohort
 
 
 def growth_gradient(p: Vector, r: Vector) -> Vector:
@@ -24,7 +20,7 @@ def growth_gradient(p: Vector, r: Vector) -> Vector:
 
 
 @dataclass(frozen=True)
-class AAggFFS(Mixing):
+class AAggFFS(responses.Responding):
     """p⁺ = argmin_{p∈Δ} Σ_τ ⟨g_τ, p⟩ + (α/2)‖p‖² + (β/2) Σ_τ ⟨g_τ, p - p_τ⟩², g_τ the gradient of -log(1 + ⟨p_τ, r_τ⟩).
 
     Responses are r_i = C1 + (C2 - C1)·CDF(F_i/F̄) with C1 = 0, C2 = 1/K; L = C2/(1 + C1), α = 4KL, β = 1/(4L); p¹ =
@@ -45,25 +41,6 @@ class AAggFFS(Mixing):
     Raises:
         ConfigError: for an unknown distribution, or settings out of range.
     """
-
-    cdf: responses.Name = "normal"
-    scale: Positive = 1.0
-    shape: NonNegative = 0.0
-    c1: NonNegative = 0.0
-    c2: NonNegative = 0.0
-    response: responses.Samples = "train"
-    prior: Literal["uniform", "samples"] = "uniform"
-
-    citation = responses.CITATION
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.c2 and self.c1 >= self.c2:
-            raise ConfigError(f"mixing 'aaggff_s' needs 0 <= c1 < c2, not {self.c1:g} and {self.c2:g}.")
-
-    @property
-    def weighs_losses(self) -> bool:
-        return True
 
     @property
     def needs(self) -> Needs:  # pyright: ignore[reportIncompatibleVariableOverride]

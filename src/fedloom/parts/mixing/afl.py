@@ -12,8 +12,7 @@ from fedloom.core.parts import Mixing, Needs
 from fedloom.core.ranges import NonNegative
 from fedloom.core.tree import Tree
 from fedloom.parts.mixing import responses
-from fedloom.parts.mixing.restrict import by_samples, restrict_to_cohort
-from fedloom.parts.mixing.simplex import project
+from fedloom.parts.mixing.simplex import by_samples, project, restrict_to_cohort
 
 
 @dataclass(frozen=True)

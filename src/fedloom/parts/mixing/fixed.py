@@ -11,7 +11,7 @@ from fedloom.core.errors import ConfigError
 from fedloom.core.local import Local
 from fedloom.core.parts import Mixing
 from fedloom.core.tree import Tree
-from fedloom.parts.mixing.restrict import restrict_to_cohort
+from fedloom.parts.mixing.simplex import restrict_to_cohort
 
 
 @dataclass(frozen=True)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Literal
 
 import numpy as np
 
 from fedloom.core.context import RoundInfo
-from fedloom.core.errors import ClientError
-from fedloom.core.parts import Needs
+from fedloom.core.errors import ClientError, ConfigError
+from fedloom.core.parts import Mixing, Needs
+from fedloom.core.ranges import NonNegative, Positive
+from fedloom.core.registry import titled
 from fedloom.parts.mixing.simplex import Vector
 
 CITATION = "hahn2024aaggff"
@@ -44,6 +47,35 @@ Samples = Literal["train", "validation"]
 
 Prior = Literal["samples", "uniform"]
 """Coefficients before responses: n_i/n, or equal ones."""
+
+
+@dataclass(frozen=True)
+class Responding(Mixing):
+    """Base class of policies that act on bounded responses to losses, whose settings each of them describes."""
+
+    cdf: Name = "normal"
+    scale: Positive = 1.0
+    shape: NonNegative = 0.0
+    c1: NonNegative = 0.0
+    c2: NonNegative = 0.0
+    response: Samples = "train"
+    prior: Literal["uniform", "samples"] = "uniform"
+
+    citation = CITATION
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.c2 and self.c1 >= self.c2:
+            raise ConfigError(f"{titled(type(self))} needs 0 <= c1 < c2, not {self.c1:g} and {self.c2:g}.")
+
+    @property
+    def weighs_losses(self) -> bool:
+        return True
+
+    @property
+    def needs(self) -> Needs:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Losses on the samples of ``response``."""
+        return needs(self.response)
 
 
 def needs(response: str, updates: bool = False, full_participation: bool = False) -> Needs:

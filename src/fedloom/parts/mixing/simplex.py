@@ -1,11 +1,14 @@
-"""The probability simplex Δ = {p ≥ 0, Σ p = 1}: projection, exponentiated gradient, quadratic programmes."""
+"""The probability simplex Δ = {p ≥ 0, Σ p = 1}: projection, exponentiated gradient, quadratic programmes, cohorts."""
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedloom.core.context import RoundInfo
+
 Vector = NDArray[np.float64]
+RIDGE = 1e-12  # relative ridge on the diagonal; linearly dependent vectors have no unique solution
 
 
 def project(v: Vector) -> Vector:
@@ -107,3 +110,74 @@ def _point(size: int, rows: NDArray[np.intp], values: Vector) -> Vector:
     p = np.zeros(size)
     p[rows] = np.maximum(values, 0)
     return p / p.sum()
+
+
+def min_norm_box_qp(gram: NDArray[np.float64], start: Vector, low: Vector, high: Vector) -> Vector:
+    """argmin ½pᵀGp subject to Σ p = 1 and low ≤ p ≤ high [n], exact, by an active-set method.
+
+    From ``start``, the free coordinates move to the minimiser on their plane, or to the first bound on the way, which
+    then becomes active. When no bound blocks, the pair of coordinates that violates optimality most is freed.
+
+    Args:
+        gram: G [n, n], positive semidefinite.
+        start: a feasible point [n].
+        low: lower bounds [n].
+        high: upper bounds [n].
+
+    >>> min_norm_box_qp(np.diag([1.0, 3.0]), np.array([0.5, 0.5]), np.zeros(2), np.ones(2))
+    array([0.75, 0.25])
+    >>> min_norm_box_qp(np.diag([1.0, 3.0]), np.array([0.5, 0.5]), np.full(2, 0.4), np.full(2, 0.6))
+    array([0.6, 0.4])
+    """
+    gram = gram + RIDGE * max(np.trace(gram), 1.0) * np.eye(len(start))
+    p, free = start.copy(), high > low
+    for _ in range(100 * len(p)):
+        rows = np.flatnonzero(free)
+        if len(rows) > 1:
+            held = gram[np.ix_(rows, ~free)] @ p[~free]
+            u, v = np.linalg.solve(gram[np.ix_(rows, rows)], np.stack([np.ones(len(rows)), held], 1)).T
+            target = (p[rows].sum() + v.sum()) / u.sum() * u - v
+            move = target - p[rows]
+            bound = np.where(move > 0, high[rows], low[rows])
+            share = np.divide(bound - p[rows], move, out=np.full(len(rows), np.inf), where=np.abs(move) > 1e-15)
+            first = int(share.argmin())
+            if share[first] < 1:
+                p[rows] += max(share[first], 0.0) * move
+                p[rows[first]], free[rows[first]] = bound[first], False
+                continue
+            p[rows] = target
+        slope = gram @ p
+        up, down = (high > low) & (p < high), (high > low) & (p > low)
+        if not (up.any() and down.any()):
+            break
+        rising = np.where(up, slope, np.inf).argmin()
+        falling = np.where(down, slope, -np.inf).argmax()
+        if slope[falling] - slope[rising] <= 1e-12 * max(1.0, np.abs(slope).max()):
+            break
+        free[[rising, falling]] = True
+    return p
+
+
+def by_samples(info: RoundInfo) -> Vector:
+    """n_i/n of all K clients [K]; where only the cohort's sizes are known, others count with the mean of those.
+
+    >>> by_samples(RoundInfo.of_cohort([0, 2], [10, 30], clients=3)).round(3)
+    array([0.167, 0.333, 0.5  ])
+    """
+    n = np.full(info.facts.clients, info.samples.mean()) if info.sizes is None else info.sizes.astype(np.float64)
+    n[info.cohort] = info.samples
+    return n / n.sum()
+
+
+def restrict_to_cohort(p: Vector, cohort: np.ndarray) -> Vector:
+    """p [K] restricted to the cohort and normalised, [|S|].
+
+    If all of these are 0, the coefficients are NaN, and the round leaves the model unchanged.
+
+    >>> restrict_to_cohort(np.array([0.5, 0.2, 0.3]), np.array([1, 2]))
+    array([0.4, 0.6])
+    >>> restrict_to_cohort(np.array([1.0, 0.0, 0.0]), np.array([1, 2]))
+    array([nan, nan])
+    """
+    own = p[cohort]
+    return own / own.sum() if own.sum() > 0 else np.full(len(own), np.nan)

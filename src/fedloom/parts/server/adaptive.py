@@ -67,7 +67,7 @@ class Adam(Adaptive):
 
 
 @dataclass(frozen=True)
-class Yogi(Adaptive):
+class Yogi(Adam):
     """θ ← θ - η m/(√v + τ) with v ← v - (1-β₂)Δ² sign(v - Δ²): v decreases slowly when updates become small.
 
     Args:
@@ -76,11 +76,6 @@ class Yogi(Adaptive):
         beta2: decay β₂ of the second moment.
         tau: adaptivity τ.
     """
-
-    lr: Positive = 0.01
-    beta1: Decay = 0.9
-    beta2: Decay = 0.99
-    tau: Adaptivity = 1e-3
 
     def second(self, v: Tensor, squared: Tensor) -> Tensor:
         return v - (1 - self.beta2) * squared * torch.sign(v - squared)

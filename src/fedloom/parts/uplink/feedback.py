@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -41,24 +42,36 @@ def _key(slot: str) -> str:
     return slot.replace("/", " ")  # a state's names are parts of paths
 
 
-class WithFeedback(Uplink):
-    """Base class of compressors C that may remember what they did not send.
+class Compression(Uplink, ABC):
+    """Base class of compressors C of some ``slices``."""
 
-    Attributes:
-        feedback: whether they do.
-        slices: the slices that are compressed.
-    """
-
-    feedback: bool
     slices: tuple[str, ...]
-
-    def init_client(self, theta: Tensor) -> Tree:
-        """e = 0 for the update."""
-        return {UPDATE: torch.zeros_like(theta)} if self.feedback and UPDATE in self.slices else {}
 
     @property
     def covered(self) -> tuple[str, ...]:
         return self.slices
+
+
+class Random(Compression):
+    """Base class of compressors that draw random numbers."""
+
+    def send(self, ctx: Context, message: Message, draws: np.random.Generator) -> SendResult:
+        """The compressed slices."""
+        return SendResult({}, compressed(message, self.slices, lambda x: self.compress(x, draws)), {})
+
+    @abstractmethod
+    def compress(self, x: Slice, draws: np.random.Generator) -> Slice:
+        """C(x)."""
+
+
+class WithFeedback(Compression):
+    """Base class of compressors that may remember what they did not send: with ``feedback``."""
+
+    feedback: bool
+
+    def init_client(self, theta: Tensor) -> Tree:
+        """e = 0 for the update."""
+        return {UPDATE: torch.zeros_like(theta)} if self.feedback and UPDATE in self.slices else {}
 
     def send(self, ctx: Context, message: Message, draws: np.random.Generator) -> SendResult:
         """The compressed slices, and the new memory."""
@@ -66,6 +79,6 @@ class WithFeedback(Uplink):
             return SendResult({}, compressed(message, self.slices, self.compress), {})
         return SendResult(*with_feedback(ctx.state, message, self.slices, self.compress), {})
 
+    @abstractmethod
     def compress(self, x: Slice) -> Slice:
-        """C(x); the identity unless overridden."""
-        return x
+        """C(x)."""

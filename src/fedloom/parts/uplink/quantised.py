@@ -8,15 +8,14 @@ from typing import Annotated
 import numpy as np
 import torch
 
-from fedloom.core.context import Context
-from fedloom.core.message import Message, SendResult, Slice
-from fedloom.core.parts import UPDATE, Uplink
+from fedloom.core.message import Slice
+from fedloom.core.parts import UPDATE
 from fedloom.core.ranges import Range
-from fedloom.parts.uplink.feedback import WithFeedback, compressed
+from fedloom.parts.uplink.feedback import Random, WithFeedback
 
 
 @dataclass(frozen=True)
-class QSGD(Uplink):
+class QSGD(Random):
     """C(x)_j = ‖x‖ sign(x_j) ξ_j/s, with ξ_j one of the two integers next to s|x_j|/‖x‖, at random.
 
     s = 2^{b-1} - 1, so that a number and its sign fit into b bits; the norm is sent in addition. Unbiased, and E ‖C(x)
@@ -32,14 +31,6 @@ class QSGD(Uplink):
     slices: tuple[str, ...] = (UPDATE,)
 
     citation = "alistarh2017qsgd"
-
-    @property
-    def covered(self) -> tuple[str, ...]:
-        return self.slices
-
-    def send(self, ctx: Context, message: Message, draws: np.random.Generator) -> SendResult:
-        """The quantised slices."""
-        return SendResult({}, compressed(message, self.slices, lambda x: self.compress(x, draws)), {})
 
     def compress(self, x: Slice, draws: np.random.Generator) -> Slice:
         """C(x)."""

@@ -9,11 +9,10 @@ from typing import Annotated
 import numpy as np
 import torch
 
-from fedloom.core.context import Context
-from fedloom.core.message import Message, SendResult, Slice
-from fedloom.core.parts import UPDATE, Uplink
+from fedloom.core.message import Slice
+from fedloom.core.parts import UPDATE
 from fedloom.core.ranges import Range
-from fedloom.parts.uplink.feedback import WithFeedback, compressed
+from fedloom.parts.uplink.feedback import Random, WithFeedback
 
 SEED_BITS = 64
 
@@ -59,7 +58,7 @@ class TopK(WithFeedback):
 
 
 @dataclass(frozen=True)
-class RandomK(Uplink):
+class RandomK(Random):
     """k = ⌈fraction · P⌉ random coordinates are sent, multiplied by P/k; the others are 0.
 
     Unbiased: E C(x) = x and E ‖C(x) - x‖² = (P/k - 1) ‖x‖². Positions are derived from a 64-bit seed that is sent with
@@ -74,14 +73,6 @@ class RandomK(Uplink):
     slices: tuple[str, ...] = (UPDATE,)
 
     citation = "wangni2018sparsification"
-
-    @property
-    def covered(self) -> tuple[str, ...]:
-        return self.slices
-
-    def send(self, ctx: Context, message: Message, draws: np.random.Generator) -> SendResult:
-        """The sparse slices."""
-        return SendResult({}, compressed(message, self.slices, lambda x: self.compress(x, draws)), {})
 
     def compress(self, x: Slice, draws: np.random.Generator) -> Slice:
         """C(x)."""
