@@ -26,7 +26,9 @@ from fedloom.core.method import Method
 from fedloom.data.federate import with_own_labels
 from fedloom.experiment.experiment import Evaluation, Experiment
 from fedloom.experiment.federated import RunResult, run
-from fedloom.parts import adaptation, drift, mixing, objectives, personal, server, uplink
+from fedloom.parts import adaptation, drift, mixing, objectives, personal, server, uplink, weighting
+from fedloom.timing import Asynchronous, Buffered, Deadline, Lognormal, OverSelect, Rounds, Semi, Tiers
+from fedloom.timing.selection import ByLoss, Oort, PowerOfChoice, Uniform, Weighted
 from helpers.federations import Shaken
 from helpers.nested import two_ends, wide_net
 from helpers.resuming import back_to
@@ -203,6 +205,12 @@ PARTS: dict[str, dict[str, Any]] = {
         "fltrust": mixing.FLTrust(),
         "confidence": mixing.Confidence(),
     },
+    "weighting": {
+        "none": (),
+        "inverse_probability": (weighting.InverseProbability(),),
+        "staleness": (weighting.Staleness(),),
+        "staleness of models": (weighting.Staleness(models=True),),
+    },
     "server": {
         "none": server.SGD.__mro__[1](),
         "momentum": server.SGD(0.5, 0.6),
@@ -237,6 +245,13 @@ LOCALS = {
     "adam": Local(epochs=1, batch_size=4, lr=0.02, optimiser="adam"),
     "stragglers": Local(epochs=2, batch_size=4, lr=0.1, stragglers=0.5),
     "example_clip": Local(epochs=1, batch_size=4, lr=0.1, dp_clip=0.5),
+    "cosine": Local(epochs=2, batch_size=4, lr=0.1, schedule="cosine", warmup=2, step_schedule="linear"),
+    "milestones": Local(
+        steps=3, batch_size=4, lr=0.1, schedule="milestones", lr_decay=0.5, milestones=(1,), step_schedule="warmup"
+    ),
+    "adamw": Local(epochs=1.5, batch_size=4, lr=0.02, optimiser="adamw", weight_decay=0.1, last_batch="drop"),
+    "rates": Local(epochs=1, batch_size=4, lr=0.1, rates={"head": 2.0}, last_batch="merge"),
+    "micro_batch": Local(epochs=1, batch_size=4, lr=0.1, micro_batch=2),
 }
 SIZES = {
     "unequal": (7, 12, 5, 9),
@@ -249,6 +264,34 @@ ATTACKS = {
     "sign_flip": fl.attacks.SignFlip(fraction=0.3),
     "label_flip": fl.attacks.LabelFlip(fraction=0.3),
     "backdoor": fl.attacks.Backdoor(fraction=0.3, size=1),
+}
+OWN: dict[str, dict[str, dict[str, Any]]] = {
+    "none": {},
+    "lengths": {"0": {"batch_size": 2}, "1": {"steps": 2}},
+    "rates": {"*": {"lr": 0.04}, "2": {"momentum": 0.5, "clip": 0.5}},
+}
+PRESENCE: dict[str, dict[str, tuple[int, ...]]] = {
+    "everybody": {},
+    "one joins": {"1": (1,)},
+    "one leaves": {"2": (0, 1)},
+}
+SLOW = Lognormal(sigma=1.5, jitter=0.2)
+TIMES: dict[str, dict[str, Any]] = {
+    "none": {},
+    "rounds": {"devices": SLOW, "schedule": Rounds()},
+    "deadline": {"devices": SLOW, "schedule": Deadline(0.3)},
+    "over_select": {"devices": SLOW, "schedule": OverSelect(0.5)},
+    "tiers": {"devices": SLOW, "schedule": Tiers(2)},
+    "buffered": {"devices": SLOW, "schedule": Buffered(2)},
+    "asynchronous": {"devices": SLOW, "schedule": Asynchronous()},
+    "semi": {"devices": SLOW, "schedule": Semi(0.2)},
+}
+SELECTIONS = {
+    "uniform": Uniform(),
+    "weighted": Weighted(),
+    "by_loss": ByLoss(),
+    "power_of_choice": PowerOfChoice(),
+    "oort": Oort(),
 }
 CHOICES: dict[str, tuple[Any, ...]] = {
     **{slot: tuple(names) for slot, names in PARTS.items()},
@@ -268,7 +311,12 @@ CHOICES: dict[str, tuple[Any, ...]] = {
         ("global", "clients"),
         ("clients",),
         ("global", "clients", "average", "cohort", "train", "received"),
+        ("global", "clients", "validation"),
     ),
+    "own": tuple(OWN),
+    "presence": tuple(PRESENCE),
+    "time": tuple(TIMES),
+    "selection": tuple(SELECTIONS),
     "seed": tuple(range(1000)),
 }
 
@@ -282,6 +330,7 @@ class Draw:
     personal: str = "none"
     adaptation: str = "none"
     mixing: str = "by_samples"
+    weighting: str = "none"
     server: str = "none"
     uplink: str = "none"
     model: str = "tanh"
@@ -297,6 +346,10 @@ class Draw:
     sampling: str = "fixed"
     compute: str = "live"
     evaluation: tuple[str, ...] = ("global", "clients")
+    own: str = "none"
+    presence: str = "everybody"
+    time: str = "none"
+    selection: str = "uniform"
     seed: int = 0
 
     @classmethod
@@ -309,6 +362,13 @@ class Draw:
         found["seed"] = int(draws.integers(1000))
         fits = {"width": "wide", "exit": "two_ends", "norm": "batch_norm"}
         found["model"] = fits.get(found["personal"], found["model"])
+        found["validation"] |= "validation" in found["evaluation"]
+        if found["selection"] != "uniform":
+            found |= {"cohort": 2, "sampling": "fixed"}
+        if found["time"] != "none" or found["selection"] != "uniform":
+            found |= {"presence": "everybody"}
+        if found["time"] not in ("buffered", "asynchronous", "semi") and "staleness" in found["weighting"]:
+            found["weighting"] = "none"
         return cls(**found)
 
     def __str__(self) -> str:
@@ -398,6 +458,10 @@ class Draw:
             "device": "cpu",
             "engine": "serial",
             "compute": self.compute,
+            "client_local": OWN[self.own],
+            "presence": PRESENCE[self.presence],
+            "selection": SELECTIONS[self.selection],
+            **TIMES[self.time],
         }
         return Experiment(self.method, **settings | changes)
 
@@ -518,6 +582,10 @@ ORDERED = {  # what is drawn for a client by its number, or taken from one of th
     "sampling": ("fixed",),
     "attack": ("none",),
     "uplink": ("none", "clip", "top_k", "sign", "top_k, clip"),
+    "own": ("none",),
+    "presence": ("everybody",),
+    "time": ("none",),
+    "selection": ("uniform",),
 }
 
 
@@ -656,7 +724,13 @@ def features_permuted(draw: Draw) -> None:
 
 
 @relation(
-    only={"local": ("whole",), "attack": ("none", "sign_flip")},
+    only={
+        "local": ("whole",),
+        "own": ("none",),
+        "attack": ("none", "sign_flip"),
+        "time": ("none",),  # twice as many samples take twice as long
+        "selection": ("uniform", "weighted"),
+    },
     excluded={
         "model": ("dropout", "batch_norm"),  # running variances are divided by n - 1
         # by counts; by draws; by n - 1 or eps; by the number of wrong samples, or 1
@@ -781,7 +855,26 @@ def measured_is_recomputed(draw: Draw) -> None:
         close(hit, last["global/accuracy"], "global/accuracy")
 
 
-@relation(only={"uplink": ("none",)})
+@relation(
+    only={"local": ("epochs",), "own": ("none",)},
+    excluded={
+        "model": ("dropout", "batch_norm", "batch_stats", "hidden"),  # which see a mini-batch, or count passes
+        "objective": ("robustness",),
+    },
+)
+def micro_batches_are_batches(draw: Draw) -> None:
+    """Gradients of pieces of a mini-batch add up to that of the whole, or pieces are refused."""
+    made, first = draw.experiment_or_refused(), base(draw)
+    try:
+        pieces = replace(made, local=replace(made.local, micro_batch=3))
+    except FedLoomError as error:
+        raise Refused(str(error)) from error
+    second = variant(pieces)
+    same_records(first, second, 1e-7)
+    same_state(first, second, 1e-7)
+
+
+@relation(only={"uplink": ("none",), "time": ("none",)})  # bytes take time
 def neutral_uplinks_change_nothing(draw: Draw) -> None:
     """What clips nothing, keeps all or adds up hidden shares leaves a run as it is."""
     made, first = draw.experiment_or_refused(), base(draw)
@@ -830,6 +923,9 @@ COUNTS = {"tanh": (15, 12), "layer_norm": (21, 12), "dropout": (15, 12), "frozen
         "cohort": (None,),
         "drop_rate": (0.0,),
         "sampling": ("fixed",),
+        "presence": ("everybody",),
+        "time": ("none",),
+        "selection": ("uniform",),
     }
 )
 def bytes_by_hand(draw: Draw) -> None:
