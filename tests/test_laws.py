@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.federations import SIZES, classes
+from helpers.marks import KINDS
 from helpers.networks import headless, tanh_net
 from helpers.rounds import round_info
 from helpers.runs import assert_same_state, experiment, go, leaves, theta
@@ -200,7 +201,7 @@ def test_order_of_clients_in_the_sum_does_not_matter() -> None:
     lists = [federation.train.index[i] for i in order]
     renamed = replace(federation, train=Split(federation.train.arrays, Index.of(lists)))
     whole = Local(steps=4, batch_size=0, lr=0.1, weight_decay=0.01)
-    for name in methods.names():
+    for name in KINDS:
         method = methods.make(name)
         drawn = method.needs("twin") or method.draws_models or method.hooks["on_step"] or method.hooks["send"]
         drawn = drawn or type(method.personal).start is not Personal.start
@@ -224,8 +225,8 @@ def test_rows_of_a_client_can_be_stored_anywhere() -> None:
 @pytest.mark.slow
 def test_every_method_sees_the_same_cohorts(sampling: str) -> None:
     seen = {}
-    for name in methods.names():
-        if name == "centralised" or methods.make(name).needs("full_participation"):
+    for name in KINDS:
+        if methods.make(name).needs("full_participation"):
             continue
         result = go(name, cohort=3, rounds=4, sampling=sampling, seed=5, local=Local(steps=1, batch_size=4, lr=0.1))
         took_part = sorted(client for client, _ in result.snapshot.store)

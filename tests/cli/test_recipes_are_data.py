@@ -9,6 +9,7 @@ import shutil
 import sys
 import typing
 from collections.abc import Callable, Iterator, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.commands import Cli
+from helpers.marks import kinds
 
 from fedloom.applications import applications, at
 from fedloom.config.schema import Choice, Record, Section, Value
@@ -121,17 +123,18 @@ def values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sequence[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", SCHEMAS)
+@pytest.mark.parametrize(("command", "each"), kinds(product(SCHEMAS, ("one", "all")), [*product(SCHEMAS, ["one"])]))
 def test_no_setting_leads_to_code_or_to_a_file_that_it_does_not_name(
-    command: str, cli: Cli, watch: Watch, values: Sequence[str], capsys: pytest.CaptureFixture[str]
+    command: str, each: str, cli: Cli, watch: Watch, values: Sequence[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Each setting gets all values, or one of them in turn."""
     outcomes: dict[tuple[str, ...], set[str]] = {}
     codes: dict[int, int] = {}
     for of, *before, key in all_settings():
         if of != command:
             continue
         outcomes[(*before, key)] = seen = set()
-        for value in values:
+        for value in values if each == "all" else [values[len(outcomes) % len(values)]]:
             watch.found, watch.on = set(), True
             try:
                 code = cli(command, *before, f"{key}='{value}'", *SMALL).code
@@ -141,7 +144,9 @@ def test_no_setting_leads_to_code_or_to_a_file_that_it_does_not_name(
             seen |= watch.found
     with capsys.disabled():
         opened = sorted(" ".join(words) for words, seen in outcomes.items() if seen)
-        print(f"\n{command}: {len(outcomes)} settings x {len(values)} values, exit codes {codes}; opened by {opened}")
+        print(
+            f"\n{command}: {len(outcomes)} settings, {each} of {len(values)} values, exit {codes}, opened by {opened}"
+        )
     wrong = {words: seen for words, seen in outcomes.items() if seen - ({"open"} if words[-1] in OPENS else set())}
     assert not wrong
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import signal
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
 from helpers.federations import CLASSES, FEATURES, SIZES, Shaken, classes
-from helpers.marks import exhaustive, slow
+from helpers.marks import KINDS, exhaustive
 from helpers.networks import IMAGE, fixed, images, tanh_net
 from helpers.runs import LIVE, assert_same_run, experiment, go, theta
 from torch import Tensor, nn
@@ -48,8 +49,9 @@ LOCALS = {
     "clipped": Local(epochs=1, batch_size=4, lr=0.1, clip=0.5, weight_decay=0.05),
 }
 FORMS = ("fedavg", "fednova", "moon", "fedrep", "apfl", "superfed_mm", "fedhen", "ifca")  # of a cohort's steps
+ONCE = {*product((*KINDS, *FORMS, *BOTH), ["plain"]), *product(FORMS, LOCALS)}
 EVERY = [  # a method without a form for a cohort runs live, whatever the settings
-    pytest.param(name, local, marks=[] if local == "plain" else [slow] if name in (*FORMS, *BOTH) else [exhaustive])
+    pytest.param(name, local, marks=[] if (name, local) in ONCE else [exhaustive])
     for name in (*methods.names(), *BOTH)
     for local in (("plain",) if name in LIVE else LOCALS)
 ]

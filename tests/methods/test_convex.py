@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from helpers.marks import kinds
 from helpers.quadratics import DIM, EXACT, FEW, Problem, Vector, quadratics, squares
 from helpers.runs import leaves, theta
 
@@ -80,7 +81,7 @@ def test_they_reach_it_whatever_uplinks_make_of_the_updates(drift: str, uplink: 
     problem, (part, local, _) = quadratics(), DRIFTS[drift]
     if isinstance(part, Scaffold) and isinstance(uplink, RandomK):
         uplink = replace(uplink, slices=("update", "drift/control"))
-    found = theta(problem.run(squares(part, Uniform(), uplink=(uplink,)), 40, local, compute="batched"))
+    found = theta(problem.run(squares(part, Uniform(), uplink=(uplink,)), 40, local))
     np.testing.assert_allclose(found, problem.solution(np.ones(len(problem.n))), rtol=0, atol=1e-3)
 
 
@@ -94,7 +95,7 @@ def test_the_direction_of_fedcm_repeats_the_decay_of_weights() -> None:
         np.testing.assert_allclose(theta(problem.run(squares(drift, Uniform()), 100, local)), there, rtol=0, atol=1e-7)
 
 
-@pytest.mark.parametrize("size_weighted", [True, False])
+@pytest.mark.parametrize("size_weighted", kinds([True, False], [True]))
 @pytest.mark.slow
 def test_linear_terms_of_feddyn(size_weighted: bool) -> None:
     """After every round h = mean of all h_i; with exact solves h_i is the (scaled) gradient at θ_i; means vanish."""
@@ -103,7 +104,7 @@ def test_linear_terms_of_feddyn(size_weighted: bool) -> None:
     clients = len(scale)
     solutions: dict[int, Vector] = {}
     means = []
-    for rounds in (1, 2, 3, 5, 100):
+    for rounds in (1, 3, 100):
         result = problem.run(squares(FedDynDrift(alpha, size_weighted), Uniform()), rounds, EXACT, cohort=2, seed=4)
         states = {key: value.numpy() for key, value in leaves(result.snapshot)}
         own = [states.get(f"client {i}/drift/h", np.zeros(DIM)) for i in range(clients)]
@@ -193,7 +194,7 @@ def test_fednova_is_consistent_with_unequal_steps_and_fedavg_is_not() -> None:
     p, steps = problem.n / problem.n.sum(), problem.n / 2
     best = problem.solution(p).item()
     nova, average = [], []
-    for lr in (0.02, 0.01):
+    for lr in (0.04, 0.02):
         local = Local(epochs=1, batch_size=2, lr=lr)
         rounds = int(8 / lr / 4)
         found = theta(problem.run(squares(FedNovaDrift()), rounds, local)).item()
@@ -203,7 +204,7 @@ def test_fednova_is_consistent_with_unequal_steps_and_fedavg_is_not() -> None:
         assert found == pytest.approx(wrong_point(problem, p, steps, lr).item(), abs=1e-6)
         average.append(abs(found - best))
     assert min(average) > 0.3
-    assert max(nova) < 0.2 * min(average)
+    assert max(nova) < 0.25 * min(average)
     assert nova[1] / nova[0] == pytest.approx(0.5, rel=0.1)  # error of order η
     assert average[1] / average[0] > 0.9  # error that stays
 
@@ -247,5 +248,5 @@ def test_server_momentum_speeds_up_and_stops_at_the_same_point() -> None:
     """Momentum changes the path, not the fixed point."""
     problem = quadratics()
     there = wrong_point(problem, problem.n / problem.n.sum(), np.full(len(problem.n), 25), 0.2)
-    found = theta(problem.run(squares(server=SGD(lr=0.7, momentum=0.4)), 50, MANY))
-    np.testing.assert_allclose(found, there, rtol=0, atol=1e-8)
+    found = theta(problem.run(squares(server=SGD(lr=0.7, momentum=0.4)), 30, MANY))
+    np.testing.assert_allclose(found, there, rtol=0, atol=1e-6)

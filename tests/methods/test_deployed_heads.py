@@ -137,7 +137,7 @@ def test_a_personal_head_with_scaffold_and_private_normalisation() -> None:
     assert_same_run(go(method, **same), go(method, engine="processes", **same))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["fedrod", "knn_per"])
 def test_clients_with_two_digits_are_served_better_than_by_the_shared_model(name: str) -> None:
     federation = federate("digits", partitions.make("pathological", classes=2), clients=10, seed=0)

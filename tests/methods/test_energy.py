@@ -139,7 +139,7 @@ def clusters(counts: list[list[int]]) -> Federation:
     return federation(arrays, lists, arrays)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_samples_of_a_class_come_from_those_who_have_it() -> None:
     """Every client lacks some class, one has a single sample; samples still end up in the cluster of their class."""
     data = clusters([[20, 20, 0], [0, 20, 20], [20, 0, 20], [0, 0, 1]])

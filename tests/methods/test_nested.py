@@ -366,7 +366,7 @@ def test_a_normalisation_without_parameters_is_cut_as_well() -> None:
         assert torch.allclose(half(x), nn.functional.linear(hidden, net[2].weight[:, :4], net[2].bias))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_on_real_digits_the_side_objective_helps_the_simple_model() -> None:
     """Two digits a client: FedHeN's simple model learns from all ten clients, Decouple's from half of them."""
     federation = federate("digits", Pathological(classes=2), clients=10, seed=0)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from helpers import composition, fair, generative, losses, meta, nested, personal, reference, synthetic, target
 from helpers.federations import classes
-from helpers.marks import exhaustive, slow
+from helpers.marks import exhaustive, kinds, slow
 from helpers.networks import tanh_net
 from helpers.reference import World
 from helpers.runs import GENTLE, experiment, leaves
@@ -220,7 +220,7 @@ def test_method_follows_its_equations(name: str, settings: dict[str, Any], key: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("key", LOCALS)
+@pytest.mark.parametrize("key", kinds(LOCALS, ONCE.values()))
 def test_the_problems_are_well_conditioned(key: str) -> None:
     """No end point moves more than GROWTH times as far as the start did: else its last digits are those of a machine.
 

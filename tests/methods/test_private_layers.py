@@ -158,7 +158,7 @@ def on_digits(method: Method, federation: Federation, **model: str) -> dict[str,
     return run(made).history[-1]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_fedbn_helps_where_every_client_has_a_camera_of_its_own() -> None:
     """Digits at ten contrasts, some of them negatives: one set of statistics fits nobody."""
     federation = federate("digits", "iid", clients=10, seed=0)
@@ -170,7 +170,7 @@ def test_fedbn_helps_where_every_client_has_a_camera_of_its_own() -> None:
     assert found["fedbn"]["clients/accuracy/mean"] > found["fedavg"]["clients/accuracy/mean"] + 0.1, found
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_fedbabu_learns_a_body_that_clients_make_their_own() -> None:
     federation = federate("digits", partitions.make("pathological", classes=2), clients=10, seed=0)
     found = on_digits(make("fedbabu", steps=20), federation)
@@ -178,7 +178,7 @@ def test_fedbabu_learns_a_body_that_clients_make_their_own() -> None:
     assert found["clients/accuracy/mean"] > 0.9, found
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_fedproto_learns_and_clients_come_to_mean_the_same_by_a_class() -> None:
     """Their models start apart and stay apart; features of a class draw together."""
     federation = federate("digits", partitions.make("dirichlet", alpha=0.5), clients=8, seed=0)

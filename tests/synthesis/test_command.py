@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers.commands import Cli
+from helpers.marks import kinds
 
 from fedloom.core import yaml
 from fedloom.data.sources.generated import read_generated
@@ -16,7 +17,7 @@ SMALL = ("clients=2", "local.steps=2", "local.batch_size=20", "judge.max_steps=3
 NARROW = {"fedevg": "model.channels=[8,8]", "fedcgan": "model.width=8", "fedcvae": "model.width=8"}
 
 
-@pytest.mark.parametrize("name", NARROW)
+@pytest.mark.parametrize("name", kinds(NARROW, ["fedcvae"]))
 @pytest.mark.slow
 def test_each_method_runs_and_its_set_is_data_for_another_run(cli: Cli, tmp_path: Path, name: str) -> None:
     words = (f"method={name}", NARROW[name], "rounds=2", "judge.every=1", "out=made", *SMALL)

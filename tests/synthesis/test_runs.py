@@ -12,6 +12,7 @@ import pytest
 import torch
 from helpers.generating import GENERATORS, QUICK
 from helpers.generating import generating as experiment
+from helpers.marks import kinds
 
 from fedloom import methods
 from fedloom.core.context import Facts
@@ -45,7 +46,7 @@ def test_random_classes_for_a_classifier_that_is_not_there_are_refused() -> None
         synthesize(replace(experiment("fedcgan", rounds=1), method=methods.fedcgan(auxiliary="random")), judge=QUICK)
 
 
-@pytest.mark.parametrize("name", GENERATORS)
+@pytest.mark.parametrize("name", kinds(GENERATORS, ["fedevg"]))
 @pytest.mark.slow
 def test_a_run_leaves_its_set_pictures_and_numbers_and_goes_on_to_the_same_bits(name: str, tmp_path: Path) -> None:
     whole, out = tmp_path / "whole", tmp_path / "stopped"
