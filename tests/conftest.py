@@ -12,9 +12,14 @@ from hypothesis import HealthCheck, settings
 
 # before anything imports FedLoom; exhaustive cases have the shapes of the others, so that ``make test-all`` says 0
 if os.environ.get("FEDLOOM_SHAPES") != "0" and find_spec("jaxtyping") and find_spec("beartype"):
-    from helpers.shapes import check_shapes
+    from helpers.shapes import Now, check_shapes
 
     check_shapes("fedloom.core", "fedloom.parts", "fedloom.compute.cohort")
+
+    def pytest_runtest_setup() -> None:
+        """Look at shapes anew in each test."""
+        Now.test += 1
+
 
 from helpers.marks import beyond_once, exhaustive
 from helpers.vision import declare_operators

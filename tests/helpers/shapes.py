@@ -3,7 +3,8 @@
 Functions of the packages that are checked are wrapped when their modules are imported: annotated arguments, the fields
 of records among them (``ctx.received``) and the result must fit each other, so that a name of a dimension has one size
 in a call. An override is held to the annotations of what it overrides. Whether a call fits depends on shapes and types
-alone; each combination is looked at once, by jaxtyping and beartype.
+alone; each combination is looked at once, by jaxtyping and beartype, among the first ``CALLS`` of a function in a test:
+those that follow are further steps of the same clients.
 """
 
 from __future__ import annotations
@@ -29,7 +30,15 @@ FORMS = "fedloom.core.tree"  # which says what ``Float`` and the like are
 KINDS = ("Bool", "Float", "Int", "Shaped")
 Hints = dict[str, Any]
 
+CALLS = 12
+
 _records: dict[type, Hints] = {}  # the annotated fields of NamedTuples and dataclasses
+
+
+class Now:
+    """The test that runs; each has calls of its own."""
+
+    test = 0
 
 
 class Finder:
@@ -125,12 +134,16 @@ def checked(function: Callable[..., Any], hints: Hints) -> Callable[..., Any]:
         return function
     names = tuple(inspect.signature(function).parameters)
     places = tuple((name, names.index(name)) for name in hints if name in names)
-    with_result, seen = "return" in hints, set()
+    with_result, seen, test, left = "return" in hints, set(), -1, 0
 
     def wrapper(*inputs: Any, **named: Any) -> Any:
+        nonlocal test, left
         result = function(*inputs, **named)
-        if compiler.is_compiling():  # sizes are symbols, also where a model is exported
+        if test != Now.test:
+            test, left = Now.test, CALLS
+        if not left or compiler.is_compiling():  # there sizes are symbols, also where a model is exported
             return result
+        left -= 1
         key: list[Any] = []
         for name, at in places:
             add_form(inputs[at] if at < len(inputs) else named.get(name), key)
