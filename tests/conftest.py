@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -10,8 +9,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-# before anything imports FedLoom; exhaustive cases have the shapes of the others, so that ``make test-all`` says 0
-if os.environ.get("FEDLOOM_SHAPES") != "0" and find_spec("jaxtyping") and find_spec("beartype"):
+# before anything imports FedLoom
+if find_spec("jaxtyping") and find_spec("beartype"):
     from helpers.shapes import Now, check_shapes
 
     check_shapes("fedloom.core", "fedloom.parts", "fedloom.compute.cohort")
