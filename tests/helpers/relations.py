@@ -23,6 +23,7 @@ from fedloom.core.errors import FedLoomError
 from fedloom.core.federation import Arrays, Federation, Index, Split, Unlabelled
 from fedloom.core.local import Local
 from fedloom.core.method import Method
+from fedloom.core.parts import Adaptation, Drift, Mixing, Personal, ServerOptimizer
 from fedloom.data.federate import with_own_labels
 from fedloom.experiment.experiment import Evaluation, Experiment
 from fedloom.experiment.federated import RunResult, run
@@ -152,7 +153,7 @@ PARTS: dict[str, dict[str, Any]] = {
         "robustness": (objectives.Robustness(),),
     },
     "drift": {
-        "none": drift.FedNovaDrift.__mro__[1](),
+        "none": Drift(),
         "scaffold": drift.Scaffold(),
         "feddyn": drift.FedDynDrift(0.3),
         "fednova": drift.FedNovaDrift(),
@@ -163,7 +164,7 @@ PARTS: dict[str, dict[str, Any]] = {
         "fedsplit_active": drift.FedSplitDrift(1.5, active=True),
     },
     "personal": {
-        "none": personal.Ditto.__mro__[2](),
+        "none": Personal(),
         "head": personal.PrivateHead(),
         "body": personal.PrivateBody(),
         "norm": personal.PrivateNorm(),
@@ -179,7 +180,7 @@ PARTS: dict[str, dict[str, Any]] = {
         "exit": personal.EarlyExitSlice(),
     },
     "adaptation": {
-        "none": adaptation.Maml.__mro__[1](),
+        "none": Adaptation(),
         "maml": adaptation.Maml(),
         "finetune": adaptation.FineTune(steps=2),
         "neighbours": adaptation.Neighbours(3),
@@ -187,7 +188,7 @@ PARTS: dict[str, dict[str, Any]] = {
         "proto": adaptation.Prototypes(),
     },
     "mixing": {
-        "by_samples": mixing.Uniform.__mro__[1](),
+        "by_samples": Mixing(),
         "uniform": mixing.Uniform(),
         "term": mixing.TERM(2.0),
         "propfair": mixing.Proportional(6.0),
@@ -212,7 +213,7 @@ PARTS: dict[str, dict[str, Any]] = {
         "staleness of models": (weighting.Staleness(models=True),),
     },
     "server": {
-        "none": server.SGD.__mro__[1](),
+        "none": ServerOptimizer(),
         "momentum": server.SGD(0.5, 0.6),
         "adam": server.Adam(0.1),
         "yogi": server.Yogi(0.1),
