@@ -21,7 +21,7 @@ from fedloom.core.errors import nearest
 from fedloom.core.method import Method
 from fedloom.core.preset import factory
 from fedloom.core.registry import Registry
-from fedloom.parts import adaptation, drift, mixing, objectives, personal, server, uplink, weighting
+from fedloom.parts import adaptation, drift, mixing, objectives, personal, server, topology, uplink, weighting
 
 CE = (objectives.CrossEntropy(),)
 MEAN = " Mixed by samples; its algorithm has the plain mean, method.mixing=uniform."
@@ -521,6 +521,14 @@ preset(
     lambda name: Method(name, (objectives.Variational(),)),
     "FedAvg on a conditional variational autoencoder: -log p(x | z, y) + β KL(q(z | x, y)‖N(0, I)).",
     "Sohn, Lee & Yan, 2015, in a federation as in Hahn, 2024, IV.4. All parameters are averaged. See ``Variational``.",
+)
+# a model for every client
+preset(
+    "fedfomo",
+    lambda name: Method(name, CE, topology=topology.FirstOrder()),
+    "Client i's θ_i ← Σ_n B_in w_n over the round's new models, B_in ∝ max(0, (F_i(θ_i) - F_i(w_n))/‖w_n - θ_i‖).",
+    "Zhang et al., ICLR 2021. F_i on validation samples if there are any. A client hears all of the round, or the "
+    "``models`` that suited it best so far. See ``FirstOrder``.",
 )
 # models for a target distribution of which the server holds unlabelled inputs
 preset(

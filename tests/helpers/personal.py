@@ -257,4 +257,30 @@ def fedala(
     return Found(theta, states=states | {f"client {i}/personal/weights": weights[i] for i in last})
 
 
-ORACLES = {f.__name__: f for f in (fedala, pfedme, apfl, superfed_mm, superfed_lm, fedrep, fedbn, fedbabu, knn_per)}
+def fedfomo(world: World, models: int | None = None, explore: float = 0.3) -> Found:
+    """Only such ``models`` and ``explore`` as leave nothing to chance: all of the round, or the best so far."""
+    assert models is None or not explore
+    own = [world.start.copy() for _ in range(world.clients)]
+    affinity = np.zeros((world.clients, world.clients))
+    for t, lr, cohort in world.schedule():
+        new = {i: world.train(own[i], i, t, lr)[0] for i in cohort}
+        mixed = {}
+        for i in sorted(cohort):
+            rows, before = world.federation.train.index[i], own[i]
+            others = sorted((n for n in cohort if n != i), key=lambda n, i=i: (-affinity[i, n], n))
+            heard = [i, *others[:models]]
+            steep = [
+                max(0.0, (world.loss_on(before, rows) - world.loss_on(new[n], rows)) / np.linalg.norm(new[n] - before))
+                for n in heard
+            ]
+            affinity[i, heard] += steep
+            steep = steep if sum(steep) else [1.0] + [0.0] * (len(heard) - 1)
+            mixed[i] = sum(s * new[n] for s, n in zip(steep, heard, strict=True)) / sum(steep)
+        for i, theta in mixed.items():
+            own[i] = theta
+    return Found(np.mean(own, axis=0))
+
+
+ORACLES = {
+    f.__name__: f for f in (fedala, fedfomo, pfedme, apfl, superfed_mm, superfed_lm, fedrep, fedbn, fedbabu, knn_per)
+}

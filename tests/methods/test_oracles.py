@@ -112,6 +112,7 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     "pfldyn": [{"alpha": 0.5}],
     "fedrep": [{"head_fraction": 0.5}, {"head_fraction": 0.0}],
     "apfl": [{"alpha": 0.7}, {"learn": True}, {"learn": True, "w_first": True}, {"initial": True}],
+    "fedfomo": [{"models": 2, "explore": 0.0}],
     "fedala": [
         {"layers": 0, "rate": 3.0, "tolerance": 0.01, "most": 15},
         {"initial": 0.4, "fraction": 0.5, "batch_size": 3},

@@ -293,6 +293,8 @@ class Meeting(NamedTuple):
         theta: returns the parameters θ_r [P] of a model as they are now.
         losses: returns the losses of a model at some clients, float64 [clients], on their validation samples if they
             have any, else on their training samples; each costs the clients a pass.
+        received: returns the parameters θ_r^t [P] of a model as it was before the round.
+        received_losses: returns the losses of that model, like ``losses``.
         draws: a random stream that depends only on the seed and the round.
     """
 
@@ -304,4 +306,6 @@ class Meeting(NamedTuple):
     uniform: bool
     theta: Callable[[int], Tensor]
     losses: Callable[[int, np.ndarray], np.ndarray]
+    received: Callable[[int], Tensor]
+    received_losses: Callable[[int, np.ndarray], np.ndarray]
     draws: np.random.Generator

@@ -62,9 +62,9 @@ class Links(NamedTuple):
 
     @property
     def crossing(self) -> np.ndarray:
-        """The sources of entries off the diagonal, int64: what has to be sent from one model's place to another's."""
+        """The sources of entries off the diagonal, zeros too, int64: what is sent from place to place."""
         owners = np.repeat(self.rows, np.diff(self.starts))
-        return self.sources[(owners != self.sources) & (self.weights != 0)]
+        return self.sources[owners != self.sources]
 
     def matrix(self, models: int) -> np.ndarray:
         """B as a whole, float64 [R, R]."""

@@ -293,13 +293,15 @@ def _met(
         report.traffic = Traffic()
     now = replace(server, models=server.models.after(after), round=t + 1)
 
-    def losses(number: int, clients: np.ndarray) -> np.ndarray:
-        return received_losses(plan, engine, now.model(number), store, clients, plan.validation is not None)
+    def losses_of(at: Server) -> Callable[[int, np.ndarray], np.ndarray]:
+        held_out = plan.validation is not None
+        return lambda number, clients: received_losses(plan, engine, at.model(number), store, clients, held_out)
 
     sizes = np.bincount(plan.model_of, plan.population.sizes, plan.models).astype(np.int64)
     meeting = Meeting(
         t, plan.facts, np.array(sorted(after), dtype=np.int64), sizes, plan.receivers, method.mixing.is_uniform,
-        lambda number: now.model(number).theta, losses, rng.stream(plan.seed, "topology", t),
+        lambda number: now.model(number).theta, losses_of(now), lambda number: server.model(number).theta,
+        losses_of(server), rng.stream(plan.seed, "topology", t),
     )  # fmt: skip
     hook = _named("topology", topology, "between")
     state, made = hook_results.pair(topology.between(server.parts.get("topology", {}), meeting), hook, "links")

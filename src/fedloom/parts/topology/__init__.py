@@ -6,6 +6,7 @@ from fedloom.core.slots import topologies
 
 if TYPE_CHECKING:
     from fedloom.parts.topology.clusters import Clusters as Clusters
+    from fedloom.parts.topology.first_order import FirstOrder as FirstOrder
     from fedloom.parts.topology.graphs import Complete as Complete
     from fedloom.parts.topology.graphs import EdgeList as EdgeList
     from fedloom.parts.topology.graphs import ErdosRenyi as ErdosRenyi
@@ -24,7 +25,7 @@ __getattr__ = topologies.lazily(
     [
         "own_model=graphs.OwnModel", "graphs.Ring", "graphs.Torus", "graphs.Complete", "graphs.Star",
         "graphs.Exponential", "erdos_renyi=graphs.ErdosRenyi", "small_world=graphs.SmallWorld",
-        "edge_list=graphs.EdgeList", "hierarchy.Hierarchy", "clusters.Clusters",
+        "edge_list=graphs.EdgeList", "hierarchy.Hierarchy", "first_order=first_order.FirstOrder", "clusters.Clusters",
     ],
     "graphs.Graph",
 )  # fmt: skip

@@ -1,0 +1,72 @@
+"""FedFomo: every client mixes those models that do better on its own samples."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from fedloom.core.context import Meeting
+from fedloom.core.links import Links
+from fedloom.core.ranges import Count, Probability
+from fedloom.core.tree import Tree
+from fedloom.parts.topology.graphs import OwnModel
+
+
+@dataclass(frozen=True)
+class FirstOrder(OwnModel):
+    """Client i mixes the models that lower its loss, the more the steeper the way to them.
+
+    With θ_i^t the model of before the round, w_n those of after it, i's own among them::
+
+        B_in ∝ max(0, (F_i(θ_i^t) - F_i(w_n)) / ‖w_n - θ_i^t‖)
+
+    normalised over n; a client for which none is better keeps its own. F_i is the loss on the client's validation
+    samples, or on its training samples where it has none: as many passes as it hears models. A message is counted for
+    each, whatever its weight. Zhang et al., ICLR 2021, eqs. (3) and (4).
+
+    With ``models=M`` a client hears M of the round's others alone: those of the largest sum of weights so far, each of
+    which is replaced by a random one with probability ε. The server then keeps the K² sums.
+
+    Args:
+        models: M ≥ 1; None for all of the round.
+        explore: ε.
+    """
+
+    models: Count | None = None
+    explore: Probability = 0.3
+
+    has_mean = False
+    citation = "zhang2021fedfomo"
+
+    def between(self, state: Tree, meeting: Meeting) -> tuple[Tree, Links]:
+        active, clients = meeting.active, meeting.facts.clients
+        affinity = state["affinity"].numpy().copy() if state else np.zeros((clients, clients))
+        heard = [np.append(self._others(affinity, i, meeting), i) for i in active.tolist()]
+        before = {i: float(meeting.received_losses(i, np.array([i]))[0]) for i in active.tolist()}
+        row, source = np.repeat(active, [len(one) for one in heard]), np.concatenate(heard)
+        gain, squared = np.zeros(len(row)), np.zeros(len(row))
+        for n in np.unique(source).tolist():
+            at = np.flatnonzero(source == n)
+            gain[at] = [before[i] for i in row[at].tolist()] - meeting.losses(n, row[at])
+            squared[at] = [float((meeting.theta(n) - meeting.received(i)).square().sum()) for i in row[at].tolist()]
+        steep = np.where(squared > 0, np.nan_to_num(gain, nan=0.0) / np.sqrt(np.maximum(squared, 1e-300)), 0.0)
+        steep = np.maximum(steep, 0.0)
+        if self.models is not None:
+            affinity[row, source] += steep
+            state = {"affinity": torch.from_numpy(affinity)}
+        total = np.bincount(row, steep, clients)[row]
+        weight = np.where(total > 0, steep / np.where(total > 0, total, 1.0), row == source)
+        return state, Links.of(active, row, source, weight)
+
+    def _others(self, affinity: np.ndarray, client: int, meeting: Meeting) -> np.ndarray:
+        """The clients of the round whose models a client hears beside its own."""
+        others = meeting.active[meeting.active != client]
+        if self.models is None or self.models >= len(others):
+            return others
+        ranked = others[np.argsort(-affinity[client, others], kind="stable")]
+        best, rest = ranked[: self.models].copy(), ranked[self.models :]
+        drawn = np.flatnonzero(meeting.draws.random(len(best)) < self.explore)[: len(rest)]
+        best[drawn] = meeting.draws.choice(rest, len(drawn), replace=False)
+        return best

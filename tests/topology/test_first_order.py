@@ -1,0 +1,54 @@
+"""FedFomo: what clients hear, what they make of it, and what it costs."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from helpers.runs import go
+
+from fedloom.core import rng
+from fedloom.core.context import Facts, Meeting
+from fedloom.core.links import Links
+from fedloom.methods import make
+from fedloom.parts.topology import FirstOrder
+
+CLIENTS = 4
+
+
+def met(gains: np.ndarray, topology: FirstOrder = FirstOrder(), t: int = 0) -> Links:  # noqa: B008
+    """B where model n is worth gains[i, n] to client i, and all models are one step from each received one."""
+    nothing = torch.zeros(0)
+    facts = Facts((1,), 2, nothing, nothing, clients=CLIENTS, rounds=1, seed=0)
+    everyone, ones = np.arange(CLIENTS), np.ones(CLIENTS, dtype=np.int64)
+    meeting = Meeting(
+        t, facts, everyone, ones, ones, False, lambda n: torch.ones(1), lambda n, who: 1 - gains[who, n],
+        lambda n: torch.zeros(1), lambda n, who: np.ones(len(who)), rng.stream(0, "topology", t),
+    )  # fmt: skip
+    links = topology.between({}, meeting)[1]
+    assert isinstance(links, Links)
+    return links
+
+
+def test_equal_gains_are_the_mean_and_no_gain_is_ones_own() -> None:
+    np.testing.assert_allclose(met(np.full((CLIENTS, CLIENTS), 0.3)).matrix(CLIENTS), 1 / CLIENTS, atol=1e-15)
+    np.testing.assert_array_equal(met(np.full((CLIENTS, CLIENTS), -0.1)).matrix(CLIENTS), np.eye(CLIENTS))
+    gains = np.diag([-1.0] * CLIENTS) + np.eye(CLIENTS, k=1) * 3 + np.eye(CLIENTS, k=2)
+    np.testing.assert_allclose(met(gains).matrix(CLIENTS)[0], [0, 0.75, 0.25, 0], atol=1e-15)
+
+
+def test_who_explores_hears_others_than_the_best() -> None:
+    always, never = FirstOrder(models=1, explore=1.0), FirstOrder(models=1, explore=0.0)
+    gains = np.ones((CLIENTS, CLIENTS))
+    best = [met(gains, never, t).matrix(CLIENTS)[3] > 0 for t in range(20)]
+    assert np.sum(best, axis=0).tolist() == [20, 0, 0, 20]
+    drawn = np.sum([met(gains, always, t).matrix(CLIENTS)[3] > 0 for t in range(20)], axis=0)
+    assert drawn[0] == 0
+    assert drawn[1:3].min() > 0
+    assert drawn[1:3].sum() == drawn[3] == 20
+
+
+def test_a_message_is_counted_for_every_model_that_is_heard() -> None:
+    whole, two = (go(make("fedfomo", models=m), cohort=4, rounds=1, seed=1) for m in (None, 2))
+    size = whole.snapshot.server.theta.nbytes
+    assert whole.history[0]["comm/bytes"] == 4 * 3 * size
+    assert two.history[0]["comm/bytes"] == 4 * 2 * size
