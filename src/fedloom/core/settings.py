@@ -24,8 +24,12 @@ EMPTY = inspect.Parameter.empty
 Parameters = Mapping[str, inspect.Parameter]
 
 
+@cache
 def signature(factory: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """The parameters that can be given by name, with annotations resolved to types and defaults to values."""
+    """The parameters that can be given by name, with annotations resolved to types and defaults to values.
+
+    All callers share what is returned.
+    """
     made_by = factory.__init__ if inspect.isclass(factory) and not is_dataclass(factory) else factory
     hints = get_type_hints(made_by, include_extras=True)
     declared = getattr(factory, "__dataclass_fields__", {}).values()
