@@ -36,6 +36,7 @@ from fedloom.parts.objectives import (
 from fedloom.parts.personal import APFL, PrivateHead
 from fedloom.parts.topology import Clusters, Hierarchy, Ring
 from fedloom.parts.uplink import ClipNoise, SecureSum, TopK
+from fedloom.parts.weighting import InverseProbability
 from fedloom_apps.audit.attacks import ALIE, LabelFlip, SignFlip
 
 Case = Callable[[], Any]
@@ -205,6 +206,11 @@ CASES: dict[str, dict[str, Case]] = {
     },
     "Data and conditions": {
         "every client × a part of them": run("fltrust", participation=0.5),
+        "factors 1/π × a schedule whose π is not known": run(
+            method=Method("inverse", loss(), weighting=(InverseProbability(),)),
+            schedule="buffered",
+            devices="lognormal",
+        ),
         "two augmented views × no augmentation": run(method=Method("twin", loss(Robustness()))),
         "a target × no unlabelled inputs": run("fedssa"),
         "a teacher × none": run(method=Method("taught", loss(Distillation()))),

@@ -10,6 +10,8 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 SOURCES = [*sorted((ROOT / "src/fedloom_apps").rglob("*.py")), *sorted((ROOT / "examples").rglob("*.py"))]
@@ -71,3 +73,12 @@ def test_public_names_exist() -> None:
     for module, names in public().items():
         home = import_module(module)
         assert not [name for name in names if not hasattr(home, name)], module
+
+
+@pytest.mark.parametrize("name", ["online", "distill", "attacks", "target"])
+def test_an_application_that_is_imported_like_a_module_says_where_it_is(name: str) -> None:
+    module = getattr(import_module("fedloom"), name)
+    with pytest.raises(ModuleNotFoundError, match=rf"it is fl\.{name}, .* imported from {module.__name__}\.$"):
+        import_module(f"fedloom.{name}")
+    with pytest.raises(ModuleNotFoundError, match=r"^No module named 'fedloom\.nonsense'$"):
+        import_module("fedloom.nonsense")

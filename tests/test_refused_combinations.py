@@ -72,7 +72,8 @@ def test_every_need_of_conditions_has_a_case() -> None:
     needs = [str(key.value) for key in ast.parse("{" + names + "}").body[0].value.keys]  # type: ignore[attr-defined]
     told = " ".join(refused(case)[0] for case in CASES["Data and conditions"].values())
     words = {
-        "full_participation": "every client in every round", "twin": "two augmented views",
+        "full_participation": "every client in every round",
+        "probabilities": "the probabilities with which clients take part", "twin": "two augmented views",
         "target": "the data have none", "views": "two views of inputs",
         "teacher": "a trained model to learn from", "sgd": "local training by sgd",
         "common_classes": "class numbers", "validation": "responses on validation samples",

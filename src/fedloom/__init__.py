@@ -15,7 +15,9 @@ a method. ``fl.Experiment`` collects all conditions of a run; ``fl.Method`` comp
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
+from importlib.abc import MetaPathFinder
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -76,6 +78,25 @@ def __getattr__(name: str) -> Any:
     if application is not None and application.module:
         return import_module(application.module)
     raise AttributeError(f"module 'fedloom' has no attribute {name!r}")
+
+
+class _Applications(MetaPathFinder):
+    """Asked for modules that do not exist: says where an application is whose name is written as one."""
+
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> None:
+        package, _, name = fullname.rpartition(".")
+        if package == __name__ and not name.startswith("_"):
+            from fedloom.applications import find
+
+            if (application := find(name)) and application.module:
+                raise ModuleNotFoundError(
+                    f"{fullname} is an application: after import fedloom as fl it is fl.{name}, and its names are "
+                    f"imported from {application.module}.",
+                    name=fullname,
+                )
+
+
+sys.meta_path.append(_Applications())
 
 
 def __dir__() -> list[str]:

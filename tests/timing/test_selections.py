@@ -164,6 +164,6 @@ def test_what_does_not_go_with_a_selection(changes: dict[str, Any], words: str) 
 
 def test_inverse_probabilities_must_be_known() -> None:
     made = replace(methods.make("fedavg"), name="mine", weighting=(InverseProbability(),))
-    with pytest.raises(ConfigError, match="not known with this schedule"):
-        go(made, schedule=Buffered(2), devices=Lognormal(), cohort=3)
+    with pytest.raises(ConfigError, match="which are known with schedule=rounds or deadline"):  # before it is set up
+        experiment(method=made, schedule=Buffered(2), devices=Lognormal(), cohort=3)
     assert go(made, selection=Weighted(), cohort=3).history[-1]["train/loss"] > 0

@@ -25,6 +25,7 @@ class Needs:
             local work; at its last exit.
         updates: all updates of the cohort at once, instead of a running sum.
         full_participation: every client in every round.
+        probabilities: the probability with which each client takes part in a round.
         rounds: ``number``, the number T of rounds, which then cannot grow when a run is continued; or ``last``: also
             the last round, in which it acts, so that a run cannot end early.
         sgd: local steps of SGD, with or without momentum, because the part infers gradients from displacements.
@@ -41,6 +42,7 @@ class Needs:
     losses: Literal["", "train", "validation"] = ""
     updates: bool = False
     full_participation: bool = False
+    probabilities: bool = False
     rounds: Literal["", "number", "last"] = ""
     sgd: bool = False
 

@@ -30,7 +30,7 @@ from fedloom.metrics import Predictions, direction, lookup, names, predictions
 from fedloom.metrics.fairness import FIGURES
 from fedloom.metrics.prediction import TestLoss
 from fedloom.timing.devices import Devices, devices
-from fedloom.timing.schedules import Buffered, Rounds, Tiers, schedules
+from fedloom.timing.schedules import Buffered, Deadline, Rounds, Tiers, schedules
 from fedloom.timing.selection import Selection, Uniform, selections
 
 VALIDATION = "validation"
@@ -564,6 +564,9 @@ class Experiment:
         lacking = {  # whether it is missing, and the message
             "full_participation": (size < federation.seen, "needs every client in every round, but the cohort holds "
                                    f"{size} of {federation.seen}; set participation=1."),
+            "probabilities": (not self.has_probabilities, "divides by the probabilities with which clients take part, "
+                              "which are known with schedule=rounds or deadline, and devices that are always there; "
+                              "choose these."),
             "twin": (not self.augment, "compares two augmented views, but nothing is augmented; set it with "
                      "augment=[crop,flip]."),
             "target": (federation.unlabelled is None, "learns from unlabelled inputs of a target distribution, but the "
@@ -590,6 +593,12 @@ class Experiment:
                 f"method {self.method.name!r} learns from no teacher; leave teacher= out, "
                 "or add a term that uses one, like method.objective=[cross_entropy,distillation]."
             )
+
+    @property
+    def has_probabilities(self) -> bool:
+        """Whether the probability is known with which each client takes part in a round."""
+        always = self.devices is None or self.devices.always
+        return always and isinstance(self.schedule, Rounds | Deadline)
 
     def _check_schedule(self) -> None:
         """Raise a ``ConfigError`` for a schedule or devices that do not go with the method or the other conditions."""

@@ -59,7 +59,6 @@ from fedloom.experiment.summary import best_of, headline, should_stop, summarise
 from fedloom.experiment.trained import TrainedRun
 from fedloom.experiment.trainer import Record, Trainer, TrainerTask
 from fedloom.metrics import auroc, divergence_from_uniform
-from fedloom.timing.schedules import Deadline, Rounds
 from fedloom.timing.selection import Chosen, Past, Uniform
 
 
@@ -526,8 +525,7 @@ class FederatedTask(TrainerTask):
         """A server step, with the probabilities of its clients where they are known."""
         experiment, seen = self.experiment, self.federation.seen
         arrivals = self.timeline.step(number)
-        always = experiment.devices is None or experiment.devices.always
-        if not (always and isinstance(experiment.schedule, Rounds | Deadline)):
+        if not experiment.has_probabilities:
             return arrivals
         if self.chosen is not None and self.chosen[0] == number:
             pi = self.chosen[1].probabilities

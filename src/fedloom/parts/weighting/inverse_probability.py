@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedloom.core.context import RoundInfo
-from fedloom.core.errors import ConfigError
+from fedloom.core.needs import Needs
 from fedloom.core.parts import Weighting
 
 
@@ -19,17 +19,12 @@ class InverseProbability(Weighting):
     samples of all clients (any other mixing counts like this one): on average over the draws of S that of all clients,
     however selections and deadlines favour some of them. The smaller π_i, the larger the variance; a client that never
     takes part stays left out.
-
-    Raises:
-        ConfigError: where π is not known, as in asynchronous steps.
     """
 
+    needs = Needs(probabilities=True)
+
     def factors(self, info: RoundInfo) -> np.ndarray:
-        if info.included is None:
-            raise ConfigError(
-                "weighting inverse_probability needs the probabilities with which clients take part, which are not "
-                "known with this schedule; choose schedule=rounds, tiers or deadline."
-            )
+        assert info.included is not None
         assert info.sizes is not None
         mass = len(info.cohort) / len(info.sizes) if info.uniform else info.samples.sum() / info.sizes.sum()
         return mass / info.included
