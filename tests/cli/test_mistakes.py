@@ -96,7 +96,7 @@ MISTAKES = {
     "run resume=nix": "'nix' is not a run directory: there is no such directory",
     "run resume=nix out=there": "cannot be combined with out=",
     "run checkpoint.every=0": "checkpoint.every must be at least 1, not 0",
-    "run device=gpu": "unknown device 'gpu'",
+    "run device=tpu": "unknown device 'tpu'",
     "run -m method=fedavg device=cpu,gpu": "unknown device 'gpu'",
     "run augment=crp": "unknown augmentation 'crp'; did you mean 'crop'?",
     "run trackers=[tensorbord]": "unknown tracker 'tensorbord'; did you mean 'tensorboard'?",

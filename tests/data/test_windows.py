@@ -158,7 +158,7 @@ def test_alid_with_local_names_has_as_many_outputs_as_a_client_has_classes() -> 
     assert len(orders) > 30
     assert len(local.test) == 1000
     assert int(local.test.y.max()) == 4
-    with pytest.raises(ConfigError, match="no names 'own'"):
+    with pytest.raises(ConfigError, match="names is 'own'"):
         Alid(names="own")
     with pytest.raises(ConfigError, match="takes no label noise and no target"):
         federate(source, kinds[1], 100, held_out="common", noise="symmetric")

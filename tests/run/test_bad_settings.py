@@ -60,10 +60,10 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: SGDConfig(weight_decay=INF),
         r"training\.weight_decay must be finite and at least 0",
     ),
-    "sampling": (lambda: experiment(sampling="fix"), r"unknown sampling 'fix'; did you mean 'fixed'\?"),
+    "sampling": (lambda: experiment(sampling="fix"), r"sampling is 'fix'; did you mean 'fixed'\?"),
     "drop rate 1": (lambda: experiment(drop_rate=1.0), r"drop_rate must lie in \[0, 1\), not 1"),
     "drop rate -1": (lambda: experiment(drop_rate=-0.5), r"drop_rate must lie in \[0, 1\), not -0\.5"),
-    "dtype": (lambda: experiment(dtype="float16"), r"unknown dtype 'float16'; did you mean 'float"),
+    "dtype": (lambda: experiment(dtype="float16"), r"dtype is 'float16'; did you mean 'float"),
     "no samples": (lambda: experiment(federation=starved()), r"2 clients have no training samples; .* client 2"),
     "scaffold and adam": (
         lambda: experiment("scaffold", local=Local(optimiser="adam")),
@@ -184,7 +184,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "views": ({"views": ("bluur",)}, r"unknown augmentation 'bluur'; did you mean 'blur'\?"),
     "outputs": ({"model": lambda: Narrow(4, 2)}, r"the model has 2 outputs, but the data have 3 classes\."),
-    "device": ({"device": "gpu"}, r"unknown device 'gpu'; did you mean 'cpu'\?"),
+    "device": ({"device": "tpu"}, r"unknown device 'tpu'; did you mean 'cpu'\?"),
     "squared error of classes": (
         {"method": Method("mine", objective=(SquaredError(),))},
         r"objective 'squared_error' compares outputs with numbers, but the targets of these data are classes",

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from math import isfinite
+from typing import Literal
 
 from torch import Tensor
 
 from fedloom.core.errors import ConfigError, nearest
 from fedloom.core.targets import one_class_each
 
-DTYPES = ("float32", "float64")
+DType = Literal["float32", "float64"]
 """The types in which runs compute."""
 
 

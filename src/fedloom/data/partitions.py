@@ -21,7 +21,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy import ndarray
@@ -538,11 +538,7 @@ class Alid(Acid):
     ((4, 3), [0, 1, 2])
     """
 
-    names: str = "all"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        one_of("partition 'alid' has no names", self.names, ("all", "local"))
+    names: Literal["all", "local"] = "all"
 
     @property
     def outputs(self) -> int | None:

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from torch import Tensor, nn
 
 from fedloom.core.attack import Attack
-from fedloom.core.checks import DTYPES, one_of
+from fedloom.core.checks import DType, one_of
 from fedloom.core.compose import named
 from fedloom.core.errors import ConfigError, DataError, in_words, nearest
 from fedloom.core.federation import Federation
@@ -336,7 +336,6 @@ OWN_CLASSES = (
     "but each of these clients numbers the classes in its own way; choose data with common class numbers, like "
     "partition=acid in place of alid"
 )
-CLIENT_STATE = ("auto", "memory", "disk", "shared")
 
 
 @dataclass(frozen=True)
@@ -399,7 +398,7 @@ class Experiment:
     rounds: Annotated[int, Range(0, 100_000_000)] = 100
     participation: float = 1.0
     cohort: int | None = None
-    sampling: str = "fixed"
+    sampling: Literal["fixed", "bernoulli"] = "fixed"
     local: Local = field(default_factory=Local)
     client_local: Path | Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     presence: Path | Mapping[str, tuple[int, ...]] = field(default_factory=dict)
@@ -418,9 +417,9 @@ class Experiment:
     devices: Devices | None = None
     selection: Selection = field(default_factory=Uniform)
     attack: Attack | None = None
-    dtype: str = "float32"
+    dtype: DType = "float32"
     device: str = "auto"
-    client_state: str = "auto"
+    client_state: Literal["auto", "memory", "disk", "shared"] = "auto"
     config: Mapping[str, Any] = field(default_factory=dict)
 
     def __repr__(self) -> str:
@@ -446,7 +445,6 @@ class Experiment:
 
     def _check_conditions(self) -> None:
         """Raise a ``ConfigError`` for a condition that is impossible by itself, or with this local training."""
-        one_of("unknown sampling", self.sampling, ("fixed", "bernoulli"))
         if self.expected_cohort is not None and self.expected_cohort < 1e-3:  # empty ones are drawn again
             raise ConfigError(
                 f"participation is {self.participation:g}, so that with sampling=bernoulli nearly all cohorts would be "
@@ -457,7 +455,6 @@ class Experiment:
                 "evaluation.what=validation measures on the clients' validation samples, but they have none; set some "
                 "aside, with validation=0.1."
             )
-        one_of("unknown dtype", self.dtype, DTYPES)
         if self.local.precision != "full" and self.dtype != "float32":
             raise ConfigError(
                 f"local.precision={self.local.precision} rounds to fewer digits than dtype={self.dtype} keeps; "
@@ -468,7 +465,6 @@ class Experiment:
                 f"method {self.method.name!r} trains generative networks, which local.precision="
                 f"{self.local.precision} does not cover; choose local.precision=full."
             )
-        one_of("unknown client_state", self.client_state, CLIENT_STATE)
         couples = next((label(term) for term in self.method.objective if term.per_sample is False), None)
         if self.local.micro_batch and (couples or self.method.adaptation.trains or not self.method.predicts):
             who = couples or (label(self.method.adaptation) if self.method.predicts else self.method.name)

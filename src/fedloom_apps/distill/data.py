@@ -13,14 +13,13 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fedloom.core import rng
-from fedloom.core.checks import one_of
 from fedloom.core.errors import CheckpointError, ConfigError, DataError
 from fedloom.core.federation import Arrays, Federation, Index, Split
 from fedloom.core.files import mapped, new_file
@@ -240,7 +239,7 @@ def _apart(samples: Samples, fraction: float, draws: np.random.Generator) -> tup
     return samples.take(np.sort(kept[0])), samples.take(np.sort(away[0]))
 
 
-MODES = ("auto", "memory", "disk", "none")
+Mode = Literal["auto", "memory", "disk", "none"]
 IN_MEMORY, ON_DISK = 2**30, 50 * 2**30  # bytes up to which ``auto`` caches there
 AT_ONCE = 250  # samples of a forward pass
 
@@ -285,11 +284,10 @@ class TeacherCache:
         teacher: nn.Module,
         x: Tensor | Inputs,
         maps: tuple[int, ...] = (),
-        mode: str = "auto",
+        mode: Mode = "auto",
         folder: Path | None = None,
         operands: torch.dtype | None = None,
     ) -> None:
-        one_of("unknown cache", mode, MODES)
         if mode == "disk" and folder is None:
             raise ConfigError("cache=disk needs a run directory; give out=.")
         self.x, self.maps, self.operands = x, maps, operands

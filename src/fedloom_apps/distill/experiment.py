@@ -16,13 +16,13 @@ import torch
 from torch import Tensor, nn
 
 from fedloom.core import rng
-from fedloom.core.checks import DTYPES, one_of
+from fedloom.core.checks import DType
 from fedloom.core.errors import ConfigError
 from fedloom.core.plan import operand_dtype
-from fedloom.core.ranges import Bound, Decay, NonNegative, Positive, Range
+from fedloom.core.ranges import Bound, Count, Decay, NonNegative, Positive, Range, within
 from fedloom.core.settings import check_fields
 from fedloom.data.augment import Augmentation, pipeline
-from fedloom_apps.distill.data import MODES, Splits
+from fedloom_apps.distill.data import Mode, Splits
 from fedloom_apps.distill.method import Distiller
 
 
@@ -108,11 +108,11 @@ class PassSchedule:
         return self.warm + len(self.rounds)
 
 
-BUDGETS = ("passes", "published")
+Budget = Literal["passes", "published"]
 
 
 def schedule(
-    epochs: int, each: int, warms: bool, budget: str = "passes", warm: int | None = None, before: int | None = None
+    epochs: int, each: int, warms: bool, budget: Budget = "passes", warm: int | None = None, before: int | None = None
 ) -> PassSchedule:
     """Make the schedule of a run under one of two protocols.
 
@@ -133,8 +133,6 @@ def schedule(
     >>> schedule(20, 3, warms=True, budget="published").total, schedule(20, 1, warms=False, budget="published").total
     (80, 20)
     """
-    if budget not in BUDGETS:
-        raise ConfigError(f"budget is {budget!r}, but it must be one of {' and '.join(BUDGETS)}.")
     if epochs < 1 or (warm is not None and warm < 0):
         raise ConfigError(f"epochs must be at least 1 and warmup_epochs at least 0, not {epochs} and {warm}.")
     first = 0
@@ -183,33 +181,30 @@ class DistillExperiment:
     model: Callable[[], nn.Module]
     teacher: nn.Module | Path | str | None = None
     epochs: int = 40
-    budget: str = "passes"
+    budget: Budget = "passes"
     warmup_epochs: int | None = None
     start: Path | None = None
     training: SGDConfig = field(default_factory=SGDConfig)
     augment: tuple[str | Mapping[str, Any] | Augmentation, ...] = ()
-    every: int = 1
-    cache: str = "auto"
+    every: Count = 1
+    cache: Mode = "auto"
     seed: int = 0
-    dtype: str = "float32"
+    dtype: DType = "float32"
     device: str = "auto"
     config: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        within(self)
         if self.method.needs_teacher and self.teacher is None:
             raise ConfigError(
                 f"method {self.method.name!r} learns from a teacher; give a run directory, with teacher=runs/..., or a "
                 "model to be trained first, like teacher=two_cnn."
             )
-        one_of("unknown dtype", self.dtype, DTYPES)
-        one_of("unknown cache", self.cache, MODES)
         if self.training.precision != "full" and self.dtype != "float32":
             raise ConfigError(
                 f"training.precision={self.training.precision} rounds to fewer digits than dtype={self.dtype} keeps; "
                 "choose dtype=float32, or training.precision=full."
             )
-        if self.every < 1:
-            raise ConfigError(f"every is {self.every}, but it must be at least 1 student pass.")
         if self.start is not None and not self.method.warm:
             raise ConfigError(f"method {self.method.name!r} starts from scratch, so it cannot begin with start=.")
         self.schedule(0 if self.start is not None else None)

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import exp, log
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from fedloom.core.checks import all_hold, one_of
+from fedloom.core.checks import all_hold
 from fedloom.core.errors import ConfigError
 from fedloom.core.ranges import Bound, Count, NonNegative, NonNegativeInt, Positive, Range, within
 from fedloom.core.registry import Ranged, Registry
@@ -258,9 +258,6 @@ class DistillTerm(Ranged):
         return outputs.features
 
 
-PRICES = ("label", "teacher")
-
-
 @dataclass(frozen=True)
 class Guide:
     """Settings of a guide g(x) in [0, 1], which is large where the student need not follow the teacher.
@@ -292,7 +289,7 @@ class Guide:
     delta_end: NonNegative | None = None
     delta_period: Count = 20
     delta_decay: Annotated[float, Range(0, 1, above=True)] = 1.0
-    price: str = "label"
+    price: Literal["label", "teacher"] = "label"
     cap: Bound | None = None
     first_passes: NonNegativeInt = 0
     lr_restarts: bool = False
@@ -304,7 +301,6 @@ class Guide:
             "lam_min must not exceed lam_max": self.lam_min <= self.lam_max,
         }
         all_hold("the guide: ", conditions)
-        one_of("the guide: unknown price", self.price, PRICES)
 
     def period_of(self, rounds: int) -> int:
         """λ_T in a run of ``rounds`` rounds.

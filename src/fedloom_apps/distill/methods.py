@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedloom.core.checks import at_least, one_of, positive, probability
+from fedloom.core.checks import at_least, positive, probability
 from fedloom.core.errors import ConfigError
 from fedloom.core.ranges import Count, NonNegative, Positive
 from fedloom.parts.objectives import divergence
@@ -57,9 +57,6 @@ class Response(DistillTerm):
         return divergence.kl(teacher.logits, view, self.tau)
 
 
-SUPPORTS = ("top_k", "top_k_and_label")
-
-
 @dataclass(frozen=True)
 class SelectiveResponse(DistillTerm):
     """-τ τ_s Σ_y t^τ_y log(s^{τ_s}_y + 1[y ∈ top_K(t^τ)] g); where g is large, the student need not follow.
@@ -80,15 +77,11 @@ class SelectiveResponse(DistillTerm):
     tau: Positive = 4.0
     tau_s: Positive | None = None
     top_k: Count | None = None
-    support: str = "top_k"
+    support: Literal["top_k", "top_k_and_label"] = "top_k"
     truncate: bool = False
     normaliser: NonNegative = 0.0
 
     selective = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        one_of("unknown support", self.support, SUPPORTS)
 
     def student_temperature(self, teacher: Tensor, student: Tensor) -> float | None:
         return fit_temperature(teacher, student, self.tau) if self.tau_s is None else self.tau_s

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import nn
 
 from fedloom.core import rng
-from fedloom.core.checks import DTYPES, one_of
+from fedloom.core.checks import DType
 from fedloom.core.documentation import bibtex
 from fedloom.core.errors import ConfigError, first_line
 from fedloom.core.method import Method
@@ -23,8 +23,6 @@ from fedloom.parts.objectives import CrossEntropy
 from fedloom_apps.online.ensemble import ExpertConfig, ExpertEnsemble, expert_label
 from fedloom_apps.online.learners import Hedge
 from fedloom_apps.online.streams import TaskStream
-
-HEDGED = ("error", "loss")
 
 
 @dataclass(frozen=True)
@@ -98,21 +96,19 @@ class Online:
     model: Callable[[], nn.Module]
     objective: tuple[Term, ...] = field(default_factory=lambda: (CrossEntropy(),))
     hedge: Hedge = field(default_factory=Hedge)
-    hedged: str = "error"
+    hedged: Literal["error", "loss"] = "error"
     measures: Measures = field(default_factory=Measures)
     support: int = 10
     disjoint: bool = False
     seed: int = 0
-    dtype: str = "float32"
+    dtype: DType = "float32"
     device: str = "cpu"
     config: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        within(self)
         if not len(self.stream):
             raise ConfigError("an online experiment needs at least one task.")
-        if self.hedged not in HEDGED:
-            raise ConfigError(f"hedged is {self.hedged!r}, but it must be one of {', '.join(map(repr, HEDGED))}.")
-        one_of("unknown dtype", self.dtype, DTYPES)
 
     def ensemble(self) -> ExpertEnsemble:
         """Make the ensemble on a freshly initialised model, which is tried on inputs of the first task.
