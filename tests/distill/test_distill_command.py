@@ -121,7 +121,7 @@ MISTAKES = {
     "distill model.classes=3": "model 'mlp' has no setting 'classes'",
     "distill training.lrr=1": "training has no setting 'lrr'; did you mean 'lr'?",
     "distill training.batch_size=1": "batch_size must be at least 2",
-    "distill budget=time": "budget is 'time', but it must be one of passes and published",
+    "distill budget=time": "budget is 'time'; there are: passes, published",
     "distill epochs=4 warmup_epochs=4": "the budget of 4 passes is used up by the warm start",
     "distill epochs=1.5": "epochs is 1.5, but it must be a whole number",
     "distill validation=1": "validation is 1, but it must lie in [0, 1)",
