@@ -6,12 +6,14 @@ import errno
 import mmap
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
+from pickle import Pickler
 from typing import Any
 
 import numpy as np
@@ -23,21 +25,24 @@ from helpers.marks import kinds
 from helpers.networks import linear_layers, tanh_net
 from helpers.runs import assert_same_run, assert_same_state, experiment, go
 from helpers.trouble import MARK, guarded, marked, stumble, suicide
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedloom import methods
+from fedloom.compute import computes
 from fedloom.compute.live import Live
+from fedloom.config import build, resolve
 from fedloom.core.aggregate import blocks
 from fedloom.core.client import Broadcast, Result
 from fedloom.core.context import Context, Model
-from fedloom.core.engine import Group, States
+from fedloom.core.engine import Engine, Group, States
 from fedloom.core.errors import ClientError, ConfigError, LossError
 from fedloom.core.local import Local
 from fedloom.core.parts import ClientEnd, Drift
 from fedloom.core.round import federated_round
 from fedloom.core.tree import Tree
 from fedloom.engines import Serial, engines
-from fedloom.engines.processes import Processes
+from fedloom.engines.processes import Processes, Worker, packed
+from fedloom.engines.shared import Handed, Segment
 from fedloom.experiment.callbacks import Callback
 from fedloom.experiment.experiment import Evaluation
 from fedloom.experiment.federated import FederatedTask, run
@@ -230,16 +235,93 @@ def alive(pid: int) -> bool:
 
 @pytest.mark.parametrize("lack", ["no fork", "macOS"])
 def test_where_processes_cannot_be_forked(lack: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are refused in a sentence, and ``auto`` does not choose them."""
+    """They are started afresh, by ``auto`` for long runs alone, and refused in a sentence if they are to be forked."""
+    started: list[Processes] = []
+    monkeypatch.setattr(Processes, "_spawn", lambda engine: started.append(engine) or Worker(None, Said("")))  # type: ignore[arg-type]
+    monkeypatch.setattr(Processes, "close", lambda engine: None)
     plan = FederatedTask(experiment(rounds=10**6)).plan
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: range(4))
     if lack == "macOS":
         monkeypatch.setattr(MODULE.sys, "platform", "darwin")
     else:
         monkeypatch.setattr(MODULE.mp, "get_all_start_methods", lambda: ["spawn"])
-    with pytest.raises(ConfigError, match=r"engine 'processes' forks its workers, but .*; use engine=serial here\."):
+    with pytest.raises(ConfigError, match=r"engine 'processes' cannot fork its workers: .*; leave out engine\.start"):
+        Processes(plan, Live, start="fork")
+    engine = engines.make("auto")(plan, Live)
+    assert started == [engine] * 4
+    assert "starts its workers afresh, which takes seconds, since" in engine.remark
+    assert isinstance(engines.make("auto")(replace(plan, rounds=100), Live), Serial)
+    monkeypatch.setattr(Processes, "_spawn", lambda engine: Worker(Killed(), Said("no module")))  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"could not start a worker \(no module\); define models"):
         Processes(plan, Live)
     assert isinstance(engines.make("auto")(plan, Live), Serial)
+
+
+@dataclass
+class Said:
+    """A pipe with a message of a worker that has started, or could not."""
+
+    message: str
+
+    def recv(self) -> str:
+        return self.message
+
+
+class Killed:
+    def kill(self) -> None: ...
+
+
+def test_what_cannot_be_sent_to_workers_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cloudpickle", None)  # which may be there, and would send it
+    plan = FederatedTask(experiment("superfed_mm")).plan
+    with pytest.raises(ConfigError, match=r"engine 'processes' cannot send the plan to its workers \(.*\); define"):
+        packed(replace(plan, make=lambda: nn.Linear(2, 3)), Live)
+    assert packed(FederatedTask(build(resolve(["method=superfed_mm", "clients=2"]))).plan, computes.make("auto"))
+
+
+def test_a_message_and_its_tensors_reach_another_process_as_they_are() -> None:
+    """What is handed over is a descriptor; the memory has no name that could be left behind."""
+    layer = nn.Linear(2, 2, dtype=torch.float64)
+    segment, (first, second) = Segment.holding({"net": layer, "n": 1}, [torch.arange(3), None], pickler=Pickler)
+    theirs = Segment.__new__(Segment)
+    theirs.memory, theirs.arena = Handed.at(os.dup(segment.memory.handle), len(segment.memory)), segment.arena  # type: ignore[attr-defined]
+    net = theirs.load(first, copy=True)["net"]
+    assert isinstance(net.weight, nn.Parameter)
+    assert torch.equal(net.weight, layer.weight)
+    x = theirs.load(second)[0]
+    segment.load(second)[0][1] = 7
+    assert x.tolist() == [0, 7, 2], "the other process does not see this one's memory"
+
+
+@pytest.mark.exhaustive
+def test_workers_that_are_started_afresh_have_the_bits_of_forked_ones_and_end_with_their_parent(tmp_path: Path) -> None:
+    plan = FederatedTask(experiment("scaffold")).plan
+    server, cohort = FederatedTask(experiment("scaffold")).state.server, np.arange(len(SIZES))
+    down, state = server.broadcast(plan), {"drift": {"c": server.parts["drift"]["c"]}}
+
+    def updates(engine: Engine) -> list[bytes]:
+        folds = engine.run([Group(down, cohort, lambda i: state, np.ones(len(SIZES)))])
+        return [fold.sums["update"].numpy().tobytes() for _, fold in folds]
+
+    def parent() -> None:
+        engine = Processes(plan, Live, workers=1, start="spawn")
+        same = updates(engine) == updates(Serial(plan, Live))
+        os.kill(engine.workers[0].process.pid, signal.SIGKILL)
+        same = same and updates(engine) == updates(Serial(plan, Live))
+        children = Path(f"/proc/self/task/{os.getpid()}/children").read_text()
+        (tmp_path / "found").write_text(f"{same} {children}")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    before = {*Path("/dev/shm").iterdir()}
+    assert child(parent) == -signal.SIGKILL
+    same, *pids = (tmp_path / "found").read_text().split()
+    assert same == "True"
+    assert len(pids) == 2, "a worker and Python's tracker of resources"
+    deadline = time.monotonic() + 20
+    while any(alive(int(pid)) for pid in pids) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not [pid for pid in pids if alive(int(pid))]
+    assert not [path for path in {*Path("/dev/shm").iterdir()} - before if "fedloom" in path.name or "psm" in path.name]
 
 
 MANY = tuple(2 + i % 3 for i in range(110))  # sizes: such a cohort is cut into blocks of six and less

@@ -29,11 +29,9 @@ from fedloom.engines.processes import Processes, reason_against_forking
 from fedloom.experiment.experiment import Evaluation
 from fedloom.experiment.federated import FederatedTask
 
-SENTENCE = (
-    r"engine 'processes' forks its workers, but PyTorch, which sees a GPU, .*; use engine=serial, or start Python with "
-    r"CUDA_VISIBLE_DEVICES= \(empty\), which hides the GPU\."
-)
+SENTENCE = r"engine 'processes' cannot fork its workers: PyTorch, which sees a GPU, .*; leave out engine\.start=fork\."
 TWO = {"engine": "processes", "engine_settings": {"workers": 2}, "compute": "auto"}
+FORKED = TWO | {"engine_settings": {"workers": 2, "start": "fork"}}
 
 
 def same_bits() -> None:
@@ -61,7 +59,7 @@ def spoilt() -> None:
         backward()
     assert resolved("auto", plan) == "batched"  # tried in this process
     with pytest.raises(ConfigError, match=SENTENCE):
-        go(**TWO)
+        go(**FORKED)
     assert not go(engine="auto").failures
 
 
@@ -72,7 +70,7 @@ def spoilt_between_rounds() -> None:
     def work(engine: Processes) -> None:
         assert len([*engine.run([Group(down, cohort, lambda i: {}, np.ones(len(SIZES)))])]) > 0
 
-    running, measuring, stopped = (Processes(task.plan, Live, workers=1) for _ in range(3))
+    running, measuring, stopped = (Processes(task.plan, Live, workers=1, start="fork") for _ in range(3))
     backward()
     work(running)  # its workers are from before
     os.kill(running.workers[0].process.pid, signal.SIGKILL)

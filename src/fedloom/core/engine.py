@@ -109,10 +109,12 @@ class Engine(Protocol):
         traits: what a run depends on.
         files: the files of a block's client states, for engines whose workers can read and write them; None if states
             go through the driver.
+        remark: a sentence for the user on how the engine works here; empty if there is nothing to say.
     """
 
     traits: ClassVar[Traits] = Traits()
     files: Callable[[Sequence[int]], StateFiles] | None = None
+    remark: str = ""
 
     def run(self, groups: Sequence[Group]) -> Generator[tuple[int, Fold]]:
         """Run the clients of a server step: the number of the group and the fold of each block, in order.

@@ -63,6 +63,14 @@ class Entry(Generic[T]):
         """The function or class that is registered."""
         return self.load()
 
+    @classmethod
+    def of(cls, kind: str, name: str, factory: Callable[..., T], place: str) -> Entry[T]:
+        """The entry of a factory that is there already."""
+        return cls(kind, name, lambda: factory, place)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Entry.of, (self.kind, self.name, self.factory, self.place)
+
     @property
     def summary(self) -> str:
         """The first line of the factory's docstring."""
@@ -132,7 +140,7 @@ class Registry(Generic[T]):
                 raise ConfigError(
                     f"{self.kind} {key!r} has a setting called 'name', which is reserved for its own name; rename that."
                 )
-            self.later(key, lambda: factory, _place(factory))
+            self._add([Entry.of(self.kind, key, factory, _place(factory))])
             self._names.setdefault(factory, key)
             _titles.setdefault(factory, f"{self.kind} {key!r}")
             shared = self._shared.keys() & parameters

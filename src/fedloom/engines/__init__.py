@@ -6,8 +6,8 @@ neither methods nor models; how a block of clients is stepped is a *compute*.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Generator, Sequence
+from contextlib import nullcontext, suppress
 from functools import partial
 
 import numpy as np
@@ -16,7 +16,7 @@ from fedloom.applications import at
 from fedloom.core.aggregate import Fold
 from fedloom.core.client import Broadcast
 from fedloom.core.engine import ComputeFactory, Engine, EngineFactory, Group, States
-from fedloom.core.errors import ClientError
+from fedloom.core.errors import ClientError, ConfigError
 from fedloom.core.missing_needs import as_loss_error
 from fedloom.core.plan import ClientPlan
 from fedloom.core.registry import Registry
@@ -25,6 +25,7 @@ engines: Registry[EngineFactory] = Registry("engine")
 
 STEP_SECONDS, FLOPS = 3e-4, 5e9  # overhead of a local step; FLOP/s of a core on small networks
 WORTH_FORKING = 1.0  # seconds of work in the whole run above which processes pay off
+WORTH_SPAWNING = 30.0  # likewise where each of them has to import PyTorch
 
 
 @engines.register
@@ -32,18 +33,16 @@ def auto() -> EngineFactory:
     """Choose ``processes`` if it can be used, there are several cores and the run is long enough, else ``serial``."""
 
     def choose(plan: ClientPlan, compute: ComputeFactory) -> Engine:
-        name = "processes" if can_fork(plan.device) and seconds(plan) > WORTH_FORKING else "serial"
-        return engines.make(name)(plan, compute)
+        from fedloom.engines.processes import count_cores, reason_against_forking
+
+        work = seconds(plan) if plan.device == "cpu" and count_cores() > 1 else 0.0
+        forks = work > WORTH_FORKING and reason_against_forking() is None
+        if forks or work > WORTH_SPAWNING:
+            with nullcontext() if forks else suppress(ConfigError):  # of what cannot be sent to other processes
+                return engines.make("processes")(plan, compute)
+        return engines.make("serial")(plan, compute)
 
     return EngineFactory(choose)
-
-
-def can_fork(device: str) -> bool:
-    """Whether work can be split over processes: several cores, data on the CPU, and workers that can be forked."""
-    from fedloom.engines.processes import reason_against_forking
-
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
-    return device == "cpu" and cores > 1 and reason_against_forking() is None
 
 
 def seconds(plan: ClientPlan) -> float:
@@ -62,15 +61,17 @@ def serial() -> EngineFactory:
 
 
 @engines.register
-def processes(workers: int = 0) -> EngineFactory:
+def processes(workers: int = 0, start: str = "auto") -> EngineFactory:
     """Run one process per core on the CPU with data and weights in shared memory; results equal ``serial`` bitwise.
 
     Args:
         workers: number of processes; 0 means one per core available to this process.
+        start: ``fork`` copies this process, which takes no time; ``spawn`` starts each afresh, which takes seconds;
+            ``auto`` forks where that is safe, not on macOS, Windows, or after a backward pass where PyTorch sees a GPU.
     """
     from fedloom.engines.processes import Processes
 
-    return EngineFactory(partial(Processes, workers=workers), Processes.traits)
+    return EngineFactory(partial(Processes, workers=workers, start=start), Processes.traits)
 
 
 engines.later("ray", lambda: at("fedloom_apps.ray.engine:ray"), "fedloom_apps.ray.engine.ray")

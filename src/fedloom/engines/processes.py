@@ -1,10 +1,13 @@
-"""One process per core: forked workers around shared memory, each with one thread and its own compute.
+"""One process per core: workers around shared memory, each with one thread and its own compute.
 
-Data, model and method are inherited by fork and never copied. A worker does the work of a block's members one after the
-other and returns their fold: sums travel instead of updates, and pipes carry only addresses. A broadcast is in one
-shared segment; each task owns a slot, a segment through which client states go in and the fold comes out. Folds are
-yielded in cohort order, whichever worker finishes first, so sums have the order, and the bits, of the serial engine.
-Clients that received different messages are dealt together: a few broadcasts are in segments at the same time.
+Data, model and method are inherited by fork and never copied. Where processes cannot be forked, or not safely, workers
+are started afresh ("spawned"): they get model and method as a message, and the data once for all in shared memory.
+
+A worker does the work of a block's members one after the other and returns their fold: sums travel instead of updates,
+and pipes carry only addresses. A broadcast is in one shared segment; each task owns a slot, a segment through which
+client states go in and the fold comes out. Folds are yielded in cohort order, whichever worker finishes first, so sums
+have the order, and the bits, of the serial engine. Clients that received different messages are dealt together: a few
+broadcasts are in segments at the same time.
 
 A worker that dies is replaced and its blocks are redone. The client need not be at fault: the worker may have been
 killed from outside, or by the system when memory ran out. A client on which workers died twice is therefore tried once
@@ -26,7 +29,9 @@ from collections import Counter, deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from importlib import import_module
 from multiprocessing.connection import Connection, wait
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -34,9 +39,11 @@ import torch
 
 from fedloom.core import fork_safety
 from fedloom.core.aggregate import Fold, fold
+from fedloom.core.checks import one_of
 from fedloom.core.client import Broadcast, Failure, FailureKind, Result, State
 from fedloom.core.engine import Compute, ComputeFactory, Engine, Group, States, Traits
-from fedloom.core.errors import ClientError, ConfigError, LossError
+from fedloom.core.errors import ClientError, ConfigError, LossError, first_line, with_type
+from fedloom.core.federation import Index, Split
 from fedloom.core.missing_needs import as_client_error, as_loss_error
 from fedloom.core.plan import ClientPlan
 from fedloom.engines.shared import Arena, Segment, segments
@@ -124,6 +131,27 @@ def serve(
         _work(plan, computes, downs, slots, pipe)
 
 
+def begin(
+    segment: Segment,
+    messages: tuple[bytes, ...],
+    downs: list[Segment],
+    slots: list[Segment],
+    pipe: Connection,
+    parent: int,
+) -> None:
+    """The main function of a worker that was not forked: it reads the plan, says whether it could, and serves."""
+    fork_safety.hide_gpus()
+    try:
+        (plan, compute), (data, validation) = segment.load(messages[0], copy=True), segment.load(messages[1])
+        plan = replace(plan, data=data, validation=validation)
+        computes = [compute(level) for level in plan.levels]
+    except Exception as error:  # what a plan consists of may fail to be imported in any way
+        pipe.send(with_type(error))
+        return
+    pipe.send("")
+    serve(plan, computes, downs, slots, pipe, [], parent)
+
+
 def _work(
     plan: ClientPlan, computes: list[Compute], downs: list[Segment], slots: list[Segment], pipe: Connection
 ) -> None:
@@ -192,7 +220,7 @@ PIPE = 1 << 16  # bytes of a message that a pipe takes while nobody reads it
 
 @dataclass
 class Worker:
-    """A forked process and its tasks.
+    """A process and its tasks.
 
     Attributes:
         process: the process.
@@ -209,6 +237,12 @@ class Worker:
     read: dict[int, int] = field(default_factory=dict)
 
 
+STARTS = ("auto", "fork", "spawn")
+ELSEWHERE = (
+    "define models, losses and parts in a module that can be imported, install cloudpickle, or use engine=serial"
+)
+
+
 class Processes(Engine):
     """The multi-process engine; see the module's docstring.
 
@@ -216,15 +250,21 @@ class Processes(Engine):
         plan: the client plan.
         compute: makes the compute of a worker.
         workers: number of processes; 0 means one per core available to this process.
+        start: how they are started, one of ``STARTS``.
     """
 
     traits = Traits(devices=("cpu",))
 
-    def __init__(self, plan: ClientPlan, compute: ComputeFactory, workers: int = 0) -> None:
-        check_forking()
+    def __init__(self, plan: ClientPlan, compute: ComputeFactory, workers: int = 0, start: str = "auto") -> None:
+        one_of("engine 'processes': there is no start", start, STARTS)
+        self.start, self.message = start, None
+        reason = self.reason_to_spawn()
+        handed = reason is not None or fork_safety.sees_gpu()  # with one in sight, forks may become unsafe
+        if reason and start == "auto":
+            self.remark = f"engine=processes starts its workers afresh, which takes seconds, since {reason}."
         if plan.device != "cpu":
             raise ConfigError("engine 'processes' runs on the CPU; use engine=serial on a GPU.")
-        cores = len(os.sched_getaffinity(0))
+        cores = count_cores()
         most = max(WORKERS, 4 * cores)
         if not 0 <= workers <= most:
             raise ConfigError(
@@ -232,35 +272,71 @@ class Processes(Engine):
                 f"is a process with its own model and there are {cores} cores; 0 means one per core."
             )
         self.plan = plan
+        self.compute = compute
         self.computes = [compute(level) for level in plan.levels]  # inherited by the workers
-        self.context: Any = mp.get_context("fork")
         self.count = workers or cores
         numbers = plan.layout.shared_size + plan.private_size + plan.layout.buffer_size
         vectors = VECTORS * numbers * plan.layout.dtype.itemsize
-        self.downs = segments(DOWNS, vectors + (1 << 20))
+        self.downs = segments(DOWNS, vectors + (1 << 20), handed=handed)
         self.announced = 0  # broadcasts so far
         longest, slots = max(compute.longest for compute in self.computes), QUEUED * self.count
         stateful = bool(plan.method.hooks["init_client"] or plan.private_size) and vectors >= VECTORS * LARGE
         places = plan.population.clients + slots * longest if stateful else 0
-        self.arena = Arena(min(places, ADDRESSES // max(vectors, 1)), vectors)
-        self.slots = segments(slots, longest * (vectors + (1 << 20)), self.arena)
+        self.arena = Arena(min(places, ADDRESSES // max(vectors, 1)), vectors, handed)
+        self.slots = segments(slots, longest * (vectors + (1 << 20)), self.arena, handed)
         self.owners: list[list[memoryview]] = [[] for _ in range(slots)]  # of the places that a task fills
         self.suspects: deque[BlockTask] = deque()
         self.workers: list[Worker] = []
         self._fill()
 
+    def reason_to_spawn(self) -> str | None:
+        """Why workers are not forked now; None if they are.
+
+        Raises:
+            ConfigError: if they must be, and cannot.
+        """
+        if self.start == "spawn":
+            return "engine.start=spawn"
+        reason = reason_against_forking()
+        if reason and self.start == "fork":
+            raise ConfigError(f"engine 'processes' cannot fork its workers: {reason}; leave out engine.start=fork.")
+        return reason
+
     def _fill(self) -> None:
+        spawned = [self._spawn() for _ in range(self.count - len(self.workers))] if self.reason_to_spawn() else []
+        self.workers += [self._ready(worker) for worker in spawned]  # they get ready at the same time
         while len(self.workers) < self.count:
             self.workers.append(self._fork())
 
     def _fork(self) -> Worker:
-        ours, theirs = self.context.Pipe()
+        ours, theirs = mp.Pipe()
         inherited = [ours, *(worker.pipe for worker in self.workers)]  # ends held by a child would never report EOF
         args = self.plan, self.computes, self.downs, self.slots, theirs, inherited, os.getpid()
-        process = self.context.Process(target=serve, args=args, daemon=True)
+        process: Any = mp.get_context("fork").Process(target=serve, args=args, daemon=True)
         process.start()
         theirs.close()
         return Worker(process, ours)
+
+    def _spawn(self) -> Worker:
+        self.message = self.message or packed(self.plan, self.compute)
+        ours, theirs = mp.Pipe()
+        args = *self.message, self.downs, self.slots, theirs, os.getpid()
+        process: Any = mp.get_context("spawn").Process(target=begin, args=args, daemon=True)
+        with without_main():
+            process.start()
+        theirs.close()
+        return Worker(process, ours)
+
+    def _ready(self, worker: Worker) -> Worker:
+        """The worker, once it has read the plan."""
+        try:
+            trouble = worker.pipe.recv()
+        except (EOFError, OSError):
+            trouble = "it ended at once"
+        if trouble:
+            worker.process.kill()
+            raise ConfigError(f"engine 'processes' could not start a worker ({trouble}); {ELSEWHERE}.")
+        return worker
 
     def run(self, groups: Sequence[Group]) -> Generator[tuple[int, Fold]]:
         """The folds of each group's blocks, in order; the caller owns them."""
@@ -358,7 +434,6 @@ class Processes(Engine):
     def _wake(self) -> None:
         """Start the workers again if they were stopped."""
         if len(self.workers) < self.count:
-            check_forking()
             self._fill()
 
     def _announce(self, down: Broadcast, segment: int) -> Announcement:
@@ -454,30 +529,63 @@ class Processes(Engine):
         return task, fold(self.plan.levels[task.level], results, task.weights)
 
     def _replace(self, number: int) -> deque[BlockTask]:
-        check_forking()  # this process may have run a backward pass since, as the evaluation of adapted models does
         old = self.workers[number]
         old.pipe.close()
         old.process.kill()
         old.process.join()
-        self.workers[number] = self._fork()
+        # this process may have run a backward pass since, as the evaluation of adapted models does
+        self.workers[number] = self._ready(self._spawn()) if self.reason_to_spawn() else self._fork()
         return old.tasks
 
 
-def check_forking() -> None:
-    """Check that workers can be forked now."""
-    if reason := reason_against_forking():
-        raise ConfigError(f"engine 'processes' forks its workers, but {reason}.")
+def count_cores() -> int:
+    """The number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def packed(plan: ClientPlan, compute: ComputeFactory) -> tuple[Segment, tuple[bytes, ...]]:
+    """A plan and its compute in shared memory, and the messages to read them: plan and compute, then its data.
+
+    What was defined in the program's main module is sent whole if cloudpickle is installed.
+    """
+    try:
+        pickler: Any = import_module("cloudpickle").Pickler
+    except ImportError:
+        pickler = pickle.Pickler
+    nothing = Split(plan.data.arrays.take(torch.zeros(0, dtype=torch.int64)), Index.of([]))
+    make = plan.make if plan.method.draws_models else None
+    without_data = replace(plan, data=nothing, validation=None, make=make)
+    try:
+        return Segment.holding((without_data, compute), (plan.data, plan.validation), pickler=pickler)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:  # of a closure, a lambda or an open file
+        raise ConfigError(
+            f"engine 'processes' cannot send the plan to its workers ({first_line(error)}); {ELSEWHERE}."
+        ) from error
+
+
+@contextlib.contextmanager
+def without_main() -> Iterator[None]:
+    """Start processes that do not run the program's main module again, and that Ctrl-C does not reach.
+
+    So a program needs no ``if __name__ == "__main__"``.
+    """
+    main, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
+    mask = getattr(signal, "pthread_sigmask", None)
+    before = mask(signal.SIG_BLOCK, {signal.SIGINT}) if mask else None
+    try:
+        yield
+    finally:
+        if mask:
+            mask(signal.SIG_SETMASK, before)
+        sys.modules["__main__"] = main
 
 
 def reason_against_forking() -> str | None:
-    """The reason why workers cannot be forked from this process, and what to do about it; None if they can."""
+    """The reason why workers cannot be forked from this process; None if they can."""
     if "fork" not in mp.get_all_start_methods():
-        return "this system cannot fork; use engine=serial here"
+        return "this system has no fork"
     if sys.platform == "darwin":
-        return "on macOS a forked process may crash in system libraries that use threads; use engine=serial here"
+        return "on macOS a forked process may crash in system libraries that use threads"
     if not fork_safety.backward_works():
-        return (
-            "PyTorch, which sees a GPU, runs no backward pass in them after one in this process; use engine=serial, or "
-            "start Python with CUDA_VISIBLE_DEVICES= (empty), which hides the GPU"
-        )
+        return "PyTorch, which sees a GPU, runs no backward pass in forked processes after one in this process"
     return None

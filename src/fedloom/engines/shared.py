@@ -9,11 +9,16 @@ from __future__ import annotations
 
 import io
 import mmap
+import os
 import pickle
 import sys
+import tempfile
+import uuid
 import weakref
-from collections.abc import Mapping
-from math import prod
+from collections.abc import Collection, Mapping
+from functools import cache
+from math import inf, prod
+from multiprocessing import reduction
 from typing import Any
 
 import torch
@@ -21,7 +26,65 @@ from torch import Tensor
 
 ALIGN = 64
 NORESERVE = 0x4000 if sys.platform == "linux" else 0  # address space beyond the memory; Python 3.11 has no name for it
-SHARED = mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | NORESERVE
+
+
+class Handed(mmap.mmap):
+    """Shared memory that also processes receive which are not forked from this one; pages are committed on first use.
+
+    It is a file without a name, whose descriptor a process receives when it is started, so that nothing is left however
+    processes end. Windows has memory with a name instead, which ends with the last process that uses it.
+    """
+
+    handle: int | str
+
+    @classmethod
+    def of(cls, nbytes: int) -> Handed:
+        """So much new memory.
+
+        Raises:
+            OSError: if the system does not grant it.
+        """
+        if sys.platform == "win32":
+            return cls.at(f"fedloom-{uuid.uuid4()}", nbytes)
+        if sys.platform == "linux":
+            number = os.memfd_create("fedloom")
+        else:
+            with tempfile.TemporaryFile() as file:
+                number = os.dup(file.fileno())
+        try:
+            os.ftruncate(number, nbytes)
+            return cls.at(number, nbytes)
+        except OSError:
+            os.close(number)
+            raise
+
+    @classmethod
+    def at(cls, handle: int | str, nbytes: int) -> Handed:
+        """The memory of a name or a descriptor, which is closed with it."""
+        if isinstance(handle, str):
+            memory = cls(-1, nbytes, tagname=handle)  # pyright: ignore[reportCallIssue]
+        else:
+            memory = cls(handle, nbytes, mmap.MAP_SHARED | NORESERVE)
+            weakref.finalize(memory, os.close, handle).atexit = False
+        memory.handle = handle
+        return memory
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        handle = self.handle if isinstance(self.handle, str) else reduction.DupFd(self.handle)
+        return _received, (handle, len(self))
+
+
+def _received(handle: Any, nbytes: int) -> Handed:
+    return Handed.at(handle if isinstance(handle, str) else handle.detach(), nbytes)
+
+
+def shared(nbytes: int, handed: bool) -> mmap.mmap:
+    """Shared memory, for forked processes alone or, if it can be ``handed`` over, for others as well.
+
+    Raises:
+        OSError: if the system does not grant it.
+    """
+    return Handed.of(nbytes) if handed else mmap.mmap(-1, nbytes, mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | NORESERVE)
 
 
 class Arena:
@@ -33,6 +96,7 @@ class Arena:
     Args:
         count: number of places.
         nbytes: size of a place in bytes.
+        handed: whether processes receive it that are not forked; there it only shows what is in it.
 
     >>> arena = Arena(1, 1000)
     >>> place, owner = arena.take()
@@ -41,15 +105,25 @@ class Arena:
     (0, None)
     """
 
-    def __init__(self, count: int, nbytes: int) -> None:
+    def __init__(self, count: int, nbytes: int, handed: bool = False) -> None:
         self.nbytes = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
         try:
-            self.memory: mmap.mmap | None = mmap.mmap(-1, count * self.nbytes, SHARED) if count else None
+            self.memory: mmap.mmap | None = shared(count * self.nbytes, handed) if count else None
         except OSError:  # the system grants no more address space than it has memory
             self.memory = None
+        self._take_note(count)
+
+    def _take_note(self, count: int) -> None:
         self.free = list(reversed(range(count))) if self.memory else []
         self.owners: weakref.WeakValueDictionary[int, memoryview] = weakref.WeakValueDictionary()
         self.base = self.view((1,), torch.uint8, 0).data_ptr() if self.memory else 0
+
+    def __getstate__(self) -> tuple[int, mmap.mmap | None]:
+        return self.nbytes, self.memory
+
+    def __setstate__(self, state: tuple[int, mmap.mmap | None]) -> None:
+        self.nbytes, self.memory = state
+        self._take_note(0)
 
     def take(self) -> tuple[int, memoryview] | None:
         """A free place and its owner, which holds the place while tensors reference it; None if there is none."""
@@ -91,11 +165,17 @@ class Arena:
 
 
 Address = tuple[tuple[int, ...], torch.dtype, int, bool]  # shape, dtype, offset in bytes, whether in the arena
+Stored = Collection[tuple[Tensor, Address]]
 MARK = 8  # bytes of the integer at the start
 
 
 class Segment:
-    """A block of anonymous shared memory, inherited by forked processes; pages are committed on first use.
+    """A block of shared memory; pages are committed on first use.
+
+    Args:
+        nbytes: its size in bytes.
+        arena: the arena in which tensors may be already.
+        handed: whether processes receive it that are not forked.
 
     >>> segment = Segment(1000)
     >>> message, end = segment.dump({"state": [torch.ones(2), "and so on"]})
@@ -103,9 +183,21 @@ class Segment:
     ({'state': [tensor([1., 1.]), 'and so on']}, 128)
     """
 
-    def __init__(self, nbytes: int, arena: Arena | None = None) -> None:
-        self.memory = mmap.mmap(-1, ALIGN + nbytes, SHARED)
+    def __init__(self, nbytes: int, arena: Arena | None = None, handed: bool = False) -> None:
+        self.memory = shared(ALIGN + nbytes, handed)
         self.arena = arena or Arena(0, 0)
+
+    @classmethod
+    def holding(cls, *values: Any, pickler: type[pickle.Pickler]) -> tuple[Segment, tuple[bytes, ...]]:
+        """A segment as large as the tensors of values, which it holds, and the message for ``load`` of each value."""
+        end, messages, tensors = ALIGN, [], []
+        for value in values:
+            message, end, stored = _packed(value, Arena(0, 0), end, inf, pickler)
+            messages.append(message)
+            tensors += stored
+        segment = cls(end, handed=True)
+        segment._write(tensors)
+        return segment, tuple(messages)
 
     @property
     def mark(self) -> int:
@@ -118,10 +210,14 @@ class Segment:
 
     def dump(self, value: Any, start: int = ALIGN) -> tuple[bytes, int]:
         """Copy the tensors of ``value`` into the segment; return the message for ``load`` and the end offset."""
-        file = io.BytesIO()
-        packer = _Packer(file, self, start)
-        packer.dump(value)
-        return file.getvalue(), packer.end
+        message, end, stored = _packed(value, self.arena, start, len(self.memory))
+        self._write(stored)
+        return message, end
+
+    def _write(self, stored: Stored) -> None:
+        for tensor, (shape, dtype, at, _) in stored:
+            if tensor.numel():
+                self.view(shape, dtype, at).copy_(tensor.detach())
 
     def load(self, message: bytes, copy: bool = False) -> Any:
         """The value; its tensors are views of this memory or, with ``copy``, copies; those in the arena stay there."""
@@ -134,36 +230,51 @@ class Segment:
         return torch.frombuffer(self.memory, dtype=dtype, count=prod(shape), offset=at).view(shape)
 
 
-def segments(count: int, nbytes: int, arena: Arena | None = None) -> list[Segment]:
+def segments(count: int, nbytes: int, arena: Arena | None = None, handed: bool = False) -> list[Segment]:
     """So many segments; empty ones, past which all tensors are pickled, if the system grants no such address space."""
     try:
-        return [Segment(nbytes, arena) for _ in range(count)]
+        return [Segment(nbytes, arena, handed) for _ in range(count)]
     except OSError:
-        return [Segment(0, arena) for _ in range(count)]
+        return [Segment(0, arena, handed) for _ in range(count)]
 
 
-class _Packer(pickle.Pickler):
-    def __init__(self, file: io.BytesIO, segment: Segment, start: int) -> None:
-        super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
-        self.segment, self.end = segment, start
-        self.stored: dict[int, tuple[Tensor, Address]] = {}  # by identity: what occurs again is not copied again
+def _packed(
+    value: Any, arena: Arena, start: int, room: float, pickler: type[pickle.Pickler] = pickle.Pickler
+) -> tuple[bytes, int, Stored]:
+    """The pickle of a value, the end of its tensors from ``start`` on, and these with their addresses."""
+    file, stored = io.BytesIO(), {}
+    packer = _packer(pickler)(file, protocol=pickle.HIGHEST_PROTOCOL)
+    packer.arena, packer.end, packer.room, packer.stored = arena, start, room, stored
+    packer.dump(value)
+    return file.getvalue(), packer.end, stored.values()
 
-    def persistent_id(self, obj: Any) -> Address | None:
-        if not isinstance(obj, Tensor):
-            return None
-        if id(obj) in self.stored:
-            return self.stored[id(obj)][1]
-        size = obj.numel() * obj.element_size()
-        if size and (at := self.segment.arena.address(obj)) is not None:
-            return tuple(obj.shape), obj.dtype, at, True
-        address = tuple(obj.shape), obj.dtype, self.end, False
-        if self.end + size > len(self.segment.memory):
-            return None
-        if size:
-            self.segment.view(*address[:3]).copy_(obj)
-        self.end += -(-size // ALIGN) * ALIGN
-        self.stored[id(obj)] = obj, address
-        return address
+
+@cache
+def _packer(pickler: type[pickle.Pickler]) -> Any:
+    """A pickler that notes an address for each tensor; the tensor of a parameter is inside it."""
+
+    class Packer(pickler):
+        arena: Arena
+        end: int
+        room: float
+        stored: dict[int, tuple[Tensor, Address]]  # by identity: what occurs again is not copied again
+
+        def persistent_id(self, obj: Any) -> Address | None:
+            if type(obj) is not Tensor:
+                return None
+            if id(obj) in self.stored:
+                return self.stored[id(obj)][1]
+            size = obj.numel() * obj.element_size()
+            if size and (at := self.arena.address(obj)) is not None:
+                return tuple(obj.shape), obj.dtype, at, True
+            if self.end + size > self.room:
+                return None
+            address = tuple(obj.shape), obj.dtype, self.end, False
+            self.end += -(-size // ALIGN) * ALIGN
+            self.stored[id(obj)] = obj, address
+            return address
+
+    return Packer
 
 
 class _Unpacker(pickle.Unpickler):

@@ -261,6 +261,8 @@ class FederatedTask(TrainerTask):
             known = nearest(name, self.traits.computes)
             raise ConfigError(f"engine {experiment.engine!r} runs no compute {name!r}; {known}")
         self.engine = self.make_engine(self.plan, self.make_compute)
+        if self.engine.remark:
+            self.warnings.append(self.engine.remark)
         if experiment.client_state == "shared":
             self.engine.files = self._files
         if said := note(experiment.compute, self.plan):
