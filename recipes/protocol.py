@@ -3,16 +3,18 @@
 A claim says that one method is better than another: a sentence of a paper, or the order of two figures of a table. Its
 *gain* in a seed is the margin by which it holds, negative where it does not. The verdict is
 
-- *cannot be decided here* if more than 5 % of a run's updates were excluded, if data, scale or settings differ from the
-  published ones, or with fewer than three seeds (five for rounds to a target, which curves near their plateau cross by
-  chance);
-- *reproduced* if the 95 % interval of the mean gain (Student's t, paired by seed) lies above zero (*with the scripts'
-  settings* where the authors' scripts differ from their text and the runs follow the scripts);
+- *not run as published* if more than 5 % of a run's updates were excluded, if data, scale or settings differ from the
+  published ones, or if a seed has no difference because a run produced no number or both of its runs ended before the
+  target;
+- *needs more seeds* with fewer than three (five for rounds to a target, which curves near their plateau cross by
+  chance), or if the 95 % interval of the mean gain (Student's t, paired by seed) decides nothing; with how many it
+  would decide if mean and spread stayed as they are;
+- *reproduced* if that interval lies above zero (*with the scripts' settings* where the authors' scripts differ from
+  their text and the runs follow the scripts; *with λ chosen on test images* where each client takes the λ that suits
+  its test images best, as the authors' code does, which favours methods that have one);
 - *only the order reproduced* if the interval lies above zero but below half the published gain, where that is known in
   the same unit;
-- *not reproduced* if the interval lies below zero, or contains zero and lies below half the published gain;
-- *cannot be decided here* otherwise, and if a seed has no difference because a run produced no number or both of its
-  runs ended before the target.
+- *not reproduced* if the interval lies below zero, or contains zero and lies below half the published gain.
 
 A run that did not reach its target counts with what it had spent when it ended, which bounds the gain from one side: a
 bound can decide only in its own direction.
@@ -29,6 +31,7 @@ from statistics import fmean
 from typing import Any
 
 from reporting import MOST
+from scipy.special import stdtrit
 
 from fedloom.metrics.curves import paired
 
@@ -48,9 +51,16 @@ class Verdict(str, Enum):
 
     REPRODUCED = "reproduced"
     SCRIPTS = "reproduced with the scripts' settings"
+    ON_TEST = "reproduced with λ chosen on test images"
     ORDER = "only the order reproduced"
     NOT_REPRODUCED = "not reproduced"
-    UNDECIDED = "cannot be decided here"
+    OTHERWISE = "not run as published"
+    SEEDS = "needs more seeds"
+
+    @property
+    def open(self) -> bool:
+        """Whether it decides nothing."""
+        return self in (Verdict.OTHERWISE, Verdict.SEEDS)
 
 
 class AtLeast(float):
@@ -80,6 +90,11 @@ class Claim:
     scripts: bool = False
     cost: tuple[Measure, str] | None = None
     seeds: int = SEEDS
+
+    @property
+    def on_test(self) -> bool:
+        """Whether our figure is the best on test images over the values of a setting, as the authors' code has it."""
+        return "as published" in self.ours.split(" > ")
 
 
 @dataclass(frozen=True)
@@ -126,6 +141,7 @@ def judge(
     *,
     differs: str = "",
     scripts: bool = False,
+    on_test: bool = False,
     left_out: float = 0.0,
     at_least: bool = False,
     at_most: bool = False,
@@ -142,7 +158,9 @@ def judge(
     >>> judge({"mean": 2.0, "low": 1.6, "high": 2.4, "seeds": 3})
     (<Verdict.REPRODUCED: 'reproduced'>, 'interval above 0')
     >>> judge({"mean": 2.0, "low": float("nan"), "high": float("nan"), "seeds": 1})
-    (<Verdict.UNDECIDED: 'cannot be decided here'>, '1 seed; the difference has the claimed sign')
+    (<Verdict.SEEDS: 'needs more seeds'>, '1 seed; the difference has the claimed sign')
+    >>> judge({"mean": 0.5, "low": -0.2, "high": 1.2, "seeds": 5, "se": 0.25})
+    (<Verdict.SEEDS: 'needs more seeds'>, 'the interval contains 0; about 8 seeds would decide')
     >>> judge({"mean": 0.1, "low": -0.2, "high": 0.4, "seeds": 5}, published=1.0)
     (<Verdict.NOT_REPRODUCED: 'not reproduced'>, 'the interval contains 0 and lies below half the published gain')
     >>> judge({"mean": 0.2, "low": 0.1, "high": 0.3, "seeds": 5}, published=1.0)
@@ -155,15 +173,16 @@ def judge(
     none = small and gain["low"] <= 0 <= gain["high"]
     if left_out > MOST:
         lost = f"{left_out:.0%} of the updates" if left_out < 1 else f"{left_out:.0f} updates (share unknown)"
-        return Verdict.UNDECIDED, f"{lost} were excluded"
+        return Verdict.OTHERWISE, f"{lost} were excluded"
     if without:
-        return Verdict.UNDECIDED, f"{without} of {seeds + without} seeds have no difference"
+        return Verdict.OTHERWISE, f"{without} of {seeds + without} seeds have no difference"
     if above and small and not differs:
         return Verdict.ORDER, "interval above 0, but below half the published gain"
     if above and not differs:
         less = published and gain["high"] < published and not at_least
         beside = "; less than published" if less else "; more than published" if gain["low"] > published > 0 else ""
-        return Verdict.SCRIPTS if scripts else Verdict.REPRODUCED, f"interval above 0{beside}"
+        kind = Verdict.ON_TEST if on_test else Verdict.SCRIPTS if scripts else Verdict.REPRODUCED
+        return kind, f"interval above 0{beside}"
     if below and not differs:
         return Verdict.NOT_REPRODUCED, "interval below 0"
     if none and not differs:
@@ -179,7 +198,26 @@ def judge(
         here = HOLDS if above else OPPOSITE
     else:
         here = "the interval contains 0" if gain["low"] <= 0 <= gain["high"] else "the gain is only a bound"
-    return Verdict.UNDECIDED, f"{differs}; {here}" if differs else here
+    if differs:
+        return Verdict.OTHERWISE, f"{differs}; {here}"
+    if here == "the gain is only a bound":
+        return Verdict.OTHERWISE, f"{here}, since runs ended before the target"
+    return Verdict.SEEDS, here + (f"; about {n} seeds would decide" if (n := deciding(gain, published)) else "")
+
+
+def deciding(gain: Mapping[str, float], published: float = 0.0, most: int = 1000) -> int:
+    """The number of seeds with which the interval would decide if mean and spread stayed; 0: unknown, or over ``most``.
+
+    It decides where it lies on one side of 0, or below half the published gain.
+
+    >>> deciding({"mean": 1.0, "se": 1.0, "seeds": 4}), deciding({"mean": 0.0, "se": 1.0, "seeds": 4}, published=4.0)
+    (18, 7)
+    """
+    if not gain.get("se", 0.0) > 0:
+        return 0
+    spread = gain["se"] * gain["seeds"] ** 0.5
+    apart = max(abs(gain["mean"]), published / 2 - gain["mean"] if published else 0.0)
+    return next((n for n in range(SEEDS, most + 1) if stdtrit(n - 1, 0.975) * spread / n**0.5 < apart), 0)
 
 
 def evidence(claim: Claim, results: Mapping[str, Any], differs: str = "") -> Evidence:
@@ -199,8 +237,8 @@ def evidence(claim: Claim, results: Mapping[str, Any], differs: str = "") -> Evi
     lost = [*dropped(results, claim.ours), *dropped(results, best)]
     share = max(lost, default=0.0)
     verdict, reason = judge(
-        gain, differs=claim.differs or differs, scripts=claim.scripts, left_out=share, at_least=at_least,
-        at_most=at_most, needed=claim.seeds, published=published_gain(claim),
+        gain, differs=claim.differs or differs, scripts=claim.scripts, on_test=claim.on_test, left_out=share,
+        at_least=at_least, at_most=at_most, needed=claim.seeds, published=published_gain(claim),
         without=len(both) - int(gain["seeds"]),
     )  # fmt: skip
     return Evidence(

@@ -16,21 +16,24 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
-from claims import CHANGED, NOT_RUN, RESULTS, WITHOUT
+from claims import AS_CODED, CHANGED, NOT_RUN, RESULTS, WITHOUT
 from protocol import HOLDS, OPPOSITE, ROOT, SEEDS, TARGET_SEEDS, Claim, Evidence, Verdict, difference, evidence, stored
 from reporting import table
 
 PAGE = ROOT.parent / "docs/reproduction.md"
 HEADER = ("table", "claim", "published", "ours", "gain ± s.e. (95 %)", "seeds", "excluded", "cost", "verdict", "why")
 OVERVIEW = (
-    "results", "claims", "reproduced", "order only", "not reproduced", "holds here", "opposite here", "open"
+    "results", "claims", "reproduced", "λ on test images", "order only", "not reproduced", "holds here",
+    "opposite here", "needs more seeds", "not run as published",
 )  # fmt: skip
 HEAD = """# Which published claims are reproduced
 
 This page judges {count} claims by the stored results of the [recipes](../recipes/README.md): {shares}.
 A claim says that one method is better than another: a sentence of a paper, or the order of two figures of a table.
-Of the claims that cannot be decided here, {holds} hold with our data or at our scale, and for {opposite} the opposite
-holds, each with a 95 % interval on one side of 0; the others are open.
+{distinct} of them are distinct comparisons of published figures, of which {decided} are decided; {unpublished} have no
+published figure, and the others ask the same comparison under another setting of ours.
+Of the claims not run as published, {holds} hold with our data or at our scale, and for {opposite} the opposite
+holds, each with a 95 % interval on one side of 0.
 
 {overview}
 
@@ -65,7 +68,7 @@ def day(results: Mapping[str, Any]) -> str:
 def line(claim: Claim, found: Evidence) -> list[str]:
     """The row of a claim."""
     ours = f"{found.ours} : {found.other} ({found.against})"
-    shown = f"**{found.verdict}**" if found.verdict is not Verdict.UNDECIDED else str(found.verdict)
+    shown = str(found.verdict) if found.verdict.open else f"**{found.verdict}**"
     gain = difference(found.gain, claim.digits)
     return [claim.table, claim.says, claim.published, ours, gain, f"{found.gain['seeds']:.0f}", found.left_out,
             found.cost, shown, found.reason]  # fmt: skip
@@ -88,14 +91,25 @@ def anchor(title: str) -> str:
 
 
 def counts(judged: Iterable[tuple[Claim, Evidence]]) -> list[int]:
-    """The number of claims: all, by verdict, those that hold here or whose opposite does, and the open ones."""
-    found = Counter(
-        given.verdict if given.verdict is not Verdict.UNDECIDED else given.reason.rpartition("; ")[2]
-        for _, given in judged
-    )
+    """Numbers of claims: all, by verdict, those that hold here or whose opposite does, and both kinds of open ones."""
+    found = Counter[str]()
+    for _, one in judged:
+        here = one.reason.rpartition("; ")[2]
+        found[here if here in (HOLDS, OPPOSITE) else one.verdict] += 1
     reproduced = found[Verdict.REPRODUCED] + found[Verdict.SCRIPTS]
-    known = [reproduced, found[Verdict.ORDER], found[Verdict.NOT_REPRODUCED], found[HOLDS], found[OPPOSITE]]
-    return [found.total(), *known, found.total() - sum(known)]
+    kinds = (Verdict.ON_TEST, Verdict.ORDER, Verdict.NOT_REPRODUCED, HOLDS, OPPOSITE, Verdict.SEEDS, Verdict.OTHERWISE)
+    return [found.total(), reproduced, *(found[kind] for kind in kinds)]
+
+
+def comparisons(judged: Mapping[str, Iterable[tuple[Claim, Evidence]]]) -> dict[tuple[str, str, str], bool]:
+    """The distinct comparisons of published figures, by recipe, table and figures, and whether a claim decides each."""
+    found: dict[tuple[str, str, str], bool] = {}
+    for file, rows in judged.items():
+        for claim, one in rows:
+            if claim.published != "-":
+                key = file.partition("/")[0], claim.table, claim.published
+                found[key] = found.get(key, False) or not one.verdict.open
+    return found
 
 
 def page() -> str:
@@ -112,10 +126,15 @@ def page() -> str:
     total = counts(pair for found in judged.values() for pair in found)
     overview = table(OVERVIEW, [*rows, ["**all**", *map(str, total)]])
     facts = {"seeds": SEEDS, "target_seeds": TARGET_SEEDS}
-    facts |= {"holds": total[4], "opposite": total[5], "overview": overview}
+    facts |= {"holds": total[5], "opposite": total[6], "overview": overview}
+    distinct = comparisons(judged)
+    facts |= {"distinct": len(distinct), "decided": sum(distinct.values())}
+    facts |= {"unpublished": sum(claim.published == "-" for rows in judged.values() for claim, _ in rows)}
     text = [HEAD.format(count=count.total(), shares=shares, **facts)]
     text += [*(f"- {change}" for change in CHANGED), "", "Not run, or not run at the published scale:", ""]
     text += [f"- {tables}" for tables in NOT_RUN]
+    text += ["", "Published figures that come from code which departs from the equations:", ""]
+    text += [f"- {tables}" for tables in AS_CODED]
     for file, result in RESULTS.items():
         about = f"Results: {link(file)}, {day(contents[file]) or 'undated'}."
         about += f" Differs from the publication: {result.differs}." if result.differs else ""

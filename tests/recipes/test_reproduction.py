@@ -32,7 +32,7 @@ def by_hand(ours: list[float], other: list[float]) -> str:
     """The rule for runs in the published setting, from SciPy's paired test."""
     interval = stats.ttest_rel(ours, other).confidence_interval(0.95)
     if len(ours) < 3 or interval.low <= 0 <= interval.high:
-        return "cannot be decided here"
+        return "needs more seeds"
     return "reproduced" if interval.low > 0 else "not reproduced"
 
 
@@ -62,7 +62,7 @@ def test_three_seeds_by_hand(protocol: ModuleType) -> None:
     """Gains 1, 2, 3: mean 2, s.e. 1 / √3, t(.975, 2) = 4.3027, so that the interval is 2 ± 2.484 and contains 0."""
     found = protocol.evidence(claim(protocol), stored(A=[1, 2, 3], B=[0, 0, 0]))
     assert (found.gain["low"], found.gain["high"]) == pytest.approx((-0.4841, 4.4841), abs=1e-4)
-    assert (found.verdict, found.reason) == ("cannot be decided here", "the interval contains 0")
+    assert (found.verdict, found.reason) == ("needs more seeds", "the interval contains 0; about 4 seeds would decide")
     nearer = protocol.evidence(claim(protocol), stored(A=[2, 2, 3], B=[0, 0, 0]))  # 2.333 ± 4.3027 / 3
     assert (nearer.gain["low"], nearer.gain["high"]) == pytest.approx((0.8991, 3.7676), abs=1e-4)
     assert nearer.verdict == "reproduced"
@@ -73,13 +73,13 @@ def test_a_gain_that_is_far_smaller_than_published(protocol: ModuleType) -> None
     results = stored(A=[-1, 0, 1, 0, 0], B=[0] * 5)
     for published, verdict in (
         ("9.76 : 8", "not reproduced"),
-        ("9.75 : 8", "cannot be decided here"),
-        ("8 : 9.76", "cannot be decided here"),
+        ("9.75 : 8", "needs more seeds"),
+        ("8 : 9.76", "needs more seeds"),
         ("+1.76", "not reproduced"),
-        ("+1.75", "cannot be decided here"),
-        ("1.76", "cannot be decided here"),
-        ("9.76 : 8 to 5 %", "cannot be decided here"),
-        ("-", "cannot be decided here"),
+        ("+1.75", "needs more seeds"),
+        ("1.76", "needs more seeds"),
+        ("9.76 : 8 to 5 %", "needs more seeds"),
+        ("-", "needs more seeds"),
     ):
         assert protocol.evidence(claim(protocol, published=published), results).verdict == verdict
     lower = {"lower": True, "published": "8 : 9.76"}
@@ -89,7 +89,7 @@ def test_a_gain_that_is_far_smaller_than_published(protocol: ModuleType) -> None
         assert protocol.evidence(claim(protocol, published=published), small).verdict == verdict
     late = protocol.AtLeast(0)
     bound = claim(protocol, **lower, measure=lambda score, _: late if score == 1 else score)
-    assert protocol.evidence(bound, results).verdict == "cannot be decided here"
+    assert protocol.evidence(bound, results).verdict == "needs more seeds"
     assert protocol.evidence(claim(protocol, published="+5", differs="small"), results).verdict != "not reproduced"
     assert protocol.evidence(claim(protocol, published="+5"), stored(A=[-1, 1], B=[0, 0])).verdict != "not reproduced"
 
@@ -97,10 +97,10 @@ def test_a_gain_that_is_far_smaller_than_published(protocol: ModuleType) -> None
 def test_other_settings_lost_updates_and_scripts(protocol: ModuleType) -> None:
     results = stored(A=[2, 2, 3], B=[0, 0, 0])
     reduced = protocol.evidence(claim(protocol, differs="a small network"), results)
-    assert (reduced.verdict, reduced.reason) == ("cannot be decided here", "a small network; holds here")
+    assert (reduced.verdict, reduced.reason) == ("not run as published", "a small network; holds here")
     scripts = protocol.evidence(claim(protocol, scripts=True), results)
     assert scripts.verdict == "reproduced with the scripts' settings"
-    for share, verdict in ((0.05, "reproduced"), (0.06, "cannot be decided here")):
+    for share, verdict in ((0.05, "reproduced"), (0.06, "not run as published")):
         results["runs"]["B"]["1"]["left_out"] = share
         for run in (*results["runs"]["A"].values(), *results["runs"]["B"].values()):
             run.setdefault("left_out", 0.0)
@@ -110,17 +110,17 @@ def test_other_settings_lost_updates_and_scripts(protocol: ModuleType) -> None:
         run["failures"] = 2  # a number, of an unknown share
     found = protocol.evidence(claim(protocol), results)
     assert (found.verdict, found.reason) == (
-        "cannot be decided here", "2 updates (share unknown) were excluded"
+        "not run as published", "2 updates (share unknown) were excluded"
     )  # fmt: skip
 
 
 def test_seeds_without_a_difference_are_not_passed_over(protocol: ModuleType) -> None:
     found = protocol.evidence(claim(protocol), stored(A=[2, 2, 3, 2], B=[0, 0, 0, float("nan")]))
-    assert (found.verdict, found.reason) == ("cannot be decided here", "1 of 4 seeds have no difference")
+    assert (found.verdict, found.reason) == ("not run as published", "1 of 4 seeds have no difference")
     late = protocol.AtLeast(100)
     unreached = claim(protocol, lower=True, measure=lambda score, _: late if score is None else score)
     found = protocol.evidence(unreached, stored(A=[10, 11, 12, None], B=[90, 91, 92, None]))
-    assert (found.verdict, found.reason) == ("cannot be decided here", "1 of 4 seeds have no difference")
+    assert (found.verdict, found.reason) == ("not run as published", "1 of 4 seeds have no difference")
 
 
 def test_the_best_of_several_counts(protocol: ModuleType) -> None:
@@ -138,7 +138,8 @@ def test_a_bound_decides_towards_its_side_only(protocol: ModuleType) -> None:
     assert protocol.evidence(claim(protocol, **measure), stored(A=fast, B=slow)).verdict == "reproduced"
     assert protocol.evidence(claim(protocol, **measure), stored(A=slow, B=fast)).verdict == "not reproduced"
     beyond = protocol.evidence(claim(protocol, **measure), stored(A=slow, B=[200, 210, 220]))
-    assert (beyond.verdict, beyond.reason) == ("cannot be decided here", "the gain is only a bound")
+    assert beyond.verdict == "not run as published"
+    assert beyond.reason == "the gain is only a bound, since runs ended before the target"
     for mean, bounds, says in (
         (-1.0, "at_least", "is only a bound"),
         (0.0, "at_least", "is only a bound"),
@@ -183,17 +184,19 @@ def test_the_page_counts_every_claim_once_and_links_to_its_section(
     def given(verdict: Any, reason: str) -> Any:
         return None, protocol.Evidence("", "", "", {}, "", "", verdict, reason)
 
-    kinds, undecided = protocol.Verdict, protocol.Verdict.UNDECIDED
-    found = [given(kinds.REPRODUCED, "interval above 0"), given(kinds.SCRIPTS, "interval above 0")]
+    kinds, otherwise = protocol.Verdict, protocol.Verdict.OTHERWISE
+    found = [given(kind, "interval above 0") for kind in (kinds.REPRODUCED, kinds.SCRIPTS, kinds.ON_TEST)]
     found += [given(kinds.ORDER, "interval above 0, but below half the published gain")]
-    found += [given(kinds.NOT_REPRODUCED, "interval below 0"), given(undecided, "γ is not published; holds here")]
-    found += [given(undecided, "letters; the opposite holds here")] * 2 + [given(undecided, "the interval contains 0")]
-    assert reproduction.counts(found) == [8, 2, 1, 1, 1, 2, 1]
+    found += [given(kinds.NOT_REPRODUCED, "interval below 0"), given(otherwise, "γ is not published; holds here")]
+    found += [given(otherwise, "letters; the opposite holds here")] * 2
+    found += [given(otherwise, "letters; the interval contains 0"), given(kinds.SEEDS, "the interval contains 0")]
+    assert reproduction.counts(found) == [10, 2, 1, 1, 1, 1, 2, 1, 1]
     page = reproduction.PAGE.read_text()
     headings = [line.removeprefix("## ") for line in page.splitlines() if line.startswith("## ")]
     assert all(f"| {reproduction.anchor(title)} |" in page for title in headings[:-1])
     *_, total = (line for line in page.splitlines() if line.startswith("| **all** |"))
-    rows = [line for line in page.splitlines() if line.count(" | ") == 9 and line.endswith(" |")]
+    _, _, sections = page.partition("\n## ")
+    rows = [line for line in sections.splitlines() if line.count(" | ") == 9 and line.endswith(" |")]
     assert int(total.split(" | ")[1]) == len(rows) - len(headings[:-1]) * 2
 
 
