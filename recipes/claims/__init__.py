@@ -35,8 +35,8 @@ NOT_RUN = (
     "and the figures",
 )
 AS_CODED = (
-    "SuPerFed's tables: the authors' code pulls with μ Σ ‖·‖, a norm for each tensor, where the text has (μ/2)‖·‖². Our "
-    "runs follow the text.",
+    "SuPerFed's tables: the authors' code pulls with μ Σ ‖·‖, a norm for each tensor, where the text has (μ/2)‖·‖². "
+    "Our runs follow the text.",
     "AAggFF's tables: the authors' code starts with p = 1 instead of 1/K, adds αI inside the Hessian, leaves out its "
     "cross term and the mean response, and its normal distribution function falls with the loss. Our runs follow the "
     "text.",
