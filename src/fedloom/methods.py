@@ -428,6 +428,47 @@ preset(
     "SuPerFed, layer mixing: as ``superfed_mm``, with one λ per layer. Hahn et al., 2022.",
     names={"personal.layers": ""},
 )
+# several models: without a server, at edge servers, for every client; method.topology= makes others of any method
+preset(
+    "dpsgd",
+    lambda name: Method(name, CE, topology=topology.Ring(combine_first=True), citation="lian2017dpsgd"),
+    "Decentralised SGD on a ring: θ_i ← Σ_j B_ij θ_j - step_i, with every client's own model. Lian et al., 2017.",
+    "Algorithm 1, with local.steps=1; other graphs by method.topology.",
+    {"topology.combine_first": ""},
+)
+preset(
+    "dfedavgm",
+    lambda name: Method(name, CE, topology=topology.Ring(), citation="sun2023dfedavgm"),
+    "Decentralised FedAvg on a ring: local steps with momentum, then θ_i ← Σ_j B_ij θ_j. Sun et al., 2023.",
+    "Algorithm 1, with local.momentum=0.9; other graphs by method.topology.",
+    {"topology.combine_first": ""},
+)
+preset(
+    "gossip",
+    lambda name: Method(name, CE, topology=topology.RandomPairs()),
+    "Clients train, are paired at random in every round, and each pair takes the mean of its models.",
+    names={"topology.combine_first": ""},
+)
+preset(
+    "kgt",
+    lambda name: Method(name, CE, drift.GradientTracking(), topology=topology.Ring()),
+    "Gradient tracking on a ring: steps along g + c_i with c_i ← c_i - z_i + Σ_j B_ij z_j. Liu et al., 2024.",
+    "SCAFFOLD's sibling without a server: no bias with a constant step; other graphs by method.topology.",
+    {"topology.combine_first": ""},
+)
+preset(
+    "hierfavg",
+    lambda name: Method(name, CE, topology=topology.Hierarchy()),
+    "FedAvg at edge servers, whose models a cloud averages every ``cloud_every`` rounds. Liu et al., ICC 2020.",
+)
+preset(
+    "fedamp",
+    lambda name: Method(
+        name, (*CE, objectives.Proximal(mu=1.0)), personal=personal.OwnStart(), topology=topology.Attention()
+    ),
+    "Own models w_i pulled to u_i = Σ_j ξ_ij w_j, a mean that weighs similar models more. Huang et al., AAAI 2021.",
+    "μ is λ/α of the paper.",
+)
 # slow and absent clients; schedule=buffered and so on makes any other method asynchronous
 preset(
     "fedbuff",

@@ -97,6 +97,9 @@ def leaves(snapshot: Snapshot) -> Iterator[tuple[str, Tensor]]:
     for client, state in sorted(snapshot.store):
         for place, t in sorted(state.items()):
             yield from ((f"client {client}/{place}/{name}", value) for name, value in sorted(t.items()))
+    for number, state in sorted(snapshot.rows or ()):
+        for place, t in sorted(state.items()):
+            yield from ((f"model {number}/{place}/{name}", value) for name, value in sorted(t.items()))
     if snapshot.last is not None:
         yield "average/total", snapshot.last.total
         yield from ((f"average/{client}", snapshot.last.get(client)) for client in snapshot.last.models.clients)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import composition, fair, generative, losses, meta, nested, personal, reference, synthetic, target
+from helpers import composition, fair, generative, losses, meta, nested, personal, reference, several, synthetic, target
 from helpers.federations import classes
 from helpers.marks import exhaustive, kinds, slow
 from helpers.networks import tanh_net
@@ -26,7 +26,7 @@ WIDTH, ROUNDS, COHORT, SEED = 3, 3, 4, 7
 # that of FedMGDA+'s quadratic programme, which is solved to that precision.
 TOLERANCE, GROWTH = 1e-11, 300.0
 
-FAMILIES = (reference, composition, fair, losses, target, personal, meta, nested, generative, synthetic)
+FAMILIES = (reference, composition, fair, losses, target, personal, meta, nested, generative, synthetic, several)
 ORACLES = {name: oracle for family in FAMILIES for name, oracle in family.ORACLES.items()}
 
 LOCALS = {
@@ -125,6 +125,9 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     "fedhen": [{"simple_fraction": 0.25, "side_weight": 3.0}, {"simple_fraction": 1.0}, {"simple_fraction": 0.0}],
     "noside": [{"simple_fraction": 0.7}],
     "ifca": [{"clusters": 3}, {"clusters": 1}],
+    "gossip": [{"seed": 1}],
+    "hierfavg": [{"edges": 3, "cloud_every": 2, "members": "strided"}],
+    "fedamp": [{"mu": 0.5, "alpha": 0.3, "sigma": 2.0}, {"sigma": 1e9}],
     "decouple": [{"simple_fraction": 0.7}],
     "heterofl": [{"widths": (1.0, 0.75, 0.25)}, {"widths": (1.0, 0.5, 0.25), "scale": True}],
     "fedevg": [

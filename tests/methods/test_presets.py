@@ -22,6 +22,8 @@ OTHER_DEFAULTS = {
     "superfed_lm": {"personal.layers": True},
     "fedasync": {"objective.1.mu": 0.005, "weighting.0.models": True, "server.lr": 0.6},
     "mifa": {"drift.mean": True},
+    "dpsgd": {"topology.combine_first": True},
+    "fedamp": {"objective.1.mu": 1.0},
     "fedspeed": {
         "objective.1.rho": 0.1,
         "objective.1.unit": False,

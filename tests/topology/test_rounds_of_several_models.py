@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from helpers.federations import classes
+from helpers.marks import exhaustive
 from helpers.networks import normed, tanh_net
+from helpers.quadratics import quadratics
 from helpers.reference import World
 from helpers.runs import assert_same_state, experiment, go
+from scipy.linalg import block_diag
 from torch import Tensor, nn
 
 from fedloom.core.context import Meeting
 from fedloom.core.errors import ConfigError
+from fedloom.core.federation import Index, Split
 from fedloom.core.links import Links, mixed
 from fedloom.core.local import Local
 from fedloom.core.method import Method
@@ -26,9 +31,19 @@ from fedloom.experiment.experiment import Evaluation
 from fedloom.experiment.federated import FederatedTask, RunResult, run
 from fedloom.methods import make
 from fedloom.parts.mixing import CoordinateMedian, Uniform
-from fedloom.parts.objectives import CrossEntropy
+from fedloom.parts.objectives import CrossEntropy, SquaredError
 from fedloom.parts.server import SGD
-from fedloom.parts.topology import Clusters, Complete, EdgeList, Exponential, Hierarchy, OwnModel, Ring, Torus
+from fedloom.parts.topology import (
+    Attention,
+    Clusters,
+    Complete,
+    EdgeList,
+    Exponential,
+    Hierarchy,
+    OwnModel,
+    Ring,
+    Torus,
+)
 
 LOSS = (CrossEntropy(),)
 LOCAL = Local(epochs=2, batch_size=4, lr=0.2, lr_decay=0.9)
@@ -188,6 +203,59 @@ def test_clusters_are_what_clients_choose(clusters: int) -> None:
     assert [r["comm/bytes"] for r in own.history] == [r["comm/bytes"] for r in before.history]
 
 
+def test_a_constant_step_biases_decentralised_sgd_and_gradient_tracking_not() -> None:
+    """On a ring of quadratics with constant steps: W x - ηg(x) = x is not the minimiser, and x = mean is."""
+    problem, k = quadratics(), 4
+    best, once, ring = problem.solution(np.full(k, 1 / k)), Local(steps=1, batch_size=0, lr=0.2), make("dpsgd").topology
+
+    def ends(name: str, rounds: int, local: Local) -> np.ndarray:
+        return models(problem.run(make(name).with_loss(SquaredError()), rounds, local)).numpy()
+
+    def fixed(lr: float) -> np.ndarray:
+        apart = np.kron(np.eye(k) - ring.known(k)[0].matrix(k), np.eye(3))
+        return np.linalg.solve(apart + lr * block_diag(*problem.a), lr * np.concatenate(problem.b)).reshape(k, 3)
+
+    np.testing.assert_allclose(ends("dpsgd", 24, once), fixed(0.2), rtol=0, atol=5e-3)
+    errors = [np.abs(fixed(lr) - best).max() for lr in (0.2, 0.02, 0.002)]
+    assert errors[0] > 0.2
+    assert errors[0] > 5 * errors[1] > 25 * errors[2]
+    assert np.abs(ends("kgt", 24, replace(once, steps=2)) - best).max() < 1e-3
+
+
+def test_attention_to_nobody_is_local_training_and_permuted_clients_permute_the_models() -> None:
+    method = make("fedamp", mu=0.5)
+    alone = go(replace(method, topology=OwnModel()))
+    far = go(replace(method, topology=Attention(sigma=1e9)))
+    torch.testing.assert_close(models(far), models(alone), rtol=0, atol=1e-7)
+    whole, federation, order = Local(steps=4, batch_size=0, lr=0.1), classes(), [4, 2, 5, 0, 3, 1]
+    lists = [federation.train.index[i] for i in order]
+    renamed = replace(federation, train=Split(federation.train.arrays, Index.of(lists)))
+    a, b = (models(go(method, federation=one, local=whole)) for one in (federation, renamed))
+    torch.testing.assert_close(a[order], b, rtol=0, atol=TINY)
+    assert (a[0] - a[1]).abs().max() > 1e-3
+
+
+def test_the_spectral_gap_is_said_before_the_run(tmp_path: Path) -> None:
+    result = run(experiment("gossip"), tmp_path / "a")
+    assert result.summary["topology"]["models"] == 6
+    assert 0 < result.summary["topology"]["spectral_gap"] < 1
+    apart = go(on(EdgeList(pairs=((0, 1), (2, 3)))))
+    assert apart.summary["topology"]["spectral_gap"] == 0
+    assert "the graph of clients falls apart" in apart.summary["warnings"][-1]
+
+
+def test_edges_are_read_from_files_and_networkx(tmp_path: Path) -> None:
+    path = tmp_path / "edges.csv"
+    path.write_text("# a line\n0,1\n1 2 0.5\n")
+    there = EdgeList(pairs=path)
+    assert there.edges(3, 0).tolist() == EdgeList(pairs=[(0, 1), (1, 2)]).edges(3, 0).tolist()  # type: ignore[arg-type]
+    path.write_text("0 one\n")
+    with pytest.raises(ConfigError, match=r"line 1 of .* is no pair of client numbers\."):
+        there.edges(3, 0)
+    with pytest.raises(ConfigError, match="an edge names client 7, but there are 6"):
+        go(on(EdgeList(pairs=((0, 7),))))
+
+
 def pure(topology: Topology, rounds: int) -> tuple[Tensor, Tensor, FederatedTask]:
     """The models of a run without steps whose clients start apart, before and after, [K, P]."""
     made = experiment(on(topology), rounds=rounds, local=Local(steps=1, batch_size=4, lr=1e-300))
@@ -246,7 +314,9 @@ def test_clients_use_and_the_table_shows_the_models_that_they_receive() -> None:
     assert own.summary["headline"] == "clients/accuracy/mean"
 
 
-@pytest.mark.parametrize("topology", [Ring(), Hierarchy(2, 2), Clusters()])
+@pytest.mark.parametrize(
+    "topology", [Ring(), *(pytest.param(one, marks=exhaustive) for one in (Hierarchy(2, 2), Clusters()))]
+)
 def test_several_models_resume_on_disk_and_in_processes_to_the_same_bits(topology: Topology, tmp_path: Any) -> None:
     method = on(topology, server=SGD(momentum=0.5))
     whole = run(experiment(method, rounds=4, cohort=4))
@@ -270,6 +340,13 @@ def test_several_models_resume_on_disk_and_in_processes_to_the_same_bits(topolog
 def test_rows_off_the_simplex_are_refused(weights: tuple[tuple[float, ...], ...], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         go(on(Given(weights=weights)), rounds=1)
+
+
+def test_rounds_that_wait_for_some_mix_those_and_steps_without_rounds_are_refused() -> None:
+    patient = go(on(Ring()), devices="equal", schedule="over_select", cohort=3)
+    assert {len(models(patient)), patient.history[-1]["failures"]} == {6, 0}
+    with pytest.raises(ConfigError, match="topology 'ring' mixes models at the end of rounds, which schedule=buffered"):
+        go(on(Ring()), devices="equal", schedule="buffered")
 
 
 def test_a_matrix_of_ones_own_and_its_state() -> None:

@@ -164,4 +164,4 @@ def spectral_gap(matrices: Sequence[np.ndarray]) -> float:
     """
     apart = np.eye(len(matrices[0])) - 1 / len(matrices[0])
     squares = np.mean([(apart @ b @ apart).T @ (apart @ b @ apart) for b in matrices], axis=0)
-    return 1 - float(np.sqrt(np.clip(np.linalg.eigvalsh(squares)[-1], 0.0, None).round(15)))
+    return max(1 - round(float(np.sqrt(max(np.linalg.eigvalsh(squares)[-1], 0.0))), 12), 0.0)

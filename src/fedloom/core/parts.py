@@ -552,6 +552,10 @@ class Topology(Part):
         """Return the initial values of a model; ``leaves`` are the sizes of the parameters in θ⁰, in order."""
         return theta
 
+    def known(self, clients: int) -> tuple[Links, ...]:
+        """Return B of the rounds after which it repeats, with all K clients, as far as it is known before the run."""
+        return ()
+
     def between(self, state: Tree, meeting: Meeting) -> tuple[Tree, Links | tuple[Links, ...] | None]:
         """Return the topology's new state and rows of B; None if the models stay as they are."""
         return state, None

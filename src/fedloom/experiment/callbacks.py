@@ -48,6 +48,7 @@ class RunInfo:
         headline: the metric of the records by which the run is judged.
         directory: the run directory; None if the run is kept in memory.
         unit: what is counted as rounds.
+        facts: what is known of the run beforehand, shown before its first round.
         model: maps what ``on_step`` receives to the server's model after that step, if the task has one. The module
             holds one model at a time.
     """
@@ -59,6 +60,7 @@ class RunInfo:
     headline: str = "global/accuracy"
     directory: RunDirectory | None = None
     unit: str = "round"
+    facts: tuple[str, ...] = ()
     model: Callable[[Any], nn.Module] | None = None
 
 
@@ -237,6 +239,8 @@ class LineProgress(NullProgress):
         self.run = run
         if run.start:
             self._print(f"{self.label or run.name}  continues after round {run.start}")
+        for fact in run.facts:
+            self._print(f"{self.label or run.name}  {fact}")
 
     def on_round(self, record: Mapping[str, Any]) -> None:
         """Print one line: round, metrics, failures, time."""

@@ -20,6 +20,7 @@ from fedloom.core.client import Broadcast, Failure, FailureKind, Result
 from fedloom.core.cohort import Report
 from fedloom.core.engine import Engine
 from fedloom.core.errors import CheckpointError, ClientError, ConfigError, nearest, outside
+from fedloom.core.links import spectral_gap
 from fedloom.core.local import CHANGEABLE, cohort_size, draw_cohort
 from fedloom.core.round import federated_round, received_losses
 from fedloom.core.server import Server
@@ -60,6 +61,8 @@ from fedloom.experiment.trained import TrainedRun
 from fedloom.experiment.trainer import Record, Trainer, TrainerTask
 from fedloom.metrics import auroc, divergence_from_uniform
 from fedloom.timing.selection import Chosen, Past, Uniform
+
+SOLVED = 1000  # models up to which the spectral gap of a topology is computed
 
 
 class RoundStep(NamedTuple):
@@ -216,6 +219,7 @@ class FederatedTask(TrainerTask):
         )  # everyone tests the model of all
         self.evaluator = Evaluator(self.plan, everyone if alike else federation, experiment.evaluation)
         self.model = self._model_after if method.predicts and (common or not judged) else None
+        self.gap: float | None = None  # the spectral gap of a topology, if it is known
         self.failures: list[Failure] = []
         self.sent = Traffic()
         self.engine: Engine | None = None
@@ -260,6 +264,8 @@ class FederatedTask(TrainerTask):
         if (name := resolved(experiment.compute, self.plan)) not in self.traits.computes:
             known = nearest(name, self.traits.computes)
             raise ConfigError(f"engine {experiment.engine!r} runs no compute {name!r}; {known}")
+        if self.plan.models > 1:
+            self._describe_topology()
         self.engine = self.make_engine(self.plan, self.make_compute)
         if self.engine.remark:
             self.warnings.append(self.engine.remark)
@@ -277,6 +283,19 @@ class FederatedTask(TrainerTask):
                 f"{kept} samples are set aside for validation, but this run reads none of them; validation=0 trains on "
                 "them."
             )
+
+    def _describe_topology(self) -> None:
+        """Say how many models there are, and how fast they would agree without training."""
+        clients, models = self.plan.population.clients, self.plan.models
+        self.facts = [f"{models} models for {clients} clients"]
+        known = self.experiment.method.topology.known(clients) if models <= SOLVED else ()
+        if known:
+            self.gap = spectral_gap([links.matrix(models) for links in known])
+            self.facts[0] += f", spectral gap {self.gap:.3g}"
+            if self.gap <= 0:
+                self.warnings.append(
+                    "the graph of clients falls apart, so that some of them never hear of others; add edges."
+                )
 
     def close(self) -> None:
         if self.engine is not None:
@@ -439,6 +458,8 @@ class FederatedTask(TrainerTask):
 
     def summarise(self, status: Status) -> dict[str, Any]:
         about = summarise(self.experiment, self.plan, self.history, self.failures)
+        if self.plan.models > 1:
+            about["topology"] = {"models": self.plan.models, "spectral_gap": self.gap}
         if self.accountant is not None:
             about["privacy"] = {"neighbours": self.accountant.neighbours, **asdict(self.accountant)}
         if self.examples is not None:

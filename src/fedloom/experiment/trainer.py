@@ -99,6 +99,7 @@ class TrainerTask(ABC):
         round: number of completed rounds.
         history: one record per round, appended by the trainer.
         warnings: sentences for the summary.
+        facts: what is known of the run beforehand, shown before its first round.
         notes: sentences for the summary on how the run was computed, which call for nothing.
         changeable: the settings in ``identity`` that a continued run may change, each by the beginning of its key.
         model: maps what ``step`` returns to the server's model after it; None if there is none.
@@ -119,6 +120,7 @@ class TrainerTask(ABC):
         self.history: list[Record] = []
         self.warnings: list[str] = []
         self.notes: list[str] = []
+        self.facts: list[str] = []
 
     @abstractmethod
     def identity(self) -> dict[str, Any]:
@@ -223,7 +225,14 @@ class Trainer:
             task.open()
             self._open(self._resumed(resume), or_begin)
             info = RunInfo(
-                task.name, task.rounds, task.round, task.seed, task.headline, self.directory, model=task.model
+                task.name,
+                task.rounds,
+                task.round,
+                task.seed,
+                task.headline,
+                self.directory,
+                facts=tuple(task.facts),
+                model=task.model,
             )
             for callback in self.callbacks:
                 callback.on_start(info)

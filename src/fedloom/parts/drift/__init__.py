@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from fedloom.parts.drift.fednova import FedNovaDrift as FedNovaDrift
     from fedloom.parts.drift.fedsplit import FedSplitDrift as FedSplitDrift
     from fedloom.parts.drift.scaffold import Scaffold as Scaffold
+    from fedloom.parts.drift.tracking import GradientTracking as GradientTracking
 
 make = drifts.make
 __getattr__ = drifts.lazily(
@@ -20,6 +21,7 @@ __getattr__ = drifts.lazily(
     [
         "fedcm=fedcm.FedCMDrift", "dc=feddc.FedDCDrift", "dynamic=feddyn.FedDynDrift",
         "normalized=fednova.FedNovaDrift", "split=fedsplit.FedSplitDrift", "scaffold.Scaffold",
+        "gradient_tracking=tracking.GradientTracking",
         "cached=cached.CachedUpdates", "delay=delay.DelayCompensation",
     ],
 )  # fmt: skip

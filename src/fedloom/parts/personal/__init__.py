@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from fedloom.parts.personal.interpolated import Subspace as Subspace
     from fedloom.parts.personal.lora import PrivateLora as PrivateLora
     from fedloom.parts.personal.merged import Merged as Merged
+    from fedloom.parts.personal.merged import OwnStart as OwnStart
     from fedloom.parts.personal.nested import Decoupled as Decoupled
     from fedloom.parts.personal.nested import EarlyExitSlice as EarlyExitSlice
     from fedloom.parts.personal.nested import WidthSlice as WidthSlice
@@ -27,7 +28,8 @@ __getattr__ = personals.lazily(
     __name__,
     [
         "clustered.Clustered", "interpolated.Subspace", "interpolated.APFL", "private_lora=lora.PrivateLora",
-        "merged.Merged", "early_exit=nested.EarlyExitSlice", "nested.Decoupled", "width_slice=nested.WidthSlice",
+        "merged.Merged", "own_start=merged.OwnStart",
+        "early_exit=nested.EarlyExitSlice", "nested.Decoupled", "width_slice=nested.WidthSlice",
         "private_norm=normalisation.PrivateNorm", "pairs.Ditto", "pairs.PFedMe", "local_only=private.LocalOnly",
         "private.Reinitialised", "private_head=private.PrivateHead", "private_body=private.PrivateBody",
         "sequential.Alternating",

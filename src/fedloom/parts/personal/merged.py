@@ -1,4 +1,4 @@
-"""Local work that starts between the received model and the client's last one: FedALA's adaptive local aggregation."""
+"""Local work that starts at the client's last model, or between that and the received one (FedALA)."""
 
 from __future__ import annotations
 
@@ -90,6 +90,25 @@ class Merged(Personal):
     def fill(self, use: Use, shared: Weights, first: Weights, own: Tree | None, into: Weights) -> None:
         """θ̂_i of the server's model, with its buffers; that model itself at a client that never participated."""
         into.theta.copy_(shared.theta if own is None else torch.lerp(own["private"], shared.theta, own["weights"]))
+        into.buffers.copy_(shared.buffers)
+
+
+@dataclass(frozen=True)
+class OwnStart(Personal):
+    """Local steps start from the client's last model, whatever it receives, and it deploys that model.
+
+    What it receives only acts through other parts, such as the term ``proximal``, which pulls to it (FedAMP). At its
+    first visit a client starts at what it receives. Batch statistics are the received ones.
+    """
+
+    def start(self, ctx: Context, received: Tensor, own: Tree | None, draws: np.random.Generator) -> Start:
+        """The client's last model."""
+        yield from ()
+        return ctx.local, received if own is None else own["private"]
+
+    def fill(self, use: Use, shared: Weights, first: Weights, own: Tree | None, into: Weights) -> None:
+        """The client's last model; what it received if it never participated."""
+        into.theta.copy_(shared.theta if own is None else own["private"])
         into.buffers.copy_(shared.buffers)
 
 

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from fedloom.core.slots import topologies
 
 if TYPE_CHECKING:
+    from fedloom.parts.topology.attention import Attention as Attention
     from fedloom.parts.topology.clusters import Clusters as Clusters
     from fedloom.parts.topology.first_order import FirstOrder as FirstOrder
     from fedloom.parts.topology.graphs import Complete as Complete
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from fedloom.parts.topology.graphs import Exponential as Exponential
     from fedloom.parts.topology.graphs import Graph as Graph
     from fedloom.parts.topology.graphs import OwnModel as OwnModel
+    from fedloom.parts.topology.graphs import RandomPairs as RandomPairs
     from fedloom.parts.topology.graphs import Ring as Ring
     from fedloom.parts.topology.graphs import SmallWorld as SmallWorld
     from fedloom.parts.topology.graphs import Star as Star
@@ -25,7 +27,8 @@ __getattr__ = topologies.lazily(
     [
         "own_model=graphs.OwnModel", "graphs.Ring", "graphs.Torus", "graphs.Complete", "graphs.Star",
         "graphs.Exponential", "erdos_renyi=graphs.ErdosRenyi", "small_world=graphs.SmallWorld",
-        "edge_list=graphs.EdgeList", "hierarchy.Hierarchy", "first_order=first_order.FirstOrder", "clusters.Clusters",
+        "edge_list=graphs.EdgeList", "random_pairs=graphs.RandomPairs", "hierarchy.Hierarchy", "clusters.Clusters",
+        "attention.Attention", "first_order=first_order.FirstOrder",
     ],
     "graphs.Graph",
 )  # fmt: skip

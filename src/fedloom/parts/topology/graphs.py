@@ -105,6 +105,9 @@ class Graph(OwnModel):
             active, np.concatenate([i, active]), np.concatenate([j, active]), np.concatenate([weight, rest])
         )
 
+    def known(self, clients: int) -> tuple[Links, ...]:
+        return tuple(self.links(clients, t) for t in range(self.period(clients)))
+
     def between(self, state: Tree, meeting: Meeting) -> tuple[Tree, Links]:
         return state, self.links(meeting.facts.clients, meeting.t, meeting.active)
 
@@ -184,6 +187,29 @@ class Exponential(Graph):
         if self.one_peer:
             distances = distances[t % len(distances)][None]
         return np.concatenate([np.stack([here, (here + d) % clients], 1) for d in distances])
+
+
+@dataclass(frozen=True)
+class RandomPairs(Graph):
+    """Randomised gossip: in every round clients are paired at random, and each pair takes the mean of its two models.
+
+    With an odd number one client stays alone. Boyd et al., IEEE Transactions on Information Theory 2006, where pairs
+    meet one after the other.
+
+    Args:
+        seed: of the draws.
+    """
+
+    seed: NonNegativeInt = 0
+
+    citation = "boyd2006gossip"
+
+    def period(self, clients: int) -> int:
+        return 20
+
+    def edges(self, clients: int, t: int) -> np.ndarray:
+        drawn = rng.stream(self.seed, "random_pairs", t).permutation(clients)
+        return drawn[: clients // 2 * 2].reshape(-1, 2)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,67 @@
+"""Every client has a model at the server, which is drawn to similar ones: FedAMP's attentive messages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedloom.core.context import Meeting
+from fedloom.core.links import Links
+from fedloom.core.parts import Topology
+from fedloom.core.ranges import NonNegative, Positive
+from fedloom.core.tree import Tree
+
+COLUMNS = 1 << 16  # parameters of all models that are compared at a time
+
+
+@dataclass(frozen=True)
+class Attention(Topology):
+    """Client i receives u_i = Σ_j ξ_ij w_j, a mean of all clients' models w_j that weighs similar ones more.
+
+    ::
+
+        ξ_ij = α e^(-‖w_i - w_j‖²/σ) / σ      for j ≠ i,       ξ_ii = 1 - Σ_{j≠i} ξ_ij
+
+    among the clients of the round. Where Σ_{j≠i} ξ_ij > 1, for which the paper asks a smaller α, it is scaled to 1. In
+    FedAMP clients start from their own w_i (``personal=own_start``) and are pulled to u_i by the term ``proximal`` with
+    μ = λ/α. With σ → ∞ everyone has its own model alone. Huang et al., AAAI 2021, eqs. (3)-(7).
+
+    Args:
+        alpha: α ≥ 0; 0 is local training.
+        sigma: σ > 0, the squared distance at which attention fades.
+    """
+
+    alpha: NonNegative = 1.0
+    sigma: Positive = 1.0
+
+    has_mean = False
+    citation = "huang2021fedamp"
+
+    def count(self, clients: int) -> int:
+        return clients
+
+    def receives(self, sizes: np.ndarray) -> np.ndarray:
+        return np.arange(len(sizes))
+
+    def between(self, state: Tree, meeting: Meeting) -> tuple[Tree, Links]:
+        weights = self.alpha / self.sigma * np.exp(-squared_distances(meeting.theta, meeting.active) / self.sigma)
+        np.fill_diagonal(weights, 0.0)
+        weights /= np.maximum(weights.sum(1, keepdims=True), 1.0)
+        np.fill_diagonal(weights, np.maximum(1 - weights.sum(1), 0.0))
+        return state, Links.dense(meeting.active, weights)
+
+
+def squared_distances(theta: Callable[[int], Tensor], models: np.ndarray) -> np.ndarray:
+    """‖θ_r - θ_s‖² of models, float64 [n, n], by products of what they differ in from the first."""
+    size = len(theta(int(models[0]))) if len(models) else 0
+    products = torch.zeros(len(models), len(models), dtype=torch.float64)
+    for start in range(0, size, COLUMNS):
+        part = torch.stack([theta(number)[start : start + COLUMNS] for number in models.tolist()]).double()
+        part -= part[:1].clone()
+        products += (part @ part.T).cpu()
+    square = products.diagonal()
+    return (square[:, None] + square[None] - 2 * products).clamp(min=0).numpy()

@@ -1,0 +1,108 @@
+"""Methods with several models, in NumPy: B θ in matrices, whoever takes part."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from fedloom.core import rng
+from helpers.reference import Found, Vector, World
+
+Neighbours = Callable[[int, int], set[int]]  # (client, round) -> others
+
+
+def ring(clients: int) -> Neighbours:
+    return lambda i, t: {(i + 1) % clients, (i - 1) % clients} - {i}
+
+
+def pairs(clients: int, seed: int) -> Neighbours:
+    """Who meets whom is drawn, and so is data."""
+
+    def met(i: int, t: int) -> set[int]:
+        order = rng.stream(seed, "random_pairs", t).permutation(clients).tolist()
+        at = order.index(i) ^ 1
+        return {order[at]} if at < clients else set()
+
+    return met
+
+
+def matrix(clients: int, t: int, who: list[int], neighbours: Neighbours) -> Vector:
+    """Metropolis-Hastings weights; absent neighbours leave theirs to the client."""
+    b, degree = np.eye(clients), [len(neighbours(i, t)) for i in range(clients)]
+    for i in who:
+        for j in neighbours(i, t) & {*who}:
+            b[i, j] = 1 / (1 + max(degree[i], degree[j]))
+            b[i, i] -= b[i, j]
+    return b
+
+
+def found(world: World, thetas: Vector, shares: Vector | None = None) -> Found:
+    """The mean model, and those of all that took part at least once, as states."""
+    mean = np.average(thetas, axis=0, weights=shares)
+    moved = [r for r, theta in enumerate(thetas) if np.abs(theta - world.start).max() > 0]
+    return Found(mean, states={f"model {r}/model/theta": thetas[r] for r in moved})
+
+
+def graph(
+    world: World, neighbours: Neighbours, combine_first: bool = False, track: bool = False
+) -> tuple[Vector, Vector]:
+    """θ_i and c_i of all clients, [K, P]."""
+    thetas = np.tile(world.start, (world.clients, 1))
+    c, z = np.zeros_like(thetas), np.zeros_like(thetas)
+    for t, rate, who in world.schedule():
+        after, b = thetas.copy(), matrix(world.clients, t, who, neighbours)
+        for i in who:
+            after[i], steps = world.train(thetas[i], i, t, rate, lambda g, w, i=i: g + track * c[i])
+            z[i] = (thetas[i] - after[i]) / (world.reach(steps) * rate)
+        c[who] += ((b - np.eye(world.clients)) @ z)[who]
+        thetas = b @ thetas + after - thetas if combine_first else b @ after
+    return thetas, c
+
+
+def dpsgd(world: World) -> Found:
+    return found(world, graph(world, ring(world.clients), combine_first=True)[0])
+
+
+def dfedavgm(world: World) -> Found:
+    return found(world, graph(world, ring(world.clients))[0])
+
+
+def gossip(world: World, seed: int = 0) -> Found:
+    return found(world, graph(world, pairs(world.clients, seed))[0])
+
+
+def kgt(world: World) -> Found:
+    return found(world, graph(world, ring(world.clients), track=True)[0])
+
+
+def hierfavg(world: World, edges: int = 2, cloud_every: int = 1, members: str = "blocks") -> Found:
+    k = np.arange(world.clients)
+    edge = k * edges // world.clients if members == "blocks" else k % edges
+    thetas, mass = np.tile(world.start, (edges, 1)), np.bincount(edge, world.n)
+    for t, rate, who in world.schedule():
+        models = {i: world.train(thetas[edge[i]], i, t, rate)[0] for i in who}
+        for e in {edge[i] for i in who}:
+            here = [i for i in who if edge[i] == e]
+            thetas[e] = np.average([models[i] for i in here], axis=0, weights=world.n[here])
+        if (t + 1) % cloud_every == 0:
+            thetas[:] = np.average(thetas, axis=0, weights=mass)
+    return found(world, thetas, np.bincount(edge))
+
+
+def fedamp(world: World, mu: float = 1.0, alpha: float = 1.0, sigma: float = 1.0) -> Found:
+    u, own = np.tile(world.start, (world.clients, 1)), dict[int, Vector]()
+    for t, rate, who in world.schedule():
+        for i in who:
+            pull: Any = lambda g, w, i=i: g + mu * (w - u[i])  # noqa: E731
+            own[i] = world.train(own.get(i, u[i]), i, t, rate, pull)[0]
+        for i in who:
+            xi = {j: alpha / sigma * np.exp(-np.sum((own[i] - own[j]) ** 2) / sigma) for j in who if j != i}
+            large = max(sum(xi.values()), 1.0)
+            u[i] = own[i] + sum(x / large * (own[j] - own[i]) for j, x in xi.items())
+    result = found(world, u)
+    return Found(result.theta, states=result.states | {f"client {i}/personal/private": w for i, w in own.items()})
+
+
+ORACLES: dict[str, Callable[..., Found]] = {f.__name__: f for f in (dpsgd, dfedavgm, gossip, kgt, hierfavg, fedamp)}
