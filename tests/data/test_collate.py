@@ -24,7 +24,7 @@ PRINTED = {"boxes": r"^(0\.9|1\.0)", "graphs": r"^0\.[89]", "image_and_text": r"
 LOCAL = fl.Local(batch_size=5, lr=0.1)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", PRINTED)
 def test_example(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -92,7 +92,10 @@ def play(method: str = "fedavg", federation: Federation | None = None, **setting
     return fl.run(method, federation, lambda: Sums(2), **chosen)
 
 
-@pytest.mark.parametrize("method", ["fedavg", "scaffold", "fedper", "superfed_mm"])
+@pytest.mark.parametrize(
+    "method",
+    ["fedavg", "superfed_mm", *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("scaffold", "fedper"))],
+)
 def test_structures_are_samples_like_others(method: str) -> None:
     """The same bits in processes; the recorded loss is that of each sample by itself, on the client's own model."""
     result = play(method, engine="serial")
@@ -179,6 +182,20 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "metric": (lambda: play(evaluation={"metrics": ("auroc",)}), "are structures"),
     "export": (lambda: play(rounds=0).trained.server.export("x.onnx", "onnx"), "choose safetensors"),
     "table": (lambda: fl.data.federate(bags(9), "iid", clients=2, collate=both, standardise=True), "is for tables"),
+    "column": (lambda: fl.data.federate(bags(9), collate=both, client="site"), "give the client of each sample"),
+    "pair": (
+        lambda: fl.data.federate(bags(2), "iid", clients=1, y=[0, 1], test=bags(2), collate=inputs),
+        "test samples are",
+    ),
+    "iterator": (lambda: fl.data.federate(iter(bags(2)), "iid", clients=1, collate=both), "are a sequence, not a"),
+    "no pair": (
+        lambda: fl.run("fedavg", fl.data.federate(bags(9), "iid", clients=2, collate=lambda _: 3), Dicts, loss=squared),
+        "collate returned 3; without y= it returns the pair",
+    ),
+    "failing": (
+        lambda: fl.run("fedavg", fl.data.federate(bags(9), "iid", clients=2, collate=str.split), Dicts, loss=squared),
+        "collate fails on two samples: TypeError",
+    ),
     "tensor": (lambda: Samples([1], torch.tensor).mean(), "ask for their 'mean'|asks for their 'mean'"),
 }
 

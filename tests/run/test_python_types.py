@@ -85,6 +85,14 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: fl.Experiment(FEDAVG, FEDERATION, nn.Linear(64, 10)),
         r"the model is a module, .* like lambda: Linear\(\.\.\.\)\.",
     ),
+    "an array": (
+        lambda: fl.data.federate("digits", clients=np.zeros(1000)),
+        r"^clients is an ndarray of shape \[1000\], b",
+    ),
+    "a long list": (
+        lambda: fl.data.federate("digits", clients=[0] * 5000),
+        r"^clients is a list of 5000, but it must be",
+    ),
     "method's setting": (
         lambda: fl.methods.feddyn(alpha="big"),
         r"method 'feddyn': alpha is 'big', .* a number greater than 0\.",

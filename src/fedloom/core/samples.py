@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from fedloom.core.errors import DataError
+from fedloom.core.errors import DataError, in_words
 
 C = TypeVar("C")
 Collate = Callable[[list[Any]], Any]
@@ -69,7 +69,12 @@ class Samples:
     def together(self, rows: Rows) -> Any:
         """What ``collate`` makes of these samples."""
         numbers = range(len(self))[rows] if isinstance(rows, slice) else torch.as_tensor(rows).tolist()
-        return moved(self.collate([self.items[row] for row in numbers]), self.device, self.dtype)
+        batch = self.collate([self.items[row] for row in numbers])
+        if self.part is not None and not (isinstance(batch, tuple | list) and len(batch) == 2):
+            raise DataError(
+                f"collate returned {in_words(batch)}; without y= it returns the pair of inputs and targets."
+            )
+        return moved(batch, self.device, self.dtype)
 
     def __getitem__(self, rows: Rows) -> Any:
         batch = self.together(rows)

@@ -20,6 +20,7 @@ from fedloom.core.errors import ConfigError, in_words, nearest
 from fedloom.core.ranges import within
 
 LARGEST = 2**63 - 1
+LONG = 200  # characters of a value that an error shows
 EMPTY = inspect.Parameter.empty
 Parameters = Mapping[str, inspect.Parameter]
 
@@ -170,7 +171,9 @@ def convert(key: str, value: Any, annotation: Any) -> Any:
             raise ConfigError(f"{key} is {value!r}; {nearest(value, map(str, get_args(annotation)))}") from None
         if isinstance(value, int | float) and LARGEST < abs(value) < math.inf:
             raise ConfigError(f"{key} is {value:.3g}, but whole numbers go up to {LARGEST:.3g}.") from None
-        raise ConfigError(f"{key} is {format_value(value)}, but it must be {expected(annotation)}.") from None
+        text = format_value(value)
+        text = text if len(text) <= LONG and "\n" not in text else in_words(value)  # of an array, its shape
+        raise ConfigError(f"{key} is {text}, but it must be {expected(annotation)}.") from None
 
 
 def _convert(value: Any, annotation: Any) -> Any:

@@ -191,17 +191,17 @@ def of_samples(data: Sequence[Any], collate: Collate, own: Mapping[str, Any]) ->
     if told := next((key for key in ("features", "label", "standardise") if own[key]), None):
         raise DataError(f"{told}= is for tables, but collate= takes samples of any structure; leave one of them out.")
     y, client = own["y"], own["client"]
-    items: dict[str, Any] = {"train": data}
-    for part, held in (("test", own["test"]), ("validation", own["validation_set"])):
-        if held is not None:
-            items[part] = held if y is None else held[0]
-    ys = {part: np.zeros(len(one), np.float32) for part, one in items.items()}
-    if y is not None:
-        pairs = {"train": (data, y), "test": own["test"], "validation": own["validation_set"]}
-        ys = {part: pairs[part][1] for part in items}
+    if isinstance(client, str):
+        raise DataError(f"client={client!r} names a column, but samples have none; give the client of each sample.")
+    apart = {"test": own["test"], "validation": own["validation_set"]}
+    pairs = {"train": data if y is None else (data, y)} | {k: held for k, held in apart.items() if held is not None}
+    if part := next((k for k, held in pairs.items() if y is not None and not _is_pair(held)), None):
+        raise DataError(f"with y= the {part} samples are a pair, too: (samples, targets).")
+    items = {part: held if y is None else held[0] for part, held in pairs.items()}
     for part, one in items.items():
         if not (hasattr(one, "__getitem__") and hasattr(one, "__len__")) or isinstance(one, Mapping):
             raise DataError(f"with collate= the {part} samples are a sequence, not {in_words(one)}.")
+    ys = {part: np.zeros(len(items[part]), np.float32) if y is None else held[1] for part, held in pairs.items()}
     rows = {part: (np.zeros((len(one), 1), np.float32), ys[part]) for part, one in items.items()}
     source = as_source(
         rows["train"], test=rows.get("test"), validation_set=rows.get("validation"), client=client, name="own data"
@@ -220,6 +220,10 @@ def of_samples(data: Sequence[Any], collate: Collate, own: Mapping[str, Any]) ->
         test=arrays("test", source.test),
         validation=kept if kept is None else arrays("validation", kept),
     )
+
+
+def _is_pair(held: Any) -> bool:
+    return isinstance(held, tuple) and len(held) == 2
 
 
 def by_name(source: str | Source, own: dict[str, Any]) -> Source:

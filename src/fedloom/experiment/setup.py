@@ -185,6 +185,12 @@ def _structures(experiment: Experiment, arrays: Arrays) -> None:
 
     What is not found here asks the samples for what only tensors have, and is refused by them.
     """
+    try:
+        arrays.batch(torch.arange(min(len(arrays), 2)))
+    except FedLoomError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"collate fails on two samples: {type(error).__name__}: {first_line(error)}.") from error
     method, local = experiment.method, experiment.local
     rows = {
         "local.dp_clip": local.dp_clip is not None,
