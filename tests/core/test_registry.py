@@ -147,7 +147,7 @@ def test_a_setting_called_name_is_refused() -> None:
         shapes().register(name="any")(any_shape)
 
 
-@given(st.text("ab_-. é", max_size=12))
+@given(st.text("ab_-. é\n\x1b", max_size=12))
 def test_any_other_name_is_refused_in_one_sentence(name: str) -> None:
     for registry in (methods, models, engines, *SLOTS.values()):
         if name in registry:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -76,7 +77,7 @@ class Assignment:
         parameters = signature(DataSpec)
         return DataSpec(**from_plain(parameters, validate("a data specification", "data.", parameters, self.data)))
 
-    @property
+    @cached_property
     def values(self) -> dict[str, Any]:
         """The complete configuration, validated."""
         if strange := self.settings.keys() - set(SENT):
