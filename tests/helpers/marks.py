@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -14,12 +14,6 @@ KINDS = (  # one method for every kind of message, state, pair, level, buffer an
     "fedavg", "scaffold", "feddc", "fedsplit", "fednova", "moon", "fedproto", "fedmgda", "afl", "fedssa", "krum",
     "per_fedavg", "fedrep", "apfl", "superfed_mm", "fedhen", "heterofl", "ifca", "fedevg",
 )  # fmt: skip
-
-
-def first_quick(cases: Mapping[str, Any] | Iterable[Any]) -> list[Any]:
-    """The first case as it is, the others marked slow; a mapping's keys are ids."""
-    pairs = list(cases.items()) if isinstance(cases, Mapping) else [(None, case) for case in cases]
-    return [pytest.param(c, id=i, marks=[slow] if n else []) for n, (i, c) in enumerate(pairs)]
 
 
 def kinds(names: Iterable[Any] = (), among: Collection[Any] = KINDS) -> list[Any]:
