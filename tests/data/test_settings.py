@@ -84,6 +84,7 @@ def test_mistakes_get_one_sentence(given: str, said: str | None) -> None:
         build(resolve([given]))
 
 
+@pytest.mark.exhaustive
 def test_clients_that_agree_on_names_learn_together_and_others_stay_at_chance() -> None:
     """ACID and ALID on the digits: the same samples, but under ALID one shared model cannot suit anybody."""
     windows = [

@@ -59,6 +59,7 @@ def test_the_next_byte_is_predicted_within_one_clients_texts(tmp_path: Path) -> 
     assert found.train.classes == 257
 
 
+@pytest.mark.exhaustive
 def test_a_network_learns_the_next_byte(tmp_path: Path) -> None:
     source = read(tmp_path, pd.DataFrame({"text": ["abcd" * 40] * 8}), label=None, tokenizer="bytes", length=20)
     net = models.make("stacked_lstm", classes=257, inputs=(20,), hidden=16, layers=1, positions="every")

@@ -30,7 +30,7 @@ FORMS = "fedloom.core.tree"  # which says what ``Float`` and the like are
 KINDS = ("Bool", "Float", "Int", "Shaped")
 Hints = dict[str, Any]
 
-CALLS = 12
+CALLS = 6
 
 _records: dict[type, Hints] = {}  # the annotated fields of NamedTuples and dataclasses
 

@@ -180,6 +180,7 @@ def test_a_start_of_another_shape_is_a_failure() -> None:
         go(Method("short", CE, personal=Short()), rounds=1)
 
 
+@pytest.mark.exhaustive
 def test_it_learns_what_clients_need() -> None:
     """Two classes a client: mixtures are far better than the mean, and not worse than models of one's own."""
     federation = fl.data.federate("digits", "pathological", clients=10, held_out=0.2)

@@ -285,6 +285,7 @@ def test_impossible_energy_networks_end_in_one_sentence(
         models.make(name, classes=10, inputs=inputs, **settings)
 
 
+@pytest.mark.exhaustive
 def test_a_variational_autoencoder_learns_digits_by_class() -> None:
     """After a second's work its samples lie nearer to the mean image of their own class than to any other."""
     torch.manual_seed(0)
@@ -308,6 +309,7 @@ def test_a_variational_autoencoder_learns_digits_by_class() -> None:
     assert float((named == labels).float().mean()) > 0.8
 
 
+@pytest.mark.exhaustive
 def test_an_adversarial_pair_learns_from_both_sides() -> None:
     """The discriminator tells digits from noise images, and the generator then moves its logits up."""
     torch.manual_seed(0)
