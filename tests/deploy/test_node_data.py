@@ -15,10 +15,12 @@ from helpers.deploying import config
 from PIL import Image
 
 from fedloom.core.errors import DataError
+from fedloom.data.sources import sources
 from fedloom_apps.deploy.assignment import settings_of
 from fedloom_apps.deploy.data import DataSpec, read
 from fedloom_apps.deploy.messages import Order
 from fedloom_apps.deploy.node import Node
+from fedloom_apps.deploy.recipe import Recipe
 from fedloom_apps.deploy.wire import unpack
 
 TABLE = DataSpec((3,), 2, held_out=0.2, range=(0.0, 1.0))
@@ -72,6 +74,18 @@ def test_image_folders_are_normalised_as_the_recipe_says(tmp_path: Path) -> None
     Image.fromarray(np.zeros((4, 4), np.uint8)).save(tmp_path / "lion" / "0.png")
     with pytest.raises(DataError, match="has a class 'lion', but the recipe's are cat, dog"):
         read(str(tmp_path), PICTURES)
+
+
+def test_image_files_of_any_shape_become_those_of_a_simulation(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    for name in ("cat", "dog"):
+        (tmp_path / name).mkdir()
+        for number in range(3):
+            pixels = draw.integers(0, 256, (6, 9, 3)).astype(np.uint8)
+            Image.fromarray(pixels).save(tmp_path / name / f"{number}.png")
+    words = [f"data=folder:{tmp_path}", "data.size=4", "held_out=0.0", "model=logistic", "deploy.nodes=2"]
+    found = read(str(tmp_path), Recipe.of(config(*words)).spec)
+    assert torch.equal(found.train.x, sources.make("folder", path=tmp_path, size=4).train.x)
 
 
 @pytest.mark.parametrize(

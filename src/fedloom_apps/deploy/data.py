@@ -54,6 +54,7 @@ class DataSpec:
         label: the column of the labels in the server's table, or several of numbers.
         standardised: the numbers ``columns``, ``mean`` and ``deviation`` by which the server's inputs were scaled, and
             a node's are; empty if they were not.
+        crop: whether files of images keep their aspect ratio, and their centre is cut out, as for ``data=folder``.
     """
 
     inputs: tuple[int, ...]
@@ -70,6 +71,7 @@ class DataSpec:
     columns: tuple[str, ...] = ()
     label: tuple[str, ...] = ()
     standardised: Mapping[str, Any] = field(default_factory=dict)
+    crop: bool = False
 
     @property
     def table(self) -> dict[str, Any]:
@@ -233,7 +235,7 @@ def _images(folder: Path, spec: DataSpec) -> dict[str, np.ndarray]:
     known = spec.names or tuple(map(str, range(spec.classes)))
     if strange := [name for name in names if name not in known]:
         raise DataError(f"{folder} has a class {strange[0]!r}, but the recipe's are {', '.join(known)}.")
-    raw = read_images(str(folder), paths, spec.inputs[1], folder / ".fedloom-images.npz")
+    raw = read_images(str(folder), paths, spec.inputs[1], folder / ".fedloom-images.npz", crop=spec.crop)
     if spec.inputs[0] == 1:
         if not (raw == raw[..., :1]).all():
             raise DataError(f"{folder} holds coloured images, but the recipe's inputs have one channel.")

@@ -204,12 +204,13 @@ def likely(nodes: int) -> dict[str, Sizes]:
 
 
 def table_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The columns, labels and scale of a source of tables, as settings of a ``DataSpec``.
+    """The columns, labels and scale of a source of tables, or the crop of one of images, as settings of a ``DataSpec``.
 
     >>> table_settings({"columns": ["age"], "label": "ill"}), table_settings({"path": "x.npz"})
     ({'columns': ('age',), 'label': ('ill',)}, {})
     """
-    scale, result = settings.get("standardised"), dict[str, Any]()
+    scale = settings.get("standardised")
+    result: dict[str, Any] = {"crop": True} if settings.get("crop") is True else {}
     if isinstance(scale, Mapping):  # other sources say under this name how they were made
         result["standardised"] = scale
     if "columns" in settings:
