@@ -154,8 +154,8 @@ def load(
     directory = RunDirectory(path)
     stored = directory.continued()
     with reproducible():
-        made = isinstance(experiment, Experiment)
-        task = FederatedTask(experiment, directory.path) if made else experiment(directory.path)
+        is_made = isinstance(experiment, Experiment)
+        task = FederatedTask(experiment, directory.path) if is_made else experiment(directory.path)
     known, identity = stored.get("identity", {}), task.identity()
     if changed := fingerprint.of_other_models(known, identity):
         raise CheckpointError(f"{path} is not a run of this experiment: {'; '.join(changed)}.")

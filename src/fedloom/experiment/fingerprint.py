@@ -136,14 +136,18 @@ def about(experiment: Experiment, plan: ClientPlan) -> dict[str, Any]:
 
     Nothing in it depends on the seed. Empty entries are left out: a hand-made federation does not describe its data.
     """
-    said = experiment.federation.provenance
-    found = {
-        "data": {**said.get("source", {}), "noise": said.get("noise")},
-        **{key: said[key] for key in ("partition", "validation", "held_out", "target", "shared") if said.get(key)},
+    provenance = experiment.federation.provenance
+    content = {
+        "data": {**provenance.get("source", {}), "noise": provenance.get("noise")},
+        **{
+            key: provenance[key]
+            for key in ("partition", "validation", "held_out", "target", "shared")
+            if provenance.get(key)
+        },
         "model": {"layers": f"{type(plan.model).__name__} {_digest(*_layers(plan))}"},
         "rounds": experiment.rounds,
     }
-    return _lasting(found)
+    return _lasting(content)
 
 
 def _lasting(value: Any) -> Any:
@@ -176,15 +180,15 @@ def _local(local: Local) -> dict[str, Any]:
 
 def _beside(experiment: Experiment, plan: ClientPlan) -> dict[str, Any]:
     """Inputs that only some methods depend on: a teacher, unlabelled inputs and their views."""
-    found: dict[str, Any] = {}
+    inputs: dict[str, Any] = {}
     unlabelled = experiment.federation.unlabelled
     if plan.teacher is not None:
-        found["teacher"] = _digest(*(_bytes(t) for t in plan.teacher.state_dict().values()))
+        inputs["teacher"] = _digest(*(_bytes(t) for t in plan.teacher.state_dict().values()))
     if unlabelled is not None and experiment.method.needs("target"):
-        found["target"] = _digest(_bytes(unlabelled.x))
+        inputs["target"] = _digest(_bytes(unlabelled.x))
     if experiment.method.needs("views"):
-        found["views"] = [repr(augmentation(a)) for a in experiment.views]
-    return found
+        inputs["views"] = [repr(augmentation(a)) for a in experiment.views]
+    return inputs
 
 
 def _sampled(x: Tensor | Samples) -> list[np.ndarray]:

@@ -158,11 +158,11 @@ def make_plan(experiment: Experiment, federation: Federation, device: str) -> Cl
         raise
     except Exception as error:
         inputs = "that collate returns" if isinstance(arrays.x, Samples) else f"of shape {tuple(sample.shape[1:])}"
-        told = f"the model does not take inputs {inputs}: {first_line(error)}"
+        message = f"the model does not take inputs {inputs}: {first_line(error)}"
         source = federation.provenance.get("source", {})
         if columns := source.get("columns"):
-            told += f"; the table has {len(columns)} columns of inputs, one for each category of a text"
-        raise ConfigError(f"{told}{_hint(error, tokens, source.get('vocabulary', 0))}") from error
+            message += f"; the table has {len(columns)} columns of inputs, one for each category of a text"
+        raise ConfigError(f"{message}{_hint(error, tokens, source.get('vocabulary', 0))}") from error
     if not (isinstance(out, Tensor) or arrays.has_structures):
         raise ConfigError(f"the model returns {in_words(out)}; return the logits alone.")
     if isinstance(model, Wrapped) or experiment.method.needs("features"):
@@ -221,8 +221,8 @@ def warm_start(model: nn.Module, init: Path, federation: Federation) -> None:
         compare(known, conventions(federation.train.arrays, federation.provenance), f"init={init}")
         init /= "model.safetensors"
     if not init.is_file():
-        told = "holds no model; it has not ended" if init.parent.is_dir() and init.name == "model.safetensors" else ""
-        raise ConfigError(f"init={init.parent} {told}." if told else f"there is no file or run directory init={init}.")
+        why = "holds no model; it has not ended" if init.parent.is_dir() and init.name == "model.safetensors" else ""
+        raise ConfigError(f"init={init.parent} {why}." if why else f"there is no file or run directory init={init}.")
     adapters.load_weights(model, init, f"the model {type(model).__name__}", key="init")
 
 
@@ -249,8 +249,8 @@ def _traits(plan: ClientPlan) -> None:
 
 def _extreme_tokens(federation: Federation) -> Tensor:
     """The samples with the least and the greatest number of each set of inputs [M, ...]; none of real numbers."""
-    held = (federation.train.arrays, federation.validation.arrays, federation.held_out.arrays, federation.test)
-    sets = [one.x for one in (*held, federation.unlabelled) if one is not None and isinstance(one.x, Tensor)]
+    arrays = (federation.train.arrays, federation.validation.arrays, federation.held_out.arrays, federation.test)
+    sets = [each.x for each in (*arrays, federation.unlabelled) if each is not None and isinstance(each.x, Tensor)]
     rows = extreme_rows(list({id(x): x for x in sets}.values()))
     return torch.stack(rows) if rows else torch.empty(0)
 
@@ -475,9 +475,9 @@ def check_targets(method: Method, arrays: Arrays, out: Tensor, metrics: Sequence
         )
     if kind != CLASSES and out[:1].numel() != y[:1].numel() and not (kind == NUMBERS and compares(method, metrics)):
         own = "; a loss of your own may compare them if evaluation.metrics are functions of outputs of your own, too"
-        told = own if kind == NUMBERS and compares(method, ()) else ""
+        advice = own if kind == NUMBERS and compares(method, ()) else ""
         raise ConfigError(
-            f"the model has {out[:1].numel()} outputs, but each sample has {y[:1].numel()} targets{told}."
+            f"the model has {out[:1].numel()} outputs, but each sample has {y[:1].numel()} targets{advice}."
         )
     if kind == TRUTHS and not fits(TRUTHS, y):
         raise ConfigError(f"the model has 1 output, but the data have {arrays.classes} classes.")
@@ -531,8 +531,8 @@ def try_loss(term: Term, out: Any, y: Any) -> None:
     name = f"objective {label(term)!r}"
     try:
         with torch.enable_grad():
-            given = tree_map_only(Tensor, lambda t: t.detach().clone().requires_grad_(t.is_floating_point()), out)
-            value = term.test_loss(given, y)
+            outputs = tree_map_only(Tensor, lambda t: t.detach().clone().requires_grad_(t.is_floating_point()), out)
+            value = term.test_loss(outputs, y)
     except ConfigError:
         raise
     except Exception as error:
@@ -579,14 +579,14 @@ def _told(y: Tensor, wanted: TargetKind | None) -> str:
     return f"{kind} from {float(y.min()):g} to {float(y.max()):g}" if wanted == TRUTHS else kind
 
 
-def load_teacher(given: nn.Module | Path | str, federation: Federation, dtype: torch.dtype, device: str) -> nn.Module:
-    """The final server model of a run, or a copy of the given module; frozen and in evaluation mode.
+def load_teacher(teacher: nn.Module | Path | str, federation: Federation, dtype: torch.dtype, device: str) -> nn.Module:
+    """The final server model of a run, or a copy of a module; frozen and in evaluation mode.
 
     Raises:
         ConfigError: if there is no such run, it is unfinished or keeps parameters at its clients, or its model does not
             fit the data.
     """
-    module = copy.deepcopy(given) if isinstance(given, nn.Module) else _from_run(Path(given), federation)
+    module = copy.deepcopy(teacher) if isinstance(teacher, nn.Module) else _from_run(Path(teacher), federation)
     module = module.to(device, dtype).eval().requires_grad_(False)
     sample = federation.train.arrays.x[:2].to(device)
     try:
@@ -613,8 +613,8 @@ def _from_run(path: Path, federation: Federation) -> nn.Module:
     try:
         entry = models[str(config["model"].get("name"))]
         own = {name: p for name, p in entry.parameters.items() if name not in ("classes", "inputs")}
-        given = {name: value for name, value in config["model"].items() if name != "name"}
-        settings = from_plain(own, validate(f"model {entry.name!r}", "model.", own, given))
+        chosen = {name: value for name, value in config["model"].items() if name != "name"}
+        settings = from_plain(own, validate(f"model {entry.name!r}", "model.", own, chosen))
     except ConfigError as error:
         raise ConfigError(f"teacher={path} cannot be used: {error}") from error
     with torch.random.fork_rng(devices=[]):  # initialisation must not advance the global random stream
@@ -635,14 +635,14 @@ def _from_run(path: Path, federation: Federation) -> nn.Module:
 
 def _refuse_private(run: RunDirectory, config: Mapping[str, Any], model: nn.Module) -> None:
     """Raise ``ConfigError`` if a run keeps some parameters at its clients."""
-    given = config.get("method")
-    if "clients" not in config or not isinstance(given, dict):
+    chosen = config.get("method")
+    if "clients" not in config or not isinstance(chosen, dict):
         return
-    method = compose(methods, resolve_method(methods, given))
+    method = compose(methods, resolve_method(methods, chosen))
     if any(map(method.private_in(model), model.state_dict())):
         raise ConfigError(
-            f"it is a run of {given['name']!r}, which keeps parameters at its clients: its server model is only partly "
-            "trained."
+            f"it is a run of {chosen['name']!r}, which keeps parameters at its clients: its server model is only "
+            "partly trained."
         )
 
 
@@ -670,17 +670,17 @@ def _finished(run: RunDirectory) -> Mapping[str, Any]:
     return config
 
 
-def _compare(path: Path, made: Mapping[str, Tensor], stored: Mapping[str, Tensor], federation: Federation) -> None:
+def _compare(path: Path, built: Mapping[str, Tensor], stored: Mapping[str, Tensor], federation: Federation) -> None:
     """Raise ``ConfigError`` if stored weights do not fit the model built for these data."""
-    wrong = [name for name, value in made.items() if name not in stored or stored[name].shape != value.shape]
-    wrong += [name for name in stored if name not in made]
+    wrong = [name for name, value in built.items() if name not in stored or stored[name].shape != value.shape]
+    wrong += [name for name in stored if name not in built]
     if not wrong:
         return
-    last = list(made)[-1].rpartition(".")[0]  # the head: one row per class
-    if all(name.rpartition(".")[0] == last and name in made and name in stored for name in wrong):
+    last = list(built)[-1].rpartition(".")[0]  # the head: one row per class
+    if all(name.rpartition(".")[0] == last and name in built and name in stored for name in wrong):
         outputs = len(stored[wrong[0]])
         raise ConfigError(f"the teacher {path} has {outputs} outputs, but the data have {federation.classes} classes.")
-    shapes = [list(tensors[wrong[0]].shape) if wrong[0] in tensors else "nothing" for tensors in (stored, made)]
+    shapes = [list(tensors[wrong[0]].shape) if wrong[0] in tensors else "nothing" for tensors in (stored, built)]
     raise ConfigError(
         f"the teacher {path} does not fit inputs of shape {_shape(federation)} in {federation.classes} classes: "
         f"its {wrong[0]} is {shapes[0]}, where {shapes[1]} is needed."
