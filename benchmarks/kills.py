@@ -1,12 +1,14 @@
 """Killing runs and their workers at random moments: what is left, and whether the bits are the same.
 
-    python benchmarks/kills.py [--kills 120] [--seed 0] [--states disk] [--room BYTES] [--out FILE]
+    python benchmarks/kills.py [--kills 120] [--seed 0] [--states disk] [--room BYTES]
+                               [--schedule rounds] [--out FILE]
 
 For each engine and method, a run is started in its own process, killed with SIGKILL at a random moment, and resumed,
 again and again; with the processes engine, random single workers are killed as well, while the parent continues. At the
 end the run directory must equal that of an undisturbed run, bit for bit, no process of the run may be alive, and no
 shared memory or half-written file may be left. ``--room`` says how many bytes of client states, or last models, wait in
-memory with ``--states disk`` (0: every round writes its own).
+memory with ``--states disk`` (0: every round writes its own). With another schedule than ``rounds`` clients have
+unequal devices, and kills fall while several versions are in flight.
 """
 
 from __future__ import annotations
@@ -38,6 +40,13 @@ METHODS, ENGINES = ("scaffold", "feddyn", "fedper"), ("serial", "processes")
 ROUNDS, PAUSE = 12, 0.02  # seconds after each round, so that kills fall into rounds and between them
 SETTINGS = ("clients=12", "participation=0.5", "model.hidden=[16]", "local.batch_size=20", "evaluation.every=3",
             "evaluation.what=[global,clients,average]")  # fmt: skip
+TIME = ("devices=lognormal", "devices.jitter=0.3")
+SCHEDULES: dict[str, tuple[str, ...]] = {
+    "rounds": (),
+    "deadline": ("schedule=deadline", "schedule.seconds=0.15", *TIME),
+    "buffered": ("schedule=buffered", "schedule.k=2", *TIME),
+    "asynchronous": ("schedule=asynchronous", *TIME),
+}
 
 
 class Slow(Callback):
@@ -48,13 +57,14 @@ class Slow(Callback):
         time.sleep(PAUSE)
 
 
-def experiment(method: str, engine: str, states: str) -> Experiment:
+def experiment(method: str, engine: str, states: str, schedule: str) -> Experiment:
     """A small run on the digits."""
     words = [f"method={method}", f"rounds={ROUNDS}", f"engine={engine}", f"client_state={states}", *SETTINGS]
+    words += SCHEDULES[schedule]
     return build(resolve([*words, "engine.workers=2"] if engine == "processes" else words))
 
 
-def begin(method: str, engine: str, states: str, out: Path) -> int:
+def begin(method: str, engine: str, states: str, schedule: str, out: Path) -> int:
     """Start or resume the run in a child process; return its process id."""
     number = os.fork()
     if number:
@@ -63,7 +73,7 @@ def begin(method: str, engine: str, states: str, out: Path) -> int:
     settings: dict[str, Any] = {"checkpoint_every": 2, "callbacks": [Slow()]}
     try:
         try:
-            run(experiment(method, engine, states), out, resume=RunDirectory(out).is_begun, **settings)
+            run(experiment(method, engine, states, schedule), out, resume=RunDirectory(out).is_begun, **settings)
         except CheckpointError as error:
             print(error, file=sys.stderr)
             os._exit(1)
@@ -110,17 +120,23 @@ def contents(out: Path) -> dict[str, Any]:
 
 
 def disturb(
-    method: str, engine: str, kills: int, draw: np.random.Generator, folder: Path, states: str = "auto"
+    method: str,
+    engine: str,
+    kills: int,
+    draw: np.random.Generator,
+    folder: Path,
+    states: str = "auto",
+    schedule: str = "rounds",
 ) -> dict[str, Any]:
     """Kill parents and workers of one run until enough have died; finished runs start again."""
-    run(experiment(method, "serial", states), folder / "whole", checkpoint_every=2)
+    run(experiment(method, "serial", states, schedule), folder / "whole", checkpoint_every=2)
     expected, shared = contents(folder / "whole"), set[Path]()
     found = {"parents": 0, "workers": 0, "runs": 0, "orphans": 0, "failures": 0, "same": True, "left_over": 0}
     while found["parents"] + found["workers"] < kills or found["runs"] == 0:
         out = folder / f"run-{found['runs']}"
         ended = False
         while not ended:
-            parent = begin(method, engine, states, out)
+            parent = begin(method, engine, states, schedule, out)
             moment = time.monotonic() + float(draw.uniform(0.02, 0.5))
             hunted = engine == "processes" and draw.random() < 0.5  # a worker, and the parent goes on
             spared = found["parents"] + found["workers"] >= kills
@@ -163,6 +179,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--states", default="auto")
     parser.add_argument("--room", type=int, default=store.ROOM)
+    parser.add_argument("--schedule", choices=[*SCHEDULES], default="rounds")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/kills.json"))
     arguments = parser.parse_args()
     store.ROOM = arguments.room
@@ -170,11 +187,12 @@ def main() -> None:
     table = []
     for method, engine in cells:
         with tempfile.TemporaryDirectory() as folder:
-            row = disturb(method, engine, -(-arguments.kills // len(cells)), draw, Path(folder), arguments.states)
+            kills = -(-arguments.kills // len(cells))
+            row = disturb(method, engine, kills, draw, Path(folder), arguments.states, arguments.schedule)
         table.append({"method": method, "engine": engine, **row})
         print(table[-1], flush=True)
     about = {"kills": sum(row["parents"] + row["workers"] for row in table), "seed": arguments.seed}
-    about |= {"states": arguments.states, "room": arguments.room}
+    about |= {"states": arguments.states, "room": arguments.room, "schedule": arguments.schedule}
     about |= {"machine": platform.machine(), "cores": len(os.sched_getaffinity(0)), "python": platform.python_version()}
     arguments.out.write_text(json.dumps({**about, "table": table}, indent=1) + "\n")
 

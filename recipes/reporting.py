@@ -124,3 +124,34 @@ def write(path: Path, content: Any) -> None:
 def read(path: Path) -> dict[str, Any]:
     """The content of a JSON file; empty if it does not exist yet."""
     return json.loads(path.read_text()) if path.exists() else {}
+
+
+class Stored:
+    """Figures of runs by name, in a JSON file; runs that it has are not repeated."""
+
+    def __init__(self, path: Path, command: str) -> None:
+        self.path = path
+        self.results: dict[str, Any] = {"command": command, "machine": machine(), "notes": [], "runs": {}}
+        if path.exists():
+            self.results |= json.loads(path.read_text())
+
+    @property
+    def runs(self) -> dict[str, Any]:
+        """Figures by name."""
+        return self.results["runs"]
+
+    def __call__(self, name: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """The figures of a run, which is made if they are missing."""
+        if name not in self.runs:
+            self.runs[name] = make()
+            self.save()
+            print(name, self.runs[name], flush=True)
+        return self.runs[name]
+
+    def save(self) -> None:
+        """Write the file, one run per line."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        head = json.dumps({key: value for key, value in self.results.items() if key != "runs"}, indent=1)
+        runs = ",\n".join(f"  {json.dumps(name)}: {json.dumps(found)}" for name, found in sorted(self.runs.items()))
+        whole = head[: head.rindex("}")].rstrip() + f',\n "runs": {{\n{runs}\n }}\n}}\n'
+        self.path.write_text(whole)

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
-import reporting
 
 from fedloom.core.federation import Arrays, Federation
 from fedloom.core.local import Local
@@ -66,34 +63,3 @@ def parser(told: str | None) -> argparse.ArgumentParser:
     made.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
     made.add_argument("--table", action="store_true", help="only write table and picture")
     return made
-
-
-class Stored:
-    """Figures of runs by name, in a JSON file; runs that it has are not repeated."""
-
-    def __init__(self, path: Path, command: str) -> None:
-        self.path = path
-        self.results: dict[str, Any] = {"command": command, "machine": reporting.machine(), "notes": [], "runs": {}}
-        if path.exists():
-            self.results |= json.loads(path.read_text())
-
-    @property
-    def runs(self) -> dict[str, Any]:
-        """Figures by name."""
-        return self.results["runs"]
-
-    def __call__(self, name: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """The figures of a run, which is made if they are missing."""
-        if name not in self.runs:
-            self.runs[name] = make()
-            self.save()
-            print(name, self.runs[name], flush=True)
-        return self.runs[name]
-
-    def save(self) -> None:
-        """Write the file, one run per line."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        head = json.dumps({key: value for key, value in self.results.items() if key != "runs"}, indent=1)
-        runs = ",\n".join(f"  {json.dumps(name)}: {json.dumps(found)}" for name, found in sorted(self.runs.items()))
-        whole = head[: head.rindex("}")].rstrip() + f',\n "runs": {{\n{runs}\n }}\n}}\n'
-        self.path.write_text(whole)

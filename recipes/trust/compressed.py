@@ -85,7 +85,7 @@ def name(split: str, uplink: tuple[Uplink, ...], seed: int) -> str:
     return f"{split} | {', '.join(map(repr, uplink)) or 'none'} | seed {seed}"
 
 
-def collect(stored: common.Stored, data: str, seeds: Sequence[int], target: float) -> None:
+def collect(stored: reporting.Stored, data: str, seeds: Sequence[int], target: float) -> None:
     """Choose settings, then run what is missing."""
     chosen: dict[str, dict[str, int]] = stored.results.setdefault("chosen", {})
 
@@ -163,7 +163,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--target", type=float, default=0.9)
     given = parser.parse_args(arguments)
     path = common.RESULTS / f"compressed_{given.data}.json"
-    stored = common.Stored(path, f"python recipes/trust/compressed.py --data {given.data} --target {given.target:g}")
+    stored = reporting.Stored(path, f"python recipes/trust/compressed.py --data {given.data} --target {given.target:g}")
     if not given.table:
         stored.results |= {"title": common.TITLES.get(given.data, given.data), "target": given.target}
         collect(stored, given.data, given.seeds, given.target)

@@ -81,10 +81,10 @@ class Study:
     rounds: int = ROUNDS
 
     @property
-    def stored(self) -> common.Stored:
+    def stored(self) -> reporting.Stored:
         """Its results."""
         command = f"python recipes/trust/hostile.py --data {self.data}"
-        return common.Stored(common.RESULTS / f"hostile_{self.data}.json", command)
+        return reporting.Stored(common.RESULTS / f"hostile_{self.data}.json", command)
 
 
 @cache
@@ -153,7 +153,9 @@ def harm(found: dict[str, Any], attack: str) -> float:
     return found["success"] if attack == "backdoor" else -found["accuracy"]
 
 
-def choose(study: Study, stored: common.Stored, split: str, aggregator: str) -> tuple[Mixing, dict[str, Attack | None]]:
+def choose(
+    study: Study, stored: reporting.Stored, split: str, aggregator: str
+) -> tuple[Mixing, dict[str, Attack | None]]:
     """The aggregator's setting and the strongest attacks against it, on the tuning seed."""
 
     def get(mixing: Mixing, attack: Attack | None) -> dict[str, Any]:
@@ -170,7 +172,7 @@ def choose(study: Study, stored: common.Stored, split: str, aggregator: str) -> 
     return max(found, key=lambda one: one[0])[1:]
 
 
-def collect(study: Study, stored: common.Stored, seeds: Sequence[int]) -> None:
+def collect(study: Study, stored: reporting.Stored, seeds: Sequence[int]) -> None:
     """Run what is missing."""
     for split in common.SPLITS:
         for aggregator in AGGREGATORS:

@@ -116,7 +116,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--table", action="store_true", help="only write the table")
     given = parser.parse_args(arguments)
     path = common.RESULTS / "membership.json"
-    stored = common.Stored(path, "python recipes/trust/membership.py")
+    stored = reporting.Stored(path, "python recipes/trust/membership.py")
     if not given.table:
         for words, settings in TRAINING.items():
             for seed in range(given.models):

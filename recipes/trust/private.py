@@ -98,7 +98,7 @@ def name(label: str, epsilon: float, lr: float, bound: float, seed: int) -> str:
     return f"{label} | epsilon {epsilon:g} | rate {lr:g} | bound {bound:g} | seed {seed}"
 
 
-def collect(stored: common.Stored, data: str, seeds: Sequence[int], rounds: int) -> None:
+def collect(stored: reporting.Stored, data: str, seeds: Sequence[int], rounds: int) -> None:
     """Choose settings, then run what is missing."""
     chosen: dict[str, dict[str, Any]] = stored.results.setdefault("chosen", {})
 
@@ -180,7 +180,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     given = parser.parse_args(arguments)
     path = common.RESULTS / f"private_{given.data}.json"
-    stored = common.Stored(path, f"python recipes/trust/private.py --data {given.data}")
+    stored = reporting.Stored(path, f"python recipes/trust/private.py --data {given.data}")
     if not given.table:
         stored.results["title"] = f"{common.TITLES.get(given.data, given.data)}, {given.rounds} rounds"
         collect(stored, given.data, given.seeds, given.rounds)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
@@ -117,6 +118,17 @@ def test_partition_draws_and_prints(cli: Cli, tmp_path: Path):
     assert [int(row[0]) for row in rows] == list(range(10))
     assert [len(row) - 2 for row in rows] == [2] * 10  # two labels each
     assert "classes per client" in out
+
+
+def test_devices_show_a_run_on_the_clock(cli: Cli, tmp_path: Path):
+    words = ("devices", "clients=12", "cohort=6", "rounds=10", "--json")
+    told = [json.loads(cli(*words, "devices=lognormal", f"schedule={name}").out) for name in ("rounds", "over_select")]
+    (waits, hurries), work = (one["timeline"] for one in told), told[0]["devices"]["seconds"]
+    assert hurries["clock"] < waits["clock"] < 10 * work["slowest"]
+    assert waits["wasted"] == 0 < hurries["wasted"]
+    assert waits["utilisation"] < hurries["utilisation"] <= 1
+    assert {path.name for path in tmp_path.iterdir()} == {"devices.png", "devices-2.png"}
+    assert "choose some, like devices=lognormal" in cli("devices", "clients=12").err
 
 
 def test_a_picture_without_room_can_be_drawn_again(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

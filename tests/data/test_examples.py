@@ -26,6 +26,7 @@ PRINTED = {
     "hugging_face": r"\('writer 0', .*\) 0\.[789]",
     "income_table": r"\('bachelor', 'college', 'master', 'school'\) \{'mean': 0\.[789]",
     "regression": r"fedavg\+huber clients/rmse/mean [01]\.",
+    "slow_phones": r"Rounds +\d+ steps, 1\d\d\.(.*\n)+.*OverSelect +\d+ steps, 1\d\.(.*\n)+.*Buffered +\d+ steps",
     "multi_label": r"'global/accuracy': 0\.[89].*'global/exact_match': 0\.",
 }
 

@@ -17,9 +17,9 @@ from fedloom.metrics import summary
 from fedloom_apps.report import build
 from fedloom_apps.report.charts import line_styles
 from fedloom_apps.report.comparisons import ablation_table, cost_tables, holm, paired_table, problem_warnings, traffic
-from fedloom_apps.report.figures import mixing_matrices
+from fedloom_apps.report.figures import gantts, mixing_matrices
 from fedloom_apps.report.groups import load, read, series, settings
-from fedloom_apps.report.paper import plain
+from fedloom_apps.report.paper import files, plain
 from fedloom_apps.report.render import latex
 from fedloom_apps.report.tables import Cell, Column, ReportTable, fairness_table, final_tables
 
@@ -376,3 +376,30 @@ def test_runs_judged_by_another_metric_than_the_accuracy_are_compared_by_it(make
 def test_no_cell_of_a_csv_file_is_a_formula() -> None:
     table = ReportTable("t", "T", ["=1+1", "plain"], [Column("p", [Cell("-0.5"), Cell("@x")])])
     assert table.csv() == "method,p\n'=1+1,-0.5\nplain,'@x\n"
+
+
+def test_time_on_devices_is_counted_and_drawn(make_run, tmp_path: Path) -> None:
+    run = make_run(rounds=4)
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for number, record in enumerate(records, start=1):  # four clients at work, one of them in vain
+        record |= {"clock": 3600.0 * number, "time/work": 4 * 1800.0, "time/wasted": 900.0}
+    (run / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    table = parquet.read_table(run / "mixing.parquet").to_pandas()
+    table["begin"] = 3600.0 * (table["round"] - 1)
+    table["end"] = table["begin"] + 1800.0
+    table["late"] = table.groupby("round").cumcount() == 3
+    table.to_parquet(run / "mixing.parquet")
+    page = build([run], tmp_path / "out")
+    figures = {figure["name"]: figure for figure in drawn(page)}
+    gantt = figures["gantt_1"]
+    assert sum(gantt["late"]) == 4
+    assert len(gantt["begin"]) == 16
+    assert gantt["steps"] == [3600, 7200, 10800, 14400]
+    assert "virtual time" in [axis["label"] for axis in figures["global_accuracy"]["x"]]
+    (row,) = csv.DictReader((tmp_path / "out" / "tables" / "time.csv").open())
+    assert float(row["hours"]) == 4
+    assert float(row["used"]) == pytest.approx((4 * 1800 - 900) / (4 * 3600))
+    assert float(row["thrown away"]) == pytest.approx(900 / 7200)
+    (row,) = csv.DictReader(next((tmp_path / "out" / "tables").glob("target_*.csv")).open())
+    assert float(row["hours (more than)"]) == 4
+    assert b">virtual time, s<" in dict(files([*gantts(read([run]))], ["svg"]))["gantt_1.svg"]

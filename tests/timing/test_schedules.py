@@ -14,10 +14,11 @@ from helpers.federations import SIZES
 from helpers.runs import assert_same_run, assert_same_state, experiment, go, leaves, theta
 
 from fedloom import methods
-from fedloom.core.errors import ConfigError
+from fedloom.core.errors import ConfigError, DataError
 from fedloom.core.timeline import Arrivals, Schedule, World
 from fedloom.experiment.experiment import Evaluation
 from fedloom.experiment.federated import FederatedTask, run
+from fedloom.parts.server import SGD
 from fedloom.parts.uplink import SecureSum
 from fedloom.timing import (
     Asynchronous,
@@ -27,6 +28,7 @@ from fedloom.timing import (
     Equal,
     Lognormal,
     OverSelect,
+    Replay,
     Rounds,
     Semi,
     Tiers,
@@ -205,6 +207,34 @@ def test_server_means_stay_means_of_client_states(method: str) -> None:
     own = [value for key, value in state.items() if key.startswith("client") and "/drift/" in key]
     mean = torch.stack(own).sum(0) / len(SIZES)
     assert (state[name] - mean).abs().max() < 1e-12 or (state[name] + mean).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("schedule", [Buffered(2), OverSelect(0.5)], ids=repr)
+def test_a_run_on_record_gives_its_model_again(schedule: Schedule, tmp_path: Path) -> None:
+    first = run(experiment("scaffold", schedule=schedule, devices=UNEQUAL, cohort=4, rounds=8), tmp_path / "run")
+    replay = Replay(tmp_path / "run" / "mixing.parquet")
+    assert_same_state(go("scaffold", schedule=replay, cohort=4, rounds=8).snapshot, first.snapshot)
+    with pytest.raises(ConfigError, match="has 8 rounds, fewer than the run; set rounds=8"):
+        go("scaffold", schedule=replay, cohort=4, rounds=9)
+    table = tmp_path / "table.csv"
+    for rows, words in (
+        ("1,0,0\n3,1,0", "every round"), ("1,99,0", "do not exist"), ("1,0,1", "not there yet"),
+        ("1,0,0\n2,0,0", "two versions at a time"),
+    ):  # fmt: skip
+        table.write_text(f"round,client,version\n{rows}\n")
+        with pytest.raises(DataError, match=words):
+            next(Replay(table).steps(world()))
+
+
+def test_a_few_clients_of_many_need_a_smaller_server_rate() -> None:
+    few: dict[str, Any] = {"schedule": Asynchronous(), "devices": UNEQUAL, "cohort": 6}
+    warned = {
+        name: FederatedTask(experiment(name, **few)).warnings for name in ("scaffold", "feddyn", "fedavg", "mifa")
+    }
+    assert ["may cycle" in "".join(lines) for lines in warned.values()] == [True, True, False, False]
+    careful = replace(methods.make("scaffold"), name="careful", server=SGD(lr=0.2))
+    assert not FederatedTask(experiment(careful, **few)).warnings
+    assert not FederatedTask(experiment("scaffold", **few | {"schedule": Buffered(2)})).warnings
 
 
 def test_sums_are_unmasked_without_those_that_are_late() -> None:

@@ -127,6 +127,22 @@ example:
   fedloom partition data=digits partition=pathological partition.classes=2 clients=10
 """
 
+DEVICES = """Show how long clients' work takes on their devices, and a run on the clock, without training.
+
+usage: fedloom devices [RECIPE.yaml] [key=value …] [--out FILE] [--json] [--debug]
+
+Takes the keys of fedloom run; the relevant ones are devices, schedule, method, model, local, clients, participation and
+rounds. Prints quantiles over clients, and the hours, utilisation and waste of all server steps.
+
+options:
+  --out FILE              the figure (png, svg or pdf) of durations by client, which must not exist; by default
+                          devices.png, or devices-2.png and so on
+  --json                  print the numbers and the figure's path as JSON
+
+example:
+  fedloom devices devices=lognormal schedule=over_select method=scaffold clients=100 participation=0.1
+"""
+
 PREDICT = """Predict with a model of a finished run.
 
 usage: fedloom predict run=DIR FILE [--client N] [--round N] [--out FILE] [--debug]
@@ -232,6 +248,13 @@ COMMANDS = (
         PARTITION,
         "fedloom.cli.data:partition",
         ("--out=", "--save=", "--json"),
+    ),
+    Application(
+        "devices",
+        "show how long clients' work takes on their devices, without training",
+        DEVICES,
+        "fedloom.cli.devices:command",
+        ("--out=", "--json"),
     ),
     Application(
         "predict",

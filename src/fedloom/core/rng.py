@@ -34,6 +34,28 @@ def stream(seed: int, purpose: str, *counters: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=key(seed, purpose, *counters)))
 
 
+class Restarted:
+    """One generator that is set to the beginning of one stream after another, which takes a sixth of making them."""
+
+    def __init__(self) -> None:
+        self._philox = np.random.Philox(key=0)
+        self._state, self._draws = self._philox.state, np.random.Generator(self._philox)
+
+    def stream(self, seed: int, purpose: str, *counters: int) -> np.random.Generator:
+        """The generator of ``stream``, until the next call.
+
+        >>> restarted = Restarted()
+        >>> [int(restarted.stream(0, "cohort", t).integers(100)) for t in (1, 2)] == [
+        ...     int(stream(0, "cohort", t).integers(100)) for t in (1, 2)
+        ... ]
+        True
+        """
+        whole = key(seed, purpose, *counters)
+        self._state["state"]["key"][:] = whole & (2**64 - 1), whole >> 64
+        self._philox.state = self._state
+        return self._draws
+
+
 def torch_seed(seed: int, purpose: str, *counters: int) -> int:
     """A 63-bit seed for PyTorch's generators (initialisation, dropout)."""
     return key(seed, purpose, *counters) & (2**63 - 1)

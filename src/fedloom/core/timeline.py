@@ -81,6 +81,7 @@ class World:
     available: Callable[[np.ndarray, float], np.ndarray] | None = None
     change: Callable[[float], float] = lambda time: inf
     punctual: Callable[[np.ndarray, float], np.ndarray] = lambda clients, seconds: np.ones(len(clients))
+    _draws: rng.Restarted = field(default_factory=rng.Restarted, init=False, repr=False, compare=False)
 
     def ready(self, clients: np.ndarray, time: float) -> np.ndarray:
         """Which of the clients can be invited at a time, bool [clients]."""
@@ -102,12 +103,13 @@ class World:
         return np.sort(self._others(count, version, wave, busy, time))
 
     def _others(self, count: int, version: int, wave: int, busy: Set[int], time: float) -> np.ndarray:
-        draw = rng.stream(self.seed, "invitation", version, wave)
+        draw = self._draws.stream(self.seed, "invitation", version, wave)
         chosen: list[int] = []
         if len(busy) + 2 * count < self.clients:  # as a rule most of the clients are free
             for _ in range(20):
                 drawn = draw.integers(self.clients, size=count - len(chosen))
-                drawn = drawn[self.ready(drawn, time)]
+                if self.available is not None:
+                    drawn = drawn[self.available(drawn, time)]
                 chosen += [c for c in dict.fromkeys(drawn.tolist()) if c not in busy and c not in chosen]
                 if len(chosen) == count:
                     return np.array(chosen, dtype=np.int64)
@@ -139,6 +141,10 @@ class Schedule(Ranged, ABC):
     """
 
     stale: ClassVar[bool] = False
+
+    def members(self, size: int) -> int | None:
+        """The number of clients whose work a step takes, ``size`` of them being at work; None if it varies."""
+        return size
 
     @abstractmethod
     def steps(self, world: World, version: int = 0, clock: float = 0.0) -> Iterator[Arrivals]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import ceil
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.special import ndtr
@@ -13,12 +13,56 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fedloom.compute.live import Live
 from fedloom.core import rng
-from fedloom.core.client import State
+from fedloom.core.client import Broadcast, State
 from fedloom.core.plan import ClientPlan
 from fedloom.core.server import Server, first_state
+from fedloom.core.timeline import Timeline
 from fedloom.timing.devices import Devices, Fleet
 
 EVALUATION = 1 / 3  # of the operations of a step, which are a forward and a backward pass
+
+
+class WorkParts(NamedTuple):
+    """The seconds that clients spend on each part of their work, float64 [clients] each."""
+
+    latency: np.ndarray
+    down: np.ndarray
+    computing: np.ndarray
+    up: np.ndarray
+
+
+class Outlook(NamedTuple):
+    """A run on the clock, before anything is trained.
+
+    Attributes:
+        steps: its server steps.
+        clock: the seconds until the last of them.
+        utilisation: the share of the places at work, over all that time, that held work which counts.
+        wasted: the share of all work that is thrown away.
+        versions: the largest number of versions that clients are at work on after a step.
+        version_bytes: the size of a version, with what clients download beside the model.
+    """
+
+    steps: int
+    clock: float
+    utilisation: float
+    wasted: float
+    versions: int
+    version_bytes: int
+
+    @classmethod
+    def of(cls, timeline: Timeline, steps: int, version_bytes: int) -> Outlook:
+        """Of the first steps of a timeline, which is passed through."""
+        work = lost = clock = 0.0
+        versions = 0
+        for number in range(steps):
+            step = timeline.step(number)
+            spent = step.end - step.begin
+            work, lost, clock = work + float(spent.sum()), lost + float(spent[step.late].sum()), step.clock
+            versions = max(versions, len(step.in_flight))
+        places = clock * timeline.world.size
+        shares = ((work - lost) / places if places else 0.0, lost / work if work else 0.0)
+        return cls(steps, clock, *shares, versions, version_bytes)
 
 
 @dataclass(frozen=True)
@@ -70,13 +114,18 @@ class Clock:
         clients = np.arange(self.plan.population.clients)
         return self._seconds(clients, self._samples(clients), np.ones(len(clients)))
 
-    def _seconds(self, clients: np.ndarray, samples: np.ndarray, noise: np.ndarray) -> np.ndarray:
+    def parts(self, clients: np.ndarray, samples: np.ndarray | None = None) -> WorkParts:
+        """What clients spend their time on, without noise; as usual if no ``samples`` are given."""
         plan, level = self.plan, self.plan.level[clients]
+        samples = self._samples(clients) if samples is None else samples
         if plan.method.needs("losses"):
             samples = samples + EVALUATION * plan.population.sizes[clients]
         speed, down, up, latency = (own[clients] for own in self.fleet)
-        computing = samples * self.macs[level] / speed * noise
-        return 2 * latency + self.down[level] / down + computing + self.up[level] / up
+        return WorkParts(2 * latency, self.down[level] / down, samples * self.macs[level] / speed, self.up[level] / up)
+
+    def _seconds(self, clients: np.ndarray, samples: np.ndarray, noise: np.ndarray) -> np.ndarray:
+        parts = self.parts(clients, samples)
+        return parts.latency + parts.down + parts.computing * noise + parts.up
 
     def punctual(self, clients: np.ndarray, seconds: float) -> np.ndarray:
         """The probability that work takes at most so many seconds, over the noise of computing, float64 [clients]."""
@@ -104,6 +153,12 @@ class Clock:
         }
 
 
+def broadcast_bytes(down: Broadcast) -> int:
+    """The size of a message to clients."""
+    slices = [value for parts in down.parts.values() for value in parts.values()]
+    return sum(value.nbytes for value in (down.theta, down.buffers, *slices))
+
+
 def _trial(plan: ClientPlan, level: int, server: Server) -> tuple[float, float, float]:
     """Operations of a step for a sample, bytes down and bytes up of a client of a level.
 
@@ -113,8 +168,7 @@ def _trial(plan: ClientPlan, level: int, server: Server) -> tuple[float, float, 
     one = plan.levels[level]
     down = server.broadcast(plan)
     down = replace(down, theta=one.own(down.theta))
-    slices = [value for parts in down.parts.values() for value in parts.values()]
-    received = sum(value.nbytes for value in (down.theta, down.buffers, *slices))
+    received = broadcast_bytes(down)
     if not len(members):
         return 1.0, received, received
     client = int(members[np.argsort(plan.population.sizes[members], kind="stable")[len(members) // 2]])

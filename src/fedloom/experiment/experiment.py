@@ -30,7 +30,7 @@ from fedloom.metrics import Predictions, direction, lookup, names, predictions
 from fedloom.metrics.fairness import FIGURES
 from fedloom.metrics.prediction import TestLoss
 from fedloom.timing.devices import Devices, devices
-from fedloom.timing.schedules import Buffered, Deadline, Rounds, Tiers, schedules
+from fedloom.timing.schedules import Buffered, Deadline, Replay, Rounds, Tiers, schedules
 from fedloom.timing.selection import Selection, Uniform, selections
 
 VALIDATION = "validation"
@@ -615,7 +615,7 @@ class Experiment:
             )
         if isinstance(schedule, Rounds):
             return
-        if self.devices is None:
+        if self.devices is None and not isinstance(schedule, Replay):
             raise ConfigError(
                 f"schedule={name} goes by the time that clients take; set devices, like devices=lognormal."
             )

@@ -20,10 +20,12 @@ from fedloom.core.client import Broadcast, Failure, FailureKind, Result
 from fedloom.core.cohort import Report
 from fedloom.core.engine import Engine
 from fedloom.core.errors import CheckpointError, ClientError, ConfigError, nearest, outside
+from fedloom.core.hooks import overrides
 from fedloom.core.links import spectral_gap
 from fedloom.core.local import CHANGEABLE, cohort_size, draw_cohort
 from fedloom.core.round import federated_round, received_losses
 from fedloom.core.server import Server
+from fedloom.core.slots import label
 from fedloom.core.targets import CLASSES
 from fedloom.core.timeline import NOBODY, Arrivals, Timeline, World
 from fedloom.core.tree import nbytes
@@ -34,7 +36,7 @@ from fedloom.experiment import checkpoint as checkpoints
 from fedloom.experiment.atomic import as_model_file
 from fedloom.experiment.callbacks import Callback
 from fedloom.experiment.checkpoint import Checkpoint
-from fedloom.experiment.clock import Clock
+from fedloom.experiment.clock import Clock, Outlook, broadcast_bytes
 from fedloom.experiment.evaluate import Evaluator
 from fedloom.experiment.experiment import UNTESTED, Experiment, check_means, check_measured
 from fedloom.experiment.rundir import FEDERATED, Columns, RunDirectory, Status, Table
@@ -258,6 +260,7 @@ class FederatedTask(TrainerTask):
         noisy = privacy.private_uplink(experiment) or experiment.local.dp_noise
         if self.accountant is None and self.examples is None and noisy:
             self.warnings.append(privacy.MISSING)
+        self._warn_of_staleness()
 
     def open(self) -> None:
         experiment = self.experiment
@@ -543,6 +546,39 @@ class FederatedTask(TrainerTask):
         )
         begin = (self.round, self.now) if experiment.selection.adaptive else (0, 0.0)  # earlier losses are not kept
         return Timeline(experiment.schedule, world, *begin)
+
+    def outlook(self) -> Outlook | None:
+        """The whole run on the clock; None without devices, or where invitations depend on training."""
+        if self.clock is None or self.experiment.selection.adaptive:
+            return None
+        each = broadcast_bytes(self.state.server.broadcast(self.plan))
+        return Outlook.of(self.timeline, self.experiment.rounds, each)
+
+    def _warn_of_staleness(self) -> None:
+        """Warn of steps too large for few clients of many at work, and of versions that fill the memory."""
+        experiment, size = self.experiment, self.experiment.cohort_size
+        schedule, drift = experiment.schedule, experiment.method.drift
+        if not schedule.stale:
+            return
+        few = schedule.members(size)
+        sums = all(overrides(drift, hook) for hook in ("init_client", "grad", "correct"))
+        if (
+            few is not None
+            and 4 * few < size
+            and sums
+            and getattr(experiment.method.server, "lr", 1.0) > 2 * few / size
+        ):
+            self.warnings.append(
+                f"drift {label(drift)!r} sums what clients send, and a step has {few} of the {size} clients at work; "
+                f"unless the server's rate is about {few}/{size}, the model may cycle: method.server=sgd "
+                f"method.server.lr={few / size:.2g}."
+            )
+        each = broadcast_bytes(self.state.server.broadcast(self.plan))
+        if size * each > LIMIT and (known := self.outlook()) is not None and known.versions * each > LIMIT:
+            self.warnings.append(
+                f"up to {known.versions} versions of the model are kept at a time, {known.versions * each / 1e9:.1f} "
+                "GB; fewer clients at work need fewer."
+            )
 
     def _arrivals(self, number: int) -> Arrivals:
         """A server step, with the probabilities of its clients where they are known."""

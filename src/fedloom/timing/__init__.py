@@ -2,7 +2,7 @@
 
 >>> from fedloom.timing import devices, schedules
 >>> schedules.names()
-['rounds', 'deadline', 'over_select', 'tiers', 'buffered', 'asynchronous', 'semi']
+['rounds', 'deadline', 'over_select', 'tiers', 'buffered', 'asynchronous', 'semi', 'replay']
 >>> devices.names()
 ['none', 'equal', 'lognormal', 'zipf', 'pareto', 'grades', 'table']
 """
@@ -13,6 +13,7 @@ from fedloom.timing.schedules import (
     Buffered,
     Deadline,
     OverSelect,
+    Replay,
     Rounds,
     Semi,
     Tiers,
@@ -22,5 +23,5 @@ from fedloom.timing.selection import Selection, selections
 
 __all__ = [
     "Asynchronous", "Buffered", "Deadline", "Devices", "Equal", "Fleet", "Grades", "Lognormal", "OverSelect", "Pareto",
-    "Recorded", "Rounds", "Selection", "Semi", "Tiers", "Zipf", "devices", "schedules", "selections",
+    "Recorded", "Replay", "Rounds", "Selection", "Semi", "Tiers", "Zipf", "devices", "schedules", "selections",
 ]  # fmt: skip

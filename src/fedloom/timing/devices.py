@@ -52,8 +52,18 @@ class Fleet(NamedTuple):
 def uniforms(key: int, clients: np.ndarray) -> np.ndarray:
     """One number in (0, 1) for each client, float64 [clients]: a hash (splitmix64) of the key and its number.
 
-    A stream for each client and version would take 20 µs, and timelines have millions of them.
+    A stream for each client and version would take 20 µs, and timelines have millions of them; so would this for a
+    single client, the usual case where work overlaps, without Python's own numbers.
+
+    >>> bool((uniforms(2**99, np.arange(9))[4:5] == uniforms(2**99, np.arange(4, 5))).all())
+    True
     """
+    if len(clients) == 1:
+        mask = 2**64 - 1
+        z = (key + (int(clients[0]) + 1) * 0x9E3779B97F4A7C15) & mask
+        z = ((z ^ z >> 30) * 0xBF58476D1CE4E5B9) & mask
+        z = ((z ^ z >> 27) * 0x94D049BB133111EB) & mask
+        return np.array([((z ^ z >> 31) >> 11) + 0.5]) / 2.0**53
     with np.errstate(over="ignore"):
         z = np.uint64(key & (2**64 - 1)) + (clients.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
         z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import count
+from itertools import count, pairwise
+from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
 
 from fedloom.core import rng
+from fedloom.core.errors import ConfigError, DataError
 from fedloom.core.ranges import Count, NonNegative, Positive
 from fedloom.core.registry import Registry
 from fedloom.core.timeline import Arrivals, InFlight, Schedule, World, one_version
+from fedloom.timing.devices import columns
 
 schedules: Registry[Schedule] = Registry("schedule")
 
@@ -134,8 +137,11 @@ class Buffered(Schedule):
 
     k: Count | None = None
 
+    def members(self, size: int) -> int:
+        return self.k or size
+
     def steps(self, world: World, version: int = 0, clock: float = 0.0) -> Iterator[Arrivals]:
-        return _buffered(world, self.k or world.size)
+        return _buffered(world, self.members(world.size))
 
 
 @schedules.register
@@ -148,6 +154,9 @@ class Asynchronous(Schedule):
     """
 
     stale: ClassVar[bool] = True
+
+    def members(self, size: int) -> int:
+        return 1
 
     def steps(self, world: World, version: int = 0, clock: float = 0.0) -> Iterator[Arrivals]:
         return _buffered(world, 1)
@@ -174,6 +183,9 @@ class Semi(Schedule):
 
     period: Positive
 
+    def members(self, size: int) -> None:
+        return None
+
     def steps(self, world: World, version: int = 0, clock: float = 0.0) -> Iterator[Arrivals]:
         flight = InFlight(world)
         for number in count(1):
@@ -181,3 +193,66 @@ class Semi(Schedule):
                 flight.advance(number * self.period)
             if flight.arrived:
                 yield flight.take(len(flight.arrived))
+
+
+@schedules.register
+@dataclass(frozen=True)
+class Replay(Schedule):
+    """The steps of a run that is on record: who took part in each, on which version, and whose work was late.
+
+    With the settings of that run they give its model again, bit for bit, also without its devices: to look at a run
+    whose timing cannot be repeated, or to give one method the timeline of another.
+
+    Args:
+        path: ``mixing.parquet`` of the run, or another table with the columns ``round`` (from 1), ``client`` and
+            ``version`` (from 0), and ``begin``, ``end`` and ``late``, if they are known.
+    """
+
+    stale: ClassVar[bool] = True
+
+    path: Path
+
+    def members(self, size: int) -> None:
+        return None
+
+    def steps(self, world: World, version: int = 0, clock: float = 0.0) -> Iterator[Arrivals]:
+        table = columns(self.path)
+        if missing := {"round", "client", "version"} - table.keys():
+            raise DataError(f"{self.path} has no column {min(missing)!r}.")
+        order = np.lexsort((table["client"], table["version"], table["round"]))
+        t, clients, versions = (table[name][order].astype(np.int64) for name in ("round", "client", "version"))
+        t, zeros = t - 1, np.zeros(len(order))
+        begin, end, late = (table.get(name, zeros)[order] for name in ("begin", "end", "late"))
+        self._check(world.clients, t, clients, versions)
+        last = np.full(int(t.max()) + 1, -1)  # the last step that takes work on each version
+        np.maximum.at(last, versions, t)
+        ends = np.searchsorted(t, np.arange(len(last) + 1))
+        for number, (low, high) in enumerate(pairwise(ends)):
+            one = slice(low, high)
+            clock = max(clock, float(end[one].max()))
+            flying = np.flatnonzero(last[: number + 1] > number)
+            received = np.unique(clients[versions == number])
+            yield Arrivals(
+                clients[one],
+                versions[one],
+                clock,
+                begin[one],
+                end[one],
+                late[one] > 0,
+                received,
+                tuple(flying.tolist()),
+            )
+        raise ConfigError(f"{self.path} has {len(last)} rounds, fewer than the run; set rounds={len(last)}.")
+
+    def _check(self, count: int, t: np.ndarray, clients: np.ndarray, versions: np.ndarray) -> None:
+        """Raise a ``DataError`` for steps that cannot have been."""
+        if not np.array_equal(np.unique(t), np.arange(int(t.max()) + 1)):
+            raise DataError(f"{self.path} does not have every round from 1.")
+        if clients.min() < 0 or clients.max() >= count:
+            raise DataError(f"{self.path} names clients that do not exist; there are {count}, from 0.")
+        if versions.min() < 0 or (versions > t).any():
+            raise DataError(f"{self.path} has work on versions of the model that were not there yet.")
+        order = np.lexsort((t, clients))
+        again = clients[order][1:] == clients[order][:-1]
+        if (again & (versions[order][1:] <= t[order][:-1])).any():
+            raise DataError(f"{self.path} has clients that work on two versions at a time.")

@@ -177,7 +177,34 @@ class HeatMap:
     middle: float | None = None
 
 
-Figure = Chart | HeatMap
+@dataclass(frozen=True)
+class Gantt:
+    """Bars of time, a row for each client, with lines at the server's steps.
+
+    Args:
+        name: for files.
+        heading: the title.
+        caption: what is drawn, in sentences.
+        rows: the rows' names.
+        row: the row of each bar, int [n].
+        begin: when it begins, in seconds [n].
+        end: when it ends [n].
+        late: whether its work is thrown away, bool [n].
+        steps: times of server steps.
+    """
+
+    name: str
+    heading: str
+    caption: str
+    rows: Sequence[str]
+    row: NDArray[np.int64]
+    begin: Floats
+    end: Floats
+    late: NDArray[np.bool_]
+    steps: Floats
+
+
+Figure = Chart | HeatMap | Gantt
 
 
 def thinned(count: int, most: int = POINTS) -> NDArray[np.int64]:

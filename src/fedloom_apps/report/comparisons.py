@@ -41,6 +41,8 @@ from fedloom_apps.report.tables import (
     SeedStats,
     as_amount,
     as_count,
+    as_number,
+    as_percent,
     as_seconds,
     column,
     group_table,
@@ -275,7 +277,8 @@ def target_table(groups: Sequence[RunGroup], target: TargetValue) -> ReportTable
         """What a run had spent at each of its evaluations: columns rounds, FedAvg rounds, parameters."""
         at, upload = run.curve(target.metric).index, fedavg_upload(run, groups)
         up = traffic(run)["up"].cumsum().reindex(at, method="ffill") / (upload or np.nan)
-        return pd.DataFrame({"rounds": at, "FedAvg rounds": up, "parameters": run.curve(COMMUNICATION).reindex(at)}, at)
+        known = {"rounds": at, "FedAvg rounds": up, "parameters": run.curve(COMMUNICATION).reindex(at)}
+        return pd.DataFrame(known | {"hours": run.curve("clock").reindex(at) / 3600}, at)
 
     def cost(member: RunGroup, what: str) -> SeedStats:
         """The cost of each run until it reached the target, with its whole cost as the bound."""
@@ -294,6 +297,8 @@ def target_table(groups: Sequence[RunGroup], target: TargetValue) -> ReportTable
         column("FedAvg rounds", relative, as_count, "min"),
         column("parameters", [cost(member, "parameters") for member in groups], as_amount, "min"),
     ]
+    if has(groups, "clock"):
+        columns.insert(0, column("hours", [cost(member, "hours") for member in groups], as_number, "min"))
     baselines = [stats.mean for g, stats in zip(groups, relative, strict=True) if g.method == "fedavg"]
     if len(baselines) == 1 and (baseline := baselines[0]) and len(groups) > 1:
         savings = [f"{baseline / s.mean:.1f} ×" if s.mean else ABSENT for s in relative]
@@ -326,6 +331,41 @@ def total_table(groups: Sequence[RunGroup]) -> ReportTable:
         "the rounds' wall time on the machine of the run."
     )
     return group_table(groups, "sent", "What was sent, by all clients together", columns, note)
+
+
+def time_table(groups: Sequence[RunGroup]) -> ReportTable | None:
+    """The time of runs with devices: hours, use of the clients at work, waste, staleness."""
+    if not has(groups, "clock"):
+        return None
+
+    def shares(run: RunData) -> tuple[float, float] | None:
+        """The shares of the time of clients at work that counted, and of all work that was thrown away."""
+        clock, size, work = run.last("clock"), run.cohort_size, run.curve("time/work").sum()
+        lost = run.curve("time/wasted").sum()
+        return ((work - lost) / (clock * size), lost / work) if clock and size and work else None
+
+    def staleness(run: RunData) -> float | None:
+        values = run.curve("staleness/mean")
+        return float(values.mean()) if len(values) else None
+
+    def versions(run: RunData) -> float | None:
+        values = run.curve("versions")
+        return float(values.max()) if len(values) else None
+
+    figures = {run.path: shares(run) for run in all_runs(groups)}
+    columns = [column("hours", per_run(groups, lambda run: (t := run.last("clock")) and t / 3600), as_number)]
+    for place, title in enumerate(("used, %", "thrown away, %")):
+        stats = per_run(groups, lambda run, place=place: (pair := figures[run.path]) and pair[place])
+        columns.append(column(title, stats, as_percent))
+    if has(groups, "staleness/mean"):
+        columns.append(column("staleness", per_run(groups, staleness), as_number))
+        columns.append(column("versions", per_run(groups, versions), as_count))
+    note = (
+        "Means over seeds, of the clients' simulated devices. Used: the share of the time of as many clients as are at "
+        "work whose work counted. Staleness: server steps between the version that a client received and the step that "
+        "took its work. Versions: the most that the server kept for clients at work."
+    )
+    return group_table(groups, "time", "Time on the clients' devices", columns, note)
 
 
 def cost_tables(groups: Sequence[RunGroup]) -> list[ReportTable]:

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from fedloom.metrics import direction
-from fedloom_apps.report.charts import Axis, Chart, Figure, Floats, Form, HeatMap, LineStyle, Series, thinned
+from fedloom_apps.report.charts import Axis, Chart, Figure, Floats, Form, Gantt, HeatMap, LineStyle, Series, thinned
 from fedloom_apps.report.groups import (
     WALL,
     RunData,
@@ -31,6 +31,7 @@ ROUNDS = Axis("rounds", "count")
 OVER = {
     "comm/bytes": Axis("bytes sent", "amount"),
     "passes": Axis("student passes", "count"),
+    "clock": Axis("virtual time", "seconds"),
     WALL: Axis("wall-clock time", "seconds"),
 }
 """The other horizontal axes of curves, by the metric that they show."""
@@ -283,6 +284,38 @@ def mixing_matrices(groups: Sequence[RunGroup]) -> Iterator[HeatMap]:
                 values = z.to_numpy(np.float64)
                 yield HeatMap(f"mixing_{count}", heading, caption, "round", "client", columns, rows, values, middle=1.0)
                 break
+
+
+# --- time
+
+ROWS, ROUNDS_DRAWN = 40, 5
+"""The most clients in a Gantt chart, and the rounds that it shows, or as many clients' work."""
+
+
+def gantts(groups: Sequence[RunGroup]) -> Iterator[Gantt]:
+    """Who works when at the beginning of the first run of each group that has devices."""
+    members = [m for m in groups if {"begin", "end"} <= set(m.runs[0].mixing) and len(m.runs[0].mixing)]
+    for number, member in enumerate(members[:MATRICES], start=1):
+        run = member.runs[0]
+        work = run.mixing.iloc[: int(ROUNDS_DRAWN * (run.cohort_size or 1))]
+        work = run.mixing[run.mixing["round"] <= work["round"].max()]
+        names, row = np.unique(work["client"].to_numpy(), return_inverse=True)
+        drawn = thinned(len(names), ROWS)
+        place = np.full(len(names), -1)
+        place[drawn] = np.arange(len(drawn))
+        work, row = work[place[row] >= 0], place[row][place[row] >= 0]
+        late = work["late"].to_numpy(bool) if "late" in work else np.zeros(len(work), bool)
+        last = int(work["round"].max())
+        clock = run.curve("clock")
+        caption = (
+            "Bars are clients' work, from invitation to its end; vertical lines are server steps. Orange work is "
+            f"thrown away. Seed {run.seed}, the first {last} steps"
+            + (f", {len(drawn)} of {len(names)} clients." if len(drawn) < len(names) else ".")
+        )
+        steps = clock[clock.index <= last].to_numpy()
+        labels = [str(names[i]) for i in drawn]
+        begin, end = (work[name].to_numpy(np.float64) for name in ("begin", "end"))
+        yield Gantt(f"gantt_{number}", f"Work of {member.label}", caption, labels, row, begin, end, late, steps)
 
 
 def cumulated(run: RunData) -> pd.Series:

@@ -81,6 +81,9 @@ def _sections(groups: Sequence[RunGroup]) -> list[PageSection]:
         ),
         PageSection("curves", "Curves", figures=list(figures.all_curves(groups))),
         PageSection("communication", "Communication", _shared_notes(comparisons.cost_tables(groups))),
+        PageSection(
+            "time", "Time", list(filter(None, [comparisons.time_table(groups)])), _all([figures.gantts], groups)
+        ),
         PageSection("clients", "Clients", [fairness] if fairness else [], _all(clients, groups)),
         PageSection("mixing", "Mixing", figures=_all(mixing, groups)),
         PageSection("partition", "Partition", figures=list(figures.partitions(groups))),

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, MaxNLocator, NullFormatter, PercentFormatter
 
 from fedloom.core.errors import printable
-from fedloom_apps.report.charts import COLOURS, Axis, Chart, Figure, HeatMap, thinned
+from fedloom_apps.report.charts import COLOURS, Axis, Chart, Figure, Gantt, HeatMap, thinned
 
 WIDTH, HEIGHT = 3.4, 2.4
 """Inches: one column of a paper."""
@@ -47,7 +47,10 @@ def files(figures: Sequence[Figure], forms: Sequence[str]) -> Iterator[tuple[str
     for figure in figures:
         for number, axis in enumerate(figure.x if isinstance(figure, Chart) else ("",)):
             suffix = f"_{axis.label.split()[0]}" if isinstance(axis, Axis) and number else ""
-            canvas = _chart(figure, number) if isinstance(figure, Chart) else _heat_map(figure)
+            if isinstance(figure, Chart):
+                canvas = _chart(figure, number)
+            else:
+                canvas = _heat_map(figure) if isinstance(figure, HeatMap) else _gantt(figure)
             for form in forms:
                 yield f"{figure.name}{suffix}.{form}", _saved(canvas, form)
 
@@ -139,4 +142,17 @@ def _heat_map(heat: HeatMap) -> Canvas:
     for scale, names in scales:
         chosen = thinned(len(names), 6).tolist()
         scale.set_ticks(chosen, [plain(str(names[i]), 14) for i in chosen])
+    return canvas
+
+
+def _gantt(gantt: Gantt) -> Canvas:
+    """Bars of time in the page's colours."""
+    canvas, axes = _axes(gantt.heading, "virtual time, s", "client")
+    colours = np.where(gantt.late, COLOURS[1], COLOURS[0])
+    axes.barh(gantt.row, gantt.end - gantt.begin, 0.7, gantt.begin, color=colours)
+    for step in gantt.steps:
+        axes.axvline(step, color=_INK, linewidth=0.5, linestyle="--")
+    chosen = thinned(len(gantt.rows), 8).tolist()
+    axes.yaxis.set_ticks(chosen, [plain(str(gantt.rows[i]), 14) for i in chosen])
+    axes.invert_yaxis()
     return canvas

@@ -211,6 +211,26 @@ function heat(box, figure) {
   });
 }
 
+function gantt(box, figure) {
+  const { rows, row: at, begin, end, late, steps } = figure, axis = { form: "seconds" };
+  const f = frame(box, figure, Math.round(Math.min(520, Math.max(190, 70 + 11 * rows.length))));
+  const xs = state.zoom.get(box)?.x || [0, bounds([...end, ...steps])[1] || 1], h = (f.bottom - f.top) / rows.length;
+  const X = scale(xs, axis, f.left, f.right), every = Math.ceil(16 / h);
+  const names = rows.map((name, i) => [f.top + (i + 0.5) * h, name]).filter((_, i) => i % every === 0);
+  labels(f, ticks(xs, axis, f.right / 90).map((v) => [X(v), FORMS.seconds(v)]), names, "virtual time", "client");
+  const ink = (i) => `rgb(${(late[i] ? ORANGE : BLUE).join(" ")})`;
+  for (const x of steps.map(X)) add(f.inside, "line", { x1: x, x2: x, y1: f.top, y2: f.bottom, class: "mark" });
+  at.forEach((r, i) => add(f.inside, "rect", {
+    x: X(begin[i]), y: f.top + (r + 0.15) * h, width: Math.max(X(end[i]) - X(begin[i]), 1), height: 0.7 * h, fill: ink(i),
+  }));
+  pointer(box, f, (px, py) => {
+    const v = X.invert(px), r = Math.floor((py - f.top) / h), i = at.findIndex((s, k) => s === r && begin[k] <= v && v <= end[k]);
+    if (i < 0) return null;
+    const text = `${FORMS.seconds(begin[i])} to ${FORMS.seconds(end[i])}${late[i] ? ", thrown away" : ""}`;
+    return { heading: `client ${rows[r]}`, rows: [[ink(i), text]], marks: [], x: null };
+  }, (a, b) => state.zoom.set(box, { x: [X.invert(a[0]), X.invert(b[0])].sort((u, v) => u - v) }));
+}
+
 function pointer(box, f, look, zoomed) {
   let start = null, area = null, marks = add(f.over, "g");
   const place = (event) => {
@@ -257,7 +277,7 @@ function pointer(box, f, look, zoomed) {
 
 function draw(box) {
   const figure = figures[box.dataset.figure];
-  (figure.z ? heat : chart)(box, figure);
+  (figure.z ? heat : figure.steps ? gantt : chart)(box, figure);
 }
 
 function changed() {
