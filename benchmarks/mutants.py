@@ -43,7 +43,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "core": ("tests/core", "tests/parts", "tests/methods/test_oracles.py"),
     "core/federation": ("tests/data", "tests/core"),
     "core/layout": ("tests/core", "tests/compute", "tests/methods/test_private_layers.py"),
-    "core/submodels": ("tests/methods/test_nested.py", "tests/methods/test_clustered.py"),
+    "core/submodels": ("tests/methods/test_nested.py",),
     "core/attack": ("tests/attacks",),
     "core/forked": ("tests/engines",),
     "core/meta": ("tests/methods/test_adaptation.py", "tests/methods/test_oracles.py"),

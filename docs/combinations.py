@@ -186,9 +186,6 @@ CASES: dict[str, dict[str, Case]] = {
         "× further uploads": nested(drift=Scaffold()),
         "× pooled data": nested(pooled=True),
         "× batch statistics": planned("heterofl", model=normed),
-        "clusters × a model for every client": lambda: FederatedTask(
-            run(method=replace(make("ifca"), objective=loss(Contrastive())), model=small)()
-        ),
     },
     "Several models": {
         "× pooled data": method("centralised", topology=Ring()),

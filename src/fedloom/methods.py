@@ -264,7 +264,7 @@ preset(
 )
 preset(
     "ifca",
-    lambda name: Method(name, CE, personal=personal.Clustered(), mixing=mixing.Uniform()),
+    lambda name: Method(name, CE, mixing=mixing.Uniform(), topology=topology.Clusters()),
     "k models at the server; a client trains the one with the lowest loss on its samples. Ghosh et al., NeurIPS 2020.",
 )
 # stronger local objectives; each works with any drift correction, mixing and server optimiser

@@ -186,7 +186,6 @@ def test_the_number_to_read_follows_the_method():
             or made.personal.is_private("body.weight", nn.Identity())
             or made.personal.is_private("head.weight", nn.Identity())
             or isinstance(made.personal, PrivateNorm)
-            or made.chooses_level
             or not made.topology.is_identity
         )
         own = (kept and made.keeps_private) or not made.adaptation.is_identity

@@ -221,13 +221,17 @@ def in_another_order(world: World, number: int) -> Vector:
 
 
 def ifca(world: World, clusters: int = 2) -> Found:
-    thetas = [world.start, *(in_another_order(world, j) for j in range(1, clusters))]
+    starts = [world.start, *(in_another_order(world, j) for j in range(1, clusters))]
+    thetas = [*starts]
     for t, rate, cohort in world.schedule():
         best = {i: int(np.argmin([world.loss(theta, i) for theta in thetas])) for i in cohort}
         models = {i: world.train(thetas[j], i, t, rate)[0] for i, j in best.items()}
         for j in set(best.values()):
             thetas[j] = np.mean([models[i] for i in cohort if best[i] == j], axis=0)
-    return Found(np.concatenate(thetas))
+    if clusters == 1:
+        return Found(thetas[0])
+    changed = [j for j in range(clusters) if np.abs(thetas[j] - starts[j]).max() > 0]
+    return Found(np.mean(thetas, axis=0), states={f"model {j}/model/theta": thetas[j] for j in changed})
 
 
 ORACLES = {f.__name__: f for f in (fedhen, noside, decouple, heterofl, ifca)}

@@ -175,7 +175,6 @@ PARTS: dict[str, dict[str, Any]] = {
         "apfl_learnt": personal.APFL(0.4, learn=True),
         "pfedme": personal.PFedMe(3.0, 2, 0.1),
         "subspace": personal.Subspace(False, 0.2, 0.5, min_validation=1),
-        "clustered": personal.Clustered(),
         "width": personal.WidthSlice(),
         "exit": personal.EarlyExitSlice(),
     },
@@ -532,7 +531,7 @@ def same_state(a: RunResult, b: RunResult, tolerance: float = 0.0) -> None:
 
 def has_server(draw: Draw) -> bool:
     """Whether the server has a whole model."""
-    return draw.personal in ("none", "ditto", "apfl", "apfl_learnt", "pfedme", "subspace", "clustered", "width", "exit")
+    return draw.personal in ("none", "ditto", "apfl", "apfl_learnt", "pfedme", "subspace", "width", "exit")
 
 
 # --- relations -----------------------------------------------------------------------
@@ -666,7 +665,6 @@ def rename(net: nn.Module, order: Tensor) -> None:
     excluded={
         "uplink": ("random_k", "qsgd", "secure_sum"),  # what is drawn for a coordinate
         "attack": ("label_flip", "backdoor"),  # go by numbers
-        "personal": ("clustered",),  # whose second model is a permutation of the first
     },
 )
 def classes_permuted(draw: Draw) -> None:
@@ -683,7 +681,6 @@ def classes_permuted(draw: Draw) -> None:
 @relation(
     excluded={
         "uplink": ("random_k", "qsgd", "secure_sum"),
-        "personal": ("clustered",),
         "objective": ("robustness",),  # noise is drawn for a coordinate
         "attack": ("backdoor",),  # stamps the last inputs
     },

@@ -15,7 +15,7 @@ from fedloom.core.method import Method
 from fedloom.experiment.experiment import Evaluation, Experiment
 from fedloom.experiment.federated import RunResult, run
 from fedloom.experiment.store import Snapshot
-from fedloom.parts.personal import Clustered, PrivateNorm, WidthSlice
+from fedloom.parts.personal import PrivateNorm, WidthSlice
 from helpers.federations import Shaken, as_images, classes
 from helpers.generative import generative_net
 from helpers.nested import two_ends, wide_net
@@ -54,7 +54,7 @@ def experiment(method: Method | str = "fedavg", **changes: Any) -> Experiment:
     settings |= changes
     if settings["federation"] is None:
         settings["federation"] = classes()
-    if made.personal.levels and not isinstance(made.personal, Clustered) and "model" not in changes:
+    if made.personal.levels and "model" not in changes:
         settings["model"] = wide_net if isinstance(made.personal, WidthSlice) else two_ends
     if isinstance(made.personal, PrivateNorm) and settings["model"] in (tanh_net, linear_layers):
         plain = settings["model"]

@@ -19,15 +19,20 @@ from fedloom.core.federation import Federation
 from fedloom.core.local import Local
 from fedloom.core.method import Method
 from fedloom.experiment.experiment import Evaluation
-from fedloom.experiment.federated import run
+from fedloom.experiment.federated import RunResult, run
 from fedloom.methods import make
 from fedloom.parts.mixing import TERM, Uniform
 from fedloom.parts.objectives import CrossEntropy, NotTrueDistillation
-from fedloom.parts.personal import Clustered
 from fedloom.parts.server import Adam
+from fedloom.parts.topology import Clusters
 
 LOCAL = Local(epochs=2, batch_size=4, lr=0.2, momentum=0.5)
 SEEN = Evaluation(("clients", "global"), metrics=("accuracy",))
+
+
+def models(result: RunResult) -> list[torch.Tensor]:
+    """θ_r of all models, [P] each."""
+    return [result.snapshot.server.model(number).theta for number in range(result.trained.plan.models)]
 
 
 def test_one_cluster_is_fedavg() -> None:
@@ -39,7 +44,7 @@ def test_one_cluster_is_fedavg() -> None:
 def test_a_client_receives_all_models_and_sends_one() -> None:
     result = go(make("ifca", clusters=3), local=LOCAL, cohort=4, rounds=1)
     size = sum(p.numel() for p in tanh_net().parameters())
-    assert len(theta(result)) == 3 * size
+    assert [len(theta) for theta in models(result)] == 3 * [size]
     assert result.history[0]["comm/down_params"] == 4 * 3 * size
     assert result.history[0]["comm/up_params"] == 4 * size
 
@@ -49,9 +54,12 @@ def test_all_models_have_the_constants_of_the_experiments() -> None:
     net = tanh_net()
     for parameter in net.get_submodule("body").parameters():
         parameter.requires_grad_(False)
-    first, second = (m.state_dict() for m in Clustered(2).whole(net).get_submodule("models").children())
-    same = {name: torch.equal(first[name], second[name]) for name in ("body.0.weight", "body.0.bias", "head.weight")}
-    assert same == {"body.0.weight": True, "body.0.bias": True, "head.weight": False}
+    result = go("ifca", model=lambda: net, rounds=0)
+    (first, second), sizes = models(result), [net.head.weight.numel(), net.head.bias.numel()]  # type: ignore[union-attr, operator]
+    assert len(first) == sum(sizes)
+    for one, other in zip(first.split(sizes), second.split(sizes), strict=True):
+        assert one.sort().values.equal(other.sort().values)
+    assert not torch.equal(first, second)
 
 
 def test_a_model_that_nobody_chooses_stays_as_it_is() -> None:
@@ -64,7 +72,7 @@ def test_a_model_that_nobody_chooses_stays_as_it_is() -> None:
                 parameter.fill_(0.1)
         return net
 
-    first, second = np.split(theta(go("ifca", model=same, local=LOCAL, rounds=1)), 2)
+    first, second = (one.numpy() for one in models(go("ifca", model=same, local=LOCAL, rounds=1)))
     np.testing.assert_allclose(second, 0.1, rtol=1e-6)
     assert np.abs(first - 0.1).max() > 0.01
 
@@ -93,9 +101,9 @@ def test_clients_of_two_kinds_find_each_other(tmp_path: Path) -> None:
     }  # fmt: skip
     result = run(fl.Experiment(make("ifca"), two_kinds(), leaning, **settings), tmp_path / "run")
     table = pq.read_table(tmp_path / "run" / "clients.parquet").to_pandas()
-    assert table["cluster"].tolist() == [0, 1] * 4
+    assert table["model"].tolist() == [0, 1] * 4
     record = result.history[-1]
-    assert min(record[f"clients/{kind}/accuracy/mean"] for kind in ("cluster_0", "cluster_1")) > 0.8
+    assert min(record[f"clients/{kind}/accuracy/mean"] for kind in ("model_0", "model_1")) > 0.8
     assert result.summary["headline"] == "clients/accuracy/mean"
     one = run(fl.Experiment(make("ifca", clusters=1), two_kinds(), leaning, **settings)).history[-1]
     assert one["clients/accuracy/mean"] < 0.6
@@ -111,7 +119,7 @@ def test_clients_of_two_kinds_find_each_other(tmp_path: Path) -> None:
 def test_clusters_with_distillation_and_adam_at_the_server(compute: str, tmp_path: Path) -> None:
     """Three ideas of three papers, with the same bits on both engines, and after an interruption."""
     method = Method(
-        "a", (CrossEntropy(), NotTrueDistillation()), personal=Clustered(3), mixing=Uniform(), server=Adam(0.05)
+        "a", (CrossEntropy(), NotTrueDistillation()), topology=Clusters(3), mixing=Uniform(), server=Adam(0.05)
     )
     same: dict[str, Any] = {"local": LOCAL, "cohort": 4, "evaluation": SEEN, "compute": compute, "rounds": 4}
     whole = go(method, **same)
@@ -124,5 +132,5 @@ def test_clusters_with_distillation_and_adam_at_the_server(compute: str, tmp_pat
 def test_clients_choose_by_training_losses_whatever_the_policy_sees() -> None:
     """Coefficients without a tilt do not depend on responses, and neither does the choice of a cluster."""
     method = replace(make("ifca", clusters=2), mixing=TERM(lam=0.0, response="validation"))
-    ends = [theta(go(method, local=LOCAL, federation=with_validation(shift))) for shift in (0.0, -5.0)]
-    np.testing.assert_array_equal(*ends)
+    ends = [models(go(method, local=LOCAL, federation=with_validation(shift))) for shift in (0.0, -5.0)]
+    assert all(torch.equal(*each) for each in zip(*ends, strict=True))

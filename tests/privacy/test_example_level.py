@@ -232,7 +232,7 @@ def test_where_data_are_pooled_samples_are_drawn_from_all_of_them() -> None:
         ({"method": "per_fedavg"}, "takes more"),
         ({"method": "fedlc"}, "reads 'label_counts'"),
         ({"method": "term"}, "reads 'losses'"),
-        ({"method": "ifca"}, "personal 'clustered' chooses by losses of the data, which local.dp_clip does not make"),
+        ({"method": "ifca"}, "topology 'clusters' chooses by losses of the data, which local.dp_clip does not make"),
         ({"method": "fedproto"}, "of the data, which local.dp_clip does not make private"),
         ({"method": "fedavg", "model": coupled}, "buffer '1.running_mean' couples the samples of a batch"),
     ],

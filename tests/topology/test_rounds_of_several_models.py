@@ -193,16 +193,6 @@ def test_a_complete_graph_is_averaging_with_equal_shares() -> None:
     assert torch.equal(all_of_them, all_of_them[:1].expand_as(all_of_them))
 
 
-@pytest.mark.parametrize("clusters", [1, 2, 3])
-def test_clusters_are_what_clients_choose(clusters: int) -> None:
-    own, before = go(on(Clusters(clusters), mixing=Uniform()), cohort=4), go(make("ifca", clusters=clusters), cohort=4)
-    expected = before.snapshot.server.theta.reshape(clusters, -1)
-    torch.testing.assert_close(
-        models(own) if clusters > 1 else own.snapshot.server.theta[None], expected, rtol=0, atol=TINY
-    )
-    assert [r["comm/bytes"] for r in own.history] == [r["comm/bytes"] for r in before.history]
-
-
 def test_a_constant_step_biases_decentralised_sgd_and_gradient_tracking_not() -> None:
     """On a ring of quadratics with constant steps: W x - ηg(x) = x is not the minimiser, and x = mean is."""
     problem, k = quadratics(), 4

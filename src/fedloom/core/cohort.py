@@ -121,7 +121,6 @@ class Cohort:
         states: the states of clients, by the version that they have received.
         receivers: the clients that receive the model, of several models, int64 [K_r]; None: all.
         version: the version that each client of the cohort has received; empty if all have received θ^t.
-        chosen: the level that each client has chosen, int64 [K]; None if levels are given by the plan.
     """
 
     plan: ClientPlan
@@ -132,7 +131,6 @@ class Cohort:
     report: Report
     receivers: np.ndarray | None = None
     version: Mapping[int, int] = field(default_factory=dict)
-    chosen: np.ndarray | None = None
 
     @classmethod
     def of(
@@ -146,22 +144,9 @@ class Cohort:
         )
         return cls(plan, engine, server, downs, states, report, receivers, known)
 
-    def with_chosen_levels(self) -> Cohort:
-        """The cohort with every member at its level of lowest loss, if the method lets clients choose."""
-        plan, cohort = self.plan, self.report.cohort
-        if not (plan.has_levels and plan.chooses):
-            return self
-        found = np.empty((len(plan.levels), len(cohort)))
-        for version, rows in self.by_version(cohort):
-            for n in range(len(plan.levels)):
-                found[n, rows] = self._losses(version, cohort[rows], n)[0]
-        chosen = np.zeros(plan.population.clients, dtype=np.int64)
-        chosen[cohort] = np.nan_to_num(found, nan=np.inf).argmin(0)
-        return replace(self, chosen=chosen)
-
     def level(self, members: np.ndarray) -> np.ndarray:
         """The level of each member, int64 [members]."""
-        return (self.plan.level if self.chosen is None else self.chosen)[members]
+        return self.plan.level[members]
 
     def info(self, members: np.ndarray, server_data: ServerData | None) -> RoundInfo:
         """The record of the round as known before local work."""
@@ -198,8 +183,7 @@ class Cohort:
         The clients ``received``, int64, are sent the newest version, whenever their work arrives.
         """
         plan, cohort, report, t = self.plan, self.report.cohort, self.report, self.server.round
-        whole = [(n, received) for n in range(len(plan.levels))]  # who chooses, receives all of them
-        for level, rows in self.by_level(received) if self.chosen is None else whole:
+        for level, rows in self.by_level(received):
             mine = self.broadcast_for(self.downs[t], level)
             slices = (value for parts in mine.parts.values() for value in parts.values())
             report.traffic.down((mine.theta, mine.buffers, *slices), len(rows))

@@ -18,7 +18,7 @@ from torch import Tensor
 from fedloom.core.context import NO_ROUND, Batch, Output
 from fedloom.core.errors import ConfigError
 from fedloom.core.hooks import overrides
-from fedloom.core.parts import UPDATE, Personal, Term
+from fedloom.core.parts import UPDATE, Term, Topology
 from fedloom.core.plan import ClientPlan
 from fedloom.core.probe import APART
 from fedloom.core.slots import label
@@ -101,7 +101,7 @@ def check(plan: ClientPlan) -> None:
         reads += ["samples"] * overrides(part, "start")  # for gradients before local steps
         sends = [name for name in part.uploads if name not in (UPDATE, *part.boundable)]
         uplink = place.startswith("uplink")
-        chooses = isinstance(part, Personal) and method.chooses_level
+        chooses = isinstance(part, Topology) and part.chooses
         if chooses or reads or (sends and not uplink):
             what = "chooses by losses" if chooses else f"reads {reads[0]!r}" if reads else f"sends {sends[0]!r}"
             raise ConfigError(f"{other} {what} of the data, which {mine} does not make private.")

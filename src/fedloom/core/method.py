@@ -418,11 +418,6 @@ class Method:
         uses = self.personal.uses(0, lambda: own, sys.maxsize)
         return uses if len(uses) > 1 else ()
 
-    @property
-    def chooses_level(self) -> bool:
-        """Whether clients train the level with the lowest loss on their samples in a round."""
-        return bool(self.personal.levels and self.choices)
-
     @cached_property
     def uploading(self) -> list[tuple[str, Part]]:
         """The parts that upload slices, with their places."""

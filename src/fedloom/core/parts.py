@@ -306,8 +306,8 @@ class Personal(Part):
     def uses(self, client: int, own: Callable[[], Tree | None], samples: int) -> tuple[Use, ...]:
         """Return the model that a client uses outside training, or several, of which it takes the best one.
 
-        Several levels are compared by the loss on the client's training samples, also in every round, where it trains
-        the best; several λ by the first metric on its validation samples. Otherwise it trains the level that it uses.
+        Several λ are compared by the first metric on the client's validation samples. A client trains the level that it
+        uses, and has no choice of levels.
 
         Args:
             client: the client's number.

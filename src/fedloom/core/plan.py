@@ -181,11 +181,6 @@ class ClientPlan:
         """Whether clients train networks of different sizes."""
         return bool(self.method.personal.levels) and self.submodel is None
 
-    @property
-    def chooses(self) -> bool:
-        """Whether clients choose their level in every round."""
-        return self.method.chooses_level
-
     @cached_property
     def level(self) -> np.ndarray:
         """The level of every client, int64 [K]."""

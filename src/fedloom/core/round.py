@@ -161,7 +161,7 @@ class ModelRound:
         down = replace(server.broadcast(plan), invited=tuple(received.tolist()))
         used = {server.round} if report.versions is None else {server.round, *report.versions.tolist()}
         downs = {s: down if s == server.round else versions[s] for s in sorted(used)}
-        self.work = work = Cohort.of(plan, engine, server, store, downs, report, clients).with_chosen_levels()
+        self.work = work = Cohort.of(plan, engine, server, store, downs, report, clients)
         self.present = work.start(received, drop_rate)
         self.members = members = cohort[self.present]
         info = work.info(members, server_data)
@@ -436,7 +436,7 @@ def received_losses(
             found[rows] = received_losses(plan, engine, server.model(number), store, clients[rows], held_out)
         return found
     report, downs = Report(clients, np.zeros(len(clients))), {server.round: server.broadcast(plan)}
-    return Cohort.of(plan, engine, server, store, downs, report).with_chosen_levels().losses(clients, held_out)[0]
+    return Cohort.of(plan, engine, server, store, downs, report).losses(clients, held_out)[0]
 
 
 def _refuse_if_broken(report: Report, members: np.ndarray) -> None:

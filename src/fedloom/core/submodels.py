@@ -96,7 +96,7 @@ def refuse(method: Method, layout: Layout) -> None:
     if not personal.levels:
         return
     mine = f"personal {label(personal)!r}"
-    several = "models of several clusters" if method.chooses_level else "networks of different size"
+    several = "networks of different size"
     for place, part in method.parts.items():
         if part is not personal and (why := _why(part, method)):
             raise ConfigError(f"{place} {label(part)!r} {why}, but with {mine} clients train {several}.")
@@ -119,8 +119,6 @@ def _why(part: Part, method: Method) -> str:
         return "changes sums of one length at the server"
     if part.uploads or part.downloads:
         return "exchanges more than models with clients"
-    if method.chooses_level and overrides(part, "init_client"):
-        return "keeps a model for every client, who may choose another one in the next round"
     several = any(any(personal.exit_weights(n)) for n in range(len(personal.levels)))
     if several and (part.needs.features or part.needs.twin):
         return "uses more than the logits, and so cannot be evaluated at several exits"

@@ -184,8 +184,6 @@ class Evaluator(LoadedModel):
         if bins is not None:  # of all clients' samples, for the page; empty bins as zeros
             record[f"clients/{RELIABILITY}"] = np.nan_to_num(reliability_of(bins.sum(0))).tolist()
         table = {"client": tested, "n": n[tested]}
-        if method.chooses_level:
-            table["cluster"] = np.array([use.level for use in used])
         if server.models is not None and self.plan.models < self.plan.population.clients:
             table["model"] = np.array([-1 if use.model is None else use.model for use in used])
         table |= values
@@ -202,7 +200,7 @@ class Evaluator(LoadedModel):
         received = self.received(server, store, clients)
         if not self.chooses:
             return [SHARED if model is None else Use(model=model) for model in received]
-        split = self.federation.train if method.chooses_level else self.federation.validation
+        split = self.federation.validation
         samples = split.index.sizes[clients] if method.choices else np.zeros(len(clients), dtype=np.int64)
         uses = [
             tuple(
@@ -217,8 +215,7 @@ class Evaluator(LoadedModel):
             offsets = np.concatenate([[0], np.cumsum(split.index.sizes[clients[several]])])
             found = self.predictions(split, server, store, clients[several], candidates)
             values = self.by_model(found, offsets)
-            metric = "loss" if method.chooses_level else self.judging
-            for k, at in zip(several, best(values, metric), strict=True):
+            for k, at in zip(several, best(values, self.judging), strict=True):
                 uses[k] = (uses[k][at],)
         return [one for (one,) in uses]
 
@@ -227,7 +224,7 @@ class Evaluator(LoadedModel):
         plan = self.plan
         if server.models is None:
             return [None] * len(clients)
-        if plan.method.topology.chooses:
+        if plan.method.topology.chooses and len(clients):
             split, candidates = self.federation.train, [[Use(model=n)] * len(clients) for n in range(plan.models)]
             offsets = np.concatenate([[0], np.cumsum(split.index.sizes[clients])])
             found = self.predictions(split, server, store, clients, candidates)
@@ -243,11 +240,7 @@ class Evaluator(LoadedModel):
     def validates(self) -> bool:
         """Whether anything reads the clients' validation samples."""
         method = self.plan.method
-        return (
-            bool(method.choices and not method.chooses_level)
-            or method.needs("validation")
-            or VALIDATION in self.settings.what
-        )
+        return bool(method.choices) or method.needs("validation") or VALIDATION in self.settings.what
 
     @property
     def judging(self) -> str:
@@ -325,7 +318,7 @@ class Evaluator(LoadedModel):
             groups |= {"seen": ~new, "unseen": new}
         personal = self.plan.method.personal
         if personal.levels:
-            level = table.get("cluster", np.array([personal.uses(int(n), lambda: None, 0)[0].level for n in tested]))
+            level = np.array([personal.uses(int(n), lambda: None, 0)[0].level for n in tested])
             groups |= {f"clients/{name}": level == n for n, name in enumerate(personal.levels) if (level == n).any()}
         if "model" in table and self.plan.models <= SHOWN_MODELS:
             model = table["model"]

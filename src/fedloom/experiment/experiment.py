@@ -222,11 +222,11 @@ UNTESTED = (
 
 def check_evaluation(method: Method, evaluation: Evaluation) -> None:
     """Raise a ``ConfigError`` for an evaluation that the method does not support."""
-    means, personal = [what for what in ("average", "cohort") if what in evaluation.what], method.personal
-    if means and method.chooses_level:
+    means = [what for what in ("average", "cohort") if what in evaluation.what]
+    if means and method.topology.chooses:
         raise ConfigError(
-            f"evaluation.what={means[0]} is the mean of one model of each client, but with personal "
-            f"{label(personal)!r} clients train another one in every round; leave it out."
+            f"evaluation.what={means[0]} is the mean of one model of each client, but with topology "
+            f"{label(method.topology)!r} clients train another one in every round; leave it out."
         )
     metric = evaluation.metric
     if metric in ("average/accuracy", "cohort/accuracy") and not method.adaptation.is_identity:
@@ -600,7 +600,7 @@ class Experiment:
         """Raise a ``ConfigError`` for a schedule or devices that do not go with the method or the other conditions."""
         method, schedule, size = self.method, self.schedule, self.cohort_size
         name = schedules.name_of(type(schedule)) or type(schedule).__name__
-        if self.devices is not None and method.chooses_level:
+        if self.devices is not None and method.topology.chooses:
             raise ConfigError(
                 f"clients of method {method.name!r} choose their network by its loss, so that durations are not known "
                 "before training; leave devices out."

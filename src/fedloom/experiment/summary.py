@@ -38,7 +38,6 @@ def headline(method: Method, evaluation: Evaluation) -> str:
         method.keeps_own
         or (overrides(method.personal, "is_private") and method.keeps_private)
         or not method.adaptation.is_identity
-        or method.chooses_level
         or not method.topology.is_identity
     )
     return f"clients/{first}/mean" if own else f"global/{first}"

@@ -436,6 +436,7 @@ class TrainedRun(RunRecords):
         The client receives the final server model. If the method keeps parameters at clients, it trains its own as in
         ``rounds`` rounds of the method, while the server is unchanged and receives nothing. If the method adapts
         models, the model is then adapted to the samples. A client that would choose λ on validation samples takes 0.5.
+        Of several models it receives the mean, or the one with the lowest loss on its samples where clients choose.
 
         Raises:
             ConfigError: if ``rounds`` is below 1, or no model outlives a round.
@@ -463,6 +464,10 @@ class TrainedRun(RunRecords):
         state = store.get(number)
         support = None if plan.method.adaptation.is_identity else Batch(data.x, data.y)
         uses = plan.method.personal.uses(number, lambda: own_values(state), 0)
+        if plan.method.topology.chooses:
+            uses = tuple(use._replace(model=model) for use in uses for model in range(plan.models))
+        else:
+            self._refuse_without_mean("client(0)")
         models = [self._deployed(plan, state, use, support) for use in uses]
         loss = self.evaluator.measurement.loss_name
         return models[0] if len(models) == 1 else min(models, key=lambda model: model.evaluate(x, y)[loss])
@@ -485,7 +490,7 @@ class TrainedRun(RunRecords):
         if self.apart and federation is None:
             raise ConfigError("a deployment's data stay with the nodes; give the federation to evaluate on.")
         if federation is not None:
-            if plan.private_size or plan.method.chooses_level or self.snapshot.server.models is not None:
+            if plan.private_size or self.snapshot.server.models is not None:
                 part = plan.method.topology if self.snapshot.server.models is not None else plan.method.personal
                 raise ConfigError(
                     f"with {label(part)!r} clients have their own models; for a client of "

@@ -27,7 +27,7 @@ SLICES = (torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8, t
 NEVER_NEGATIVE = (CrossEntropy, BinaryCrossEntropy, SquaredError, Proximal)
 """Terms whose sums are losses of at least 0."""
 FARTHEST = 1e4  # norm of an update or upload in medians of the cohort's
-OTHERS = {"lambda": (0.0, 1.0), "cluster": (0.0, 1e6)}  # columns beside metrics
+OTHERS = {"lambda": (0.0, 1.0)}  # columns beside metrics
 SLACK = 1e-6  # for rounding
 
 

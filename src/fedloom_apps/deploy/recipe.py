@@ -145,10 +145,6 @@ class Recipe:
                 f"topology {label(method.topology)!r} has several models, and a deployment sends one; set "
                 "method.topology=none."
             )
-        if method.chooses_level:
-            raise ConfigError(
-                f"with personal {label(method.personal)!r} clients choose among several models, which is not deployed."
-            )
         for uplink in method.uplink:
             if isinstance(uplink, SecureSum):
                 raise ConfigError(

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 from fedloom.core.slots import personals
 
 if TYPE_CHECKING:
-    from fedloom.parts.personal.clustered import Clustered as Clustered
     from fedloom.parts.personal.interpolated import APFL as APFL
     from fedloom.parts.personal.interpolated import Subspace as Subspace
     from fedloom.parts.personal.lora import PrivateLora as PrivateLora
@@ -27,7 +26,7 @@ make = personals.make
 __getattr__ = personals.lazily(
     __name__,
     [
-        "clustered.Clustered", "interpolated.Subspace", "interpolated.APFL", "private_lora=lora.PrivateLora",
+        "interpolated.Subspace", "interpolated.APFL", "private_lora=lora.PrivateLora",
         "merged.Merged", "own_start=merged.OwnStart",
         "early_exit=nested.EarlyExitSlice", "nested.Decoupled", "width_slice=nested.WidthSlice",
         "private_norm=normalisation.PrivateNorm", "pairs.Ditto", "pairs.PFedMe", "local_only=private.LocalOnly",

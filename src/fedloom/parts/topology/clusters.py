@@ -41,7 +41,7 @@ class Clusters(Topology):
     @property
     def chooses(self) -> bool:
         """Clients choose by their losses."""
-        return True
+        return self.clusters > 1
 
     def count(self, clients: int) -> int:
         return self.clusters
