@@ -6,12 +6,12 @@ A mutant changes one operator, comparison, number, truth value or call in a stat
 ``-``, ``<`` becomes ``<=``, 0.5 becomes 1.5, ``reversed(x)`` becomes ``x``. Messages, annotations, docstrings and
 declarations are left alone. As many are drawn of each package, in a copy of the checkout, which stays as it is.
 
-First run the test files of ``TESTS`` that name most of what the module defines, and one case of each compositional
-test; then, if the mutant survives and unless ``--short``, all tests of ``TESTS`` for the longest prefix of the module's
-path. Either stops at its first failure. Tests run in a fork of a process that has imported PyTorch, and a mutant on
-which they take more than ``--seconds`` of the processor is killed as well. A row of the table is written as soon as a
-mutant is decided, and those in it are not tried again, except survivors with ``--again``. Printed are killed and
-surviving mutants by package, and what survives as lines of a diff: some of these change nothing that can be seen.
+First run the module's doctests, the test files of ``TESTS`` that name most of what it defines, and one case of each
+compositional test; then, if the mutant survives and unless ``--short``, all tests of ``TESTS`` for the longest prefix
+of the module's path. Either stops at its first failure. Tests run in a fork of a process that has imported PyTorch, and
+a mutant on which they take more than ``--seconds`` of the processor is killed as well. A row of the table is written as
+soon as a mutant is decided, and those in it are not tried again, except survivors with ``--again``. Printed are killed
+and surviving mutants by package, and what survives as lines of a diff: some of these change nothing that can be seen.
 """  # fmt: skip
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ ALWAYS = ("tests/test_relations.py", "tests/test_theory.py", "tests/test_laws.py
 TESTS: dict[str, tuple[str, ...]] = {
     "core": ("tests/core", "tests/parts", "tests/methods/test_oracles.py"),
     "core/federation": ("tests/data", "tests/core"),
+    "core/method": ("tests/core", "tests/parts", "tests/distill", "tests/test_refused_combinations.py"),
     "core/layout": ("tests/core", "tests/compute", "tests/methods/test_private_layers.py"),
     "core/submodels": ("tests/methods/test_nested.py",),
     "core/attack": ("tests/attacks",),
@@ -52,12 +53,12 @@ TESTS: dict[str, tuple[str, ...]] = {
     "parts/adaptation": ("tests/methods/test_adaptation.py", "tests/methods/test_oracles.py"),
     "parts/drift": ("tests/core/test_composition.py", "tests/methods"),
     "parts/mixing": ("tests/mixing", "tests/core/test_composition.py"),
-    "parts/objectives": ("tests/methods",),
+    "parts/objectives": ("tests/methods", "tests/distill"),
     "parts/personal": ("tests/methods",),
     "parts/server": ("tests/core/test_composition.py", "tests/methods", "tests/mixing"),
     "parts/uplink": ("tests/uplink",),
     "compute": ("tests/compute", "tests/engines/test_every_method.py"),
-    "experiment": ("tests/run", "tests/metrics", "tests/use"),
+    "experiment": ("tests/run", "tests/metrics", "tests/use", "tests/cli", "tests/data"),
 }
 SWAPS: dict[type[ast.AST], tuple[str, str]] = {
     ast.Add: ("+", "-"), ast.Sub: ("-", "+"), ast.Mult: ("*", "/"), ast.Div: ("/", "*"), ast.FloorDiv: ("//", "*"),
@@ -233,7 +234,8 @@ def found_by(copy: Path, mutant: Mutant, seconds: int, short: bool) -> str:
     lines[mutant.line - 1] = f"{mutant.after}\n"
     try:
         write(file, "".join(lines))
-        test = failing(copy, ("--quick", *nearest(copy, mutant), "tests/core/test_composition.py"), seconds)
+        near = (mutant.path.as_posix(), *nearest(copy, mutant), "tests/core/test_composition.py")
+        test = failing(copy, ("--quick", *near), seconds)
         if not test and not short:
             test = failing(copy, tuple(dict.fromkeys(mutant.tests)), 10 * seconds)
         return test or "none"
