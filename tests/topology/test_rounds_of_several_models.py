@@ -23,10 +23,11 @@ from fedloom.core.context import Meeting
 from fedloom.core.errors import ConfigError
 from fedloom.core.federation import Index, Split
 from fedloom.core.links import Links, mixed
-from fedloom.core.local import Local
+from fedloom.core.local import Local, draw_cohort
 from fedloom.core.method import Method
 from fedloom.core.parts import Topology
 from fedloom.core.tree import Tree
+from fedloom.data import federate
 from fedloom.experiment.experiment import Evaluation
 from fedloom.experiment.federated import FederatedTask, RunResult, run
 from fedloom.methods import make
@@ -337,6 +338,19 @@ def test_rounds_that_wait_for_some_mix_those_and_steps_without_rounds_are_refuse
     assert {len(models(patient)), patient.history[-1]["failures"]} == {6, 0}
     with pytest.raises(ConfigError, match="topology 'ring' mixes models at the end of rounds, which schedule=buffered"):
         go(on(Ring()), devices="equal", schedule="buffered")
+
+
+def test_a_round_touches_the_models_of_its_cohort_alone(tmp_path: Path) -> None:
+    """Many clients with a model each need the memory of those that take part, and files for the others."""
+    x, y = torch.randn(1500, 4, generator=torch.Generator().manual_seed(0)), torch.arange(1500) % 3
+    federation = federate((x, y), "iid", 1500, held_out=0)
+    made = experiment(on(Ring()), federation=federation, rounds=3, cohort=5, client_state="disk")
+    result = run(made, tmp_path / "a")
+    rows, took_part = result.snapshot.rows, {int(c) for t in range(3) for c in draw_cohort(1500, 5, made.seed, t)}
+    assert rows is not None
+    assert set(rows.clients) == took_part
+    assert rows.files
+    assert result.snapshot.server.distance(result.trained.plan.receivers) > 0
 
 
 def test_a_matrix_of_ones_own_and_its_state() -> None:
