@@ -52,7 +52,7 @@ docs: setup
 	$(BIN)/mkdocs build --quiet --strict
 
 wheel: setup
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check build twine 'setuptools>=77' 'setuptools-scm>=8'
+	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check build twine 'setuptools>=77' 'setuptools-scm>=8'
 	rm -rf build dist
 	$(BIN)/python -m build --no-isolation >/dev/null
 	$(BIN)/python -m twine check --strict dist/*

@@ -91,6 +91,16 @@ def test_the_citation_is_of_this_version(project: dict[str, Any]) -> None:
         assert date.fromisoformat(str(found["date-released"])).isoformat() in released
 
 
+def test_the_image_is_built_by_instructions_and_commands_that_can_be_read() -> None:
+    text = re.sub(r"^#.*\n", "", (ROOT / "Dockerfile").read_text(), flags=re.M).replace("\\\n", " ")
+    found = [line.split(maxsplit=1) for line in text.splitlines() if line]
+    assert {word for word, _ in found} == {"ARG", "FROM", "RUN", "COPY", "USER", "WORKDIR", "ENTRYPOINT", "CMD"}
+    commands = "\n".join(rest for word, rest in found if word == "RUN")
+    assert subprocess.run(["bash", "-n", "-c", commands], capture_output=True).returncode == 0
+    given = {rest.partition("=")[0] for word, rest in found if word == "ARG"}
+    assert {*re.findall(r"\$\{?([A-Z]+)", text)} == given, "each argument is used, and each that is used is given"
+
+
 @pytest.mark.parametrize("path", sorted((ROOT / "docs/notebooks").glob("*.ipynb")), ids=lambda path: path.stem)
 def test_notebooks_install_what_is_missing(path: Path) -> None:
     cells = [cell for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]

@@ -26,7 +26,7 @@ def require() -> None:
         import_module("flwr")
     except (PackageNotFoundError, ImportError) as error:
         raise ConfigError(
-            "a deployment needs Flower; pip install 'fedloom[flower]' --constraint constraints-flower.txt"
+            "a deployment needs Flower; pip install 'fedloom[flower]'"
         ) from error
     numbers = tuple(int(part) for part in installed.split(".")[:2])
     if not KNOWN[0] <= numbers < KNOWN[1]:
