@@ -121,10 +121,11 @@ def try_environment(name: str, wheel: Path, folder: Path, python: str, files: Se
     subprocess.run([uv, "venv", "--quiet", "--clear", "--python", python or wanted.python, str(place)], check=True)
     program, begin = place / "bin" / "python", time.monotonic()
     install = [uv, "pip", "install", "--quiet", "--python", str(program), "--resolution", wanted.resolution]
-    subprocess.run([*install, *wanted.packages, str(wheel)], check=True)
+    own = [str(wheel), "--requirements", str(ROOT / "pyproject.toml")]  # so that these are direct dependencies
+    subprocess.run([*install, *wanted.packages, *own], check=True)
     row: dict[str, object] = {"name": name, "seconds": round(time.monotonic() - begin), "megabytes": sizes(program)}
     row["walk"] = walk(program, COMMANDS)
-    subprocess.run([*install, *wanted.packages, f"{wheel}[dev]"], check=True)
+    subprocess.run([*install, *wanted.packages, *own, "--extra", "dev"], check=True)
     versions = "import importlib.metadata as m, json, platform, sys; print(json.dumps({'python': " \
         "platform.python_version(), **{n: m.version(n) for n in sys.argv[1:]}}))"  # fmt: skip
     names = ("torch", "numpy", "scipy", "pandas", "pyarrow", "rich", "matplotlib")

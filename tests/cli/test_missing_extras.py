@@ -31,8 +31,8 @@ def test_a_partition_is_described_without_its_picture(cli: Cli, tmp_path: Path) 
     assert "no figure: a picture needs the package matplotlib" in answer.out
     assert not list(tmp_path.iterdir())
     answer = cli("partition", "clients=4", "partition=iid", "--out", "mine.png")
-    assert (answer.code, answer.err.count("\n")) == (2, 1)
-    assert "pip install 'fedloom[plots]'" in answer.err
+    assert answer.code == 2
+    assert "pip install 'fedloom[plots]'" in answer.err.splitlines()[-1]
 
 
 @pytest.mark.usefixtures("plain")
@@ -43,8 +43,8 @@ def test_a_run_has_its_page_tables_and_metrics(cli: Cli, tmp_path: Path) -> None
     pages = {path.name for path in tmp_path.rglob("*") if path.is_file()}
     assert {"report.html", "tables.tex", "clients.parquet"} <= pages
     answer = cli("report", "here", "--figures")
-    assert (answer.code, answer.err.count("\n")) == (2, 1)
-    assert "pip install 'fedloom[plots]'" in answer.err
+    assert answer.code == 2
+    assert "pip install 'fedloom[plots]'" in answer.err.splitlines()[-1]
 
 
 @pytest.mark.usefixtures("plain")
