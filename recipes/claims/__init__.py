@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from . import acar, fedssa, hahn
+from . import acar, fedssa, hahn, nguyen
 from .measures import Result, reached
 
 __all__ = ["AS_CODED", "CHANGED", "NOT_RUN", "RESULTS", "WITHOUT", "Result", "reached"]
@@ -72,4 +72,4 @@ WITHOUT: Mapping[str, str] = {
 }
 """Files of results that decide no published claim, with the reason."""
 
-RESULTS: dict[str, Result] = {**acar.RESULTS, **hahn.RESULTS, **fedssa.RESULTS}
+RESULTS: dict[str, Result] = {**acar.RESULTS, **hahn.RESULTS, **fedssa.RESULTS, **nguyen.RESULTS}

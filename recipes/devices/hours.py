@@ -276,7 +276,7 @@ def tables(results: dict[str, Any]) -> str:
                 ]
                 worst10 = mean_error([run["worst10"] for run in runs.values()], 100)
                 rows.append([
-                    method, results["chosen"][data][method], shown(runs, "hours", 0, 3), shown(runs, "hours", 1, 3),
+                    method, results["chosen"][data][method], shown(runs, "hours", 0, 4), shown(runs, "hours", 1, 4),
                     f"{np.exp(np.mean(np.log(ratios))):.1f}" if ratios else "-", shown(runs, "steps", 1, 0),
                     shown(runs, "megabytes", 1, 0), worst10,
                     f"{100 * np.mean([run['wasted'] for run in runs.values()]):.0f} %",

@@ -151,6 +151,33 @@ def test_no_setting_leads_to_code_or_to_a_file_that_it_does_not_name(
     assert not wrong
 
 
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("devices=table", "devices.path"),
+        ("devices=table", "devices.path=fleet.csv", "devices.intervals"),
+        ("selection=listed", "selection.path"),
+        ("schedule=replay", "schedule.path"),
+    ],
+    ids=lambda words: words[-1],
+)
+def test_files_of_time_are_tables(
+    words: tuple[str, ...], cli: Cli, watch: Watch, values: Sequence[str], tmp_path: Path
+) -> None:
+    """They are opened when a run begins, not by a dry run; what is no table ends it."""
+    (tmp_path / "fleet.csv").write_text("speed,down,up\n1e9,1e6,1e6\n")
+    *before, key = words
+    for value in values:
+        watch.found, watch.on = set(), True
+        try:
+            code = cli("run", "-q", "rounds=1", "clients=4", *before, f"{key}='{value}'").code
+        finally:
+            watch.on = False
+        assert code == 2
+        assert watch.found <= {"open"}
+
+
 READING = {
     "predict": ("predict", "run=one", "test.npz"),
     "evaluate": ("evaluate", "run=one"),

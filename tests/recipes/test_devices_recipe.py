@@ -46,7 +46,6 @@ def test_slow_devices_hold_rare_classes() -> None:
     assert by_speed == sorted(shares, reverse=True)
 
 
-@pytest.mark.skipif(not (STORED / "hours.json").exists(), reason="the study has not run")
 def test_the_page_is_that_of_the_stored_results() -> None:
     hours = load("devices", "hours")
     assert hours.tables(json.loads((STORED / "hours.json").read_text())) == (STORED / "hours.md").read_text()
