@@ -18,6 +18,7 @@ import fedloom as fl
 from fedloom.core.errors import ConfigError, DataError
 from fedloom.core.federation import Federation
 from fedloom.core.samples import Samples
+from fedloom.models import models
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PRINTED = {"boxes": r"^(0\.9|1\.0)", "graphs": r"^0\.[89]", "image_and_text": r"^(0\.9|1\.0)"}
@@ -196,7 +197,8 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: fl.run("fedavg", fl.data.federate(bags(9), "iid", clients=2, collate=str.split), Dicts, loss=squared),
         "collate fails on two samples: TypeError",
     ),
-    "tensor": (lambda: Samples([1], torch.tensor).mean(), "ask for their 'mean'|asks for their 'mean'"),
+    "tensor": (lambda: Samples([1], torch.tensor).mean(), "asks for their 'mean'"),
+    "rows": (lambda: Samples([1], torch.tensor)[:1], "asks for their 'rows'"),
 }
 
 
@@ -205,3 +207,18 @@ def test_what_does_not_combine_with_structures_is_refused_in_a_sentence(case: st
     do, words = REFUSED[case]
     with pytest.raises((ConfigError, DataError), match=words):
         do()
+
+
+def test_own_sources_and_models_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that asks for no shape of inputs is made by its name; predictions of files are refused."""
+    monkeypatch.setattr(models, "_entries", dict(models._entries))
+
+    @models.register
+    def bag_sums(classes: int) -> nn.Module:
+        """Sums of bags."""
+        return Sums(classes)
+
+    result = fl.run("fedavg", labelled(), "bag_sums", rounds=1)
+    assert result.trained.server.module.head.out_features == 2
+    with pytest.raises(DataError, match="predict in Python"):
+        result.trained.server.read(Path("x.npz"))

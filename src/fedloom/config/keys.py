@@ -138,10 +138,10 @@ def model_factory(
 
 def model_arguments(name: str, arrays: Arrays, targets: TargetKind | None = None) -> dict[str, Any]:
     """The arguments of a model that follow from the data: outputs, inputs, and the value range of a generator."""
-    if isinstance(arrays.x, Samples):
+    if isinstance(arrays.x, Samples) and "inputs" in models[name].parameters:
         raise ConfigError(f"model={name} takes one tensor, but collate makes structures; give a module of your own.")
     known: dict[str, Any] = {
-        "classes": outputs_for(arrays.y, arrays.classes, targets),
+        "classes": arrays.classes if arrays.has_structures else outputs_for(arrays.y, arrays.classes, targets),
         "inputs": tuple(arrays.x.shape[1:]),
     }
     if arrays.std:  # the value range of normalised pixels; [0, 1] otherwise

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedloom.applications import shown
 from fedloom.core.errors import DataError, in_words
-from fedloom.core.samples import Samples, rows_of
+from fedloom.core.samples import Samples, batch_of, rows_of
 from fedloom.core.targets import are_numbers, one_class_each
 
 
@@ -104,7 +104,7 @@ class Arrays:
         if isinstance(self.y, Samples):
             inputs, targets = self.y.together(rows)
             return inputs, targets
-        return self.x[rows], self.y[rows]
+        return batch_of(self.x, rows), self.y[rows]
 
     @property
     def has_classes(self) -> bool:

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_map_only
 
 from fedloom.core import rng
 from fedloom.core.layout import Layout
-from fedloom.core.samples import Samples, moved
+from fedloom.core.samples import Samples, batch_of, moved
 
 TENSORS = {"training", "_parameters", "_buffers", "_modules"}
 PLAIN = (bool, int, float, str, type(None))
@@ -54,7 +54,7 @@ def traits(model: nn.Module, layout: Layout, inputs: Tensor | Samples) -> ModelT
     if len(inputs) < 2:
         return ModelTraits()
     at = torch.linspace(0, len(inputs) - 1, 5).long()
-    first, second = (moved(inputs[at[rows].to(inputs.device)], "cpu") for rows in ([0, 1, 2], [0, 3, 4]))
+    first, second = (moved(batch_of(inputs, at[rows].to(inputs.device)), "cpu") for rows in ([0, 1, 2], [0, 3, 4]))
     found = ModelTraits()
     with torch.no_grad(), rng.undisturbed():
         copied = _Copy(model, layout)

@@ -39,9 +39,9 @@ def moved(x: Any, device: str | torch.device, dtype: torch.dtype | None = None) 
 class Samples:
     """N samples that are no rows of one tensor: graphs, images with their boxes, an image beside a sentence.
 
-    It stands where inputs or targets are otherwise a tensor [N, ...], and like that is indexed by rows: ``x[rows]`` is
-    what ``collate`` makes of the list of these samples, any structure of tensors, on the run's device. All else that a
-    tensor has is refused in one sentence.
+    It stands where inputs or targets are otherwise a tensor [N, ...]. ``batch_of`` and ``Arrays.batch`` give what
+    ``collate`` makes of the list of some of them, any structure of tensors, on the run's device. What else a tensor has
+    is refused in one sentence, its rows, too: code that asks for those knows no structures.
 
     Args:
         items: N objects, by ``items[i]``, which is asked anew for every mini-batch and must return the same each time.
@@ -51,7 +51,7 @@ class Samples:
         dtype: of their real numbers.
 
     >>> x = Samples([[1], [2, 3]], lambda items: {"all": torch.tensor(sum(items, []))})
-    >>> len(x), x[[1, 0]]
+    >>> len(x), batch_of(x, [1, 0])
     (2, {'all': tensor([2, 3, 1])})
     """
 
@@ -77,8 +77,7 @@ class Samples:
         return moved(batch, self.device, self.dtype)
 
     def __getitem__(self, rows: Rows) -> Any:
-        batch = self.together(rows)
-        return batch if self.part is None else batch[self.part]
+        return self.__getattr__("rows")
 
     def take(self, rows: Rows) -> Samples:
         """The samples of these rows, not put together."""
@@ -109,6 +108,14 @@ class Samples:
             f"samples that collate puts together are no rows of one tensor, but something asks for their {name!r}; "
             "leave it out, or give tensors [N, ...]."
         )
+
+
+def batch_of(column: Tensor | Samples, rows: Any) -> Any:
+    """These rows of a column of inputs as a mini-batch."""
+    if not isinstance(column, Samples):
+        return column[rows]
+    batch = column.together(rows)
+    return batch if column.part is None else batch[column.part]
 
 
 @overload

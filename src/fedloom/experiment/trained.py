@@ -30,11 +30,11 @@ from fedloom.core.client import State, own_values
 from fedloom.core.cohort import InitialStates
 from fedloom.core.context import Batch
 from fedloom.core.determinism import exact_gpu
-from fedloom.core.errors import ClientError, ConfigError, first_line, nearest, of_extra
+from fedloom.core.errors import ClientError, ConfigError, DataError, first_line, nearest, of_extra
 from fedloom.core.federation import Arrays, Federation, Index, Population, Split
 from fedloom.core.parts import Use
 from fedloom.core.plan import ClientPlan
-from fedloom.core.samples import Samples, moved
+from fedloom.core.samples import Samples, batch_of, moved
 from fedloom.core.slots import label
 from fedloom.core.targets import CLASSES, NUMBERS, STRUCTURES, TRUTHS
 from fedloom.experiment.atomic import as_file, write_whole
@@ -84,7 +84,7 @@ class DeployedModel:
                 the model does not know.
         """
         x = self.inputs(x)
-        pieces = (x[rows] for rows in torch.arange(len(x)).split(self.measurement.batch_size))
+        pieces = (batch_of(x, rows) for rows in torch.arange(len(x)).split(self.measurement.batch_size))
         outputs = [moved(self._outputs(piece), "cpu") for piece in pieces]
         return outputs if self.arrays.has_structures else torch.cat(outputs)
 
@@ -163,6 +163,10 @@ class DeployedModel:
         Raises:
             DataError: if it cannot be read, or is a table and the run's data were not.
         """
+        if isinstance(self.arrays.x, Samples):
+            raise DataError(
+                "files hold rows of one tensor, but this run's samples are put together; predict in Python."
+            )
         from fedloom.data.like import in_units, read_like
 
         return in_units(read_like(Path(path), self.table, self.names), self.arrays, self.table)
