@@ -97,7 +97,7 @@ MISTAKES = {
     "run resume=nix out=there": "cannot be combined with out=",
     "run checkpoint.every=0": "checkpoint.every must be at least 1, not 0",
     "run device=tpu": "unknown device 'tpu'",
-    "run -m method=fedavg device=cpu,gpu": "unknown device 'gpu'",
+    "run -m method=fedavg device=cpu,tpu": "unknown device 'tpu'",
     "run augment=crp": "unknown augmentation 'crp'; did you mean 'crop'?",
     "run trackers=[tensorbord]": "unknown tracker 'tensorbord'; did you mean 'tensorboard'?",
     "target data=x.npz": "needs the directory of a finished run, run=DIR",

@@ -65,10 +65,14 @@ class FedDCDrift(Drift):
     control: bool = False
     size_weighted: bool = False
 
-    downloads = ("g",)
     boundable = ("control",)
     affine = True
     citation = "gao2022feddc"
+
+    @property
+    def downloads(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """g or c, unless there is no gradient term."""
+        return ("g",) if self.gradient else ()
 
     @property
     def needs(self) -> Needs:  # pyright: ignore[reportIncompatibleVariableOverride]
