@@ -26,6 +26,8 @@ from fedloom.methods import methods
 ROOT = Path(__file__).parents[1]
 COPIED = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md"}
 """Pages outside ``docs``, with their places in the site, except those of recipes and benchmarks."""
+LINK = re.compile(r"(!?)\[((?:!\[[^\]]*\]\([^)]*\)|[^\]])*)\]\(([^)#\s]*)(#[^)\s]*)?\)")
+"""A link or picture: words, which may be a picture, target and anchor."""
 KINDS = (".md", ".png", ".svg", ".ipynb")
 API = {
     "Runs": ("fedloom.api.run", "fedloom.Experiment", "fedloom.Evaluation", "fedloom.Local", "fedloom.RunResult"),
@@ -86,9 +88,10 @@ def relinked(path: str, place: str, text: str | None = None) -> str:
         if "://" in target or not target:
             return found[0]
         home = homes.get(os.path.normpath(base / target))
+        words = LINK.sub(link, words)  # a picture that is a link
         return f"{bang}[{words}]({relative(home, here)}{anchor})" if home else words
 
-    return re.sub(r"(!?)\[([^\]]*)\]\(([^)#\s]*)(#[^)\s]*)?\)", link, text)
+    return LINK.sub(link, text)
 
 
 def relative(target: str, here: PurePosixPath) -> str:

@@ -29,6 +29,7 @@ from fedloom_apps.report.tables import Scope, client_metric, measured, scopes
 
 ROUNDS = Axis("rounds", "count")
 OVER = {
+    "privacy/epsilon": Axis("ε of a client"),
     "comm/bytes": Axis("bytes sent", "amount"),
     "passes": Axis("student passes", "count"),
     "clock": Axis("virtual time", "seconds"),

@@ -107,7 +107,9 @@ def _chart(chart: Chart, number: int) -> Canvas:
             log("log")
         _numbers(scale, axis)
     if 0 < len(chart.series) <= 12:
-        legend = axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.24), ncols=2, frameon=False, fontsize=7)
+        columns = 1 if max(len(line.label) for line in chart.series) > 26 else 2  # as wide as the axes
+        place = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.24), "ncols": columns}
+        legend = axes.legend(frameon=False, fontsize=7, **place)
         for handle in legend.legend_handles if chart.points else ():
             handle.set_sizes([12])  # type: ignore[union-attr]
     return canvas
