@@ -19,13 +19,16 @@ ELSEWHERE = re.compile("is missing|are missing|no file|no folder|is not installe
 """What is said of data sets, packages and a reader's own modules, which this machine need not have."""
 
 
+COMMANDS = "run|online|distill|synthesize|search|list|data|partition|devices"
+
+
 def shown() -> Iterator[str]:
     """Command lines without comments, joined where they continue on the next line."""
     pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
     blocks = [block for page in pages for block in re.findall(r"^```\w*\n(.*?)^```", page.read_text(), re.M | re.S)]
     for text in [*blocks, overview(), *map(help_of, commands().values())]:
         for line in re.sub(r" \\\n\s*", " ", text).splitlines():
-            match = re.match(r"\s*(fedloom (?:run|online|distill|synthesize|search|list|data|partition)\b.*)", line)
+            match = re.match(rf"\s*(fedloom (?:{COMMANDS})\b.*)", line)
             if match and not re.search(r"[|<\[]key|…\]| \| |COMMAND|<slot>", match[1]):
                 yield re.split(r"\s{3,}", match[1].partition(" #")[0])[0].strip()
 
@@ -50,7 +53,7 @@ LINES = sorted({line for line in shown() if runnable(line)})
 
 def test_there_are_many_commands():
     assert len(LINES) > 60
-    assert {shlex.split(line)[1] for line in LINES} >= {*TRAINS, "list", "data", "partition"}
+    assert {shlex.split(line)[1] for line in LINES} >= {*TRAINS, "list", "data", "partition", "devices"}
 
 
 def test_what_is_shown_can_be_pasted_into_a_shell():
