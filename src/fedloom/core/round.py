@@ -329,8 +329,8 @@ def _met(
     share, mean = plan.receivers / plan.receivers.sum(), server.parts[MEAN]["mean"].clone()
     for number, one in moved.items():
         old = server.model(number)
-        mean[:size] += share[number] * (one.theta.double() - old.theta.double())
-        mean[size:] += share[number] * (one.buffers.double() - old.buffers.double())
+        for part, new, before in ((mean[:size], one.theta, old.theta), (mean[size:], one.buffers, old.buffers)):
+            part.add_(new, alpha=share[number]).sub_(before, alpha=share[number])
     parts = server.parts | ({"topology": state} if state else {})
     return replace(server, models=server.models.after(moved), parts=parts, round=t + 1).with_mean(mean)
 
