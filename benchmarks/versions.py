@@ -58,9 +58,9 @@ ENVIRONMENTS = {
 }
 
 
-RUN = "run out=first rounds=2 clients=6 --quiet"
+RUN = "run out=first method=fedavg rounds=1 clients=4 --quiet"
 COMMANDS = (
-    RUN, "--version", "list methods", "list data", "list settings", "report first/fedavg-0", "partition clients=5",
+    RUN, "--version", "list methods", "list data", "list settings", "report first", "partition clients=5",
     "run method=feddyn --dry-run", "run method=scaffold rounds=2 clients=6 engine=processes engine.start=spawn",
 )  # fmt: skip
 
