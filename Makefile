@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+SHARE ?= 0/1
 
 .PHONY: help demo test test-all quick setup lint types contracts check docs wheel clean
 
@@ -30,7 +31,7 @@ test: setup
 	$(BIN)/python -m pytest -n auto --dist worksteal -q -m "not exhaustive"
 
 test-all: setup
-	$(BIN)/python -m pytest -n auto --dist worksteal -q
+	$(BIN)/python -m pytest -n auto --dist worksteal -q --share $(SHARE)
 
 quick: setup
 	$(BIN)/python -m pytest -n auto --dist worksteal -q --quick

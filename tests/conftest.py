@@ -35,8 +35,9 @@ RECIPES = Path(__file__).parent / "recipes"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add ``--quick`` and ``--gpu``."""
+    """Add ``--quick``, ``--share`` and ``--gpu``."""
     parser.addoption("--quick", action="store_true", help="only the first case of each test, none slow or exhaustive")
+    parser.addoption("--share", default="0/1", help="K/N: of the exhaustive cases every N-th, from the K-th, K from 0")
     parser.addoption("--gpu", action="store_true", help="only the tests that need a GPU")
 
 
@@ -65,6 +66,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason=reason))
     if gpu:
         _keep(config, items, {item for item in items if item.get_closest_marker("cuda") is not None})
+    share, shares = map(int, config.getoption("--share").split("/"))
+    rest = [item for item in items if item.get_closest_marker("exhaustive") is not None]
+    _keep(config, items, {*items} - {*rest} | {*rest[share % shares :: shares]})
     if not config.getoption("--quick"):
         return
     kept: dict[str, pytest.Item] = {}
@@ -75,5 +79,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _keep(config: pytest.Config, items: list[pytest.Item], chosen: set[pytest.Item]) -> None:
+    """Deselect all other items."""
     config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
     items[:] = [item for item in items if item in chosen]
