@@ -17,7 +17,7 @@ from helpers.marks import kinds
 from fedloom.core import yaml
 from fedloom.core.needs import Needs
 from fedloom.core.parts import Part
-from fedloom.core.slots import BASES, SLOTS
+from fedloom.core.slots import BASES
 from fedloom.methods import methods
 
 ROOT = Path(__file__).parents[1]
@@ -40,11 +40,6 @@ def test_the_project_is_found_by_names_a_newcomer_knows():
     modules = {p.name for p in (ROOT / "src/fedloom").iterdir() if p.is_dir() and p.name[0] != "_"}
     text = (ROOT / "README.md").read_text()
     assert not [name for name in modules if f"{name}/" not in text]
-
-
-def test_the_picture_of_a_method_has_all_slots():
-    picture = (ROOT / "docs/images/algebra.svg").read_text()
-    assert sorted(re.findall(r'class="t">(\w+)<', picture)) == sorted(SLOTS)
 
 
 def without_code(text: str) -> str:

@@ -212,6 +212,7 @@ def test_what_does_not_combine_with_structures_is_refused_in_a_sentence(case: st
 def test_own_sources_and_models_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """A model that asks for no shape of inputs is made by its name; predictions of files are refused."""
     monkeypatch.setattr(models, "_entries", dict(models._entries))
+    monkeypatch.setattr(models, "_names", dict(models._names))
 
     @models.register
     def bag_sums(classes: int) -> nn.Module:

@@ -24,6 +24,7 @@ from helpers.networks import Flattening, linear_layers, normed, tanh_net, teache
 QUIET = Evaluation(what=())
 GENTLE: dict[str, dict[str, Any]] = {  # instead of defaults that ask for smaller learning rates, or for time
     "pfedme": {"lam": 3.0},
+    "fedspeed": {"alpha": 1.0},
     "fedssa": {"steps": 10, "feed_back": True},
 }
 LIVE = {  # they have no form for a cohort: compute=batched is compute=live

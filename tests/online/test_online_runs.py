@@ -333,7 +333,7 @@ def test_divergence_of_all_is_said(tmp_path: Path) -> None:
 
 IMPOSSIBLE: dict[str, tuple[Callable[[], Any], str]] = {
     "tasks": (lambda: online(Moml(), stream(0)), "at least one task"),
-    "hedged": (lambda: online(Moml(), hedged="accuracy"), "'error', 'loss'"),
+    "hedged": (lambda: online(Moml(), hedged="accuracy"), "hedged is 'accuracy'; there are: error, loss"),
     "support": (lambda: online(Moml(), support=-1).ensemble(), "support must be at least 0"),
     "momentum": (lambda: online(Moml(), local=Local(momentum=0.9)).ensemble(), "plain gradient steps"),
     "dp_clip": (lambda: online(Moml(), local=Local(dp_clip=1.0)).ensemble(), "leave local.dp_clip out"),

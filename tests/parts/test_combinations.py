@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -128,14 +129,19 @@ def test_what_leads_to_no_model_cannot_be_tried_at_the_server(drift: Drift, name
 
 @pytest.mark.parametrize("server", [SGD(0.7, 0.9), Adam(0.1), Yogi(0.1)], ids=lambda s: type(s).__name__)
 def test_a_server_with_memory_moves_no_model_that_nobody_holds(server: ServerOptimizer) -> None:
-    method = replace(make("ifca"), server=server)
-    record = Recorder()
-    result = run(experiment(method, rounds=8, cohort=1), callbacks=[record])
-    levels = [one.submodel.param_index for one in FederatedTask(experiment(method)).plan.levels if one.submodel]
-    models = torch.stack(record.models)
-    moved = torch.stack([(models[1:, index] != models[:-1, index]).any(1) for index in levels])
-    assert (moved.sum(0) == 1).all()  # one client a round chooses one of the models
-    assert moved.any(1).all()
+    method, seen = replace(make("ifca"), server=server), []
+
+    class Models(Callback):
+        """Both models after every round."""
+
+        def on_step(self, step: RoundStep) -> dict[str, Any]:
+            seen.append(torch.stack([step.server.model(number).theta.clone() for number in range(2)]))
+            return {}
+
+    result = run(experiment(method, rounds=8, cohort=1), callbacks=[Models()])
+    moved = torch.stack([(after != before).any(1) for before, after in pairwise(seen)])
+    assert (moved.sum(1) == 1).all()  # one client a round chooses one of the models
+    assert moved.any(0).all()
     assert not result.failures
 
 

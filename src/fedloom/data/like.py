@@ -167,7 +167,8 @@ def numbered(y: Any, names: Sequence[str]) -> Any:
         raise DataError(f"the targets are names like {first!r}, but the classes of this run are numbers.")
     place = {name: number for number, name in enumerate(names)}
     texts = texts.astype(str)
-    if not set(texts.ravel().tolist()) & place.keys() and all(map(str.isdecimal, texts.ravel().tolist())):
+    words = set(texts.ravel().tolist())
+    if not words & place.keys() and all(word.isdecimal() and int(word) < len(names) for word in words):
         return texts.astype(np.int64)
     if lost := [label for label in np.unique(texts).tolist() if label not in place]:
         raise DataError(f"there is no class {lost[0]!r}; {nearest(lost[0], names)}")
