@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,7 +19,7 @@ from fedloom.core.errors import ConfigError, DataError
 from fedloom.core.federation import Federation, Unlabelled
 from fedloom.core.local import Local
 from fedloom.data import as_source
-from fedloom.experiment.conventions import known_tokens
+from fedloom.experiment.conventions import compare, known_tokens
 from fedloom.experiment.experiment import Experiment
 from fedloom.experiment.federated import FederatedTask, run
 from fedloom.models import models
@@ -155,3 +156,32 @@ def test_a_gpu_is_given_no_token_that_the_model_does_not_know() -> None:
     with known_tokens(module, True, torch.tensor([[9]])):  # the host raises the error itself
         tried.append("entered")
     assert tried == ["entered", "entered"]
+
+
+def test_tokens_that_a_module_is_known_to_take_are_not_tried_again() -> None:
+    """On a device: the host's copy is asked once for a range, and again beyond it."""
+    asked = []
+
+    class Counted(nn.Embedding):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            asked.append(x.tolist())
+            return super().forward(x)
+
+    module = Counted(9, 2)
+    for tokens, tries in (([1, 4], 2), ([1, 4], 2), ([2, 3], 2), ([1, 5], 4), ([0, 5], 6)):
+        with known_tokens(module, False, torch.tensor(tokens)[:, None]):
+            pass
+        assert len(asked) == tries, tokens
+
+
+def test_the_same_columns_standardised_alike_have_one_scale() -> None:
+    def scaled(*columns: int, mean: float = 0.0) -> dict[str, Any]:
+        count = len(columns)
+        return {"standardised": {"columns": [*columns], "mean": [mean] * count, "deviation": [1.0] * count}}
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        compare(scaled(0, 1), scaled(0, 1), "the model")
+    for other in (scaled(0, 2), scaled(0), scaled(0, 1, mean=9.0), {}):
+        with pytest.warns(UserWarning, match="learnt from inputs in another scale"):
+            compare(scaled(0, 1), other, "the model")
