@@ -25,7 +25,7 @@ import time
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -61,7 +61,7 @@ class Gauge(Callback):
         self.seconds.append(record["seconds"])
 
 
-def experiment(states: str, rounds: int) -> Experiment:
+def experiment(states: Literal["memory", "disk"], rounds: int) -> Experiment:
     """5000 clients with two images each."""
     draw = np.random.default_rng(0)
     x = torch.from_numpy(draw.standard_normal((CLIENTS * SAMPLES, *INPUTS), dtype=np.float32))
@@ -83,7 +83,7 @@ def experiment(states: str, rounds: int) -> Experiment:
     )
 
 
-def measure(states: str, rounds: int, out: Path | None) -> dict[str, Any]:
+def measure(states: Literal["memory", "disk"], rounds: int, out: Path | None) -> dict[str, Any]:
     """One run: memory after some of its rounds, and what lies on disk at its end."""
     gauge = Gauge()
     result = run(experiment(states, rounds), out, checkpoint_every=10, callbacks=[gauge])

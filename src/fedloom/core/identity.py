@@ -128,7 +128,8 @@ def _parsed(text: str) -> ast.Module:
 def _is_source_of(node: ast.AST, code: CodeType) -> TypeGuard[ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda]:
     """Whether a code object was compiled from a node of its file; a line may have several lambdas."""
     if isinstance(node, ast.Lambda):
-        places = [place for place in code.co_positions() if None not in place and place[2:] != (0, 0)]
+        positions = getattr(code, "co_positions", tuple)()  # from Python 3.11 on; before, the first of a line counts
+        places = [place for place in positions if None not in place and place[2:] != (0, 0)]
         start = node.body.lineno, node.body.col_offset
         end = node.body.end_lineno, node.body.end_col_offset
         inside = all(start <= (line, column) and (last, stop) <= end for line, last, column, stop in places)
