@@ -254,6 +254,7 @@ CASES: dict[str, dict[str, Case]] = {
         "× several gradients a step": planned("per_fedavg", local=PRIVATE),
         "× a loss of the whole mini-batch": planned("propfair", local=PRIVATE),
         "× what is read of the data": planned("fedala", local=PRIVATE),
+        "× several gradients of a mini-batch": planned("fedsam", local=PRIVATE),
     },
     "Evaluation": {
         "a mean of models × clusters": run("ifca", evaluation=Evaluation(what=("average",))),

@@ -34,6 +34,7 @@ OPENS |= {
     "model.network": "a folder of a network",
 }
 OPENS |= {"partition.path": "a table or JSON", "data.test": "a table", "data.validation": "a table"}
+OPENS |= {"client_local": "a table", "presence": "a table"}
 OPENS |= {"judge.inception": "a file of parameters"}
 """Settings that name files, which are opened as data; all others open nothing, none leads to code or the network."""
 
@@ -159,10 +160,11 @@ def test_no_setting_leads_to_code_or_to_a_file_that_it_does_not_name(
         ("devices=table", "devices.path=fleet.csv", "devices.intervals"),
         ("selection=listed", "selection.path"),
         ("schedule=replay", "schedule.path"),
+        ("method=dpsgd", "method.topology=edge_list", "method.topology.pairs"),
     ],
     ids=lambda words: words[-1],
 )
-def test_files_of_time_are_tables(
+def test_files_of_time_and_graphs_are_tables(
     words: tuple[str, ...], cli: Cli, watch: Watch, values: Sequence[str], tmp_path: Path
 ) -> None:
     """They are opened when a run begins, not by a dry run; what is no table ends it."""

@@ -15,11 +15,12 @@ from helpers.networks import normed, tanh_net, teacher_net
 from helpers.runs import assert_same_run, assert_same_state, experiment, go, leaves, theta
 from torch import Tensor, nn
 
+from fedloom.core.context import Context
 from fedloom.core.errors import ClientError, ConfigError
 from fedloom.core.federation import Arrays, Index
 from fedloom.core.local import Local
 from fedloom.core.method import Method
-from fedloom.core.parts import Drift, Mixing, Paired, ServerOptimizer
+from fedloom.core.parts import Drift, Mixing, Paired, Probe, ServerOptimizer
 from fedloom.core.slots import label
 from fedloom.experiment.callbacks import Callback
 from fedloom.experiment.experiment import Evaluation
@@ -340,5 +341,11 @@ def test_a_step_uphill_leaves_batch_statistics_alone_and_is_none_for_dp() -> Non
     for compute in ("live", "batched"):
         runs = [go(method, model=batch_norm, compute=compute, **EQUAL) for method in ("fedavg", still)]
         assert_same_run(*runs, 1e-12)
-    with pytest.raises(ConfigError, match="takes two gradients of every mini-batch"):
-        go("fedsam", local=Local(dp_clip=1.0))
+
+    class Probing(CrossEntropy):
+        def probe(self, grad: Tensor, w: Tensor, ctx: Context) -> Probe:
+            return (yield w - grad)
+
+    for method in ("fedsam", Method("own", (Probing(),))):
+        with pytest.raises(ConfigError, match="takes several gradients of every mini-batch"):
+            go(method, local=Local(dp_clip=1.0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +21,7 @@ from scipy.linalg import block_diag
 from torch import Tensor, nn
 
 from fedloom.core.context import Meeting
-from fedloom.core.errors import ConfigError
+from fedloom.core.errors import ConfigError, DataError
 from fedloom.core.federation import Index, Split
 from fedloom.core.links import Links, mixed
 from fedloom.core.local import Local, draw_cohort
@@ -43,6 +44,7 @@ from fedloom.parts.topology import (
     Hierarchy,
     OwnModel,
     Ring,
+    SmallWorld,
     Torus,
 )
 
@@ -241,8 +243,16 @@ def test_edges_are_read_from_files_and_networkx(tmp_path: Path) -> None:
     there = EdgeList(pairs=path)
     assert there.edges(3, 0).tolist() == EdgeList(pairs=[(0, 1), (1, 2)]).edges(3, 0).tolist()  # type: ignore[arg-type]
     path.write_text("0 one\n")
-    with pytest.raises(ConfigError, match=r"line 1 of .* is no pair of client numbers\."):
-        there.edges(3, 0)
+    assert len(there.edges(3, 0)) == 2, "a file is read once"
+    for line in ("0 one", "0", f"0 {'9' * 5000}"):
+        path.write_text(line)
+        with pytest.raises(ConfigError, match=r"line 1 of .* is no pair of client numbers\."):
+            EdgeList(pairs=path).edges(3, 0)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(DataError, match="pipe is a pipe, a socket or a device"):
+        EdgeList(pairs=tmp_path / "pipe").edges(3, 0)
+    with pytest.raises(ConfigError, match="8 neighbours are too many for 6 clients"):
+        go(on(SmallWorld(neighbours=8)))
     with pytest.raises(ConfigError, match="an edge names client 7, but there are 6"):
         go(on(EdgeList(pairs=((0, 7),))))
 

@@ -89,6 +89,11 @@ def check(plan: ClientPlan) -> None:
             f"{mine} covers one gradient on one mini-batch per step, to which ε applies, but {label(part)!r} takes "
             "more; of the methods with a second model, superfed_mm takes only one."
         )
+    for _, term in method.hooks["probe"]:
+        raise ConfigError(
+            f"objective {label(term)!r} takes several gradients of every mini-batch, but {mine} accounts for one; "
+            "leave one of them out."
+        )
     for term in method.objective:
         if term.per_sample is False or _couples(plan, term):
             raise ConfigError(

@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.linalg import vector_norm
 
-from fedloom.core.context import Context, Facts
-from fedloom.core.errors import ConfigError
-from fedloom.core.local import Local
+from fedloom.core.context import Context
 from fedloom.core.parts import Probe, Term
 from fedloom.core.ranges import NonNegative, Probability
 
@@ -32,9 +30,6 @@ class Sharpness(Term):
         rho: ρ ≥ 0, the length of the step uphill.
         blend: α in [0, 1], the share of the gradient at its end.
         unit: go along g/‖g‖; False for ρg.
-
-    Raises:
-        ConfigError: with ``local.dp_clip``, whose guarantee holds for one gradient of a mini-batch.
     """
 
     rho: NonNegative = 0.05
@@ -42,13 +37,6 @@ class Sharpness(Term):
     unit: bool = True
 
     citation = "qu2022fedsam"
-
-    def check(self, local: Local, facts: Facts) -> None:
-        if local.dp_clip is not None:
-            raise ConfigError(
-                "objective 'sharpness' takes two gradients of every mini-batch, but DP-SGD accounts for one; leave "
-                "sharpness or local.dp_clip out."
-            )
 
     def probe(self, grad: Tensor, w: Tensor, ctx: Context) -> Probe:
         """(1 - α) g + α ∇F_i(w + ρ g/‖g‖)."""

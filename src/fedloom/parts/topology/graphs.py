@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -12,12 +13,13 @@ import numpy as np
 from fedloom.core import rng
 from fedloom.core.context import Meeting
 from fedloom.core.errors import ConfigError
+from fedloom.core.files import check_memory, readable
 from fedloom.core.links import Links
 from fedloom.core.parts import Topology
 from fedloom.core.ranges import Count, NonNegativeInt, Probability
 from fedloom.core.tree import Tree
 
-LARGEST = 64 << 20  # bytes of a file of edges
+LARGEST, DIGITS = 64 << 20, 9  # bytes of a file of edges, and digits of a client's number there
 
 
 @dataclass(frozen=True)
@@ -234,6 +236,7 @@ class ErdosRenyi(Graph):
     def edges(self, clients: int, t: int) -> np.ndarray:
         draw, pairs = rng.stream(self.seed, "erdos_renyi", t * self.redrawn), clients * (clients - 1) // 2
         count = draw.binomial(pairs, self.probability)
+        check_memory("topology 'erdos_renyi'", 100.0 * count)
         chosen = draw.choice(pairs, count, replace=False, shuffle=False)
         return _pairs(chosen)
 
@@ -272,6 +275,10 @@ class SmallWorld(Graph):
             raise ConfigError(f"topology 'small_world': neighbours must be an even number, not {self.neighbours}.")
 
     def edges(self, clients: int, t: int) -> np.ndarray:
+        if self.neighbours >= clients:
+            raise ConfigError(
+                f"topology 'small_world': {self.neighbours} neighbours are too many for {clients} clients."
+            )
         draw, half = rng.stream(self.seed, "small_world"), self.neighbours // 2
         here = np.repeat(np.arange(clients), half)
         there = (here + np.tile(np.arange(1, half + 1), clients)) % clients
@@ -311,15 +318,19 @@ class EdgeList(Graph):
         return self.one_way
 
     def edges(self, clients: int, t: int) -> np.ndarray:
-        return np.array(_read(self.pairs) if isinstance(self.pairs, Path) else self.pairs, dtype=np.int64).reshape(
-            -1, 2
-        )
+        return self._edges
+
+    @cached_property
+    def _edges(self) -> np.ndarray:
+        """The pairs, int64 [m, 2]; a file is read once."""
+        pairs = _read(self.pairs) if isinstance(self.pairs, Path) else self.pairs
+        return np.array(pairs, dtype=np.int64).reshape(-1, 2)
 
 
 def _read(path: Path) -> list[tuple[int, int]]:
     """The edges in a file."""
     try:
-        if (size := path.stat().st_size) > LARGEST:
+        if (size := readable(path).stat().st_size) > LARGEST:
             raise ConfigError(f"topology 'edge_list': {path} has {size} bytes; at most {LARGEST} are read.")
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeError) as error:
@@ -329,7 +340,7 @@ def _read(path: Path) -> list[tuple[int, int]]:
         words = line.replace(",", " ").split()
         if not words or words[0].startswith("#"):
             continue
-        if len(words) < 2 or not (words[0].isdecimal() and words[1].isdecimal()):
+        if len(words) < 2 or not all(word.isdecimal() and len(word) <= DIGITS for word in words[:2]):
             raise ConfigError(f"topology 'edge_list': line {number} of {path} is no pair of client numbers.")
         found.append((int(words[0]), int(words[1])))
     return found
