@@ -2,6 +2,5 @@
 
 from importlib.util import find_spec
 
-collect_ignore = (
-    [] if find_spec("flwr") else [f"src/fedloom_apps/deploy/flower/{name}.py" for name in ("grid", "objects", "supernode")]
-)
+FLOWER = ("grid", "objects", "supernode")
+collect_ignore = [] if find_spec("flwr") else [f"src/fedloom_apps/deploy/flower/{name}.py" for name in FLOWER]
