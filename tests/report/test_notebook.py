@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import fedloom as fl
+from fedloom.core.links import Links
+from fedloom.parts.topology import EdgeList, Exponential
 from fedloom_apps.report.notebook import html, names_of, slots_picture
+from fedloom_apps.report.page import build
 
 
 def test_a_run_and_its_federation_show_a_table_and_a_picture() -> None:
@@ -21,6 +27,33 @@ def test_a_run_and_its_federation_show_a_table_and_a_picture() -> None:
     assert "dirichlet, alpha 0.5" in page
     assert page.count("<svg") == 1
     assert html("fedavg") is None  # what a notebook shows by itself
+
+
+def test_a_graph_of_ones_own_is_drawn_in_the_notebook_and_on_the_page_of_its_run(tmp_path: Path) -> None:
+    topology = EdgeList(pairs=((0, 1), (1, 2), (2, 3)))
+    shown = topology.links(4, 0)._repr_html_()
+    assert shown is not None
+    assert shown.count("<svg") == 1
+    assert 'messages a round</th><td style="text-align:left">6<' in shown
+    federation = fl.data.federate("digits", "iid", clients=4, seed=0)
+    for number, one in enumerate((topology, Exponential(one_peer=True))):
+        fl.run(replace(fl.methods.fedavg(), topology=one), federation, "logistic", rounds=2, out=tmp_path / str(number))
+    page = build([tmp_path / "0", tmp_path / "1"], tmp_path / "page", files=["svg"]).read_text()
+    figures = json.loads(re.search(r'id="figures">(.*?)</script>', page)[1])  # type: ignore[index]
+    line, peers = (figure for figure in figures if "nodes" in figure)
+    assert sorted(map(tuple, line["edges"])) == [(0, 1), (1, 0), (1, 2), (2, 1), (2, 3), (3, 2)]
+    assert (line["directed"], peers["directed"]) == (False, True)
+    assert len(peers["edges"]) == 8, "two rounds together, of four edges each"
+    assert "2 rounds together. Spectral gap 0.293." in peers["caption"]
+    assert any(figure["name"] == "consensus_distance" and figure["series"] for figure in figures)
+    assert (tmp_path / "page" / "figures" / "network_1.svg").is_file()
+
+
+def test_many_models_are_told_and_not_drawn() -> None:
+    shown = Links(*(topology := EdgeList(pairs=((0, 1),)).links(300, 0)))._repr_html_()
+    assert topology.models == 300
+    assert shown is not None
+    assert "<svg" not in shown
 
 
 def test_a_method_shows_its_parts_by_slot_and_hostile_names_are_text() -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedloom.applications import shown
 from fedloom.core.errors import ConfigError, in_words
 from fedloom.core.tree import Float
 
@@ -39,6 +40,9 @@ class Links(NamedTuple):
     weights: np.ndarray
     where: slice = slice(None)
 
+    def _repr_html_(self) -> str | None:
+        return shown(self)
+
     @classmethod
     def dense(cls, models: np.ndarray, weights: np.ndarray, where: slice = slice(None)) -> Links:
         """The matrix [n, n] of the n given models; zeros are left out."""
@@ -65,6 +69,11 @@ class Links(NamedTuple):
         """The sources of entries off the diagonal, zeros too, int64: what is sent from place to place."""
         owners = np.repeat(self.rows, np.diff(self.starts))
         return self.sources[owners != self.sources]
+
+    @property
+    def models(self) -> int:
+        """The number of models, if the last one is linked."""
+        return int(max(self.rows.max(initial=-1), self.sources.max(initial=-1))) + 1
 
     def matrix(self, models: int) -> np.ndarray:
         """B as a whole, float64 [R, R]."""

@@ -21,7 +21,7 @@ from fedloom.core.cohort import Report
 from fedloom.core.engine import Engine
 from fedloom.core.errors import CheckpointError, ClientError, ConfigError, nearest, outside
 from fedloom.core.hooks import overrides
-from fedloom.core.links import spectral_gap
+from fedloom.core.links import Links, spectral_gap
 from fedloom.core.local import CHANGEABLE, cohort_size, draw_cohort
 from fedloom.core.round import federated_round, received_losses
 from fedloom.core.server import Server
@@ -64,6 +64,7 @@ from fedloom.experiment.trainer import Record, Trainer, TrainerTask
 from fedloom.metrics import auroc, divergence_from_uniform
 from fedloom.timing.selection import Chosen, Past, Uniform
 
+ENTRIES = 100_000  # of a topology's matrix, up to which it is written
 SOLVED = 1000  # models up to which the spectral gap of a topology is computed
 
 
@@ -222,6 +223,7 @@ class FederatedTask(TrainerTask):
         self.evaluator = Evaluator(self.plan, everyone if alike else federation, experiment.evaluation)
         self.model = self._model_after if method.predicts and (common or not judged) else None
         self.gap: float | None = None  # the spectral gap of a topology, if it is known
+        self.known: tuple[Links, ...] = ()  # its matrices, likewise
         self.failures: list[Failure] = []
         self.sent = Traffic()
         self.engine: Engine | None = None
@@ -291,9 +293,9 @@ class FederatedTask(TrainerTask):
         """Say how many models there are, and how fast they would agree without training."""
         clients, models = self.plan.population.clients, self.plan.models
         self.facts = [f"{models} models for {clients} clients"]
-        known = self.experiment.method.topology.known(clients) if models <= SOLVED else ()
-        if known:
-            self.gap = spectral_gap([links.matrix(models) for links in known])
+        self.known = self.experiment.method.topology.known(clients) if models <= SOLVED else ()
+        if self.known:
+            self.gap = spectral_gap([links.matrix(models) for links in self.known])
             self.facts[0] += f", spectral gap {self.gap:.3g}"
             if self.gap <= 0:
                 self.warnings.append(
@@ -477,6 +479,12 @@ class FederatedTask(TrainerTask):
         if labels := partition_table(self.experiment.federation):
             table = Table(directory.path / "partition.parquet")
             table.add(0, labels)
+            table.write()
+        if sum(len(links.sources) for links in self.known) <= ENTRIES:
+            table = Table(directory.path / "topology.parquet")
+            for number, links in enumerate(self.known, start=1):
+                owners = np.repeat(links.rows, np.diff(links.starts))
+                table.add(number, {"model": owners, "source": links.sources, "weight": links.weights})
             table.write()
 
     def write(self, directory: RunDirectory, status: Status) -> None:

@@ -8,6 +8,7 @@
   training ``loss`` F_i(θ^t) of the received model, or ``held_out_loss`` on its validation samples; NaN if there is
   none;
 - ``partition.parquet``: client, label, samples of the training data, from the start;
+- ``topology.parquet``: round, model, source, weight of the matrix that mixes models, where it is known from the start;
 - ``checkpoint/``, and ``clients/`` and ``models/`` (client states and last models to which checkpoints refer);
 - ``model.safetensors`` (the final model under its module's names; with ``evaluation.keep_best`` and
   ``server_average`` also ``model_best`` and ``model_average``), ``summary.json``, ``figures/``, ``citations.bib``.

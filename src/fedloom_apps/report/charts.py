@@ -204,7 +204,42 @@ class Gantt:
     steps: Floats
 
 
-Figure = Chart | HeatMap | Gantt
+@dataclass(frozen=True)
+class Network:
+    """A graph with its nodes on a circle.
+
+    Args:
+        name: for files.
+        heading: the title.
+        caption: what is drawn, in sentences.
+        nodes: the nodes' names.
+        edges: who hears whom, (i, j) for i that hears j, int [m, 2].
+        weight: weights of the edges [m], which are their opacity.
+        directed: whether some edge has none back.
+    """
+
+    name: str
+    heading: str
+    caption: str
+    nodes: Sequence[str]
+    edges: NDArray[np.int64]
+    weight: Floats
+    directed: bool
+
+    @classmethod
+    def of(cls, name: str, heading: str, caption: str, matrix: Floats) -> Network:
+        """The graph of a matrix, [n, n], without its diagonal; the first node is at the top.
+
+        >>> Network.of("line", "", "", np.array([[0.5, 0.5, 0], [0, 0.5, 0.5], [0, 0.5, 0.5]])).directed
+        True
+        """
+        off = np.where(np.eye(len(matrix), dtype=bool), 0.0, matrix)
+        i, j = np.nonzero(off)
+        directed = bool(((off > 0) != (off.T > 0)).any())
+        return cls(name, heading, caption, [str(n) for n in range(len(off))], np.stack([i, j], 1), off[i, j], directed)
+
+
+Figure = Chart | HeatMap | Gantt | Network
 
 
 def thinned(count: int, most: int = POINTS) -> NDArray[np.int64]:

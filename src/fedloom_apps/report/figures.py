@@ -11,7 +11,19 @@ import numpy as np
 import pandas as pd
 
 from fedloom.metrics import direction
-from fedloom_apps.report.charts import Axis, Chart, Figure, Floats, Form, Gantt, HeatMap, LineStyle, Series, thinned
+from fedloom_apps.report.charts import (
+    Axis,
+    Chart,
+    Figure,
+    Floats,
+    Form,
+    Gantt,
+    HeatMap,
+    LineStyle,
+    Network,
+    Series,
+    thinned,
+)
 from fedloom_apps.report.groups import (
     WALL,
     RunData,
@@ -40,6 +52,8 @@ OVER = {
 OBJECTIVE = "mixing/objective"
 HELD_OUT_OBJECTIVE = "mixing/held_out_objective"
 """Σ p_i F_i(θ^t) over a round's clients, with the losses of the received model."""
+
+CONSENSUS = "consensus/distance"
 
 MATRICES, CLIENTS_DRAWN, COLUMNS = 8, 100, 200
 """The most heat maps of one kind, clients in one of mixing coefficients, and columns of any."""
@@ -285,6 +299,38 @@ def mixing_matrices(groups: Sequence[RunGroup]) -> Iterator[HeatMap]:
                 values = z.to_numpy(np.float64)
                 yield HeatMap(f"mixing_{count}", heading, caption, "round", "client", columns, rows, values, middle=1.0)
                 break
+
+
+# --- topology
+
+NODES = 200
+"""The most models in a graph."""
+
+
+def networks(groups: Sequence[RunGroup]) -> Iterator[Figure]:
+    """The graph of each group's first run where it is known, each once; then the distance from agreement."""
+    drawn: list[Floats] = []
+    for member in groups:
+        run = member.runs[0]
+        about = run.summary.get("topology", {})
+        table, models = run.topology, int(run.topology["model"].max()) + 1 if len(run.topology) else 0
+        if not 0 < models <= NODES:
+            continue
+        matrix = np.zeros((models, models))
+        np.add.at(matrix, (table["model"].to_numpy(), table["source"].to_numpy()), table["weight"].to_numpy())
+        rounds = table["round"].nunique()
+        matrix /= rounds
+        if len(drawn) == MATRICES or any(np.array_equal(matrix, other) for other in drawn):
+            continue
+        drawn.append(matrix)
+        caption = "Who hears whom; the stronger a line, the larger its weight."
+        caption += f" {rounds} rounds together." * (rounds > 1)
+        if (gap := about.get("spectral_gap")) is not None:
+            caption += f" Spectral gap {gap:.3g}."
+        yield Network.of(f"network_{len(drawn)}", f"Graph of {member.label}", caption, matrix)
+    if has(groups, CONSENSUS):
+        axis = Axis("Σ‖θ_i − θ̄‖²/K")
+        yield metric(groups, CONSENSUS, "Distance of the clients' models from their mean", axis)
 
 
 # --- time

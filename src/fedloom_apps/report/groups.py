@@ -57,6 +57,7 @@ class RunData:
         clients: the last evaluated round of ``clients.parquet``; may be empty.
         mixing: ``mixing.parquet``; may be empty.
         partition: ``partition.parquet``, the label counts of clients; may be empty.
+        topology: ``topology.parquet``, rows of B in the rounds after which it repeats; may be empty.
         guide: ``guide.parquet``, a distillation guide's g by sample; may be empty.
         citations: BibTeX entries.
         notes: sentences on what could not be read.
@@ -70,6 +71,7 @@ class RunData:
     clients: pd.DataFrame
     mixing: pd.DataFrame
     partition: pd.DataFrame
+    topology: pd.DataFrame
     guide: pd.DataFrame
     citations: str
     notes: Sequence[str]
@@ -263,6 +265,9 @@ def load(path: Path) -> RunData:
         clients=clients.loc[clients["round"] == clients["round"].max()] if len(clients) else clients,
         mixing=_table(directory.mixing(), "mixing", {"round", "client", "p"}, directory.notes),
         partition=_table(directory.table("partition"), "partition", {"client", "label", "samples"}, directory.notes),
+        topology=_table(
+            directory.table("topology"), "topology", {"round", "model", "source", "weight"}, directory.notes
+        ),
         guide=_table(directory.table("guide"), "guide", {"g", "right"}, directory.notes),
         citations=directory.citations(),
         notes=directory.notes,

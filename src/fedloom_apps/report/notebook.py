@@ -12,6 +12,7 @@ import pandas as pd
 from markupsafe import Markup, escape
 
 from fedloom.core.federation import Federation
+from fedloom.core.links import Links, spectral_gap
 from fedloom.core.method import Method
 from fedloom.core.parts import Part
 from fedloom.core.settings import bare, flatten, signature, to_plain
@@ -21,7 +22,7 @@ from fedloom.experiment.console import ABSENT, common_metric, final_values
 from fedloom.experiment.federated import RunResult
 from fedloom.experiment.trained import RunRecords
 from fedloom_apps.report import figures, paper
-from fedloom_apps.report.charts import Axis, Figure
+from fedloom_apps.report.charts import Axis, Figure, Network
 from fedloom_apps.report.groups import RunData, RunGroup, form_of, group
 from fedloom_apps.report.render import template
 
@@ -35,11 +36,13 @@ Rows = Sequence[tuple[str, str]]
 
 
 def html(what: Any) -> str | None:
-    """HTML of a run's result or loaded run, a federation or a method; None for anything else."""
+    """HTML of a run's result or loaded run, a federation, a method or a graph; None for anything else."""
     if isinstance(what, Federation):
         heading, rows, picture = "Federation", of_federation(what), drawn(partition(what))
     elif isinstance(what, Method):
         heading, rows, picture = f"Method {what.name}", of_method(what), slots_picture(names_of(what))
+    elif isinstance(what, Links):
+        heading, rows, picture = "Who hears whom", of_links(what), drawn(network(what))
     elif isinstance(what, RunResult | RunRecords):
         records = what.history if isinstance(what, RunResult) else what.records
         heading, rows = f"Run of {what.summary.get('method', '')}", of_run(what.summary)
@@ -102,6 +105,23 @@ def of_method(method: Method) -> Rows:
     return [*rows, *([("data", "pooled at one client")] if method.pooled else [])]
 
 
+def of_links(links: Links) -> Rows:
+    """The number of models and neighbours, and how fast the models agree."""
+    matrix, heard = links.matrix(links.models), np.diff(links.starts)
+    return [
+        ("models", f"{links.models}"),
+        ("messages a round", f"{len(links.crossing)}"),
+        ("models heard, with its own", f"{heard.min()} to {heard.max()}" if len(heard) else ABSENT),
+        ("spectral gap", f"{spectral_gap([matrix]):.3g}"),
+    ]
+
+
+def network(links: Links) -> Figure | None:
+    """The graph, as on the page of a run; None for too many models to be drawn."""
+    drawn = 0 < links.models <= figures.NODES
+    return Network.of("network", "", "", links.matrix(links.models)) if drawn else None
+
+
 def curve(history: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]) -> Figure | None:
     """The metric by which a run is judged, over its rounds."""
     key = str(summary.get("headline", ""))
@@ -121,7 +141,7 @@ def _in_memory(
 ) -> list[RunGroup]:  # fmt: skip
     """A run without a directory, as figures take it."""
     none, labels = pd.DataFrame(), pd.DataFrame() if labels is None else labels
-    return group([RunData(Path(), {}, {}, history, summary, none, none, labels, none, "", ())])
+    return group([RunData(Path(), {}, {}, history, summary, none, none, labels, none, none, "", ())])
 
 
 def drawn(figure: Figure | None) -> str:

@@ -17,10 +17,13 @@ from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, MaxNLocator, NullFormatter, PercentFormatter
 
 from fedloom.core.errors import printable
-from fedloom_apps.report.charts import COLOURS, Axis, Chart, Figure, Gantt, HeatMap, thinned
+from fedloom_apps.report.charts import COLOURS, Axis, Chart, Figure, Gantt, HeatMap, Network, thinned
 
 WIDTH, HEIGHT = 3.4, 2.4
 """Inches: one column of a paper."""
+
+NAMED = 40
+"""Nodes up to which they have their names in them."""
 
 _SETTINGS: dict[Any, Any] = {"pdf.fonttype": 42, "svg.fonttype": "none", "svg.hashsalt": "fedloom"}
 _GRID, _INK = "#e3e7ec", "#5d6878"
@@ -49,8 +52,10 @@ def files(figures: Sequence[Figure], forms: Sequence[str]) -> Iterator[tuple[str
             suffix = f"_{axis.label.split()[0]}" if isinstance(axis, Axis) and number else ""
             if isinstance(figure, Chart):
                 canvas = _chart(figure, number)
+            elif isinstance(figure, HeatMap):
+                canvas = _heat_map(figure)
             else:
-                canvas = _heat_map(figure) if isinstance(figure, HeatMap) else _gantt(figure)
+                canvas = _gantt(figure) if isinstance(figure, Gantt) else _network(figure)
             for form in forms:
                 yield f"{figure.name}{suffix}.{form}", _saved(canvas, form)
 
@@ -157,4 +162,24 @@ def _gantt(gantt: Gantt) -> Canvas:
     chosen = thinned(len(gantt.rows), 8).tolist()
     axes.yaxis.set_ticks(chosen, [plain(str(gantt.rows[i]), 14) for i in chosen])
     axes.invert_yaxis()
+    return canvas
+
+
+def _network(network: Network) -> Canvas:
+    """A graph on a circle; arrows lead to those that hear where edges have one direction."""
+    canvas, axes = _axes(network.heading, "", "")
+    axes.set_axis_off()
+    axes.set_aspect("equal")
+    angle = 2 * np.pi * np.arange(len(network.nodes)) / max(len(network.nodes), 1)
+    at = np.stack([np.sin(angle), np.cos(angle)], 1)
+    hears, heard = at[network.edges].swapaxes(0, 1)
+    ink = 0.15 + 0.85 * network.weight / np.max(network.weight, initial=1e-12)
+    head = {} if network.directed else {"headwidth": 0, "headlength": 0, "headaxislength": 0}
+    exact: dict[str, Any] = {"angles": "xy", "scale_units": "xy", "scale": 1, "width": 0.004}
+    way = hears - heard
+    way *= 1 - 0.08 / np.maximum(np.linalg.norm(way, axis=1, keepdims=True), 0.1)  # to the rim of the one that hears
+    axes.quiver(*heard.T, *way.T, color=COLOURS[0], alpha=ink, **exact, **head)
+    axes.scatter(*at.T, 60 if len(at) <= NAMED else 12, color="white", edgecolors=_INK, zorder=3)
+    for name, (x, y) in zip(network.nodes if len(at) <= NAMED else (), at, strict=False):
+        axes.annotate(name, (x, y), fontsize=6, ha="center", va="center", zorder=4)
     return canvas

@@ -231,6 +231,33 @@ function gantt(box, figure) {
   }, (a, b) => state.zoom.set(box, { x: [X.invert(a[0]), X.invert(b[0])].sort((u, v) => u - v) }));
 }
 
+function network(box, figure) {
+  const { nodes, edges, weight, directed } = figure, size = Math.round(Math.min(460, Math.max(box.clientWidth, 260)));
+  const f = frame(box, figure, size), middle = [f.svg.getAttribute("width") / 2, size / 2], far = size / 2 - 24;
+  f.svg.removeAttribute("clip-path");
+  const at = nodes.map((_, i) => 2 * Math.PI * i / nodes.length).map((a) => [middle[0] + far * Math.sin(a), middle[1] - far * Math.cos(a)]);
+  const most = bounds([1e-12, ...weight])[1], r = nodes.length <= 40 ? 9 : 4, hears = nodes.map(() => []);
+  edges.forEach(([i, j], k) => {
+    hears[i].push(`${nodes[j]} (${FORMS.number(weight[k])})`);
+    const [x1, y1, x2, y2] = [...at[j], ...at[i]], d = Math.hypot(x2 - x1, y2 - y1), u = [(x2 - x1) / d, (y2 - y1) / d];
+    const ink = { stroke: `rgb(${BLUE.join(" ")})`, "stroke-opacity": 0.15 + 0.85 * weight[k] / most };
+    const [ex, ey] = [x2 - r * u[0], y2 - r * u[1]];
+    add(f.over, "line", { x1, y1, x2: ex, y2: ey, ...ink });
+    if (directed) // the head of an arrow, at the one that hears
+      add(f.over, "path", { d: [1, -1].map((s) => `M${ex},${ey}l${-7 * u[0] + 4 * s * u[1]},${-7 * u[1] - 4 * s * u[0]}`).join(""), ...ink });
+  });
+  at.forEach(([cx, cy], i) => {
+    add(f.over, "circle", { cx, cy, r, class: "node" });
+    if (nodes.length <= 40) add(f.over, "text", { x: cx, y: cy + 4, "text-anchor": "middle" }, nodes[i]);
+  });
+  pointer(box, f, (px, py) => {
+    const i = at.findIndex(([x, y]) => Math.hypot(x - px, y - py) < r + 4);
+    if (i < 0) return null;
+    const told = hears[i].length > 12 ? [...hears[i].slice(0, 12), "…"] : hears[i];
+    return { heading: `${nodes[i]} hears ${told.join(", ") || "nobody"}`, rows: [], marks: [], x: null };
+  });
+}
+
 function pointer(box, f, look, zoomed) {
   let start = null, area = null, marks = add(f.over, "g");
   const place = (event) => {
@@ -277,7 +304,7 @@ function pointer(box, f, look, zoomed) {
 
 function draw(box) {
   const figure = figures[box.dataset.figure];
-  (figure.z ? heat : figure.steps ? gantt : chart)(box, figure);
+  (figure.z ? heat : figure.steps ? gantt : figure.nodes ? network : chart)(box, figure);
 }
 
 function changed() {
