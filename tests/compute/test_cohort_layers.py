@@ -10,7 +10,8 @@ from models.cases import LARGE, NAMES, make, samples
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedloom.compute.cohort import CohortNet, Draws, convolution
+from fedloom.compute.cohort import CohortNet, convolution, drawn
+from fedloom.core.dropout import keyed
 from fedloom.core.layout import Layout
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 5e-6}
@@ -222,9 +223,10 @@ def test_dropout_draws_as_each_client_alone_would(p: float) -> None:
     model = nn.Sequential(nn.Linear(6, 8), nn.Dropout(p), nn.ReLU(), nn.Linear(8, 3), nn.Dropout(0.2)).double()
     layout = Layout.of(model)
     net = CohortNet(model, layout, len(ROWS))
+    keyed(model)
     net.theta.copy_(layout.read(model)[0])
     x = torch.randn(len(ROWS), max(ROWS), 6, dtype=torch.float64)
-    net.draw_from(Draws([torch.Generator().manual_seed(i) for i in range(len(ROWS))], list(ROWS)))
+    net.draw_from(drawn([torch.Generator().manual_seed(i) for i in range(len(ROWS))], ROWS, "cpu"))
     passes = [net.forward(x)[0], net.forward(x)[0]]
     net.backward(torch.ones_like(passes[1]))
     for client, rows in enumerate(ROWS):

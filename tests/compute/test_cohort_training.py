@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedloom.compute.cohort import BatchSchedule, CohortNet, Draws, SGDRule, cross_entropy, train
+from fedloom.compute.cohort import BatchSchedule, CohortNet, SGDRule, cross_entropy, train
 from fedloom.compute.cohort.windows import best_window
+from fedloom.core.dropout import keyed, keys
 from fedloom.core.layout import Layout
 from fedloom.core.local import Local
 from fedloom.models import models
@@ -150,12 +151,13 @@ def test_dropout_draws_for_each_client_from_its_own_generator() -> None:
     rows = case.schedule.rows
     made = []
     for seed in (0, 0, 9):
-        draws = Draws([torch.Generator().manual_seed(seed + i) for i in range(len(SIZES))], [])
-        args = (case.theta, case.schedule, case.x[rows], case.y[rows], case.rule, draws)
+        own = [keys(3, torch.Generator().manual_seed(seed + i)) for i in range(len(SIZES))]
+        args = (case.theta, case.schedule, case.x[rows], case.y[rows], case.rule, torch.stack(own, 1)[:, None])
         made.append(train(CohortNet(net, case.layout, len(SIZES)), *args).models().clone())
     assert torch.equal(made[0], made[1])
     assert (made[0] - made[2]).abs().max() > 1e-3
     alone = []
+    keyed(net)
     for row, client in enumerate(case.schedule.order):
         torch.manual_seed(row)
         case.layout.write(net, case.theta, case.theta[:0])

@@ -210,6 +210,15 @@ def test_runs_with_recorded_steps_have_the_same_bits(name: str, tapes: Tapes, mo
     assert (there == theta(go(name, **settings))).all()
 
 
-def test_dropout_is_drawn_step_by_step(tapes: Tapes) -> None:
-    go(model=lambda: nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Linear(4, 3)), compute="batched")
-    assert not tapes.recorded
+@pytest.mark.parametrize("name", ["fedavg", "ditto"])
+def test_masks_of_dropout_are_drawn_anew_in_recorded_steps(
+    name: str, tapes: Tapes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings: dict[str, Any] = {
+        "compute": "batched", "local": Local(epochs=3, batch_size=4, lr=0.1), "rounds": 2,
+        "model": lambda: nn.Sequential(nn.Dropout(0.2), nn.Linear(4, 4), nn.Dropout(0.5), nn.Linear(4, 3)),
+    }  # fmt: skip
+    there = theta(go(name, **settings))
+    assert tapes.replayed
+    monkeypatch.setattr(descent, "recorder", lambda device: None)
+    assert (there == theta(go(name, **settings))).all()

@@ -21,17 +21,16 @@ import torch
 from torch import Tensor, nn
 
 from fedloom.compute import plain
-from fedloom.compute.cohort import BatchSchedule, CohortNet, Draws, Rows, SGDRule, TrainedCohort, train
+from fedloom.compute.cohort import BatchSchedule, CohortNet, Rows, SGDRule, TrainedCohort, train
 from fedloom.compute.cohort.pairs import PairedNet, pays
 from fedloom.compute.cohort.parameters import new_rows
-from fedloom.compute.cohort.pointwise import Dropout
 from fedloom.compute.cohort.trial import trial_reason
 from fedloom.compute.live import Live
 from fedloom.compute.lockstep import Lockstep
 from fedloom.compute.paired import PairedRound, has_paired_rounds, samples_with_coordinates
 from fedloom.compute.phases import PhasedRound, has_phased_rounds
 from fedloom.compute.results import finished
-from fedloom.core import rng
+from fedloom.core import dropout, rng
 from fedloom.core.aggregate import EVEN, Fold, even_blocks, fold
 from fedloom.core.client import Broadcast, ClientWork, Result, State, Vectors, load
 from fedloom.core.context import Context
@@ -194,7 +193,6 @@ class Batched:
             plan = self.plan
             settings = outputs_of(plan), plan.device, plan.operand_dtype
             self.net = CohortNet(plan.model, plan.layout, self.longest, *settings)
-            self.has_dropout = any(isinstance(s.layer, Dropout) and s.layer.p for s in self.net.program.steps)
         return self.net
 
 
@@ -211,7 +209,7 @@ class _Block:
     def plain(self) -> Iterator[Result] | None:
         """The results of plain rounds; None if these clients' rounds are not plain."""
         work = self._descent()
-        if work is None or (done := self._trained(work)) is None:
+        if work is None or (done := self._trained(work, *self._keys(work.schedule))) is None:
             return None
         held = [self._vectors(row) for row in done.models()]
         return self._finished(work, held, done.losses)
@@ -231,7 +229,8 @@ class _Block:
             job = self.jobs[number]
             load(plan, down, job.client, job.state, at)
             job.moved_private = True
-        shared = self._trained(work)
+        keys, further = self._keys(work.schedule, passes=2)
+        shared = self._trained(work, keys)
         assert shared is not None, "separate rounds have no augmentation"
         w, v = memory[:, :size], memory[:, size : 2 * size]
         w.copy_(shared.models())
@@ -241,14 +240,14 @@ class _Block:
             constant = torch.mul(down.theta, -pull, out=self.compute.constants[0]).expand(len(memory), -1)
         rule = SGDRule(down.lr, local.weight_decay + pull, local.momentum, constant)
         self.net.theta[: len(memory)] = v
-        private = train(self.net, None, work.schedule, work.x, work.y, rule)
+        private = train(self.net, None, work.schedule, work.x, work.y, rule, further)
         v.copy_(private.models())
         return self._finished(work, held, (shared.losses + private.losses) / 2)
 
     def summed(self, weights: np.ndarray) -> Fold | None:
         """The fold of plain rounds by ``TrainedCohort.mixed``, from no client's own update; None if impossible."""
         work = self._descent()
-        if work is None or (done := self._trained(work)) is None:
+        if work is None or (done := self._trained(work, *self._keys(work.schedule))) is None:
             return None
         p = done.losses.new_tensor(weights[done.schedule.order]).to(self.net.theta)
         total = done.mixed(p)
@@ -276,7 +275,7 @@ class _Block:
         batches = [plan.batches(self.down.round, client) for client in self.clients]
         schedule = BatchSchedule.of(batches).to(plan.data.arrays.x.device)
         jobs = [self.jobs[number] for number in schedule.order]
-        draws = self._draws([job.client for job in jobs])
+        draws = self._generators([job.client for job in jobs])
         try:
             contexts = [job.begin(int(steps)) for job, steps in zip(jobs, schedule.steps, strict=True)]
             results = PairedRound(plan, net, self.down, jobs, schedule, contexts, memory, draws, self._pair).run()
@@ -298,7 +297,7 @@ class _Block:
         work = []
         for row, number in enumerate(order):
             work.append((self.jobs[number], self._vectors(self.net.theta[row], paired=plan.is_paired)))
-        draws = self._draws([self.clients[number] for number in order])
+        draws = self._generators([self.clients[number] for number in order])
         results = Lockstep(plan, self.net, self.compute.live.net, down, draws).run(work)
         found = dict(zip(order, results, strict=True))
         yield from (found[number] for number in range(len(order)))
@@ -325,7 +324,7 @@ class _Block:
         y = plan.data.labels(flat, owners).unflatten(0, schedule.rows.shape)
         return _Descent(schedule, x, y, contexts, rule)
 
-    def _trained(self, work: _Descent) -> TrainedCohort | None:
+    def _trained(self, work: _Descent, keys: Tensor | None) -> TrainedCohort | None:
         """Train the received models, or the clients' own if parts of them are private; None if augmentation fails."""
         plan, down, order = self.plan, self.down, work.schedule.order
         if plan.has_private:
@@ -335,7 +334,7 @@ class _Block:
         clients = [self.clients[number] for number in order]
         change = plain.augmentation(plan, down.round, clients, work.schedule)
         try:
-            return train(self.net, theta, work.schedule, work.x, work.y, work.rule, self._draws(clients), change=change)
+            return train(self.net, theta, work.schedule, work.x, work.y, work.rule, keys, change=change)
         except Exception as error:
             if change is None or isinstance(error, torch.OutOfMemoryError):
                 raise
@@ -348,12 +347,23 @@ class _Block:
         jobs, contexts = [self.jobs[number] for number in order], [work.contexts[number] for number in order]
         return iter(finished(order, jobs, held, contexts, losses.tolist()))
 
-    def _draws(self, clients: Sequence[int]) -> Draws | None:
-        """The dropout streams of the clients, the same as those of the live compute."""
-        if not self.compute.has_dropout:
+    def _generators(self, clients: Sequence[int]) -> list[torch.Generator] | None:
+        """The streams of the clients' dropout, the same as those of the live compute; None if nothing is random."""
+        if not self.net.random_layers:
             return None
         seeds = (rng.torch_seed(self.plan.seed, "dropout", self.down.round, client) for client in clients)
-        return Draws([torch.Generator(self.plan.device).manual_seed(seed) for seed in seeds], [])
+        return [torch.Generator().manual_seed(seed) for seed in seeds]
+
+    def _keys(self, schedule: BatchSchedule, passes: int = 1) -> Sequence[Tensor | None]:
+        """The keys of all steps, int64 [steps, L, C], for each pass that a step makes; None if nothing is random."""
+        streams = self._generators([self.clients[number] for number in schedule.order])
+        if streams is None:
+            return [None] * passes
+        layers, longest = self.net.random_layers, int(schedule.steps.max())
+        held = torch.zeros(len(streams), longest, passes, layers, dtype=torch.int64)
+        for mine, count, stream in zip(held, schedule.steps.tolist(), streams, strict=True):
+            mine[:count] = dropout.keys(mine[:count].numel(), stream).view_as(mine[:count])
+        return held.permute(2, 1, 3, 0).to(self.net.theta.device).unbind()
 
     def _vectors(self, row: Tensor, paired: bool = False) -> Vectors:
         """A row of the network as a client's memory."""

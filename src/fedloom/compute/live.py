@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import grad_and_value, vmap
 
 from fedloom.core import client as work
@@ -16,6 +16,7 @@ from fedloom.core import rng
 from fedloom.core.aggregate import LONGEST, Fold, blocks, fold
 from fedloom.core.client import Answer, Broadcast, ClientWork, LocalWork, Request, Result, State, Vectors
 from fedloom.core.context import Batch, Context, Output
+from fedloom.core.dropout import keyed
 from fedloom.core.engine import States
 from fedloom.core.example_privacy import clipping
 from fedloom.core.hooks import overrides
@@ -37,12 +38,17 @@ class Live:
 
     def __init__(self, plan: ClientPlan) -> None:
         self.plan = plan
-        self.live = LiveModule(copy.deepcopy(plan.model), plan.layout, plan.device)
+        self.live = LiveModule(self._module(), plan.layout, plan.device)
         self.net = Net(self.live.module, plan)
         theta = self.live.theta  # all that a client trains; a paired method has two models
         if plan.is_paired:  # of which the module holds one at a time
             theta = theta.new_empty(plan.layout.shared_size + plan.private_size)
         self.vectors = Vectors(self.live.theta, theta, self.live.buffers, self.live.module)
+
+    def _module(self) -> nn.Module:
+        """A copy of the model; masks of dropout have keys, except for ``vmap``, which would give all samples one."""
+        module = copy.deepcopy(self.plan.model)
+        return module if self.plan.local.dp_clip is not None else keyed(module)
 
     def work(self, down: Broadcast, clients: Sequence[int], states: Sequence[State]) -> Iterator[Result]:
         """The results of the clients, in order; an exception or a non-finite update becomes a failure."""

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedloom.compute.cohort import CohortNet, Draws, SGDRule, cross_entropy
-from fedloom.core import rng
+from fedloom.compute.cohort import CohortNet, SGDRule, cross_entropy, drawn
 from fedloom.core.client import Answer, Broadcast, ClientWork, LocalWork, Request, Result, Vectors
 from fedloom.core.context import Output
 from fedloom.core.objective import Net, companions, loss
@@ -37,7 +36,9 @@ class Lockstep:
         draws: the generators of random layers, if there are any.
     """
 
-    def __init__(self, plan: ClientPlan, net: CohortNet, live: Net, down: Broadcast, draws: Draws | None) -> None:
+    def __init__(
+        self, plan: ClientPlan, net: CohortNet, live: Net, down: Broadcast, draws: list[torch.Generator] | None
+    ) -> None:  # fmt: skip
         self.plan, self.net, self.live, self.draws = plan, net, live, draws
         self.rule = SGDRule(down.lr) if plan.uses_plain_sgd else None
         self.closed = plan.method.is_cross_entropy and not plan.exit_weights
@@ -76,22 +77,22 @@ class Lockstep:
         """If layers are random, switch PyTorch's generator to the client's stream; return the state to restore."""
         if self.draws is None:
             return None
-        default = rng.default_generator(self.plan.device)
+        default = torch.default_generator
         before = default.get_state()
-        default.set_state(self.draws.generators[row].get_state())
+        default.set_state(self.draws[row].get_state())
         return before
 
     def _leave(self, row: int, before: Tensor | None) -> None:
         if self.draws is not None and before is not None:
-            default = rng.default_generator(self.plan.device)
-            self.draws.generators[row].set_state(default.get_state())
+            default = torch.default_generator
+            self.draws[row].set_state(default.get_state())
             default.set_state(before)
 
     def _answers(self, asks: list[Request | None], rows: list[int]) -> list[Answer | Exception]:
         """Gradients [P] and losses [] of the open requests, or the exceptions; other rows compute on padding."""
         sizes = [0 if ask is None else len(ask.batch.x) for ask in asks]
         if self.draws is not None:
-            self.net.draw_from(Draws(self.draws.generators, sizes))
+            self.net.draw_from(drawn(self.draws, sizes, self.plan.device))
         outputs = self.net.forward(_inputs(asks, sizes))
         errors: dict[int, Exception] = {}
         if self.closed:

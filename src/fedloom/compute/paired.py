@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from fedloom.compute.cohort import BatchSchedule, Draws, cross_entropy
+from fedloom.compute.cohort import BatchSchedule, cross_entropy, drawn
 from fedloom.compute.cohort.coordinates import GRAD, RECEIVED, SHARED, coordinates
 from fedloom.compute.cohort.pairs import PairedNet
 from fedloom.compute.cohort.schedule import taken
@@ -63,7 +63,7 @@ class PairedRound:
     schedule: BatchSchedule
     contexts: Sequence[dict[str, Context]]
     memory: Tensor
-    draws: Draws | None
+    draws: list[torch.Generator] | None
     vectors: Callable[[Tensor], Vectors]
 
     def run(self) -> list[Result] | None:
@@ -104,7 +104,7 @@ class PairedRound:
                 return None
             labels, values = taken(y, schedule.places[number]), []
             if self.draws is not None:
-                self.net.net.draw_from(Draws(self.draws.generators, schedule.sizes[number]))
+                self.net.net.draw_from(drawn(self.draws, schedule.sizes[number], x.device))
             for turn in zip(*views, strict=True):
                 values += self._view(turn, inputs, labels, schedule.weights[number])
             total[: len(inputs)] += values[0] if len(values) == 1 else torch.stack(values).mean(0)

@@ -25,8 +25,8 @@ def has_plain_rounds(plan: ClientPlan) -> bool:
 
 
 def has_separate_rounds(plan: ClientPlan) -> bool:
-    """Whether a client's two models have plain rounds each; random layers would draw for both in turn."""
-    return plan.is_paired and separate_pull(plan, 0, 1) is not None and not has_dropout(plan) and descends(plan)
+    """Whether a client's two models have plain rounds each."""
+    return plan.is_paired and separate_pull(plan, 0, 1) is not None and descends(plan)
 
 
 def separate_pull(plan: ClientPlan, round: int, steps: int) -> float | None:

@@ -73,14 +73,6 @@ def seed_torch(seed: int, purpose: str, *counters: int) -> None:
         torch.cuda.manual_seed_all(value)
 
 
-def default_generator(device: str) -> torch.Generator:
-    """The generator from which modules on a device draw, like dropout."""
-    place = torch.device(device)
-    if place.type != "cuda":
-        return torch.default_generator
-    return torch.cuda.default_generators[torch.cuda.current_device() if place.index is None else place.index]
-
-
 @contextmanager
 def undisturbed() -> Iterator[Callable[[], bool]]:
     """Give the global CPU generators of PyTorch, Python and NumPy back as they were; yields whether any was used.

@@ -7,7 +7,7 @@ type of module, register a ``CohortLayer`` for it with ``cohort_layer``.
 
 from fedloom.compute.cohort import convolution, dense, normalise, pointwise, pool  # noqa: F401  (they register layers)
 from fedloom.compute.cohort.descent import TrainedCohort, train
-from fedloom.compute.cohort.layers import CohortLayer, Draws, Lookup, Unsupported, cohort_layer
+from fedloom.compute.cohort.layers import CohortLayer, Draws, Lookup, Unsupported, cohort_layer, drawn
 from fedloom.compute.cohort.loss import cross_entropy
 from fedloom.compute.cohort.net import CohortNet
 from fedloom.compute.cohort.parameters import Parameter, SGDRule
@@ -27,5 +27,6 @@ __all__ = [
     "Unsupported",
     "cohort_layer",
     "cross_entropy",
+    "drawn",
     "train",
 ]  # fmt: skip

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from fedloom.compute.cohort.factored import FactoredLinear, entrance, factored
-from fedloom.compute.cohort.layers import Draws
 from fedloom.compute.cohort.loss import cross_entropy
 from fedloom.compute.cohort.net import CohortNet
 from fedloom.compute.cohort.parameters import SGDRule
@@ -18,7 +17,7 @@ from fedloom.compute.cohort.replay import Replays, Step, recorder
 from fedloom.compute.cohort.schedule import BatchSchedule, Change, Rows, inputs, taken
 from fedloom.compute.cohort.trace import Program
 from fedloom.compute.cohort.windows import Window, best_window, factorable, windows
-from fedloom.core.tree import Float, Shaped
+from fedloom.core.tree import Float, Int, Shaped
 
 
 @dataclass
@@ -62,8 +61,9 @@ class TrainedCohort:
 
 def train(
     net: CohortNet, theta: Float[Tensor, "P"] | None, schedule: BatchSchedule, x: Shaped[Tensor, "C n ..."] | Rows,
-    y: Shaped[Tensor, "C n ..."], rule: SGDRule, draws: Draws | None = None, window: int | None = None,
-    program: Program | None = None, frozen: Collection[str] = (), change: Change | None = None,
+    y: Shaped[Tensor, "C n ..."], rule: SGDRule, keys: Int[Tensor, "steps L C"] | None = None,
+    window: int | None = None, program: Program | None = None, frozen: Collection[str] = (),
+    change: Change | None = None,
 ) -> TrainedCohort:  # fmt: skip
     """Train the clients of a schedule, each on its own samples.
 
@@ -74,7 +74,7 @@ def train(
         x: the samples of the schedule's ``rows``, copied or not.
         y: their labels.
         rule: the update rule; its constant is in the schedule's order.
-        draws: generators for random layers, in the schedule's order; None if there are none.
+        keys: the clients' keys in every step, for each of L random layers, in the schedule's order; None if L is 0.
         window: the largest number of samples per client for which the first layer stays factored, where it can; 0
             for explicit weights, None for what is estimated to be fastest.
         program: the layers to train, if these are not all; the samples are their inputs.
@@ -83,7 +83,7 @@ def train(
     """
     count, like = len(schedule.steps), x.like if isinstance(x, Rows) else x
     whole = program or net.program
-    plain = draws is None and program is None and not frozen
+    plain = program is None and not frozen
     by_rows = rule.clip is not None or (plain and like.device.type != "cpu")
     if by_rows:
         assert not frozen, "the gradients of frozen parameters are not written"
@@ -104,8 +104,8 @@ def train(
             _open(net, layer, theta, rule, part)
             for places, number in zip(part.inputs, part.numbers, strict=True):
                 rows = schedule.places[number]
-                _draw(net, draws, schedule.sizes[number])
-                total[: len(rows)] += _step(net, shorter, places, taken(y, rows), schedule.weights[number])
+                given = places, taken(y, rows), schedule.weights[number], *_keys(keys, number, len(rows))
+                total[: len(rows)] += _step(net, shorter, *given)
             if part.whole:
                 first = layer
             else:
@@ -116,8 +116,8 @@ def train(
             step = _recorded(net, step, rule, by_rows, like.device)
         each = zip(inputs(schedule, x, change), schedule.places, schedule.weights, strict=True)
         for number, (batch, places, weights) in enumerate(each):
-            _draw(net, draws, schedule.sizes[number])
-            total[: len(places)] += step(batch, taken(y, places), weights)
+            total[: len(places)] += step(batch, taken(y, places), weights, *_keys(keys, number, len(places)))
+    net.draw_from(None)
     net.descend(None)
     losses = total / torch.from_numpy(schedule.steps).to(total)
     return TrainedCohort(net, theta, schedule, losses, first)
@@ -134,14 +134,13 @@ def _fill(net: CohortNet, count: int, theta: Tensor, factor: bool) -> None:
         net.theta[:count, part] = theta[part]
 
 
-def _draw(net: CohortNet, draws: Draws | None, sizes: list[int]) -> None:
-    """Set the random streams of a step with these batch sizes."""
-    if draws is not None:
-        net.draw_from(Draws(draws.generators, sizes))
+def _keys(keys: Tensor | None, number: int, count: int) -> tuple[Tensor, ...]:
+    """The keys of a step's c clients, [L, c], if there are any."""
+    return () if keys is None else (keys[number, :, :count],)
 
 
 def _recorded(net: CohortNet, step: Step, rule: SGDRule, by_rows: bool, device: torch.device) -> Step:
-    """Local steps of a network without random layers; on a GPU, frequent ones are recorded and replayed."""
+    """Local steps of a network; on a GPU, frequent ones are recorded and replayed."""
     if (record := recorder(device)) is None:
         return step
     if net.replays is None:
@@ -158,8 +157,11 @@ def _step(
     x: Shaped[Tensor, "c B ..."],
     y: Shaped[Tensor, "c B ..."],
     weights: Float[Tensor, "c B"],
+    keys: Int[Tensor, "L c"] | None = None,
 ) -> Float[Tensor, "c"]:
     """The gradients of the first c clients, which a rule of ``descend`` applies; returns their losses."""
+    if keys is not None:
+        net.draw_from(iter(keys.unbind()))
     (logits,) = net.forward(x, program)
     losses, grad = cross_entropy(logits, y, weights.to(logits))
     net.backward(grad, program=program)
@@ -172,9 +174,10 @@ def _row_step(
     x: Shaped[Tensor, "c B ..."],
     y: Shaped[Tensor, "c B ..."],
     weights: Float[Tensor, "c B"],
+    keys: Int[Tensor, "L c"] | None = None,
 ) -> Float[Tensor, "c"]:
     """One local step of the first c clients, taken after the backward pass; returns their losses."""
-    losses = _step(net, program, x, y, weights)
+    losses = _step(net, program, x, y, weights, keys)
     assert net.row_steps is not None
     net.row_steps(len(x))
     return losses

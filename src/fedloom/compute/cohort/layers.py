@@ -7,27 +7,32 @@ shape [c, B, channels, height, width] and are stored channels-last.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fedloom.compute.cohort.parameters import Parameter
-from fedloom.core.tree import Float
+from fedloom.core.dropout import keys
+from fedloom.core.tree import Float, Int
 
 
 class Unsupported(Exception):
     """Raised for a model or layer without a cohort form; the message says which and why."""
 
 
-@dataclass
-class Draws:
-    """Random streams of a cohort: a generator per client, and the number of rows per client that are not padding."""
+Draws = Iterator[Int[Tensor, "c"]]
+"""The clients' keys for one layer of dropout after the other, see ``core.dropout``."""
 
-    generators: list[torch.Generator]
-    rows: list[int]
+
+def drawn(generators: Sequence[torch.Generator], sizes: Sequence[int], device: torch.device | str) -> Draws:
+    """Keys from the clients' own generators, while these are asked for; clients without rows draw none."""
+    none = torch.zeros(1, dtype=torch.int64)
+    while True:
+        yield torch.cat([keys(1, each) if size else none for each, size in zip(generators, sizes, strict=False)]).to(
+            device
+        )
 
 
 class CohortLayer(ABC):
@@ -42,7 +47,7 @@ class CohortLayer(ABC):
             before.
         selects: whether each value of the output is one of the input's or zero, and each gradient likewise: rounding
             before such a layer is rounding after it, to the bit.
-        draws: the random streams; None outside training.
+        draws: the keys of random layers; None outside training.
     """
 
     forward: Callable[..., Tensor]

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from fedloom.compute.cohort.layers import Draws, Unsupported
 from fedloom.compute.cohort.parameters import Parameter, SGDRule, new_rows, parameters
+from fedloom.compute.cohort.pointwise import Dropout
 from fedloom.compute.cohort.replay import Replays
 from fedloom.compute.cohort.rows import RowSteps
 from fedloom.compute.cohort.trace import Outputs, Program, trace
@@ -90,8 +91,13 @@ class CohortNet:
             return str(error)
         return None
 
+    @property
+    def random_layers(self) -> int:
+        """Number of keys that a forward pass takes."""
+        return sum(isinstance(step.layer, Dropout) and step.layer.is_random for step in self.program.steps)
+
     def draw_from(self, draws: Draws | None) -> None:
-        """Set the random streams of the next forward pass; None disables randomness."""
+        """Set the keys of the next forward pass; None disables randomness."""
         for step in self.program.steps:
             step.layer.draws = draws
 

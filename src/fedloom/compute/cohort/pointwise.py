@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fedloom.compute.cohort.layers import CohortLayer, Lookup, Unsupported, cohort_layer
+from fedloom.core.dropout import masks
 
 aten = torch.ops.aten
 
@@ -182,26 +183,23 @@ class Mean(CohortLayer):
 
 
 class Dropout(CohortLayer):
-    """Zero with probability p, else x / (1 - p), while training.
-
-    Each client draws only for its real rows, from its own generator, exactly as its module alone would.
-    """
+    """Zero with probability p, else x / (1 - p), while training; see ``core.dropout``."""
 
     keeps_output = True
 
     def __init__(self, p: float) -> None:
         self.p = p
 
+    @property
+    def is_random(self) -> bool:
+        """Whether masks differ, each of which takes a key."""
+        return 0 < self.p < 1
+
     def forward(self, x: Tensor) -> Tensor:
         self.scale = None
         if self.draws is None or self.p == 0:
             return x
-        self.scale = torch.zeros_like(x)
-        if self.p == 1:  # as torch: nothing is drawn, and there is no 0 / 0
-            return x * self.scale
-        for scale, count, generator in zip(self.scale, self.draws.rows, self.draws.generators, strict=False):
-            scale[:count].bernoulli_(1 - self.p, generator=generator)
-        self.scale.div_(1 - self.p)
+        self.scale = masks(next(self.draws), x, self.p) if self.is_random else torch.zeros_like(x)
         return x * self.scale
 
     def backward(self, grad: Tensor) -> tuple[Tensor]:

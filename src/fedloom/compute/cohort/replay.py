@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-Step = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""A local step of c clients, from inputs [c, B, ...], labels [c, B, ...] and weights [c, B] to their losses [c]."""
+Step = Callable[..., Tensor]
+"""A local step of c clients, from inputs, labels [c, B, ...], weights [c, B] and other tensors to their losses [c]."""
 
 Recorder = Callable[[Callable[[], None]], Callable[[], None]]
 """Records the operations of a function without running them; returns a function that repeats them in place."""
@@ -77,7 +77,7 @@ class Replays:
         Args:
             step: the step; anything it reads in addition to its inputs must stay at the same address in memory.
             rule: everything other than tensors that it computes with, such as the learning rate.
-            inputs: the inputs x, y and weights of the step, on the device.
+            inputs: what the step reads that changes from one to the next, on the device.
         """
         key = (rule, *((value.shape, value.stride(), value.dtype) for value in inputs))
         if key in self.recordings:

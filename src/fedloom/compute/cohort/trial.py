@@ -8,10 +8,11 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from fedloom.compute.cohort.layers import Draws, Unsupported
+from fedloom.compute.cohort.layers import Unsupported, drawn
 from fedloom.compute.cohort.net import CohortNet
 from fedloom.compute.cohort.trace import ChosenOutputs, Outputs
-from fedloom.core import fork_safety, rng
+from fedloom.core import fork_safety
+from fedloom.core.dropout import keyed
 from fedloom.core.errors import first_line
 from fedloom.core.layout import Layout, LiveModule
 
@@ -50,7 +51,7 @@ def _reason(model: nn.Module, outputs: Outputs, samples: Tensor) -> str | None:
             alone = copy.deepcopy(model).to("cpu", torch.float64).train()
             layout = Layout.of(alone)
             net = CohortNet(alone, layout, len(ROWS), outputs)
-            found = _difference(net, ChosenOutputs(alone, outputs), LiveModule(alone, layout), _inputs(samples))
+            found = _difference(net, ChosenOutputs(keyed(alone), outputs), LiveModule(alone, layout), _inputs(samples))
     except Unsupported as error:
         return str(error)
     except Exception as error:
@@ -74,7 +75,7 @@ def _difference(net: CohortNet, alone: ChosenOutputs, live: LiveModule, x: Tenso
     noise = torch.empty(PERIOD, dtype=torch.float64).uniform_(-1, 1, generator=torch.Generator().manual_seed(2))
     for row, scale in zip(net.theta, (0.03, -0.02), strict=True):
         row.copy_(live.theta).add_(noise.repeat(-(-size // PERIOD))[:size], alpha=scale)
-    net.draw_from(Draws([torch.Generator().manual_seed(client) for client in range(len(ROWS))], list(ROWS)))
+    net.draw_from(drawn([torch.Generator().manual_seed(client) for client in range(len(ROWS))], ROWS, "cpu"))
     with torch.no_grad():
         made = net.forward(x.clone())
         tests = [torch.sin(torch.arange(1.0, 1 + each.numel(), dtype=each.dtype)).view(each.shape) for each in made]
@@ -86,7 +87,7 @@ def _difference(net: CohortNet, alone: ChosenOutputs, live: LiveModule, x: Tenso
     for client, rows in enumerate(ROWS):
         live.theta.copy_(net.theta[client])
         live.grad.zero_()
-        rng.default_generator("cpu").manual_seed(client)
+        torch.default_generator.manual_seed(client)
         outs = alone(x[client, :rows].clone())
         pairs = list(zip(outs, (each[client, :rows] for each in made), strict=True))
         if not all(a.shape == b.shape and _close(a.detach().clone(), b, LEAST) for a, b in pairs):
