@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
 from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
@@ -14,11 +16,8 @@ if find_spec("jaxtyping") and find_spec("beartype"):
     from helpers.shapes import Now, check_shapes
 
     check_shapes("fedloom.core", "fedloom.parts", "fedloom.compute.cohort")
-
-    def pytest_runtest_setup() -> None:
-        """Look at shapes anew in each test."""
-        Now.test += 1
-
+else:
+    Now = None
 
 from helpers.marks import beyond_once, exhaustive
 from helpers.vision import declare_operators
@@ -32,6 +31,15 @@ settings.load_profile("fedloom")
 torch.set_num_threads(1)
 declare_operators()
 RECIPES = Path(__file__).parent / "recipes"
+
+
+def pytest_runtest_setup() -> None:
+    """Draw the same data in each test, whatever ran before it in this process, and look at shapes anew."""
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
+    if Now is not None:
+        Now.test += 1
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
