@@ -193,6 +193,7 @@ CASES: dict[str, dict[str, Case]] = {
         "× weights for all clients": method("afl", topology=Hierarchy()),
         "× noise for one sum": method(topology=Hierarchy(), mixing=Uniform(), uplink=(ClipNoise(noise=1.0),)),
         "models sent to each other × an uplink": method(topology=Ring(), uplink=(TopK(),)),
+        "means that mixing keeps × a directed graph": method("kgt", topology=Ring(push_sum=True)),
         "models that clients choose × what they keep of one": method(
             topology=Clusters(), objective=loss(Contrastive())
         ),

@@ -92,6 +92,13 @@ preset(
     "Acar et al., ICLR 2021; thesis §2.2, algorithm 1.",
 )
 preset(
+    "fedadmm",
+    lambda name: Method(name, CE, drift.ADMM(), mixing=mixing.Uniform(), server=server.SGD()),
+    "ADMM: local argmin of F_i(w) + ⟨y_i, w⟩ + (ρ/2)‖w - θ^t‖², y_i ← y_i + ρ(w_i - θ^t), mean change of w_i + y_i/ρ.",
+    "Gong et al., ICDE 2022, algorithm 1. With all clients in all rounds it is FedDyn.",
+    {"server.lr": "server_lr", "server.momentum": ""},
+)
+preset(
     "fedcm",
     lambda name: Method(name, CE, drift.FedCMDrift()),
     "Client momentum: steps along αg + (1 - α)d, where d is the direction in which the server last moved.",
@@ -149,6 +156,11 @@ preset(
     "afl",
     lambda name: Method(name, CE, mixing=mixing.AFL()),
     "Agnostic: p ← Proj_Δ(p + γF), towards min_θ max_p Σ p_i F_i. All clients in all rounds. Mohri et al., ICML 2019.",
+)
+preset(
+    "feddisco",
+    lambda name: Method(name, CE, mixing=mixing.Discrepancy()),
+    "p_k ∝ max(0, n_k/n - a·d_k + b), d_k how far a client's class shares are from equal. Ye et al., ICML 2023.",
 )
 preset(
     "q_ffl",
@@ -434,27 +446,36 @@ preset(
     lambda name: Method(name, CE, topology=topology.Ring(combine_first=True), citation="lian2017dpsgd"),
     "Decentralised SGD on a ring: θ_i ← Σ_j B_ij θ_j - step_i, with every client's own model. Lian et al., 2017.",
     "Algorithm 1, with local.steps=1; other graphs by method.topology.",
-    {"topology.combine_first": ""},
+    {"topology.combine_first": "", "topology.push_sum": ""},
 )
 preset(
     "dfedavgm",
     lambda name: Method(name, CE, topology=topology.Ring(), citation="sun2023dfedavgm"),
     "Decentralised FedAvg on a ring: local steps with momentum, then θ_i ← Σ_j B_ij θ_j. Sun et al., 2023.",
     "Algorithm 1, with local.momentum=0.9; other graphs by method.topology.",
-    {"topology.combine_first": ""},
+    {"topology.combine_first": "", "topology.push_sum": ""},
 )
 preset(
     "gossip",
     lambda name: Method(name, CE, topology=topology.RandomPairs()),
     "Clients train, are paired at random in every round, and each pair takes the mean of its models.",
-    names={"topology.combine_first": ""},
+    names={"topology.combine_first": "", "topology.push_sum": ""},
+)
+preset(
+    "sgp",
+    lambda name: Method(
+        name, CE, topology=topology.Exponential(one_peer=True, push_sum=True), citation="assran2019sgp"
+    ),
+    "Stochastic gradient push: clients push shares of models and weights along a directed graph. Assran et al., 2019.",
+    "Algorithm 1, with local.steps=1; one's own graph by method.topology=edge_list, one_way, push_sum.",
+    {"topology.combine_first": "", "topology.push_sum": ""},
 )
 preset(
     "kgt",
     lambda name: Method(name, CE, drift.GradientTracking(), topology=topology.Ring()),
     "Gradient tracking on a ring: steps along g + c_i with c_i ← c_i - z_i + Σ_j B_ij z_j. Liu et al., 2024.",
     "SCAFFOLD's sibling without a server: no bias with a constant step; other graphs by method.topology.",
-    {"topology.combine_first": ""},
+    {"topology.combine_first": "", "topology.push_sum": ""},
 )
 preset(
     "hierfavg",

@@ -20,7 +20,7 @@ from fedloom.core.local import Local
 from fedloom.core.method import Method
 from fedloom.experiment.federated import run
 from fedloom.parts.adaptation import Maml, Prototypes
-from fedloom.parts.drift import FedCMDrift, FedDCDrift, FedDynDrift, FedNovaDrift, FedSplitDrift, Scaffold
+from fedloom.parts.drift import ADMM, FedCMDrift, FedDCDrift, FedDynDrift, FedNovaDrift, FedSplitDrift, Scaffold
 from fedloom.parts.mixing import (
     AFL,
     QFFL,
@@ -59,6 +59,7 @@ SLOTS: dict[str, dict[str, Filling]] = {
         "scaffold": ({"drift": Scaffold()}, {"drift": slots.Scaffold}),
         "feddyn": ({"drift": FedDynDrift(0.4)}, {"drift": slots.FedDyn}),
         "feddyn, equal": ({"drift": FedDynDrift(0.4, False)}, {"drift": slots.FedDynEqual}),
+        "admm": ({"drift": ADMM(0.4)}, {"drift": slots.ADMM}),
         "fednova": ({"drift": FedNovaDrift()}, {"drift": slots.FedNova}),
         "fedcm": ({"drift": FedCMDrift(0.4)}, {"drift": slots.FedCM}),
         "feddc": ({"drift": FedDCDrift(0.3, average_over_all=False)}, {"drift": slots.FedDC}),

@@ -84,4 +84,20 @@ def shortest(gram: Vector, low: Vector, high: Vector) -> Vector:
     return best
 
 
-ORACLES: dict[str, Callable[..., Found]] = {f.__name__: f for f in (propfair,)}
+def feddisco(world: World, a: float = 0.5, b: float = 0.1, distance: str = "l2") -> Found:
+    theta, classes = world.start, int(world.y.max()) + 1
+    for t, rate, cohort in world.schedule():
+        weights, total = {}, sum(world.n[i] for i in cohort)
+        for i in cohort:
+            labels = world.y[world.federation.train.index[i]].tolist()
+            share = [labels.count(c) / len(labels) for c in range(classes)]
+            d = np.sqrt(sum((s - 1 / classes) ** 2 for s in share))
+            if distance == "kl":
+                d = sum(s * np.log(s * classes) for s in share if s)
+            weights[i] = max(world.n[i] / total - a * d + b, 0.0)
+        models = {i: world.train(theta, i, t, rate)[0] for i in cohort}
+        theta = sum(weights[i] * models[i] for i in cohort) / sum(weights.values())
+    return Found(theta)
+
+
+ORACLES: dict[str, Callable[..., Found]] = {f.__name__: f for f in (propfair, feddisco)}

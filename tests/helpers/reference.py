@@ -179,6 +179,21 @@ def lg_fedavg(world: World) -> Found:
     return partly(world, slice(world.body, None))
 
 
+def fedadmm(world: World, rho: float = 0.01, server_lr: float = 1.0) -> Found:
+    """Primal and dual variables of all clients from the start on; θ by the changes of w + y/ρ."""
+    theta, w = world.start, dict.fromkeys(range(world.clients), world.start)
+    y = dict.fromkeys(range(world.clients), np.zeros_like(world.start))
+    for t, rate, cohort in world.schedule():
+        change = np.zeros_like(theta)
+        for i in cohort:
+            before = w[i] + y[i] / rho
+            w[i], _ = world.train(theta, i, t, rate, lambda g, v, i=i, theta=theta: g + y[i] + rho * (v - theta))
+            y[i] = y[i] + rho * (w[i] - theta)
+            change += w[i] + y[i] / rho - before
+        theta = theta + server_lr * change / len(cohort)
+    return Found(theta, states={f"client {i}/drift/y": y[i] for i in y})
+
+
 ORACLES: dict[str, Callable[..., Found]] = {
     f.__name__: f
     for f in (
@@ -187,5 +202,6 @@ ORACLES: dict[str, Callable[..., Found]] = {
         centralised,
         fedper,
         lg_fedavg,
+        fedadmm,
     )
 }

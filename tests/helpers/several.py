@@ -73,6 +73,27 @@ def gossip(world: World, seed: int = 0) -> Found:
     return found(world, graph(world, pairs(world.clients, seed))[0])
 
 
+def sgp(world: World, one_peer: bool = True) -> Found:
+    """x, w and z = x/w as in the algorithm's box: z is trained, x takes the step, x and w are pushed."""
+    k = world.clients
+    x, w = np.tile(world.start, (k, 1)), np.ones(k)
+    hops = [2**n for n in range(int(np.ceil(np.log2(k))))]
+    for t, rate, who in world.schedule():
+        used = [hops[t % len(hops)]] if one_peer else hops
+        push = np.eye(k)  # column j: what becomes of j's share
+        for j in who:
+            hear = {(j - d) % k for d in used}
+            for i in hear & {*who}:
+                push[i, j] = 1 / (1 + len(hear))
+            push[j, j] = 1 - push[:, j].sum() + push[j, j]
+        z = x / w[:, None]
+        for i in who:
+            x[i] -= z[i] - world.train(z[i], i, t, rate)[0]
+        x, w = push @ x, push @ w
+    result = found(world, x / w[:, None])
+    return Found(result.theta, states=result.states | {"server/topology/weights": w})
+
+
 def kgt(world: World) -> Found:
     return found(world, graph(world, ring(world.clients), track=True)[0])
 
@@ -105,4 +126,6 @@ def fedamp(world: World, mu: float = 1.0, alpha: float = 1.0, sigma: float = 1.0
     return Found(result.theta, states=result.states | {f"client {i}/personal/private": w for i, w in own.items()})
 
 
-ORACLES: dict[str, Callable[..., Found]] = {f.__name__: f for f in (dpsgd, dfedavgm, gossip, kgt, hierfavg, fedamp)}
+ORACLES: dict[str, Callable[..., Found]] = {
+    f.__name__: f for f in (dpsgd, dfedavgm, gossip, sgp, kgt, hierfavg, fedamp)
+}

@@ -102,6 +102,33 @@ class FedDynEqual(FedDyn):
     size_weighted = False
 
 
+class ADMM(Drift):
+    """Who comes for the first time uploads the way from what it received; the server knows the way from the start."""
+
+    rho = 0.4
+
+    def begin(self, start: Vector) -> None:
+        self.start, self.u = start, {}
+        self.y = dict.fromkeys(range(self.clients), self.zero)
+
+    def pull(self, visit: Visit, w: Vector) -> Vector:
+        return self.y[visit.client] + self.rho * (w - visit.received)
+
+    def after(self, visit: Visit) -> tuple[Vector, Vector]:
+        y = self.y[visit.client] + self.rho * (visit.model - visit.received)
+        return y, visit.model + y / self.rho
+
+    def end(self, visit: Visit) -> Vector:
+        return self.u.get(visit.client, visit.received) - self.after(visit)[1]
+
+    def correct(self, delta: Vector, visits: list[Visit], p: Vector) -> Vector:
+        for v, share in zip(visits, p, strict=True):
+            if v.client not in self.u:
+                delta = delta + share * (self.start - v.received)
+            self.y[v.client], self.u[v.client] = self.after(v)
+        return delta
+
+
 class Cached(Drift):
     """Every client counts with its last update (MIFA); or those of the round, and what they have changed (CA²FL)."""
 

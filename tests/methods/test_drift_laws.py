@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ from fedloom.core.local import Local
 from fedloom.core.method import Method
 from fedloom.core.parts import Drift
 from fedloom.experiment.federated import RunResult, run
-from fedloom.methods import fedavg, feddc, feddecorr, feddyn, fedsplit
+from fedloom.methods import fedavg, feddc, feddecorr, feddyn, fedsplit, make
 from fedloom.parts.drift import FedDCDrift, FedSplitDrift
 from fedloom.parts.mixing import Uniform
 from fedloom.parts.objectives import CrossEntropy, Decorrelation, Proximal
@@ -39,6 +40,16 @@ def states(result: RunResult) -> dict[str, np.ndarray]:
 
 def composed(drift: Drift) -> Method:
     return Method("test", (CrossEntropy(),), drift=drift, mixing=Uniform())
+
+
+def test_admm_with_all_clients_in_all_rounds_is_feddyn_and_counts_absent_ones_otherwise() -> None:
+    """h_i = -y_i; what differs is the mean over all of u_i, of which absent clients keep theirs."""
+    both = [make(name, **{key: 0.3}) for name, key in (("fedadmm", "rho"), ("feddyn", "alpha"))]
+    both[1] = replace(both[1], drift=replace(both[1].drift, size_weighted=False))  # type: ignore[call-arg]
+    one, other = (go(method, local=HARD, rounds=4) for method in both)
+    np.testing.assert_allclose(theta(one), theta(other), rtol=0, atol=1e-12)
+    one, other = (go(method, **PARTIAL) for method in both)
+    assert np.abs(theta(one) - theta(other)).max() > 1e-3
 
 
 # --- FedDC ----------------------------------------

@@ -41,6 +41,8 @@ LOCALS = {
 SETTINGS: dict[str, list[dict[str, Any]]] = {
     "fedprox": [{"mu": 0.7}],
     "feddyn": [{"alpha": 0.5}, {"alpha": 0.3, "size_weighted": False}],
+    "fedadmm": [{"rho": 0.4}, {"rho": 0.3, "server_lr": 0.6}],
+    "feddisco": [{"a": 0.2, "b": 0.0}, {"a": 0.3, "b": 0.3, "distance": "kl"}],
     "feddc": [
         {"alpha": 0.5},
         {"alpha": 0.3, "gradient": False},
@@ -126,6 +128,7 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     "noside": [{"simple_fraction": 0.7}],
     "ifca": [{"clusters": 3}, {"clusters": 1}],
     "gossip": [{"seed": 1}],
+    "sgp": [{"one_peer": False}],
     "hierfavg": [{"edges": 3, "cloud_every": 2, "members": "strided"}],
     "fedamp": [{"mu": 0.5, "alpha": 0.3, "sigma": 2.0}, {"sigma": 1e9}],
     "decouple": [{"simple_fraction": 0.7}],

@@ -23,6 +23,7 @@ OTHER_DEFAULTS = {
     "fedasync": {"objective.1.mu": 0.005, "weighting.0.models": True, "server.lr": 0.6},
     "mifa": {"drift.mean": True},
     "dpsgd": {"topology.combine_first": True},
+    "sgp": {"topology.one_peer": True, "topology.push_sum": True},
     "fedamp": {"objective.1.mu": 1.0},
     "fedspeed": {
         "objective.1.rho": 0.1,

@@ -21,7 +21,7 @@ from scipy.linalg import block_diag
 from torch import Tensor, nn
 
 from fedloom.core.context import Meeting
-from fedloom.core.errors import ConfigError, DataError
+from fedloom.core.errors import CheckpointError, ConfigError, DataError
 from fedloom.core.federation import Index, Split
 from fedloom.core.links import Links, mixed
 from fedloom.core.local import Local, draw_cohort
@@ -284,6 +284,44 @@ def test_disagreement_shrinks_by_the_gap_of_the_matrix(topology: Any) -> None:
     left, before = ((x - x.mean(0)).square().sum() for x in (end, start))
     assert left <= before * (1 - spectral_gap([b])) ** 12 * (1 + 1e-9)
     assert task.state.server.distance(task.plan.receivers) == pytest.approx(float(left) / 6, rel=1e-9)
+
+
+ARROWS = (*((i, (i + 1) % 6) for i in range(6)), (0, 3), (1, 4), (0, 2))
+
+
+def test_what_is_pushed_along_a_directed_graph_reaches_the_mean_and_rows_do_not() -> None:
+    """By the matrices of ninety rounds without training; the first of them are those of a run."""
+    start, ends = None, {}
+    for push in (True, False):
+        graph = EdgeList(push_sum=push, pairs=ARROWS, one_way=True)
+        start, early, task = pure(graph, 2)
+        x, state, meeting = start.numpy(), {}, Meeting(*[None] * len(Meeting._fields))  # type: ignore[arg-type]
+        for t in range(90):
+            state, links = graph.between(state, meeting._replace(t=t, facts=task.plan.facts, active=np.arange(6)))
+            x = links.matrix(6) @ x
+            if t == 1:
+                np.testing.assert_allclose(early, x, rtol=0, atol=TINY)
+        ends[push] = x
+        if push:
+            weights = state["weights"].numpy()
+            assert weights.sum() == pytest.approx(6, abs=1e-12)
+            assert weights.max() > 2 * weights.min()
+    assert start is not None
+    mean = start.numpy().mean(0)
+    np.testing.assert_allclose(ends[True], np.tile(mean, (6, 1)), rtol=0, atol=1e-12)
+    np.testing.assert_allclose(ends[False], ends[False][:1].repeat(6, 0), rtol=0, atol=1e-12)
+    assert np.abs(ends[False][0] - mean).max() > 0.05
+
+
+def test_a_changed_file_of_edges_is_another_run(tmp_path: Path) -> None:
+    path = tmp_path / "edges.csv"
+    path.write_text("0 1\n1 2\n")
+    run(experiment(on(EdgeList(pairs=path)), rounds=1), tmp_path / "a")
+    path.write_text("0 1\n1 3\n")
+    with pytest.raises(CheckpointError, match=r"method\.topology: EdgeList.* contents .* → .* contents"):
+        run(experiment(on(EdgeList(pairs=path)), rounds=2), tmp_path / "a", resume=True)
+    path.write_text("0 1\n1 2\n")
+    assert len(run(experiment(on(EdgeList(pairs=path)), rounds=2), tmp_path / "a", resume=True).history) == 2
 
 
 def test_one_peer_at_a_time_agrees_after_as_many_rounds_as_there_are_distances() -> None:

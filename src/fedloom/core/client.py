@@ -166,7 +166,7 @@ def contexts(plan: ClientPlan, down: Broadcast, state: State, client: int, steps
     """The context of each part at a client, by place."""
     rows = plan.data.index[client]
     size = len(rows) / plan.population.mean_size
-    counts = plan.label_counts(plan.data.labels(torch.from_numpy(rows), client)) if plan.counts_labels else None
+    counts = plan.label_counts_of(client) if plan.counts_labels else None
 
     @cache
     def read() -> Batch:

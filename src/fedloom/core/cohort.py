@@ -167,6 +167,8 @@ class Cohort:
                 "rates": np.array([self.downs[s].lr for s in versions.tolist()]),
             }
         )
+        counted = plan.method.mixing.needs.label_counts and len(members)
+        counts = np.stack([plan.label_counts_of(c).double().cpu().numpy() for c in members]) if counted else None
         facts, sizes = plan.facts, plan.population.sizes
         if self.receivers is not None:
             facts, sizes = facts._replace(clients=len(self.receivers)), sizes[self.receivers]
@@ -174,7 +176,7 @@ class Cohort:
             t, plan.local.rate(t), members, samples, steps, facts, self.server.theta, server_data=server_data,
             invited=self.report.cohort.tolist(), usual_steps=plan.usual_steps, 
             normalised=plan.method.drift.update_kind == "normalised",
-            sizes=sizes, uniform=plan.method.mixing.is_uniform, included=included, **stale,
+            sizes=sizes, uniform=plan.method.mixing.is_uniform, included=included, label_counts=counts, **stale,
         )  # fmt: skip
 
     def start(self, received: np.ndarray, drop_rate: float) -> np.ndarray:

@@ -181,6 +181,7 @@ class RoundInfo:
         rates: the learning rate of each member's round, float64 [|S|], where members received other versions.
         uniform: whether the mixing gives all members the same share.
         included: π_i, the probability with which each member takes part in this round, float64 [|S|], if it is known.
+        label_counts: the members' training samples of each class, float64 [|S|, C], if the mixing needs them.
     """
 
     t: int
@@ -206,17 +207,21 @@ class RoundInfo:
     rates: np.ndarray | None = None
     uniform: bool = False
     included: np.ndarray | None = None
+    label_counts: np.ndarray | None = None
 
     @classmethod
     def of_cohort(
-        cls, cohort: Sequence[int], samples: Sequence[int], clients: int, losses: Sequence[float] | None = None
-    ) -> RoundInfo:
+        cls, cohort: Sequence[int], samples: Sequence[int], clients: int, losses: Sequence[float] | None = None,
+        label_counts: Sequence[Sequence[float]] | None = None,
+    ) -> RoundInfo:  # fmt: skip
         """The record of a first round, for calling a mixing policy on its own."""
         facts = NO_ROUND.facts._replace(clients=clients)
-        known = None if losses is None else np.asarray(losses, dtype=np.float64)
+        known, counts = (
+            None if values is None else np.asarray(values, dtype=np.float64) for values in (losses, label_counts)
+        )
         return cls(
             0, 1.0, np.asarray(cohort), np.asarray(samples), np.ones(len(cohort)), facts,
-            torch.zeros(0), losses=known,
+            torch.zeros(0), losses=known, label_counts=counts,
         )  # fmt: skip
 
     def restrict(self, rows: np.ndarray, updates: Sequence[Tensor] = (), buffers: Sequence[Tensor] = ()) -> RoundInfo:
@@ -230,6 +235,7 @@ class RoundInfo:
             versions=None if self.versions is None else self.versions[rows],
             rates=None if self.rates is None else self.rates[rows],
             included=None if self.included is None else self.included[rows],
+            label_counts=None if self.label_counts is None else self.label_counts[rows],
             updates=updates,
             buffers=buffers,
         )

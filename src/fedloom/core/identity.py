@@ -9,6 +9,7 @@ import inspect
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
+from pathlib import Path
 from types import CellType, CodeType, FunctionType
 from typing import Any, TypeGuard
 
@@ -16,6 +17,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from fedloom.core.errors import is_ours
+from fedloom.core.files import readable
 from fedloom.core.parts import Part
 
 CODE = re.compile(r" code [0-9a-f]{12}")
@@ -27,7 +29,7 @@ def of_part(part: Part) -> str:
     """Describe a part for the identity of a run: its ``repr``, unless that tells too little or too much.
 
     Long tensors are abbreviated there, and functions have memory addresses. A user's own class has a checksum of its
-    code beside it, as a user's own loss has.
+    code beside it, as a user's own loss has, and a setting that names a file one of its contents.
 
     >>> from fedloom.parts.adaptation import Maml
     >>> of_part(Maml(lr=0.5)) == repr(Maml(lr=0.5))
@@ -39,7 +41,16 @@ def of_part(part: Part) -> str:
         text = (
             f"{type(part).__qualname__}({', '.join(f'{name}={of_value(value)}' for name, value in settings.items())})"
         )
-    return text + "".join(f" code {code}" for code in _codes(type(part)))
+    files = (_contents(value) for value in settings.values() if isinstance(value, Path))
+    return text + "".join(files) + "".join(f" code {code}" for code in _codes(type(part)))
+
+
+def _contents(path: Path) -> str:
+    """A checksum of a file; what cannot be read is refused where it is used."""
+    try:
+        return f" contents {hashlib.blake2b(readable(path).read_bytes(), digest_size=6).hexdigest()}"
+    except OSError:
+        return " unreadable"
 
 
 def _obscure(value: Any) -> bool:

@@ -24,7 +24,7 @@ class Links(NamedTuple):
     Models that are not listed stay as they are.
 
     >>> Links.dense(np.array([1, 4]), np.array([[0.5, 0.5], [0.0, 1.0]]))
-    Links(rows=array([1, 4]), starts=array([0, 2, 3]), sources=array([1, 4, 4]), weights=array([0.5, 0.5, 1. ]), where=slice(None, None, None))
+    Links(rows=array([1, 4]), starts=array([0, 2, 3]), sources=array([1, 4, 4]), weights=array([0.5, 0.5, 1. ]), where=slice(None, None, None), steps=None)
 
     Attributes:
         rows: numbers of the models that change, int64 [n], each once.
@@ -32,6 +32,8 @@ class Links(NamedTuple):
         sources: numbers of the models that are mixed, int64 [m].
         weights: their weights, float64 [m], on the simplex within each row.
         where: the parameters that are mixed; several ``Links`` for disjoint slices make a matrix for each of them.
+        steps: factors c_r > 0 of the steps that the models ``rows`` took in this round, float64 [n], before they are
+            mixed: θ_r^t - c_r step_r; None if all are 1.
     """  # noqa: E501
 
     rows: np.ndarray
@@ -39,6 +41,7 @@ class Links(NamedTuple):
     sources: np.ndarray
     weights: np.ndarray
     where: slice = slice(None)
+    steps: np.ndarray | None = None
 
     def _repr_html_(self) -> str | None:
         return shown(self)
@@ -94,9 +97,12 @@ def checked(made: object, models: int, size: int, hook: str) -> tuple[Links, ...
     for links in found:
         if not isinstance(links, Links):
             raise ConfigError(f"{hook} returned {in_words(links)} instead of Links.")
-        rows, starts, sources, weights, where = links
-        if len(starts) != len(rows) + 1 or len(np.unique(rows)) != len(rows) or len(sources) != len(weights):
-            raise ConfigError(f"{hook} returned links whose rows, starts, sources and weights do not fit together.")
+        rows, starts, sources, weights, where, steps = links
+        fits = len(starts) == len(rows) + 1 and len(np.unique(rows)) == len(rows) and len(sources) == len(weights)
+        if not fits or not (steps is None or (len(steps) == len(rows) and (np.isfinite(steps) & (steps > 0)).all())):
+            raise ConfigError(
+                f"{hook} returned links whose rows, starts, sources, weights and steps do not fit together."
+            )
         numbers = np.concatenate([rows, sources])
         if len(numbers) and not (numbers.min() >= 0 and numbers.max() < models):
             raise ConfigError(f"{hook} links model {int(numbers.max())}, but there are {models}, numbered from 0.")

@@ -259,8 +259,9 @@ class Method:
                 raise ConfigError(f"{other} needs every client's own upload, but {mine} shows the server only sums.")
             if "noise" in uplink.guarantees:
                 unbounded = [n for n in part.uploads if n != UPDATE and f"{place}/{n}" not in self.boundable]
-                if unbounded or part.needs.losses:
-                    what = f"{unbounded[0]!r}" if unbounded else "the client's loss"
+                counts = isinstance(part, Mixing) and part.needs.label_counts
+                if unbounded or part.needs.losses or counts:
+                    what = f"{unbounded[0]!r}" if unbounded else f"the client's {'classes' if counts else 'loss'}"
                     raise ConfigError(f"{other} sends {what}, which has no bound that {mine} could protect.")
         if "sums" not in uplink.guarantees:
             return
@@ -299,6 +300,12 @@ class Method:
             raise ConfigError(
                 f"uplink {label(self.uplink[0])!r} changes what clients send to a server, but in {mine} they send "
                 "whole models to each other; leave it out."
+            )
+        tracking = next((place for place, part in self.parts.items() if part.mixed and not topology.keeps_mean), None)
+        if tracking:
+            raise ConfigError(
+                f"{tracking} {label(self.parts[tracking])!r} relies on means over models that mixing them keeps, but "
+                f"with {mine} columns of the matrix do not sum to 1; choose an undirected graph."
             )
         if topology.chooses and (self.hooks["init_client"] or self.keeps_own):
             place, part = next(iter(self.hooks["init_client"]), ("personal", self.personal))

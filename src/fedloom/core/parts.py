@@ -540,6 +540,11 @@ class Topology(Part):
         """Whether B mixes the models of before the round, to which the step is added: Σ_s B_rs θ_s^t - step_r."""
         return False
 
+    @property
+    def keeps_mean(self) -> bool:
+        """Whether columns of B sum to 1 too, if all take part, as parts need whose entries it mixes (``mixed``)."""
+        return True
+
     def count(self, clients: int) -> int:
         """Return R, for K clients."""
         return 1

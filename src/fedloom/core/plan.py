@@ -440,6 +440,10 @@ class ClientPlan:
         counted = ones if mask is None else ones * mask.reshape(-1, *(1,) * (y.ndim - 1))
         return ones.new_zeros(self.facts.classes).index_add(0, y.flatten(), counted.flatten())
 
+    def label_counts_of(self, client: int) -> Shaped[Tensor, "C"]:
+        """Number of a client's training samples of each class."""
+        return self.label_counts(self.data.labels(torch.from_numpy(self.data.index[client]), client))
+
     @cached_property
     def population(self) -> Population:
         """The clients of the experiment, wherever their rows are."""

@@ -308,11 +308,16 @@ def _met(
     moved, entries = dict(after), [(place, name) for place, part in method.parts.items() for name in part.mixed]
     for turn, links in enumerate(checked(made, plan.models, size, hook)):
         where, own = links.where, [] if turn else entries  # what else is mixed, by the first matrix
+        speed = {} if links.steps is None else dict(zip(links.rows.tolist(), links.steps.tolist(), strict=True))
+
+        def stepped(number: int) -> Tensor:
+            theta, before = now.model(number).theta, server.model(number).theta
+            return torch.lerp(before, theta, speed[number]) if number in speed else theta  # noqa: B023
 
         def vector(number: int) -> Tensor:
             one, before = now.model(number), server.model(number)
             rest = [] if turn else [one.buffers, *(one.parts[place][name].flatten() for place, name in own)]  # noqa: B023
-            return torch.cat([(before if topology.adds else one).theta[where], *rest])  # noqa: B023
+            return torch.cat([(before.theta if topology.adds else stepped(number))[where], *rest])  # noqa: B023
 
         for number, found in mixed(links, vector):
             one = moved[number] if number in moved else now.model(number)
@@ -320,7 +325,7 @@ def _met(
             sizes = [len(theta[where]), *([] if turn else [len(one.buffers)]), *(parts[p][n].numel() for p, n in own)]
             theta[where], *rest = found.split(sizes)
             if topology.adds:
-                theta[where] += now.model(number).theta[where] - server.model(number).theta[where]
+                theta[where] += stepped(number)[where] - server.model(number).theta[where]
             buffers = one.buffers if turn else rest.pop(0).clone()
             for (place, name), value in zip(own, rest, strict=True):
                 parts[place][name] = value.clone().view_as(parts[place][name])

@@ -154,6 +154,11 @@ class Recipe:
         for need, what_for in (("target", "unlabelled inputs at the server"), ("teacher", "a trained model")):
             if method.needs(need):
                 raise ConfigError(f"{method.who_needs(need)} learns from {what_for}, which is not deployed.")
+        if method.mixing.needs.label_counts:
+            raise ConfigError(
+                f"mixing {label(method.mixing)!r} looks at the classes of clients, which nodes do not tell; choose "
+                "another one."
+            )
         if values["init"] is not None and not method.personal.is_identity:
             raise ConfigError(
                 f"with personal {label(method.personal)!r} nodes keep parameters, which they would not take from init; "

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from fedloom.core.slots import drifts
 
 if TYPE_CHECKING:
+    from fedloom.parts.drift.admm import ADMM as ADMM
     from fedloom.parts.drift.cached import CachedUpdates as CachedUpdates
     from fedloom.parts.drift.delay import DelayCompensation as DelayCompensation
     from fedloom.parts.drift.fedcm import FedCMDrift as FedCMDrift
@@ -19,7 +20,7 @@ make = drifts.make
 __getattr__ = drifts.lazily(
     __name__,
     [
-        "fedcm=fedcm.FedCMDrift", "dc=feddc.FedDCDrift", "dynamic=feddyn.FedDynDrift",
+        "admm.ADMM", "fedcm=fedcm.FedCMDrift", "dc=feddc.FedDCDrift", "dynamic=feddyn.FedDynDrift",
         "normalized=fednova.FedNovaDrift", "split=fedsplit.FedSplitDrift", "scaffold.Scaffold",
         "gradient_tracking=tracking.GradientTracking",
         "cached=cached.CachedUpdates", "delay=delay.DelayCompensation",

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from fedloom.parts.mixing.afl import AFL as AFL
     from fedloom.parts.mixing.clipped import CentredClipping as CentredClipping
     from fedloom.parts.mixing.clipped import NormBounding as NormBounding
+    from fedloom.parts.mixing.disco import Discrepancy as Discrepancy
     from fedloom.parts.mixing.fedmgda import FedMGDA as FedMGDA
     from fedloom.parts.mixing.fixed import Fixed as Fixed
     from fedloom.parts.mixing.fltrust import FLTrust as FLTrust
@@ -30,10 +31,11 @@ __getattr__ = mixings.lazily(
     __name__,
     [
         "aaggff_d=aaggff_d.AAggFFD", "aaggff_s=aaggff_s.AAggFFS", "afl.AFL", "norm_bounding=clipped.NormBounding",
-        "centred_clipping=clipped.CentredClipping", "fedmgda.FedMGDA", "fixed.Fixed", "fltrust.FLTrust",
-        "geometric_median=geometric_median.GeometricMedian", "krum.Krum", "median=order_statistics.CoordinateMedian",
-        "trimmed_mean=order_statistics.TrimmedMean", "propfair=proportional.Proportional", "q_ffl=q_ffl.QFFL",
-        "ssa=ssa.SelfSupervised", "ssa_similarity=target_rules.Similarity", "ssa_confidence=target_rules.Confidence",
-        "term.TERM", "uniform.Uniform",
+        "centred_clipping=clipped.CentredClipping", "disco=disco.Discrepancy", "fedmgda.FedMGDA", "fixed.Fixed",
+        "fltrust.FLTrust", "geometric_median=geometric_median.GeometricMedian", "krum.Krum",
+        "median=order_statistics.CoordinateMedian", "trimmed_mean=order_statistics.TrimmedMean",
+        "propfair=proportional.Proportional", "q_ffl=q_ffl.QFFL", "ssa=ssa.SelfSupervised",
+        "ssa_similarity=target_rules.Similarity", "ssa_confidence=target_rules.Confidence", "term.TERM",
+        "uniform.Uniform",
     ],
 )  # fmt: skip

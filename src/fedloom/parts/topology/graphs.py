@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from fedloom.core import rng
 from fedloom.core.context import Meeting
@@ -52,6 +53,16 @@ class Graph(OwnModel):
     A neighbour that does not take part in a round, or fails, has its weight on the client itself, so that an undirected
     graph is doubly stochastic in every round; a directed one need not be, and the mean then moves.
 
+    With ``push_sum`` clients push instead: j sends the shares A_ij = 1/(1 + d_j) of its model to the d_j that hear it,
+    and keeps the rest. Columns of A sum to 1, so that sums over clients stay as they are on any directed graph, and
+    weights w, 1 at first, which are pushed alike, tell what a client's sum is a mean of::
+
+        w_i⁺ = Σ_j A_ij w_j            θ_i ← (1/w_i⁺) Σ_j A_ij (w_j θ_j - step_j)
+
+    The topology's state is w; in terms of the models B_ij = A_ij w_j / w_i⁺, and j's step counts 1/w_j-fold. Without
+    training on a strongly connected graph all models become their first mean. This is stochastic gradient push, Assran
+    et al., ICML 2019, algorithm 1, for any number of local steps. The number w_j beside a model is not counted.
+
     A graph of one's own overrides ``edges``::
 
         @dataclass(frozen=True)
@@ -61,14 +72,21 @@ class Graph(OwnModel):
 
     Args:
         combine_first: B acts on the models from before the round.
+        push_sum: clients push shares of their models, and weights.
     """
 
     combine_first: bool = False
+    push_sum: bool = False
 
     @property
     def adds(self) -> bool:
         """Whether B mixes the models of before the round."""
         return self.combine_first
+
+    @property
+    def keeps_mean(self) -> bool:
+        """Undirected graphs do."""
+        return not (self.directed or self.push_sum)
 
     def period(self, clients: int) -> int:
         """Return the number of rounds after which the graph repeats, or that tell how it changes; 1 if it does not."""
@@ -84,7 +102,7 @@ class Graph(OwnModel):
         """Return the edges (i, j) of round t between clients 0 to K - 1, int64 [m, 2], as often as one likes."""
 
     def links(self, clients: int, t: int, active: np.ndarray | None = None) -> Links:
-        """B of round t among the active clients, sorted, int64 [n]; None: all K."""
+        """B of round t among the active clients, sorted, int64 [n], or A with ``push_sum``; None: all K."""
         pairs = np.asarray(self.edges(clients, t), dtype=np.int64).reshape(-1, 2)
         if len(pairs) and not (pairs.min() >= 0 and pairs.max() < clients):
             raise ConfigError(
@@ -94,24 +112,33 @@ class Graph(OwnModel):
         both = pairs if self.directed else np.concatenate([pairs, pairs[:, ::-1]])
         keys = np.unique(both[:, 0] * clients + both[:, 1])
         i, j = keys // clients, keys % clients
-        degree = np.bincount(i, minlength=clients)
-        weight = 1 / (1 + (degree[i] if self.directed else np.maximum(degree[i], degree[j])))
+        degree = np.bincount(j if self.push_sum else i, minlength=clients)
+        shared = degree[j] if self.push_sum else degree[i] if self.directed else np.maximum(degree[i], degree[j])
+        weight = 1 / (1 + shared)
         if active is None:
             active = np.arange(clients)
         present = np.zeros(clients, dtype=bool)
         present[active] = True
         both_there = present[i] & present[j]
         i, j, weight = i[both_there], j[both_there], weight[both_there]
-        rest = 1 - np.bincount(i, weight, clients)[active]
+        rest = 1 - np.bincount(j if self.push_sum else i, weight, clients)[active]
         return Links.of(
             active, np.concatenate([i, active]), np.concatenate([j, active]), np.concatenate([weight, rest])
         )
 
     def known(self, clients: int) -> tuple[Links, ...]:
-        return tuple(self.links(clients, t) for t in range(self.period(clients)))
+        return () if self.push_sum else tuple(self.links(clients, t) for t in range(self.period(clients)))
 
     def between(self, state: Tree, meeting: Meeting) -> tuple[Tree, Links]:
-        return state, self.links(meeting.facts.clients, meeting.t, meeting.active)
+        clients, links = meeting.facts.clients, self.links(meeting.facts.clients, meeting.t, meeting.active)
+        if not self.push_sum:
+            return state, links
+        w = state["weights"].numpy() if state else np.ones(clients)
+        pushed, row = links.weights * w[links.sources], np.repeat(links.rows, np.diff(links.starts))
+        after = w.copy()
+        after[links.rows] = np.bincount(row, pushed, clients)[links.rows]
+        steps = 1 / (after if self.combine_first else w)[links.rows]
+        return {"weights": torch.from_numpy(after)}, links._replace(weights=pushed / after[row], steps=steps)
 
 
 @dataclass(frozen=True)
@@ -180,6 +207,11 @@ class Exponential(Graph):
     def directed(self) -> bool:
         """Each client hears others than those that hear it."""
         return True
+
+    @property
+    def keeps_mean(self) -> bool:
+        """As many hear a client as it hears."""
+        return not self.push_sum
 
     def period(self, clients: int) -> int:
         return max(clients - 1, 1).bit_length() if self.one_peer else 1

@@ -1,0 +1,53 @@
+"""FedDisco: coefficients that fall with the distance of a client's label distribution from the wanted one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from fedloom.core.context import RoundInfo
+from fedloom.core.parts import Mixing, Needs
+from fedloom.core.ranges import NonNegative
+from fedloom.core.targets import CLASSES
+from fedloom.core.tree import Tree
+
+
+@dataclass(frozen=True)
+class Discrepancy(Mixing):
+    """p_k ∝ max(0, n_k/n - a·d_k + b) with d_k the distance of client k's class shares from equal ones.
+
+    n is the number of samples of the cohort, and d_k = ‖D_k - T‖₂ or KL(D_k‖T) of the shares D_k [C] of the classes
+    among the client's samples and T = 1/C. Where nobody is left, and with a = b = 0, it is n_k/n. Clients tell the
+    server their class counts, once. Ye, Xu, Wang, Xu, Chen & Wang, ICML 2023 (FedDisco), equation (9).
+
+    Args:
+        a: a ≥ 0, the weight of the discrepancy.
+        b: b ≥ 0, added to all clients.
+        distance: ``l2`` or ``kl``.
+
+    >>> info = RoundInfo.of_cohort([3, 8], [10, 30], clients=9, label_counts=[[5, 5], [0, 30]])
+    >>> Discrepancy(a=0.5).coefficients({}, info)[1].round(3)
+    array([0.412, 0.588])
+    """
+
+    a: NonNegative = 0.5
+    b: NonNegative = 0.1
+    distance: Literal["l2", "kl"] = "l2"
+
+    needs = Needs(label_counts=True, common_classes=True)
+    targets = CLASSES
+    citation = "ye2023feddisco"
+
+    def coefficients(self, state: Tree, info: RoundInfo) -> tuple[Tree, np.ndarray]:
+        assert info.label_counts is not None
+        share = info.label_counts / np.maximum(info.label_counts.sum(1, keepdims=True), 1)
+        even = 1 / share.shape[1]
+        if self.distance == "l2":
+            apart = np.sqrt(((share - even) ** 2).sum(1))
+        else:
+            apart = (share * np.log(np.where(share > 0, share, 1) / even)).sum(1)
+        size = info.samples / info.samples.sum()
+        weight = np.maximum(size - self.a * apart + self.b, 0.0)
+        return state, weight / weight.sum() if weight.sum() > 0 else size
