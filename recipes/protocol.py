@@ -1,327 +1,35 @@
-"""How stored results decide a published claim: differences paired by seed, Student's t, and a fixed rule.
-
-A claim says that one method is better than another: a sentence of a paper, or the order of two figures of a table. Its
-*gain* in a seed is the margin by which it holds, negative where it does not. The verdict is
-
-- *not run as published* if more than 5 % of a run's updates were excluded, if data, scale or settings differ from the
-  published ones, or if a seed has no difference because a run produced no number or both of its runs ended before the
-  target;
-- *needs more seeds* with fewer than three (five for rounds to a target, which curves near their plateau cross by
-  chance), or if the 95 % interval of the mean gain (Student's t, paired by seed) decides nothing; with how many it
-  would decide if mean and spread stayed as they are;
-- *reproduced* if that interval lies above zero (*with the scripts' settings* where the authors' scripts differ from
-  their text and the runs follow the scripts; *with λ chosen on test images* where each client takes the λ that suits
-  its test images best, as the authors' code does, which favours methods that have one);
-- *only the order reproduced* if the interval lies above zero but below half the published gain, where that is known in
-  the same unit;
-- *not reproduced* if the interval lies below zero, or contains zero and lies below half the published gain.
-
-A run that did not reach its target counts with what it had spent when it ended, which bounds the gain from one side: a
-bound can decide only in its own direction.
-"""
+"""The files of results, and the rule by which they decide published claims (``fedloom_apps.claims.rule``)."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
-from reporting import MOST
-from scipy.special import stdtrit
+from fedloom_apps.claims.rule import (
+    HOLDS,
+    OPPOSITE,
+    SEEDS,
+    TARGET_SEEDS,
+    AtLeast,
+    Claim,
+    Evidence,
+    Measure,
+    Verdict,
+    difference,
+    evidence,
+    find,
+    gained,
+    judge,
+    mean_error,
+    paired,
+)
 
-from fedloom.metrics.curves import paired
-
+__all__ = [
+    "HOLDS", "OPPOSITE", "ROOT", "SEEDS", "TARGET_SEEDS", "AtLeast", "Claim", "Evidence", "Measure", "Verdict",
+    "difference", "evidence", "files", "find", "gained", "judge", "mean_error", "paired", "stored",
+]  # fmt: skip
 ROOT = Path(__file__).parent
-SEEDS, TARGET_SEEDS = 3, 5
-"""Fewer seeds cannot decide; rounds to a target need more."""
-HOLDS, OPPOSITE = "holds here", "the opposite holds here"
-"""What enough seeds show about a claim that they cannot decide because something differs from the publication."""
-Measure = Callable[[Any, Mapping[str, Any]], float]
-"""Reads a figure from a stored run; the second argument is the whole content of its file."""
-
-
-class Verdict(str, Enum):
-    """What stored results say about a published claim."""
-
-    __str__ = str.__str__
-
-    REPRODUCED = "reproduced"
-    SCRIPTS = "reproduced with the scripts' settings"
-    ON_TEST = "reproduced with λ chosen on test images"
-    ORDER = "only the order reproduced"
-    NOT_REPRODUCED = "not reproduced"
-    OTHERWISE = "not run as published"
-    SEEDS = "needs more seeds"
-
-    @property
-    def open(self) -> bool:
-        """Whether it decides nothing."""
-        return self in (Verdict.OTHERWISE, Verdict.SEEDS)
-
-
-class AtLeast(float):
-    """A lower bound, from a run that ended before its target: the true figure is at least as large."""
-
-
-@dataclass(frozen=True)
-class Claim:
-    """A published claim, and how its evidence is read from a file of results.
-
-    ``ours`` and ``other`` are paths with `` > `` between keys and ``*`` in place of the seed; of several others, the
-    one with the best mean counts. ``measure`` reads the figure of a run, ``cost`` what the run sent or kept.
-    ``lower``: smaller figures are better. ``differs``: what differs from the publication. Fewer than ``seeds`` seeds
-    cannot decide.
-    """
-
-    table: str
-    says: str
-    ours: str
-    other: str | tuple[str, ...]
-    published: str = "-"
-    measure: Measure = lambda found, _: found
-    unit: float = 1.0
-    digits: int = 1
-    lower: bool = False
-    differs: str = ""
-    scripts: bool = False
-    cost: tuple[Measure, str] | None = None
-    seeds: int = SEEDS
-
-    @property
-    def on_test(self) -> bool:
-        """Whether our figure is the best on test images over the values of a setting, as the authors' code has it."""
-        return "as published" in self.ours.split(" > ")
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """What a file of results says about a claim: the mean figures, the paired gain with its interval, the verdict."""
-
-    ours: str
-    other: str
-    against: str
-    gain: Mapping[str, float]
-    left_out: str
-    cost: str
-    verdict: Verdict
-    reason: str
-
-
-def find(results: Mapping[str, Any], path: str) -> dict[str, Any]:
-    """The values at a path, by seed; the seed is "0" if the path has no ``*``.
-
-    >>> find({"runs": {"FedAvg": {"1": {"loss": [2, 1]}}}}, "runs > FedAvg > * > loss > -1")
-    {'1': 1}
-    """
-    found: list[tuple[str, Any]] = [("0", results)]
-    for step in path.split(" > "):
-        if step == "*":
-            found = list(found[0][1].items())
-        else:
-            found = [(seed, at[int(step)] if isinstance(at, list) else at[step]) for seed, at in found]
-    return dict(found)
-
-
-def dropped(results: Mapping[str, Any], path: str) -> list[float]:
-    """The updates excluded in each run on a path: a share where one is stored, else a count."""
-    for end in range(len(steps := path.split(" > ")), 0, -1):
-        runs = find(results, " > ".join(steps[:end])).values()
-        for key in ("left_out", "failures"):
-            if all(isinstance(run, Mapping) and key in run for run in runs):
-                return [run[key] for run in runs]
-    return []
-
-
-def judge(
-    gain: Mapping[str, float],
-    *,
-    differs: str = "",
-    scripts: bool = False,
-    on_test: bool = False,
-    left_out: float = 0.0,
-    at_least: bool = False,
-    at_most: bool = False,
-    needed: int = SEEDS,
-    published: float = 0.0,
-    without: int = 0,
-) -> tuple[Verdict, str]:
-    """The verdict by this module's rule, and the reason.
-
-    ``gain`` comes from ``paired``; ``at_least`` and ``at_most`` say that some of its differences are bounds; fewer than
-    ``needed`` seeds cannot decide. ``published`` is the published gain, 0 if unknown; ``without`` is the number of
-    seeds without a difference; a ``left_out`` of 1 or more is a count of updates, whose share is unknown.
-
-    >>> judge({"mean": 2.0, "low": 1.6, "high": 2.4, "seeds": 3})
-    (<Verdict.REPRODUCED: 'reproduced'>, 'interval above 0')
-    >>> judge({"mean": 2.0, "low": float("nan"), "high": float("nan"), "seeds": 1})
-    (<Verdict.SEEDS: 'needs more seeds'>, '1 seed; the difference has the claimed sign')
-    >>> judge({"mean": 0.5, "low": -0.2, "high": 1.2, "seeds": 5, "se": 0.25})
-    (<Verdict.SEEDS: 'needs more seeds'>, 'the interval contains 0; about 8 seeds would decide')
-    >>> judge({"mean": 0.1, "low": -0.2, "high": 0.4, "seeds": 5}, published=1.0)
-    (<Verdict.NOT_REPRODUCED: 'not reproduced'>, 'the interval contains 0 and lies below half the published gain')
-    >>> judge({"mean": 0.2, "low": 0.1, "high": 0.3, "seeds": 5}, published=1.0)
-    (<Verdict.ORDER: 'only the order reproduced'>, 'interval above 0, but below half the published gain')
-    """
-    seeds = int(gain["seeds"])
-    above = seeds >= needed and gain["low"] > 0 and not at_most
-    below = seeds >= needed and gain["high"] < 0 and not at_least
-    small = seeds >= needed and gain["high"] < published / 2 and not (at_least or at_most)
-    none = small and gain["low"] <= 0 <= gain["high"]
-    if left_out > MOST:
-        lost = f"{left_out:.0%} of the updates" if left_out < 1 else f"{left_out:.0f} updates (share unknown)"
-        return Verdict.OTHERWISE, f"{lost} were excluded"
-    if without:
-        return Verdict.OTHERWISE, f"{without} of {seeds + without} seeds have no difference"
-    if above and small and not differs:
-        return Verdict.ORDER, "interval above 0, but below half the published gain"
-    if above and not differs:
-        less = published and gain["high"] < published and not at_least
-        beside = "; less than published" if less else "; more than published" if gain["low"] > published > 0 else ""
-        kind = Verdict.ON_TEST if on_test else Verdict.SCRIPTS if scripts else Verdict.REPRODUCED
-        return kind, f"interval above 0{beside}"
-    if below and not differs:
-        return Verdict.NOT_REPRODUCED, "interval below 0"
-    if none and not differs:
-        return Verdict.NOT_REPRODUCED, "the interval contains 0 and lies below half the published gain"
-    if seeds < needed:
-        sign = (
-            "has the claimed sign" if gain["mean"] > 0 else "has the opposite sign" if gain["mean"] < 0 else "is zero"
-        )
-        if (at_least and gain["mean"] <= 0) or (at_most and gain["mean"] >= 0):
-            sign = "is only a bound"
-        here = f"{seeds} seed{'s' * (seeds != 1)}; the difference {sign}"
-    elif above or below:
-        here = HOLDS if above else OPPOSITE
-    else:
-        here = "the interval contains 0" if gain["low"] <= 0 <= gain["high"] else "the gain is only a bound"
-    if differs:
-        return Verdict.OTHERWISE, f"{differs}; {here}"
-    if here == "the gain is only a bound":
-        return Verdict.OTHERWISE, f"{here}, since runs ended before the target"
-    return Verdict.SEEDS, here + (f"; about {n} seeds would decide" if (n := deciding(gain, published)) else "")
-
-
-def deciding(gain: Mapping[str, float], published: float = 0.0, most: int = 1000) -> int:
-    """The number of seeds with which the interval would decide if mean and spread stayed; 0: unknown, or over ``most``.
-
-    It decides where it lies on one side of 0, or below half the published gain.
-
-    >>> deciding({"mean": 1.0, "se": 1.0, "seeds": 4}), deciding({"mean": 0.0, "se": 1.0, "seeds": 4}, published=4.0)
-    (18, 7)
-    """
-    if not gain.get("se", 0.0) > 0:
-        return 0
-    spread = gain["se"] * gain["seeds"] ** 0.5
-    apart = max(abs(gain["mean"]), published / 2 - gain["mean"] if published else 0.0)
-    return next((n for n in range(SEEDS, most + 1) if stdtrit(n - 1, 0.975) * spread / n**0.5 < apart), 0)
-
-
-def evidence(claim: Claim, results: Mapping[str, Any], differs: str = "") -> Evidence:
-    """A claim's evidence in the content of its file; ``differs``: how all its runs differ from the publication."""
-    ours = measured(claim, results, claim.ours)
-    sign = -1 if claim.lower else 1
-    paths = (claim.other,) if isinstance(claim.other, str) else claim.other
-    tried = {path: measured(claim, results, path) for path in paths}
-    best = max(tried, key=lambda path: sign * fmean(tried[path].values()))
-    rivals = tried[best]
-    seeds = [s for s in ours if s in rivals and not (isinstance(ours[s], AtLeast) and isinstance(rivals[s], AtLeast))]
-    both = [s for s in ours if s in rivals] or [*ours]
-    scale = sign * claim.unit
-    gain = paired({s: scale * ours[s] for s in seeds}, {s: scale * rivals[s] for s in seeds})
-    late = [any(isinstance(v[s], AtLeast) for s in seeds) for v in (ours, rivals)]
-    at_least, at_most = reversed(late) if claim.lower else late
-    lost = [*dropped(results, claim.ours), *dropped(results, best)]
-    share = max(lost, default=0.0)
-    verdict, reason = judge(
-        gain, differs=claim.differs or differs, scripts=claim.scripts, on_test=claim.on_test, left_out=share,
-        at_least=at_least, at_most=at_most, needed=claim.seeds, published=published_gain(claim),
-        without=len(both) - int(gain["seeds"]),
-    )  # fmt: skip
-    return Evidence(
-        ours=figure({s: ours[s] for s in both}, claim),
-        other=figure({s: v for s, v in rivals.items() if s in both} or rivals, claim),
-        against=name(best, claim.ours),
-        gain=gain,
-        left_out="-" if not lost else f"{share:.1%}" if share else f"{sum(lost):.0f}",
-        cost=" : ".join(spent(claim.cost[0], results, path) for path in (claim.ours, best)) + f" {claim.cost[1]}"
-        if claim.cost else "-",
-        verdict=verdict,
-        reason=reason,
-    )  # fmt: skip
-
-
-def published_gain(claim: Claim) -> float:
-    """The margin by which the claim holds in the paper, in the unit of ``Evidence.gain``; 0 if not published.
-
-    >>> [published_gain(Claim("", "", "", "", said, lower=True)) for said in ("90 : 208", "221 : 783 to 88.8 %", "-")]
-    [118.0, 0.0, 0.0]
-    """
-    said = claim.published.partition(" : ")
-    try:
-        ours, other = float(said[0]), float(said[2] or 0.0)
-    except ValueError:
-        return 0.0
-    if not said[1]:
-        return ours if claim.published.startswith("+") else 0.0
-    return other - ours if claim.lower else ours - other
-
-
-def mean_error(values: Collection[float], scale: float = 1.0, digits: int = 1) -> str:
-    """Mean and standard error of figures of several seeds.
-
-    >>> mean_error([0.5, 0.75, 1.0], 100), mean_error([2.0]), mean_error([])
-    ('75.0 ± 14.4', '2.0', '-')
-    """
-    if not values:
-        return "-"
-    found = paired(dict(enumerate(values)), dict.fromkeys(range(len(values)), 0.0))
-    error = f" ± {scale * found['se']:.{digits}f}" if found["seeds"] > 1 else ""
-    return f"{scale * found['mean']:.{digits}f}{error}"
-
-
-def difference(gain: Mapping[str, float], digits: int = 1) -> str:
-    """The result of ``paired`` as all pages print it: mean ± standard error (95 % interval).
-
-    >>> difference(paired({1: 3.0, 2: 4.0, 3: 5.0}, {1: 2.0, 2: 2.0, 3: 2.0}))
-    '+2.0 ± 0.6 (-0.5 to +4.5)'
-    """
-    shown = f"{gain['mean']:+.{digits}f}"
-    if gain["seeds"] > 1:
-        shown += f" ± {gain['se']:.{digits}f} ({gain['low']:+.{digits}f} to {gain['high']:+.{digits}f})"
-    return shown
-
-
-def gained(ours: Mapping[str, float], other: Mapping[str, float], scale: float = 1.0, digits: int = 1) -> str:
-    """The margin by which one method's figures exceed another's, paired by seed; ``-`` without a common seed."""
-    first, second = ({seed: scale * value for seed, value in one.items()} for one in (ours, other))
-    found = paired(first, second)
-    return difference(found, digits) if found["seeds"] else "-"
-
-
-def spent(cost: Measure, results: Mapping[str, Any], path: str) -> str:
-    """The mean over seeds of what the runs at a path sent or kept."""
-    return f"{fmean(cost(run, results) for run in find(results, path).values()):.3g}"
-
-
-def measured(claim: Claim, results: Mapping[str, Any], path: str) -> dict[str, float]:
-    """The claim's figure for all runs at a path, by seed."""
-    return {seed: claim.measure(run, results) for seed, run in find(results, path).items()}
-
-
-def figure(values: Mapping[str, float], claim: Claim) -> str:
-    """The mean over seeds, with ≥ if some of them are bounds."""
-    bound = "≥ " if any(isinstance(v, AtLeast) for v in values.values()) else ""
-    return f"{bound}{claim.unit * fmean(values.values()):.{claim.digits}f}"
-
-
-def name(path: str, ours: str) -> str:
-    """The part of a path that distinguishes it from ours: usually a method."""
-    keys = [a for a, b in zip(path.split(" > "), ours.split(" > "), strict=True) if a != b]
-    return ", ".join(f"entry {key}" if key.isdigit() else key.rpartition("/")[2] for key in keys)
 
 
 def stored(file: str) -> dict[str, Any]:

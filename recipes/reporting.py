@@ -15,10 +15,9 @@ from typing import Any, ParamSpec
 import torch
 
 from fedloom.core.errors import FedLoomError
+from fedloom_apps.claims.rule import MOST
 
 P = ParamSpec("P")
-MOST = 0.05
-"""The share of updates that a run may exclude; beyond it, its figures are not those of the method."""
 GENERAL = ("runs", "cells", "curves", "data", "columns", "settings", "draws")
 """Keys of stored results that name no run."""
 

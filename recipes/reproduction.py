@@ -16,9 +16,11 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
-from claims import AS_CODED, CHANGED, NOT_RUN, RESULTS, WITHOUT
+from claims import AS_CODED, CHANGED, FILES, MISSING, RESULTS, WITHOUT, WORDS
 from protocol import HOLDS, OPPOSITE, ROOT, SEEDS, TARGET_SEEDS, Claim, Evidence, Verdict, difference, evidence, stored
 from reporting import table
+
+from fedloom_apps.claims.register import open_work
 
 PAGE = ROOT.parent / "docs/reproduction.md"
 HEADER = ("table", "claim", "published", "ours", "gain ± s.e. (95 %)", "seeds", "excluded", "cost", "verdict", "why")
@@ -56,6 +58,32 @@ gives its date):
 """
 
 
+MISSED = """Tables and figures that no stored result is about, at least not at the published scale.
+"""
+OPEN = """A claim is a file of [recipes/claims](../recipes/claims): published figures, the settings of the runs that
+decide them, and what is measured. `fedloom claim next` prints the commands, and `fedloom claim check DIR --store`
+verifies run directories, whoever made them, runs their first rounds again, and adds those that fit to the results from
+which this page is made ([how](cli.md#an-open-register-of-claims)). The most promising for their time come first.
+"""
+
+
+def missing() -> list[list[str]]:
+    """The rows of what is missing from the papers."""
+    return [[one.chapter, one.where, one.what, WORDS[one.lacks]] for one in MISSING]
+
+
+def unrun() -> list[list[str]]:
+    """The rows of claim files that have open claims."""
+    rows = []
+    for one in open_work(list(FILES.values())):
+        judged = one.file.judged(one.file.results())
+        is_open = sum(found is None or found.verdict.open for _, found in judged)
+        place = f"[{one.file.title}](../recipes/claims/{one.file.name}.yaml)"
+        seeds = ", ".join(f"{work.run} {len(work.seeds)}" for work in one.works)
+        rows.append([place, f"{is_open} of {len(judged)}", seeds, f"{one.minutes / 60:.0f}"])
+    return rows
+
+
 def day(results: Mapping[str, Any]) -> str:
     """The dates of a file's runs, as its ``machine`` entry states them; empty if it has none.
 
@@ -77,6 +105,8 @@ def line(claim: Claim, found: Evidence) -> list[str]:
 def link(file: str) -> str:
     """A link to the page of a file of results."""
     folder, _, rest = file.partition("/")
+    if folder == "claims":
+        return f"[{file}](../recipes/claims/results/{rest}.json)"
     return f"[{file}](../recipes/{folder}/results/{rest}.md)"
 
 
@@ -131,8 +161,7 @@ def page() -> str:
     facts |= {"distinct": len(distinct), "decided": sum(distinct.values())}
     facts |= {"unpublished": sum(claim.published == "-" for rows in judged.values() for claim, _ in rows)}
     text = [HEAD.format(count=count.total(), shares=shares, **facts)]
-    text += [*(f"- {change}" for change in CHANGED), "", "Not run, or not run at the published scale:", ""]
-    text += [f"- {tables}" for tables in NOT_RUN]
+    text += [f"- {change}" for change in CHANGED]
     text += ["", "Published figures that come from code which departs from the equations:", ""]
     text += [f"- {tables}" for tables in AS_CODED]
     for file, result in RESULTS.items():
@@ -140,6 +169,15 @@ def page() -> str:
         about += f" Differs from the publication: {result.differs}." if result.differs else ""
         about += f" {result.note}" if result.note else ""
         text += ["", f"## {result.title}", "", about, "", table(HEADER, [line(*pair) for pair in judged[file]])]
+    text += ["", "## What is missing from the papers", "", MISSED]
+    text += [
+        table(("chapter", "where", "what", "lacks"), missing()),
+        "",
+        "## Open claims, for anybody to run",
+        "",
+        OPEN,
+    ]
+    text += [table(("claims", "open", "seeds that are missing", "hours of one core"), unrun())]
     text += ["", "## Results that no published claim refers to", ""]
     text += [f"- {link(file)}: {why}" for file, why in WITHOUT.items()]
     return "\n".join(text) + "\n"

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from . import acar, fedssa, hahn, nguyen
+from . import acar, fedssa, hahn, nguyen, register
 from .measures import Result, reached
+from .missing import MISSING, WORDS
+from .register import FILES
 
-__all__ = ["AS_CODED", "CHANGED", "NOT_RUN", "RESULTS", "WITHOUT", "Result", "reached"]
+__all__ = ["AS_CODED", "CHANGED", "FILES", "MISSING", "RESULTS", "WITHOUT", "WORDS", "Result", "reached"]
 
 CHANGED = (  # on 2026-11-22; the recipes in brackets still have older results
     "pFedMe follows its algorithm and has its own learning rate; SCAFFOLD and PFLScaf use momentum; FedDC adds the mean"
@@ -17,22 +19,6 @@ CHANGED = (  # on 2026-11-22; the recipes in brackets still have older results
     "uses the scripts' settings, with decay .999 instead of .99 (superfed)",
     "Heart with all 920 patients instead of 740, and with one logit (fair/responses)",
     "short runs of the grids have 30 rounds instead of 6 (pfl); FedExP mixes with the updates' coefficients (ssa)",
-)
-NOT_RUN = (
-    "Acar: FedDyn on EMNIST-L and Shakespeare, with many clients, and except Dirichlet .3 (MNIST) and .6 (CIFAR-10 and "
-    "-100, there without FedProx) with a tenth of 100 clients; with other splits of CIFAR there are the first rounds "
-    "alone, far from the targets, and with all clients in every round 80 rounds of FedDyn, 9 to 80 of FedAvg and up to "
-    "8 of SCAFFOLD (tables 2.1 to 2.3, A.2, A.3); PFLDyn and PFLScaf at the "
-    "thesis' scale, with 3 and 7 classes (tables 3.1, 3.2, A.5, A.6), and on CIFAR-100 and miniImageNet (A.7); "
-    "FedHeN on CIFAR-10 and CIFAR-100 (4.1, 4.2); online streams of miniImageNet and of 3 and 4 classes, and B-MOML "
-    "on CIFAR-100 (5.1 to 5.4, A.8 to A.10); distillation at full scale, and on TinyImageNet and ImageNet (6.3, 6.4, "
-    "A.13, A.14); table 7.1 on CIFAR-100",
-    "Hahn: CIFAR-10 (2.3), CIFAR-100 with α of 10 and 100 and TinyImageNet (2.4), FEMNIST (2.5), CIFAR-10, pair noise "
-    ".1 and symmetric noise .2 (2.6), CIFAR-10 (2.7); Berka, MQP and ISIC 2019 (3.6, 3.8), CelebA, Reddit and "
-    "SpeechCommands (3.7, 3.9), TinyImageNet (3.10); CIFAR-10, DermaMNIST, OrganCMNIST and 100 clients (4.2 to 4.5)",
-    "FedSSA: CINIC-10 and CIFAR-100, and the CIFAR-10 columns with all methods (tables 1, 5); in rounds at full scale "
-    "except for one target, and NIID-2 at full scale (1, 5); 30 and 50 clients (6); the grids of λ_var and λ_we (7, 8) "
-    "and the figures",
 )
 AS_CODED = (
     "SuPerFed's tables: the authors' code pulls with μ Σ ‖·‖, a norm for each tensor, where the text has (μ/2)‖·‖². "
@@ -72,4 +58,6 @@ WITHOUT: Mapping[str, str] = {
 }
 """Files of results that decide no published claim, with the reason."""
 
-RESULTS: dict[str, Result] = {**acar.RESULTS, **hahn.RESULTS, **fedssa.RESULTS, **nguyen.RESULTS}
+RESULTS: dict[str, Result] = {
+    **acar.RESULTS, **hahn.RESULTS, **fedssa.RESULTS, **nguyen.RESULTS, **register.RESULTS
+}  # fmt: skip

@@ -141,6 +141,31 @@ options:
   --watch                 while runs are in progress, rewrite the page as they grow; an open page reloads itself
 """
 
+CLAIM = """Keep a register of published claims, which anybody's runs may decide.
+
+usage: fedloom claim list [--claims PATH]
+       fedloom claim next [--claims PATH]
+       fedloom claim check DIR… [--claims PATH] [--replay N] [--store] [--debug]
+
+A claim is a file: published comparisons, the settings of the runs that decide them, and what is measured. A run
+directory whose settings are those of a claim is evidence for it, whoever made it.
+
+  list          every claim, with the verdict of the results that are stored beside it
+  next          open claims, by importance and chance to decide for the time they take, with the commands to run
+  check         which of the DIRs, run directories or folders of them, are evidence, and the verdicts that follow from
+                them and the stored results; runs are verified, and their first rounds run again and compared bit for
+                bit. The exit code is 1 if one is no evidence
+
+options:
+  --claims PATH           a claim file, or a folder of them; by default recipes/claims
+  --replay N              rounds that are run again, 3 by default; 0 for none
+  --store                 add the runs to the results beside the claim
+
+examples:
+  fedloom claim next
+  fedloom claim check runs/claims/mnist_iid --store
+"""
+
 DEPLOY = """Train a federated method with real clients, which keep their data and their states (docs/deploy.md).
 
 usage: fedloom deploy server [RECIPE.yaml] [key=value …] [--insecure] [-q] [--dry-run] [--debug]
@@ -285,6 +310,13 @@ APPLICATIONS = (
             *("--poll=", "--quota=", "--nodes=", "--hosts="),
         ),
         load="fedloom_apps.deploy.trained:load",
+    ),
+    Application(
+        "claim",
+        "keep a register of published claims, which anybody's runs may decide",
+        CLAIM,
+        "fedloom_apps.claims.command:command",
+        ("--claims=", "--replay=", "--store"),
     ),
     Application(
         "attacks",

@@ -34,7 +34,7 @@ def command(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"--replay is {text!r}, but it must be a number of rounds.")
     if not arguments.words:
         raise ConfigError("fedloom verify needs run directories, or folders of them.")
-    runs = [run for word in arguments.words for run in _runs(Path(word))]
+    runs = [run for word in arguments.words for run in runs_in(Path(word))]
     code = OK
     for run in runs:
         try:
@@ -46,7 +46,7 @@ def command(arguments: argparse.Namespace) -> int:
     return code
 
 
-def _runs(path: Path) -> list[Path]:
+def runs_in(path: Path) -> list[Path]:
     """A run directory itself, or those in a folder."""
     runs = [path] if RunDirectory(path).is_begun else sorted(config.parent for config in path.glob("**/config.yaml"))
     if not runs:

@@ -1,0 +1,108 @@
+"""What the papers show and the stored results do not, chapter by chapter, and what it takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Lack = Literal["time", "data", "recipe"]
+WORDS: dict[Lack, str] = {
+    "time": "a recipe or claim file is here; it takes a GPU, or days",
+    "data": "the data are not at hand",
+    "recipe": "nobody has written a recipe",
+}
+
+
+@dataclass(frozen=True)
+class Missing:
+    """Tables or figures of a chapter that no stored result is about, at least not at the published scale."""
+
+    chapter: str
+    where: str
+    what: str
+    lacks: Lack
+
+
+def chapter(title: str, *rows: tuple[str, str, Lack]) -> tuple[Missing, ...]:
+    """What is missing of one chapter."""
+    return tuple(Missing(title, *row) for row in rows)
+
+
+MISSING = (
+    *chapter(
+        "Acar 2, FedDyn",
+        ("2.1", "CIFAR-10 with 1000 and CIFAR-100 with 500 clients (massive)", "recipe"),
+        ("2.1", "CIFAR, IID and Dirichlet .3, beyond the first rounds", "time"),
+        ("2.2", "MNIST and EMNIST-L with all clients in every round", "recipe"),
+        ("2.2", "CIFAR with all clients beyond 80 rounds of FedDyn, 9 to 80 of FedAvg and 8 of SCAFFOLD", "time"),
+        ("2.2, 2.3, A.3", "Shakespeare", "recipe"),
+        ("2.3", "CIFAR, Dirichlet .6: the higher targets, FedProx", "time"),
+        ("2.3", "MNIST, IID and Dirichlet .6; EMNIST-L", "time"),
+        ("A.1", "the sensitivity to α", "recipe"),
+        ("A.2", "FedSplit", "recipe"),
+        ("A.2 (table)", "unbalanced data: lognormal sizes", "recipe"),
+        ("A.3 (table)", "1 % participation", "recipe"),
+        ("A.3", "how many classes hold 40, 60 and 80 % of a client's samples", "recipe"),
+        ("A.11", "curves with unbalanced data", "recipe"),
+    ),
+    *chapter(
+        "Acar 3, personal models",
+        ("3.1, 3.2, A.5, A.6", "the thesis' scale, and 3 and 7 classes", "time"),
+        ("A.7", "CIFAR-100 and miniImageNet", "data"),
+        (
+            "3.1, 3.2",
+            "the best client, and whether a method reaches the level of centralised training",
+            "recipe",
+        ),
+    ),
+    *chapter("Acar 4, FedHeN", ("4.1, 4.2", "CIFAR-10 and CIFAR-100", "time")),
+    *chapter(
+        "Acar 5, MOML",
+        ("5.1", "miniImageNet", "data"),
+        ("5.1 to 5.4, A.8 to A.10", "tasks of 3 and 4 classes", "recipe"),
+        ("5.2 to 5.4", "B-MOML, and MOML with ∇ = 0, on CIFAR-100, where the thesis gains most by ∇", "time"),
+        ("A.20", "45 samples after 300 tasks, and memory", "recipe"),
+    ),
+    *chapter(
+        "Acar 6, DiSK",
+        ("6.1", "table 6.1 over the thesis' whole grid", "recipe"),
+        ("6.3, A.13, A.14", "the full scale, with α scanned over {0, .1, .5, .9, 1}", "time"),
+        ("6.4", "TinyImageNet and ImageNet", "data"),
+    ),
+    *chapter(
+        "Acar 7, local losses",
+        ("7.1", "CIFAR-100", "time"),
+        ("7.1", "accuracies at the end", "recipe"),
+    ),
+    *chapter(
+        "Hahn II, SuPerFed",
+        ("2.3", "CIFAR-10; pFedMe and SuPerFed-LM with 100 clients", "time"),
+        ("2.4", "CIFAR-100 with α of 10 and 100", "time"),
+        ("2.4", "TinyImageNet", "data"),
+        ("2.5", "FEMNIST", "data"),
+        ("2.6", "CIFAR-10; pair noise .1, symmetric noise .2; MCE", "time"),
+        ("2.7", "CIFAR-10", "time"),
+        ("figure 2.4", "500 rounds", "time"),
+    ),
+    *chapter(
+        "Hahn III, AAggFF",
+        ("3.6, 3.8", "Berka, MQP and ISIC 2019 (table 3.5 prints 21 310 images, the data have 23 247)", "data"),
+        ("3.7, 3.9", "CelebA, Reddit and SpeechCommands", "data"),
+        ("3.10", "TinyImageNet", "data"),
+        ("3.6 to 3.9", "clients that did not train", "recipe"),
+    ),
+    *chapter(
+        "Hahn IV, FedEvg",
+        ("4.2 to 4.5", "CIFAR-10 and 100 clients", "time"),
+        ("4.2 to 4.5", "DermaMNIST and OrganCMNIST", "data"),
+    ),
+    *chapter(
+        "FedSSA",
+        ("tables 1, 5", "CINIC-10", "data"),
+        ("tables 1, 5", "CIFAR-100, and the CIFAR-10 columns with all methods", "time"),
+        ("tables 1, 5", "in rounds at full scale except for one target, and NIID-2 at full scale", "time"),
+        ("table 6", "30 and 50 clients", "time"),
+        ("tables 7, 8", "the grids of λ_var and λ_we", "time"),
+        ("figures", "β, local epochs, curves", "recipe"),
+    ),
+)

@@ -1,0 +1,116 @@
+"""``fedloom claim``: an open register of published claims."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from collections.abc import Iterator, Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from fedloom.cli.verify import problem, replayed, runs_in
+from fedloom.core.errors import CheckpointError, ConfigError, FedLoomError, nearest
+from fedloom.experiment.console import duration, make_console, plural, print_raw, relpath
+from fedloom.experiment.rundir import RunDirectory
+
+ACTIONS = ("list", "next", "check")
+CLAIMS = Path("recipes/claims")
+ROUNDS = 3
+OK, WRONG = 0, 1
+
+
+def command(arguments: argparse.Namespace) -> int:
+    """Print what the register knows; ``check`` has the exit code 1 if a directory is no evidence."""
+    from fedloom_apps.claims.register import read_claims
+
+    action, *words = arguments.words or ["list"]
+    if action not in ACTIONS:
+        raise ConfigError(f"fedloom claim {action}: {nearest(action, ACTIONS)}")
+    place = Path(arguments.claims) if arguments.claims else CLAIMS
+    if not place.exists():
+        raise ConfigError(f"there are no claims at {str(place)!r}; name a file or a folder of them as --claims.")
+    files = read_claims(place)
+    if action == "check":
+        return check(words, files, arguments)
+    if words:
+        raise ConfigError(f"fedloom claim {action} takes no words; name claim files as --claims.")
+    console = make_console()
+    for line in listed(files) if action == "list" else following(files):
+        print_raw(console, line)
+    return OK
+
+
+def listed(files: Sequence[Any]) -> Iterator[str]:
+    """Every claim with the verdict of the stored results."""
+    for file in files:
+        yield f"{file.name}: {file.title}" + (f"; differs: {file.differs}" if file.differs else "")
+        yield from verdicts(file, file.results())
+
+
+def verdicts(file: Any, results: Any) -> Iterator[str]:
+    """The claims of a file and what results say about them."""
+    from fedloom_apps.claims.rule import difference
+
+    for claim, judged in file.judged(results):
+        shown = "not run"
+        if judged is not None:
+            seeds = plural(int(judged.gain["seeds"]), "seed")
+            shown = f"{judged.verdict} ({judged.ours} : {judged.other}, {seeds}, gain "
+            shown += f"{difference(judged.gain, claim.digits)}: {judged.reason})"
+        yield f"  {claim.table}: {claim.says} (published {claim.published}): {shown}"
+
+
+def following(files: Sequence[Any]) -> Iterator[str]:
+    """The open claims, the most promising first, with the commands that bring a verdict nearer."""
+    from fedloom_apps.claims.register import open_work
+
+    for one in open_work(files):
+        yield f"{one.file.name}: about {duration(60 * one.minutes)} of one core"
+        for work in one.works:
+            place = f"runs/claims/{one.file.name}/{work.run.replace(' ', '_')}"
+            words = [*work.words, f"seed={','.join(map(str, work.seeds))}", f"out={place}"]
+            yield f"  fedloom run -m {' '.join(map(shlex.quote, words))}"
+        yield f"  fedloom claim check runs/claims/{one.file.name} --store"
+
+
+def machine(directory: RunDirectory) -> str:
+    """The machine of a run, and today's date."""
+    config = directory.config()
+    versions = config.get("versions") or {}
+    day = datetime.now(timezone.utc).strftime("%Y-%m-%d")
+    return f"{config.get('machine')}, torch {versions.get('torch')}, Python {versions.get('python')}, {day}"
+
+
+def check(words: Sequence[str], files: Sequence[Any], arguments: argparse.Namespace) -> int:
+    """Which directories are evidence, and the verdicts that follow from them and the stored results."""
+    from fedloom_apps.claims.register import fit, merged, metrics_of, of_run, store
+
+    text, console = arguments.replay or str(ROUNDS), make_console()
+    if not text.isascii() or not text.isdecimal():
+        raise ConfigError(f"--replay is {text!r}, but it must be a number of rounds.")
+    if not words:
+        raise ConfigError("fedloom claim check needs run directories, or folders of them.")
+    results: dict[str, Any] = {}
+    code, known = OK, {file.name: file for file in files}
+    for run in [run for word in words for run in runs_in(Path(word))]:
+        directory = RunDirectory(run)
+        try:
+            at = fit(directory, files)
+            if wrong := problem(run) or (replayed(run, int(text)) if int(text) else None):
+                raise CheckpointError(f"{wrong}.")
+            record = of_run(directory, metrics_of(at.file))
+            stored = results.get(at.file.name) or at.file.results()
+            results[at.file.name] = merged(stored, at.run, at.seed, record) | {"machine": machine(directory)}
+            message = f"evidence for {at.file.name}, {at.run}, seed {at.seed}"
+        except FedLoomError as error:
+            code, message = WRONG, f"no evidence: {error}"
+        print_raw(console, f"{relpath(run)}: {message}")
+    for name, stored in results.items():
+        print_raw(console, f"{name}: {known[name].title}")
+        for line in verdicts(known[name], stored):
+            print_raw(console, line)
+        if arguments.store:
+            store(known[name], stored)
+            print_raw(console, f"stored: {relpath(known[name].stored)}")
+    return code

@@ -1,0 +1,493 @@
+"""Files of claims: published comparisons, the runs that decide them, and which run directories fit.
+
+A claim file is data from outside: a YAML mapping of numbers and short texts. Its settings are numbers and words of
+closed lists, so that none names a file, an address or code, and data and models are those that open none::
+
+    title: FedDyn on MNIST, IID (Acar)
+    settings: {data: mnist, partition: iid, clients: 100, …}      # of fedloom run, for all of its runs
+    runs:
+      FedDyn: {method: feddyn, method.alpha: 0.03, local.epochs: 50, rounds: 150}
+      FedAvg: {method: fedavg, local.epochs: 10, rounds: 650}
+    claims:
+      - {table: table 2.3, says: "{} needs fewer transmissions than {} to reach 98.2 %", ours: FedDyn,
+         against: {FedAvg: "100 : 588"}, figure: transmissions, metric: average/accuracy, target: 0.982}
+    minutes: {FedDyn: 20, FedAvg: 25}                             # of one core, for one seed
+
+Results lie beside the claims, in ``results/NAME.json``: of each run that counts as evidence its curves, by seed.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import isnan
+from pathlib import Path
+from statistics import fmean
+from typing import Annotated, Any, Literal, NamedTuple
+
+from fedloom.config import resolve
+from fedloom.config.keys import METHOD, RUN, build_method
+from fedloom.config.schema import Choice, Record, read
+from fedloom.core.errors import CheckpointError, ConfigError, DataError, nearest
+from fedloom.core.files import readable
+from fedloom.core.ranges import Positive, Range, Words, each, range_of, within
+from fedloom.core.settings import bare, check_fields, flatten, signature
+from fedloom.core.slots import SEVERAL, SLOTS
+from fedloom.experiment.atomic import write_whole
+from fedloom.experiment.rundir import PROVENANCE, RunDirectory
+from fedloom.metrics import direction, rounds_to_target
+from fedloom_apps.claims.rule import AtLeast, Claim, Evidence, Verdict, deciding, evidence, published_gain
+
+ANYHOW = ("seed", "engine", "compute", "device", "client_state", "checkpoint", "trackers")
+"""Keys that say how a run is computed; runs that differ in them fit the same claim."""
+KEYS = ("method", "data", "partition", "clients", "participation", "cohort", "sampling", "rounds", "model", "local",
+        "evaluation", "augment", "held_out", "validation", "weighting", "dtype")  # fmt: skip
+"""The keys that a claim may set."""
+FREE = ("evaluation.what", "evaluation.metric", "evaluation.metrics", "augment", "sampling", "held_out", "dtype")
+"""Settings that are names without being annotated as a list of words; none of them is a file's."""
+NAME = re.compile(r"[A-Za-z0-9_]{1,40}(/[A-Za-z0-9_]{1,40}){0,4}")
+OPENING = ("path", "network", "weights", "pretrained", "file", "repository")
+"""Parameters of data sets and models that read what they name; those that have one cannot be in a claim."""
+ELSEWHERE = ("root", "download")
+"""Settings of published data that say where they are read from."""
+SIZE, ENTRIES, LONG = 1 << 16, 200, 400
+
+
+@dataclass(frozen=True)
+class Figure:
+    """What is measured in a run: a metric's last or best value, or what it takes until the metric reaches a target.
+
+    Attributes:
+        figure: ``last``, ``best``, ``rounds`` until the target, or ``transmissions``, in rounds of FedAvg.
+        metric: of the records, like ``average/accuracy``.
+        target: the value to reach, for the last two.
+    """
+
+    figure: Literal["last", "best", "rounds", "transmissions"] = "last"
+    metric: str = "global/accuracy"
+    target: float | None = None
+
+    def __call__(self, run: Mapping[str, Any], _: Mapping[str, Any]) -> float:
+        """The figure of a run as ``of_run`` stores it; a bound if it ended before its target.
+
+        >>> run = {"rounds": 3, "cost": 2, "curves": {"global/accuracy": [0.5, None, 0.7]}}
+        >>> Figure("best")(run, {}), Figure("transmissions", target=0.6)(run, {})
+        (0.7, 6)
+        >>> Figure("rounds", target=0.9)(run, {}).__class__.__name__
+        'AtLeast'
+        """
+        values = [float("nan") if value is None else value for value in run["curves"][self.metric]]
+        there = [value for value in values if not isnan(value)]
+        if self.target is None:
+            best = max if direction(self.metric) == "max" else min
+            return (best(there) if self.figure == "best" else there[-1]) if there else float("nan")
+        cost = run["cost"] if self.figure == "transmissions" else 1
+        at = rounds_to_target(values, range(1, len(values) + 1), self.target, direction(self.metric)) if there else None
+        return AtLeast(run["rounds"] * cost) if at is None else at * cost
+
+
+@dataclass(frozen=True)
+class Published:
+    """One published comparison of two runs; ``claim`` is what the rule judges.
+
+    In a file, ``against`` has the published figures by the other run, one comparison for each.
+
+    Attributes:
+        table: where it is published.
+        says: the sentence; ``{}`` stands for the two runs.
+        ours: the run that is said to be better.
+        other: the run that it is compared with.
+        published: both figures, as ``90 : 208``, or the gain, as ``+1.5``; ``-`` if none is.
+        figure, metric, target: what is measured, see ``Figure``.
+        unit: factor on the figures, like 100 for percent.
+        digits: of the figures.
+        seeds: fewer cannot decide.
+        importance: relative to other claims.
+    """
+
+    table: str
+    says: str
+    ours: str
+    other: str
+    published: str = "-"
+    figure: Literal["last", "best", "rounds", "transmissions"] = "last"
+    metric: str = "global/accuracy"
+    target: float | None = None
+    unit: Positive = 1.0
+    digits: Annotated[int, Range(0, 6)] = 1
+    seeds: Annotated[int, Range(2, 1000)] = 3
+    importance: Annotated[float, Range(0, 100)] = 1.0
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        within(self)
+        if (self.target is None) != (self.figure in ("last", "best")):
+            raise ConfigError(f"{self.says!r}: rounds and transmissions need a target, and other figures none.")
+
+    def claim(self, differs: str) -> Claim:
+        """The claim that the rule judges."""
+        says = self.says.replace("{}", self.ours, 1).replace("{}", self.other, 1)
+        figure = Figure(self.figure, self.metric, self.target)
+        lower = self.target is not None or direction(self.metric) == "min"
+        return Claim(
+            self.table, says, f"runs > {self.ours} > *", f"runs > {self.other} > *", self.published, figure, self.unit,
+            self.digits, lower, differs, seeds=self.seeds,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ClaimFile:
+    """The content of a claim file, checked.
+
+    Attributes:
+        name: of the file.
+        title: of its section on a page.
+        settings: of ``fedloom run``, that all of its runs have.
+        runs: by name, their own settings.
+        claims: the comparisons.
+        minutes: of one core for one seed, by run.
+        differs: how all of its runs differ from the publication; empty if they do not.
+        note: a remark.
+        path: of the file.
+        complete: by run, all settings, flat, without those that say how it is computed.
+    """
+
+    name: str
+    title: str
+    settings: Mapping[str, Any]
+    runs: Mapping[str, Mapping[str, Any]]
+    claims: Sequence[Published]
+    minutes: Mapping[str, float]
+    differs: str = ""
+    note: str = ""
+    path: Path = field(default=Path(), compare=False)
+    complete: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, compare=False)
+
+    @property
+    def stored(self) -> Path:
+        """The file of its results."""
+        return self.path.parent / "results" / f"{self.name}.json"
+
+    def results(self) -> dict[str, Any]:
+        """Its stored results; without runs if there are none.
+
+        Raises:
+            ConfigError: if they cannot be read.
+        """
+        try:
+            content = json.loads(self.stored.read_text()) if self.stored.exists() else {"runs": {}}
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{str(self.stored)!r} cannot be read as results: {error}.") from error
+        return content
+
+    def words(self, run: str) -> list[str]:
+        """The settings of one of its runs, as ``fedloom run`` takes them."""
+        return [f"{key}={bare(value)}" for key, value in (self.settings | self.runs[run]).items()]
+
+    def judged(self, results: Mapping[str, Any]) -> list[tuple[Claim, Evidence | None]]:
+        """Its claims with the evidence of results; None where one of the runs is missing altogether."""
+        pairs: list[tuple[Claim, Evidence | None]] = []
+        for one in self.claims:
+            claim = one.claim(self.differs)
+            is_run = all(results["runs"].get(name) for name in (one.ours, one.other))
+            pairs.append((claim, evidence(claim, results) if is_run else None))
+        return pairs
+
+
+def comparable(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings, flat, without those that say how a run is computed and how it was made."""
+    kept = {key: value for key, value in values.items() if key not in (*ANYHOW, *PROVENANCE)}
+    return flatten(kept)
+
+
+def read_claims(place: Path) -> list[ClaimFile]:
+    """The claim file at a path, or all in a folder.
+
+    Raises:
+        ConfigError: if there is none, or one is not what a claim file must be.
+    """
+    paths = sorted(place.glob("*.yaml")) if place.is_dir() else [place]
+    if not paths:
+        raise ConfigError(f"{str(place)!r} holds no claim file; name one, or a folder of them, as --claims.")
+    return [read_claim(path) for path in paths]
+
+
+def read_claim(path: Path) -> ClaimFile:
+    """One claim file.
+
+    Raises:
+        ConfigError: if it is not what a claim file must be; the sentence begins with its name.
+    """
+    try:
+        if readable(path).is_file() and path.stat().st_size > SIZE:
+            raise ConfigError(f"it has more than {SIZE:,} bytes.")
+        return _checked(path, read(path))
+    except (ConfigError, DataError) as error:
+        raise ConfigError(f"{str(path)!r} is not a claim file: {error}") from error
+
+
+def _checked(path: Path, content: Mapping[str, Any]) -> ClaimFile:
+    """A claim file from its content."""
+    known = [name for name in ClaimFile.__dataclass_fields__ if name not in ("name", "path")]
+    for key in content:
+        if key not in known:
+            raise ConfigError(f"unknown key {key!r}; {nearest(key, known)}")
+    if lacking := {"title", "settings", "runs", "claims", "minutes"} - content.keys():
+        raise ConfigError(f"it lacks {', '.join(sorted(lacking))}.")
+    for key, kind in (("settings", dict), ("runs", dict), ("claims", list), ("minutes", dict)):
+        if not isinstance(content[key], kind) or not 0 < len(content[key]) <= ENTRIES:
+            raise ConfigError(f"{key} must be a {'list' if kind is list else 'mapping'} of 1 to {ENTRIES} entries.")
+    for text in _texts(content):
+        if len(text) > LONG or not text.isprintable():
+            raise ConfigError(f"a text has more than {LONG} characters, or some that cannot be printed.")
+    runs = content["runs"]
+    for name, settings in runs.items():
+        if not isinstance(name, str) or not isinstance(settings, Mapping):
+            raise ConfigError(f"runs.{name} must be a mapping of settings under a name.")
+        if not re.fullmatch(r"[\w ,.+()∇=-]{1,40}", name):
+            raise ConfigError(f"the run {name!r} needs a name of at most 40 letters, digits, spaces and ,.+()=-.")
+        check_settings(content["settings"] | dict(settings))
+    claims = []
+    for number, entry in enumerate(content["claims"]):
+        if not isinstance(entry, Mapping):
+            raise ConfigError(f"claims[{number}] must be a mapping.")
+        fields = ["against", *(name for name in Published.__dataclass_fields__ if name not in ("other", "published"))]
+        for key in entry:
+            if key not in fields:
+                raise ConfigError(f"claims[{number}]: unknown key {key!r}; {nearest(str(key), fields)}")
+        if lacking := {"table", "says", "ours", "against"} - entry.keys():
+            raise ConfigError(f"claims[{number}] lacks {', '.join(sorted(lacking))}.")
+        against = entry["against"]
+        if not isinstance(against, Mapping) or not 0 < len(against) <= ENTRIES:
+            raise ConfigError(f"claims[{number}].against must be a mapping of runs to published figures.")
+        own = {key: value for key, value in entry.items() if key != "against"}
+        claims += [Published(other=other, published=published, **own) for other, published in against.items()]
+        for name in (entry["ours"], *against):
+            if name not in runs:
+                raise ConfigError(f"claims[{number}] compares {name!r}; {nearest(str(name), [*runs])}")
+    minutes = content["minutes"]
+    for name in runs:
+        if not isinstance(minutes.get(name), int | float) or not 0 < minutes[name] < 1e6:
+            raise ConfigError(f"minutes.{name} must be the minutes that one seed of {name} takes.")
+    made = ClaimFile(
+        path.stem, content["title"], content["settings"], runs, claims, minutes, str(content.get("differs") or ""),
+        str(content.get("note") or ""), path,
+    )  # fmt: skip
+    return replace(made, complete={name: _complete(made.words(name)) for name in runs})
+
+
+def _complete(words: Sequence[str]) -> dict[str, Any]:
+    """All settings that words stand for, flat, checked as far as they can be without data."""
+    config = resolve(words)
+    build_method(config)
+    for key in ("local", "evaluation", "partition"):
+        RUN.sections[key].instantiate(config[key])
+    return comparable(config.values)
+
+
+def _texts(content: Any) -> Iterator[str]:
+    """All texts in plain data, keys included."""
+    if isinstance(content, str):
+        yield content
+    elif isinstance(content, Mapping):
+        for key, value in content.items():
+            yield str(key)
+            yield from _texts(value)
+    elif isinstance(content, list):
+        for value in content:
+            yield from _texts(value)
+
+
+def check_settings(settings: Mapping[str, Any]) -> None:
+    """Refuse settings that a claim file may not have: other keys, free texts, data or models that open files.
+
+    >>> check_settings({"method": "feddyn", "method.alpha": 0.1, "data": "digits", "evaluation.what": ["global"]})
+    >>> check_settings({"data": "npz", "data.path": "/etc/passwd"})
+    Traceback (most recent call last):
+    ...
+    fedloom.core.errors.ConfigError: data=npz reads what its settings name; claims have data of a known content.
+    """
+    for key, section in (("data", RUN.sections["data"]), ("model", RUN.sections["model"])):
+        assert isinstance(section, Choice)
+        name = settings.get(key, RUN.defaults[key])
+        if not isinstance(name, str) or name not in section.registry:
+            raise ConfigError(f"{key} must be a name; {nearest(str(name), section.registry.names())}")
+        if set(OPENING) & section.registry[name].parameters.keys():
+            raise ConfigError(f"{key}={name} reads what its settings name; claims have {key} of a known content.")
+    for key, value in settings.items():
+        if not isinstance(key, str) or key.partition(".")[0] not in KEYS or key.rpartition(".")[2] in ELSEWHERE:
+            raise ConfigError(f"{key} is not for a claim to set; {nearest(str(key).partition('.')[0], KEYS, 'key')}")
+        for item in each(value):
+            if isinstance(item, str):
+                if not NAME.fullmatch(item) or not _is_word(key, settings):
+                    raise ConfigError(f"{key} is {item!r}, but a claim sets numbers and words of closed lists.")
+            elif item is not None and not isinstance(item, bool | int | float):
+                raise ConfigError(f"{key} must be a number, a word, or a list of them.")
+
+
+def _is_word(key: str, settings: Mapping[str, Any]) -> bool:
+    """Whether a setting may be a text: a name out of a registry, or a word of its annotation."""
+    first, _, rest = key.partition(".")
+    section = RUN.sections.get(first)
+    if key in FREE or (isinstance(section, Choice) and rest in ("", *SLOTS)):
+        return True
+    if first == "method":
+        slot, _, setting = rest.partition(".")
+        if setting and slot in SLOTS:
+            named = settings.get(f"method.{slot}")
+            entries = [SLOTS[slot][name] for name in each(named) if name in SLOTS[slot]] if slot not in SEVERAL else []
+            return any(_has_words(entry.parameters, setting) for entry in entries)
+        return _has_words(METHOD.parameters(str(settings.get("method", "fedavg"))), rest)
+    if isinstance(section, Record):
+        return _has_words(signature(section.factory), rest)
+    if isinstance(section, Choice):
+        return _has_words(section.parameters(str(settings.get(first, RUN.defaults.get(first)))), rest)
+    return False
+
+
+def _has_words(parameters: Mapping[str, Any], name: str) -> bool:
+    """Whether a parameter's annotation is a list of words."""
+    return name in parameters and isinstance(range_of(parameters[name].annotation), Words)
+
+
+class Fit(NamedTuple):
+    """The claim file and the run of it that a run directory is evidence for."""
+
+    file: ClaimFile
+    run: str
+    seed: str
+
+
+def fit(directory: RunDirectory, files: Sequence[ClaimFile]) -> Fit:
+    """What a run directory is evidence for.
+
+    Raises:
+        CheckpointError: if it is no run of any claim; the sentence says from which one it differs least, and how.
+    """
+    stored = directory.config()
+    own, seed = comparable(stored), stored.get("seed")
+    nearest_fit: tuple[int, str] | None = None
+    for file in files:
+        for run, wanted in file.complete.items():
+            differing = [key for key in {**wanted, **own} if wanted.get(key, ...) != own.get(key, ...)]
+            if not differing and isinstance(seed, int):
+                return Fit(file, run, str(seed))
+            if nearest_fit is None or len(differing) < nearest_fit[0]:
+                shown = (f"{key} {bare(own.get(key, 'none'))} ≠ {bare(wanted.get(key, 'none'))}" for key in differing)
+                nearest_fit = len(differing), f"{file.name}, {run}: {'; '.join([*shown][:3])}"
+    raise CheckpointError(f"fits no claim; it is nearest to {nearest_fit[1] if nearest_fit else 'none'}.")
+
+
+def of_run(directory: RunDirectory, metrics: Sequence[str]) -> dict[str, Any]:
+    """What is stored of a run: rounds, cost of a round relative to FedAvg's, updates left out, curves, minutes.
+
+    Raises:
+        CheckpointError: if its records lack a metric.
+    """
+    history, summary = directory.metrics(), directory.summary()
+    if lacking := [metric for metric in metrics if not any(metric in record for record in history)]:
+        raise CheckpointError(f"records no {lacking[0]}, which its claim measures.")
+    size = 2 * int(summary["parameters"])
+    sent = [(r["comm/down_params"] + r["comm/up_params"]) / (size * r["cohort"]) for r in history if r["cohort"]]
+    cohort = sum(record["cohort"] for record in history)
+    return {
+        "rounds": len(history),
+        "cost": round(max(sent, default=0)),
+        "left_out": sum(record["failures"] for record in history) / max(cohort, 1),
+        "minutes": round(sum(record["seconds"] for record in history) / 60, 2),
+        "curves": {metric: [_rounded(record.get(metric)) for record in history] for metric in metrics},
+    }
+
+
+def _rounded(value: float | None) -> float | None:
+    """Six significant digits: enough to tell on which side of a target a value lies."""
+    return None if value is None else float(f"{value:.6g}")
+
+
+def metrics_of(file: ClaimFile) -> list[str]:
+    """The metrics that a file's claims measure."""
+    return sorted({one.metric for one in file.claims})
+
+
+def merged(results: Mapping[str, Any], run: str, seed: str, record: Mapping[str, Any]) -> dict[str, Any]:
+    """Results with one run more."""
+    runs = {name: dict(seeds) for name, seeds in results["runs"].items()}
+    runs.setdefault(run, {})[seed] = record
+    return {**results, "runs": runs}
+
+
+def store(file: ClaimFile, results: Mapping[str, Any]) -> None:
+    """Write a claim file's results beside it, one run a line."""
+    file.stored.parent.mkdir(exist_ok=True)
+    text = json.dumps(results, separators=(",", ":")).replace("},", "},\n")
+    write_whole(file.stored, f"{text}\n".encode())
+
+
+class Work(NamedTuple):
+    """Runs that would bring a claim file nearer to a verdict."""
+
+    file: ClaimFile
+    run: str
+    seeds: tuple[int, ...]
+    minutes: float
+
+    @property
+    def words(self) -> list[str]:
+        """The settings, without seed and place."""
+        return self.file.words(self.run)
+
+
+class Open(NamedTuple):
+    """A claim file with open claims, the work that its next verdicts take, and how promising that is."""
+
+    file: ClaimFile
+    works: Sequence[Work]
+    score: float
+
+    @property
+    def minutes(self) -> float:
+        """Minutes of one core for all of the work."""
+        return sum(work.minutes for work in self.works)
+
+
+def open_work(files: Sequence[ClaimFile], measured: Mapping[str, Mapping[str, Any]] | None = None) -> list[Open]:
+    """The files that have open claims, by (importance × chance to decide) / estimated minutes, the best one first.
+
+    The chance is that of the rule where a claim has enough seeds for a spread (1 if the seeds it asks for are known,
+    0 if more runs like these decide nothing), and a half before. Minutes of a run are the mean of those measured.
+
+    Args:
+        files: the claims.
+        measured: results by file's name, instead of the stored ones.
+    """
+    found = []
+    for file in files:
+        results = (measured or {}).get(file.name) or file.results()
+        needed: dict[str, int] = {}
+        worth = 0.0
+        for one, (claim, judged) in zip(file.claims, file.judged(results), strict=True):
+            if judged is not None and not judged.verdict.open:
+                continue
+            seeds, chance = one.seeds, 0.5
+            if judged is not None and judged.gain["seeds"] >= one.seeds:
+                seeds = deciding(judged.gain, published_gain(claim)) if judged.verdict is Verdict.SEEDS else 0
+                chance = float(seeds > 0)
+            if chance:
+                worth += one.importance * chance
+                for run in (one.ours, one.other):
+                    needed[run] = max(needed.get(run, 0), seeds)
+        works = [_work(file, run, count, results) for run, count in needed.items()]
+        works = [work for work in works if work.seeds]
+        if works:
+            found.append(Open(file, works, worth / sum(work.minutes for work in works)))
+    return sorted(found, key=lambda one: -one.score)
+
+
+def _work(file: ClaimFile, run: str, count: int, results: Mapping[str, Any]) -> Work:
+    """The seeds of a run that are missing, and the minutes that they take."""
+    there = results["runs"].get(run, {})
+    seeds = tuple(seed for seed in range(count) if str(seed) not in there)
+    each_one = fmean(record["minutes"] for record in there.values()) if there else file.minutes[run]
+    return Work(file, run, seeds, len(seeds) * each_one)

@@ -1,0 +1,152 @@
+"""``fedloom claim``: tiny runs decide a tiny claim; what does not fit, or was altered, is no evidence."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.commands import Cli
+
+from fedloom.core import yaml
+from fedloom.core.errors import ConfigError
+from fedloom_apps.claims.register import open_work, read_claim
+
+CLAIM: dict[str, Any] = {
+    "title": "A small step learns more slowly (tests)",
+    "settings": {"data": "digits", "model": "mlp", "partition": "iid", "clients": 3, "participation": 1.0, "rounds": 1},
+    "runs": {
+        "fast": {"method": "fedavg", "local.lr": 0.1},
+        "slow": {"method": "fedavg", "local.lr": 0.0001},
+    },
+    "claims": [
+        {
+            "table": "table 1",
+            "says": "{} is more accurate than {}",
+            "ours": "fast",
+            "against": {"slow": "+40"},
+            "unit": 100,
+            "seeds": 3,
+        }
+    ],
+    "minutes": {"fast": 2, "slow": 1},
+}
+
+
+def write(folder: Path, name: str = "steps", **changes: Any) -> Path:
+    path = folder / "claims" / f"{name}.yaml"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(yaml.dump(CLAIM | changes))
+    return path
+
+
+@pytest.fixture
+def claims(tmp_path: Path) -> Path:
+    return write(tmp_path).parent
+
+
+def train(cli: Cli, claims: Path, run: str, seed: object, out: str, *more: str) -> None:
+    words = read_claim(claims / "steps.yaml").words(run)
+    assert cli("run", "-q", *words, f"seed={seed}", f"out={out}", *more).code == 0
+
+
+def test_runs_that_fit_decide_and_are_stored(cli: Cli, claims: Path) -> None:
+    for run in ("fast", "slow"):
+        train(cli, claims, run, "0,1,2", f"runs/{run}", "-m", "checkpoint.every=1")  # computed otherwise, still fits
+    code, out, _ = cli("claim", "check", "runs", "--claims", "claims", "--replay", "1", "--store")
+    assert code == 0
+    assert out.count("evidence for steps, fast, seed ") == 3
+    assert "fast is more accurate than slow (published +40): reproduced" in out
+    assert "3 seeds" in out
+    assert json.loads((claims / "results/steps.json").read_text())["runs"].keys() == {"fast", "slow"}
+    assert "reproduced" in cli("claim", "list", "--claims", "claims").out
+    assert cli("claim", "next", "--claims", "claims").out == ""
+
+
+def test_next_names_what_is_missing_by_worth_for_the_time(cli: Cli, tmp_path: Path, claims: Path) -> None:
+    dear = write(tmp_path, "dear", minutes={"fast": 200, "slow": 100})
+    train(cli, claims, "fast", 0, "runs/a")
+    assert cli("claim", "check", "runs/a", "--claims", "claims/steps.yaml", "--store").code == 0
+    stored = json.loads((claims / "results/steps.json").read_text())
+    stored["runs"]["fast"]["0"]["minutes"] = 3.0  # measured, instead of the estimate
+    first, second = open_work([read_claim(dear), read_claim(claims / "steps.yaml")], {"steps": stored})
+    assert [(work.run, work.seeds, work.minutes) for work in first.works] == [
+        ("fast", (1, 2), 6.0),
+        ("slow", (0, 1, 2), 3),
+    ]
+    assert (second.file.name, second.minutes) == ("dear", 900)
+    out = cli("claim", "next", "--claims", "claims").out
+    assert "seed=0,1,2 out=runs/claims/steps/slow" in out
+    command = next(line for line in out.splitlines() if "steps/slow" in line).split()
+    assert cli(*command[1:], "-q").code == 0
+    assert "slow/" in cli("claim", "check", "runs/claims/steps", "--claims", "claims").out
+
+
+def test_other_settings_and_altered_runs_are_no_evidence(cli: Cli, claims: Path) -> None:
+    train(cli, claims, "fast", 0, "runs/other", "local.batch_size=7")
+    code, out, _ = cli("claim", "check", "runs/other", "--claims", "claims", "--replay", "0")
+    assert code == 1
+    assert "no evidence: fits no claim; it is nearest to steps, fast: local.batch_size 7 ≠ " in out
+    train(cli, claims, "fast", 0, "runs/a")
+    records = Path("runs/a/metrics.jsonl")
+    records.write_text(records.read_text().replace('"global/accuracy":', '"global/accuracy": 0.99, "was":'))
+    code, out, _ = cli("claim", "check", "runs/a", "--claims", "claims")
+    assert code == 1
+    assert "metrics.jsonl was cut, altered or lost after the run had ended" in out
+
+
+def test_a_run_whose_checksums_were_rewritten_is_told_by_its_replay(cli: Cli, claims: Path) -> None:
+    from fedloom.experiment.rundir import checksums
+
+    train(cli, claims, "slow", 0, "runs/a")
+    run = Path("runs/a")
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for record in records:
+        record["global/accuracy"] = 0.99
+    (run / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    summary = json.loads((run / "summary.json").read_text())
+    summary["final"]["global/accuracy"] = 0.99
+    summary["checksums"] = checksums(run)
+    (run / "summary.json").write_text(json.dumps(summary))
+    assert cli("claim", "check", "runs/a", "--claims", "claims", "--replay", "0").code == 0
+    code, out, _ = cli("claim", "check", "runs/a", "--claims", "claims")
+    assert code == 1
+    assert "round 1 comes out differently, first in global/accuracy" in out
+
+
+WRONG = {
+    "data that open a file": ({"settings": {"data": "npz", "data.path": "/etc/passwd"}}, "data=npz reads what its"),
+    "a model that is downloaded": ({"settings": {"model": "distilbert"}}, "model=distilbert reads what its settings"),
+    "a place of data": ({"settings": {"data": "mnist", "data.download": True}}, "data.download is not for a claim"),
+    "a key that names a file": ({"settings": {"client_local": "x"}}, "client_local is not for a claim to set"),
+    "a free text": ({"settings": {"partition": "iid", "partition.x": "notes"}}, "partition.x is 'notes', but a claim"),
+    "a path for a name": ({"settings": {"method.topology": "../x"}}, "method.topology is '../x', but a claim sets"),
+    "a setting out of range": ({"settings": {"local.momentum": 2}}, "local.momentum must lie in"),
+    "a run that there is not": (
+        {"claims": [CLAIM["claims"][0] | {"against": {"slwo": "-"}}]},
+        "claims[0] compares 'slwo'; did you mean 'slow'?",
+    ),
+    "a target without rounds": ({"claims": [CLAIM["claims"][0] | {"target": 0.5}]}, "need a target, and other figures"),
+    "an unknown key": ({"clams": []}, "unknown key 'clams'; did you mean 'claims'?"),
+    "no minutes": ({"minutes": {"fast": 1}}, "minutes.slow must be the minutes"),
+    "a long text": ({"title": "x" * 500}, "a text has more than 400 characters"),
+}
+
+
+@pytest.mark.parametrize(("changes", "says"), WRONG.values(), ids=WRONG)
+def test_a_claim_file_is_data(changes: dict[str, Any], says: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as told:
+        read_claim(write(tmp_path, **changes))
+    assert says in str(told.value)
+    assert str(told.value).count("\n") == 0
+
+
+def test_a_claim_that_is_a_pipe_or_large_is_not_read(tmp_path: Path, cli: Cli) -> None:
+    os.mkfifo(tmp_path / "pipe.yaml")
+    assert cli("claim", "list", "--claims", "pipe.yaml").code == 2
+    (tmp_path / "large.yaml").write_text("a: 1\n" * 20_000)
+    assert "more than 65,536 bytes" in cli("claim", "list", "--claims", "large.yaml").err
+    assert "there are no claims at 'recipes/claims'" in cli("claim").err
+    assert "did you mean 'check'" in cli("claim", "chekc", "--claims", "large.yaml").err
