@@ -8,7 +8,6 @@ from math import ceil
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.special import ndtr
 from torch.utils.flop_counter import FlopCounterMode
 
 from fedloom.compute.live import Live
@@ -129,6 +128,8 @@ class Clock:
 
     def punctual(self, clients: np.ndarray, seconds: float) -> np.ndarray:
         """The probability that work takes at most so many seconds, over the noise of computing, float64 [clients]."""
+        from scipy.special import ndtr  # slow to import
+
         samples = self._samples(clients)
         idle = self._seconds(clients, samples, np.zeros(len(clients)))
         computing = self._seconds(clients, samples, np.ones(len(clients))) - idle

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
-from scipy.stats import hypergeom
 
 from fedloom.core import rng
 from fedloom.core.errors import ConfigError, DataError
@@ -141,6 +140,8 @@ class PowerOfChoice(Selection):
     candidates: Positive = 2.0
 
     def draw(self, past: Past) -> Chosen:
+        from scipy.stats import hypergeom  # slow to import
+
         count = len(past.sizes)
         d = min(max(round(self.candidates * past.size), past.size), count)
         draw = rng.stream(past.seed, "selection", past.t)
