@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,6 +14,7 @@ import pytest
 
 import fedloom as fl
 from fedloom import applications as apps
+from fedloom.cli import main
 from fedloom.core.errors import ConfigError
 from fedloom.core.identity import of_value
 from fedloom.experiment.rundir import RunDirectory
@@ -39,6 +41,14 @@ def test_records_and_errors_wait_for_no_pytorch() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert "did you mean 'run'?" in done.stderr
+
+
+def test_no_garbage_is_looked_for_while_a_command_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_for: list[bool] = []
+    monkeypatch.setattr("fedloom.cli.at", lambda place: looked_for.append(gc.isenabled()) or (lambda arguments: 0))
+    assert main(["data"]) == 0
+    assert looked_for == [False]
+    assert gc.isenabled()
 
 
 def test_a_kind_of_run_that_no_application_leaves() -> None:

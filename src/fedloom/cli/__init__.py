@@ -6,6 +6,7 @@ An error is one sentence and exit code 2; Ctrl-C is 130.
 from __future__ import annotations
 
 import argparse
+import gc
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -457,10 +458,17 @@ def _import(module: str) -> None:
 
 @contextmanager
 def _loading(command: str) -> Iterator[None]:
-    """Say on a terminal why nothing happens yet: importing PyTorch takes a second or two."""
+    """Say on a terminal why nothing happens yet: importing PyTorch takes a second or two.
+
+    Meanwhile Python looks for no garbage, of which imports leave little.
+    """
     words = "" if command == "completion" or not sys.stderr.isatty() else "loading PyTorch ..."
     print(words, end="", file=sys.stderr, flush=True)
+    collects = gc.isenabled()
+    gc.disable()
     try:
         yield
     finally:
+        if collects:
+            gc.enable()
         print(f"\r{' ' * len(words)}\r" if words else "", end="", file=sys.stderr, flush=True)
