@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from helpers.federations import CLASSES, FEATURES, SIZES, Shaken, classes
 from helpers.marks import KINDS, exhaustive
-from helpers.networks import IMAGE, fixed, images, tanh_net
+from helpers.networks import IMAGE, Split, fixed, images, tanh_net
 from helpers.runs import LIVE, assert_same_run, experiment, go, theta
 from torch import Tensor, nn
 
@@ -104,6 +104,38 @@ def test_affine_corrections_are_folded_into_the_step(name: str, monkeypatch: pyt
     reference = go(method, **same)
     monkeypatch.setattr(_Block, "lockstep", None)
     assert_same_run(reference, go(method, compute="batched", **same), TOLERANCE)
+
+
+OTHER_STEPS = {  # and the methods that allow them
+    "adam": ({"optimiser": "adam", "lr": 0.02, "weight_decay": 0.1}, ("fedavg", "fedprox", "feddyn", "fedper")),
+    "adamw": (
+        {"optimiser": "adamw", "lr": 0.02, "weight_decay": 0.1, "clip": 0.5, "step_schedule": "cosine"},
+        ("fedavg", "fedprox"),
+    ),
+    "cosine": ({"step_schedule": "cosine", "schedule": "cosine"}, ("fedavg", "feddyn", "scaffold")),
+    "linear": ({"step_schedule": "linear", "momentum": 0.8, "weight_decay": 0.1}, ("fedprox", "scaffold", "fedper")),
+    "nesterov": ({"momentum": 0.8, "nesterov": True, "clip": 0.5}, ("fedavg", "feddyn")),
+}
+
+
+@pytest.mark.parametrize(("sizes", "dropout"), [((6, 9, 11), 0.5), ((8, 8, 8), 0.0)], ids=["unequal", "equal"])
+@pytest.mark.parametrize("local", OTHER_STEPS)
+def test_other_steps_are_taken_together(
+    local: str, sizes: tuple[int, ...], dropout: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clients with different numbers of steps have different rates in each of them; FedDyn's α differs, too."""
+    changes, names = OTHER_STEPS[local]
+    first = [nn.Dropout(dropout)] if dropout else []
+    same = {
+        "federation": classes(sizes), "local": replace(LOCALS["plain"], **changes), "rounds": 2,
+        "model": lambda: fixed(Split(nn.Sequential(*first, nn.Linear(FEATURES, 5), nn.Tanh()), 5)),
+    }  # fmt: skip
+    names = [name for name in names if name != "feddyn" or len({*sizes}) == 1]
+    live = [go(name, **same) for name in names]
+    monkeypatch.setattr("fedloom.compute.cohort.descent.best_window", lambda *a: 100 * (local == "cosine"))
+    monkeypatch.setattr(_Block, "lockstep", None)
+    for name, expected in zip(names, live, strict=True):
+        assert_same_run(expected, go(name, compute="batched", **same), 1e-10)
 
 
 @pytest.mark.parametrize("window", [8, 100, 0])

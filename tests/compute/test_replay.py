@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from fedloom.compute.cohort import BatchSchedule, CohortNet, SGDRule, descent, replay, train
+from fedloom.compute.cohort import BatchSchedule, CohortNet, SGDRule, descent, replay, rows, train
 from fedloom.core.layout import Layout
 from fedloom.core.local import Local
 
@@ -37,6 +37,18 @@ RULES = {
     "both": SGDRule(0.2, weight_decay=0.3, momentum=0.8),
     "clip": SGDRule(0.2, clip=0.1),
     "clip and all else": SGDRule(0.2, weight_decay=0.3, momentum=0.8, clip=0.1, slope=0.5, pull=0.2),
+    "nesterov": SGDRule(0.2, weight_decay=0.3, momentum=0.8, nesterov=True),
+    "adam": SGDRule(0.2, weight_decay=0.3, betas=(0.8, 0.9)),
+    "adamw and all else": SGDRule(
+        0.2,
+        weight_decay=0.3,
+        clip=0.1,
+        slope=0.5,
+        pull=0.2,
+        betas=(0.8, 0.9),
+        decoupled=True,
+        speeds=torch.linspace(1, 0.1, 9, dtype=torch.float64)[:, None].expand(9, COUNT),
+    ),
 }
 
 
@@ -104,6 +116,7 @@ def tapes(monkeypatch: pytest.MonkeyPatch) -> Tapes:
     made = Tapes()
     monkeypatch.setattr(replay, "OFTEN", 2)
     monkeypatch.setattr(descent, "recorder", lambda device: made)
+    monkeypatch.setattr(rows, "has_fused_steps", lambda theta: False)
     return made
 
 

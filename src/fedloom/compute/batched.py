@@ -311,7 +311,8 @@ class _Block:
         try:
             contexts = [job.begin(len(each)) if hooked else {} for job, each in zip(self.jobs, batches, strict=True)]
             ordered = [contexts[number] for number in schedule.order]
-            rule = plain.affine_rule(plan, self.down.lr, ordered, lambda: self.compute.constants)
+            steps = schedule.steps.tolist()
+            rule = plain.affine_rule(plan, self.down.lr, steps, ordered, lambda: self.compute.constants)
         except Exception as error:  # in lockstep it becomes the failure of that client alone
             self.error = error
             return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -13,13 +14,14 @@ from fedloom.core import rng
 from fedloom.core.context import Context
 from fedloom.core.parts import Part
 from fedloom.core.plan import ClientPlan
+from fedloom.core.tree import Float
 from fedloom.core.views import StepInfo, View
 
 
 def has_plain_rounds(plan: ClientPlan) -> bool:
-    """Whether a client's round is SGD on the cross entropy with affine corrections, as in ``cohort.train``.
+    """Whether a client's round is SGD or Adam on the cross entropy with affine corrections, as in ``cohort.train``.
 
-    Gradients may be clipped and inputs augmented.
+    Gradients may be clipped, inputs augmented, and rates change from step to step.
     """
     return _is_affine(plan) and not plan.has_views
 
@@ -56,15 +58,16 @@ def has_dropout(plan: ClientPlan) -> bool:
 
 def descends(plan: ClientPlan) -> bool:
     """Whether steps are SGD on the cross entropy of the samples themselves with affine corrections, without a clip."""
-    return _is_affine(plan) and plan.local.clip is None and plan.augment is None
+    local = plan.local
+    return _is_affine(plan) and plan.is_even and not local.nesterov and local.clip is None and plan.augment is None
 
 
 def _is_affine(plan: ClientPlan) -> bool:
-    """Whether steps are SGD on the cross entropy with affine corrections, but for clipping and augmentation."""
+    """Whether gradients are those of the cross entropy with affine corrections, the same at all clients."""
     method, hooks, local = plan.method, plan.method.hooks, plan.local
     changed = hooks["start"] or hooks["on_step"] or hooks["probe"] or hooks["prox"]
     changed = changed or plan.is_meta or plan.has_twin or plan.exit_weights
-    optimiser = not plan.is_even or local.nesterov or local.dp_clip is not None or plan.teacher is not None
+    optimiser = not plan.is_alike or local.rates or local.dp_clip is not None or plan.teacher is not None
     affine = all(part.affine for _, part in hooks["grad"]) and not (hooks["grad"] and plan.has_private)
     return method.is_cross_entropy and affine and not (changed or optimiser)
 
@@ -83,19 +86,26 @@ def needs_only_sums(plan: ClientPlan) -> bool:
 
 
 def affine_rule(
-    plan: ClientPlan, lr: float, contexts: Sequence[dict[str, Context]], rows: Callable[[], Tensor]
-) -> SGDRule | None:
+    plan: ClientPlan, lr: float, steps: Sequence[int], contexts: Sequence[dict[str, Context]],
+    rows: Callable[[], Tensor],
+) -> SGDRule | None:  # fmt: skip
     """The update rule of a block's clients with all their corrections; None if its coefficients differ between them.
 
     Args:
         plan: the client plan.
         lr: the learning rate η of the round.
-        contexts: the clients' contexts.
+        steps: the clients' numbers of steps.
+        contexts: their contexts.
         rows: returns memory for the constants of the corrections, [C, P].
     """
     local, parts = plan.local, plan.method.hooks["grad"]
+    usual = SGDRule(
+        lr, local.weight_decay, local.momentum, clip=local.clip, nesterov=local.nesterov,
+        betas=None if local.optimiser == "sgd" else (local.beta1, local.beta2),
+        decoupled=local.optimiser == "adamw", speeds=_speeds(plan, steps),
+    )  # fmt: skip
     if not parts:
-        return SGDRule(lr, local.weight_decay, local.momentum, clip=local.clip)
+        return usual
     numbers = {_numbers(parts, seen) for seen in contexts}
     if len(numbers) > 1:
         return None
@@ -112,11 +122,22 @@ def affine_rule(
             made = part.grad(made, zero, seen[place])
         if made is not row:
             row.copy_(made)
-    if local.clip is not None:
-        constant = constants.expand(len(contexts), -1)
-        return SGDRule(lr, local.weight_decay, local.momentum, constant, local.clip, slope, pull)
+    if local.clip is not None or usual.betas is not None:
+        return replace(usual, constant=constants.expand(len(contexts), -1), slope=slope, pull=pull)
     constant = (constants if slope == 1 else constants.div_(slope)).expand(len(contexts), -1)
-    return SGDRule(lr * slope, (local.weight_decay + pull) / slope, local.momentum, constant)
+    return replace(usual, lr=lr * slope, weight_decay=(local.weight_decay + pull) / slope, constant=constant)
+
+
+def _speeds(plan: ClientPlan, steps: Sequence[int]) -> Float[Tensor, "steps C"] | None:
+    """The factors on the rate in the steps of clients that take so many; 1 once they are done. None if all are 1."""
+    own = [plan.local.speeds(count) for count in steps]
+    if own[0] is None:
+        return None
+    held = torch.ones(max(steps), len(steps), dtype=torch.float64)
+    for column, mine in zip(held.T, own, strict=True):
+        assert mine is not None
+        column[: len(mine)] = torch.tensor(mine, dtype=torch.float64)
+    return held
 
 
 def augmentation(plan: ClientPlan, round: int, clients: Sequence[int], schedule: BatchSchedule) -> Change | None:

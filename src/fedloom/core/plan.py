@@ -304,11 +304,15 @@ class ClientPlan:
         return any(view.private for views in self.usual_views(steps) for view in views)
 
     @cached_property
+    def is_alike(self) -> bool:
+        """Whether the steps of all clients have the same settings."""
+        lengths = {name: getattr(self.local, name) for name in LENGTHS}
+        return all(replace(own, **lengths) == self.local for own in self.client_local.values())
+
+    @property
     def is_even(self) -> bool:
         """Whether every step of every client is SGD with the same settings and the rate η_t on all parameters."""
-        lengths = {name: getattr(self.local, name) for name in LENGTHS}
-        alike = all(replace(own, **lengths) == self.local for own in self.client_local.values())
-        return self.local.is_even and alike
+        return self.local.is_even and self.is_alike
 
     @cached_property
     def _of_clients(self) -> dict[int, ClientPlan]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -139,20 +139,34 @@ def _move(local: Local, trained: TrainState, grad: Tensor, lr: float, where: sli
 
 
 def _adam(local: Local, trained: TrainState, grad: Tensor, lr: float, where: slice, decay: float) -> None:
-    """m ← β₁m + (1-β₁)g, s ← β₂s + (1-β₂)g², θ ← θ - η m̂ / (√ŝ + 1e-8), with m̂ = m/(1-β₁ⁿ), ŝ = s/(1-β₂ⁿ).
-
-    n counts the steps of this slice alone: what does not move in a step has no moments to correct. Weight decay is
-    added to g, or with AdamW taken from θ itself, θ ← (1 - η·wd)θ.
-    """
+    """A step of Adam; n counts those of this slice alone: what does not move has no moments to correct."""
     assert trained.memory is not None
     n = trained.steps[where.start] = trained.steps.get(where.start, 0) + 1
-    theta = trained.theta[where]
-    first, second = (moment[where] for moment in trained.memory.split(len(trained.theta)))
-    if decay and local.optimiser == "adamw":
-        theta.mul_(1 - lr * decay)
-    elif decay:
-        grad = grad.add(theta, alpha=decay)
-    one, two = (1 - beta**n for beta in (local.beta1, local.beta2))
-    first.mul_(local.beta1).add_((1 - local.beta1) * grad)
-    second.mul_(local.beta2).add_((1 - local.beta2) * grad.square())
-    theta.add_(first / one / ((second / two).sqrt() + 1e-8), alpha=-lr)
+    moments = tuple(moment[where] for moment in trained.memory.split(len(trained.theta)))
+    adam(trained.theta[where], grad, moments, n, lr, (local.beta1, local.beta2), decay, local.optimiser == "adamw")
+
+
+def adam(
+    theta: Float[Tensor, "n"], grad: Float[Tensor, "n"], moments: Sequence[Float[Tensor, "n"]], n: int, lr: float,
+    betas: tuple[float, float], decay: float, decoupled: bool,
+) -> None:  # fmt: skip
+    """m ← β₁m + (1-β₁)g, s ← β₂s + (1-β₂)g², θ ← θ - η m̂ / (√ŝ + 1e-8), with m̂ = m/(1-β₁ⁿ), ŝ = s/(1-β₂ⁿ).
+
+    All of it in one pass over memory, as PyTorch's fused optimisers do it.
+
+    Args:
+        theta: θ, which moves.
+        grad: g.
+        moments: m and s, which are updated.
+        n: the number of this step, from 1.
+        lr: η.
+        betas: β₁ and β₂.
+        decay: weight decay, which is added to g as decay·θ.
+        decoupled: whether it is taken from θ itself instead, θ ← (1 - η·decay)θ, as in AdamW.
+    """
+    step = torch._fused_adamw_ if decoupled else torch._fused_adam_  # pyright: ignore[reportPrivateImportUsage]
+    first, second = moments
+    step(
+        [theta], [grad], [first], [second], [], [torch.tensor(float(n), device=theta.device)], lr=lr, beta1=betas[0],
+        beta2=betas[1], weight_decay=decay, eps=1e-8, amsgrad=False, maximize=False,
+    )  # fmt: skip

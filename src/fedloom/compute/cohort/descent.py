@@ -84,7 +84,9 @@ def train(
     count, like = len(schedule.steps), x.like if isinstance(x, Rows) else x
     whole = program or net.program
     plain = program is None and not frozen
-    by_rows = rule.clip is not None or (plain and like.device.type != "cpu")
+    by_rows = rule.is_whole or (plain and like.device.type != "cpu")
+    numbers = rule.numbers(len(schedule.places), count) if by_rows else None
+    numbers = None if numbers is None else numbers.to(net.theta)
     if by_rows:
         assert not frozen, "the gradients of frozen parameters are not written"
         net.step_by_rows(rule)
@@ -104,19 +106,25 @@ def train(
             _open(net, layer, theta, rule, part)
             for places, number in zip(part.inputs, part.numbers, strict=True):
                 rows = schedule.places[number]
-                given = places, taken(y, rows), schedule.weights[number], *_keys(keys, number, len(rows))
-                total[: len(rows)] += _step(net, shorter, *given)
+                layer.rule = net.at_step(rule, number)
+                own = None if keys is None else keys[number, :, : len(rows)]
+                total[: len(rows)] += _step(net, shorter, places, taken(y, rows), schedule.weights[number], own)
             if part.whole:
                 first = layer
             else:
                 layer.close(part.steps)
     else:
         step = partial(_row_step if by_rows else _step, net, whole)
-        if plain:
+        if plain and (by_rows or rule.speeds is None):
             step = _recorded(net, step, rule, by_rows, like.device)
         each = zip(inputs(schedule, x, change), schedule.places, schedule.weights, strict=True)
         for number, (batch, places, weights) in enumerate(each):
-            total[: len(places)] += step(batch, taken(y, places), weights, *_keys(keys, number, len(places)))
+            c = len(places)
+            own = None if keys is None else keys[number, :, :c]
+            if not by_rows:
+                net.at_step(rule, number)
+            changed = () if numbers is None else (numbers[number, :c],)
+            total[:c] += step(batch, taken(y, places), weights, own, *changed)
     net.draw_from(None)
     net.descend(None)
     losses = total / torch.from_numpy(schedule.steps).to(total)
@@ -134,11 +142,6 @@ def _fill(net: CohortNet, count: int, theta: Tensor, factor: bool) -> None:
         net.theta[:count, part] = theta[part]
 
 
-def _keys(keys: Tensor | None, number: int, count: int) -> tuple[Tensor, ...]:
-    """The keys of a step's c clients, [L, c], if there are any."""
-    return () if keys is None else (keys[number, :, :count],)
-
-
 def _recorded(net: CohortNet, step: Step, rule: SGDRule, by_rows: bool, device: torch.device) -> Step:
     """Local steps of a network; on a GPU, frequent ones are recorded and replayed."""
     if (record := recorder(device)) is None:
@@ -148,6 +151,7 @@ def _recorded(net: CohortNet, step: Step, rule: SGDRule, by_rows: bool, device: 
     constant = None if rule.constant is None else (rule.constant.data_ptr(), rule.constant.stride())
     rates = None if by_rows else rule.lr
     numbers = (rates, rule.weight_decay, rule.momentum, rule.clip, rule.slope, rule.pull)
+    numbers += rule.nesterov, rule.betas, rule.decoupled
     return partial(net.replays, step, (by_rows, *numbers, constant))
 
 
@@ -175,11 +179,12 @@ def _row_step(
     y: Shaped[Tensor, "c B ..."],
     weights: Float[Tensor, "c B"],
     keys: Int[Tensor, "L c"] | None = None,
+    numbers: Float[Tensor, "c 3"] | None = None,
 ) -> Float[Tensor, "c"]:
     """One local step of the first c clients, taken after the backward pass; returns their losses."""
     losses = _step(net, program, x, y, weights, keys)
     assert net.row_steps is not None
-    net.row_steps(len(x))
+    net.row_steps(len(x), numbers)
     return losses
 
 

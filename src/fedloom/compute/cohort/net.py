@@ -167,6 +167,14 @@ class CohortNet:
             self.parameters[leaf.name].frozen = leaf.name in frozen
         self._moves_idle = rule is not None and rule.moves_all
 
+    def at_step(self, rule: SGDRule, number: int) -> SGDRule:
+        """Take one step of ``descend``'s rule at its own rate; returns the rule of that step."""
+        now = rule.at(number)
+        if now is not rule:
+            for parameter in self.parameters.values():
+                parameter.rule = now
+        return now
+
     def step_by_rows(self, rule: SGDRule) -> RowSteps:
         """The steps of this rule, starting with zero momentum; ``backward`` writes to ``grad``."""
         self.descend(None)

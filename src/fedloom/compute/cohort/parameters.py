@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,8 @@ class SGDRule:
     plus a constant, like SCAFFOLD's c - c_i, or FedProx's μ(w - θ) with d = μ and k = -μθ.
 
     If a client's corrected gradient is clipped, weight decay stays outside: v ← m·v + min(1, c / ‖h‖) h + d·w with
-    h = a·g + b·w + k. Such steps need the whole gradient before any weight moves; ``rows.RowSteps`` takes them.
+    h = a·g + b·w + k. Such steps need the whole gradient before any weight moves; ``rows.RowSteps`` takes them, and
+    those of Adam and of Nesterov momentum, from the same h.
 
     Args:
         lr: the learning rate η.
@@ -30,8 +31,12 @@ class SGDRule:
         momentum: m.
         constant: k.
         clip: c, the largest norm of h; None does not clip.
-        slope: a, if there is a clip.
+        slope: a, if there is a clip, or Adam.
         pull: b, likewise.
+        nesterov: whether momentum is Nesterov's.
+        betas: the decay of Adam's first and second moments, which start at zero; None for SGD.
+        decoupled: whether Adam's weight decay is w ← (1 - η·d)·w, as in AdamW.
+        speeds: s_k, the factor on η in each step of each client; None if all are 1.
     """
 
     lr: float
@@ -41,6 +46,33 @@ class SGDRule:
     clip: float | None = None
     slope: float = 1.0
     pull: float = 0.0
+    nesterov: bool = False
+    betas: tuple[float, float] | None = None
+    decoupled: bool = False
+    speeds: Float[Tensor, "steps C"] | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether a step needs the whole gradient, or rates differ between clients."""
+        differs = self.speeds is not None and bool((self.speeds != self.speeds[:, :1]).any())
+        return self.clip is not None or self.nesterov or self.betas is not None or differs
+
+    def at(self, step: int) -> SGDRule:
+        """The rule of one step, whose rate is the same for all clients."""
+        return self if self.speeds is None else replace(self, lr=self.lr * float(self.speeds[step, 0]), speeds=None)
+
+    def numbers(self, steps: int, clients: int) -> Float[Tensor, "steps C 3"] | None:
+        """What changes from step to step: s_k, and 1/(1 - β₁ⁿ) and 1/√(1 - β₂ⁿ) of Adam's step n = k + 1."""
+        if self.speeds is None and self.betas is None:
+            return None
+        found = torch.ones(steps, clients, 3, dtype=torch.float64)
+        if self.speeds is not None:
+            found[:, :, 0] = self.speeds
+        if self.betas is not None:
+            n = torch.arange(1, steps + 1, dtype=torch.float64)
+            for column, (beta, power) in enumerate(zip(self.betas, (-1, -0.5), strict=True), 1):
+                found[:, :, column] = (1 - beta**n).pow(power)[:, None]
+        return found
 
     @property
     def decay_factor(self) -> float:

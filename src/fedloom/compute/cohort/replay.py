@@ -47,7 +47,7 @@ def recorder(device: torch.device) -> Recorder | None:
 class Recording:
     """A recorded step and the memory that it reads and writes."""
 
-    inputs: tuple[Tensor, ...]
+    inputs: tuple[Tensor | None, ...]
     losses: Tensor
     replay: Callable[[], None]
 
@@ -71,7 +71,7 @@ class Replays:
         self.recordings: OrderedDict[Hashable, Recording] = OrderedDict()
         self.seen: Counter[Hashable] = Counter()
 
-    def __call__(self, step: Step, rule: Hashable, *inputs: Tensor) -> Tensor:
+    def __call__(self, step: Step, rule: Hashable, *inputs: Tensor | None) -> Tensor:
         """Take a step; the losses [c] are overwritten by the next one.
 
         Args:
@@ -79,12 +79,13 @@ class Replays:
             rule: everything other than tensors that it computes with, such as the learning rate.
             inputs: what the step reads that changes from one to the next, on the device.
         """
-        key = (rule, *((value.shape, value.stride(), value.dtype) for value in inputs))
+        key = (rule, *(value is not None and (value.shape, value.stride(), value.dtype) for value in inputs))
         if key in self.recordings:
             self.recordings.move_to_end(key)
             found = self.recordings[key]
             for mine, value in zip(found.inputs, inputs, strict=True):
-                mine.copy_(value)
+                if mine is not None and value is not None:
+                    mine.copy_(value)
             found.replay()
             return found.losses
         losses = step(*inputs)
@@ -93,10 +94,10 @@ class Replays:
             self._keep(key, step, inputs)
         return losses
 
-    def _keep(self, key: Hashable, step: Step, inputs: tuple[Tensor, ...]) -> None:
+    def _keep(self, key: Hashable, step: Step, inputs: tuple[Tensor | None, ...]) -> None:
         """Record a step for next time; if that is impossible, warn once and keep taking steps unrecorded."""
         assert self.record is not None
-        held, made = tuple(value.clone() for value in inputs), []
+        held, made = tuple(None if value is None else value.clone() for value in inputs), []
         self.seen.clear()  # of rules that will not come again, too
         try:
             replay = self.record(lambda: made.append(step(*held)))
