@@ -84,6 +84,8 @@ def answers(hidden: str) -> tuple[int, float, float]:
     engine = Deployed(task.plan, Live, transport, roster.names, made.assignment("a"), ExchangeTerms())
     down, weights = task.state.server.broadcast(task.plan), np.full(cohort, 1 / cohort)
     started = time.process_time()
+    engine.begin(down, np.arange(cohort), 0.0)
+    engine.gather([work.ticket for work in engine.work.values()], 0)
     for _ in engine.run([Group(down, np.arange(cohort), lambda client: {}, weights)]):
         pass
     spent = time.process_time() - started - transport.spent

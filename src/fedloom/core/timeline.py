@@ -125,6 +125,20 @@ class World:
             time = self.later(time)
         return clients, time
 
+    def done(
+        self, clients: np.ndarray, version: int, start: float, enough: int | None = None, until: float = inf
+    ) -> np.ndarray:
+        """When the work of clients on a version is done that they begin at ``start``, float64 [clients].
+
+        Who waits for the first ``enough`` of them, or until a time, need not be told of the others, whose time may be
+        inf.
+        """
+        return start + self.seconds(clients, version)
+
+    def flight(self, version: int, clock: float) -> InFlight:
+        """The clients at work from a version on, for schedules whose steps overlap."""
+        return InFlight(self, clock, version)
+
     def later(self, time: float) -> float:
         """The next time at which availability may change."""
         if (then := self.change(time)) == inf:
@@ -173,12 +187,21 @@ class InFlight:
         if (free := self.world.size - len(self.working)) > 0:
             clients = self.world.invite(free, self.version, self.wave, self.busy, self.clock)
             self.wave += 1
-            seconds = self.world.seconds(clients, self.version)
-            for client, duration in zip(clients.tolist(), seconds.tolist(), strict=True):
-                heappush(self.working, (self.clock + duration, client, self.version, self.clock))
-            self.busy.update(clients.tolist())
-            self.received += clients.tolist()
-            self.flying[self.version] += len(clients)
+            if len(clients):
+                self.begin(clients)
+                self.busy.update(clients.tolist())
+                self.received += clients.tolist()
+                self.flying[self.version] += len(clients)
+        self.wait(until)
+
+    def begin(self, clients: np.ndarray) -> None:
+        """Let clients begin their work on the newest version."""
+        seconds = self.world.seconds(clients, self.version)
+        for client, duration in zip(clients.tolist(), seconds.tolist(), strict=True):
+            heappush(self.working, (self.clock + duration, client, self.version, self.clock))
+
+    def wait(self, until: float) -> None:
+        """Go to the next arrivals, or to the next time at which clients may come, at ``until`` at the latest."""
         then = self.working[0][0] if self.working else inf
         if len(self.working) < self.world.size:
             then = min(then, self.world.change(self.clock))

@@ -353,8 +353,8 @@ class FederatedTask(TrainerTask):
 
     def commit(self, step: RoundStep) -> tuple[Record, dict[str, Columns]]:
         experiment, state, (server, report, arrivals) = self.experiment, self.state, step
-        if arrivals.in_flight:
-            self._refuse_if_broken(report, arrivals)
+        if experiment.schedule.stale:
+            self._refuse_if_broken(report)
         state.commit(server, report.states, self._in_flight(arrivals))  # first: a full disk leaves no round
         assert self.engine is not None
         self.engine.committed(self.round, np.array(sorted(report.states), dtype=np.int64))
@@ -453,6 +453,10 @@ class FederatedTask(TrainerTask):
             past = checkpoint.tensors["past"]
             self.losses, self.last, self.now = past["losses"].numpy(), past["last"].numpy(), checkpoint.facts["clock"]
             return
+        self._count()
+
+    def _count(self) -> None:
+        """Count the rounds of each client, from the timeline."""
         for number in range(self.round):
             self.took_part[self.timeline.step(number).clients] += 1
 
@@ -601,7 +605,7 @@ class FederatedTask(TrainerTask):
         pi = pi * (1 - experiment.drop_rate) * (1.0 if arrivals.punctual is None else arrivals.punctual)
         return replace(arrivals, included=pi)
 
-    def _refuse_if_broken(self, report: Report, arrivals: Arrivals) -> None:
+    def _refuse_if_broken(self, report: Report) -> None:
         """Raise ``ClientError`` if as many clients as are at work have failed in a row, and not because they diverged.
 
         A single step may consist of one client.
@@ -611,7 +615,7 @@ class FederatedTask(TrainerTask):
             return
         errors = [one for one in report.failures if one.kind is not FailureKind.DIVERGED]
         self.lost += len(errors)
-        if len(errors) == int((~arrivals.late).sum()) and self.lost >= self.experiment.cohort_size:
+        if errors and len(errors) == len(report.failures) and self.lost >= self.experiment.cohort_size:
             raise ClientError(
                 f"the last {self.lost} clients failed; the last was {errors[-1]}.", trace=errors[-1].trace
             )

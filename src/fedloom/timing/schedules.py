@@ -34,7 +34,7 @@ class Rounds(Schedule):
     def steps(self, world: World, version: int = 0, clock: float = 0.0) -> Iterator[Arrivals]:
         for t in count(version):
             clients, start = world.cohort(t, clock)
-            end = start + world.seconds(clients, t)
+            end = world.done(clients, t, start)
             clock = float(end.max())
             yield one_version(t, clients, start, end, clock)
 
@@ -56,7 +56,7 @@ class Deadline(Schedule):
     def steps(self, world: World, version: int = 0, clock: float = 0.0) -> Iterator[Arrivals]:
         for t in count(version):
             clients, start = world.cohort(t, clock)
-            done = start + world.seconds(clients, t)
+            done = world.done(clients, t, start, until=start + self.seconds)
             late = done > start + self.seconds
             clock = start + self.seconds if late.any() else float(done.max())
             step = one_version(t, clients, start, np.minimum(done, clock), clock, late)
@@ -80,7 +80,7 @@ class OverSelect(Schedule):
         invited = min(world.clients, int(np.ceil(world.size * (1 + self.fraction) - 1e-9)))
         for t in count(version):
             clients, start = world.cohort(t, clock, invited)
-            done = start + world.seconds(clients, t)
+            done = world.done(clients, t, start, enough=world.size)
             rank = np.empty(len(clients), dtype=np.int64)
             rank[np.argsort(done, kind="stable")] = np.arange(len(clients))
             late = rank >= world.size
@@ -141,7 +141,7 @@ class Buffered(Schedule):
         return self.k or size
 
     def steps(self, world: World, version: int = 0, clock: float = 0.0) -> Iterator[Arrivals]:
-        return _buffered(world, self.members(world.size))
+        return _buffered(world.flight(version, clock), self.members(world.size))
 
 
 @schedules.register
@@ -159,11 +159,10 @@ class Asynchronous(Schedule):
         return 1
 
     def steps(self, world: World, version: int = 0, clock: float = 0.0) -> Iterator[Arrivals]:
-        return _buffered(world, 1)
+        return _buffered(world.flight(version, clock), 1)
 
 
-def _buffered(world: World, size: int) -> Iterator[Arrivals]:
-    flight = InFlight(world)
+def _buffered(flight: InFlight, size: int) -> Iterator[Arrivals]:
     while True:
         flight.advance()
         while len(flight.arrived) >= size:
@@ -187,7 +186,7 @@ class Semi(Schedule):
         return None
 
     def steps(self, world: World, version: int = 0, clock: float = 0.0) -> Iterator[Arrivals]:
-        flight = InFlight(world)
+        flight = world.flight(version, clock)
         for number in count(1):
             while flight.clock < number * self.period:
                 flight.advance(number * self.period)

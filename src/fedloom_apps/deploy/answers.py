@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -26,6 +26,9 @@ SLICES = (torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8, t
 """The types of uploads where shapes are not known."""
 NEVER_NEGATIVE = (CrossEntropy, BinaryCrossEntropy, SquaredError, Proximal)
 """Terms whose sums are losses of at least 0."""
+Norms = dict[str, deque[float]]
+"""Norms of updates, buffers and uploads that were accepted last, by slot."""
+REMEMBERED = 101  # of them
 FARTHEST = 1e4  # norm of an update or upload in medians of the cohort's
 OTHERS = {"lambda": (0.0, 1.0)}  # columns beside metrics
 SLACK = 1e-6  # for rounding
@@ -52,24 +55,31 @@ def least_loss(plan: ClientPlan) -> float:
     return 0.0 if never or plan.method.mixing.weighs_losses else -LARGEST_LOSS
 
 
-def same_scale(results: list[Result], down: Broadcast) -> list[Result]:
+def same_scale(results: Sequence[Result], downs: Sequence[Broadcast], known: Norms) -> list[Result]:
     """The results without those with an update, buffers or an upload whose norm is beyond ``FARTHEST`` medians.
 
-    Two clients have no majority: of fewer than three all are kept. A median of 0 says nothing.
+    Two clients have no majority: fewer than three norms say nothing, and neither does a median of 0.
+
+    Args:
+        results: results without failures.
+        downs: what each client received.
+        known: norms of earlier results, by slot, among which the median is taken; those of the results are added.
     """
-    kept = [row for row, result in enumerate(results) if result.failure is None]
-    if len(kept) < 3:
-        return results
-    for slot in _slots(results[kept[0]], down):
-        sizes = [float(torch.linalg.vector_norm(_slots(results[row], down)[slot].double())) for row in kept]
-        middle = sorted(sizes)[len(sizes) // 2]
-        for row, size in zip(kept, sizes, strict=True):
-            if middle and size > FARTHEST * middle and results[row].failure is None:
-                client, name = results[row].client, slot or "update"
+    kept = list(results)
+    for slot in _slots(results[0], downs[0]) if results else ():
+        left = [row for row, result in enumerate(kept) if result.failure is None]
+        sizes = [float(torch.linalg.vector_norm(_slots(kept[row], downs[row])[slot].double())) for row in left]
+        before = known.setdefault(slot, deque(maxlen=REMEMBERED))
+        every = sorted([*before, *sizes])
+        middle = every[len(every) // 2] if len(every) > 2 else 0.0
+        for row, size in zip(left, sizes, strict=True):
+            if middle and size > FARTHEST * middle:
+                client, name = kept[row].client, slot or "update"
                 reason = f"the norm of its {name} is {size:.3g}, where the cohort's median is {middle:.3g}"
-                results[row] = Result(client, failure=Failure(down.round, client, FailureKind.REFUSED, reason))
-        kept = [row for row in kept if results[row].failure is None]
-    return results
+                kept[row] = Result(client, failure=Failure(downs[row].round, client, FailureKind.REFUSED, reason))
+            else:
+                before.append(size)
+    return kept
 
 
 def _slots(result: Result, down: Broadcast) -> dict[str, torch.Tensor]:
@@ -80,8 +90,9 @@ def _slots(result: Result, down: Broadcast) -> dict[str, torch.Tensor]:
     return {"": result.update, **moved, **real}
 
 
-def same_shapes(results: list[Result], round: int) -> list[Result]:
+def same_shapes(results: Sequence[Result], downs: Sequence[Broadcast]) -> list[Result]:
     """The results without those whose uploads differ in shape from most others."""
+    kept = list(results)
     shapes = [
         str(
             sorted(
@@ -92,12 +103,13 @@ def same_shapes(results: list[Result], round: int) -> list[Result]:
         )
         for r in results
     ]
-    usual = Counter(s for s, r in zip(shapes, results, strict=True) if r.failure is None).most_common(1)
+    usual = Counter(shapes).most_common(1)
     for row, (shape, result) in enumerate(zip(shapes, results, strict=True)):
-        if result.failure is None and shape != usual[0][0]:
+        if shape != usual[0][0]:
             reason = "the shapes of its uploads differ from those of the other clients"
-            results[row] = Result(result.client, failure=Failure(round, result.client, FailureKind.REFUSED, reason))
-    return results
+            failure = Failure(downs[row].round, result.client, FailureKind.REFUSED, reason)
+            kept[row] = Result(result.client, failure=failure)
+    return kept
 
 
 def read_result(client: int, answer: Packet, down: Broadcast, plan: ClientPlan, shapes: Shapes | None = None) -> Result:

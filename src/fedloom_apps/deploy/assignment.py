@@ -21,6 +21,7 @@ from fedloom.core.settings import from_plain, signature, to_plain, validate
 from fedloom.experiment.experiment import Experiment
 from fedloom.experiment.setup import make_plan, placed
 from fedloom.parts.uplink import ClipNoise
+from fedloom.timing import Rounds
 from fedloom_apps.deploy.allowed import check
 from fedloom_apps.deploy.data import DataSpec, NodeData
 from fedloom_apps.deploy.messages import Code, Refusal
@@ -134,7 +135,7 @@ def bench(assignment: Assignment, data: NodeData, most: float = float("inf")) ->
     alone = _federation(data, 0, 1)
     conditions = arguments(Experiment, CONDITIONS, values) | {
         "participation": 1.0, "cohort": None, "sampling": "fixed", "engine": "serial", "engine_settings": {},
-        "device": "cpu", "teacher": None, "client_state": "memory",
+        "device": "cpu", "teacher": None, "client_state": "memory", "schedule": Rounds(), "devices": None,
     }  # fmt: skip
     method = assignment.method()
     try:

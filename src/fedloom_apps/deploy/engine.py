@@ -1,8 +1,9 @@
 """The engine of a deployment: clients are nodes, which hold their own data and states, and work is messages.
 
-An order goes to every member of the cohort that is online, the broadcast once for all. Answers are folded in the order
-of the cohort and in the blocks of the compute, whatever the order of arrival, so that the model has the bits of the
-serial engine. A member that does not answer in time is absent; late answers are dropped and counted.
+An order goes to a client that begins its work, once its node is online, and the broadcast of a version once for all.
+Answers are checked when they come, and folded when a step takes them, in the order of its members and in the blocks of
+the compute, so that the model has the bits of the serial engine. Who does not answer in time is absent; late answers
+are dropped and counted. When a step is due, and with whose work, is said by ``arrivals``.
 """
 
 from __future__ import annotations
@@ -12,6 +13,10 @@ import time
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from math import inf
+from types import MappingProxyType
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -23,6 +28,7 @@ from fedloom.core.errors import ClientError, printable
 from fedloom.core.plan import ClientPlan
 from fedloom_apps.deploy.answers import (
     SLACK,
+    Norms,
     Shapes,
     least_loss,
     measured,
@@ -45,7 +51,6 @@ from fedloom_apps.deploy.messages import (
     reason_in,
 )
 from fedloom_apps.deploy.transport import Delivered, Transport
-from fedloom_apps.deploy.versions import FILE
 from fedloom_apps.deploy.wire import LIMIT, Packet, WireError, unpack
 
 POLL = 0.5  # least seconds between looks at who is online
@@ -96,16 +101,66 @@ class ExchangeTerms:
     """Settings of the exchange of messages.
 
     Attributes:
-        deadline: seconds to wait for answers.
-        quorum: least number of members that must give a usable answer.
+        deadline: seconds to wait for an answer.
+        quorum: least number of members that must give a usable answer, where a step waits for its cohort.
         limit: largest message in bytes.
-        oldest: returns the completed rounds of the oldest checkpoint of the run.
+        oldest: returns the oldest version whose work may not have counted at the oldest checkpoint of the run.
     """
 
     deadline: float = 600.0
     quorum: int = 1
     limit: int = LIMIT
     oldest: Callable[[], int] = lambda: 0
+
+
+@dataclass
+class Asked:
+    """An order whose answer is awaited.
+
+    Attributes:
+        client: whose order it is.
+        do: the requested work.
+        down: the message that it goes with.
+        level: the level of the model in it.
+        request: both as bytes.
+        since: when it was given.
+        session: the session in which its node got it; None while the node is offline.
+    """
+
+    client: int
+    do: tuple[str, ...]
+    down: Broadcast
+    level: int
+    request: NodeRequest
+    since: float
+    session: str | None = None
+
+
+@dataclass
+class Answer:
+    """An answer, or the reason why there is none.
+
+    Attributes:
+        down: the message that the order went with.
+        packet: what the node said.
+        time: when it came.
+        failure: why it is of no use; work that diverged is.
+        result: the work in it, or its failure.
+    """
+
+    down: Broadcast
+    packet: Packet | Failure
+    time: float
+    failure: Failure | None = None
+    result: Result | None = None
+
+
+class Work(NamedTuple):
+    """The work of a client that no step has taken yet: its order, the version it is on, and when it began."""
+
+    ticket: str
+    version: int
+    begin: float
 
 
 @dataclass
@@ -126,6 +181,8 @@ class Deployed(Engine):
         versions: the version of each client's state that counted last.
         tally: statistics of the current round.
         unmeasured: the refusals and failures of the last evaluation; nodes that are absent are not among them.
+        work: the clients at work, and those whose work has arrived and waits for its step.
+        online: the session of each node that can be reached.
     """
 
     plan: ClientPlan
@@ -139,6 +196,8 @@ class Deployed(Engine):
     versions: dict[int, str] = field(default_factory=dict)
     tally: Tally = field(default_factory=Tally)
     unmeasured: list[Failure] = field(default_factory=list)
+    work: dict[int, Work] = field(default_factory=dict)
+    online: Mapping[str, str] = field(default_factory=dict)
 
     traits = Traits(devices=("cpu",), states="clients")
 
@@ -146,54 +205,51 @@ class Deployed(Engine):
         self.blocks = self.compute(self.plan).blocks
         self.numbers = {name: client for client, name in enumerate(self.names)}
         self.proposed: dict[int, str] = {}
-        self.absent: dict[int, Failure] = {}
-        self.ready: dict[int, Packet | Failure] = {}
-        self.read: dict[int, Result] = {}  # answers that were read on arrival
+        self.orders: dict[str, Asked] = {}
+        self.answers: dict[str, Answer] = {}
+        self.norms: Norms = {}
+        self._look = -inf  # when to look who is online
+        losses = HELD_OUT if self.plan.method.needs("validation") else LOSSES
+        self.usual = (losses, WORK) if self.plan.method.needs("losses") else (WORK,)
 
     def run(self, groups: Sequence[Group]) -> Generator[tuple[int, Fold]]:
-        """The folds of each group's blocks, in order, once all members have answered or the deadline is over."""
+        """The folds of each group's blocks, in order, of work that has arrived."""
         for number, (down, clients, _, weights, level) in enumerate(groups):
-            for one in self._folds(down, clients, weights, level):
-                yield number, one
+            results = [self._arrived(down, client) for client in clients.tolist()]
+            for block in self.blocks(len(clients)):
+                members = slice(block.start, block.stop)
+                own = None if weights is None else weights[members]
+                yield number, fold(self.plan.levels[level], results[members], own)
 
-    def _folds(self, down: Broadcast, clients: np.ndarray, weights: np.ndarray | None, level: int) -> Generator[Fold]:
-        answers = {client: self.ready.pop(client) for client in clients.tolist() if client in self.ready}
-        if not answers:
-            answers = self.exchange((WORK,), down, clients, level)
-        results = [
-            self.read.pop(client, None) or self._result(down, client, answers[client], level)
-            for client in clients.tolist()
-        ]
-        results = same_scale(same_shapes(results, down.round), down)
-        for block in self.blocks(len(clients)):
-            members = slice(block.start, block.stop)
-            yield fold(self.plan.levels[level], results[members], None if weights is None else weights[members])
+    def _arrived(self, down: Broadcast, client: int) -> Result:
+        """The work of a client, with the version in place of its state."""
+        work = self.work.pop(client)
+        result = self.answers.pop(work.ticket).result
+        assert result is not None
+        assert work.version == down.round
+        if result.state:
+            self.proposed[client] = version_in(result.state)
+        return result
 
     def losses(
         self, down: Broadcast, clients: np.ndarray, states: States, level: int = 0, held_out: bool = False
     ) -> np.ndarray:
         """F_i(θ^t), NaN for members that did not answer.
 
-        If the method needs these, nodes go on to their local work at once: it does not depend on the coefficients.
+        If the method needs these, they have come with the work, which does not depend on the coefficients.
         """
-        both = self.plan.method.needs("losses") and self.plan.method.needs("validation") == held_out
         asked = HELD_OUT if held_out else LOSSES
-        answers = self.exchange((asked, WORK) if both else (asked,), down, clients, level)
-        if both:
-            self.ready |= answers
+        if asked in self.usual:
+            answers = {client: self.answer(client) for client in clients.tolist()}
+        else:
+            answers = self.exchange((asked,), down, clients, level)
         losses, least = np.full(len(clients), np.nan), least_loss(self.plan)
         for row, client in enumerate(clients.tolist()):
             answer = answers[client]
-            if (failure := self._failure(down, client, answer)) is not None:
-                self.absent[client] = failure
+            if answer is None or answer.failure is not None or isinstance(answer.packet, Failure):
                 continue
-            assert isinstance(answer, Packet)
-            value = answer.facts.get("loss_received")
-            if is_number(value, least - SLACK):
+            if is_number(value := answer.packet.facts.get("loss_received"), least - SLACK):
                 losses[row] = max(value, least)
-            elif not (isinstance(value, float) and not np.isfinite(value)):  # else it has diverged
-                reason = f"{self.names[client]}: the loss in its answer is out of its range"
-                self.absent[client] = Failure(down.round, client, FailureKind.REFUSED, reason)
         return losses
 
     def committed(self, round: int, accepted: np.ndarray) -> None:
@@ -202,20 +258,17 @@ class Deployed(Engine):
             if client in self.proposed:
                 self.versions[client] = self.proposed[client]
         self.proposed.clear()
-        self.absent.clear()
-        self.ready.clear()
-        self.read.clear()
 
     def evaluate(self, down: Broadcast, clients: np.ndarray) -> Mapping[str, np.ndarray]:
         """One row per client that answered in time; no node is waited for beyond the deadline."""
         answers = self.exchange((EVALUATE,), down, clients, 0, quorum=0)
-        failures = [self._failure(down, client, answers[client]) for client in clients.tolist()]
+        failures = [answers[client].failure for client in clients.tolist()]
         self.unmeasured = [
             failure for failure in failures if failure is not None and failure.kind is not FailureKind.ABSENT
         ]
         rows: dict[int, dict[str, float]] = {}
         for client, failure in zip(clients.tolist(), failures, strict=True):
-            answer = answers[client]
+            answer = answers[client].packet
             if failure is not None or isinstance(answer, Failure):
                 continue
             row = measured(answer, self.plan, self.tests.get(self.names[client]))
@@ -236,136 +289,215 @@ class Deployed(Engine):
     def close(self) -> None:
         """Do nothing; the transport is closed by its owner."""
 
+    def begin(
+        self, down: Broadcast, clients: np.ndarray, clock: float, tickets: Mapping[int, str] | None = None
+    ) -> None:
+        """Order work from clients.
+
+        Args:
+            down: the message with the model, of the largest level.
+            clients: the clients.
+            clock: the time.
+            tickets: those of orders that are given again.
+        """
+        for client in clients.tolist():
+            self.drop(client)
+        for level in np.unique(self.plan.level[clients]).tolist():
+            mine, plan = clients[self.plan.level[clients] == level], self.plan.levels[level]
+            own = down if plan is self.plan else replace(down, theta=plan.own(down.theta))
+            for client, ticket in self._order(self.usual, own, mine, level, tickets or {}).items():
+                self.work[client] = Work(ticket, down.round, clock)
+
+    def drop(self, client: int) -> None:
+        """Wait no longer for a client's work, and forget it; what still comes is late."""
+        if (work := self.work.pop(client, None)) is not None:
+            self.orders.pop(work.ticket, None)
+            self.answers.pop(work.ticket, None)
+
+    def answer(self, client: int) -> Answer | None:
+        """The answer to the last order for a client's work, if it has come."""
+        work = self.work.get(client)
+        return None if work is None else self.answers.get(work.ticket)
+
     def exchange(
         self, do: tuple[str, ...], down: Broadcast, clients: np.ndarray, level: int, quorum: int | None = None
-    ) -> dict[int, Packet | Failure]:
-        """Send an order to each client and return its answer, or the reason why there is none.
+    ) -> dict[int, Answer]:
+        """Send an order to each client and return its answer, or the reason why there is none."""
+        tickets = self._order(do, down, clients, level)
+        self.gather([*tickets.values()], down.round, quorum)
+        return {client: self.answers.pop(ticket) for client, ticket in tickets.items()}
 
-        A member that restarts while the order is pending gets it again, with the same ticket.
+    def gather(
+        self, tickets: Sequence[str], round: int, quorum: int | None = None, enough: int | None = None,
+        until: float = inf,
+    ) -> None:  # fmt: skip
+        """Wait for the answers to orders: all of them, or the first ``enough`` that are of use, or until a time.
+
+        Nodes that are offline are not waited for once the others have answered.
+
+        Raises:
+            ClientError: if fewer than the quorum are of use.
         """
-        started, quorum = time.monotonic(), min(self.terms.quorum if quorum is None else quorum, len(clients))
-        end = started + self.terms.deadline
-        broadcast = pack_broadcast(down)
-        waiting: dict[str, int] = {}
-        requests: dict[int, NodeRequest] = {}
-        for client in clients.tolist():
-            self.read.pop(client, None)
-            ticket = secrets.token_hex(16)
-            facts = replace(self.assignment, client=client).facts
-            order = Order(ticket, do, facts, level, self.versions.get(client), self.terms.oldest())
-            requests[client], waiting[ticket] = NodeRequest(order.packed(), broadcast), client
-        results: dict[int, Packet | Failure] = {}
-        lacking: dict[int, Failure] = {}  # of those without a usable answer
-        sessions: dict[int, str] = {}  # in which each client got its order
-        look = started
-        while waiting:
-            now = time.monotonic()
-            if now >= look:
-                self._send(requests, set(waiting.values()), sessions)
-                look = time.monotonic() + max(POLL, SPARE * (time.monotonic() - now))
-            reached = sum(client in sessions for client in waiting.values()) + len(results) - len(lacking)
-            if now > end or (reached >= quorum and not any(client in sessions for client in waiting.values())):
-                break  # those left are offline, and enough have answered
-            for delivered in self.transport.receive(min(POLL, max(end - now, 0.01))):
-                self.tally.up += len(delivered.blob)
-                client = self._take(delivered, waiting, results, down.round)
-                if client is not None and (failure := self._unusable(do, down, client, results[client], level)):
-                    lacking[client] = failure
+        started = time.monotonic()
+        quorum = min(self.terms.quorum if quorum is None else quorum, len(tickets))
+        while waiting := [self.orders[ticket] for ticket in tickets if ticket in self.orders]:
+            self.look()
+            usable = self._usable(tickets)
+            if time.monotonic() >= until or (enough is not None and usable >= enough):
+                break
+            reached = [asked for asked in waiting if asked.session is not None]
+            if not reached and usable >= quorum:
+                for ticket in tickets:
+                    self._give_up(ticket)
+                break
+            self.receive(until - time.monotonic())
         self.tally.seconds += time.monotonic() - started
-        self.tally.work += max((worked(answer, time.monotonic() - started) for answer in results.values()), default=0.0)
-        self.tally.answered += len(results)
-        for client in waiting.values():
-            seconds = f"{self.terms.deadline:g} s"
-            reason = f"it did not answer within {seconds}" if client in sessions else "it is offline"
-            absent = Failure(down.round, client, FailureKind.ABSENT, f"{self.names[client]}: {reason}")
-            results[client] = lacking[client] = absent
-        usable = len(results) - len(lacking)
-        if usable < quorum:
-            reasons = "; ".join(map(str, lacking.values()))
+        answers = [self.answers[ticket] for ticket in tickets if ticket in self.answers]
+        spent = time.monotonic() - started
+        self.tally.work += max((worked(answer.packet, spent) for answer in answers), default=0.0)
+        if (usable := self._usable(tickets)) < quorum:
+            reasons = "; ".join(str(answer.failure) for answer in answers if answer.failure is not None)
             raise ClientError(
-                f"round {down.round + 1}: {usable} of {len(clients)} nodes gave a usable answer in time, fewer than "
+                f"round {round + 1}: {usable} of {len(tickets)} nodes gave a usable answer in time, fewer than "
                 f"deploy.quorum={quorum} ({reasons[:500]}); check that nodes are running, and continue with resume=…"
             )
-        return results
 
-    def _send(self, requests: Mapping[int, NodeRequest], to: set[int], sessions: dict[int, str]) -> None:
-        """Send orders to nodes that came online or have a new session; nodes that are gone are not waited for."""
-        online = self.transport.online()
-        fresh: dict[str, NodeRequest] = {}
-        for client in to:
-            name = self.names[client]
-            session = online.get(name)
-            if session is None:
-                sessions.pop(client, None)
-            elif sessions.get(client) != session:
-                sessions[client], fresh[name] = session, requests[client]
-        if fresh:
-            self.tally.asked += len(fresh)
-            self.tally.down += sum(request.nbytes for request in fresh.values())
-            self.transport.send(fresh)
+    def _usable(self, tickets: Sequence[str]) -> int:
+        return sum(ticket in self.answers and self.answers[ticket].failure is None for ticket in tickets)
 
-    def _take(
-        self, delivered: Delivered, waiting: dict[str, int], results: dict[int, Packet | Failure], round: int
-    ) -> int | None:
-        """Match an answer with its order and return the client; None if it is late, or answers another server."""
+    def compare(self, clients: np.ndarray, known: Norms) -> None:
+        """Refuse arrived work whose uploads have other shapes than most, or norms beyond all others.
+
+        Args:
+            clients: whose work it is.
+            known: norms of earlier work, to which those of this are added.
+        """
+        answers = [answer for client in clients.tolist() if (answer := self.answer(client)) is not None]
+        for refuse in (same_shapes, partial(same_scale, known=known)):
+            kept = [answer for answer in answers if answer.result is not None and answer.result.failure is None]
+            results = [answer.result for answer in kept if answer.result is not None]
+            for answer, result in zip(kept, refuse(results, [answer.down for answer in kept]), strict=True):
+                answer.result, answer.failure = result, result.failure
+
+    def reached(self) -> set[int]:
+        """The clients whose nodes can be reached."""
+        self.look()
+        return {client for name, client in self.numbers.items() if name in self.online}
+
+    def look(self) -> None:
+        """Send orders to nodes that came online or have a new session; looks take a tenth of the time."""
+        if (now := time.monotonic()) < self._look:
+            return
+        self.online = self.transport.online()
+        batches: list[dict[str, NodeRequest]] = []  # a node may have several orders
+        for asked in self.orders.values():
+            name = self.names[asked.client]
+            session = self.online.get(name)
+            if session is not None and asked.session != session:
+                batch = next((batch for batch in batches if name not in batch), None)
+                if batch is None:
+                    batches.append(batch := {})
+                batch[name] = asked.request
+            asked.session = session
+        for batch in batches:
+            self.tally.asked += len(batch)
+            self.tally.down += sum(request.nbytes for request in batch.values())
+            self.transport.send(batch)
+        self._look = time.monotonic() + max(POLL, SPARE * (time.monotonic() - now))
+
+    def receive(self, seconds: float) -> None:
+        """Take answers, and wait for one, but not much longer than so many seconds; orders may end without one."""
+        ends = min((asked.since for asked in self.orders.values()), default=inf) + self.terms.deadline
+        seconds = min(POLL, seconds, ends - time.monotonic())
+        for delivered in self.transport.receive(max(seconds, 0.01)):
+            self.tally.up += len(delivered.blob)
+            self._take(delivered)
+        now = time.monotonic()
+        for ticket in [ticket for ticket, asked in self.orders.items() if now > asked.since + self.terms.deadline]:
+            self._give_up(ticket)
+
+    def _order(
+        self, do: tuple[str, ...], down: Broadcast, clients: np.ndarray, level: int,
+        tickets: Mapping[int, str] = MappingProxyType({}),
+    ) -> dict[int, str]:  # fmt: skip
+        """Give an order to each client; returns their tickets."""
+        broadcast, now, given = pack_broadcast(down), time.monotonic(), {}
+        for client in clients.tolist():
+            given[client] = ticket = tickets.get(client) or secrets.token_hex(16)
+            facts = replace(self.assignment, client=client).facts
+            order = Order(ticket, do, facts, level, self.versions.get(client), self.terms.oldest())
+            self.orders[ticket] = Asked(client, do, down, level, NodeRequest(order.packed(), broadcast), now)
+        self._look = -inf
+        return given
+
+    def _give_up(self, ticket: str) -> None:
+        """End an order that has no answer yet."""
+        if (asked := self.orders.pop(ticket, None)) is None:
+            return
+        why = "it is offline" if asked.session is None else f"it did not answer within {self.terms.deadline:g} s"
+        failure = Failure(asked.down.round, asked.client, FailureKind.ABSENT, f"{self.names[asked.client]}: {why}")
+        result = Result(asked.client, failure=failure)
+        self.answers[ticket] = Answer(asked.down, failure, time.monotonic(), failure, result)
+
+    def _take(self, delivered: Delivered) -> None:
+        """Match an answer with its order; what is late, comes twice or answers another server is counted alone."""
         client = self.numbers.get(delivered.node)
         try:
-            answer = unpack(delivered.blob, self.terms.limit)
+            packet: Packet | Failure = unpack(delivered.blob, self.terms.limit)
+            ticket = str(packet.facts.get("ticket"))
         except WireError as error:
             reason = f"{delivered.node}: its answer cannot be read: {printable(str(error)).rstrip('.')}"
-            answer = Failure(round, -1 if client is None else client, FailureKind.REFUSED, reason)
-            ticket = next((ticket for ticket, other in waiting.items() if other == client), "")
-        else:
-            ticket = str(answer.facts.get("ticket"))
-            if not ticket:  # its node could not read the order
-                ticket = next((ticket for ticket, other in waiting.items() if other == client), "")
-        if client is None or waiting.get(ticket) != client:
+            packet, ticket = Failure(0, -1 if client is None else client, FailureKind.REFUSED, reason), ""
+        if not ticket:  # or its node could not read the order
+            ticket = next((ticket for ticket, asked in self.orders.items() if asked.client == client), "")
+        asked = self.orders.get(ticket)
+        if asked is None or asked.client != client:
             self.tally.late += 1
-            return None
-        del waiting[ticket]
-        results[client] = answer
-        return client
+            return
+        if isinstance(packet, Failure):
+            packet = replace(packet, round=asked.down.round)
+        del self.orders[ticket]
+        self.tally.answered += 1
+        result = self._result(asked, ticket, packet) if WORK in asked.do else None
+        failure = self._failure(asked, packet) if result is None else result.failure
+        if failure is not None and failure.kind is FailureKind.DIVERGED:
+            failure = None  # repeating the same order would diverge again
+        self.answers[ticket] = Answer(asked.down, packet, time.monotonic(), failure, result)
 
-    def _unusable(
-        self, do: tuple[str, ...], down: Broadcast, client: int, answer: Packet | Failure, level: int
-    ) -> Failure | None:
-        """The reason why an answer does not count towards the quorum; None if it does.
-
-        Work that diverged counts: repeating the same order would diverge again.
-        """
-        if WORK in do:
-            self.read[client] = self._result(down, client, answer, level)
-            failure = self.read[client].failure
-        else:
-            failure = self._failure(down, client, answer)
-        return None if failure is not None and failure.kind is FailureKind.DIVERGED else failure
-
-    def _failure(self, down: Broadcast, client: int, answer: Packet | Failure) -> Failure | None:
+    def _failure(self, asked: Asked, packet: Packet | Failure) -> Failure | None:
         """The failure of a client whose answer holds no result."""
-        if isinstance(answer, Failure):
-            return answer
-        facts, status = answer.facts, answer.facts.get("status")
-        if status == "done":
-            return None
+        if isinstance(packet, Failure):
+            return packet
+        facts, status = packet.facts, packet.facts.get("status")
         kind = FailureKind.CODE if facts.get("code") == Code.FAILED else FailureKind.REFUSED
+        why = reason_in(facts)
         if status == "left out" and facts.get("kind") in list(FailureKind):
             kind = FailureKind(facts["kind"])
-        return Failure(down.round, client, kind, f"{self.names[client]}: {reason_in(facts)}")
+        if {LOSSES, HELD_OUT} & {*asked.do} and (status == "done" or kind is FailureKind.DIVERGED):
+            loss = facts.get("loss_received")
+            diverged = isinstance(loss, float) and not np.isfinite(loss)
+            if not diverged and not is_number(loss, least_loss(self.plan) - SLACK):
+                status, kind, why = "", FailureKind.REFUSED, "the loss in its answer is out of its range"
+        if status == "done":
+            return None
+        return Failure(asked.down.round, asked.client, kind, f"{self.names[asked.client]}: {why}")
 
-    def _result(self, down: Broadcast, client: int, answer: Packet | Failure, level: int) -> Result:
+    def _result(self, asked: Asked, ticket: str, packet: Packet | Failure) -> Result:
         """A client's result as the serial engine would return it, with the version in place of its state."""
-        if (failure := self._failure(down, client, answer)) is not None:
+        client, down = asked.client, asked.down
+        if (failure := self._failure(asked, packet)) is not None:
             return Result(client, failure=failure)
-        assert isinstance(answer, Packet)
+        assert isinstance(packet, Packet)
         try:
-            result = read_result(client, answer, down, self.plan.levels[level], self.shapes)
+            result = read_result(client, packet, down, self.plan.levels[asked.level], self.shapes)
+            version = packet.facts.get("version")
+            if version not in (None, f"{down.round:09d}-{ticket}"):
+                raise WireError("the state in its answer is not that of the order")
         except Exception as error:  # whatever a node sends, only its own work is lost
             message = error if isinstance(error, WireError) else f"its answer cannot be used ({type(error).__name__})"
             reason = f"{self.names[client]}: {message}"
             return Result(client, failure=Failure(down.round, client, FailureKind.REFUSED, reason))
-        version = answer.facts.get("version")
-        if isinstance(version, str) and FILE.fullmatch(f"{version}.counted"):
-            self.proposed[client] = version
+        if isinstance(version, str):
             result.state = handle(version)
         return result
 

@@ -21,6 +21,7 @@ from fedloom.experiment.experiment import Experiment
 from fedloom.experiment.federated import FederatedTask
 from fedloom.experiment.rundir import RunDirectory
 from fedloom.parts.uplink import SecureSum
+from fedloom_apps.deploy.arrivals import SCHEDULES, Real
 from fedloom_apps.deploy.assignment import Assignment, bench, settings_of
 from fedloom_apps.deploy.data import DataSpec, NodeData, placeholder
 from fedloom_apps.deploy.deal import names
@@ -167,9 +168,18 @@ class Recipe:
         for key in ("client_local", "presence"):
             if values[key]:
                 raise ConfigError(f"{key} is for simulations, whose clients have numbers beforehand; leave it out.")
-        for key, identity in (("schedule", "rounds"), ("devices", "none"), ("selection", "uniform")):
-            if values[key]["name"] != identity:
-                raise ConfigError(f"{key} is for simulations, whose time is known beforehand; set {key}={identity}.")
+        for key, known, why in (
+            ("schedule", SCHEDULES, "goes by durations that are known beforehand"),
+            ("devices", ("none",), "is simulated, and nodes have their own"),
+            ("selection", ("uniform",), "goes by durations and losses of simulations"),
+        ):
+            if (name := values[key]["name"]) not in known:
+                raise ConfigError(f"{key}={name} {why}; in a deployment, choose {' or '.join(known)}.")
+        if values["schedule"]["name"] != "rounds" and method.needs("probabilities"):
+            raise ConfigError(
+                f"{method.who_needs('probabilities')} divides by the probability of being in time, which is not known "
+                "of nodes; choose schedule=rounds."
+            )
         for key in ("drop_rate", "unseen"):
             if values[key]:
                 raise ConfigError(f"{key} is for simulations; in a deployment, set it to 0.")
@@ -190,6 +200,7 @@ class Recipe:
         federation = Federation(train, validation, held_out, self.test, names=roster.names, provenance=about)
         conditions = arguments(Experiment, CONDITIONS, values)
         conditions |= {"engine": "serial", "engine_settings": {}, "device": "cpu", "client_state": "memory"}
+        conditions["devices"] = Real()
         method = METHOD.instantiate(values["method"])
         model = model_factory(values["model"], arrays, method.targets)
         return Experiment(method=method, federation=federation, model=model, config=values, **conditions)

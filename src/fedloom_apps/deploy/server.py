@@ -7,12 +7,17 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from fedloom.core.client import Failure
 from fedloom.core.engine import ComputeFactory, EngineFactory
 from fedloom.core.errors import ConfigError
 from fedloom.core.plan import ClientPlan
+from fedloom.core.timeline import Arrivals, Timeline
 from fedloom.experiment import atomic
 from fedloom.experiment import checkpoint as checkpoints
 from fedloom.experiment.callbacks import Callback
@@ -23,6 +28,7 @@ from fedloom.experiment.rundir import Columns, RunDirectory, Status
 from fedloom.experiment.runtime import reproducible
 from fedloom.experiment.trainer import Record, Trainer
 from fedloom_apps.deploy.answers import upload_shapes
+from fedloom_apps.deploy.arrivals import AtWork, RealWorld
 from fedloom_apps.deploy.assignment import bench, model_digest
 from fedloom_apps.deploy.data import NodeData
 from fedloom_apps.deploy.engine import Deployed, ExchangeTerms, Tally, version_in
@@ -132,6 +138,8 @@ class DeployTask(FederatedTask):
     def __init__(self, recipe: Recipe, roster: Roster, transport: Transport | None, out: Path | None = None) -> None:
         super().__init__(recipe.experiment(roster), out)
         self.recipe, self.roster, self.transport = recipe, roster, transport
+        self.unanswered: list[Failure] = []  # of the step
+        self.again: tuple[AtWork, ...] = ()  # clients that were at work when the server was stopped
         self.told: dict[int, str] = {}  # why nodes did not evaluate the model, by client
         self.plan = replace(self.plan, noise_seed=secrets.randbits(128))
         if self.plan.is_private:  # nodes know the experiment's seed, and must not infer the cohorts from it
@@ -162,21 +170,59 @@ class DeployTask(FederatedTask):
         return Deployed(plan, compute, transport, names, assignment, terms, shapes, tests)
 
     def _oldest(self) -> int:
-        """The completed rounds of the oldest checkpoint to which the run may go back."""
+        """The oldest version whose work may not have counted at the oldest checkpoint to which the run may go back."""
         if self.out is None:
-            return self.round
+            return min((self.round, *self.state.versions))
         stored = checkpoints.available(RunDirectory(self.out).checkpoints)
-        return int(stored[0].name.removeprefix("round-")) if stored else 0
+        if not stored:
+            return 0
+        names = (stored[0].name, *(path.stem for path in stored[0].glob("version-*")))  # those in flight
+        return min(int(name.rpartition("-")[2]) for name in names)
+
+    @cached_property
+    def clock(self) -> None:
+        """Nothing is known of durations."""
+        return
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        """The server steps, of which each waits for its answers."""
+        engine, schedule = self.engine, self.experiment.schedule
+        assert isinstance(engine, Deployed)
+        world = RealWorld(
+            self.plan.population.clients,
+            self.experiment.cohort_size,
+            self._cohort,
+            lambda clients, version: np.zeros(len(clients)),
+            self.cohort_seed,
+            available=(lambda clients, time: np.isin(clients, [*engine.reached()])) if schedule.stale else None,
+            engine=engine,
+            broadcast=lambda: self.state.server.broadcast(self.plan),
+            versions=self.state.versions,
+            zero=time.monotonic() - self.now,
+            again=self.again,
+        )
+        return Timeline(schedule, world, self.round, self.now)
 
     def step(self) -> RoundStep:
-        """One round; members that are absent before their local work are reported as absent, not as diverged."""
+        """One step, whose members without an answer of use are reported with the reason."""
         engine = self.engine
         assert isinstance(engine, Deployed)
         engine.tally = Tally()
         self._begin()
         step = super().step()
-        step.report.failures[:] = [engine.absent.get(f.client, f) for f in step.report.failures]
+        step.report.failures[:0] = self.unanswered
         return step
+
+    def _arrivals(self, number: int) -> Arrivals:
+        """A server step; whoever gave no answer of use counts as late, so that the record says whose work counts."""
+        arrivals, engine = super()._arrivals(number), self.engine
+        assert isinstance(engine, Deployed)
+        answers = {client: engine.answer(client) for client in arrivals.clients.tolist()}
+        failures = [answer.failure for answer in answers.values() if answer is not None and answer.failure is not None]
+        self.unanswered = [replace(failure, round=number) for failure in failures]
+        late = arrivals.late | np.isin(arrivals.clients, [failure.client for failure in failures])
+        return replace(arrivals, late=late)
 
     def _begin(self) -> None:
         """Count a round when it starts, before anything is requested: a repeated round costs privacy again."""
@@ -189,8 +235,10 @@ class DeployTask(FederatedTask):
 
     def commit(self, step: RoundStep) -> tuple[Record, dict[str, Columns]]:
         """The round's record, with the statistics of its messages and those of its evaluation."""
-        record, tables = super().commit(step)
         assert isinstance(self.engine, Deployed)
+        for client in step.arrivals.clients.tolist():
+            self.engine.drop(client)
+        record, tables = super().commit(step)
         if reasons := {failure.client: failure.reason for failure in self.engine.unmeasured}:
             if fresh := [reason for client, reason in reasons.items() if self.told.get(client) != reason]:
                 message = f"{len(reasons)} of {len(self.roster.nodes)} nodes refused or failed to evaluate the model"
@@ -214,6 +262,8 @@ class DeployTask(FederatedTask):
             "nodes": {name: list(sizes) for name, sizes in self.roster.nodes.items()},
             "scaled": bool(self.recipe.spec.standardised),
         }
+        if isinstance(self.engine, Deployed) and self.engine.work:
+            stored.facts["deploy"]["at_work"] = [[client, *work] for client, work in self.engine.work.items()]
         if self.plan.is_private:
             stored.facts["deploy"]["cohorts"] = self.cohort_seed
         return stored
@@ -221,8 +271,19 @@ class DeployTask(FederatedTask):
     def restore(self, checkpoint: Checkpoint) -> None:
         self.cohort_seed = checkpoint.facts["deploy"].get("cohorts", self.cohort_seed)
         super().restore(checkpoint)
+        self.now = float(checkpoint.facts["clock"])
+        at_work = checkpoint.facts["deploy"].get("at_work", [])
+        self.again = tuple(AtWork(client, version, ticket, begin) for client, ticket, version, begin in at_work)
         if isinstance(self.engine, Deployed):
             self.engine.versions = {client: version_in(state) for client, state in self.state.store}
+
+    def _count(self) -> None:
+        """Count the rounds of each client, from the record."""
+        assert self.out is not None
+        rows = RunDirectory(self.out).mixing()
+        if rows:
+            taken = rows["client"][rows["round"] <= self.round].astype(np.int64)
+            self.took_part += np.bincount(taken, minlength=len(self.took_part))
 
 
 def run(

@@ -19,7 +19,7 @@ class Deployment:
 
     Args:
         nodes: K, the number of nodes; by default one for each registered key.
-        deadline: seconds that a round waits for answers.
+        deadline: seconds that an answer is waited for; then its node is given up.
         quorum: smallest number of members of the cohort that must give a usable answer; with fewer at the deadline the
             run stops and can be continued. Refusals, errors at a node and unreadable answers do not count; work that
             diverged does, since repeating it would not help. A smaller cohort must answer as a whole.
@@ -75,6 +75,10 @@ DEPLOY = DeploySchema(
     | {
         "sections": {**RUN.sections, "deploy": Record(Deployment)},
         "defaults": {**RUN.defaults, "compute": "live", "checkpoint": {"every": 1}},
+        "choice_defaults": {
+            choice: {key: value for key, value in fitting.items() if key != "devices"}  # nodes have their own
+            for choice, fitting in RUN.choice_defaults.items()
+        },
         "default_sweep": lambda named: (),
         "may_change": (*RUN.may_change, "deploy"),
     }

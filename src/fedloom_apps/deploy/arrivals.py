@@ -1,0 +1,127 @@
+"""The timeline of a deployment: work is done when its answer comes, and schedules are those of simulations."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from math import inf
+from typing import NamedTuple
+
+import numpy as np
+
+from fedloom.core.client import Broadcast
+from fedloom.core.errors import ClientError
+from fedloom.core.timeline import InFlight, World
+from fedloom.timing.devices import Equal
+from fedloom_apps.deploy.answers import worked
+from fedloom_apps.deploy.engine import POLL, Deployed
+
+SCHEDULES = ("rounds", "deadline", "over_select", "buffered", "asynchronous", "semi")
+"""The schedules that need not know durations beforehand."""
+
+
+@dataclass(frozen=True)
+class Real(Equal):
+    """The nodes' own devices: time is measured, and nothing of it is known before."""
+
+
+class AtWork(NamedTuple):
+    """A client at work when the server was stopped: the order that it is given again."""
+
+    client: int
+    version: int
+    ticket: str
+    begin: float
+
+
+@dataclass(frozen=True)
+class RealWorld(World):
+    """What a schedule knows of nodes: who can be reached, and whose work has come.
+
+    Attributes:
+        engine: reaches the nodes.
+        broadcast: the newest version of the model.
+        versions: earlier ones on which clients are at work.
+        zero: the moment at which the clock of the run was 0.
+        again: the clients that were at work when the server was stopped.
+    """
+
+    engine: Deployed = field(kw_only=True)
+    broadcast: Callable[[], Broadcast] = field(kw_only=True)
+    versions: Mapping[int, Broadcast] = field(kw_only=True)
+    zero: float = field(kw_only=True)
+    again: tuple[AtWork, ...] = field(default=(), kw_only=True)
+
+    @property
+    def now(self) -> float:
+        """The clock."""
+        return time.monotonic() - self.zero
+
+    def cohort(self, version: int, time: float, count: int | None = None) -> tuple[np.ndarray, float]:
+        """A whole cohort, whoever can be reached; its work begins now."""
+        return super().cohort(version, self.now, count)
+
+    def done(
+        self, clients: np.ndarray, version: int, start: float, enough: int | None = None, until: float = inf
+    ) -> np.ndarray:
+        """When the answers came, float64 [clients]: inf if it is not waited for, and the end for what is of no use."""
+        engine = self.engine
+        engine.begin(self.broadcast(), clients, start)
+        tickets = [engine.work[client].ticket for client in clients.tolist()]
+        engine.gather(tickets, version, enough=enough, until=until + self.zero)
+        engine.compare(clients, {})
+        answers, now = [engine.answer(client) for client in clients.tolist()], self.now
+        return np.array([
+            inf if answer is None else now if answer.failure is not None else answer.time - self.zero
+            for answer in answers
+        ])  # fmt: skip
+
+    def flight(self, version: int, clock: float) -> InFlight:
+        """The clients at work, of whom some may have been when the server was stopped."""
+        flight = RealFlight(self, clock, version)
+        for number in sorted({one.version for one in self.again}):
+            mine = [one for one in self.again if one.version == number]
+            clients = np.array([one.client for one in mine], dtype=np.int64)
+            down = self.versions[number] if number in self.versions else self.broadcast()
+            self.engine.begin(down, clients, clock, {one.client: one.ticket for one in mine})
+            flight.working += [(inf, one.client, number, one.begin) for one in mine]
+            flight.busy.update(clients.tolist())
+            flight.flying[number] = len(mine)
+        return flight
+
+
+@dataclass
+class RealFlight(InFlight):
+    """The clients at work at nodes."""
+
+    world: RealWorld  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    def begin(self, clients: np.ndarray) -> None:
+        """Order work from clients."""
+        self.world.engine.begin(self.world.broadcast(), clients, self.clock)
+        self.working += [(inf, client, self.version, self.clock) for client in clients.tolist()]
+
+    def wait(self, until: float) -> None:
+        """Wait for the next answers, or for nodes that come while places are free, until a time at the latest."""
+        world, engine, started = self.world, self.world.engine, time.monotonic()
+        before = engine.reached() | self.busy
+        while True:
+            engine.look()
+            answers = {one: answer for one in self.working if (answer := engine.answer(one[1])) is not None}
+            self.clock = world.now
+            free = len(self.working) < world.size
+            if answers or self.clock >= until or (free and engine.reached() - before):
+                break
+            if not self.working and time.monotonic() - started > engine.terms.deadline:
+                raise ClientError(
+                    f"step {self.version + 1}: no node is at work, and none can be reached; check that nodes are "
+                    "running, and continue with resume=…"
+                )
+            engine.receive(min(POLL, until - self.clock))
+        engine.compare(np.array([one[1] for one in answers], dtype=np.int64), engine.norms)
+        self.working = [one for one in self.working if one not in answers]
+        self.arrived += sorted((answer.time - world.zero, *one[1:]) for one, answer in answers.items())
+        spent = [worked(answer.packet, self.clock - one[3]) for one, answer in answers.items()]
+        engine.tally.work = max(engine.tally.work, *spent) if spent else engine.tally.work
+        engine.tally.seconds += time.monotonic() - started
