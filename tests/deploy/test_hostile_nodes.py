@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.deploying import config, in_process
+from helpers.deploying import InProcess, config, in_process
 
 from fedloom.experiment.federated import RunResult
 from fedloom_apps.deploy.server import Recipe, run
+from fedloom_apps.deploy.transport import Delivered
 from fedloom_apps.deploy.wire import pack, unpack
 
 
@@ -89,3 +90,50 @@ def test_metrics_are_believed_within_their_ranges_and_counts_as_declared(
 def test_a_time_longer_than_has_passed_is_not_believed(tmp_path: Path) -> None:
     result = lying(tmp_path, ("method=fedavg", "rounds=1"), {"seconds": 1e300})
     assert result.history[0]["deploy/work_seconds"] < 600
+
+
+OVERLAPPING = ("method=scaffold", "schedule=buffered", "schedule.k=2", "cohort=3", "rounds=4", "deploy.deadline=9")
+
+
+def test_answers_for_no_version_twice_or_by_others_move_nothing(tmp_path: Path) -> None:
+    """Where steps overlap, too: a ticket is of one order, of one version to one node."""
+    found = []
+    for hostile in (False, True):
+        transport = in_process(made := config(*OVERLAPPING), tmp_path / str(hostile))
+        answers: dict[str, bytes] = {}
+
+        def route(name: str, number: int, blob: bytes, transport: InProcess = transport, answers: Any = answers) -> Any:
+            answers[name] = blob
+            packet = unpack(blob)
+            never = pack("answer", packet.facts | {"ticket": 32 * "7"}, packet.tensors)
+            if number:
+                other = "node-1" if name == "node-0" else "node-0"
+                transport.waiting.append(Delivered(other, blob))  # the node that was not asked is faster
+            return [never, blob, blob] if number else [blob]
+
+        if hostile:
+            transport.route = route
+        found.append(run(Recipe.of(made), transport, 4))
+        transport.close()
+    plain, disturbed = found
+    assert torch.equal(plain.snapshot.server.theta, disturbed.snapshot.server.theta)
+    assert not disturbed.failures
+    assert sum(record["deploy/late"] for record in disturbed.history) > 3 * 2 * 3
+
+
+@pytest.mark.parametrize("schedule", ["rounds", "buffered"])
+def test_a_state_of_another_order_is_refused(schedule: str, tmp_path: Path) -> None:
+    words = ("method=scaffold", f"schedule={schedule}", "rounds=2", "cohort=4")
+    result = lying(tmp_path, words, {"version": f"{7:09d}-{32 * '7'}"})
+    assert [(f.client, f.kind.value) for f in result.failures] == [(0, "refused")] * 2
+    assert "the state in its answer is not that of the order" in result.failures[0].reason
+
+
+def test_a_norm_is_that_of_earlier_steps_where_a_step_has_one_client(tmp_path: Path) -> None:
+    def blown(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return tensors | {"update": 1e6 * tensors["update"]} if "update" in tensors else tensors
+
+    words = ("method=fedavg", "schedule=asynchronous", "cohort=3", "rounds=12")
+    result = lying(tmp_path, words, {}, blown, at=2)
+    assert {(f.client, f.kind.value) for f in result.failures} == {(0, "refused")}
+    assert float(result.snapshot.server.theta.abs().max()) < 10

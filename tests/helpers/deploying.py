@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
 
 from fedloom.config.keys import build, resolve
 from fedloom.config.schema import Config
 from fedloom.experiment.federated import RunResult
 from fedloom.experiment.federated import run as simulate
+from fedloom_apps.deploy import arrivals, engine, server
 from fedloom_apps.deploy.deal import deal
-from fedloom_apps.deploy.messages import NodeRequest
+from fedloom_apps.deploy.messages import WORK, NodeRequest, Order, read_broadcast
 from fedloom_apps.deploy.node import Node
 from fedloom_apps.deploy.settings import DEPLOY
 from fedloom_apps.deploy.transport import Delivered
@@ -88,6 +92,45 @@ class InProcess:
         node.close()
         self.nodes[name] = Node(node.data, node.home)
         self.sessions[name] = self.sessions.get(name, 0) + 1
+
+
+@dataclass
+class Scripted(InProcess):
+    """Nodes whose work takes the time of a script, by client and version, on a clock that goes to the next answer.
+
+    Attributes:
+        seconds: the script.
+        clock: the time; see ``keeps_time``.
+        coming: the answers on their way, with the times at which they come.
+    """
+
+    seconds: Callable[[int, int], float] = lambda client, version: 1.0
+    clock: float = 0.0
+    coming: list[tuple[float, Delivered]] = field(default_factory=list)
+
+    def send(self, requests: Mapping[str, NodeRequest]) -> None:
+        for name, request in requests.items():
+            super().send({name: request})
+            order, spent = Order.read(request.order, 10**9), 0.0
+            if WORK in order.do:
+                spent = self.seconds(order.assignment["client"], read_broadcast(request.broadcast, 10**9).round)
+            self.coming += [(self.clock + spent, delivered) for delivered in super().receive(0)]
+
+    def receive(self, seconds: float) -> list[Delivered]:
+        self.clock = min([self.clock + seconds, *(time for time, _ in self.coming)])
+        arrived = [delivered for time, delivered in self.coming if time <= self.clock]
+        self.coming = [one for one in self.coming if one[0] > self.clock]
+        return arrived
+
+    def keeps_time(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Let the server look at this clock."""
+        for module in (engine, arrivals, server):
+            monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: self.clock))
+
+
+def scripted(made: Config, folder: Path, seconds: Callable[[int, int], float]) -> Scripted:
+    """A transport to nodes whose work takes the time of a script."""
+    return Scripted(in_process(made, folder).nodes, seconds=seconds)
 
 
 def in_process(made: Config, folder: Path) -> InProcess:

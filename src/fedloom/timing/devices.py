@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import inf
@@ -299,8 +300,8 @@ class Recorded(Devices):
         return begun + float(later[0]) if len(later) else begun + self.day + float(opening[0])
 
 
-def columns(path: Path) -> dict[str, np.ndarray]:
-    """The columns of a CSV or Parquet file of numbers, float64 [rows] each.
+def columns(path: Path, known: Collection[str] = ()) -> dict[str, np.ndarray]:
+    """The columns of a CSV or Parquet file of numbers, float64 [rows] each; of those with ``known`` names alone.
 
     Raises:
         DataError: if it cannot be read, has no rows, or a column with something else than numbers.
@@ -311,7 +312,7 @@ def columns(path: Path) -> dict[str, np.ndarray]:
     if not len(frame):
         raise DataError(f"{path} has no rows.")
     try:
-        table = {str(name): frame[name].to_numpy(np.float64) for name in frame.columns}
+        table = {str(name): frame[name].to_numpy(np.float64) for name in frame.columns if not known or name in known}
     except (TypeError, ValueError):
         raise DataError(f"{path} has a column with something else than numbers.") from None
     if name := next((name for name, column in table.items() if not np.isfinite(column).all()), ""):

@@ -203,8 +203,8 @@ class Replay(Schedule):
     whose timing cannot be repeated, or to give one method the timeline of another.
 
     Args:
-        path: ``mixing.parquet`` of the run, or another table with the columns ``round`` (from 1), ``client`` and
-            ``version`` (from 0), and ``begin``, ``end`` and ``late``, if they are known.
+        path: the directory of the run, a simulation or a deployment; or a table with the columns ``round`` (from 1),
+            ``client`` and ``version`` (from 0), and ``begin``, ``end`` and ``late``, if they are known.
     """
 
     stale: ClassVar[bool] = True
@@ -215,7 +215,8 @@ class Replay(Schedule):
         return None
 
     def steps(self, world: World, version: int = 0, clock: float = 0.0) -> Iterator[Arrivals]:
-        table = columns(self.path)
+        known = ("round", "client", "version", "begin", "end", "late")
+        table = columns(self.path / "mixing.parquet" if self.path.is_dir() else self.path, known)
         if missing := {"round", "client", "version"} - table.keys():
             raise DataError(f"{self.path} has no column {min(missing)!r}.")
         order = np.lexsort((table["client"], table["version"], table["round"]))

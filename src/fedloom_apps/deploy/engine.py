@@ -409,11 +409,11 @@ class Deployed(Engine):
         """Take answers, and wait for one, but not much longer than so many seconds; orders may end without one."""
         ends = min((asked.since for asked in self.orders.values()), default=inf) + self.terms.deadline
         seconds = min(POLL, seconds, ends - time.monotonic())
-        for delivered in self.transport.receive(max(seconds, 0.01)):
+        for delivered in self.transport.receive(max(seconds, 0.0)):
             self.tally.up += len(delivered.blob)
             self._take(delivered)
         now = time.monotonic()
-        for ticket in [ticket for ticket, asked in self.orders.items() if now > asked.since + self.terms.deadline]:
+        for ticket in [ticket for ticket, asked in self.orders.items() if now >= asked.since + self.terms.deadline]:
             self._give_up(ticket)
 
     def _order(

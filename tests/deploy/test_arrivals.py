@@ -1,0 +1,192 @@
+"""A deployment in its own time: schedules of simulations, a record that can be played, and nodes that never answer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers.deploying import Scripted, config, scripted, simulated
+
+from fedloom.core.client import FailureKind
+from fedloom.core.errors import ClientError, ConfigError
+from fedloom.experiment.clock import Clock
+from fedloom.experiment.federated import RunResult
+from fedloom.experiment.rundir import RunDirectory
+from fedloom_apps.deploy.messages import Order
+from fedloom_apps.deploy.server import Recipe, run
+from fedloom_apps.deploy.wire import pack, unpack
+
+WORDS = ("clients=5", "cohort=3", "deploy.nodes=5", "rounds=6")
+
+
+def seconds(client: int, version: int) -> float:
+    """Durations from 1 to 4, and a client that is slower."""
+    return 1 + np.sin(7.0 * client + 3 * version) ** 2 + (2 if client == 3 else 0)
+
+
+def same(one: RunResult, other: RunResult) -> None:
+    assert torch.equal(one.snapshot.server.theta, other.snapshot.server.theta)
+    parts = one.snapshot.server.parts
+    assert parts.keys() == other.snapshot.server.parts.keys()
+    for place, tree in parts.items():
+        for name, value in tree.items():
+            assert torch.equal(value, other.snapshot.server.parts[place][name]), f"{place}/{name}"
+
+
+def played(out: Path, *words: str) -> RunResult:
+    """The simulation of a deployment on record."""
+    kept = [word for word in (*WORDS, *words) if not word.startswith("schedule")]
+    return simulated(*kept, "devices=none", "schedule=replay", f"schedule.path={out}")
+
+
+@pytest.fixture
+def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Makes nodes with the durations above."""
+    made: list[Scripted] = []
+
+    def make(*words: str) -> Scripted:
+        made.append(scripted(config(*WORDS, *words), tmp_path / "nodes", seconds))
+        made[0].keeps_time(monkeypatch)
+        return made[0]
+
+    yield make
+    made[0].close()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("method=heterofl", "schedule=rounds", "deploy.deadline=9"),
+        ("method=term", "schedule=over_select", "schedule.fraction=0.5", "deploy.deadline=9"),
+        ("method=fedavg", "schedule=deadline", "schedule.seconds=2.5", "deploy.deadline=9"),
+        ("method=scaffold", "schedule=buffered", "schedule.k=2", "deploy.deadline=9"),
+        ("method=ca2fl", "schedule=semi", "schedule.period=0.7", "deploy.deadline=9"),
+        ("method=fedasync", "deploy.deadline=9"),
+    ],
+    ids=lambda words: words[0],
+)
+def test_arrivals_of_a_simulated_schedule_give_the_simulated_model(
+    words: tuple[str, ...], nodes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = run(Recipe.of(config(*WORDS, *words)), nodes(*words), 5, tmp_path / "run")
+    timed = lambda self, clients, version: np.array([seconds(c, version) for c in clients.tolist()])  # noqa: E731
+    monkeypatch.setattr(Clock, "seconds", timed)
+    reference = simulated(*WORDS, *words, "devices=equal")
+    same(result, reference)
+    for mine, theirs in zip(result.history, reference.history, strict=True):
+        for name in ("clock", "staleness/mean", "versions", "late", "time/work", "comm/bytes"):
+            assert mine.get(name) == pytest.approx(theirs.get(name)), name
+    monkeypatch.undo()
+    same(result, played(tmp_path / "run", *words))
+
+
+def unreliable(transport: Scripted) -> None:
+    """One node refuses its second order, and the answer of another to its second one is lost."""
+
+    def route(name: str, number: int, blob: bytes) -> list[bytes]:
+        if (name, number) == ("node-0", 2):
+            return [pack("answer", {"ticket": unpack(blob).facts["ticket"], "status": "refused", "code": "data"})]
+        return [] if (name, number) == ("node-2", 2) else [blob]
+
+    transport.route = route
+
+
+BUFFERED = ("method=feddyn", "schedule=buffered", "schedule.k=2", "deploy.deadline=6", "rounds=12")
+
+
+def test_a_deployment_with_failures_is_played_again_bit_for_bit(nodes: Any, tmp_path: Path) -> None:
+    transport = nodes(*BUFFERED)
+    unreliable(transport)
+    result = run(Recipe.of(config(*WORDS, *BUFFERED)), transport, 5, tmp_path / "run")
+    assert {(f.client, f.kind) for f in result.failures} == {(0, FailureKind.REFUSED), (2, FailureKind.ABSENT)}
+    assert "node-2: it did not answer within 6 s" in str(result.failures)
+    rows = RunDirectory(tmp_path / "run").mixing()
+    assert rows["late"].sum() == 2
+    gone = rows["round"][rows["late"]].max()
+    assert {0, 2} <= set(rows["client"][rows["round"] > gone])  # their places were free again
+    same(result, played(tmp_path / "run", *BUFFERED))
+
+
+class Killed(BaseException):
+    """What ends a server without a word."""
+
+
+def test_a_killed_server_asks_again_for_what_was_in_flight(nodes: Any, tmp_path: Path) -> None:
+    """Nodes send what they have computed once more; steps go on from the record, which can be played to the end."""
+    transport, out, left = nodes(*BUFFERED), tmp_path / "run", [25]
+    receive = transport.receive
+
+    def receiving(wait: float) -> Any:
+        left[0] -= 1
+        if not left[0]:
+            raise Killed
+        return receive(wait)
+
+    transport.receive = receiving
+    recipe = Recipe.of(config(*WORDS, *BUFFERED))
+    with pytest.raises(Killed):
+        run(recipe, transport, 5, out)
+    done = len(RunDirectory(out).metrics())
+    assert 2 < done < 10
+    before = {name: [Order.read(one.order, 10**9).ticket for one in sent] for name, sent in transport.sent.items()}
+    for name in transport.nodes:
+        transport.restart(name)
+    transport.coming, transport.sent = [], {}
+    result = run(recipe, transport, 5, out, resume=True)
+    assert [record["round"] for record in result.history] == [*range(1, 13)]
+    assert all(a["clock"] < b["clock"] for a, b in zip(result.history, result.history[1:], strict=False))
+    again = [name for name, sent in transport.sent.items() if Order.read(sent[1].order, 10**9).ticket in before[name]]
+    assert len(again) >= 2  # of three at work; the last may have been invited after the checkpoint
+    same(result, played(out, *BUFFERED))
+
+
+def test_nodes_that_are_away_are_not_invited_and_nobody_at_all_ends_the_run(nodes: Any) -> None:
+    words = ("method=fedavg", "schedule=asynchronous", "deploy.deadline=6")
+    transport = nodes(*words)
+    everyone, receive = dict(transport.nodes), transport.receive
+
+    def receiving(wait: float) -> Any:
+        if all(len(sent) for sent in transport.sent.values()):  # all have joined
+            transport.nodes |= dict.fromkeys(("node-3", "node-4") if transport.clock < 4 else everyone)
+        return receive(wait)
+
+    transport.receive = receiving
+    with pytest.raises(ClientError, match="no node is at work, and none can be reached"):
+        run(Recipe.of(config(*WORDS, *words, "rounds=40")), transport, 5)
+    assert {name for name, sent in transport.sent.items() if len(sent) > 1} == {"node-0", "node-1", "node-2"}
+    transport.nodes |= everyone
+
+
+def test_only_refusals_end_the_run(nodes: Any) -> None:
+    words = ("schedule=asynchronous", "rounds=9", "deploy.deadline=9")
+    transport = nodes(*words)
+
+    def route(name: str, number: int, blob: bytes) -> list[bytes]:
+        facts = {"ticket": unpack(blob).facts["ticket"], "status": "refused", "code": "data"}
+        return [pack("answer", facts)] if number else [blob]
+
+    transport.route = route
+    with pytest.raises(ClientError, match=r"the last 3 clients failed; the last was .* its data do not fit"):
+        run(Recipe.of(config(*WORDS, *words)), transport, 5)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("schedule=tiers",), "schedule=tiers goes by durations that are known beforehand"),
+        (("schedule=replay", "schedule.path=x"), "schedule=replay goes by durations"),
+        (("devices=lognormal",), "devices=lognormal is simulated, and nodes have their own"),
+        (("selection=by_loss",), "selection=by_loss goes by"),
+        (
+            ("schedule=buffered", "method.uplink=[clip_noise]", "method.mixing=uniform"),
+            "holds for cohorts drawn uniformly",
+        ),
+        (("schedule=deadline", "schedule.seconds=1", "method.weighting=[inverse_probability]"), "being in time"),
+    ],
+)
+def test_what_does_not_go_with_real_time(words: tuple[str, ...], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        Recipe.of(config(*WORDS, *words))
