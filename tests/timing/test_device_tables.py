@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import os
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from helpers.deploying import config
-from helpers.runs import experiment, go
+import torch
+from helpers.runs import assert_same_state, experiment, go
 
 from fedloom.core.errors import ConfigError, DataError
-from fedloom.experiment.federated import FederatedTask
-from fedloom.timing import Recorded
-from fedloom_apps.deploy.server import Recipe
+from fedloom.core.local import Local
+from fedloom.experiment.experiment import Evaluation
+from fedloom.experiment.federated import FederatedTask, run
+from fedloom.experiment.rundir import RunDirectory
+from fedloom.timing import Buffered, Equal, Lognormal, Recorded, Rounds
 
 
 def table(path: Path, text: str) -> Path:
@@ -51,6 +55,7 @@ def test_intervals_repeat(tmp_path: Path) -> None:
         ("speed,up\n1,\n", "without a finite number"),
         ("client,speed\n0,1\n", "no row for client 1"),
         ("speed\n", "no rows"),
+        ("memory\n0\n", "greater than 0"),
     ],
 )
 def test_tables_that_are_no_devices(text: str, words: str, tmp_path: Path) -> None:
@@ -75,9 +80,49 @@ def test_intervals_of_strangers_alone_do_not_hang_the_run(tmp_path: Path) -> Non
     assert go("fedavg", cohort=2, rounds=2, devices=again).history[-1]["cohort"] == 1  # who is there takes part
 
 
-@pytest.mark.parametrize(
-    "words", [["schedule=buffered", "devices=lognormal"], ["devices=lognormal"], ["selection=weighted"]]
-)
-def test_deployments_have_real_time(words: list[str]) -> None:
-    with pytest.raises(ConfigError, match="for simulations"):
-        Recipe.of(config(*words))
+def test_clients_without_the_memory_for_their_work_are_named_and_never_invited(tmp_path: Path) -> None:
+    plain = go("fedavg", cohort=3, rounds=6, devices=Equal())
+    assert_same_state(plain.snapshot, go("fedavg", cohort=3, rounds=6, devices=Equal(memory=1e9)).snapshot)
+    path = table(tmp_path / "devices.csv", "client,memory\n0,1e9\n1,1e9\n2,10\n3,1e9\n4,10\n5,1e9\n")
+    for schedule in (Rounds(), Buffered(2)):
+        out = tmp_path / repr(schedule)
+        result = run(experiment("fedavg", cohort=3, rounds=6, schedule=schedule, devices=Recorded(path=path)), out)
+        assert set(RunDirectory(out).mixing()["client"]) == {0, 1, 3, 5}
+        (said,) = [one for one in result.summary["warnings"] if "memory" in one]
+        assert "2 of 6 clients, of whom client 2 is the first, have less memory" in said
+    with pytest.raises(ConfigError, match="no device has the memory that its client's work takes"):
+        go("fedavg", devices=Equal(memory=10.0))
+
+
+def test_memory_is_of_model_optimiser_and_mini_batch() -> None:
+    def of(method: str = "fedavg", **local: Any) -> np.ndarray:
+        task = FederatedTask(experiment(method, devices=Equal(), local=Local(**{"steps": 2, "batch_size": 4} | local)))
+        assert task.clock is not None
+        return task.clock.memory
+
+    task = FederatedTask(experiment("fedavg"))
+    size = task.state.server.theta.nbytes
+    layers = sum(one.out_features for one in task.plan.model.modules() if isinstance(one, torch.nn.Linear))
+    assert (of() >= 3 * size + 4 * 8 * layers).all()  # received, trained, gradient; outputs of layers in float64
+    np.testing.assert_allclose(of(optimiser="adam") - of(), 2 * size)
+    assert (of("scaffold") - of() >= 2 * size).all()  # c and c_i
+    assert (of(batch_size=8) >= of()).all()  # who has four samples needs no more
+    assert (of(batch_size=8) > of()).any()
+    assert len(set(of("heterofl"))) > 1
+
+
+def test_evaluation_by_the_clock(tmp_path: Path) -> None:
+    """The first step at or after each multiple, also in a run that is continued."""
+    settings: dict[str, Any] = {"schedule": Buffered(2), "devices": Lognormal(), "cohort": 4}
+    clocks = [record["clock"] for record in go("fedavg", rounds=9, **settings).history]
+    evaluation = Evaluation(hours=clocks[-1] / 3600 / 3.5)
+    whole = go("fedavg", rounds=9, evaluation=evaluation, **settings)
+    due = [sum(clock >= 3600 * evaluation.hours * n for n in (1, 2, 3)) for clock in [0.0, *clocks]]
+    wanted = [b > a or t == 8 for t, (a, b) in enumerate(pairwise(due))]
+    assert 2 < sum(wanted) < 6
+    assert ["global/loss" in record for record in whole.history] == wanted
+    run(experiment("fedavg", rounds=4, evaluation=evaluation, **settings), tmp_path)
+    again = run(experiment("fedavg", rounds=9, evaluation=evaluation, **settings), tmp_path, resume=True)
+    assert ["global/loss" in record for record in again.history[4:]] == wanted[4:]
+    with pytest.raises(ConfigError, match="goes by the clock; set devices"):
+        experiment("fedavg", evaluation=evaluation)

@@ -18,7 +18,7 @@ from fedloom.config.overrides import split_words
 from fedloom.core.errors import ConfigError
 from fedloom.data.plots import ACCENT, INK, QUIET, SOFT, save
 from fedloom.experiment.clock import Outlook, WorkParts
-from fedloom.experiment.console import duration, format_size, make_console, plain_table, print_raw, relpath
+from fedloom.experiment.console import duration, format_size, make_console, plain_table, plural, print_raw, relpath
 from fedloom.experiment.federated import FederatedTask
 
 QUANTILES = (0.0, 0.1, 0.5, 0.9, 1.0)
@@ -41,7 +41,7 @@ def command(arguments: argparse.Namespace) -> int:
     write_picture(path, lambda: plot(parts, f"{len(whole):,} clients, devices {config['devices.name']}", path))
     console = make_console()
     if arguments.json:
-        about = {name: quantiles(own) for name, own in fleet._asdict().items()}
+        about = {name: quantiles(own) for name, own in fleet._asdict().items() if np.isfinite(own).all()}
         about["seconds"] = {name: -value for name, value in quantiles(-whole).items()}
         timeline = None if outlook is None else outlook._asdict()
         print_raw(
@@ -57,8 +57,12 @@ def command(arguments: argparse.Namespace) -> int:
         *((f"  {name}", -own, lambda value: f"{-value:.2g} s") for name, own in parts._asdict().items()),
     ):
         table.add_row(Text(name, style="bold"), *map(shown, quantiles(values).values()))
+    if np.isfinite(fleet.memory).all():
+        table.add_row(Text("memory", style="bold"), *map(format_size, quantiles(fleet.memory).values()))
     console.print(table)
     console.print()
+    if (short := int((~clock.fits).sum())) > 0:
+        print_raw(console, f"{plural(short, 'client')} of {len(whole):,} cannot be invited for lack of memory.")
     if outlook is not None:
         print_raw(console, in_words(outlook, task.experiment.schedule.stale))
     print_raw(console, f"figure: {relpath(path)}")

@@ -8,14 +8,19 @@ from math import ceil
 from typing import Any, NamedTuple
 
 import numpy as np
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
+from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from fedloom.compute.live import Live
 from fedloom.core import rng
 from fedloom.core.client import Broadcast, State
+from fedloom.core.errors import ConfigError
 from fedloom.core.plan import ClientPlan
 from fedloom.core.server import Server, first_state
 from fedloom.core.timeline import Timeline
+from fedloom.core.tree import nbytes
 from fedloom.timing.devices import Devices, Fleet
 
 EVALUATION = 1 / 3  # of the operations of a step, which are a forward and a backward pass
@@ -74,6 +79,9 @@ class Clock:
         macs: multiply-accumulate operations of a local step for a sample, forward and backward, by level.
         down: bytes that a client receives, by level.
         up: bytes that a client sends, by level.
+        fixed: bytes that a client's work takes, whatever its mini-batches, by level: what it receives, its state, the
+            model, its gradient and the optimiser's moments.
+        sample: bytes that a sample of a mini-batch takes, by level: the outputs of all layers.
     """
 
     devices: Devices
@@ -81,6 +89,8 @@ class Clock:
     macs: np.ndarray
     down: np.ndarray
     up: np.ndarray
+    fixed: np.ndarray
+    sample: np.ndarray
 
     @classmethod
     def of(cls, devices: Devices, plan: ClientPlan, server: Server) -> Clock:
@@ -92,6 +102,31 @@ class Clock:
     def fleet(self) -> Fleet:
         """The devices of the clients."""
         return self.devices.fleet(self.plan.population.clients, self.plan.seed)
+
+    @cached_property
+    def memory(self) -> np.ndarray:
+        """Bytes that each client's work takes, float64 [K]."""
+        plan, sizes = self.plan, self.plan.population.sizes
+        own = [plan.at(client).local for client in range(plan.population.clients)]
+        most = [local.micro_batch or local.batch_size or n for local, n in zip(own, sizes.tolist(), strict=True)]
+        return self.fixed[plan.level] + self.sample[plan.level] * np.minimum(most, sizes)
+
+    @cached_property
+    def fits(self) -> np.ndarray:
+        """Whether each client's device has the memory for its work, bool [K]; the others are never invited.
+
+        Raises:
+            ConfigError: if no device has it.
+        """
+        if np.isinf(self.fleet.memory).all():
+            return np.ones(len(self.fleet.memory), dtype=bool)
+        fits = self.memory <= self.fleet.memory
+        if not fits.any():
+            raise ConfigError(
+                f"no device has the memory that its client's work takes, {self.memory.min() / 1e6:.3g} MB or more; "
+                "raise devices.memory, or choose a smaller model or mini-batch."
+            )
+        return fits
 
     def _samples(self, clients: np.ndarray, version: int | None = None) -> np.ndarray:
         """Samples in the local steps of clients on a version, or as usual without stragglers; float64 [clients]."""
@@ -119,7 +154,7 @@ class Clock:
         samples = self._samples(clients) if samples is None else samples
         if plan.method.needs("losses"):
             samples = samples + EVALUATION * plan.population.sizes[clients]
-        speed, down, up, latency = (own[clients] for own in self.fleet)
+        speed, down, up, latency = (own[clients] for own in self.fleet[:4])
         return WorkParts(2 * latency, self.down[level] / down, samples * self.macs[level] / speed, self.up[level] / up)
 
     def _seconds(self, clients: np.ndarray, samples: np.ndarray, noise: np.ndarray) -> np.ndarray:
@@ -142,14 +177,14 @@ class Clock:
     @property
     def conditions(self) -> dict[str, Any]:
         """What a schedule knows besides durations."""
-        devices, seed, clients = self.devices, self.plan.seed, self.plan.population.clients
+        devices, seed, clients, fits = self.devices, self.plan.seed, self.plan.population.clients, self.fits
         known: dict[str, Any] = {"expected": self.expected}
         if not self.plan.local.stragglers:
             known["punctual"] = self.punctual
         if devices.always:
             return known
         return known | {
-            "available": lambda chosen, time: devices.present(chosen, time, seed),
+            "available": lambda chosen, time: devices.present(chosen, time, seed) & fits[chosen],
             "change": lambda time: devices.change(time, clients, seed),
         }
 
@@ -160,8 +195,8 @@ def broadcast_bytes(down: Broadcast) -> int:
     return sum(value.nbytes for value in (down.theta, down.buffers, *slices))
 
 
-def _trial(plan: ClientPlan, level: int, server: Server) -> tuple[float, float, float]:
-    """Operations of a step for a sample, bytes down and bytes up of a client of a level.
+def _trial(plan: ClientPlan, level: int, server: Server) -> tuple[float, float, float, float, float]:
+    """Operations of a step for a sample, bytes down and up, and the memory of a client of a level: fixed, a sample.
 
     Nothing of a run depends on the trial but its clock; where it fails, so does the first round, with its reason.
     """
@@ -171,12 +206,24 @@ def _trial(plan: ClientPlan, level: int, server: Server) -> tuple[float, float, 
     down = replace(down, theta=one.own(down.theta))
     received = broadcast_bytes(down)
     if not len(members):
-        return 1.0, received, received
+        return 1.0, received, received, received, 0.0
     client = int(members[np.argsort(plan.population.sizes[members], kind="stable")[len(members) // 2]])
     short = replace(one, local=replace(one.local, steps=1, epochs=1, stragglers=0.0))
     state: State = first_state(short, down.theta)
-    with rng.undisturbed(), FlopCounterMode(display=False) as counter:
-        folded = Live(short).fold(replace(down, invited=(client,)), [client], [state], np.ones(1))
+    outputs: list[int] = []
+
+    def keep(module: nn.Module, inputs: object, output: object) -> None:
+        if next(module.children(), None) is None:
+            outputs.extend(one.nbytes for one in tree_leaves(output) if isinstance(one, Tensor))
+
+    hook = register_module_forward_hook(keep)
+    try:
+        with rng.undisturbed(), FlopCounterMode(display=False) as counter:
+            folded = Live(short).fold(replace(down, invited=(client,)), [client], [state], np.ones(1))
+    finally:
+        hook.remove()
     samples = len(short.batches(0, client)[0])
     operations = counter.get_total_flops() / 2 / max(samples, 1)
-    return max(operations, 1.0), received, folded.traffic.bytes or received
+    copies = 2 + short.local.memory  # the model, its gradient and the moments
+    fixed = received + sum(map(nbytes, state.values())) + copies * down.theta.nbytes
+    return max(operations, 1.0), received, folded.traffic.bytes or received, fixed, sum(outputs) / max(samples, 1)

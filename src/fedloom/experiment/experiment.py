@@ -19,7 +19,7 @@ from fedloom.core.errors import ConfigError, DataError, in_words, nearest
 from fedloom.core.federation import Federation
 from fedloom.core.local import OWN, TO_THE_END, Local, cohort_size
 from fedloom.core.method import Method
-from fedloom.core.ranges import Count, Decay, NonNegativeInt, Range
+from fedloom.core.ranges import Count, Decay, NonNegativeInt, Positive, Range
 from fedloom.core.settings import brief, check_fields
 from fedloom.core.slots import label
 from fedloom.core.targets import NUMBERS, STRUCTURES, TargetKind
@@ -53,6 +53,8 @@ class Evaluation:
             in ``clients``: ``average/accuracy/mean`` and so on. What clients keep private (a head, batch statistics)
             has its initial values in ``global``, ``average`` and ``cohort``.
         every: rounds between evaluations; the last round is always evaluated.
+        hours: hours on the clock between evaluations, in place of ``every``: the first step that ends at or after each
+            multiple is evaluated. Needs devices, or a deployment.
         target: target value of ``metric``, for rounds-to-target: in (0, 1] for an accuracy.
         metric: the metric used for the target, early stopping and the best round, like ``global/accuracy``.
         stop_at_target: end the run when the target is reached.
@@ -75,6 +77,7 @@ class Evaluation:
 
     what: tuple[str, ...] = ("global", "clients")
     every: Count = 1
+    hours: Positive | None = None
     target: float | None = None
     metric: str = "global/accuracy"
     stop_at_target: bool = False
@@ -119,6 +122,16 @@ class Evaluation:
             raise ConfigError(
                 f"{says}, which is never measured: evaluation.metrics is {', '.join(self.metrics) or 'empty'}."
             )
+
+    def due(self, round: int, since: float, clock: float) -> bool:
+        """Whether to evaluate after a round that lasts from one second on the clock to another.
+
+        >>> [Evaluation(hours=0.5).due(t, since, since + 1000) for t, since in enumerate((0.0, 1000.0, 2000.0))]
+        [False, True, False]
+        """
+        if self.hours is None:
+            return round % self.every == 0
+        return clock // (3600 * self.hours) > since // (3600 * self.hours)
 
     @property
     def maximise(self) -> bool:
@@ -600,6 +613,8 @@ class Experiment:
         """Raise a ``ConfigError`` for a schedule or devices that do not go with the method or the other conditions."""
         method, schedule, size = self.method, self.schedule, self.cohort_size
         name = schedules.name_of(type(schedule)) or type(schedule).__name__
+        if self.devices is None and self.evaluation.hours is not None:
+            raise ConfigError("evaluation.hours goes by the clock; set devices, like devices=lognormal, or every.")
         if self.devices is not None and method.topology.chooses:
             raise ConfigError(
                 f"clients of method {method.name!r} choose their network by its loss, so that durations are not known "

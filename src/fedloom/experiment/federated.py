@@ -271,6 +271,13 @@ class FederatedTask(TrainerTask):
             raise ConfigError(f"engine {experiment.engine!r} runs no compute {name!r}; {known}")
         if self.plan.models > 1:
             self._describe_topology()
+        if self.clock is not None and not (fits := self.clock.fits).all():
+            first = int(np.flatnonzero(~fits)[0])
+            self.warnings.append(
+                f"{int((~fits).sum())} of {len(fits)} clients, of whom client {first} is the first, have less memory "
+                f"than their work takes ({self.clock.memory[first] / 1e6:.3g} MB) and are never invited; small ones "
+                "may train a part of the model, as with method=heterofl."
+            )
         self.engine = self.make_engine(self.plan, self.make_compute)
         if self.engine.remark:
             self.warnings.append(self.engine.remark)
@@ -363,12 +370,12 @@ class FederatedTask(TrainerTask):
         here = Traffic() if experiment.method.pooled else report.traffic
         self.sent.add(here)
         self.took_part[report.cohort] += 1
-        self.now = arrivals.clock
+        since, self.now = self.now, arrivals.clock
         if experiment.selection.adaptive:
             clients = np.array([*report.local_losses], dtype=np.int64)
             self.losses[clients], self.last[clients] = [*report.local_losses.values()], server.round - 1
         record, tables = self._recorded(report, arrivals)
-        if server.round % experiment.evaluation.every == 0 or server.round == experiment.rounds:
+        if experiment.evaluation.due(server.round, since, self.now) or server.round == experiment.rounds:
             table = self._at_clients(server)
             server = state.server
             measured, clients = self.evaluator.measure(server, state.store, state.client_models, state.averaged, table)
@@ -445,13 +452,14 @@ class FederatedTask(TrainerTask):
         assert self.out is not None
         self.state = self.state.restored(checkpoint, self.out)
         self.round = checkpoint.round
+        self.now = float(checkpoint.facts["clock"])
         self.sent, self.lost = Traffic(**checkpoint.facts["traffic"]), checkpoint.facts["lost"]
         if not all(isinstance(count, int) for count in vars(self.sent).values()):
             raise ValueError("its traffic is not counted in whole numbers")
         self.failures = unpacked(checkpoint.facts["failures"], checkpoint.tensors.get("failures"))
         if self.experiment.selection.adaptive:
             past = checkpoint.tensors["past"]
-            self.losses, self.last, self.now = past["losses"].numpy(), past["last"].numpy(), checkpoint.facts["clock"]
+            self.losses, self.last = past["losses"].numpy(), past["last"].numpy()
             return
         self._count()
 

@@ -84,7 +84,12 @@ def should_stop(history: Sequence[dict[str, Any]], settings: Evaluation) -> str 
     >>> should_stop(records, Evaluation(patience=2))
     'no improvement in 2 evaluations'
     """
-    due = [r for r in history if settings.metric == "train/loss" or r["round"] % settings.every == 0]
+    clocks = [0.0, *(record.get("clock", 0.0) for record in history)]
+    due = [
+        record
+        for record, since, clock in zip(history, clocks, clocks[1:], strict=False)
+        if settings.metric == "train/loss" or settings.due(record["round"], since, clock)
+    ]
     _, values = curve(due, settings.metric)  # a run that was given more rounds also has an evaluation at its former end
     better = max if settings.maximise else min
     if values and settings.stop_at_target and settings.target is not None:

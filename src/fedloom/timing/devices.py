@@ -26,6 +26,8 @@ devices: Registry[Devices | None] = Registry(
         "down": "the median device's downlink, bytes a second.",
         "up": "the median device's uplink, bytes a second.",
         "latency": "seconds before the first byte arrives, in each direction.",
+        "memory": "the median device's memory for a client's work, bytes; null: enough. Fast devices have more, in "
+        "proportion to their speed.",
         "jitter": "σ of a lognormal factor on the time of computing, drawn for each client and version anew.",
         "availability": "always, or the share of time that clients are there: see ``day``.",
         "day": "seconds of a day, in which each client is there during one window of its own that takes the share "
@@ -42,12 +44,14 @@ class Fleet(NamedTuple):
         down: bytes a second towards the client.
         up: bytes a second from the client.
         latency: seconds before the first byte arrives, in each direction.
+        memory: bytes for a client's work; inf: enough.
     """
 
     speed: np.ndarray
     down: np.ndarray
     up: np.ndarray
     latency: np.ndarray
+    memory: np.ndarray
 
 
 def uniforms(key: int, clients: np.ndarray) -> np.ndarray:
@@ -90,6 +94,7 @@ class Devices(Ranged, ABC):
     down: Positive = 2.5e6
     up: Positive = 6e5
     latency: NonNegative = 0.05
+    memory: Positive | None = None
     jitter: NonNegative = 0.0
     availability: Share = 1.0
     day: Positive = 86400.0
@@ -107,7 +112,7 @@ class Devices(Ranged, ABC):
     @property
     def always(self) -> bool:
         """Whether every client can be invited at any time."""
-        return self.availability == 1
+        return self.availability == 1 and self.memory is None
 
     def present(self, clients: np.ndarray, time: float, seed: int) -> np.ndarray:
         """Whether each client is there at a time, bool [clients]."""
@@ -115,7 +120,9 @@ class Devices(Ranged, ABC):
         return (time / self.day + phase) % 1.0 < self.availability
 
     def change(self, time: float, clients: int, seed: int) -> float:
-        """The first time after a given one at which some of K clients come."""
+        """The first time after a given one at which some of K clients come; inf if all are there."""
+        if self.availability == 1:
+            return inf
         phase = (time / self.day + uniforms(rng.key(seed, "availability"), np.arange(clients))) % 1.0
         return np.nextafter(time + self.day * (1 - float(phase.max())), inf)
 
@@ -131,7 +138,8 @@ class Drawn(Devices):
     def fleet(self, clients: int, seed: int) -> Fleet:
         """The devices of K clients."""
         speed, network = self.factors(clients, rng.stream(seed, "devices"))
-        return Fleet(self.speed * speed, self.down * network, self.up * network, np.full(clients, self.latency))
+        memory = np.full(clients, inf) if self.memory is None else self.memory * speed
+        return Fleet(self.speed * speed, self.down * network, self.up * network, np.full(clients, self.latency), memory)
 
 
 @devices.register
@@ -220,9 +228,9 @@ class Grades(Drawn):
 class Recorded(Devices):
     """Devices of a file, one a row (CSV or Parquet).
 
-    Columns are ``speed`` (multiply-accumulate operations a second), ``down`` and ``up`` (bytes a second) and
-    ``latency`` (seconds), or FedScale's ``computation`` (milliseconds a sample, of which the median counts as
-    ``speed``) and ``communication`` (kbit a second). What has no column has the value of the setting. With a column
+    Columns are ``speed`` (multiply-accumulate operations a second), ``down`` and ``up`` (bytes a second), ``latency``
+    (seconds) and ``memory`` (bytes), or FedScale's ``computation`` (milliseconds a sample, of which the median counts
+    as ``speed``) and ``communication`` (kbit a second). What has no column has the value of the setting. With a column
     ``client`` rows belong to these clients; else they are dealt to clients at random.
 
     Args:
@@ -235,7 +243,7 @@ class Recorded(Devices):
     intervals: Path | None = field(default=None, kw_only=True)
 
     def fleet(self, clients: int, seed: int) -> Fleet:
-        table = columns(self.path)
+        table = dict(self._columns)
         known = ("client", *Fleet._fields, "computation", "communication")
         for name in table:
             if name not in known:
@@ -256,16 +264,23 @@ class Recorded(Devices):
             at = draw.permutation(rows)[:clients] if rows >= clients else draw.integers(rows, size=clients)
         values = {}
         for name in Fleet._fields:
-            values[name] = table[name][at] if name in table else np.full(clients, float(getattr(self, name)))
+            usual = getattr(self, name)
+            values[name] = table[name][at] if name in table else np.full(clients, inf if usual is None else usual)
+            if name == "memory" and name not in table:
+                continue
             if not (np.isfinite(values[name]).all() and (values[name] >= 0).all()):
                 raise DataError(f"{self.path}: column {name!r} must have finite numbers of at least 0.")
             if name != "latency" and not values[name].all():
                 raise DataError(f"{self.path}: column {name!r} must have numbers greater than 0.")
         return Fleet(**values)
 
+    @cached_property
+    def _columns(self) -> dict[str, np.ndarray]:
+        return columns(self.path)
+
     @property
     def always(self) -> bool:
-        return super().always and self.intervals is None
+        return super().always and self.intervals is None and "memory" not in self._columns
 
     @cached_property
     def _windows(self) -> tuple[np.ndarray, np.ndarray]:

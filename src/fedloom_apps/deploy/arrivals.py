@@ -13,7 +13,7 @@ import numpy as np
 from fedloom.core.client import Broadcast
 from fedloom.core.errors import ClientError
 from fedloom.core.timeline import InFlight, World
-from fedloom.timing.devices import Equal
+from fedloom.timing import Equal
 from fedloom_apps.deploy.answers import worked
 from fedloom_apps.deploy.engine import POLL, Deployed
 

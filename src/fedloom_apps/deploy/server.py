@@ -271,7 +271,6 @@ class DeployTask(FederatedTask):
     def restore(self, checkpoint: Checkpoint) -> None:
         self.cohort_seed = checkpoint.facts["deploy"].get("cohorts", self.cohort_seed)
         super().restore(checkpoint)
-        self.now = float(checkpoint.facts["clock"])
         at_work = checkpoint.facts["deploy"].get("at_work", [])
         self.again = tuple(AtWork(client, version, ticket, begin) for client, ticket, version, begin in at_work)
         if isinstance(self.engine, Deployed):
