@@ -16,7 +16,7 @@ import torch
 from helpers.arriving import convex
 from helpers.federations import classes
 from helpers.networks import tanh_net
-from helpers.quadratics import DIM, Problem, Vector, quadratics, squares
+from helpers.quadratics import DIM, Problem, Track, Vector, quadratics, squares
 from helpers.runs import go, leaves, theta
 from torch import Tensor, nn
 
@@ -27,7 +27,6 @@ from fedloom.core.method import Method
 from fedloom.core.parts import UPDATE, Uplink
 from fedloom.core.tree import Tree
 from fedloom.experiment import federated
-from fedloom.experiment.callbacks import Callback
 from fedloom.parts.adaptation import Maml
 from fedloom.parts.drift import FedDynDrift, Scaffold
 from fedloom.parts.mixing import Fixed, Uniform
@@ -36,21 +35,6 @@ from fedloom.parts.personal import Alternating
 from fedloom_apps.online import BufferedMoml
 
 MU, L = 0.6, 1.6  # bounds of the eigenvalues of all Hessians
-
-
-class Path(Callback):
-    """The server's models θ^t, states and the clients' states, round by round."""
-
-    def __init__(self) -> None:
-        self.theta: list[Vector] = []
-        self.server: list[dict[str, Tree]] = []
-        self.clients: list[dict[int, Any]] = []
-
-    def on_step(self, step: Any) -> dict[str, Any]:
-        self.theta.append(step.server.theta.numpy().copy())
-        self.server.append(dict(step.server.parts))
-        self.clients.append((self.clients[-1] if self.clients else {}) | step.report.states)
-        return {}
 
 
 def starting_at(point: Vector) -> Any:
@@ -73,7 +57,7 @@ def value(problem: Problem, at: Vector, weights: Vector) -> float:
 # --- FedDyn -----------------------------------------------------------------------------
 
 
-def potentials(problem: Problem, path: Path, alpha: float, kappa: float) -> list[tuple[float, float]]:
+def potentials(problem: Problem, path: Track, alpha: float, kappa: float) -> list[tuple[float, float]]:
     """‖g^t - w*‖² + κC_t, and the excess ℓ(g^t) - ℓ(w*), for t = 0, 1, ….
 
     g^t = w^t + h^t/α is the mean of the round's models, and C_t the mean square of ∇L_k(w_k^t) - ∇L_k(w*).
@@ -115,7 +99,7 @@ def test_feddyn_descends_its_potential_in_every_round(mu: float) -> None:
     """r(‖g^t - w*‖² + κC_t) ≤ ‖g^{t-1} - w*‖² + κC_{t-1} - κ₀(ℓ(g^{t-1}) - ℓ(w*)): the theorems are its sums over t."""
     problem, alpha = quadratics(), (25 if not mu else 30) * L
     r, kappa, weight = constants(alpha, 4, 4, mu)
-    path = Path()
+    path = Track()
     problem.run(squares(FedDynDrift(alpha, size_weighted=False), Uniform()), 20, solved(alpha), (path,))
     found = potentials(problem, path, alpha, kappa)
     for (before, excess), (after, _) in pairwise(found):
@@ -131,7 +115,7 @@ def test_feddyn_descends_its_potential_in_expectation_over_cohorts(monkeypatch: 
     paths = []
     for cohorts in product(combinations(range(3), taking_part), repeat=rounds):
         monkeypatch.setattr(federated, "draw_cohort", lambda *_, cohorts=cohorts, **__: np.array(cohorts[_[3]]))
-        path = Path()
+        path = Track()
         method = squares(FedDynDrift(alpha, size_weighted=False), Uniform())
         problem.run(method, rounds, solved(alpha), (path,), cohort=taking_part)
         paths.append(potentials(problem, path, alpha, kappa))
@@ -154,7 +138,7 @@ def test_device_meta_models_of_pfldyn_converge_to_the_optimal_meta_model(cohort:
     best = adapted.solution(even)
     assert np.linalg.norm(best - problem.solution(even)) > 0.05
     method = squares(FedDynDrift(alpha, size_weighted=False), Uniform(), adaptation=Maml(leap))
-    path = Path()
+    path = Track()
     local = Local(steps=5, batch_size=0, lr=1 / (alpha + 0.42))  # all of (I - ηA)A(I - ηA) lies near .42
     problem.run(method, 18 if cohort is None else 50, local, (path,), cohort=cohort)
     np.testing.assert_allclose(path.theta[-1], best, rtol=0, atol=1e-4)
@@ -196,7 +180,7 @@ def test_scaffold_converges_at_a_rate_that_does_not_know_how_much_clients_differ
     for scale in (0.1, 100.0):
         b = [a @ best + scale * problem.gradient(i, best) for i, a in enumerate(problem.a)]  # the same minimiser
         y = [x @ np.linalg.solve(a, own) for x, a, own in zip(problem.x, problem.a, b, strict=True)]
-        other, path = replace(problem, b=tuple(b), y=tuple(y)), Path()
+        other, path = replace(problem, b=tuple(b), y=tuple(y)), Track()
         local = Local(steps=4, batch_size=0, lr=0.1)
         other.run(squares(Scaffold(), Uniform()), 40, local, (path,))
         far = [np.linalg.norm(at - best) for at in path.theta]
@@ -220,7 +204,7 @@ def test_the_error_of_other_mixing_weights_than_those_of_the_objective_keeps_its
     assert lr * L <= 1 / (2 * tau)
     for shift, needed in ((0.0, False), (0.15, True)):
         w = p + shift * np.array([1, -1, 1, -1])
-        path = Path()
+        path = Track()
         problem.run(squares(mixing=Fixed(tuple(w.tolist()))), rounds, Local(steps=tau, batch_size=0, lr=lr), (path,))
         points = [np.zeros(DIM), *path.theta[:-1]]
         slopes = [[problem.gradient(k, at) for k in range(4)] for at in points]

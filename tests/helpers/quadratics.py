@@ -11,6 +11,8 @@ import numpy as np
 from fedloom.core.local import Local
 from fedloom.core.method import Method
 from fedloom.core.parts import Drift, Mixing
+from fedloom.core.tree import Tree
+from fedloom.experiment.callbacks import Callback
 from fedloom.experiment.federated import RunResult, run
 from fedloom.parts.objectives import SquaredError
 from helpers.federations import regression
@@ -21,7 +23,23 @@ Vector = np.ndarray
 SIZES = (6, 14, 8, 20)
 DIM = 3
 EXACT = Local(steps=20, batch_size=0, lr=0.48)  # with α = .7 all directions shrink by more than half a step
+NEAR = Local(steps=8, batch_size=0, lr=0.48)  # as good where methods stop, since displacements vanish there
 FEW = Local(steps=5, batch_size=0, lr=0.2)
+
+
+class Track(Callback):
+    """The server's models θ^t, states and the clients' states, round by round."""
+
+    def __init__(self) -> None:
+        self.theta: list[Vector] = []
+        self.server: list[dict[str, Tree]] = []
+        self.clients: list[dict[int, Any]] = []
+
+    def on_step(self, step: Any) -> dict[str, Any]:
+        self.theta.append(step.server.theta.numpy().copy())
+        self.server.append(dict(step.server.parts))
+        self.clients.append((self.clients[-1] if self.clients else {}) | step.report.states)
+        return {}
 
 
 @dataclass(frozen=True)

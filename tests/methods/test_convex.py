@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from helpers.marks import kinds
-from helpers.quadratics import DIM, EXACT, FEW, Problem, Vector, quadratics, squares
+from helpers.quadratics import DIM, EXACT, FEW, NEAR, Problem, Vector, quadratics, squares
 from helpers.runs import leaves, theta
 
 from fedloom.core.local import Local
@@ -41,12 +41,12 @@ def test_fedavg_stops_at_the_wrong_point_that_algebra_gives() -> None:
     best = problem.solution(p)
     there = wrong_point(problem, p, np.full(len(p), 25), 0.2)
     assert np.linalg.norm(there - best) > 0.05 * np.linalg.norm(best)
-    np.testing.assert_allclose(theta(problem.run(squares(), 40, MANY)), there, rtol=0, atol=1e-9)
+    np.testing.assert_allclose(theta(problem.run(squares(), 10, MANY)), there, rtol=0, atol=1e-9)
 
 
 def test_fedavg_with_one_step_is_gradient_descent_and_right() -> None:
     problem = quadratics()
-    found = theta(problem.run(squares(), 150, Local(steps=1, batch_size=0, lr=0.4)))
+    found = theta(problem.run(squares(), 30, Local(steps=1, batch_size=0, lr=0.8)))
     np.testing.assert_allclose(found, problem.solution(problem.n), rtol=0, atol=1e-9)
 
 
@@ -55,9 +55,9 @@ def test_fedavg_with_one_step_is_gradient_descent_and_right() -> None:
 DRIFTS = {
     "scaffold": (Scaffold(), FEW, False),
     "scaffold by size": (Scaffold(size_weighted=True), FEW, True),
-    "dc by size": (FedDCDrift(0.7, control=True, size_weighted=True), EXACT, True),
-    "dynamic by size": (FedDynDrift(0.7, size_weighted=True), EXACT, True),
-    "dynamic unweighted": (FedDynDrift(0.7, size_weighted=False), EXACT, False),
+    "dc by size": (FedDCDrift(0.7, control=True, size_weighted=True), NEAR, True),
+    "dynamic by size": (FedDynDrift(0.7, size_weighted=True), NEAR, True),
+    "dynamic unweighted": (FedDynDrift(0.7, size_weighted=False), NEAR, False),
 }
 
 
@@ -69,8 +69,8 @@ def test_corrected_methods_reach_the_true_minimiser(
     problem = quadratics()
     weighted, unweighted = problem.solution(problem.n), problem.solution(np.ones(len(problem.n)))
     assert np.linalg.norm(weighted - unweighted) > 0.1, "the two goals must differ for the test to tell them apart"
-    found = theta(problem.run(squares(drift, Uniform()), 40 if cohort is None else 100, local, cohort=cohort))
-    np.testing.assert_allclose(found, weighted if size_weighted else unweighted, rtol=0, atol=1e-6)
+    found = theta(problem.run(squares(drift, Uniform()), 30 if cohort is None else 60, local, cohort=cohort))
+    np.testing.assert_allclose(found, weighted if size_weighted else unweighted, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("drift", ["scaffold", "dynamic unweighted"])
@@ -92,7 +92,7 @@ def test_the_direction_of_fedcm_repeats_the_decay_of_weights() -> None:
     hessian, pull = np.mean(problem.a, axis=0), np.mean(problem.b, axis=0)
     for drift, strength in ((FedCMDrift(alpha), decay / alpha), (Scaffold(), decay)):
         there = np.linalg.solve(hessian + strength * np.eye(DIM), pull)
-        np.testing.assert_allclose(theta(problem.run(squares(drift, Uniform()), 100, local)), there, rtol=0, atol=1e-7)
+        np.testing.assert_allclose(theta(problem.run(squares(drift, Uniform()), 80, local)), there, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("size_weighted", kinds([True, False], [True]))
@@ -104,8 +104,8 @@ def test_linear_terms_of_feddyn(size_weighted: bool) -> None:
     clients = len(scale)
     solutions: dict[int, Vector] = {}
     means = []
-    for rounds in (1, 3, 100):
-        result = problem.run(squares(FedDynDrift(alpha, size_weighted), Uniform()), rounds, EXACT, cohort=2, seed=4)
+    for rounds in (1, 3, 60):
+        result = problem.run(squares(FedDynDrift(alpha, size_weighted), Uniform()), rounds, NEAR, cohort=2, seed=4)
         states = {key: value.numpy() for key, value in leaves(result.snapshot)}
         own = [states.get(f"client {i}/drift/h", np.zeros(DIM)) for i in range(clients)]
         np.testing.assert_allclose(states["server/drift/h"], np.mean(own, axis=0), rtol=0, atol=1e-10)
@@ -115,9 +115,9 @@ def test_linear_terms_of_feddyn(size_weighted: bool) -> None:
         means.append(np.linalg.norm(states["server/drift/h"]))
     best = problem.solution(scale)
     for i in range(clients):
-        np.testing.assert_allclose(solutions[i], best, rtol=0, atol=1e-6)
-        np.testing.assert_allclose(own[i], scale[i] * problem.gradient(i, best), rtol=0, atol=1e-6)
-    assert means[-1] < 1e-6 < 1e-2 < means[0]
+        np.testing.assert_allclose(solutions[i], best, rtol=0, atol=1e-4)
+        np.testing.assert_allclose(own[i], scale[i] * problem.gradient(i, best), rtol=0, atol=1e-4)
+    assert means[-1] < 1e-4 < 1e-2 < means[0]
     assert min(np.linalg.norm(h) for h in own) > 0.1, "single linear terms must not vanish, only their mean"
 
 
@@ -248,5 +248,5 @@ def test_server_momentum_speeds_up_and_stops_at_the_same_point() -> None:
     """Momentum changes the path, not the fixed point."""
     problem = quadratics()
     there = wrong_point(problem, problem.n / problem.n.sum(), np.full(len(problem.n), 25), 0.2)
-    found = theta(problem.run(squares(server=SGD(lr=0.7, momentum=0.4)), 30, MANY))
+    found = theta(problem.run(squares(server=SGD(lr=0.9, momentum=0.2)), 18, MANY))
     np.testing.assert_allclose(found, there, rtol=0, atol=1e-6)

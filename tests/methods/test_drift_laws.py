@@ -10,7 +10,7 @@ import pytest
 import torch
 from helpers.federations import SIZES, classes
 from helpers.networks import tanh_net
-from helpers.quadratics import DIM, EXACT, FEW, quadratics, squares
+from helpers.quadratics import DIM, FEW, NEAR, Track, quadratics, squares
 from helpers.runs import assert_same_run, assert_same_state, experiment, go, leaves, theta
 
 from fedloom.core.context import Batch, Output
@@ -155,17 +155,17 @@ def test_feddc_uses_the_rate_really_applied() -> None:
 
 
 @pytest.mark.parametrize("gradient", [True, False])
-@pytest.mark.parametrize("local", [EXACT, FEW], ids=["exact", "five steps"])
+@pytest.mark.parametrize("local", [NEAR, FEW], ids=["near", "five steps"])
 @pytest.mark.slow
-def test_feddc_reaches_the_minimiser_with_exact_and_with_few_steps(gradient: bool, local: Local) -> None:
+def test_feddc_reaches_the_minimiser_with_many_and_with_few_steps(gradient: bool, local: Local) -> None:
     """There h_i = -∇F_i/α, and its mean vanishes."""
     problem, alpha = quadratics(), 0.7
     best = problem.solution(np.ones(len(problem.n)))
-    result = problem.run(squares(FedDCDrift(alpha, gradient), Uniform()), 60, local)
-    np.testing.assert_allclose(theta(result), best, rtol=0, atol=1e-6)
+    result = problem.run(squares(FedDCDrift(alpha, gradient), Uniform()), 40, local)
+    np.testing.assert_allclose(theta(result), best, rtol=0, atol=1e-5)
     drifts = [states(result)[f"client {i}/drift/h"] for i in range(len(problem.n))]
     for i, h in enumerate(drifts):
-        np.testing.assert_allclose(h, -problem.gradient(i, best) / alpha, rtol=0, atol=1e-5)
+        np.testing.assert_allclose(h, -problem.gradient(i, best) / alpha, rtol=0, atol=1e-4)
     assert min(np.linalg.norm(h) for h in drifts) > 0.1
 
 
@@ -174,10 +174,10 @@ def test_with_part_of_the_clients_feddc_rests_only_over_everyone() -> None:
     problem = quadratics()
     best = problem.solution(np.ones(len(problem.n)))
     ends = {
-        e: theta(problem.run(squares(FedDCDrift(0.7, average_over_all=e), Uniform()), 100, EXACT, cohort=2))
+        e: theta(problem.run(squares(FedDCDrift(0.7, average_over_all=e), Uniform()), 60, NEAR, cohort=2))
         for e in (True, False)
     }
-    np.testing.assert_allclose(ends[True], best, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(ends[True], best, rtol=0, atol=1e-4)
     assert np.linalg.norm(ends[False] - best) > 0.1
 
 
@@ -187,18 +187,16 @@ def test_with_part_of_the_clients_feddc_rests_only_over_everyone() -> None:
 @pytest.mark.parametrize("name", ["serial", "processes"])
 def test_the_server_of_fedsplit_is_the_mean_of_all_z(name: str) -> None:
     """After every round, with absent clients, drop-outs, and clients that come late; who never came stands at θ⁰."""
-    late = 0
-    for rounds in range(1, 13):
-        result = go(fedsplit(s=2.0), **PARTIAL | {"rounds": rounds, "engine": name, "cohort": 2, "seed": 7})
-        found = states(result)
-        z = [found.get(f"client {i}/drift/z", start()) for i in range(len(SIZES))]
-        np.testing.assert_allclose(theta(result), np.mean(z, axis=0), rtol=0, atol=1e-12)
-        joined = sum(f"client {i}/drift/z" in found for i in range(len(SIZES)))
-        assert found["server/drift/joined"] == pytest.approx(joined / len(SIZES), abs=1e-12)
-        assert ("server/drift/start" in found) == (joined < len(SIZES))
-        late += rounds > 3 and joined < len(SIZES)
-    assert late > 0
-    assert joined == len(SIZES), "somebody must have come late, and everybody in the end"
+    path, nobody = Track(), {"drift": {"z": torch.from_numpy(start())}}
+    conditions = PARTIAL | {"rounds": 12, "engine": name, "cohort": 2, "seed": 7}
+    run(experiment(fedsplit(s=2.0), **conditions), callbacks=(path,))
+    joined = [len(clients) for clients in path.clients]
+    for at, server, clients, there in zip(path.theta, path.server, path.clients, joined, strict=True):
+        z = [clients.get(i, nobody)["drift"]["z"].numpy() for i in range(len(SIZES))]
+        np.testing.assert_allclose(at, np.mean(z, axis=0), rtol=0, atol=1e-12)
+        assert float(server["drift"]["joined"]) == pytest.approx(there / len(SIZES), abs=1e-12)
+        assert ("start" in server["drift"]) == (there < len(SIZES))
+    assert joined[3] < len(SIZES) == joined[-1], "somebody must have come late, and everybody in the end"
 
 
 def test_act_is_the_mean_of_the_z_that_came() -> None:
@@ -240,7 +238,7 @@ def test_fedsplit_reaches_the_minimiser() -> None:
     """And there u_i = x, so that z_i = x - s∇F_i(x)."""
     problem, s = quadratics(), 1 / 0.7
     best = problem.solution(np.ones(len(problem.n)))
-    result = problem.run(squares(FedSplitDrift(s), Uniform()), 30, EXACT)
+    result = problem.run(squares(FedSplitDrift(s), Uniform()), 14, NEAR)
     np.testing.assert_allclose(theta(result), best, rtol=0, atol=1e-6)
     pulls = []
     for i in range(len(problem.n)):
@@ -255,10 +253,10 @@ def test_all_reaches_the_minimiser_with_part_of_the_clients_and_act_does_not() -
     problem = quadratics()
     best = problem.solution(np.ones(len(problem.n)))
     ends = {
-        active: theta(problem.run(squares(FedSplitDrift(1 / 0.7, active), Uniform()), 60, EXACT, cohort=2))
+        active: theta(problem.run(squares(FedSplitDrift(1 / 0.7, active), Uniform()), 30, NEAR, cohort=2))
         for active in (False, True)
     }
-    np.testing.assert_allclose(ends[False], best, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(ends[False], best, rtol=0, atol=1e-4)
     assert np.linalg.norm(ends[True] - best) > 0.1
 
 

@@ -114,7 +114,7 @@ def test_weights_of_a_convex_loss_go_to_the_best_mixture(seed: int) -> None:
     a, best = torch.from_numpy(root @ root.T / size + np.eye(size)), torch.from_numpy(draw.normal(size=size))
     last, received = (torch.from_numpy(draw.normal(size=size)) for _ in range(2))
     samples = Batch(torch.zeros(5, 1), torch.zeros(5))
-    part = Merged(0, rate=0.005, batch_size=0, tolerance=0.0, most=20000)
+    part = Merged(0, rate=0.04, batch_size=0, tolerance=0.0, most=2500)
     ctx = NO_ROUND._replace(facts=facts()._replace(layers=(3, 4)), read=lambda: samples, state=part.init_client(last))
     work = part.start(ctx, received, {"private": last}, draw)
     point, _ = next(work)
@@ -133,7 +133,7 @@ def test_weights_of_a_convex_loss_go_to_the_best_mixture(seed: int) -> None:
     assert slope[inside].abs().max() < 1e-8
     assert (slope[w == 0] > 0).all()
     assert (slope[w == 1] < 0).all()
-    assert int(local["epochs"]) == 20000
+    assert int(local["epochs"]) == 2500
 
 
 def test_weights_are_learnt_until_they_converge_and_then_once_a_round() -> None:
