@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -20,7 +23,9 @@ from helpers.runs import assert_same_state, experiment, go
 from scipy.linalg import block_diag
 from torch import Tensor, nn
 
+from fedloom.core.aggregate import even_blocks
 from fedloom.core.context import Meeting
+from fedloom.core.engine import Group, calls
 from fedloom.core.errors import CheckpointError, ConfigError, DataError
 from fedloom.core.federation import Index, Split
 from fedloom.core.links import Links, mixed
@@ -351,6 +356,37 @@ def test_clients_use_and_the_table_shows_the_models_that_they_receive() -> None:
         assert own.history[-1][key] == pytest.approx(alone.history[-1][key], abs=1e-12)
     assert own.history[-1]["consensus/distance"] > result.history[-1]["consensus/distance"] > 0
     assert own.summary["headline"] == "clients/accuracy/mean"
+
+
+@pytest.mark.parametrize("method", ["fedprox", "scaffold", "fedrep", "ditto"])
+def test_clients_with_models_of_their_own_share_calls_and_train_as_alone(method: str) -> None:
+    """Constants of a block's corrections are those of each client's own received model."""
+    setting: dict[str, Any] = {"cohort": 5, "drop_rate": 0.2, "rounds": 2}
+    live, together = (go(on(Ring(), method), compute=compute, **setting) for compute in ("live", "batched"))
+    torch.testing.assert_close(models(together), models(live), rtol=0, atol=TINY)
+    for client, state in live.snapshot.store:
+        for place, tree in state.items():
+            for name, value in tree.items():
+                torch.testing.assert_close(together.snapshot.store.get(client)[place][name], value, rtol=0, atol=TINY)  # type: ignore[index]
+
+
+def test_models_of_few_receivers_share_calls_and_those_of_many_have_their_own() -> None:
+    task = FederatedTask(experiment(on(Ring())))
+    down = task.state.server.model(0).broadcast(task.plan)
+
+    def groups(*sizes: int) -> list[Group]:
+        ends = np.cumsum([0, *sizes])
+        return [Group(down, np.arange(a, b), lambda client: {}) for a, b in pairwise(ends)]
+
+    pairs = partial(even_blocks, longest=4, shares=1)
+    assert calls(groups(1, 2, 1, 5, 3, 1, 1, 1), pairs) == [[0, 1, 2], [3], [4], [5, 6, 7]]
+    assert calls(groups(1, 2, 1), None) == [[0], [1], [2]]
+    made = FederatedTask(experiment(on(Ring()), federation=classes([6] * 12), compute="batched"))
+    made.open()
+    assert made.engine is not None
+    with patch.object(made.engine, "run", wraps=made.engine.run) as run_all:
+        made.commit(made.step())
+    assert [len(group.clients) for group in run_all.call_args.args[0]] == [3, 3, 3, 3]
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ from fedloom.core import dropout, rng
 from fedloom.core.aggregate import EVEN, Fold, even_blocks, fold
 from fedloom.core.client import Broadcast, ClientWork, Result, State, Vectors, load
 from fedloom.core.context import Context
-from fedloom.core.engine import States
+from fedloom.core.engine import FEW, States
 from fedloom.core.errors import in_one_line
 from fedloom.core.layout import call
 from fedloom.core.parts import UPDATE
@@ -123,6 +123,11 @@ class Batched:
         """Blocks of equal size, as large as memory allows."""
         return even_blocks(members, self.longest, self.shares)
 
+    def joint(self, members: int) -> list[range]:
+        """Blocks of clients that start from models of their own, which are rows of the network like any other."""
+        longest = max(self.longest - FEW + 2, 1)
+        return even_blocks(members, longest, self.shares)
+
     def work(self, down: Broadcast, clients: Sequence[int], states: Sequence[State]) -> Iterator[Result]:
         """The results of the clients, in order; an exception or a non-finite update becomes a failure."""
         block = _Block(self, down, clients, states)
@@ -130,10 +135,12 @@ class Batched:
             results = None
             if self.has_plain_rounds:
                 results = block.plain()
-            elif self.has_separate_rounds:
-                results = block.separate()
             elif self.has_phased_rounds:
                 results = block.phased()
+            elif down.models:  # pairs of models are trained around one θ
+                pass
+            elif self.has_separate_rounds:
+                results = block.separate()
             elif self.has_paired_rounds:
                 results = block.paired()
             yield from self._apart(block) if results is None else results
@@ -159,12 +166,12 @@ class Batched:
         self, down: Broadcast, clients: Sequence[int], states: Sequence[State], weights: np.ndarray | None
     ) -> Fold:
         """The fold of the clients' results; if single updates are not needed, their sum is computed directly."""
-        if self.sums and self.has_plain_rounds and weights is not None:
+        if self.sums and self.has_plain_rounds and weights is not None and not down.models:
             with torch.no_grad():
                 found = _Block(self, down, clients, states).summed(weights)
             if found is not None:
                 return found
-        return fold(self.plan, self.work(down, clients, states), weights)
+        return fold(self.plan, self.work(down, clients, states), weights, down.places(clients))
 
     def losses(self, down: Broadcast, clients: np.ndarray, states: States, held_out: bool = False) -> np.ndarray:
         """F_i(θ^t), float64 [clients], one client after the other."""
@@ -203,7 +210,7 @@ class _Block:
         self.compute, self.plan, self.down = compute, compute.plan, down
         self.net = compute.network()
         self.clients = list(clients)
-        self.jobs = [ClientWork(self.plan, down, c, state) for c, state in zip(clients, states, strict=True)]
+        self.jobs = [ClientWork(self.plan, down.to(c), c, state) for c, state in zip(clients, states, strict=True)]
         self.error: Exception | None = None  # why they could not be trained together
 
     def plain(self) -> Iterator[Result] | None:
@@ -311,8 +318,8 @@ class _Block:
         try:
             contexts = [job.begin(len(each)) if hooked else {} for job, each in zip(self.jobs, batches, strict=True)]
             ordered = [contexts[number] for number in schedule.order]
-            steps = schedule.steps.tolist()
-            rule = plain.affine_rule(plan, self.down.lr, steps, ordered, lambda: self.compute.constants)
+            steps, rows = schedule.steps.tolist(), lambda: self.compute.constants
+            rule = plain.affine_rule(plan, self.down.lr, steps, ordered, rows, not self.down.models)
         except Exception as error:  # in lockstep it becomes the failure of that client alone
             self.error = error
             return None
@@ -326,12 +333,13 @@ class _Block:
         return _Descent(schedule, x, y, contexts, rule)
 
     def _trained(self, work: _Descent, keys: Tensor | None) -> TrainedCohort | None:
-        """Train the received models, or the clients' own if parts of them are private; None if augmentation fails."""
+        """Train the received model, or the clients' own where they differ; None if augmentation fails."""
         plan, down, order = self.plan, self.down, work.schedule.order
-        if plan.has_private:
-            for row, number in enumerate(order):
-                load(plan, down, self.clients[number], self.jobs[number].state, self._vectors(self.net.theta[row]))
-        theta = None if plan.has_private else down.theta
+        own = plan.has_private or bool(down.models)
+        for row, number in enumerate(order) if own else ():
+            job = self.jobs[number]
+            load(plan, job.down, job.client, job.state, self._vectors(self.net.theta[row]))
+        theta = None if own else down.theta
         clients = [self.clients[number] for number in order]
         change = plain.augmentation(plan, down.round, clients, work.schedule)
         try:

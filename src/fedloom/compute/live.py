@@ -34,7 +34,7 @@ class Live:
     """The live compute: autograd on one module that is built once and never rebuilt."""
 
     longest, blocks = LONGEST, staticmethod(blocks)
-    together = False
+    together, joint = False, None
 
     def __init__(self, plan: ClientPlan) -> None:
         self.plan = plan
@@ -53,13 +53,13 @@ class Live:
     def work(self, down: Broadcast, clients: Sequence[int], states: Sequence[State]) -> Iterator[Result]:
         """The results of the clients, in order; an exception or a non-finite update becomes a failure."""
         for client, state in zip(clients, states, strict=True):
-            yield self._work(down, client, state)
+            yield self._work(down.to(client), client, state)
 
     def fold(
         self, down: Broadcast, clients: Sequence[int], states: Sequence[State], weights: np.ndarray | None
     ) -> Fold:
         """The fold of the clients' results."""
-        return fold(self.plan, self.work(down, clients, states), weights)
+        return fold(self.plan, self.work(down, clients, states), weights, down.places(clients))
 
     def _work(self, down: Broadcast, client: int, state: State) -> Result:
         rng.seed_torch(self.plan.seed, "dropout", down.round, client)

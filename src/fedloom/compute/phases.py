@@ -66,7 +66,7 @@ class PhasedRound:
             return None
         held = [self.vectors(row) for row in self.net.theta[: len(jobs)]]
         for job, at in zip(jobs, held, strict=True):
-            load(self.plan, self.down, job.client, job.state, at)
+            load(self.plan, job.down, job.client, job.state, at)
         owners = torch.tensor([job.client for job in jobs])
         sums = torch.stack([self._train(half, schedule, owners) for half, schedule in phases]).sum(0)
         means = (sums / sums.new_tensor([len(each) for each in batches])).tolist()

@@ -87,7 +87,7 @@ def needs_only_sums(plan: ClientPlan) -> bool:
 
 def affine_rule(
     plan: ClientPlan, lr: float, steps: Sequence[int], contexts: Sequence[dict[str, Context]],
-    rows: Callable[[], Tensor],
+    rows: Callable[[], Tensor], alike: bool = True,
 ) -> SGDRule | None:  # fmt: skip
     """The update rule of a block's clients with all their corrections; None if its coefficients differ between them.
 
@@ -97,6 +97,7 @@ def affine_rule(
         steps: the clients' numbers of steps.
         contexts: their contexts.
         rows: returns memory for the constants of the corrections, [C, P].
+        alike: whether they have received the same model.
     """
     local, parts = plan.local, plan.method.hooks["grad"]
     usual = SGDRule(
@@ -114,7 +115,7 @@ def affine_rule(
         return None
     own = plan.method.hooks["begin"] or plan.method.hooks["init_client"]
     ours = all(type(part).__module__.startswith("fedloom.") for _, part in parts)
-    common = ours and not own  # a user's part may read what else differs between clients
+    common = ours and alike and not own  # a user's part may read what else differs between clients
     constants, zero = rows()[: 1 if common else len(contexts)], plan.theta0.new_zeros(()).expand_as(plan.theta0)
     for row, seen in zip(constants, contexts, strict=False):
         made = row.zero_()

@@ -7,7 +7,7 @@ fold per block instead of one upload per client, and the result is bitwise indep
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from itertools import pairwise
@@ -109,6 +109,7 @@ class Fold:
         results: each member's result without its uploads: state, loss, failure, and its displacement and buffers if the
             plan has ``report_models``.
         traffic: of the uploads.
+        parts: the folds of several models whose receivers share a block, instead of sums, kept uploads and traffic.
     """
 
     sums: dict[str, Tensor] = field(default_factory=dict)
@@ -116,6 +117,7 @@ class Fold:
     arrived: list[bool] = field(default_factory=list)
     results: list[Result] = field(default_factory=list)
     traffic: Traffic = field(default_factory=Traffic)
+    parts: list[Fold] = field(default_factory=list)
 
     def add(self, plan: ClientPlan, result: Result, weight: float | None) -> None:
         """Add the next member's result; with ``weight=None`` (p is not known yet) its update is kept."""
@@ -271,9 +273,21 @@ def mixture(weights: Float[Tensor, "K"], values: Float[Tensor, "K B"]) -> Float[
     return weights @ values.masked_fill(equal, 0.0) + values[0].where(equal, torch.zeros_like(values[0]))
 
 
-def fold(plan: ClientPlan, results: Iterable[Result], weights: np.ndarray | None) -> Fold:
-    """Fold the results of one block; ``weights`` float64 [members] are the members' mixing coefficients."""
-    folded = Fold()
+def fold(
+    plan: ClientPlan, results: Iterable[Result], weights: np.ndarray | None, places: Sequence[int] | None = None
+) -> Fold:
+    """Fold the results of one block.
+
+    Args:
+        plan: the client plan.
+        results: the members' results, in order.
+        weights: the members' mixing coefficients, float64 [members], if known.
+        places: which of several models each member has received; None for one model.
+    """
+    parts = [Fold() for _ in range(1 if places is None else max(places) + 1)]
     for position, result in enumerate(results):
-        folded.add(plan, result, None if weights is None else float(weights[position]))
-    return folded
+        own = parts[0 if places is None else places[position]]
+        own.add(plan, result, None if weights is None else float(weights[position]))
+    if places is None:
+        return parts[0]
+    return Fold(results=[result for part in parts for result in part.results], parts=parts)

@@ -8,7 +8,7 @@ on one live module, or for many clients in one batched pass.
 from __future__ import annotations
 
 import traceback
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cache
@@ -50,6 +50,8 @@ class Broadcast:
         buffers: the shared buffers.
         parts: the ``downloads`` of each part's server state, by place.
         invited: the numbers of all clients that receive it.
+        models: the messages of several models that clients of one call have received; the fields above are empty then.
+        model_of: which of them each client has received.
     """
 
     round: int
@@ -58,6 +60,22 @@ class Broadcast:
     buffers: Float[Tensor, "buffers"]
     parts: State
     invited: tuple[int, ...] = ()
+    models: tuple[Broadcast, ...] = ()
+    model_of: Mapping[int, int] = field(default_factory=dict)
+
+    @classmethod
+    def joined(cls, clients: Sequence[Sequence[int]], models: Sequence[Broadcast]) -> Broadcast:
+        """The messages of one round to the clients of several models."""
+        one, owners = models[0], {client: n for n, members in enumerate(clients) for client in members}
+        return cls(one.round, one.lr, one.theta[:0], one.buffers[:0], {}, (), tuple(models), owners)
+
+    def to(self, client: int) -> Broadcast:
+        """What a client has received."""
+        return self.models[self.model_of[client]] if self.models else self
+
+    def places(self, clients: Sequence[int]) -> list[int] | None:
+        """Which of several models each client has received; None for one model."""
+        return [self.model_of[client] for client in clients] if self.models else None
 
 
 class FailureKind(str, Enum):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import ClassVar, Literal, NamedTuple, Protocol
 
 import numpy as np
@@ -12,6 +13,7 @@ from fedloom.core.aggregate import Fold
 from fedloom.core.client import Broadcast, Result, State
 from fedloom.core.plan import ClientPlan
 
+FEW = 4  # clients from which a model has calls of its own
 States = Callable[[int], State]  # client number -> its state
 
 
@@ -47,6 +49,14 @@ class Compute(Protocol):
     @property
     def together(self) -> bool:
         """Whether the members of a block run at once, so that a member that kills its process cannot be identified."""
+        ...
+
+    @property
+    def joint(self) -> Callable[[int], list[range]] | None:
+        """The cut of so many clients that have received many models into calls; None if each model has its own.
+
+        A call may get up to ``FEW`` - 2 clients more.
+        """
         ...
 
     def work(self, down: Broadcast, clients: Sequence[int], states: Sequence[State]) -> Iterator[Result]:
@@ -101,6 +111,36 @@ class Group(NamedTuple):
     weights: np.ndarray | None = None
     level: int = 0
 
+    def blocks(self, compute: Compute) -> list[range]:
+        """Its cut into blocks; clients of several models are one."""
+        return [range(len(self.clients))] if self.down.models else compute.blocks(len(self.clients))
+
+    @classmethod
+    def joined(cls, groups: Sequence[Group]) -> Group:
+        """The work of several models in one call."""
+        owner = {client: one for one in groups for client in one.clients.tolist()}
+        weights = [one.weights for one in groups if one.weights is not None]
+        return cls(
+            Broadcast.joined([one.clients.tolist() for one in groups], [one.down for one in groups]),
+            np.concatenate([one.clients for one in groups]), lambda client: owner[client].states(client),
+            np.concatenate(weights) if weights else None, groups[0].level,
+        )  # fmt: skip
+
+
+def calls(groups: Sequence[Group], joint: Callable[[int], list[range]] | None) -> list[list[int]]:
+    """The groups, by number, that share a call: consecutive ones of few clients, if these can be stepped together."""
+    found: list[list[int]] = []
+    for few, run in groupby(range(len(groups)), key=lambda number: len(groups[number].clients) < FEW):
+        numbers = list(run)
+        if joint is None or not few:
+            found += [[number] for number in numbers]
+            continue
+        ends = np.cumsum([len(groups[number].clients) for number in numbers])
+        stops = [block.stop for block in joint(int(ends[-1]))]
+        shares = np.searchsorted(stops, ends)
+        found += [[numbers[n] for n in np.flatnonzero(shares == share)] for share in np.unique(shares)]
+    return found
+
 
 class Engine(Protocol):
     """Runs client work. Folds come in the order of ``clients``, so that sums have the same order on all engines.
@@ -109,11 +149,13 @@ class Engine(Protocol):
         traits: what a run depends on.
         files: the files of a block's client states, for engines whose workers can read and write them; None if states
             go through the driver.
+        joint: that of its compute: how clients with different models share calls, if they can.
         remark: a sentence for the user on how the engine works here; empty if there is nothing to say.
     """
 
     traits: ClassVar[Traits] = Traits()
     files: Callable[[Sequence[int]], StateFiles] | None = None
+    joint: Callable[[int], list[range]] | None = None
     remark: str = ""
 
     def run(self, groups: Sequence[Group]) -> Generator[tuple[int, Fold]]:

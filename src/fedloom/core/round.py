@@ -31,7 +31,7 @@ from fedloom.core.aggregate import Fold, Traffic
 from fedloom.core.client import BUFFERS, Broadcast, FailureKind, Result, State
 from fedloom.core.cohort import Cohort, Report
 from fedloom.core.context import Meeting, RoundInfo
-from fedloom.core.engine import Engine, Group
+from fedloom.core.engine import Engine, Group, calls
 from fedloom.core.errors import ClientError, ConfigError, add_note, in_words, nearest
 from fedloom.core.links import Links, checked, mixed
 from fedloom.core.method import Method
@@ -110,15 +110,17 @@ def federated_round(
             report.traffic.down((down.theta, down.buffers, *slices), others)
 
     # client work: a model is finished as soon as the last of its receivers has arrived
-    owners = [(number, group) for number, one in rounds.items() for group in one.groups]
+    pieces = [(number, group) for number, one in rounds.items() for group in one.groups]
+    owners = [[pieces[n] for n in shared] for shared in calls([group for _, group in pieces], engine.joint)]
+    work = [one[0][1] if len(one) == 1 else Group.joined([group for _, group in one]) for one in owners]
     after, waiting = dict[int, Server](), deque(rounds)
-    with closing(engine.run([group for _, group in owners])) as folds:
+    with closing(engine.run(work)) as folds:
         for turn, fold in folds:
-            number, group = owners[turn]
-            while (done := waiting[0]) != number:
-                after[done] = rounds[done].finish()
-                waiting.popleft()
-            rounds[number].take(group, fold, observe)
+            for (number, group), part in zip(owners[turn], fold.parts or [fold], strict=True):
+                while (done := waiting[0]) != number:
+                    after[done] = rounds[done].finish()
+                    waiting.popleft()
+                rounds[number].take(group, part, observe)
     after |= {number: rounds[number].finish() for number in waiting}
     for number, one in rounds.items() if report.models is not None else ():
         report.add(report.models == number, one.report)

@@ -82,14 +82,15 @@ class Serial(Engine):
 
     def __init__(self, plan: ClientPlan, compute: ComputeFactory) -> None:
         self.computes = [compute(level) for level in plan.levels]
+        self.joint = self.computes[0].joint
 
     def run(self, groups: Sequence[Group]) -> Generator[tuple[int, Fold]]:
-        for number, (down, clients, states, weights, level) in enumerate(groups):
-            compute = self.computes[level]
-            for block in compute.blocks(len(clients)):
-                members = clients[block.start : block.stop].tolist()
-                part = None if weights is None else weights[block.start : block.stop]
-                yield number, compute.fold(down, members, [states(client) for client in members], part)
+        for number, group in enumerate(groups):
+            compute = self.computes[group.level]
+            for block in group.blocks(compute):
+                members = group.clients[block.start : block.stop].tolist()
+                part = None if group.weights is None else group.weights[block.start : block.stop]
+                yield number, compute.fold(group.down, members, [group.states(client) for client in members], part)
 
     def losses(
         self, down: Broadcast, clients: np.ndarray, states: States, level: int = 0, held_out: bool = False

@@ -91,6 +91,7 @@ class BlockTask(Block):
         lost: the failures of members that killed too many workers.
         alone: whether members run one by one, to find the one that kills its worker.
         places: places in the arena for their new states, as far as there is room.
+        models: which of several models each member has received; None for one model.
     """
 
     slot: int
@@ -99,6 +100,7 @@ class BlockTask(Block):
     lost: dict[int, Result] = field(default_factory=dict)
     alone: bool = False
     places: list[int] = field(default_factory=list)
+    models: list[int] | None = None
 
 
 def die_with_parent(parent: int) -> None:
@@ -184,7 +186,7 @@ def _folded(plan: ClientPlan, compute: Compute, down: Broadcast, task: BlockTask
     if compute.together and not (task.lost or task.alone):
         folded = compute.fold(down, task.clients, task.states, task.weights)
     else:
-        folded = fold(plan, _results(compute, down, task, slot), task.weights)
+        folded = fold(plan, _results(compute, down, task, slot), task.weights, task.models)
     for result, place in zip(folded.results, task.places, strict=False):
         result.state = slot.arena.put(place, result.state)
     return folded
@@ -274,12 +276,13 @@ class Processes(Engine):
         self.plan = plan
         self.compute = compute
         self.computes = [compute(level) for level in plan.levels]  # inherited by the workers
+        self.joint = self.computes[0].joint
         self.count = workers or cores
         numbers = plan.layout.shared_size + plan.private_size + plan.layout.buffer_size
         vectors = VECTORS * numbers * plan.layout.dtype.itemsize
-        self.downs = segments(DOWNS, vectors + (1 << 20), handed=handed)
-        self.announced = 0  # broadcasts so far
         longest, slots = max(compute.longest for compute in self.computes), QUEUED * self.count
+        self.downs = segments(DOWNS, vectors * (1 if plan.models == 1 else longest) + (1 << 20), handed=handed)
+        self.announced = 0  # broadcasts so far
         stateful = bool(plan.method.hooks["init_client"] or plan.private_size) and vectors >= VECTORS * LARGE
         places = plan.population.clients + slots * longest if stateful else 0
         self.arena = Arena(min(places, ADDRESSES // max(vectors, 1)), vectors, handed)
@@ -341,9 +344,7 @@ class Processes(Engine):
     def run(self, groups: Sequence[Group]) -> Generator[tuple[int, Fold]]:
         """The folds of each group's blocks, in order; the caller owns them."""
         self._wake()
-        cut = [
-            (n, block) for n, one in enumerate(groups) for block in self.computes[one.level].blocks(len(one.clients))
-        ]
+        cut = [(n, block) for n, one in enumerate(groups) for block in one.blocks(self.computes[one.level])]
         waiting, free, spare = deque(enumerate(cut)), deque(range(len(self.slots))), deque(range(len(self.downs)))
         left = Counter(number for number, _ in cut)  # blocks that are not done
         announced: dict[int, Announcement] = {}
@@ -365,7 +366,9 @@ class Processes(Engine):
                 members = clients[block.start : block.stop].tolist()
                 part = None if weights is None else weights[block.start : block.stop]
                 own = [states(client) for client in members]
-                self._give(worker, BlockTask(turn, level, members, part, own, slot, announced[number]))
+                task = BlockTask(turn, level, members, part, own, slot, announced[number])
+                task.models = down.places(members)
+                self._give(worker, task)
 
         try:
             deal()
@@ -526,7 +529,7 @@ class Processes(Engine):
             self.workers[0].tasks.clear()
             return task, folded
         results = (task.lost[n] for n in range(len(task.clients)))
-        return task, fold(self.plan.levels[task.level], results, task.weights)
+        return task, fold(self.plan.levels[task.level], results, task.weights, task.models)
 
     def _replace(self, number: int) -> deque[BlockTask]:
         old = self.workers[number]

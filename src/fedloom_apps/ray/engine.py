@@ -74,6 +74,7 @@ class Ray(Engine):
             raise ConfigError(f"engine 'ray': gather is {gather!r}, but it must be one of {', '.join(WAYS)}.")
         self.plan, self.gather = plan, gather
         self.computes: list[Compute] = [compute(level) for level in plan.levels]  # for the shapes of blocks
+        self.joint = self.computes[0].joint
         self.sent = 0  # bytes of blocks and their states that left the driver, broadcasts aside
         self.received = 0  # bytes that came back to it
         self.sums = 0  # bytes of a block's sums, as seen last
@@ -95,9 +96,10 @@ class Ray(Engine):
 
     def run(self, groups: Sequence[Group]) -> Generator[tuple[int, Fold]]:
         """The folds of each group's blocks, in order; of a chain, first those without sums, then the sums."""
-        for number, (down, clients, states, weights, level) in enumerate(groups):
-            work = _Blocks(self, down, clients, states, weights, level, self.files)
-            for one in work.chained() if self._chains(len(work.cut), weights) else work.folds():
+        for number, group in enumerate(groups):
+            work = _Blocks(self, group, self.files)
+            chains = not group.down.models and self._chains(len(work.cut), group.weights)
+            for one in work.chained() if chains else work.folds():
                 yield number, one
 
     def _chains(self, blocks: int, weights: np.ndarray | None) -> bool:
@@ -114,7 +116,8 @@ class Ray(Engine):
         own: States = (
             (lambda client: {k: v for k, v in states(client).items() if k == "personal"}) if private else _none
         )
-        return _Blocks(self, down, clients, own, None, level, self.files if private else None).losses(held_out)
+        work = _Blocks(self, Group(down, clients, own, None, level), self.files if private else None)
+        return work.losses(held_out)
 
     def receive(self, answer: Packed) -> Any:
         """Unpack an answer, and raise it if it is an error."""
@@ -142,21 +145,12 @@ class Ray(Engine):
 class _Blocks:
     """The blocks of one call, and which worker has which results."""
 
-    def __init__(
-        self,
-        engine: Ray,
-        down: Broadcast,
-        clients: np.ndarray,
-        states: States,
-        weights: np.ndarray | None,
-        level: int,
-        files: Callable[[Sequence[int]], StateFiles] | None,
-    ) -> None:
+    def __init__(self, engine: Ray, group: Group, files: Callable[[Sequence[int]], StateFiles] | None) -> None:
+        down, self.clients, self.states, self.weights, self.level = group
         self.files = files
         self.engine, self.cluster, self.t = engine, engine.cluster, down.round
-        self.clients, self.states, self.weights, self.level = clients, states, weights, level
-        self.compute = engine.computes[level]
-        self.cut = self.compute.blocks(len(clients))
+        self.compute = engine.computes[self.level]
+        self.cut, self.models = group.blocks(self.compute), down.places(self.clients.tolist())
         self.broadcast = next(engine.numbers), engine.cluster.ray.put(pack(down))
 
     def block(self, number: int, members: range, keep: bool = False) -> RemoteBlock:
@@ -281,7 +275,8 @@ class _Blocks:
             else:
                 results += self.engine.receive(answer)[0]
         weights = None if self.weights is None else self.weights[cut.start : cut.stop]
-        return fold(self.engine.plan.levels[self.level], results, weights)
+        models = None if self.models is None else self.models[cut.start : cut.stop]
+        return fold(self.engine.plan.levels[self.level], results, weights, models)
 
     def losses(self, held_out: bool) -> np.ndarray:
         """Losses of the received model, float64 [clients]."""
