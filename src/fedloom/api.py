@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from fedloom.core.federation import Federation
 from fedloom.core.local import Local, check_one_size
 from fedloom.core.method import Method
 from fedloom.core.parts import Term
+from fedloom.core.slots import label
 from fedloom.experiment import federated
 from fedloom.experiment.callbacks import Callback, make_progress
 from fedloom.experiment.checkpoint import located
@@ -33,7 +34,8 @@ from fedloom.models import Copies, models
 from fedloom.parts import objectives
 from fedloom.parts.objectives.custom import LossFunction
 
-Model = Callable[[], nn.Module] | nn.Module | str
+OneModel = Callable[[], nn.Module] | nn.Module | str
+Model = OneModel | Sequence[OneModel]
 
 ARGUMENTS = {"loss", "out", "resume", "checkpoint_every", "keep", "callbacks", "progress"}
 """Arguments of ``run`` other than method, federation, model and the fields of ``Experiment``."""
@@ -59,7 +61,8 @@ def run(
         method: a method, the name of one, or an ``Experiment``, which already has a federation, a model and conditions.
         federation: the clients' data.
         model: a module, whose parameters are the initial ones; a factory for an initialised module; or the name of a
-            model, built for the federation's inputs, outputs and range of pixels.
+            model, built for the federation's inputs, outputs and range of pixels; or a list of them, of which clients
+            train one each, in turn, or as ``personal=Architectures(count, members)`` of the method says.
         loss: a loss on the data instead of the method's cross entropy: a function of outputs and targets, a loss module
             of PyTorch, or the name of an objective, like ``binary_cross_entropy`` or ``squared_error``; see
             ``fl.objectives.loss``.
@@ -195,11 +198,39 @@ def _experiment(
         one_of("run has no argument", name, known | ARGUMENTS)
     built = methods.make(method) if isinstance(method, str) else method
     built = built if loss is None else built.with_loss(objectives.loss(loss))
+    if isinstance(model, list | tuple):
+        from fedloom.models.several import Several
+
+        built = _of_architectures(built, len(model))
+        several = partial(Several.of, [_factory(one, federation, built) for one in model])
+        return Experiment(built, federation, several, **conditions)
+    return Experiment(built, federation, _factory(model, federation, built), **conditions)
+
+
+def _factory(model: OneModel, federation: Federation, method: Method) -> Callable[[], nn.Module]:
+    """A factory of a module, of a function that makes one, or of the name of a model."""
     if isinstance(model, str):
         name, _ = models.shorthand(model)
-        model = partial(models.make, model, **model_arguments(name, federation.train.arrays, built.targets))
-    elif isinstance(model, nn.Module):
-        model = Copies(model)
-    elif not callable(model):
+        return partial(models.make, model, **model_arguments(name, federation.train.arrays, method.targets))
+    if isinstance(model, nn.Module):
+        return Copies(model)
+    if not callable(model):
         raise ConfigError(f"the model is {in_words(model)}; it must be a module, a function that makes one, or a name.")
-    return Experiment(built, federation, model, **conditions)
+    return model
+
+
+def _of_architectures(method: Method, count: int) -> Method:
+    """The method for clients that train one of so many networks each, unless it says itself which."""
+    from fedloom.parts.personal import Architectures, LocalOnly, OwnArchitectures
+
+    personal = method.personal
+    if isinstance(personal, Architectures):
+        return method
+    if type(personal) is LocalOnly:
+        return replace(method, personal=OwnArchitectures(count))
+    if personal.is_identity:
+        return replace(method, personal=Architectures(count))
+    raise ConfigError(
+        f"with a list of models every client trains one whole network, but personal {label(personal)!r} splits "
+        "or doubles it; choose a method that averages whole models, or one like fedproto that keeps them."
+    )

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from fedloom.core import rng
-from fedloom.core.aggregate import Fold, Traffic
-from fedloom.core.client import Broadcast, Failure, FailureKind, Result, State
+from fedloom.core.aggregate import EQUAL, Fold, Traffic
+from fedloom.core.client import BUFFERS, Broadcast, Failure, FailureKind, Result, State
 from fedloom.core.context import RoundInfo
 from fedloom.core.engine import Engine, Group
 from fedloom.core.errors import LossError
@@ -293,8 +293,13 @@ class Cohort:
         level = self.level(info.cohort)
         sums = [total.sums.get(UPDATE) for total in totals]
         mass = [float(weights[arrived][level == number].sum()) for number in range(len(totals))]
-        index = [one.submodel.param_index for one in plan.levels if one.submodel is not None]
-        return mean_over_holders(index, sums, mass, len(self.server.theta)), self.server.buffers, {}
+        index = [one.submodel.shared_index for one in plan.levels if one.submodel is not None]
+        slices = Fold()  # of parts, which are alike at all levels
+        for one in totals:
+            own = {slot: value for slot, value in one.sums.items() if slot not in (UPDATE, BUFFERS, EQUAL)}
+            slices.merge(Fold(own, arrived=one.arrived))
+        uploads = slices.uploads(plan, sum(mass), p, info.facts.clients)
+        return mean_over_holders(index, sums, mass, len(self.server.theta)), self.server.buffers, uploads
 
     def held(self, members: np.ndarray, p: np.ndarray) -> Bool[Tensor, "P"] | None:
         """Mask of the parameters that members with a positive p hold; None if all clients hold all of them."""
@@ -304,7 +309,7 @@ class Cohort:
         for number in np.unique(self.level(members[p > 0])):
             one = self.plan.levels[number].submodel
             assert one is not None
-            mask[one.param_index.to(mask.device)] = True
+            mask[one.shared_index.to(mask.device)] = True
         return mask
 
     def by_level(self, members: np.ndarray) -> list[tuple[int, np.ndarray]]:

@@ -107,6 +107,8 @@ class Part(Ranged):
             which are sent anyway: another reduction of them costs no communication.
         measured: those uploads that are functions of the update as the server reads it, instead of from ``end``.
         downloads: the entries of the part's server state that are sent to every client of the cohort.
+        fits_all: whether all slices have the same shape for every network, so that clients of different architecture
+            may exchange them.
         boundable: the slices that may be clipped to a norm bound, so that noise can cover them (private uplinks).
         affine: ``grad`` is a·g + b·w + k with scalars a, b and a vector k that are constant during a round, so that
             a compute may fold it into the step.
@@ -122,6 +124,7 @@ class Part(Ranged):
     uploads: ClassVar[Mapping[str, Reduce]] = {}
     measured: ClassVar[Mapping[str, Callable[[Tensor], Tensor]]] = {}
     downloads: ClassVar[tuple[str, ...]] = ()
+    fits_all: ClassVar[bool] = False
     boundable: ClassVar[tuple[str, ...]] = ()
     mixed: ClassVar[tuple[str, ...]] = ()
     citation: ClassVar[str] = ""

@@ -173,7 +173,7 @@ class ClientPlan:
                 self, model=one.network, layout=one.layout, theta0=self.theta0[one.param_index.to(self.theta0.device)],
                 make=None, submodel=one,
             )
-            for one in submodels.submodels(self.method.personal, self.model, self.layout, self.buffers0)
+            for one in submodels.submodels(self.method, self.model, self.layout, self.buffers0)
         )  # fmt: skip
 
     @property
@@ -244,7 +244,7 @@ class ClientPlan:
 
     def own(self, theta: Float[Tensor, "P"]) -> Float[Tensor, "held"]:
         """The entries of the server's parameters that clients of this plan hold."""
-        return theta if self.submodel is None else theta[self.submodel.param_index.to(theta.device)]
+        return theta if self.submodel is None else theta[self.submodel.shared_index.to(theta.device)]
 
     @property
     def operand_dtype(self) -> torch.dtype | None:

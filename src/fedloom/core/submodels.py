@@ -23,7 +23,7 @@ from fedloom.core.errors import ConfigError
 from fedloom.core.hooks import overrides
 from fedloom.core.layout import Layout
 from fedloom.core.method import Method
-from fedloom.core.parts import Adaptation, Drift, Part, Personal
+from fedloom.core.parts import Adaptation, Drift, Part, Reduce
 from fedloom.core.slots import label
 from fedloom.core.tree import Float
 
@@ -36,7 +36,8 @@ class Submodel:
         name: the level's name in records; empty for the largest level, whose model is the server's.
         network: the module that its clients train.
         layout: that module's layout.
-        param_index: I, the positions of its parameters in θ, int64 [|I|].
+        param_index: I, the positions of its parameters in θ, int64 [|I|], and after them those of private ones in the
+            initial model.
         exit_weights: weights of the losses at the network's exits; () for its output alone.
     """
 
@@ -46,17 +47,22 @@ class Submodel:
     param_index: Tensor
     exit_weights: tuple[float, ...]
 
+    @property
+    def shared_index(self) -> Tensor:
+        """The positions of what its clients share."""
+        return self.param_index[: self.layout.shared_size]
 
-def submodels(personal: Personal, model: nn.Module, layout: Layout, buffers: Tensor) -> Iterator[Submodel]:
+
+def submodels(method: Method, model: nn.Module, layout: Layout, buffers: Tensor) -> Iterator[Submodel]:
     """The networks of all levels, the largest first.
 
     Positions are found by building each network once more from a model whose parameters are their own indices.
     """
-    numbered = copy.deepcopy(model).double()
+    personal, numbered = method.personal, copy.deepcopy(model).double()
     layout.write(numbered, torch.arange(layout.size, dtype=torch.float64), buffers.double())
     for number, name in enumerate(personal.levels):
         network = personal.network(model, number)
-        own = Layout.of(network)
+        own = Layout.of(network, method.private_in(network))
         index = own.places(personal.network(numbered, number))
         yield Submodel(name if number else "", network, own, index, personal.exit_weights(number))
 
@@ -117,7 +123,8 @@ def _why(part: Part, method: Method) -> str:
         return "scales all parameters by the steps of the whole cohort"
     if overrides(part, "receive"):
         return "changes sums of one length at the server"
-    if part.uploads or part.downloads:
+    fits = part.fits_all and Reduce.ALL not in part.uploads.values()
+    if (part.uploads or part.downloads) and not fits:
         return "exchanges more than models with clients"
     several = any(any(personal.exit_weights(n)) for n in range(len(personal.levels)))
     if several and (part.needs.features or part.needs.twin):

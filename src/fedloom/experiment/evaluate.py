@@ -263,8 +263,8 @@ class Evaluator(LoadedModel):
         """
         plan, several = self.plan, server.models is not None
         adapts = not plan.method.adaptation.is_identity
-        if not (plan.has_private or plan.method.keeps_own or adapts):
-            return [self._in_common(split, server, clients, row) for row in uses]
+        if plan.has_levels or not (plan.has_private or plan.method.keeps_own or adapts):
+            return [self._in_common(split, server, store, clients, row) for row in uses]
         place = {client: number for number, client in enumerate(clients.tolist())}
 
         def fill(client: int, number: int, theta: Tensor, buffers: Tensor) -> None:
@@ -281,16 +281,32 @@ class Evaluator(LoadedModel):
         rows = [self.by_client(one, offsets) for one in found]
         return {metric: np.stack([row[metric] for row in rows]) for metric in rows[0]}
 
-    def _in_common(self, split: Split, server: Server, clients: np.ndarray, uses: Sequence[Use]) -> Predictions:
-        """Predictions of each client's model, in the clients' order, if all with one level and model have the same."""
+    def _in_common(
+        self, split: Split, server: Server, store: Store, clients: np.ndarray, uses: Sequence[Use]
+    ) -> Predictions:
+        """Predictions of each client's model, in the clients' order: those of one level and model are measured at once.
+
+        Clients of one level may have private parameters.
+        """
         keys = [(use.level, -1 if use.model is None else use.model) for use in uses]
         level, found = np.unique(np.array(keys).reshape(-1, 2), axis=0, return_inverse=True)[1].reshape(-1), []
         order = np.argsort(level, kind="stable")
         for number in np.unique(level):
             of, use = clients[level == number], uses[int(np.argmax(level == number))]
             network, mine = self.networks[use.level], server.model(use.model)
-            network.load(network.plan.own(mine.theta), mine.buffers)
-            found.append(network.scores(split.arrays, split.index.pick(of).rows, labels_of(split, of)))
+            shared = Weights(network.plan.own(mine.theta), mine.buffers)
+            network.load(*shared)
+            if not network.plan.has_private:
+                found.append(network.scores(split.arrays, split.index.pick(of).rows, labels_of(split, of)))
+                continue
+
+            def fill(
+                client: int, _: int, theta: Tensor, buffers: Tensor,
+                network: LoadedModel = network, shared: Weights = shared, use: Use = use,
+            ) -> None:  # fmt: skip
+                network.fill(shared, store.get(client), use, theta, buffers)
+
+            found += through(network, split, of, fill, network.own)
         if len(found) == 1:
             return found[0]
         sizes = split.index.sizes[clients]

@@ -334,16 +334,25 @@ def require_features(method: Method, model: nn.Module, learnt: bool = True) -> N
 
 def _levels(plan: ClientPlan, sample: Tensor) -> None:
     """Try the networks of all levels on a sample."""
+    widths = set[int]()
     for level in plan.levels if plan.has_levels else ():
         assert level.submodel is not None
+        require_features(plan.method, level.model)
         try:
             with torch.no_grad():
                 level.model.to("cpu").eval()(sample)
+                if plan.method.needs("features"):
+                    widths.add(level.model.features(sample).flatten(1).shape[1])  # pyright: ignore[reportCallIssue]
         except Exception as error:
             raise ConfigError(
                 f"personal {label(plan.method.personal)!r} cannot make the network {level.submodel.name!r} of this "
                 f"model: {first_line(error)}"
             ) from error
+    if len(widths) > 1:
+        raise ConfigError(
+            f"{plan.method.who_needs('features')} compares features of all clients, but their networks have "
+            f"{', '.join(map(str, sorted(widths)))} of them; give all networks features of one length."
+        )
 
 
 def _latent(method: Method, model: nn.Module) -> None:

@@ -1,7 +1,7 @@
 """Networks by name; classifiers have ``features`` and a linear ``head``.
 
 >>> len(models.names())
-38
+39
 >>> models.make("mlp", classes=3, inputs=(2,), hidden=(4,)).head
 Linear(in_features=4, out_features=3, bias=True)
 """
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         logistic as logistic, m5 as m5, mlp as mlp, stacked_lstm as stacked_lstm, two_cnn as two_cnn, two_nn as two_nn,
         two_nn_superfed as two_nn_superfed, vgg9 as vgg9,
     )  # fmt: skip
+    from fedloom.models.several import Several as Several, several as several
 
 make = models.make
 __getattr__ = models.lazily(
@@ -49,8 +50,8 @@ __getattr__ = models.lazily(
         "plain.two_nn", "plain.two_nn_superfed", "deep.preact_resnet18", "deep.preact_resnet34", "deep.preact_exit18",
         "deep.wide_resnet", "deep.resnet34", "deep.resnet18", "deep.resnet10", "deep.resnet10_l", "deep.resnet10_m",
         "deep.resnet10_s", "deep.resnet10_xs", "deep.resnet10_xxs", "deep.resnet8x4", "deep.resnet32x4",
-        "deep.energy_resnet", "plain.stacked_lstm", "plain.m5",
+        "deep.energy_resnet", "plain.stacked_lstm", "plain.m5", "several.several",
     ],
     "early_exit.EarlyExit", "early_exit.Shallow", "early_exit.in_exit", "layers.SpectralLinear", "adapters.Copies",
-    "adapters.Wrapped", "adapters.wrap",
+    "adapters.Wrapped", "adapters.wrap", "several.Several",
 )  # fmt: skip

@@ -39,9 +39,8 @@ def upload_shapes(bench: Bench) -> Shapes | None:
 
     None if that step fails, as it may on samples that are all equal.
     """
-    if bench.plan.has_levels:  # then parts upload nothing
-        return {}
-    plan = replace(bench.plan, local=replace(bench.plan.local, steps=1), noise_seed=0)
+    plan = bench.plan.levels[0]  # slices of parts are alike at all levels
+    plan = replace(plan, local=replace(plan.local, steps=1), noise_seed=0)
     server = Server.initial(plan, plan.theta0, plan.buffers0)
     (result,) = Live(plan).work(server.broadcast(plan), [bench.client], [first_state(plan, server.theta)])
     if result.failure is not None:

@@ -43,6 +43,7 @@ class PrototypeAlignment(Term):
     targets = ONE_CLASS
     uploads = {"sums": Reduce.MEAN, "counts": Reduce.MEAN}  # noqa: RUF012
     downloads = ("prototypes", "known")
+    fits_all = True
     citation = "tan2022fedproto"
 
     def init_server(self, theta: Tensor, facts: Facts) -> Tree:

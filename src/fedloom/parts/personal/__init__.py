@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING
 from fedloom.core.slots import personals
 
 if TYPE_CHECKING:
+    from fedloom.parts.personal.architectures import Architectures as Architectures
+    from fedloom.parts.personal.architectures import OwnArchitectures as OwnArchitectures
     from fedloom.parts.personal.interpolated import APFL as APFL
     from fedloom.parts.personal.interpolated import Subspace as Subspace
     from fedloom.parts.personal.lora import PrivateLora as PrivateLora
@@ -31,6 +33,7 @@ __getattr__ = personals.lazily(
         "early_exit=nested.EarlyExitSlice", "nested.Decoupled", "width_slice=nested.WidthSlice",
         "private_norm=normalisation.PrivateNorm", "pairs.Ditto", "pairs.PFedMe", "local_only=private.LocalOnly",
         "private.Reinitialised", "private_head=private.PrivateHead", "private_body=private.PrivateBody",
-        "sequential.Alternating",
+        "sequential.Alternating", "architectures.Architectures",
+        "own_architectures=architectures.OwnArchitectures",
     ],
 )  # fmt: skip

@@ -1,0 +1,149 @@
+"""Clients with networks of different architecture: federations side by side, which exchange what fits all networks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers.federations import CLASSES, FEATURES, classes
+from helpers.networks import Split as Net
+from helpers.networks import fixed, tanh_net
+from helpers.runs import assert_same_state, experiment, go
+from torch import Tensor, nn
+
+import fedloom as fl
+from fedloom.core.errors import ConfigError
+from fedloom.core.federation import Index, Split
+from fedloom.core.local import Local
+from fedloom.experiment.experiment import Evaluation
+from fedloom.experiment.federated import run
+from fedloom.methods import make
+from fedloom.models import Several
+from fedloom.parts.personal import Architectures, OwnArchitectures
+
+TINY = 1e-13
+WHOLE = Local(steps=3, batch_size=0, lr=0.2)
+
+
+def deep(width: int = 5) -> nn.Module:
+    body = nn.Sequential(nn.Linear(FEATURES, width), nn.Tanh(), nn.Linear(width, 3), nn.Tanh())
+    return fixed(Net(body, 3), 1)
+
+
+def both() -> nn.Module:
+    return Several([tanh_net(), deep()])
+
+
+def own(name: str, *members: int, **settings: Any) -> Any:
+    return replace(make(name, **settings), personal=OwnArchitectures(2, members))
+
+
+def private(result: Any, client: int) -> Tensor:
+    return result.snapshot.store.get(client)["personal"]["private"]
+
+
+def test_equal_networks_are_one_network() -> None:
+    """FedProto with two groups that start alike is FedProto, and without its term local training."""
+    same: dict[str, Any] = {"cohort": 4, "drop_rate": 0.2, "rounds": 3}
+    twice = go(own("fedproto"), model=lambda: Several([tanh_net(), tanh_net()]), **same)
+    once = go("fedproto", **same)
+    prototypes = [one.snapshot.server.parts["objective.1"]["prototypes"] for one in (twice, once)]
+    torch.testing.assert_close(*prototypes, rtol=0, atol=TINY)
+    for client, _ in once.snapshot.store:
+        torch.testing.assert_close(private(twice, client), private(once, client), rtol=0, atol=TINY)
+    assert [r["comm/bytes"] for r in twice.history] == [r["comm/bytes"] for r in once.history]
+
+
+@pytest.mark.parametrize("compute", ["live", "batched"])
+def test_without_exchange_groups_are_federations_of_their_own(compute: str) -> None:
+    members, federation = (0, 1, 1, 0, 1, 0), classes()
+    method = replace(make("fedavg"), personal=Architectures(2, members))
+    evaluation = Evaluation(what=("global", "clients"))
+    result = go(method, model=both, local=WHOLE, compute=compute, evaluation=evaluation, federation=federation)
+    theta, record = result.snapshot.server.theta, result.history[-1]
+    for number, network in enumerate((tanh_net, deep)):
+        size = sum(p.numel() for p in network().parameters())
+        part = slice(0, size) if not number else slice(len(theta) - size, None)
+        mine = [client for client in range(6) if members[client] == number]
+        few = replace(
+            federation,
+            **{
+                name: Split(split.arrays, Index.of([split.index[i] for i in mine]))
+                for name, split in vars(federation).items()
+                if name in ("train", "validation", "held_out")
+            },
+        )
+        alone = go("fedavg", model=network, local=WHOLE, compute=compute, evaluation=evaluation, federation=few)
+        torch.testing.assert_close(theta[part], alone.snapshot.server.theta, rtol=0, atol=TINY)
+        scope = "global/network_1" if number else "global"
+        assert record[f"{scope}/loss"] == pytest.approx(alone.history[-1]["global/loss"], abs=1e-12)
+        key = f"clients/network_{number}/accuracy/mean"
+        assert record[key] == pytest.approx(alone.history[-1]["clients/accuracy/mean"], abs=1e-12)
+
+
+def test_prototypes_cross_networks_as_in_the_equations() -> None:
+    """After one round C_y is the mean over all clients' samples of their own networks' features."""
+    made = go(own("fedproto"), model=both, rounds=1)
+    federation, sums, counts = classes(), np.zeros((CLASSES, 3)), np.zeros(CLASSES)
+    for client in range(6):
+        own_data = federation.train.client(client)
+        x, y = own_data.x.numpy(), own_data.y.numpy()
+        w = [p.numpy() for p in made.trained.client(client).module.double().state_dict().values()]
+        layers = w[:-2]
+        for weight, bias in zip(layers[::2], layers[1::2], strict=True):
+            x = np.tanh(x @ weight.T + bias)
+        np.add.at(sums, y, x)
+        np.add.at(counts, y, 1)
+    here = counts > 0
+    found = made.snapshot.server.parts["objective.1"]["prototypes"].numpy()
+    np.testing.assert_allclose(found[here], sums[here] / counts[here, None], rtol=0, atol=1e-6)
+    assert made.history[-1]["comm/up_params"] == 6 * CLASSES * 4
+
+
+def test_they_resume_run_in_processes_and_are_loaded_each_with_its_own_network(tmp_path: Path) -> None:
+    method, seen = own("fedproto", 1, 0, 1, 1, 0, 0), Evaluation(what=("clients",))
+    setting: dict[str, Any] = {"model": both, "cohort": 4, "evaluation": seen}
+    whole = run(experiment(method, rounds=4, **setting))
+    run(experiment(method, rounds=2, **setting), tmp_path / "a")
+    again = run(experiment(method, rounds=4, engine="processes", **setting), tmp_path / "a", resume=True)
+    assert_same_state(whole.snapshot, again.snapshot)
+    assert whole.history[-1]["clients/accuracy/mean"] == again.history[-1]["clients/accuracy/mean"]
+    loaded = fl.load(tmp_path / "a", experiment(method, rounds=4, **setting))
+    x = classes().test.x[:4]
+    for client, depth in ((0, 2), (1, 1)):
+        assert torch.equal(loaded.client(client).predict(x), whole.trained.client(client).predict(x))
+        layers = [one for one in loaded.client(client).module.modules() if isinstance(one, nn.Tanh)]
+        assert len(layers) == depth
+
+
+def test_a_list_of_models_is_all_that_a_run_needs() -> None:
+    federation = fl.data.federate("digits", "iid", clients=4)
+    kept = fl.run("fedproto", federation, ["mlp", "mlp"], rounds=1)
+    assert kept.trained.plan.method.personal == OwnArchitectures(2)
+    shared = fl.run("fedavg", federation, ["mlp", "logistic"], rounds=1)
+    assert shared.trained.plan.method.personal == Architectures(2)
+    assert {"global/accuracy", "global/network_1/accuracy"} < shared.history[-1].keys()
+    with pytest.raises(ConfigError, match="personal 'private_head' splits or doubles it"):
+        fl.run("fedper", federation, ["mlp", "logistic"])
+
+
+@pytest.mark.parametrize(
+    ("method", "networks", "sentence"),
+    [
+        (make("scaffold"), [tanh_net, deep], "exchanges more than models with clients"),
+        (own("fedproto"), [tanh_net, lambda: tanh_net(4)], "have 3, 4 of them; give all networks features of one"),
+        (own("fedproto"), [tanh_net], "2 networks to choose from, but the model has 1"),
+        (own("fedproto", 0, 1), [tanh_net, deep], "names the networks of 2 clients, but there are more"),
+    ],
+)
+def test_what_does_not_fit_all_networks_is_refused(method: Any, networks: list[Any], sentence: str) -> None:
+    if not isinstance(method.personal, Architectures):
+        method = replace(method, personal=Architectures(2))
+    with pytest.raises(ConfigError, match=sentence):
+        go(method, model=lambda: Several([make_one() for make_one in networks]))
+    with pytest.raises(ConfigError, match="names network 2, but there are 2"):
+        OwnArchitectures(2, (0, 2))
