@@ -10,7 +10,7 @@ model has no cohort form are run by the live compute.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -218,8 +218,7 @@ class _Block:
         work = self._descent()
         if work is None or (done := self._trained(work, *self._keys(work.schedule))) is None:
             return None
-        held = [self._vectors(row) for row in done.models()]
-        return self._finished(work, held, done.losses)
+        return self._finished(work, lambda row: self._vectors(done.model(row)), done.losses)
 
     def separate(self) -> Iterator[Result] | None:
         """The results of clients whose two models have plain rounds each; None if these clients' rounds are not."""
@@ -248,8 +247,12 @@ class _Block:
         rule = SGDRule(down.lr, local.weight_decay + pull, local.momentum, constant)
         self.net.theta[: len(memory)] = v
         private = train(self.net, None, work.schedule, work.x, work.y, rule, further)
-        v.copy_(private.models())
-        return self._finished(work, held, (shared.losses + private.losses) / 2)
+
+        def own(row: int) -> Vectors:
+            v[row] = private.model(row)
+            return held[row]
+
+        return self._finished(work, own, (shared.losses + private.losses) / 2)
 
     def summed(self, weights: np.ndarray) -> Fold | None:
         """The fold of plain rounds by ``TrainedCohort.mixed``, from no client's own update; None if impossible."""
@@ -273,8 +276,7 @@ class _Block:
 
     def phased(self) -> Iterator[Result] | None:
         """The results of clients that train one half of the model after the other; None if these do not."""
-        results = PhasedRound(self.plan, self.net, self.down, self.jobs, self._vectors).run()
-        return None if results is None else iter(results)
+        return PhasedRound(self.plan, self.net, self.down, self.jobs, self._vectors).run()
 
     def paired(self) -> Iterator[Result] | None:
         """The results of a paired method's rounds; None if they have to be run in lockstep."""
@@ -285,11 +287,10 @@ class _Block:
         draws = self._generators([job.client for job in jobs])
         try:
             contexts = [job.begin(int(steps)) for job, steps in zip(jobs, schedule.steps, strict=True)]
-            results = PairedRound(plan, net, self.down, jobs, schedule, contexts, memory, draws, self._pair).run()
+            return PairedRound(plan, net, self.down, jobs, schedule, contexts, memory, draws, self._pair).run()
         except Exception as error:  # in lockstep it becomes the failure of that client alone
             self.error = error
             return None
-        return None if results is None else iter(results)
 
     def _pair(self, row: Tensor) -> Vectors:
         """A row of the memory of pairs as a client's memory; its module has the parameters w."""
@@ -350,11 +351,11 @@ class _Block:
             self.error = error  # in lockstep it becomes the failure of that client alone
             return None
 
-    def _finished(self, work: _Descent, held: Sequence[Vectors], losses: Tensor) -> Iterator[Result]:
+    def _finished(self, work: _Descent, held: Callable[[int], Vectors], losses: Tensor) -> Iterator[Result]:
         """The clients' results, in the block's order, from their memories and losses [C] in the schedule's."""
         order = work.schedule.order.tolist()
         jobs, contexts = [self.jobs[number] for number in order], [work.contexts[number] for number in order]
-        return iter(finished(order, jobs, held, contexts, losses.tolist()))
+        return finished(order, jobs, held, contexts, losses.tolist())
 
     def _generators(self, clients: Sequence[int]) -> list[torch.Generator] | None:
         """The streams of the clients' dropout, the same as those of the live compute; None if nothing is random."""

@@ -66,7 +66,7 @@ class PairedRound:
     draws: list[torch.Generator] | None
     vectors: Callable[[Tensor], Vectors]
 
-    def run(self) -> list[Result] | None:
+    def run(self) -> Iterator[Result] | None:
         """The results in the block's order; None if the clients' views differ in more than numbers."""
         plan, down = self.plan, self.down
         held = [self.vectors(row) for row in self.memory[: len(self.jobs)]]
@@ -77,9 +77,12 @@ class PairedRound:
             return None
         size = plan.layout.size
         means = (losses / torch.from_numpy(self.schedule.steps).to(losses)).tolist()
-        for row, at in enumerate(held):
-            self.net.finish(row, at.theta[:size], at.theta[size : 2 * size])
-        return finished(self.schedule.order.tolist(), self.jobs, held, self.contexts, means)
+
+        def trained(row: int) -> Vectors:
+            self.net.finish(row, held[row].theta[:size], held[row].theta[size : 2 * size])
+            return held[row]
+
+        return finished(self.schedule.order.tolist(), self.jobs, trained, self.contexts, means)
 
     def _train(self) -> Tensor | None:
         """All local steps; returns the sums of the losses, float64 [C]."""

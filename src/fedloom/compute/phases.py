@@ -5,7 +5,7 @@ What comes before the first trained layer is computed once per phase and sample,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, groupby, pairwise
 
@@ -51,7 +51,7 @@ class PhasedRound:
     jobs: Sequence[ClientWork]
     vectors: Callable[[Tensor], Vectors]
 
-    def run(self) -> list[Result] | None:
+    def run(self) -> Iterator[Result] | None:
         """The clients' results; None if their steps are no phases, or not the same ones at all clients."""
         batches = [self.plan.batches(self.down.round, job.client) for job in self.jobs]
         order = sorted(range(len(batches)), key=lambda number: -len(batches[number]))
@@ -70,7 +70,7 @@ class PhasedRound:
         owners = torch.tensor([job.client for job in jobs])
         sums = torch.stack([self._train(half, schedule, owners) for half, schedule in phases]).sum(0)
         means = (sums / sums.new_tensor([len(each) for each in batches])).tolist()
-        return finished(order, jobs, held, contexts, means)
+        return finished(order, jobs, held.__getitem__, contexts, means)
 
     def _common(
         self, found: Sequence[Sequence[Phase] | None], batches: Sequence[Sequence[np.ndarray]]

@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from fedloom.core.client import ClientWork, Result, Vectors
 from fedloom.core.context import Context
 
 
 def finished(
-    order: Sequence[int], jobs: Sequence[ClientWork], held: Sequence[Vectors],
+    order: Sequence[int], jobs: Sequence[ClientWork], held: Callable[[int], Vectors],
     contexts: Sequence[Mapping[str, Context]], losses: Sequence[float],
-) -> list[Result]:  # fmt: skip
+) -> Iterator[Result]:  # fmt: skip
     """The clients' results, in the block's order; an exception becomes the failure of that client alone.
+
+    A client is finished when its result is asked for, so that its vectors are still in the caches when it is summed.
 
     Args:
         order: the place in the block of each client below.
         jobs: the clients' work.
-        held: their memories, with the trained models.
+        held: returns the memory with the trained model of a client below.
         contexts: their contexts.
         losses: their mean training losses.
     """
-    found: dict[int, Result] = {}
-    for place, job, at, seen, loss in zip(order, jobs, held, contexts, losses, strict=True):
+    for row in sorted(range(len(order)), key=order.__getitem__):
         try:
-            found[int(place)] = job.finish(at, seen, loss)
+            result = jobs[row].finish(held(row), contexts[row], losses[row])
         except Exception as error:
-            found[int(place)] = job.failed(error)
-    return [found[place] for place in range(len(found))]
+            result = jobs[row].failed(error)
+        yield result

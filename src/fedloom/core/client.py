@@ -23,7 +23,7 @@ from fedloom.core.buffers import SecondBuffers, untouched
 from fedloom.core.context import Batch, Context, Model
 from fedloom.core.errors import ConfigError, in_words
 from fedloom.core.example_privacy import noised
-from fedloom.core.hook_results import own_copy
+from fedloom.core.hook_results import in_own_memory
 from fedloom.core.message import ClientEnd, Message, Slice
 from fedloom.core.missing_needs import hint
 from fedloom.core.parts import UPDATE, Part, Term
@@ -450,9 +450,19 @@ class ClientWork:
 
     def _keep(self, result: Result, at: Vectors) -> None:
         """Bring the client's state into memory of its own, with the private parameters and buffers."""
-        plan, buffers = self.plan, self.plan.layout.shared_buffers
+        plan, down, buffers = self.plan, self.down, self.plan.layout.shared_buffers
+        trees = (*down.parts.values(), *self.state.values())
+        others = [
+            at.theta,
+            at.model,
+            at.buffers,
+            down.theta,
+            down.buffers,
+            *(t for tree in trees for t in tree.values()),
+        ]
         for place, mine in result.state.items():
-            result.state[place] = own_copy(mine, f"{place}.{'send' if place.startswith('uplink') else 'end'}")
+            hook = f"{place}.{'send' if place.startswith('uplink') else 'end'}"
+            result.state[place] = in_own_memory(mine, hook, others)
         private: Tree = {}
         if plan.private_size and plan.method.keeps_private:
             own = "private" in self.state.get("personal", {}) or "personal" in result.state

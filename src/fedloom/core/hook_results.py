@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -30,10 +31,23 @@ def tensors(made: object, hook: str) -> Tree:
     return made
 
 
-def own_copy(made: Tree, hook: str) -> Tree:
-    """The same tree in memory of its own: a hook may return a tensor of the model or of the message."""
-    plain = torch.contiguous_format
-    return {name: value.detach().clone(memory_format=plain) for name, value in tensors(made, hook).items()}
+def in_own_memory(made: Tree, hook: str, others: Iterable[Tensor]) -> Tree:
+    """The same tree in memory of its own: a hook may return one of the ``others``, of the model or the message.
+
+    What it has computed is not copied.
+
+    >>> theta, h = torch.zeros(2), torch.ones(2)
+    >>> made = in_own_memory({"a": theta, "b": h, "c": h}, "drift.end", [theta])
+    >>> [value.data_ptr() in (theta.data_ptr(), h.data_ptr()) for value in made.values()]
+    [False, True, False]
+    """
+    plain, seen, found = torch.contiguous_format, {other.untyped_storage().data_ptr() for other in others}, {}
+    for name, value in tensors(made, hook).items():
+        value, memory = value.detach(), value.untyped_storage()
+        alone = memory.nbytes() == value.nbytes and memory.data_ptr() not in seen and value.is_contiguous()
+        seen.add(memory.data_ptr())
+        found[name] = value if alone else value.clone(memory_format=plain)
+    return found
 
 
 def without_shared_storage(states: dict[str, Tree], *vectors: Tensor) -> dict[str, Tree]:

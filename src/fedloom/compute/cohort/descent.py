@@ -29,7 +29,7 @@ class TrainedCohort:
         theta: the common starting point θ, or None.
         schedule: the mini-batches of the round.
         losses: mean training losses over the local steps, float64.
-        first: the first layer, if its weights are still factored.
+        first: the first layer, if its weights were still factored at the end.
     """
 
     net: CohortNet
@@ -38,11 +38,21 @@ class TrainedCohort:
     losses: Float[Tensor, "C"]
     first: FactoredLinear | None = None
 
+    def __post_init__(self) -> None:
+        self._open = set(range(len(self.losses))) if self.first else set[int]()  # rows whose weights are still factored
+
+    def model(self, row: int) -> Float[Tensor, "P"]:
+        """A client's model; a view that the next round overwrites."""
+        if row in self._open:
+            assert self.first is not None
+            self.first.close(row, int(self.schedule.steps[row]))
+            self._open.remove(row)
+        return self.net.theta[row]
+
     def models(self) -> Float[Tensor, "C P"]:
         """All models; a view that the next round overwrites."""
-        if self.first is not None:
-            self.first.close(self.schedule.steps.tolist())
-            self.first = None
+        for row in range(len(self.losses)):
+            self.model(row)
         return self.net.theta[: len(self.losses)]
 
     def mixed(self, p: Float[Tensor, "C"]) -> Float[Tensor, "P"]:
@@ -112,7 +122,8 @@ def train(
             if part.whole:
                 first = layer
             else:
-                layer.close(part.steps)
+                for row, steps in enumerate(part.steps):
+                    layer.close(row, steps)
     else:
         step = partial(_row_step if by_rows else _step, net, whole)
         if plain and (by_rows or rule.speeds is None):

@@ -98,16 +98,16 @@ class FactoredLinear(CohortLayer):
     def _numbers(self, history: list[float], steps: list[int]) -> Tensor:
         return self.moved.new_tensor([history[each] for each in steps])[:, None, None]
 
-    def close(self, steps: list[int]) -> None:
-        """End a window: compute the clients' weights after the given numbers of steps."""
-        weight, scale = self.linear.weight.matrix[: len(steps)], self._numbers(self.scale, steps)
+    def close(self, row: int, steps: int) -> None:
+        """End a client's window: compute its weight after so many steps, once."""
+        weight, scale = self.linear.weight.matrix[row], self.scale[steps]
         if self.shared is not None:
             torch.mul(self.shared, scale, out=weight)
         elif self.rule.weight_decay:
             weight.mul_(scale)
         if self.constant is not None:
-            weight.addcmul_(self.constant.expand_as(weight), self._numbers(self.pull, steps))
-        weight.baddbmm_(self.moved[: len(steps)].mT, self.x, alpha=-1)
+            weight.add_(self.constant[min(row, len(self.constant) - 1)], alpha=self.pull[steps])
+        weight.addmm_(self.moved[row].mT, self.x[row], alpha=-1)
 
     def mixed(self, steps: list[int], p: Float[Tensor, "C"]) -> Float[Tensor, "out in"]:
         """Σ_i p_i (W - W_i) after the given numbers of steps, without computing any W_i."""
