@@ -51,6 +51,14 @@ def test_the_server_average_has_geometric_weights_over_rounds(rho: float) -> Non
     np.testing.assert_allclose(averaged.model.numpy(), weights @ every / weights.sum(), rtol=0, atol=1e-14)
 
 
+@pytest.mark.parametrize("last", [2, 3])
+def test_the_server_average_may_be_the_mean_of_the_last_models(last: int) -> None:
+    found = go("fedexp", evaluation=Evaluation(server_average=last), **WHERE)
+    averaged = found.snapshot.averaged
+    assert averaged is not None
+    np.testing.assert_allclose(averaged.model.numpy(), np.mean(models("fedexp", 4)[-last:], axis=0), rtol=0, atol=1e-14)
+
+
 def test_after_one_round_the_server_average_is_the_server_model() -> None:
     for name in ("fedavg", "superfed_mm", "pfldyn", "fedhen"):
         record = go(name, evaluation=ALL, **WHERE | {"rounds": 1}).history[-1]
@@ -107,8 +115,9 @@ def test_a_round_in_which_nobody_arrives_has_no_cohort() -> None:
     assert ["cohort/cross_entropy" in record for record in records] == [True, False, True]
 
 
-def test_the_server_average_is_saved_and_resumed_to_the_same_bits(tmp_path: Path) -> None:
-    chosen = experiment("feddyn", evaluation=ALL, **WHERE)
+@pytest.mark.parametrize("average", [0.6, 3])
+def test_the_server_average_is_saved_and_resumed_to_the_same_bits(average: float, tmp_path: Path) -> None:
+    chosen = experiment("feddyn", evaluation=replace(ALL, server_average=average), **WHERE)
     whole = run(chosen, tmp_path / "whole")
     run(replace(chosen, rounds=2), tmp_path / "parts", checkpoint_every=1)
     parts = run(chosen, tmp_path / "parts", resume=True)
@@ -128,8 +137,9 @@ def test_an_average_cannot_begin_in_the_middle(tmp_path: Path) -> None:
 
 
 def test_settings_that_cannot_be() -> None:
-    with pytest.raises(ConfigError, match=r"server_average must lie in \[0, 1\)"):
-        Evaluation(server_average=1.0)
+    for wrong in (1.0, 2.5):
+        with pytest.raises(ConfigError, match=r"must lie in \[0, 1\), or be a whole number of at least 2"):
+            Evaluation(server_average=wrong)
     with pytest.raises(ConfigError, match="never measured"):
         Evaluation(metric="server_average/accuracy", target=0.5)
     Evaluation(metric="server_average/accuracy", target=0.5, server_average=0.9)

@@ -69,7 +69,8 @@ class Evaluation:
         keep_best: whether the checkpoint of the round that is best by ``metric`` is kept beside the last ones, with
             the clients' states, and its server model saved as ``model_best.safetensors``.
         server_average: ρ in (0, 1): the average of the server models of all rounds with weights ρ^(t-s) is evaluated
-            beside the last one as ``server_average/...`` and saved as ``model_average.safetensors``; 0: none.
+            beside the last one as ``server_average/...`` and saved as ``model_average.safetensors``; n = 2, 3, …: the
+            mean of the last n of them, of which FedExP's authors release that of 2; 0: none.
 
     Raises:
         ConfigError: for impossible settings, such as a target for a metric that is not measured.
@@ -86,7 +87,7 @@ class Evaluation:
     metrics: tuple[str, ...] = ("accuracy",)
     padding: int | None = None
     keep_best: bool = False
-    server_average: Decay = 0.0
+    server_average: Annotated[float, Range(0, 1000)] = 0.0
 
     def __post_init__(self) -> None:
         check_fields(self, "evaluation.")
@@ -94,6 +95,11 @@ class Evaluation:
         for name in self.what:
             one_of("unknown evaluation", name, EVALUATIONS)
         object.__setattr__(self, "metrics", tuple(lookup(name).name for name in self.metrics))
+        if self.server_average >= 1 and (self.server_average < 2 or self.server_average % 1):
+            raise ConfigError(
+                f"evaluation.server_average is {self.server_average:g}, but it must lie in [0, 1), or be a whole "
+                "number of at least 2."
+            )
         if self.stop_at_target and self.target is None:
             raise ConfigError("evaluation: stop_at_target needs a target.")
         scope = "train" if self.metric.startswith("global/train_") else self.metric.partition("/")[0]

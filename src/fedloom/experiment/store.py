@@ -711,20 +711,23 @@ def unpacked(reasons: Sequence[Mapping[str, Any]], table: Mapping[str, Tensor] |
 
 @dataclass
 class ServerAverage:
-    """θ̄_t = Σ_s ρ^(t-s) θ_s / Σ_s ρ^(t-s) over the rounds s = 1 ... t, parameters and buffers alike.
+    """θ̄_t = Σ_s ρ^(t-s) θ_s / Σ_s ρ^(t-s) over the rounds s = 1 ... t, or the mean of the last n, with buffers alike.
 
     Kept as θ̄ ← θ̄ + (1 - ρ)/(1 - ρ^t) (θ_t - θ̄) in float64: the initial model has no weight, and after one round θ̄ is
-    the server's model. If few clients participate, θ fluctuates with every cohort, and θ̄ does not.
+    the server's model. If few clients participate, θ fluctuates with every cohort, and θ̄ does not. The mean of the last
+    two is what FedExP releases, since long steps oscillate (Jhunjhunwala, Wang & Joshi, ICLR 2023).
 
     Args:
-        rho: ρ in (0, 1).
+        rho: ρ in (0, 1), or n ≥ 2.
         model: θ̄ and its buffers, float64 [P + B].
         rounds: t.
+        past: with n, the last min(t, n) models, [.., P + B].
     """
 
     rho: float
     model: Tensor
     rounds: int = 0
+    past: Tensor = field(default_factory=lambda: torch.zeros(0))
 
     @classmethod
     def of(cls, rho: float, server: Server) -> ServerAverage:
@@ -735,7 +738,11 @@ class ServerAverage:
         """Add the server model of one more round."""
         self.rounds += 1
         now = torch.cat([server.theta, server.buffers]).double()
-        self.model = torch.lerp(self.model, now, (1 - self.rho) / (1 - self.rho**self.rounds))
+        if self.rho < 1:
+            self.model = torch.lerp(self.model, now, (1 - self.rho) / (1 - self.rho**self.rounds))
+            return
+        self.past = torch.cat([self.past.reshape(-1, len(now)).to(now), now[None]])[-int(self.rho) :]
+        self.model = self.past.mean(0)
 
     def server(self, server: Server) -> Server:
         """The server with θ̄ in place of θ."""
@@ -976,7 +983,8 @@ class Snapshot:
             tensors[VERSION.format(version)] = own
             facts = facts | {VERSION.format(version): {"lr": down.lr, "invited": list(down.invited)}}
         if self.averaged is not None:
-            tensors["server_average"] = {"model": self.averaged.model}
+            past = {"past": self.averaged.past} if len(self.averaged.past) else {}
+            tensors["server_average"] = {"model": self.averaged.model, **past}
             facts = facts | {"server_average": self.averaged.rho}
         return Checkpoint(server.round, tensors, facts)
 
@@ -1021,7 +1029,8 @@ class Snapshot:
                     f"set evaluation.server_average={before:g}."
                 )
             model = checkpoint.tensors["server_average"]["model"].to(averaged.model)
-            averaged = replace(averaged, model=model, rounds=server.round)
+            past = checkpoint.tensors["server_average"].get("past", averaged.past)
+            averaged = replace(averaged, model=model, rounds=server.round, past=past.to(averaged.model))
         return Snapshot(server, store, last, self.cohort, averaged, versions, rows)
 
     def _placed(self, saved: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, State]:
