@@ -129,6 +129,7 @@ WRONG = {
         "claims[0] compares 'slwo'; did you mean 'slow'?",
     ),
     "a target without rounds": ({"claims": [CLAIM["claims"][0] | {"target": 0.5}]}, "need a target, and other figures"),
+    "no method": ({"runs": {"fast": {}, "slow": {"method": "fedavg"}}}, "runs.fast names no method"),
     "an unknown key": ({"clams": []}, "unknown key 'clams'; did you mean 'claims'?"),
     "no minutes": ({"minutes": {"fast": 1}}, "minutes.slow must be the minutes"),
     "a long text": ({"title": "x" * 500}, "a text has more than 400 characters"),

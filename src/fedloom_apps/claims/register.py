@@ -137,7 +137,7 @@ class Published:
         )  # fmt: skip
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ClaimFile:
     """The content of a claim file, checked.
 
@@ -162,8 +162,8 @@ class ClaimFile:
     minutes: Mapping[str, float]
     differs: str = ""
     note: str = ""
-    path: Path = field(default=Path(), compare=False)
-    complete: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, compare=False)
+    path: Path = Path()
+    complete: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @property
     def stored(self) -> Path:
@@ -248,6 +248,8 @@ def _checked(path: Path, content: Mapping[str, Any]) -> ClaimFile:
             raise ConfigError(f"runs.{name} must be a mapping of settings under a name.")
         if not re.fullmatch(r"[\w ,.+()∇=-]{1,40}", name):
             raise ConfigError(f"the run {name!r} needs a name of at most 40 letters, digits, spaces and ,.+()=-.")
+        if "method" not in content["settings"] | dict(settings):
+            raise ConfigError(f"runs.{name} names no method.")
         check_settings(content["settings"] | dict(settings))
     claims = []
     for number, entry in enumerate(content["claims"]):
@@ -452,7 +454,11 @@ class Open(NamedTuple):
         return sum(work.minutes for work in self.works)
 
 
-def open_work(files: Sequence[ClaimFile], measured: Mapping[str, Mapping[str, Any]] | None = None) -> list[Open]:
+def open_work(
+    files: Sequence[ClaimFile],
+    measured: Mapping[str, Mapping[str, Any]] | None = None,
+    minutes: Mapping[tuple[str, str], float] | None = None,
+) -> list[Open]:
     """The files that have open claims, by (importance × chance to decide) / estimated minutes, the best one first.
 
     The chance is that of the rule where a claim has enough seeds for a spread (1 if the seeds it asks for are known,
@@ -461,6 +467,7 @@ def open_work(files: Sequence[ClaimFile], measured: Mapping[str, Mapping[str, An
     Args:
         files: the claims.
         measured: results by file's name, instead of the stored ones.
+        minutes: of one seed, by file's name and run, instead of those of results and files.
     """
     found = []
     for file in files:
@@ -478,16 +485,18 @@ def open_work(files: Sequence[ClaimFile], measured: Mapping[str, Mapping[str, An
                 worth += one.importance * chance
                 for run in (one.ours, one.other):
                     needed[run] = max(needed.get(run, 0), seeds)
-        works = [_work(file, run, count, results) for run, count in needed.items()]
+        works = [_work(file, run, count, results, minutes or {}) for run, count in needed.items()]
         works = [work for work in works if work.seeds]
         if works:
             found.append(Open(file, works, worth / sum(work.minutes for work in works)))
     return sorted(found, key=lambda one: -one.score)
 
 
-def _work(file: ClaimFile, run: str, count: int, results: Mapping[str, Any]) -> Work:
+def _work(
+    file: ClaimFile, run: str, count: int, results: Mapping[str, Any], minutes: Mapping[tuple[str, str], float]
+) -> Work:
     """The seeds of a run that are missing, and the minutes that they take."""
     there = results["runs"].get(run, {})
     seeds = tuple(seed for seed in range(count) if str(seed) not in there)
-    each_one = fmean(record["minutes"] for record in there.values()) if there else file.minutes[run]
-    return Work(file, run, seeds, len(seeds) * each_one)
+    usual = fmean(record["minutes"] for record in there.values()) if there else file.minutes[run]
+    return Work(file, run, seeds, len(seeds) * minutes.get((file.name, run), usual))

@@ -1,0 +1,186 @@
+"""Runs that decide open claims, many at once on one GPU, for a number of minutes.
+
+    FEDLOOM_DATA=... python recipes/gpu.py --minutes 15 [--at-once 8] [--claims recipes/claims] [--runs runs/claims]
+    FEDLOOM_DATA=... python recipes/gpu.py --minutes 600 --device cpu --at-once 1
+    python recipes/gpu.py --dry-run                           # print the order and the estimates alone
+
+Whenever a place is free, the next run is that of the claims with the largest (importance × chance to decide) / minutes,
+seed by seed, so that pairs are complete early. Minutes are those that claim files estimate, until rounds of a run have
+been measured here. Every minute the runs that have ended are added to the results beside the claims, and the curves of
+all are written to ``partial.json`` in the folder of runs. When time is up, runs are interrupted and leave a checkpoint;
+the next call continues them. Runs are stored without being replayed: ``fedloom claim check`` does that.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+sys.path.insert(0, str(Path(__file__).parent))
+from reporting import reports_errors, write
+
+from fedloom.core.errors import CheckpointError
+from fedloom.experiment.rundir import RunDirectory
+from fedloom_apps.claims.command import machine
+from fedloom_apps.claims.register import ClaimFile, fit, merged, metrics_of, of_run, open_work, read_claims, store
+
+POLL, GRACE = 1.0, 60.0
+"""Seconds between two looks at the runs, and those that an interrupted run has for its checkpoint."""
+
+
+class Job(NamedTuple):
+    """One run that would bring a claim nearer to a verdict."""
+
+    file: ClaimFile
+    run: str
+    seed: int
+
+    @property
+    def place(self) -> str:
+        """Its folder, below that of all runs."""
+        return f"{self.file.name}/{self.run.replace(' ', '_')}/{self.seed}"
+
+
+@dataclass
+class Card:
+    """The runs in progress on one device, and what is known of all."""
+
+    files: Sequence[ClaimFile]
+    runs: Path
+    device: str
+    at_once: int
+    results: dict[str, dict[str, Any]]
+    running: dict[Job, Any] = field(default_factory=dict)
+    failed: set[Job] = field(default_factory=set)
+
+    def order(self) -> Iterator[Job]:
+        """Jobs that are neither running nor failed, the most promising first."""
+        for one in open_work(self.files, self.results, self.rates()):
+            jobs = [Job(one.file, work.run, seed) for work in one.works for seed in work.seeds]
+            yield from (j for j in sorted(jobs, key=lambda j: j.seed) if not {j} & (self.running.keys() | self.failed))
+
+    def rates(self) -> dict[tuple[str, str], float]:
+        """Minutes of one seed of each run of which rounds were measured here, by the name of its file and its own."""
+        found: dict[tuple[str, str], float] = {}
+        for file in self.files:
+            for run, settings in file.complete.items():
+                for path in (self.runs / Job(file, run, 0).place).parent.glob("*/metrics.jsonl"):
+                    seconds = [record["seconds"] for record in RunDirectory(path.parent).metrics()]
+                    if len(seconds) > 1:  # the first one compiles and allocates
+                        mean = sum(seconds[1:]) / (len(seconds) - 1)
+                        found[file.name, run] = mean * settings["rounds"] / 60
+        return found
+
+    def fill(self) -> None:
+        """Start runs until all places are taken."""
+        order = self.order()
+        while len(self.running) < self.at_once and (job := next(order, None)):
+            self.running[job] = start(self.words(job), self.runs / f"{job.place}.log")
+            print(f"start {job.place}", flush=True)
+
+    def words(self, job: Job) -> list[str]:
+        """What ``fedloom run`` is called with: a run that was begun is continued."""
+        out = self.runs / job.place
+        where = [f"device={self.device}", "checkpoint.every=25"]
+        if RunDirectory(out).is_begun:
+            return [f"resume={out}", *where]
+        return [*job.file.words(job.run), f"seed={job.seed}", f"out={out}", *where]
+
+    def collect(self) -> None:
+        """Take note of runs that have ended."""
+        for job, process in list(self.running.items()):
+            if (code := process.poll()) is None:
+                continue
+            del self.running[job]
+            directory = RunDirectory(self.runs / job.place)
+            try:
+                if code or not directory.status.ended:
+                    raise CheckpointError(f"see {self.runs / job.place}.log.")
+                at = fit(directory, [job.file])
+                record = of_run(directory, metrics_of(at.file))
+            except CheckpointError as error:
+                self.failed.add(job)
+                print(f"failed: {job.place}: {error}", flush=True)
+                continue
+            name = at.file.name
+            self.results[name] = merged(self.results[name], at.run, at.seed, record) | {"machine": machine(directory)}
+            store(at.file, self.results[name])
+            print(f"ended {job.place} after {record['rounds']} rounds", flush=True)
+
+    def partial(self) -> None:
+        """Write the curves so far of the runs in progress."""
+        curves = {}
+        for job in self.running:
+            history = RunDirectory(self.runs / job.place).metrics()
+            measured = {name: [record.get(name) for record in history] for name in metrics_of(job.file)}
+            curves[job.place] = {"rounds": len(history), "curves": measured}
+        write(self.runs / "partial.json", json.dumps(curves))
+
+    def stop(self) -> None:
+        """Interrupt what is running; each leaves a checkpoint."""
+        for process in self.running.values():
+            process.send_signal(signal.SIGINT)
+        for process in self.running.values():
+            try:
+                process.wait(GRACE)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def start(words: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
+    """A run in a process of its own, whose output goes to a file."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "fedloom", "run", "-q", *words]
+    with log.open("ab") as out:
+        return subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
+
+
+def work(card: Card, minutes: float, every: float = 60.0) -> None:
+    """Keep the device busy until time is up or nothing is open."""
+    end, noted = time.monotonic() + 60 * minutes, time.monotonic()
+    try:
+        while time.monotonic() < end:
+            card.collect()
+            card.fill()
+            if not card.running:
+                return
+            if time.monotonic() - noted >= every:
+                card.partial()
+                noted = time.monotonic()
+            time.sleep(POLL)
+    finally:
+        card.partial()
+        card.stop()
+
+
+@reports_errors
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run what is open."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=15.0, help="how long to go on")
+    parser.add_argument("--at-once", type=int, default=8, help="runs at a time")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--claims", type=Path, default=Path(__file__).parent / "claims")
+    parser.add_argument("--runs", type=Path, default=Path("runs/claims"))
+    parser.add_argument("--dry-run", action="store_true", help="print the order alone")
+    given = parser.parse_args(arguments)
+    files = read_claims(given.claims)
+    card = Card(files, given.runs, given.device, given.at_once, {file.name: file.results() for file in files})
+    if given.dry_run:
+        for one in open_work(files, card.results, card.rates()):
+            print(f"{one.score:8.4f}  {one.file.name}: {one.minutes:.0f} minutes")
+        return 0
+    work(card, given.minutes)
+    return int(bool(card.failed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
