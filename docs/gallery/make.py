@@ -83,7 +83,8 @@ class Page:
         links = ", ".join(f"[{words}](../{page})" for words, page in self.more.items())
         return (
             f"# {self.title}\n\n![{self.title}]({self.image})\n\n```{language}\n{self.code.strip()}\n```\n\n"
-            f"{NUMBER.sub(value, ' '.join(self.text.split()))}\n\nMore: {links}.\n"
+            f"{NUMBER.sub(value, ' '.join(self.text.split()))}\n\nFigures are of a single seed. "
+            f"More: {links}.\n"
         )
 
 
@@ -335,7 +336,8 @@ def index() -> str:
     """The page of all pages."""
     cells = [f"[![{page.title}]({page.image})]({page.name}.md)<br>[{page.title}]({page.name}.md)" for page in PAGES]
     rows = [" | ".join(cells[at : at + 3]) for at in range(0, len(cells), 3)]
-    head = "# Gallery\n\nEach picture is a page: the code that draws it, and what it shows. All run in seconds.\n\n"
+    head = "# Gallery\n\nEach picture is a page: the code that draws it, and what it shows. "
+    head += "All run in seconds, and figures are of a single seed.\n\n"
     return head + "| | | |\n|---|---|---|\n" + "".join(f"| {row} |\n" for row in rows)
 
 
