@@ -227,9 +227,9 @@ def test_changed_data_are_refused_when_a_run_goes_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_thirty_rounds_in_which_every_fifth_answer_is_lost(tmp_path: Path) -> None:
+def test_rounds_in_which_every_fifth_answer_is_lost(tmp_path: Path) -> None:
     """The same clients count as in a simulation with such drop-outs, whose coefficients are of those that are left."""
-    words = ("rounds=30", "deploy.deadline=0.05", "local.lr=0.05")
+    words = ("rounds=12", "deploy.deadline=0.05", "local.lr=0.05")
     transport = in_process(config(*WORDS, *words), tmp_path)
 
     def route(name: str, number: int, blob: bytes) -> list[bytes]:  # number 0 is the join
@@ -238,10 +238,10 @@ def test_thirty_rounds_in_which_every_fifth_answer_is_lost(tmp_path: Path) -> No
 
     transport.route = route
     result = again(transport, words)
-    reference = simulated(*WORDS, "rounds=30", "local.lr=0.05", "drop_rate=0.2")
+    reference = simulated(*WORDS, "rounds=12", "local.lr=0.05", "drop_rate=0.2")
     lost = [(failure.round, failure.client) for failure in result.failures]
     assert lost == [(failure.round, failure.client) for failure in reference.failures]
-    assert len(lost) > 10
+    assert len(lost) > 5
     assert {failure.kind for failure in result.failures} == {FailureKind.ABSENT}
     theta = reference.snapshot.server.theta
     torch.testing.assert_close(result.snapshot.server.theta, theta, rtol=0, atol=1e-5)

@@ -212,7 +212,7 @@ def test_prototypes_of_numbers_are_refused() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:partition:UserWarning")
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_clients_that_never_took_part_adapt_to_their_own_samples() -> None:
     """Real digits under names of their own: prototypes serve newcomers as well as members, a plain model nobody."""
     alid = partitions.make("alid", classes=4, samples=60, test_samples=16)

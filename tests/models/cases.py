@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from helpers.marks import kinds
 from torch import Tensor, nn
 
 from fedloom.models import models
@@ -26,7 +27,10 @@ CASES: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {  # what lets a mode
     "m5": ((1, 1100), {"norm": "group"}),
     "stacked_lstm": ((5,), {"embedding": 3, "hidden": 4}),
 }
-LARGE = ("resnet34", "resnet32x4", "preact_resnet34", "resnet18", "preact_resnet18", "resnet10")
+LARGE = (
+    "resnet34", "resnet32x4", "preact_resnet34", "resnet18", "preact_resnet18", "resnet10", "resnet8x4", "resnet10_l",
+)  # fmt: skip
+EACH = kinds(NAMES, {*NAMES} - {*LARGE})  # smaller networks of the same family have the same layers
 
 
 def make(name: str, inputs: tuple[int, ...] | None = None, **settings: Any) -> nn.Module:

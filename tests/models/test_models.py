@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from cases import LARGE, NAMES, make, samples
+from cases import EACH, LARGE, NAMES, make, samples
 from torch import Tensor, nn
 from torch.func import functional_call, grad, stack_module_state, vmap
 
@@ -65,7 +65,7 @@ def test_number_of_parameters(name: str, inputs: tuple[int, ...], settings: dict
     assert size(make(name, inputs, **settings)) == count
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", EACH)
 def test_head_of_features_is_forward_and_inputs_stay(name: str) -> None:
     model = make(name).eval()
     x = samples(name, 3)

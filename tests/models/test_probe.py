@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cases import LARGE
 from helpers.federations import CLASSES, FEATURES, classes
+from helpers.marks import kinds
 from helpers.runs import experiment, go
 from torch import Tensor, nn
 
@@ -154,9 +156,7 @@ SHAPES = {"m5": (1, 2000), "stacked_lstm": (6,)}
 OTHERS = {"efficientnet_b0", "timm", "transformers", "distilbert"}
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(one, marks=pytest.mark.slow) if "res" in one else one for one in models.names()]
-)
+@pytest.mark.parametrize("name", kinds(models.names(), {*models.names()} - {*LARGE}))
 def test_our_own_networks_need_no_probe(name: str) -> None:
     if name in OTHERS:
         pytest.skip("it is another library's, and probed")

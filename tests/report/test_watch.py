@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -55,10 +53,11 @@ def test_a_planned_run_that_never_began_is_not_waited_for_once_its_sweep_is_over
 ) -> None:
     folder = make_run("fedavg-1", rounds=2, files=("summary.json",)).parent
     (folder / "sweep.yaml").write_text("fedavg-1: {}\nfeddyn-1: {}\n")
-    hold = (
-        "import sys, pathlib; from fedloom.experiment.atomic import Lock; l = Lock(pathlib.Path(sys.argv[1])); input()"
-    )
-    sweep = subprocess.Popen([sys.executable, "-c", hold, str(folder)], stdin=subprocess.PIPE)
+    over, end = os.pipe()
+    if not (sweep := os.fork()):
+        _held = report.Lock(folder)
+        os.read(over, 1)
+        os._exit(0)
     until = time.monotonic() + 60
     while not report.Lock.may_be_held(folder):
         assert time.monotonic() < until, "the lock of a process is not seen"
@@ -68,7 +67,8 @@ def test_a_planned_run_that_never_began_is_not_waited_for_once_its_sweep_is_over
     def later(seconds: float) -> None:
         waits.append(seconds)
         if len(waits) == 3:
-            sweep.communicate(b"\n")
+            os.write(end, b".")
+            os.waitpid(sweep, 0)
 
     monkeypatch.setattr(report, "time", SimpleNamespace(sleep=later))
     assert main(["report", "--watch", str(folder)]) == 0
