@@ -407,6 +407,12 @@ preset(
     "Tan et al., AAAI 2022. With λ = 0 it is local training.",
 )
 preset(
+    "feddistill",
+    lambda name: Method(name, (*CE, objectives.ClassOutputs()), personal=personal.LocalOnly()),
+    "Clients keep their models and exchange mean outputs by class: cross entropy + γ·H(F̂_y, p(x)), F̂ of the others.",
+    "Jeong et al. 2018. With γ = 0 it is local training.",
+)
+preset(
     "apfl",
     lambda name: Method(name, CE, personal=personal.APFL()),
     "w as in FedAvg, and v ← v - ηα∇F_i(αv + (1 - α)w); the mixture is deployed. Deng et al. 2020." + MEAN,

@@ -255,6 +255,7 @@ RECEIVING = {
     "fedcm": (),
     "mofedsam": (),
     "fedproto": (),
+    "feddistill": (),
     "fedevg": ("model=energy_cnn", "local.steps=1"),
     "fedevg_kept": ("model=energy_cnn", "local.steps=1"),
     "dp_fedavg": ("method.uplink.clip_noise.quantile=0.5",),

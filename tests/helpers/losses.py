@@ -148,6 +148,36 @@ def fedproto(world: World, lam: float = 1.0) -> Found:
     return Found(world.start, own, {"server/objective.1/prototypes": known})
 
 
+def feddistill(world: World, gamma: float = 1.0) -> Found:
+    """Every client keeps a net of its own, and hears the mean output of the others for each class."""
+    own, said = dict.fromkeys(range(world.clients), world.start), {}
+    classes = int(world.y.max()) + 1
+    for t, rate, cohort in world.schedule():
+        fresh: dict[int, dict[int, Vector]] = {}
+        for i in cohort:
+            batches = iter(world.local.batches(world.federation.train.index[i], world.seed, t, i))
+
+            def correct(g: Vector, w: Vector, i=i, batches=batches, said=said) -> Vector:
+                rows = next(batches)
+                p = softmax(forward(w, world.x[rows], world.width)[1])
+                at = np.zeros_like(p)
+                for number, label in enumerate(world.y[rows]):
+                    if others := [mean for j, mean in said.get(label, {}).items() if j != i]:
+                        at[number] = gamma / len(rows) * (p[number] - np.mean(others, axis=0))
+                return g + backward(w, world.x[rows], world.width, at)
+
+            own[i], _ = world.train(own[i], i, t, rate, correct)
+            rows = world.federation.train.index[i]
+            p = softmax(forward(own[i], world.x[rows], world.width)[1])
+            for label in np.unique(world.y[rows]):
+                fresh.setdefault(label, {})[i] = p[world.y[rows] == label].mean(0)
+        said = said | fresh
+    sums = np.zeros((classes, classes))
+    for label, means in said.items():
+        sums[label] = np.sum([*means.values()], axis=0)
+    return Found(world.start, own, {"server/objective.1/outputs": sums})
+
+
 def labels(world: World, rows: Vector, o: Vector) -> Vector:
     """The gradient of the mean cross entropy at the logits."""
     return (softmax(o) - np.eye(o.shape[1])[world.y[rows]]) / len(rows)
@@ -293,5 +323,18 @@ def feddecorr(world: World, beta: float = 0.1, eps: float = 1e-8) -> Found:
 
 ORACLES: dict[str, Callable[..., Found]] = {
     f.__name__: f
-    for f in (feddecorr, moon, fedntd, fedlc, fedrs, fedrod, fedproto, distill, disk, robust, distill_robust)
+    for f in (
+        feddecorr,
+        moon,
+        fedntd,
+        fedlc,
+        fedrs,
+        fedrod,
+        fedproto,
+        feddistill,
+        distill,
+        disk,
+        robust,
+        distill_robust,
+    )
 }

@@ -28,7 +28,8 @@ GENTLE: dict[str, dict[str, Any]] = {  # instead of defaults that ask for smalle
     "fedssa": {"steps": 10, "feed_back": True},
 }
 LIVE = {  # they have no form for a cohort: compute=batched is compute=live
-    "per_fedavg", "p_avg_proto", "pfldyn", "pflscaf", "fedevg", "fedevg_kept", "fedproto", "fedcgan", "fedcvae",
+    "per_fedavg", "p_avg_proto", "pfldyn", "pflscaf", "fedevg", "fedevg_kept", "fedproto", "feddistill", "fedcgan",
+    "fedcvae",
 }  # fmt: skip
 
 

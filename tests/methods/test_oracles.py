@@ -60,6 +60,7 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     "fedntd": [{"beta": 3.0}, {"beta": 2.0, "tau": 2.5}],
     "fedrod": [{"gamma": 0.5}],
     "fedproto": [{"lam": 0.7}],
+    "feddistill": [{"gamma": 0.7}],
     "fedrs": [{"alpha": 0.1}],
     "fedlc": [{"tau": 3.0}, {"tau": 0.1}],
     "distill": [{"alpha": 0.6, "tau": 1.0}, {"alpha": 0.0}],
@@ -209,7 +210,7 @@ def test_method_follows_its_equations(name: str, settings: dict[str, Any], key: 
         "local": slice(0, 0),
         "fedevg": slice(0, 0),
     }
-    order["fedevg_kept"] = order["fedproto"] = order["local"]
+    order["fedevg_kept"] = order["fedproto"] = order["feddistill"] = order["local"]
     part = order.get(name, slice(None))
     assert shared == len(found.theta[part])
     np.testing.assert_allclose(final(result), found.theta[part], rtol=0, atol=TOLERANCE)

@@ -6,6 +6,7 @@ from fedloom.core.slots import objectives
 
 if TYPE_CHECKING:
     from fedloom.parts.objectives.adversarial import Adversarial as Adversarial
+    from fedloom.parts.objectives.alignment import ClassOutputs as ClassOutputs
     from fedloom.parts.objectives.alignment import PrototypeAlignment as PrototypeAlignment
     from fedloom.parts.objectives.binary import BinaryCrossEntropy as BinaryCrossEntropy
     from fedloom.parts.objectives.calibrated import BalancedSoftmax as BalancedSoftmax
@@ -34,6 +35,7 @@ __getattr__ = objectives.lazily(
     __name__,
     [
         "adversarial.Adversarial", "alignment=alignment.PrototypeAlignment",
+        "class_outputs=alignment.ClassOutputs",
         "binary_cross_entropy=binary.BinaryCrossEntropy", "calibrated=calibrated.CalibratedLogits",
         "balanced=calibrated.BalancedSoftmax", "restricted=calibrated.RestrictedSoftmax",
         "contrastive.Contrastive", "cross_entropy=cross_entropy.CrossEntropy",

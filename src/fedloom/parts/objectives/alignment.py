@@ -1,7 +1,8 @@
-"""FedProto: clients exchange class prototypes instead of models."""
+"""What clients exchange by class instead of models: prototypes (FedProto), or outputs (federated distillation)."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -58,11 +59,8 @@ class PrototypeAlignment(Term):
         return self.lam * ctx.down["known"][batch.y] * apart
 
     def end(self, ctx: Context, update: Tensor, model: Model) -> ClientEnd:
-        model.eval()  # pyright: ignore[reportFunctionMemberAccess]
-        pieces = [model.features(x).flatten(1) for x in ctx.samples.x.split(PIECE)]  # pyright: ignore
-        model.train()  # pyright: ignore[reportFunctionMemberAccess]
-        owner = torch.nn.functional.one_hot(ctx.samples.y, ctx.facts.classes).to(pieces[0].dtype)
-        return ClientEnd(ctx.state, {"sums": owner.T @ torch.cat(pieces), "counts": owner.sum(0)}, update)
+        sums, counts = _by_class(ctx, model, lambda x: model.features(x).flatten(1))  # pyright: ignore
+        return ClientEnd(ctx.state, {"sums": sums, "counts": counts}, update)
 
     def correct(self, state: Tree, update: Tensor, uploads: Tree, info: RoundInfo) -> Halves:
         sums, counts = uploads["sums"], uploads["counts"]
@@ -70,3 +68,73 @@ class PrototypeAlignment(Term):
         here = (counts > 0)[:, None]
         new = torch.where(here, sums / counts.clamp(min=1e-12)[:, None], old["prototypes"])
         return {"prototypes": new, "known": torch.maximum(old["known"], here[:, 0].to(new.dtype))}, update
+
+
+@dataclass(frozen=True)
+class ClassOutputs(Term):
+    """γ·H(F̂_iy, p(x)), p = softmax(logits) [B, C]: distils what the models of others say of samples of the class y.
+
+    ::
+
+        F̄_jc = mean of p_j(x) over the samples of class c at client j                 uploaded after local training
+        F̂_ic = mean of F̄_jc over the other clients j ≠ i of the last cohort in which any had the class
+
+    H is the cross entropy; F̂ and F̄ have the shape [C, C] whatever the network, so that clients of different
+    architecture exchange them. The term is used beside cross entropy with ``personal=local_only`` or
+    ``own_architectures``. A class of which no other client has samples contributes nothing.
+
+    Jeong, Oh, Kim, Park, Bennis & Kim 2018 (federated distillation, FD), algorithm 1. Deviations: F̄ is that of the
+    trained model in evaluation mode, not the mean over the samples as they are trained on; a client that lacks a class
+    is not counted for it. With ``schedule=buffered`` a client's own outputs may be among the others'.
+
+    Args:
+        gamma: γ ≥ 0, weight of the term; with 0 clients train alone.
+    """
+
+    gamma: NonNegative = 1.0
+
+    needs = Needs(model="inputs", common_classes=True)
+    targets = ONE_CLASS
+    uploads = {"outputs": Reduce.SUM, "holders": Reduce.SUM}  # noqa: RUF012
+    downloads = ("outputs", "holders", "rounds")
+    fits_all = True
+    citation = "jeong2018distillation"
+
+    def init_server(self, theta: Tensor, facts: Facts) -> Tree:
+        zeros = theta.new_zeros(facts.classes)
+        return {"outputs": zeros.repeat(facts.classes, 1), "holders": zeros, "rounds": zeros - 1}
+
+    def begin(self, ctx: Context) -> Tree:
+        """F̂_i [C, C], and which classes it is known for [C]."""
+        outputs, holders = ctx.down["outputs"], ctx.down["holders"]
+        if ctx.state:  # without its own
+            mine = (ctx.down["rounds"] == ctx.state["round"]) * ctx.state["has"]
+            outputs, holders = outputs - mine[:, None] * ctx.state["own"], holders - mine
+        return {"others": outputs / holders.clamp(min=1)[:, None], "known": (holders > 0.5).to(outputs.dtype)}
+
+    def loss(self, out: Output, batch: Batch, ctx: Context) -> Tensor:
+        entropy = -(ctx.local["others"][batch.y] * out.logits.log_softmax(-1)).sum(-1)
+        return self.gamma * ctx.local["known"][batch.y] * entropy
+
+    def end(self, ctx: Context, update: Tensor, model: Model) -> ClientEnd:
+        sums, counts = _by_class(ctx, model, lambda x: model(x).softmax(-1))
+        own, has = sums / counts.clamp(min=1)[:, None], (counts > 0).to(sums.dtype)
+        state = {"own": own, "has": has, "round": has.new_tensor(ctx.round)}
+        return ClientEnd(state, {"outputs": own, "holders": has}, update)
+
+    def correct(self, state: Tree, update: Tensor, uploads: Tree, info: RoundInfo) -> Halves:
+        here = uploads["holders"] > 0
+        new = {
+            name: torch.where(here if value.ndim == 1 else here[:, None], value, state[name])
+            for name, value in (*uploads.items(), ("rounds", torch.full_like(state["rounds"], info.t)))
+        }
+        return new, update
+
+
+def _by_class(ctx: Context, model: Model, of: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+    """Sums by class of what a model in evaluation mode makes of a client's samples, [C, d], and their numbers [C]."""
+    model.eval()  # pyright: ignore[reportFunctionMemberAccess]
+    rows = torch.cat([of(x) for x in ctx.samples.x.split(PIECE)])
+    model.train()  # pyright: ignore[reportFunctionMemberAccess]
+    owner = torch.nn.functional.one_hot(ctx.samples.y, ctx.facts.classes).to(rows.dtype)
+    return owner.T @ rows, owner.sum(0)
