@@ -46,13 +46,13 @@ def private(result: Any, client: int) -> Tensor:
     return result.snapshot.store.get(client)["personal"]["private"]
 
 
-def test_equal_networks_are_one_network() -> None:
-    """FedProto with two groups that start alike is FedProto, and without its term local training."""
+@pytest.mark.parametrize(("name", "entry"), [("fedproto", "prototypes"), ("feddistill", "outputs")])
+def test_equal_networks_are_one_network(name: str, entry: str) -> None:
     same: dict[str, Any] = {"cohort": 4, "drop_rate": 0.2, "rounds": 3}
-    twice = go(own("fedproto"), model=lambda: Several([tanh_net(), tanh_net()]), **same)
-    once = go("fedproto", **same)
-    prototypes = [one.snapshot.server.parts["objective.1"]["prototypes"] for one in (twice, once)]
-    torch.testing.assert_close(*prototypes, rtol=0, atol=TINY)
+    twice = go(own(name), model=lambda: Several([tanh_net(), tanh_net()]), **same)
+    once = go(name, **same)
+    held = [one.snapshot.server.parts["objective.1"][entry] for one in (twice, once)]
+    torch.testing.assert_close(*held, rtol=0, atol=TINY)
     for client, _ in once.snapshot.store:
         torch.testing.assert_close(private(twice, client), private(once, client), rtol=0, atol=TINY)
     assert [r["comm/bytes"] for r in twice.history] == [r["comm/bytes"] for r in once.history]
@@ -124,6 +124,8 @@ def test_a_list_of_models_is_all_that_a_run_needs() -> None:
     federation = fl.data.federate("digits", "iid", clients=4)
     kept = fl.run("fedproto", federation, ["mlp", "mlp"], rounds=1)
     assert kept.trained.plan.method.personal == OwnArchitectures(2)
+    distilled = fl.run("feddistill", federation, ["mlp", "logistic"], rounds=2)  # features of different length
+    assert distilled.history[-1]["comm/up_params"] == 4 * (10 * 10 + 10)
     shared = fl.run("fedavg", federation, ["mlp", "logistic"], rounds=1)
     assert shared.trained.plan.method.personal == Architectures(2)
     assert {"global/accuracy", "global/network_1/accuracy"} < shared.history[-1].keys()
