@@ -141,6 +141,11 @@ class OwnFloor(Floor):
         """Change what the client keeps."""
 
 
+def _gradient(parameter: torch.Tensor) -> torch.Tensor:
+    assert parameter.grad is not None
+    return parameter.grad
+
+
 class FedDynFloor(OwnFloor):
     """g + α(θ - θ^t) - h_i; h_i ← h_i - α(θ_i - θ^t), and the same for their mean h at the server."""
 
@@ -148,7 +153,7 @@ class FedDynFloor(OwnFloor):
 
     def correct(self, parameters, start, own, common):
         for p, before, h in zip(parameters, start, own, strict=True):
-            p.grad.add_(p - before, alpha=self.alpha).sub_(h)
+            _gradient(p).add_(p - before, alpha=self.alpha).sub_(h)
 
     @torch.no_grad()
     def keep(self, model, local, client, round, start, own, common, change):
@@ -170,7 +175,7 @@ class ScaffoldFloor(OwnFloor):
 
     def correct(self, parameters, start, own, common):
         for p, mine, c in zip(parameters, own, common, strict=True):
-            p.grad.add_(c).sub_(mine)
+            _gradient(p).add_(c).sub_(mine)
 
     @torch.no_grad()
     def keep(self, model, local, client, round, start, own, common, change):
@@ -196,7 +201,7 @@ class DittoFloor(OwnFloor):
 
         def pull() -> None:
             for p, before in zip(parameters, start, strict=True):
-                p.grad.add_(p - before, alpha=self.mu)
+                _gradient(p).add_(p - before, alpha=self.mu)
 
         _load(parameters, own if self.known[client] else start)
         self.train(model, local, client, round, pull)
@@ -256,7 +261,7 @@ def compare(name: str, repeats: int, names: list[str], engine: str, compute: str
                 seconds[label].append(time.perf_counter() - begin)
     for close in closers:
         close()
-    found: dict[str, object] = {
+    found: dict[str, Any] = {
         "steal": round((stolen() - steal) / (time.perf_counter() - started) / (os.cpu_count() or 1), 3),
         "floor_seconds": round(statistics.median(seconds["floor"]), 4),
     }

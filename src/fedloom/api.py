@@ -198,7 +198,7 @@ def _experiment(
         one_of("run has no argument", name, known | ARGUMENTS)
     built = methods.make(method) if isinstance(method, str) else method
     built = built if loss is None else built.with_loss(objectives.loss(loss))
-    if isinstance(model, list | tuple):
+    if isinstance(model, Sequence) and not isinstance(model, str):
         from fedloom.models.several import Several
 
         built = _of_architectures(built, len(model))

@@ -301,7 +301,7 @@ class Evaluator(LoadedModel):
                 continue
 
             def fill(
-                client: int, _: int, theta: Tensor, buffers: Tensor,
+                client: int, number: int, theta: Tensor, buffers: Tensor,
                 network: LoadedModel = network, shared: Weights = shared, use: Use = use,
             ) -> None:  # fmt: skip
                 network.fill(shared, store.get(client), use, theta, buffers)

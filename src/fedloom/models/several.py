@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -26,10 +27,10 @@ class Several(nn.Module):
         """The networks of factories."""
         return cls([make() for make in factories])
 
-    def __getattr__(self, name: str) -> object:
+    def __getattr__(self, name: str) -> Any:
         """``features`` and ``head`` are those of the first network, if it has any."""
         if name in ("features", "head"):
-            return getattr(super().__getattr__("networks")[0], name)  # type: ignore[index]
+            return getattr(self.networks[0], name)
         return super().__getattr__(name)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -184,7 +184,7 @@ class ClaimFile:
 
     def words(self, run: str) -> list[str]:
         """The settings of one of its runs, as ``fedloom run`` takes them."""
-        return [f"{key}={bare(value)}" for key, value in (self.settings | self.runs[run]).items()]
+        return [f"{key}={bare(value)}" for key, value in {**self.settings, **self.runs[run]}.items()]
 
     def judged(self, results: Mapping[str, Any]) -> list[tuple[Claim, Evidence | None]]:
         """Its claims with the evidence of results; None where one of the runs is missing altogether."""

@@ -174,12 +174,12 @@ def _network(network: Network) -> Canvas:
     at = np.stack([np.sin(angle), np.cos(angle)], 1)
     hears, heard = at[network.edges].swapaxes(0, 1)
     ink = 0.15 + 0.85 * network.weight / np.max(network.weight, initial=1e-12)
-    head = {} if network.directed else {"headwidth": 0, "headlength": 0, "headaxislength": 0}
+    head: dict[str, Any] = {} if network.directed else {"headwidth": 0, "headlength": 0, "headaxislength": 0}
     exact: dict[str, Any] = {"angles": "xy", "scale_units": "xy", "scale": 1, "width": 0.004}
     way = hears - heard
     way *= 1 - 0.08 / np.maximum(np.linalg.norm(way, axis=1, keepdims=True), 0.1)  # to the rim of the one that hears
-    axes.quiver(*heard.T, *way.T, color=COLOURS[0], alpha=ink, **exact, **head)
-    axes.scatter(*at.T, 60 if len(at) <= NAMED else 12, color="white", edgecolors=_INK, zorder=3)
+    axes.quiver(heard[:, 0], heard[:, 1], way[:, 0], way[:, 1], color=COLOURS[0], alpha=ink, **exact, **head)
+    axes.scatter(at[:, 0], at[:, 1], 60 if len(at) <= NAMED else 12, color="white", edgecolors=_INK, zorder=3)
     for name, (x, y) in zip(network.nodes if len(at) <= NAMED else (), at, strict=False):
         axes.annotate(name, (x, y), fontsize=6, ha="center", va="center", zorder=4)
     return canvas

@@ -56,7 +56,7 @@ class RowSteps:
             self.second = self._zeros(self.second)
 
     def _zeros(self, held: Tensor | None) -> Tensor:
-        return new_rows(*self.theta.shape, self.theta) if held is None else held.zero_()
+        return new_rows(len(self.theta), self.theta.shape[1], self.theta) if held is None else held.zero_()
 
     def __call__(self, count: int, numbers: Float[Tensor, "c 3"] | None = None) -> None:
         """Take the step of the first c clients; their gradients are overwritten by h, see ``SGDRule``.
