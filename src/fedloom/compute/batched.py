@@ -239,7 +239,8 @@ class _Block:
         shared = self._trained(work, keys)
         assert shared is not None, "separate rounds have no augmentation"
         w, v = memory[:, :size], memory[:, size : 2 * size]
-        w.copy_(shared.models())
+        for row in range(len(memory)):
+            w[row] = shared.model(row)
         local = plan.local
         constant = None
         if pull:  # the corrections of w are not needed any more
@@ -317,10 +318,15 @@ class _Block:
         schedule = BatchSchedule.of(batches).to(plan.data.arrays.x.device)
         hooked = any(plan.method.hooks[hook] for hook in ("begin", "grad", "end", "send"))
         try:
-            contexts = [job.begin(len(each)) if hooked else {} for job, each in zip(self.jobs, batches, strict=True)]
-            ordered = [contexts[number] for number in schedule.order]
+            contexts = dict[int, dict[str, Context]]()
+            begun = (
+                contexts.setdefault(number, self.jobs[number].begin(len(batches[number])) if hooked else {})
+                for number in schedule.order.tolist()
+            )
             steps, rows = schedule.steps.tolist(), lambda: self.compute.constants
-            rule = plain.affine_rule(plan, self.down.lr, steps, ordered, rows, not self.down.models)
+            rule = plain.affine_rule(plan, self.down.lr, steps, begun, rows, not self.down.models)
+            for _ in begun:  # those of methods that correct nothing
+                pass
         except Exception as error:  # in lockstep it becomes the failure of that client alone
             self.error = error
             return None
@@ -331,7 +337,7 @@ class _Block:
         owners = clients.repeat_interleave(schedule.rows.shape[1]).to(flat.device)
         x = Rows(plan.data.arrays.x, schedule.rows)
         y = plan.data.labels(flat, owners).unflatten(0, schedule.rows.shape)
-        return _Descent(schedule, x, y, contexts, rule)
+        return _Descent(schedule, x, y, [contexts[number] for number in range(len(batches))], rule)
 
     def _trained(self, work: _Descent, keys: Tensor | None) -> TrainedCohort | None:
         """Train the received model, or the clients' own where they differ; None if augmentation fails."""

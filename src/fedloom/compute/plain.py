@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -86,7 +86,7 @@ def needs_only_sums(plan: ClientPlan) -> bool:
 
 
 def affine_rule(
-    plan: ClientPlan, lr: float, steps: Sequence[int], contexts: Sequence[dict[str, Context]],
+    plan: ClientPlan, lr: float, steps: Sequence[int], contexts: Iterable[dict[str, Context]],
     rows: Callable[[], Tensor], alike: bool = True,
 ) -> SGDRule | None:  # fmt: skip
     """The update rule of a block's clients with all their corrections; None if its coefficients differ between them.
@@ -95,7 +95,7 @@ def affine_rule(
         plan: the client plan.
         lr: the learning rate η of the round.
         steps: the clients' numbers of steps.
-        contexts: their contexts.
+        contexts: their contexts, each of which is used before the next is asked for.
         rows: returns memory for the constants of the corrections, [C, P].
         alike: whether they have received the same model.
     """
@@ -107,25 +107,29 @@ def affine_rule(
     )  # fmt: skip
     if not parts:
         return usual
-    numbers = {_numbers(parts, seen) for seen in contexts}
-    if len(numbers) > 1:
-        return None
-    ((slope, pull),) = numbers
-    if not slope:
-        return None
     own = plan.method.hooks["begin"] or plan.method.hooks["init_client"]
     ours = all(type(part).__module__.startswith("fedloom.") for _, part in parts)
     common = ours and alike and not own  # a user's part may read what else differs between clients
-    constants, zero = rows()[: 1 if common else len(contexts)], plan.theta0.new_zeros(()).expand_as(plan.theta0)
-    for row, seen in zip(constants, contexts, strict=False):
+    constants, zero = rows()[: 1 if common else len(steps)], plan.theta0.new_zeros(()).expand_as(plan.theta0)
+    numbers = set[tuple[float, float]]()
+    for client, seen in enumerate(contexts):
+        numbers.add(_numbers(parts, seen))
+        if len(numbers) > 1:
+            return None
+        if client >= len(constants):
+            continue
+        row = constants[client]
         made = row.zero_()
         for place, part in parts:
             made = part.grad(made, zero, seen[place])
         if made is not row:
             row.copy_(made)
+    ((slope, pull),) = numbers
+    if not slope:
+        return None
     if local.clip is not None or usual.betas is not None:
-        return replace(usual, constant=constants.expand(len(contexts), -1), slope=slope, pull=pull)
-    constant = (constants if slope == 1 else constants.div_(slope)).expand(len(contexts), -1)
+        return replace(usual, constant=constants.expand(len(steps), -1), slope=slope, pull=pull)
+    constant = (constants if slope == 1 else constants.div_(slope)).expand(len(steps), -1)
     return replace(usual, lr=lr * slope, weight_decay=(local.weight_decay + pull) / slope, constant=constant)
 
 

@@ -23,9 +23,11 @@ def finished(
         contexts: their contexts.
         losses: their mean training losses.
     """
-    for row in sorted(range(len(order)), key=order.__getitem__):
+
+    def result(row: int) -> Result:
         try:
-            result = jobs[row].finish(held(row), contexts[row], losses[row])
+            return jobs[row].finish(held(row), contexts[row], losses[row])
         except Exception as error:
-            result = jobs[row].failed(error)
-        yield result
+            return jobs[row].failed(error)
+
+    return map(result, sorted(range(len(order)), key=order.__getitem__))

@@ -127,8 +127,8 @@ class Fold:
         reported = plan.report_models and result.failure is None
         self.results.append(
             replace(
-                result, update=result.update[:0], uploads={}, moved=result.moved if reported else None,
-                buffers=result.buffers if reported else result.buffers[:0],
+                result, update=result.update.new_empty(0), uploads={}, moved=result.moved if reported else None,
+                buffers=result.buffers if reported else result.buffers.new_empty(0),
             )
         )  # fmt: skip
         if result.failure is not None:
@@ -285,9 +285,12 @@ def fold(
         places: which of several models each member has received; None for one model.
     """
     parts = [Fold() for _ in range(1 if places is None else max(places) + 1)]
-    for position, result in enumerate(results):
+    position = 0
+    for result in results:
         own = parts[0 if places is None else places[position]]
         own.add(plan, result, None if weights is None else float(weights[position]))
+        position += 1  # noqa: SIM113
+        del result  # the next member's vectors take its memory, which is in the caches
     if places is None:
         return parts[0]
     return Fold(results=[result for part in parts for result in part.results], parts=parts)

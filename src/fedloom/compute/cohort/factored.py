@@ -49,6 +49,7 @@ class FactoredLinear(CohortLayer):
             constant: k; of one row if it is common to all clients.
         """
         self.x, self.shared, self.constant = x, shared, constant
+        self.scaled: dict[int, Tensor] = {}  # a_t W for the last t that was asked for
         if shared is None:
             self.base = torch.bmm(x, self.linear.weight.matrix[: len(x)].mT)  # [C, n, out]
         else:
@@ -100,14 +101,17 @@ class FactoredLinear(CohortLayer):
 
     def close(self, row: int, steps: int) -> None:
         """End a client's window: compute its weight after so many steps, once."""
-        weight, scale = self.linear.weight.matrix[row], self.scale[steps]
+        weight = start = self.linear.weight.matrix[row]
         if self.shared is not None:
-            torch.mul(self.shared, scale, out=weight)
+            if steps not in self.scaled:
+                self.scaled = {steps: self.shared * self.scale[steps]}
+            start = self.scaled[steps]
         elif self.rule.weight_decay:
-            weight.mul_(scale)
+            weight.mul_(self.scale[steps])
         if self.constant is not None:
-            weight.add_(self.constant[min(row, len(self.constant) - 1)], alpha=self.pull[steps])
-        weight.addmm_(self.moved[row].mT, self.x[row], alpha=-1)
+            constant = self.constant[min(row, len(self.constant) - 1)]
+            start = torch.add(start, constant, alpha=self.pull[steps], out=weight)
+        torch.addmm(start, self.moved[row].mT, self.x[row], alpha=-1, out=weight)
 
     def mixed(self, steps: list[int], p: Float[Tensor, "C"]) -> Float[Tensor, "out in"]:
         """Σ_i p_i (W - W_i) after the given numbers of steps, without computing any W_i."""

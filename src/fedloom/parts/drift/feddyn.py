@@ -54,7 +54,7 @@ class FedDynDrift(Drift):
     def begin(self, ctx: Context) -> Tree:
         """h_i + αθ^t, constant over the local steps."""
         size = self._size(ctx)
-        return {"pull": torch.add(ctx.state["h"] / size, ctx.received, alpha=self.alpha / size)}
+        return {"pull": (ctx.state["h"] / size).add_(ctx.received, alpha=self.alpha / size)}
 
     def grad(self, grad: Tensor, w: Tensor, ctx: Context) -> Tensor:
         """g + (α(θ - θ^t) - h_i) / (n_i/n̄)."""

@@ -55,7 +55,7 @@ class Scaffold(Drift):
 
     def begin(self, ctx: Context) -> Tree:
         """c/w_i - c_i, constant over the local steps; the weight w_i is 1, or n_i/n̄."""
-        return {"correction": ctx.down["c"] / self._weight(ctx) - ctx.state["c"]}
+        return {"correction": (ctx.down["c"] / self._weight(ctx)).sub_(ctx.state["c"])}
 
     def grad(self, grad: Tensor, w: Tensor, ctx: Context) -> Tensor:
         """g - c_i + c/w_i."""
@@ -63,13 +63,13 @@ class Scaffold(Drift):
 
     def end(self, ctx: Context, update: Tensor, model: Model) -> ClientEnd:
         """c_i⁺, and w_i (c_i⁺ - c_i) for the server."""
-        change = self._weight(ctx) * (update / (ctx.effective_steps * ctx.lr)) - ctx.down["c"]
+        change = (update / (ctx.effective_steps * ctx.lr)).mul_(self._weight(ctx)).sub_(ctx.down["c"])
         sent = {"control": change}
         return ClientEnd(self.after_send(ctx, {}, update, sent), sent, update)
 
     def after_send(self, ctx: Context, state: Tree, update: Tensor, uploads: Tree) -> Tree:
         """c_i⁺, by the difference that the server reads."""
-        return {"c": ctx.state["c"] + uploads["control"] / self._weight(ctx)}
+        return {"c": (uploads["control"] / self._weight(ctx)).add_(ctx.state["c"])}
 
     def correct(self, state: Tree, update: Tensor, uploads: Tree, info: RoundInfo) -> Halves:
         """c ← c + (1/K) Σ w_i (c_i⁺ - c_i)."""
