@@ -23,7 +23,8 @@ import torch
 from record import save
 
 COHORTS = {"W1": ("W1", 100), "CNN": ("W2", 10)}
-RUNS = (("fedavg", 5, 1), ("fedavg", 20, 1), ("fedavg", 5, 4), ("feddyn", 5, 1))  # method, rounds, times the clients
+# method, rounds, times the clients
+RUNS = (("fedavg", 5, 1), ("fedavg", 20, 1), ("fedavg", 5, 4), ("feddyn", 5, 1), ("scaffold", 5, 1))
 
 
 def memory(process: int) -> float:

@@ -41,6 +41,12 @@ def results(count: int, failed: tuple[int, ...] = ()) -> list[Result]:
     return [Result(r.client, failure=Failure(0, r.client, *lost)) if r.client in failed else r for r in made]
 
 
+def test_a_fold_keeps_no_vector_of_its_members_but_their_states() -> None:
+    folded = fold(FederatedTask(experiment("scaffold")).plan, results(2), np.full(2, 0.5))
+    assert all(each.update.untyped_storage().nbytes() == 0 and not each.uploads for each in folded.results)
+    assert [len(each.state["drift"]["c"]) for each in folded.results] == [P, P]
+
+
 @pytest.mark.parametrize("members", [0, 1, 5, 10, 31, 32, 100, 1000, 4321])
 def test_blocks_are_consecutive_and_cover_the_cohort(members: int) -> None:
     cut = blocks(members)
