@@ -279,6 +279,12 @@ preset(
     lambda name: Method(name, CE, mixing=mixing.Uniform(), topology=topology.Clusters()),
     "k models at the server; a client trains the one with the lowest loss on its samples. Ghosh et al., NeurIPS 2020.",
 )
+preset(
+    "cfl",
+    lambda name: Method(name, CE, topology=topology.Bipartition()),
+    "FedAvg in clusters; one whose mean update vanishes is divided by the cosines of updates. Sattler et al., 2021.",
+    "Algorithms 1 and 3. A division needs ``mean_below`` and ``some_above`` at the scale of the updates.",
+)
 # stronger local objectives; each works with any drift correction, mixing and server optimiser
 preset(
     "moon",

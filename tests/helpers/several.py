@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -112,6 +114,37 @@ def hierfavg(world: World, edges: int = 2, cloud_every: int = 1, members: str = 
     return found(world, thetas, np.bincount(edge))
 
 
+def cfl(world: World, mean_below: float = 0.4, some_above: float = 1.6, gamma: float = 0.0) -> Found:
+    """Every way to divide a cluster is tried."""
+    world = replace(world, cohort=world.clients)
+    clusters = [list(range(world.clients))]
+    thetas = np.tile(world.start, (world.clients, 1))
+    for t, rate, _ in world.schedule():
+        delta = {i: thetas[i] - world.train(thetas[i], i, t, rate)[0] for i in range(world.clients)}
+        after = []
+        for c in clusters:
+            mean = np.average([delta[i] for i in c], axis=0, weights=world.n[c])
+            thetas[c] -= mean
+            parts = [c]
+            if (
+                np.linalg.norm(mean) < mean_below
+                and max(np.linalg.norm(delta[i]) for i in c) > some_above
+                and len(c) > 1
+            ):
+                ways = [{c[0], *rest} for n in range(len(c) - 1) for rest in combinations(c[1:], n)]
+
+                def cross(one: set[int], c: Any = c, delta: Any = delta) -> float:
+                    pairs = [(delta[i], delta[k]) for i in one for k in {*c} - one]
+                    return max(a @ b / np.sqrt((a @ a) * (b @ b)) for a, b in pairs)
+
+                best = min(ways, key=cross)
+                if gamma < np.sqrt((1 - cross(best)) / 2):
+                    parts = [sorted(best), sorted({*c} - best)]
+            after += parts
+        clusters = after
+    return found(world, thetas)
+
+
 def fedamp(world: World, mu: float = 1.0, alpha: float = 1.0, sigma: float = 1.0) -> Found:
     u, own = np.tile(world.start, (world.clients, 1)), dict[int, Vector]()
     for t, rate, who in world.schedule():
@@ -127,5 +160,5 @@ def fedamp(world: World, mu: float = 1.0, alpha: float = 1.0, sigma: float = 1.0
 
 
 ORACLES: dict[str, Callable[..., Found]] = {
-    f.__name__: f for f in (dpsgd, dfedavgm, gossip, sgp, kgt, hierfavg, fedamp)
+    f.__name__: f for f in (dpsgd, dfedavgm, gossip, sgp, kgt, hierfavg, cfl, fedamp)
 }

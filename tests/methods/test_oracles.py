@@ -129,6 +129,10 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     "noside": [{"simple_fraction": 0.7}],
     "ifca": [{"clusters": 3}, {"clusters": 1}],
     "gossip": [{"seed": 1}],
+    "cfl": [
+        {"mean_below": 9.0, "some_above": 0.0},
+        {"mean_below": 9.0, "some_above": 0.0, "gamma": 0.8},
+    ],
     "sgp": [{"one_peer": False}],
     "hierfavg": [{"edges": 3, "cloud_every": 2, "members": "strided"}],
     "fedamp": [{"mu": 0.5, "alpha": 0.3, "sigma": 2.0}, {"sigma": 1e9}],

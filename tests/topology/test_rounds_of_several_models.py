@@ -24,7 +24,7 @@ from scipy.linalg import block_diag
 from torch import Tensor, nn
 
 from fedloom.core.aggregate import even_blocks
-from fedloom.core.context import Meeting
+from fedloom.core.context import NO_ROUND, Meeting
 from fedloom.core.engine import Group, calls
 from fedloom.core.errors import CheckpointError, ConfigError, DataError
 from fedloom.core.federation import Index, Split
@@ -42,6 +42,7 @@ from fedloom.parts.objectives import CrossEntropy, SquaredError
 from fedloom.parts.server import SGD
 from fedloom.parts.topology import (
     Attention,
+    Bipartition,
     Clusters,
     Complete,
     EdgeList,
@@ -316,6 +317,28 @@ def test_what_is_pushed_along_a_directed_graph_reaches_the_mean_and_rows_do_not(
     np.testing.assert_allclose(ends[True], np.tile(mean, (6, 1)), rtol=0, atol=1e-12)
     np.testing.assert_allclose(ends[False], ends[False][:1].repeat(6, 0), rtol=0, atol=1e-12)
     assert np.abs(ends[False][0] - mean).max() > 0.05
+
+
+def test_a_cluster_is_divided_where_its_clients_pull_apart_and_not_before() -> None:
+    apart = torch.tensor([[1.0, 0.0], [-1.0, 0.1], [0.9, 0.1], [-1.0, -0.2]], dtype=torch.float64)
+    ones = np.ones(4, dtype=np.int64)
+
+    def divided(moves: Tensor, active: int = 4, **settings: float) -> list[int]:
+        facts = NO_ROUND.facts._replace(clients=4)
+        theta: Callable[[int], Tensor] = lambda n: -moves[n]  # noqa: E731
+        losses: Any = None
+        meeting = Meeting(
+            0, facts, np.arange(active), ones, ones, False, theta, losses, lambda n: torch.zeros_like(moves[n]), losses,
+            np.random.default_rng(0),
+        )  # fmt: skip
+        state, links = Bipartition(some_above=0.5, **settings).between({}, meeting)
+        assert isinstance(links, Links)
+        assert np.array_equal(links.matrix(4), np.tile(np.eye(4)[:active].sum(0) / active, (4, 1)))
+        return state["cluster"].tolist()
+
+    assert divided(apart) in ([0, 1, 0, 1], [1, 0, 1, 0])
+    assert divided(apart, gamma=0.999) == divided(apart, active=3) == [0, 0, 0, 0]
+    assert divided(apart + torch.tensor([1.0, 0.0])) == [0, 0, 0, 0], "the mean still moves"
 
 
 def test_a_changed_file_of_edges_is_another_run(tmp_path: Path) -> None:

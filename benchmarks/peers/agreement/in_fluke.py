@@ -24,7 +24,8 @@ ALGORITHMS = {
     "fedper": ("fedper", "FedPer"), "fedrep": ("fedrep", "FedRep"), "lg_fedavg": ("lg_fedavg", "LGFedAVG"),
     "fedbabu": ("fedbabu", "FedBABU"), "fedbn": ("fedbn", "FedBN"), "fedrod": ("fedrod", "FedROD"),
     "fedproto": ("fedproto", "FedProto"), "ditto": ("ditto", "Ditto"), "apfl": ("apfl", "APFL"),
-    "pfedme": ("pfedme", "PFedMe"), "per_fedavg": ("per_fedavg", "PerFedAVG"),
+    "pfedme": ("pfedme", "PFedMe"), "per_fedavg": ("per_fedavg", "PerFedAVG"), "fedala": ("fedala", "FedALA"),
+    "fedamp": ("fedamp", "FedAMP"), "fedrs": ("fedrs", "FedRS"), "fedsam": ("fedsam", "FedSAM"),
 }  # fmt: skip
 ENCODER, HEAD = {"fedper", "fedrep", "fedbabu"}, {"lg_fedavg"}  # what the server holds, if not the whole model
 
@@ -110,8 +111,16 @@ def play(federation: Federation, method: str, theirs: Mapping[str, Any], changed
         method in PRIVATE
     ) else {}  # fmt: skip
     shared = server.cld_mdl if method == "feddyn" else server.model
+    if method == "fedamp":  # every client has a model at the server, which waits for it to come again
+        return {"theta": sum(map(next_message, clients)) / len(clients), **private}
     theta = [] if shared is None else without_norm(shared) if method == "fedbn" else vector(shared)
     return {"theta": theta, **private}
+
+
+def next_message(client: Any) -> Any:
+    """FedAMP: the model that a client is sent when it comes again; one that never came has the first one."""
+    sent = [m.payload for m in client.channel[client.index] if m.msg_type == "model"]
+    return vector(sent[-1] if sent else client.personalized_model)
 
 
 PRIVATE: dict[str, Any] = {
@@ -124,6 +133,8 @@ PRIVATE: dict[str, Any] = {
     "ditto": lambda client: client.personalized_model,
     "apfl": lambda client: client.personalized_model,
     "pfedme": lambda client: client.model,
+    "fedala": lambda client: client.model,
+    "fedamp": lambda client: client.model,
 }
 """What a client keeps to itself: a module."""
 
@@ -317,6 +328,22 @@ def own_norm(kind: type) -> type:
     return Changed
 
 
+def fresh(kind: type) -> type:
+    """FedSAM: gradients start at zero in every step."""
+
+    class Changed(kind):
+        def _get_closure(self, x: Any, y: Any) -> Any:
+            usual = super()._get_closure(x, y)
+
+            def closure() -> Any:
+                self.optimizer.zero_grad()
+                return usual()
+
+            return closure
+
+    return Changed
+
+
 def trained_features(kind: type) -> type:
     """FedProto: prototypes are means of the trained model's features, and pull as soon as there are any."""
 
@@ -335,7 +362,7 @@ def trained_features(kind: type) -> type:
 
 CHANGED_CLIENTS: dict[str, Any] = {
     "feddyn": towards, "apfl": keeps_v, "pfedme": pulled, "per_fedavg": restored, "fedrod": lacking, "fedbn": own_norm,
-    "fedproto": trained_features,
+    "fedproto": trained_features, "fedsam": fresh,
 }  # fmt: skip
 
 if __name__ == "__main__":

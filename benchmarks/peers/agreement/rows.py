@@ -120,6 +120,20 @@ ROWS = (
         "the second step starts from the adapted model instead of the one before adaptation",
         "restore the model before the second step",
     ),
+    Row(
+        "fedala", "fluke", {"fraction": 1.0, "batch_size": 0, "tolerance": 0.001},
+        {"client": {"ala_sample_size": 1.0}, **WEIGHTED},
+    ),
+    Row(
+        "fedamp", "fluke", {"mu": 0.5, "alpha": 0.3, "sigma": 2.0},
+        {"client": {"lam": 0.15}, "server": {"alpha": 0.3, "sigma": 2.0}},
+    ),
+    Row("fedrs", "fluke", {"alpha": 0.5}, {"client": {"alpha": 0.5, "count_as_missing": 0}, **WEIGHTED}),
+    Row(
+        "fedsam", "fluke", {"rho": 0.1}, {"client": {"rho": 0.1}, **WEIGHTED},
+        "the gradient of the step before is still there when the next step begins, and is added to",
+        "set gradients to zero before every step",
+    ),
     # flgo
     Row("fedavg", "flgo", {}, SAMPLES),
     Row("fedprox", "flgo", {"mu": 0.5}, {"mu": 0.5, **SAMPLES}),

@@ -6,6 +6,7 @@ from fedloom.core.slots import topologies
 
 if TYPE_CHECKING:
     from fedloom.parts.topology.attention import Attention as Attention
+    from fedloom.parts.topology.bipartition import Bipartition as Bipartition
     from fedloom.parts.topology.clusters import Clusters as Clusters
     from fedloom.parts.topology.first_order import FirstOrder as FirstOrder
     from fedloom.parts.topology.graphs import Complete as Complete
@@ -28,7 +29,7 @@ __getattr__ = topologies.lazily(
         "own_model=graphs.OwnModel", "graphs.Ring", "graphs.Torus", "graphs.Complete", "graphs.Star",
         "graphs.Exponential", "erdos_renyi=graphs.ErdosRenyi", "small_world=graphs.SmallWorld",
         "edge_list=graphs.EdgeList", "random_pairs=graphs.RandomPairs", "hierarchy.Hierarchy", "clusters.Clusters",
-        "attention.Attention", "first_order=first_order.FirstOrder",
+        "attention.Attention", "bipartition.Bipartition", "first_order=first_order.FirstOrder",
     ],
     "graphs.Graph",
 )  # fmt: skip

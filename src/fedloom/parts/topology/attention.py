@@ -57,11 +57,18 @@ class Attention(Topology):
 
 def squared_distances(theta: Callable[[int], Tensor], models: np.ndarray) -> np.ndarray:
     """‖θ_r - θ_s‖² of models, float64 [n, n], by products of what they differ in from the first."""
-    size = len(theta(int(models[0]))) if len(models) else 0
-    products = torch.zeros(len(models), len(models), dtype=torch.float64)
+    if not len(models):
+        return np.zeros((0, 0))
+    first = int(models[0])
+    gram = products(lambda n, at: theta(n)[at].double() - theta(first)[at].double(), models, len(theta(first)))
+    square = gram.diagonal()
+    return np.maximum(square[:, None] + square[None] - 2 * gram, 0)
+
+
+def products(part: Callable[[int, slice], Tensor], models: np.ndarray, size: int) -> np.ndarray:
+    """⟨x_r, x_s⟩ of a vector x of each model, float64 [n, n]; ``part`` returns entries of one of them, float64."""
+    gram = torch.zeros(len(models), len(models), dtype=torch.float64)
     for start in range(0, size, COLUMNS):
-        part = torch.stack([theta(number)[start : start + COLUMNS] for number in models.tolist()]).double()
-        part -= part[:1].clone()
-        products += (part @ part.T).cpu()
-    square = products.diagonal()
-    return (square[:, None] + square[None] - 2 * products).clamp(min=0).numpy()
+        x = torch.stack([part(number, slice(start, start + COLUMNS)) for number in models.tolist()])
+        gram += (x @ x.T).cpu()
+    return gram.numpy()

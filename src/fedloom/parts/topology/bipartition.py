@@ -1,0 +1,88 @@
+"""Clustered federated learning by division: a cluster whose clients pull apart at a stationary point falls into two."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from fedloom.core.context import Meeting
+from fedloom.core.links import Links
+from fedloom.core.parts import Needs, Topology
+from fedloom.core.ranges import NonNegative, Probability
+from fedloom.core.tree import Tree
+from fedloom.parts.topology.attention import products
+
+
+@dataclass(frozen=True)
+class Bipartition(Topology):
+    """The clients of a cluster have one model; where their mean update vanishes and single ones do not, it is divided.
+
+    ::
+
+        θ_i ← Σ_{j∈c} n_j θ_j / Σ_{j∈c} n_j                                  for all clients i of a cluster c
+
+        c is divided if ‖Σ_{j∈c} n_j Δ_j / n_c‖ < ε₁, max_{i∈c} ‖Δ_i‖ > ε₂ and γ < √((1 - α_cross)/2)
+
+    into the two parts between which the largest cosine of updates, α_cross = max_{i∈c₁, k∈c₂} cos(Δ_i, Δ_k), is
+    smallest: the components that single linkage merges last. At first all clients are one cluster. The parts start from
+    the model of the cluster. A round in which a client of the cluster fails divides nothing. Sattler, Müller & Samek,
+    IEEE Transactions on Neural Networks and Learning Systems 2021, algorithms 1 and 3; in the authors' code models of
+    the round in which a cluster is divided are means of its parts, and clusters of two stay.
+
+    Args:
+        mean_below: ε₁ ≥ 0.
+        some_above: ε₂ ≥ 0.
+        gamma: γ, how far gradients within one distribution may be from their mean; 0 divides whenever updates allow.
+    """
+
+    mean_below: NonNegative = 0.4
+    some_above: NonNegative = 1.6
+    gamma: Probability = 0.0
+
+    needs = Needs(full_participation=True)
+    has_mean = False
+    citation = "sattler2021cfl"
+
+    @property
+    def keeps_mean(self) -> bool:
+        """Unequal clients of a cluster move it."""
+        return False
+
+    def count(self, clients: int) -> int:
+        return clients
+
+    def receives(self, sizes: np.ndarray) -> np.ndarray:
+        return np.arange(len(sizes))
+
+    def between(self, state: Tree, meeting: Meeting) -> tuple[Tree, tuple[Links, ...] | Links]:
+        clients, active = meeting.facts.clients, meeting.active
+        cluster = state["cluster"].numpy().copy() if state else np.zeros(clients, dtype=np.int64)
+        weights = np.zeros((clients, clients))
+        for number in np.unique(cluster).tolist():
+            members = np.flatnonzero(cluster == number)
+            there = np.intersect1d(members, active)
+            heard, mass = (there, meeting.sizes[there]) if len(there) else (members, np.ones(len(members)))
+            weights[np.ix_(members, heard)] = mass / mass.sum()
+            if len(there) == len(members) > 1:
+                cluster[self._apart(members, meeting)] = cluster.max() + 1
+        return {"cluster": torch.from_numpy(cluster)}, Links.dense(np.arange(clients), weights)
+
+    def _apart(self, members: np.ndarray, meeting: Meeting) -> np.ndarray:
+        """The members that leave a cluster, which may be none."""
+        from scipy.cluster.hierarchy import cut_tree, linkage  # slow to import
+        from scipy.spatial.distance import squareform
+
+        size = len(meeting.theta(int(members[0])))
+        gram = products(lambda n, at: meeting.received(n)[at].double() - meeting.theta(n)[at].double(), members, size)
+        share = meeting.sizes[members] / meeting.sizes[members].sum()
+        norms = np.sqrt(gram.diagonal())
+        mean = np.sqrt(max(share @ gram @ share, 0.0))
+        if not (mean < self.mean_below and norms.max() > self.some_above):
+            return members[:0]
+        cosine = gram / np.maximum(np.outer(norms, norms), 1e-300)
+        merged = linkage(squareform(1 - cosine, checks=False), "single")
+        leaves = cut_tree(merged, 2).ravel() == 1
+        cross = float(cosine[np.ix_(leaves, ~leaves)].max())
+        return members[leaves] if self.gamma < np.sqrt(max(1 - cross, 0.0) / 2) else members[:0]
