@@ -207,7 +207,7 @@ def _experiment(
     return Experiment(built, federation, _factory(model, federation, built), **conditions)
 
 
-def _factory(model: OneModel, federation: Federation, method: Method) -> Callable[[], nn.Module]:
+def _factory(model: Any, federation: Federation, method: Method) -> Callable[[], nn.Module]:
     """A factory of a module, of a function that makes one, or of the name of a model."""
     if isinstance(model, str):
         name, _ = models.shorthand(model)

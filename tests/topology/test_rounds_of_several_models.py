@@ -393,6 +393,13 @@ def test_clients_with_models_of_their_own_share_calls_and_train_as_alone(method:
                 torch.testing.assert_close(together.snapshot.store.get(client)[place][name], value, rtol=0, atol=TINY)  # type: ignore[index]
 
 
+def test_shared_calls_have_the_same_bits_in_processes() -> None:
+    setting: dict[str, Any] = {"cohort": 5, "compute": "batched", "rounds": 2}
+    here, there = (go(on(Ring(), "scaffold"), engine=engine, **setting) for engine in ("serial", "processes"))
+    assert torch.equal(models(here), models(there))
+    assert_same_state(here.snapshot, there.snapshot)
+
+
 def test_models_of_few_receivers_share_calls_and_those_of_many_have_their_own() -> None:
     task = FederatedTask(experiment(on(Ring())))
     down = task.state.server.model(0).broadcast(task.plan)
