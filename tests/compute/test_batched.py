@@ -49,7 +49,7 @@ LOCALS = {
     "clipped": Local(epochs=1, batch_size=4, lr=0.1, clip=0.5, weight_decay=0.05),
 }
 FORMS = ("fedavg", "fednova", "moon", "fedrep", "apfl", "superfed_mm", "fedhen", "ifca")  # of a cohort's steps
-ONCE = {*product((*KINDS, *FORMS, *BOTH), ["plain"]), *product(FORMS, LOCALS)}
+ONCE = {*product((*KINDS, *FORMS, *BOTH, "robust"), ["plain"]), *product(FORMS, LOCALS)}  # robust: two views
 EVERY = [  # a method without a form for a cohort runs live, whatever the settings
     pytest.param(name, local, marks=[] if (name, local) in ONCE else [exhaustive])
     for name in (*methods.names(), *BOTH)
