@@ -200,7 +200,7 @@ class First:
             self.file.write_text(report.nodeid)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        if report.failed:
+        if report.failed and report.nodeid:  # that of the session has none, and comes last
             self.file.write_text(report.nodeid)
 
 

@@ -17,6 +17,7 @@ from fedloom.api import run
 from fedloom.core.context import NO_ROUND, Context
 from fedloom.core.local import Local
 from fedloom.core.method import Method
+from fedloom.core.parts import Use
 from fedloom.core.plan import ClientPlan
 from fedloom.core.views import SharedPrivate, StepInfo, View
 from fedloom.data import federate
@@ -226,6 +227,7 @@ def test_a_client_whose_own_model_was_never_trained_deploys_the_shared_one() -> 
     kept = {client for client, state in late.snapshot.store if "personal" in state}
     assert len(kept) == 4
     assert "lambda/0.5/accuracy/mean" in early.history[0]
+    assert method.personal.uses(0, lambda: None, 9) == make("apfl").personal.uses(0, lambda: None, 9) == (Use(lam=0.0),)
     everyone = go(make("superfed_mm", start_round=3), rounds=3, local=LOCAL, evaluation=on).history[-1]
     shared = go(make("fedprox", mu=0.01), rounds=3, local=LOCAL, evaluation=on).history[-1]
     assert everyone["clients/loss/mean"] == pytest.approx(shared["clients/loss/mean"], abs=1e-12)

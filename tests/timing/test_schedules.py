@@ -232,8 +232,9 @@ def test_a_few_clients_of_many_need_a_smaller_server_rate() -> None:
         name: FederatedTask(experiment(name, **few)).warnings for name in ("scaffold", "feddyn", "fedavg", "mifa")
     }
     assert ["may cycle" in "".join(lines) for lines in warned.values()] == [True, True, False, False]
-    careful = replace(methods.make("scaffold"), name="careful", server=SGD(lr=0.2))
-    assert not FederatedTask(experiment(careful, **few)).warnings
+    for lr in (0.3, 0.4):  # twice the share of one client in six is the largest that is not warned of
+        careful = replace(methods.make("scaffold"), name="careful", server=SGD(lr=lr))
+        assert len(FederatedTask(experiment(careful, **few)).warnings) == (lr > 2 / 6)
     assert not FederatedTask(experiment("scaffold", **few | {"schedule": Buffered(2)})).warnings
 
 

@@ -458,6 +458,8 @@ def best(values: Values, metric: str) -> np.ndarray:
 
     >>> best({"accuracy": np.array([[0.5, 1], [1, 1]]), "loss": np.array([[2, 1], [2, 3]])}, "accuracy").tolist()
     [1, 0]
+    >>> best({"auroc": np.array([[np.nan], [0.1]]), "loss": np.array([[1], [1]])}, "auroc").tolist()
+    [1]
     """
     signed = values[metric] * (1 if direction(metric) == "max" else -1)
     top = np.nan_to_num(signed, nan=-np.inf)
