@@ -1,22 +1,39 @@
 """FedLoom beside other frameworks: the same clients, mini-batches, models and learning rates, everyone taking turns.
 
-    python benchmarks/peers [--envs DIR] [--only W1 W3 CNN] [--peers bare fedloom pfl flower fedlab fedjax]
-                            [--repeats 5] [--out benchmarks/results/peers.json]
+    python benchmarks/peers [--envs DIR] [--only WORKLOAD …] [--peers bare fedloom fedloom:1 pfl pfl:1 …]
+                            [--repeats 5] [--rounds N] [--out benchmarks/results/peers.json]
+
+Workloads are rows of ``workload.SETTINGS``:
 
 W1: TwoNN, 1000 clients of 60 samples, cohort 100, batch 10, 1 epoch.   W3: the same with cohort 10 and 5 epochs.
 CNN: the FedDyn CNN, 100 clients of 500 images (3x32x32), cohort 10, batch 50, 1 epoch.
+fedprox, scaffold, ditto, fedper: W1 by these methods, in every framework that has them; ``bare`` remains FedAvg.
+pfl: pfl-research's benchmark on CIFAR-10, 1000 IID clients of 50 images, cohort 50, batch 10, 10 rounds.
+flute: FLUTE's logistic regression on MNIST, 1000 clients, 10 a round, batch 10, 100 rounds. Clients have 60 images
+    each, mostly of two classes, where FLUTE's have 69 in the mean, of a power law.
+femnist: FLUTE's CNN and its 10 clients a round with batches of 20, on 240 clients with 200 letters of EMNIST (26
+    classes) instead of FEMNIST (62), some rounds of its 1500.
+shakespeare: 10 of LEAF's roles a round with batches of 4, 20 sequences of 80 characters each, an LSTM of two layers
+    of 256; some rounds of FLUTE's 1200.
+blazefl: BlazeFL's on CIFAR-10, 100 clients of 500 images, all in every round, 5 epochs, batch 50, 5 rounds, a small
+    CNN.
 
 Each framework is installed from PyPI into an environment of its own under ``--envs`` (once), and runs there in a
-process of its own with FedAvg as it provides it. All get the same random data, first model, cohorts and order
-of samples, and does one round when its turn comes, alone on the machine; the first round warms up and does not count.
-``bare`` is plain PyTorch on two processes (``bare.py``). A ratio compares two rounds of one turn (above 1: faster than
-``bare``) and is the median over turns, with its quartiles.
+process of its own with the method as it provides it; ``pfl:1`` and ``fedloom:1`` are told to use one process. All get
+the same data, first model, cohorts and order of samples, and do one round when their turn comes, alone on the machine.
+``bare`` is plain PyTorch on two processes (``bare.py``). Seconds are the median over rounds without the first one,
+which warms up, and ``all_rounds`` what all would take at their mean. A ratio compares two rounds of one turn (above 1:
+faster than ``bare``) and is the median over turns, with its quartiles. Where the data are real, the accuracy on all
+test samples after the last round stands beside; nobody's clock runs while models are evaluated, by the same code for
+all. ``limit`` is what the machine's cores would take for the matrix products and the memory traffic of the steps alone
+(``../limits.py``).
 
-All must train the same model. They are started again with one mini-batch a client, and after one round the distance to
-the bare model must be less than ``TOLERANCE`` of the distance that this has moved. After many steps in single
-precision any
-two of them are far apart, because rounding grows with every step; ``rounding.py`` shows how, and that in double
-precision it does not happen.
+All must train the same model. They are started again with one mini-batch a client and without dropout, and after one
+round the distance to the bare model must be less than ``TOLERANCE`` of the distance that this has moved (of what is
+shared, for methods with private layers; their first step is FedAvg's). After many steps in single precision any two of
+them are far apart, because rounding grows with every step; ``rounding.py`` shows how, and that in double precision it
+does not happen. Several runs may write into one file: what is new of a workload replaces what is there; ``--part``
+runs the check or the timing alone.
 """
 
 from __future__ import annotations
@@ -24,7 +41,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import re
 import statistics
 import subprocess
@@ -37,21 +53,33 @@ from typing import Any
 import numpy as np
 import torch
 from environments import PEERS, prepare, versions
-from workload import SETTINGS, write
+from workload import DEFAULTS, SETTINGS, Workload, read, write
 
 HERE = Path(__file__).parent
+sys.path.append(str(HERE.parent))
+
+from limits import limits  # noqa: E402
+from record import machine  # noqa: E402
+
 TOLERANCE = 1e-3  # in single precision, where a unit may be switched on in one order of summation and off in another
-SCRIPTS = {
-    "bare": "bare.py", "fedloom": "with_fedloom.py", "pfl": "with_pfl.py", "flower": "with_flower.py",
-    "fedlab": "with_fedlab.py", "fedjax": "with_fedjax.py",
-}  # fmt: skip
+METHODS: dict[str, tuple[str, ...]] = {  # of each framework, among the methods of the workloads
+    "bare": ("fedavg", "fedprox", "scaffold", "ditto", "fedper"),  # by FedAvg
+    "fedloom": ("fedavg", "fedprox", "scaffold", "ditto", "fedper"),
+    "pfl": ("fedavg", "fedprox", "scaffold"),
+    "flower": ("fedavg",),
+    "fedlab": ("fedavg", "fedprox", "scaffold", "ditto"),
+    "fedjax": ("fedavg",),
+    "fluke": ("fedavg", "fedprox", "scaffold", "ditto", "fedper"),
+    "flgo": ("fedavg", "fedprox", "scaffold", "ditto"),
+}
+BY_ONE = ("bare:1", "fedloom:1", "pfl:1")
 
 
 class Contestant:
     """A process that does one round when told to.
 
     Args:
-        name: of the framework.
+        name: of the framework, with ``:1`` behind it for one process.
         python: the interpreter of its environment.
         folder: where the workload lies, and where the process leaves its log and its last model.
     """
@@ -59,11 +87,14 @@ class Contestant:
     def __init__(self, name: str, python: Path, folder: Path) -> None:
         self.name, self.folder = name, folder
         self.log = folder / f"{name}.log"
+        peer, _, processes = name.partition(":")
         env = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONPATH": str(HERE)}
-        if name == "fedloom":
+        env["PROCESSES"] = processes or "2"
+        if peer == "fedloom":
             env["PYTHONPATH"] = os.pathsep.join([str(HERE), str(HERE.parents[1] / "src")])
+        script = HERE / ("bare.py" if peer == "bare" else f"with_{peer}.py")
         self.process = subprocess.Popen(
-            [python, HERE / SCRIPTS[name], folder], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            [python, script, folder], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             stderr=self.log.open("w"), text=True, env=env,
         )  # fmt: skip
 
@@ -103,55 +134,82 @@ class Contestant:
         return answer
 
 
-def compare(name: str, pythons: dict[str, Path], repeats: int) -> dict[str, Any]:
-    """Seconds, ratios and differences of all contestants at one setting."""
+def timed(name: str, pythons: dict[str, Path], rounds: int) -> dict[str, Any]:
+    """Seconds, ratios and accuracies of all contestants at one workload, and the limit."""
+    seconds: dict[str, list[float]] = {peer: [] for peer in pythons}
+    accuracies: dict[str, float] = {}
+    failed: dict[str, str] = {}
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        write(folder, name, repeats + 1)
+        write(folder, name, rounds)
+        work = read(folder)
         running = {peer: Contestant(peer, python, folder) for peer, python in pythons.items()}
-        seconds: dict[str, list[float]] = {peer: [] for peer in running}
-        failed: dict[str, str] = {}
         try:
-            for _ in range(repeats + 1):
+            for _ in range(rounds):
                 for peer in [peer for peer in running if peer not in failed]:
                     try:
                         seconds[peer].append(running[peer].round())
                     except RuntimeError as error:
                         failed[peer] = str(error)
+            if len(work.y_test):
+                trained = [peer for peer in running if peer not in failed]
+                accuracies = {peer: accuracy(work, running[peer].weights()) for peer in trained}
         finally:
             for contestant in running.values():
                 contestant.close()
-    differences = first_steps(name, {peer: python for peer, python in pythons.items() if peer not in failed})
-    found: dict[str, Any] = {"failed": failed}
-    for peer, difference in differences.items():
+    found: dict[str, Any] = {"failed": failed, "rounds": rounds, "limit": limit(work)}
+    for peer in [peer for peer in pythons if peer not in failed]:
         turns = [b / s for b, s in zip(seconds["bare"][1:], seconds[peer][1:], strict=True)]
         low, middle, high = statistics.quantiles(turns, n=4)
         found[peer] = {
             "seconds": round(statistics.median(seconds[peer][1:]), 4),
+            "all_rounds": round(statistics.fmean(seconds[peer][1:]) * rounds, 2),
             "times_bare": round(middle, 3),
             "quartiles": [round(low, 3), round(high, 3)],
-            "difference": float(f"{difference:.2g}"),
-            "same_model": difference < TOLERANCE,
-        }
+        } | ({"accuracy": round(accuracies[peer], 4)} if peer in accuracies else {})
     return found
 
 
-def first_steps(name: str, pythons: dict[str, Path]) -> dict[str, float]:
+def accuracy(work: Workload, weights: list[np.ndarray]) -> float:
+    """Accuracy of a model on all test samples."""
+    model = work.module(weights).eval()
+    x, y = torch.from_numpy(work.x_test), torch.from_numpy(work.y_test)
+    with torch.no_grad():
+        hits = [int((model(a).argmax(1) == b).sum()) for a, b in zip(x.split(500), y.split(500), strict=True)]
+    return sum(hits) / len(y)
+
+
+def limit(work: Workload) -> float | None:
+    """Seconds a round that matrix products or memory traffic alone take on all cores; None of recurrent layers."""
+    if work.settings["model"] == "lstm":
+        return None
+    step = limits(work.module(), work.x.shape[1:], work.batch)
+    steps = work.cohorts.shape[1] * work.order.shape[2] / work.batch / machine()["cores"]
+    return float(f"{steps * max(step.flops / step.flops_per_second, step.bytes / step.bytes_per_second):.3g}")
+
+
+def checked(name: str, pythons: dict[str, Path]) -> dict[str, Any]:
     """Distances to the bare model, relative to how far it has moved, after a round of one mini-batch a client."""
     with tempfile.TemporaryDirectory() as temporary:
         folder, models = Path(temporary), {}
         write(folder, name, 1, steps=1)
+        start, failed = read(folder).model, {}
         for peer, python in pythons.items():
             contestant = Contestant(peer, python, folder)
             try:
                 contestant.round()
                 models[peer] = contestant.weights()
+            except RuntimeError as error:
+                failed[peer] = str(error)
             finally:
                 contestant.close()
-        with np.load(folder / "model.npz") as held:
-            start = [held[key] for key in held.files]
-    way = distance(start, models["bare"])
-    return {peer: distance(model, models["bare"]) / way for peer, model in models.items()}
+    last = min(map(len, models.values()))  # what all share
+    way = distance(start[:last], models["bare"][:last])
+    differences = {peer: distance(model[:last], models["bare"][:last]) / way for peer, model in models.items()}
+    return {"failed": failed} | {
+        peer: {"difference": float(f"{difference:.2g}"), "same_model": difference < TOLERANCE}
+        for peer, difference in differences.items()
+    }
 
 
 def distance(one: list[np.ndarray], other: list[np.ndarray]) -> float:
@@ -160,22 +218,22 @@ def distance(one: list[np.ndarray], other: list[np.ndarray]) -> float:
 
 
 def table(results: dict[str, Any]) -> str:
-    """The ratios as a Markdown table."""
+    """Seconds a round, how many times faster than ``bare`` that is, and accuracies, as a Markdown table."""
     lines = ["| | " + " | ".join(results) + " |", "|---" * (len(results) + 1) + "|"]
-    for peer in SCRIPTS:
+    peers = dict.fromkeys(peer for found in results.values() for peer in found if peer not in ("failed", "rounds"))
+    for peer in peers:
         cells = []
         for found in results.values():
             one = found.get(peer)
-            if one is None:
-                cells.append("failed" if peer in found["failed"] else "-")
+            if peer == "limit":
+                cells.append(f"{one:.2g} s, {found['bare']['seconds'] / one:.2g}" if one else "-")
+            elif one is None:
+                cells.append("fails" if peer in found["failed"] else "-")
             else:
-                low, high = one["quartiles"]
-                cells.append(
-                    f"{one['times_bare']:.2f} ({low:.2f} to {high:.2f})"
-                    + ("" if one["same_model"] else ", another model")
-                )
-        if any(cell != "-" for cell in cells):
-            lines.append(f"| {peer} | " + " | ".join(cells) + " |")
+                reached = f", {one['accuracy']:.1%}" if "accuracy" in one else ""
+                other = "" if one.get("same_model") else ", another model"
+                cells.append(f"{one['seconds']:.2g} s, {one['times_bare']:.2f}{reached}{other}")
+        lines.append(f"| {peer} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
@@ -183,43 +241,59 @@ def main() -> None:
     """Prepare the environments, run everything and print a table; write JSON if requested."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "fedloom" / "peers"
+    everyone = [*METHODS, "blazefl"]
     parser.add_argument("--envs", type=Path, default=cache, help=f"folder of the environments (default {cache})")
     parser.add_argument("--only", nargs="+", choices=list(SETTINGS), default=list(SETTINGS))
-    parser.add_argument("--peers", nargs="+", choices=[*SCRIPTS, "blazefl"], default=[*SCRIPTS, "blazefl"])
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--peers", nargs="+", choices=[*everyone, *BY_ONE], default=everyone)
+    parser.add_argument("--repeats", type=int, default=5, help="rounds where the workload does not say, and one before")
+    parser.add_argument("--rounds", type=int, help="of every workload, at least 3; otherwise its own number")
+    parser.add_argument("--part", nargs="+", choices=["check", "time"], default=["check", "time"], help="one of both")
     parser.add_argument("--install-only", action="store_true")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    pythons, missing = {"bare": Path(sys.executable)}, {}
-    for peer in dict.fromkeys(args.peers):
-        if peer in PEERS:
-            python, reason = prepare(peer, args.envs)
-            if python is None:
-                missing[peer] = reason
-            else:
-                pythons[peer] = python
+    pythons: dict[str, Path] = {"bare": Path(sys.executable)}
+    missing: dict[str, str] = {}
+    for name in dict.fromkeys(args.peers):
+        peer = name.partition(":")[0]
+        if peer not in PEERS:
+            pythons[name] = Path(sys.executable)
+        elif (prepared := prepare(peer, args.envs))[0] is not None:
+            pythons[name] = prepared[0]
         else:
-            pythons[peer] = Path(sys.executable)
+            missing[peer] = prepared[1]
     for peer, reason in missing.items():
         print(f"{peer} is left out: {reason}", file=sys.stderr)
     if args.install_only:
         return
     torch.set_num_threads(1)
-    results = {name: compare(name, pythons, args.repeats) for name in args.only}
-    found = {
-        "command": f"python benchmarks/peers --repeats {args.repeats}",
-        "date": datetime.now(timezone.utc).date().isoformat(),
-        "machine": {"cores": len(os.sched_getaffinity(0)), "machine": platform.machine(), "torch": torch.__version__},
-        "versions": {peer: versions(peer, python) for peer, python in pythons.items() if peer in PEERS},
+    old = json.loads(args.out.read_text()) if args.out and args.out.exists() else {}
+    record: dict[str, Any] = {
+        "versions": old.get("versions", {})
+        | {peer: versions(peer, python) for peer, python in pythons.items() if peer in PEERS},
         "left_out": missing,
-        "settings": results,
+        "workloads": old.get("workloads", {}),
     }
-    print(table(results))
-    for name, one in results.items():
-        for peer, reason in one["failed"].items():
-            print(f"{peer} failed at {name}: {reason}")
-    if args.out:
-        args.out.write_text(json.dumps(found, indent=1) + "\n")
+    for name in args.only:
+        method = SETTINGS[name].get("method", DEFAULTS["method"])
+        able = {peer: python for peer, python in pythons.items() if method in METHODS[peer.partition(":")[0]]}
+        found = record["workloads"].setdefault(name, {})
+        parts = [checked(name, able)] if "check" in args.part else []
+        if "time" in args.part:
+            rounds = args.rounds or SETTINGS[name].get("rounds", args.repeats + 1)
+            found |= {
+                "command": f"python benchmarks/peers --only {name} --peers {' '.join(able)} --rounds {rounds}",
+                "date": datetime.now(timezone.utc).date().isoformat(),
+                "machine": machine(),
+            }
+            parts.append(timed(name, able, rounds))
+        for key, value in [item for part in parts for item in part.items()]:
+            found[key] = found.get(key, {}) | value if isinstance(value, dict) else value
+        if args.out:
+            args.out.write_text(json.dumps(record, indent=1) + "\n")
+        for peer, reason in found["failed"].items():
+            print(f"{peer} fails: {reason}")
+        if "time" in args.part:
+            print(table({name: found}), flush=True)
 
 
 if __name__ == "__main__":

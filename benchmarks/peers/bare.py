@@ -1,4 +1,4 @@
-"""FedAvg as one would write it in plain PyTorch on two processes: the floor of the comparison."""
+"""FedAvg as one would write it in plain PyTorch on ``PROCESSES`` processes: the floor of the comparison."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import sys
 import torch
 import torch.nn.functional as F
 from turns import Turns
-from workload import LR, read
+from workload import read
 
-PROCESSES = 2
+PROCESSES = int(os.environ["PROCESSES"])
 
 
 def main() -> None:
@@ -34,7 +34,7 @@ def main() -> None:
                 for parameter in parameters:
                     parameter.copy_(theta[start : start + parameter.numel()].view_as(parameter))
                     start += parameter.numel()
-            optimizer = torch.optim.SGD(parameters, lr=LR)
+            optimizer = torch.optim.SGD(parameters, lr=work.lr)
             for at in torch.from_numpy(work.order[round, client]).split(work.batch):
                 optimizer.zero_grad()
                 F.cross_entropy(model(x[at]), y[at]).backward()

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from workload import LR, Workload, read, write
+from workload import Workload, read, write
 
 from fedloom import methods
 from fedloom.compute import computes
@@ -42,7 +42,7 @@ def bare(work: Workload, dtype: torch.dtype, rounds: int, cohort: int) -> list[T
         total = torch.zeros_like(theta)
         for order in torch.from_numpy(work.order[round, :cohort]):
             torch.nn.utils.vector_to_parameters(theta.clone(), parameters)
-            optimizer = torch.optim.SGD(parameters, lr=LR)
+            optimizer = torch.optim.SGD(parameters, lr=work.lr)
             for at in order.split(work.batch):
                 optimizer.zero_grad()
                 F.cross_entropy(model(x[at]), y[at]).backward()
@@ -57,7 +57,7 @@ def loom(work: Workload, dtype: torch.dtype, rounds: int, cohort: int) -> list[T
     """FedLoom's, likewise."""
     arrays = Arrays(torch.from_numpy(work.x).to(dtype), torch.from_numpy(work.y), 10)
     model = work.module().to(dtype)
-    local = Local(epochs=work.epochs, batch_size=work.batch, lr=LR)
+    local = Local(epochs=work.epochs, batch_size=work.batch, lr=work.lr)
     plan = ClientPlan.of(model, methods.fedavg(), Split(arrays, Index.of(list(work.rows))), local)
     engine = engines.make("serial")(replace(plan, rounds=rounds, cohort=cohort), computes.make("auto"))
     server, found = Server.initial(plan, plan.theta0, plan.buffers0), []

@@ -13,7 +13,12 @@ import jax
 import jax.numpy as jnp
 from fedjax.algorithms import fed_avg
 from turns import Turns
-from workload import LR, SETTINGS, read
+from workload import read
+
+
+def logistic(p: list[Any], x: Any) -> Any:
+    """A linear model; weights are [out, in] as in PyTorch."""
+    return x.reshape(len(x), -1) @ p[0].T + p[1]
 
 
 def two_nn(p: list[Any], x: Any) -> Any:
@@ -36,10 +41,13 @@ def cnn(p: list[Any], x: Any) -> Any:
     return x @ p[8].T + p[9]
 
 
+MODELS = {"logistic": logistic, "two_nn": two_nn, "cnn": cnn}
+
+
 def main() -> None:
     """Do rounds until there are no more turns."""
     turns, work = Turns(), read(sys.argv[1])
-    logits = {"two_nn": two_nn, "cnn": cnn}[SETTINGS[work.name]["model"]]
+    logits = MODELS[work.settings["model"]]
 
     def loss(params: list[Any], batch: dict[str, Any]) -> Any:
         logp = jax.nn.log_softmax(logits(params, batch["x"]))
@@ -50,7 +58,7 @@ def main() -> None:
     with fedjax.for_each_client_backend("pmap"):
         algorithm = fed_avg.federated_averaging(
             lambda params, batch, rng: descent(params, batch),
-            fedjax.optimizers.sgd(LR),
+            fedjax.optimizers.sgd(work.lr),
             fedjax.optimizers.sgd(1.0),
             hparams,
         )

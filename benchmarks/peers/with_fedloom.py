@@ -1,13 +1,14 @@
-"""FedAvg in FedLoom, with the engine and compute that it chooses by default."""
+"""FedLoom, with the engine and compute that it chooses by default; on one process if ``PROCESSES`` is 1."""
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import replace
 
 import torch
 from turns import Turns
-from workload import LR, read
+from workload import MU, read
 
 from fedloom import methods
 from fedloom.compute import computes
@@ -19,27 +20,35 @@ from fedloom.core.server import Server
 from fedloom.engines import engines
 from fedloom.experiment.runtime import reproducible
 from fedloom.experiment.store import StateStore
+from fedloom.models import wrap
+
+SETTINGS = {"fedprox": {"mu": MU}, "ditto": {"lam": MU}}
 
 
 def main() -> None:
     """Do rounds until there are no more turns."""
     turns, work = Turns(), read(sys.argv[1])
-    arrays = Arrays(torch.from_numpy(work.x), torch.from_numpy(work.y), 10)
-    local = Local(epochs=work.epochs, batch_size=work.batch, lr=LR)
+    arrays = Arrays(torch.from_numpy(work.x), torch.from_numpy(work.y), work.settings["classes"])
+    local = Local(epochs=work.epochs, batch_size=work.batch, lr=work.lr)
     model = work.module()
+    if work.method == "fedper":
+        model = wrap(model, head=str(len(model) - 1))
     split = Split(arrays, Index.of(list(work.rows)))
-    plan = ClientPlan.of(model, methods.fedavg(), split, local)
+    method = methods.make(work.method, **SETTINGS.get(work.method, {}))
+    plan = ClientPlan.of(model, method, split, local)
     plan = replace(plan, rounds=1000, cohort=work.cohorts.shape[1])  # what "auto" looks at
     compute = "auto" if "auto" in computes.names() else "batched"
     with reproducible():
-        engine = engines.make("auto")(plan, computes.make(compute))
+        engine = engines.make("serial" if os.environ["PROCESSES"] == "1" else "auto")(plan, computes.make(compute))
         print(f"{type(engine).__name__}, {compute}")
         server, store = Server.initial(plan, plan.theta0, plan.buffers0), StateStore()
         while turns.wait():
-            server, _ = federated_round(plan, engine, server, store, work.cohorts[server.round])
+            server, report = federated_round(plan, engine, server, store, work.cohorts[server.round])
+            store.put(report.states, server.round)
             turns.done()
         engine.close()
-    plan.layout.write(model, server.theta, server.buffers)
+    private = plan.theta0[len(server.theta) :]
+    plan.layout.write(model, torch.cat([server.theta, private]), server.buffers)
     turns.finish([parameter.detach().numpy() for parameter in model.parameters()])
 
 

@@ -19,7 +19,7 @@ from flwr.serverapp import ServerApp
 from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
 from turns import Turns
-from workload import LR, read
+from workload import read
 
 FOLDER = sys.argv[1]
 client, server = ClientApp(), ServerApp()
@@ -37,7 +37,7 @@ def train(message: Message, context: Context) -> Message:
         held |= {"x": torch.from_numpy(work.x), "y": torch.from_numpy(work.y), "model": work.module()}
     config, model = message.content["config"], held["model"]
     model.load_state_dict(message.content["arrays"].to_torch_state_dict())
-    optimizer = torch.optim.SGD(model.parameters(), lr=LR)
+    optimizer = torch.optim.SGD(model.parameters(), lr=held["work"].lr)
     order = torch.from_numpy(held["work"].order[config["round"], config["member"]])
     for at in order.split(held["work"].batch):
         optimizer.zero_grad()

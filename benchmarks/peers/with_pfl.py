@@ -1,4 +1,4 @@
-"""FedAvg in pfl-research, on two processes as ``torchrun`` would start them."""
+"""pfl-research's methods, on ``PROCESSES`` processes, two of them as ``torchrun`` would start them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import subprocess
 import sys
 from typing import Any
 
-if "RANK" not in os.environ:  # before PyTorch is there
+if os.environ["PROCESSES"] == "2" and "RANK" not in os.environ:  # before PyTorch is there
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
@@ -24,16 +24,30 @@ import torch.nn.functional as F
 from pfl.aggregate.simulate import SimulatedBackend
 from pfl.algorithm.base import NNAlgorithmParams
 from pfl.algorithm.federated_averaging import FederatedAveraging
+from pfl.algorithm.fedprox import FedProx, FedProxParams
+from pfl.algorithm.scaffold import SCAFFOLD, SCAFFOLDParams
 from pfl.callback.base import TrainingProcessCallback
 from pfl.data.dataset import Dataset
 from pfl.data.federated_dataset import FederatedDataset
+from pfl.data.user_state import InMemoryUserStateStorage
 from pfl.hyperparam.base import NNTrainHyperParams
 from pfl.metrics import Metrics
 from pfl.model.pytorch import PyTorchModel
 from turns import Turns
-from workload import LR, read
+from workload import MU, read
 
-FIRST = os.environ["RANK"] == "0"
+FIRST = os.environ.get("RANK", "0") == "0"
+
+
+METHODS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
+    "fedavg": (FederatedAveraging, NNAlgorithmParams, {}),
+    "fedprox": (FedProx, FedProxParams, {"mu": MU}),
+    "scaffold": (
+        SCAFFOLD,
+        SCAFFOLDParams,
+        {"use_gradient_as_control_variate": False, "user_state_storage": InMemoryUserStateStorage()},
+    ),
+}
 
 
 class TakeTurns(TrainingProcessCallback):
@@ -45,7 +59,8 @@ class TakeTurns(TrainingProcessCallback):
     def wait(self) -> bool:
         """Whether there is another turn, for both processes."""
         go = torch.tensor(int(self.turns.wait()) if FIRST else 0)
-        torch.distributed.broadcast(go, 0)
+        if torch.distributed.is_initialized():
+            torch.distributed.broadcast(go, 0)
         self.turns.start()
         return bool(go)
 
@@ -67,7 +82,7 @@ def main() -> None:
     turns, work = Turns(), read(sys.argv[1])
     x, y = torch.from_numpy(work.x), torch.from_numpy(work.y)
     module = work.module()
-    module.loss = lambda inputs, labels: F.cross_entropy(module(inputs), labels)
+    module.loss = lambda inputs, labels: F.cross_entropy(module.train()(inputs), labels)
     module.metrics = lambda inputs, labels: {}
     model = PyTorchModel(module, torch.optim.SGD, torch.optim.SGD(module.parameters(), lr=1.0))
     rounds, cohort = work.cohorts.shape
@@ -75,16 +90,22 @@ def main() -> None:
 
     def samples(user: tuple[int, int]) -> Dataset:
         at = torch.from_numpy(work.order[user])
-        return Dataset([x[at], y[at]], user_id=str(user))
+        return Dataset([x[at], y[at]], user_id=str(work.cohorts[user]))
 
     data = FederatedDataset(samples, lambda: next(users))
-    FederatedAveraging().run(
-        NNAlgorithmParams(
-            central_num_iterations=rounds + 1, evaluation_frequency=10**9, train_cohort_size=cohort, val_cohort_size=0
+    kind, params, more = METHODS[work.method]
+    more = more | ({"population": len(work.rows)} if work.method == "scaffold" else {})
+    kind().run(
+        params(
+            central_num_iterations=rounds + 1,
+            evaluation_frequency=10**9,
+            train_cohort_size=cohort,
+            val_cohort_size=0,
+            **more,
         ),
         SimulatedBackend(data, data),
         model,
-        NNTrainHyperParams(local_num_epochs=1, local_learning_rate=LR, local_batch_size=work.batch),
+        NNTrainHyperParams(local_num_epochs=1, local_learning_rate=work.lr, local_batch_size=work.batch),
         callbacks=[TakeTurns(turns)],
         send_metrics_to_platform=False,
     )
