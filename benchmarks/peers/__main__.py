@@ -220,8 +220,10 @@ def distance(one: list[np.ndarray], other: list[np.ndarray]) -> float:
 def table(results: dict[str, Any]) -> str:
     """Seconds a round, how many times faster than ``bare`` that is, and accuracies, as a Markdown table."""
     lines = ["| | " + " | ".join(results) + " |", "|---" * (len(results) + 1) + "|"]
-    peers = dict.fromkeys(peer for found in results.values() for peer in found if peer not in ("failed", "rounds"))
-    for peer in peers:
+    names = [
+        name for found in results.values() for name, one in found.items() if isinstance(one, dict) and "seconds" in one
+    ]
+    for peer in dict.fromkeys(["limit", *names]):
         cells = []
         for found in results.values():
             one = found.get(peer)
