@@ -32,7 +32,6 @@ CE = (CrossEntropy(),)
             "fedavg+proximal+private_head",
         ),
         (Method("fedavg", CE, mixing=Uniform(), uplink=(TopK(0.1),)), "fedavg+uniform+top_k"),
-        (Method("fedavg", CE, pooled=True), "fedavg+pooled"),
         (replace(methods.feddyn(), server=Adam(), name="mine"), "mine"),
         (Method("head-adam", (CrossEntropy(),), personal=PrivateHead(), server=Adam()), "head-adam"),
         (replace(methods.feddyn(), name="feddyn+adam"), "feddyn"),
@@ -43,9 +42,7 @@ CE = (CrossEntropy(),)
     ],
 )
 def test_a_method_with_other_parts_does_not_go_by_the_presets_name(method: Method, name: str) -> None:
-    if name != "fedavg+pooled":
-        assert experiment(method).method.name == name
-    assert presets is not None
+    assert experiment(method).method.name == name
 
 
 def test_the_run_directory_has_the_name(tmp_path: Path) -> None:
