@@ -107,7 +107,11 @@ def test_what_is_built_is_what_was_asked_for():
     made = build(resolve(words))
     assert (len(made.federation), made.cohort, made.rounds, made.local.epochs, made.local.lr) == (7, 3, 4, 2, 0.5)
     assert made.evaluation.what == ("global", "average")
-    assert (made.engine, dict(made.engine_settings), made.seed) == ("processes", {"workers": 2, "start": "auto"}, 5)
+    assert (made.engine, dict(made.engine_settings), made.seed) == (
+        "processes",
+        {"workers": 2, "start": "auto", "devices": ()},
+        5,
+    )
     assert made.model().head.in_features == 4  # pyright: ignore
     assert made.federation.validation.index.sizes.sum() > 0
     assert made.config["local"]["lr"] == 0.5
@@ -290,11 +294,11 @@ def test_a_new_condition_is_a_key_by_itself():
     sections = sections_of(Conditions, ("federation",), engine=engines)
     schema = CommandSchema("federated", sections, defaults={})
     config = schema.resolve(["engine=processes", "engine.workers=2", "weather.wind=3", "hours=7"])
-    engine = {"name": "processes", "workers": 2, "start": "auto"}
+    engine = {"name": "processes", "workers": 2, "start": "auto", "devices": []}
     assert config.values == {"weather": {"wind": 3.0}, "hours": 7, "engine": engine}
     made = Conditions(federation=None, **arguments(Conditions, sections, config.values))
     assert (made.weather, made.hours) == (Weather(3.0), 7)
-    assert (made.engine, made.engine_settings) == ("processes", {"workers": 2, "start": "auto"})
+    assert (made.engine, made.engine_settings) == ("processes", {"workers": 2, "start": "auto", "devices": ()})
 
 
 FIRST = ["method=fedavg", "clients=20"]

@@ -237,7 +237,7 @@ def alive(pid: int) -> bool:
 def test_where_processes_cannot_be_forked(lack: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are started afresh, by ``auto`` for long runs alone, and refused in a sentence if they are to be forked."""
     started: list[Processes] = []
-    monkeypatch.setattr(Processes, "_spawn", lambda engine: started.append(engine) or Worker(None, Said("")))  # type: ignore[arg-type]
+    monkeypatch.setattr(Processes, "_spawn", lambda engine, number: started.append(engine) or Worker(None, Said("")))  # type: ignore[arg-type]
     monkeypatch.setattr(Processes, "close", lambda engine: None)
     plan = FederatedTask(experiment(rounds=10**6)).plan
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: range(4))
@@ -251,7 +251,7 @@ def test_where_processes_cannot_be_forked(lack: str, monkeypatch: pytest.MonkeyP
     assert started == [engine] * 4
     assert "starts its workers afresh, which takes seconds, since" in engine.remark
     assert isinstance(engines.make("auto")(replace(plan, rounds=100), Live), Serial)
-    monkeypatch.setattr(Processes, "_spawn", lambda engine: Worker(Killed(), Said("no module")))  # type: ignore[arg-type]
+    monkeypatch.setattr(Processes, "_spawn", lambda engine, number: Worker(Killed(), Said("no module")))  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"could not start a worker \(no module\); define models"):
         Processes(plan, Live)
     assert isinstance(engines.make("auto")(plan, Live), Serial)

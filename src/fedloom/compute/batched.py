@@ -429,5 +429,4 @@ def _bytes(plan: ClientPlan) -> int:
 
 def _activations(plan: ClientPlan) -> int:
     """Number of activations that the network computes per sample."""
-    net = CohortNet(plan.model, plan.layout, 1, outputs_of(plan), plan.device)
-    return net.activations(plan.data.arrays.x[:1][None])
+    return CohortNet(plan.model, plan.layout, 1, outputs_of(plan)).activations(plan.data.arrays.x[:1][None].cpu())

@@ -5,10 +5,11 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import cached_property
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import grad_and_value, vmap
 
 from fedloom.core import client as work
@@ -38,17 +39,26 @@ class Live:
 
     def __init__(self, plan: ClientPlan) -> None:
         self.plan = plan
-        self.live = LiveModule(self._module(), plan.layout, plan.device)
-        self.net = Net(self.live.module, plan)
-        theta = self.live.theta  # all that a client trains; a paired method has two models
-        if plan.is_paired:  # of which the module holds one at a time
-            theta = theta.new_empty(plan.layout.shared_size + plan.private_size)
-        self.vectors = Vectors(self.live.theta, theta, self.live.buffers, self.live.module)
 
-    def _module(self) -> nn.Module:
+    @cached_property  # the main process of engines with workers needs none
+    def live(self) -> LiveModule:
         """A copy of the model; masks of dropout have keys, except for ``vmap``, which would give all samples one."""
         module = copy.deepcopy(self.plan.model)
-        return module if self.plan.local.dp_clip is not None else keyed(module)
+        module = module if self.plan.local.dp_clip is not None else keyed(module)
+        return LiveModule(module, self.plan.layout, self.plan.device)
+
+    @cached_property
+    def net(self) -> Net:
+        """What one call of the model returns."""
+        return Net(self.live.module, self.plan)
+
+    @cached_property
+    def vectors(self) -> Vectors:
+        """The memory of the client that is trained."""
+        theta = self.live.theta  # all that a client trains; a paired method has two models
+        if self.plan.is_paired:  # of which the module holds one at a time
+            theta = theta.new_empty(self.plan.layout.shared_size + self.plan.private_size)
+        return Vectors(self.live.theta, theta, self.live.buffers, self.live.module)
 
     def work(self, down: Broadcast, clients: Sequence[int], states: Sequence[State]) -> Iterator[Result]:
         """The results of the clients, in order; an exception or a non-finite update becomes a failure."""

@@ -61,17 +61,19 @@ def serial() -> EngineFactory:
 
 
 @engines.register
-def processes(workers: int = 0, start: str = "auto") -> EngineFactory:
-    """Run one process per core on the CPU with data and weights in shared memory; results equal ``serial`` bitwise.
+def processes(workers: int = 0, start: str = "auto", devices: tuple[str, ...] = ()) -> EngineFactory:
+    """Run one process per core or GPU with data and weights in shared memory; results equal ``serial`` bitwise.
 
     Args:
-        workers: number of processes; 0 means one per core available to this process.
+        workers: number of processes; 0 means one per core available to this process, or one per GPU.
         start: ``fork`` copies this process, which takes no time; ``spawn`` starts each afresh, which takes seconds;
             ``auto`` forks where that is safe, not on macOS, Windows, or after a backward pass where PyTorch sees a GPU.
+        devices: GPUs that processes work on in turn, like ``[cuda:0,cuda:1]``; by default they work on the CPU. Results
+            have the same bits for any number of them.
     """
     from fedloom.engines.processes import Processes
 
-    return EngineFactory(partial(Processes, workers=workers, start=start), Processes.traits)
+    return EngineFactory(partial(Processes, workers=workers, start=start, devices=devices), Processes.traits)
 
 
 engines.later("ray", lambda: at("fedloom_apps.ray.engine:ray"), "fedloom_apps.ray.engine.ray")

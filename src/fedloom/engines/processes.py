@@ -9,6 +9,10 @@ client states go in and the fold comes out. Folds are yielded in cohort order, w
 have the order, and the bits, of the serial engine. Clients that received different messages are dealt together: a few
 broadcasts are in segments at the same time.
 
+Workers may be placed on GPUs, one or more on each: they have a copy of the plan there, and what they return comes
+through shared memory as on the CPU. Blocks do not depend on how many GPUs there are, so that sums have the same bits on
+any number.
+
 A worker that dies is replaced and its blocks are redone. The client need not be at fault: the worker may have been
 killed from outside, or by the system when memory ran out. A client on which workers died twice is therefore tried once
 more on its own, after a pause, while no other worker runs. Only if the worker dies again is it a failure; the rest of
@@ -22,11 +26,13 @@ import ctypes
 import multiprocessing as mp
 import os
 import pickle
+import re
 import signal
 import sys
 import time
 from collections import Counter, deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import import_module
@@ -38,9 +44,10 @@ import numpy as np
 import torch
 
 from fedloom.core import fork_safety
-from fedloom.core.aggregate import Fold, fold
+from fedloom.core.aggregate import EVEN, Fold, even_blocks, fold
 from fedloom.core.checks import one_of
 from fedloom.core.client import Broadcast, Failure, FailureKind, Result, State
+from fedloom.core.determinism import exact_gpu, prepare_gpu
 from fedloom.core.engine import Compute, ComputeFactory, Engine, Group, States, Traits
 from fedloom.core.errors import ClientError, ConfigError, LossError, first_line, with_type
 from fedloom.core.federation import Index, Split
@@ -120,6 +127,7 @@ def serve(
     pipe: Connection,
     inherited: list[Connection],
     parent: int,
+    device: str = "cpu",
 ) -> None:
     """The main loop of a worker: receive tasks until the pipe closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -128,9 +136,12 @@ def serve(
     for other in inherited:
         other.close()
     torch.set_num_threads(1)
-    fork_safety.hide_gpus()  # else the first backward pass starts a thread for each
-    with contextlib.suppress(EOFError, ConnectionError):
-        _work(plan, computes, downs, slots, pipe)
+    with contextlib.suppress(EOFError, ConnectionError), ExitStack() as exact:
+        if device == "cpu":
+            fork_safety.hide_gpus()  # else the first backward pass starts a thread for each
+        else:
+            exact.enter_context(exact_gpu())
+        _work(plan, computes, downs, slots, pipe, device)
 
 
 def begin(
@@ -140,28 +151,33 @@ def begin(
     slots: list[Segment],
     pipe: Connection,
     parent: int,
+    device: str,
 ) -> None:
     """The main function of a worker that was not forked: it reads the plan, says whether it could, and serves."""
-    fork_safety.hide_gpus()
+    if device == "cpu":
+        fork_safety.hide_gpus()
     try:
-        (plan, compute), (data, validation) = segment.load(messages[0], copy=True), segment.load(messages[1])
-        plan = replace(plan, data=data, validation=validation)
+        if device.startswith("cuda"):
+            torch.cuda.set_device(device)
+        plan, compute = segment.load(messages[0], copy=True, device=device)
+        data, validation = segment.load(messages[1], device=device)
+        plan = replace(plan, data=data, validation=validation, device=device)
         computes = [compute(level) for level in plan.levels]
     except Exception as error:  # what a plan consists of may fail to be imported in any way
         pipe.send(with_type(error))
         return
     pipe.send("")
-    serve(plan, computes, downs, slots, pipe, [], parent)
+    serve(plan, computes, downs, slots, pipe, [], parent, device)
 
 
 def _work(
-    plan: ClientPlan, computes: list[Compute], downs: list[Segment], slots: list[Segment], pipe: Connection
+    plan: ClientPlan, computes: list[Compute], downs: list[Segment], slots: list[Segment], pipe: Connection, device: str
 ) -> None:
     known: dict[int, Broadcast] = {}  # by segment
 
     def read(one: Announcement) -> Broadcast:
         if one.message:
-            known[one.segment] = downs[one.segment].load(one.message)
+            known[one.segment] = downs[one.segment].load(one.message, device=device)
         return known[one.segment]
 
     while True:
@@ -173,7 +189,7 @@ def _work(
             pipe.send(as_loss_error(work))
         else:
             number, message, end = content
-            task: BlockTask = slots[number].load(message)
+            task: BlockTask = slots[number].load(message, device=device)
             down = read(task.down)
             work = partial(_folded, plan.levels[task.level], computes[task.level], down, task, slots[number])
             pipe.send_bytes(
@@ -253,19 +269,26 @@ class Processes(Engine):
         compute: makes the compute of a worker.
         workers: number of processes; 0 means one per core available to this process.
         start: how they are started, one of ``STARTS``.
+        devices: GPUs, on which workers take turns to be placed; () for the CPU.
     """
 
     traits = Traits(devices=("cpu",))
 
-    def __init__(self, plan: ClientPlan, compute: ComputeFactory, workers: int = 0, start: str = "auto") -> None:
+    def __init__(
+        self, plan: ClientPlan, compute: ComputeFactory, workers: int = 0, start: str = "auto",
+        devices: Sequence[str] = (),
+    ) -> None:  # fmt: skip
         one_of("engine 'processes': there is no start", start, STARTS)
-        self.start, self.message = start, None
+        self.start, self.message, self.devices = start, None, [on_this_machine(each) for each in devices]
         reason = self.reason_to_spawn()
         handed = reason is not None or fork_safety.sees_gpu()  # with one in sight, forks may become unsafe
         if reason and start == "auto":
             self.remark = f"engine=processes starts its workers afresh, which takes seconds, since {reason}."
         if plan.device != "cpu":
-            raise ConfigError("engine 'processes' runs on the CPU; use engine=serial on a GPU.")
+            raise ConfigError(
+                "engine 'processes': its main process works on the CPU; name GPUs by engine.devices alone, or use "
+                "engine=serial."
+            )
         cores = count_cores()
         most = max(WORKERS, 4 * cores)
         if not 0 <= workers <= most:
@@ -275,9 +298,10 @@ class Processes(Engine):
             )
         self.plan = plan
         self.compute = compute
-        self.computes = [compute(level) for level in plan.levels]  # inherited by the workers
+        levels = [replace(level, device=self.devices[0]) for level in plan.levels] if self.devices else plan.levels
+        self.computes = [compute(level) for level in levels]  # inherited by forked workers
         self.joint = self.computes[0].joint
-        self.count = workers or cores
+        self.count = workers or len(self.devices) or cores
         numbers = plan.layout.shared_size + plan.private_size + plan.layout.buffer_size
         vectors = VECTORS * numbers * plan.layout.dtype.itemsize
         longest, slots = max(compute.longest for compute in self.computes), QUEUED * self.count
@@ -300,13 +324,14 @@ class Processes(Engine):
         """
         if self.start == "spawn":
             return "engine.start=spawn"
-        reason = reason_against_forking()
+        reason = "they work on GPUs" if self.devices else reason_against_forking()
         if reason and self.start == "fork":
             raise ConfigError(f"engine 'processes' cannot fork its workers: {reason}; leave out engine.start=fork.")
         return reason
 
     def _fill(self) -> None:
-        spawned = [self._spawn() for _ in range(self.count - len(self.workers))] if self.reason_to_spawn() else []
+        numbers = range(len(self.workers), self.count)
+        spawned = [self._spawn(number) for number in numbers] if self.reason_to_spawn() else []
         self.workers += [self._ready(worker) for worker in spawned]  # they get ready at the same time
         while len(self.workers) < self.count:
             self.workers.append(self._fork())
@@ -320,10 +345,11 @@ class Processes(Engine):
         theirs.close()
         return Worker(process, ours)
 
-    def _spawn(self) -> Worker:
+    def _spawn(self, number: int) -> Worker:
         self.message = self.message or packed(self.plan, self.compute)
         ours, theirs = mp.Pipe()
-        args = *self.message, self.downs, self.slots, theirs, os.getpid()
+        device = self.devices[number % len(self.devices)] if self.devices else "cpu"
+        args = *self.message, self.downs, self.slots, theirs, os.getpid(), device
         process: Any = mp.get_context("spawn").Process(target=begin, args=args, daemon=True)
         with without_main():
             process.start()
@@ -344,7 +370,7 @@ class Processes(Engine):
     def run(self, groups: Sequence[Group]) -> Generator[tuple[int, Fold]]:
         """The folds of each group's blocks, in order; the caller owns them."""
         self._wake()
-        cut = [(n, block) for n, one in enumerate(groups) for block in one.blocks(self.computes[one.level])]
+        cut = [(n, block) for n, one in enumerate(groups) for block in self._blocks(one)]
         waiting, free, spare = deque(enumerate(cut)), deque(range(len(self.slots))), deque(range(len(self.downs)))
         left = Counter(number for number, _ in cut)  # blocks that are not done
         announced: dict[int, Announcement] = {}
@@ -386,6 +412,13 @@ class Processes(Engine):
         finally:
             if any(worker.tasks for worker in self.workers):  # the round was interrupted: discard its work
                 self.close()
+
+    def _blocks(self, group: Group) -> list[range]:
+        """A group's blocks; what one GPU would take as a whole is shared, however many there are."""
+        compute, members = self.computes[group.level], len(group.clients)
+        found = group.blocks(compute)
+        shared = self.devices and not group.down.models and len(found) < EVEN
+        return even_blocks(members, compute.longest) if shared else found
 
     def losses(
         self, down: Broadcast, clients: np.ndarray, states: States, level: int = 0, held_out: bool = False
@@ -537,8 +570,25 @@ class Processes(Engine):
         old.process.kill()
         old.process.join()
         # this process may have run a backward pass since, as the evaluation of adapted models does
-        self.workers[number] = self._ready(self._spawn()) if self.reason_to_spawn() else self._fork()
+        self.workers[number] = self._ready(self._spawn(number)) if self.reason_to_spawn() else self._fork()
         return old.tasks
+
+
+def on_this_machine(device: str) -> str:
+    """The name of a GPU, as PyTorch has it.
+
+    Raises:
+        ConfigError: if there is no such GPU.
+    """
+    name = re.sub("^gpu(?=:)", "cuda", device)
+    number, count = re.fullmatch(r"cuda:(\d+)", name), torch.cuda.device_count()
+    if number is None or int(number[1]) >= count:
+        raise ConfigError(
+            f"engine 'processes': devices has {device!r}, but it must name GPUs, like [cuda:0,cuda:1], and PyTorch "
+            f"sees {count}."
+        )
+    prepare_gpu()  # before workers, which inherit its setting, are started
+    return name
 
 
 def count_cores() -> int:

@@ -7,6 +7,7 @@ from round to round: a worker writes a state once, the driver keeps a view of it
 
 from __future__ import annotations
 
+import copyreg
 import io
 import mmap
 import os
@@ -15,6 +16,7 @@ import sys
 import tempfile
 import uuid
 import weakref
+from collections import ChainMap
 from collections.abc import Collection, Mapping
 from functools import cache
 from math import inf, prod
@@ -152,7 +154,7 @@ class Arena:
     def address(self, value: Tensor) -> int | None:
         """The offset of a tensor in bytes; None if it is outside the arena or not contiguous."""
         at = value.data_ptr() - self.base
-        inside = self.memory is not None and 0 <= at < len(self.memory)
+        inside = self.memory is not None and value.is_cpu and 0 <= at < len(self.memory)
         return at if inside and value.is_contiguous() else None
 
     def view(self, shape: tuple[int, ...], dtype: torch.dtype, at: int) -> Tensor:
@@ -219,10 +221,13 @@ class Segment:
             if tensor.numel():
                 self.view(shape, dtype, at).copy_(tensor.detach())
 
-    def load(self, message: bytes, copy: bool = False) -> Any:
-        """The value; its tensors are views of this memory or, with ``copy``, copies; those in the arena stay there."""
+    def load(self, message: bytes, copy: bool = False, device: str = "cpu") -> Any:
+        """The value; its tensors are views of this memory or, with ``copy``, copies; those in the arena stay there.
+
+        On another device than the CPU they are copies.
+        """
         unpacker = _Unpacker(io.BytesIO(message))
-        unpacker.segment, unpacker.copy = self, copy
+        unpacker.segment, unpacker.copy, unpacker.device = self, copy, device
         return unpacker.load()
 
     def view(self, shape: tuple[int, ...], dtype: torch.dtype, at: int) -> Tensor:
@@ -245,8 +250,14 @@ def _packed(
     file, stored = io.BytesIO(), {}
     packer = _packer(pickler)(file, protocol=pickle.HIGHEST_PROTOCOL)
     packer.arena, packer.end, packer.room, packer.stored = arena, start, room, stored
+    packer.dispatch_table = ChainMap({Tensor: _on_host}, getattr(packer, "dispatch_table", copyreg.dispatch_table))
     packer.dump(value)
     return file.getvalue(), packer.end, stored.values()
+
+
+def _on_host(value: Tensor) -> Any:
+    """How a tensor is pickled for which there is no room: other processes do not use this one's device."""
+    return value.cpu().__reduce_ex__(pickle.HIGHEST_PROTOCOL)
 
 
 @cache
@@ -280,12 +291,11 @@ def _packer(pickler: type[pickle.Pickler]) -> Any:
 class _Unpacker(pickle.Unpickler):
     segment: Segment
     copy: bool
+    device: str
 
     def persistent_load(self, pid: Address) -> Tensor:
         shape, dtype, at, kept = pid
         if not prod(shape):
-            return torch.empty(shape, dtype=dtype)
-        if kept:
-            return self.segment.arena.view(shape, dtype, at)
-        array = self.segment.view(shape, dtype, at)
-        return array.clone() if self.copy else array
+            return torch.empty(shape, dtype=dtype, device=self.device)
+        array = (self.segment.arena if kept else self.segment).view(shape, dtype, at)
+        return (array.clone() if self.copy and not kept else array).to(self.device)

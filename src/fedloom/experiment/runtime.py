@@ -97,8 +97,8 @@ def pick_device(wanted: str, among: Sequence[str] = ("cpu", "cuda")) -> str:
     kind, _, number = wanted.partition(":")
     if kind not in among:
         raise ConfigError(
-            f"device={wanted}: this engine's main process works on the CPU; leave device out (the workers of "
-            "engine=ray get GPUs by engine.gpus), or use engine=serial."
+            f"device={wanted}: this engine's main process works on the CPU; leave device out (workers get "
+            "GPUs by engine.devices, with engine=ray by engine.gpus), or use engine=serial."
         )
     if kind == "cuda" and int(number or 0) >= torch.cuda.device_count():
         raise ConfigError(f"there is no device {wanted!r} on this machine; choose device=auto or cpu.")

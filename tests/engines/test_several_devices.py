@@ -1,0 +1,75 @@
+"""Workers on several GPUs, for which the host stands in under the names of other devices."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers.federations import FEATURES, classes
+from helpers.marks import exhaustive
+from helpers.networks import Split, fixed
+from helpers.runs import assert_same_run, experiment, go
+from torch import nn
+
+from fedloom.compute import computes
+from fedloom.core.engine import Group
+from fedloom.core.errors import ConfigError
+from fedloom.engines.processes import Processes, Worker
+from fedloom.experiment.federated import FederatedTask
+
+SIZES = (6, 9, 11, 7, 5, 8)
+PRETENDED = ("cpu:0", "cpu:1", "cpu:2", "cpu:3")  # any name but "cpu" is a GPU's to computes
+
+
+@pytest.fixture(autouse=True)
+def _pretended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedloom.engines.processes.on_this_machine", str)
+
+
+def with_dropout() -> nn.Module:
+    return fixed(Split(nn.Sequential(nn.Linear(FEATURES, 5), nn.Tanh(), nn.Dropout(0.5)), 5))
+
+
+def on(*devices: str, **settings: Any) -> Any:
+    given = {"federation": classes(SIZES), "model": with_dropout, "compute": "batched", "rounds": 2} | settings
+    return go("scaffold", engine="processes", engine_settings={"devices": devices}, **given)
+
+
+def test_sums_have_the_same_bits_on_any_number_of_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forked workers stand in for those that are started afresh, which takes seconds."""
+    monkeypatch.setattr(Processes, "reason_to_spawn", lambda self: None)
+    four = {"compute": "batched", "compute_settings": {"shares": 4}, "rounds": 2}
+    expected = go("scaffold", federation=classes(SIZES), model=with_dropout, **four)
+    for count in (1, 2, 4):
+        assert_same_run(expected, on(*PRETENDED[:count]))
+
+
+@exhaustive
+def test_workers_that_are_started_on_devices_have_the_same_bits() -> None:
+    assert_same_run(*(on(*PRETENDED[:count], rounds=1) for count in (1, 2)))
+
+
+def test_a_cohort_is_shared_and_workers_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = FederatedTask(experiment(federation=classes(SIZES)))
+    down, where = task.state.server.broadcast(task.plan), []
+
+    def spawn(self: Processes, number: int) -> Worker:
+        where.append(self.devices[number % len(self.devices)])
+        return Worker(None, None)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Processes, "_spawn", spawn)
+    monkeypatch.setattr(Processes, "_ready", lambda self, worker: worker)
+    for count, workers in ((1, 0), (2, 0), (2, 4)):
+        engine = Processes(task.plan, computes.make("batched"), workers, devices=PRETENDED[:count])
+        assert engine.computes[0].blocks(len(SIZES)) == [range(len(SIZES))]
+        assert [*map(len, engine._blocks(Group(down, np.arange(len(SIZES)), lambda client: {})))] == [2, 2, 1, 1]
+    one, two = PRETENDED[:2]
+    assert where == [one, one, two, one, two, one, two]
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda", "cuda:x", "gpu:9", "cuda:0"])
+def test_devices_are_gpus_of_this_machine(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    with pytest.raises(ConfigError, match=r"devices has '.*', but it must name GPUs, like \[cuda:0,cuda:1\], and"):
+        go(engine="processes", engine_settings={"devices": (device,)})
