@@ -328,8 +328,8 @@ def test_a_cluster_is_divided_where_its_clients_pull_apart_and_not_before() -> N
         theta: Callable[[int], Tensor] = lambda n: -moves[n]  # noqa: E731
         losses: Any = None
         meeting = Meeting(
-            0, facts, np.arange(active), ones, ones, False, theta, losses, lambda n: torch.zeros_like(moves[n]), losses,
-            np.random.default_rng(0),
+            0, facts, np.arange(active), ones.cumsum(), ones, True, theta, losses,
+            lambda n: torch.zeros_like(moves[n]), losses, np.random.default_rng(0),
         )  # fmt: skip
         state, links = Bipartition(some_above=0.5, **settings).between({}, meeting)
         assert isinstance(links, Links)

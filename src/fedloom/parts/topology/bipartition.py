@@ -29,7 +29,8 @@ class Bipartition(Topology):
     smallest: the components that single linkage merges last. At first all clients are one cluster. The parts start from
     the model of the cluster. A round in which a client of the cluster fails divides nothing. Sattler, Müller & Samek,
     IEEE Transactions on Neural Networks and Learning Systems 2021, algorithms 1 and 3; in the authors' code models of
-    the round in which a cluster is divided are means of its parts, and clusters of two stay.
+    the round in which a cluster is divided are means of its parts, and clusters of two stay. With a mixing that is
+    uniform n_j = 1.
 
     Args:
         mean_below: ε₁ ≥ 0.
@@ -63,8 +64,8 @@ class Bipartition(Topology):
         for number in np.unique(cluster).tolist():
             members = np.flatnonzero(cluster == number)
             there = np.intersect1d(members, active)
-            heard, mass = (there, meeting.sizes[there]) if len(there) else (members, np.ones(len(members)))
-            weights[np.ix_(members, heard)] = mass / mass.sum()
+            heard = there if len(there) else members
+            weights[np.ix_(members, heard)] = _shares(heard, meeting)
             if len(there) == len(members) > 1:
                 cluster[self._apart(members, meeting)] = cluster.max() + 1
         return {"cluster": torch.from_numpy(cluster)}, Links.dense(np.arange(clients), weights)
@@ -76,7 +77,7 @@ class Bipartition(Topology):
 
         size = len(meeting.theta(int(members[0])))
         gram = products(lambda n, at: meeting.received(n)[at].double() - meeting.theta(n)[at].double(), members, size)
-        share = meeting.sizes[members] / meeting.sizes[members].sum()
+        share = _shares(members, meeting)
         norms = np.sqrt(gram.diagonal())
         mean = np.sqrt(max(share @ gram @ share, 0.0))
         if not (mean < self.mean_below and norms.max() > self.some_above):
@@ -86,3 +87,9 @@ class Bipartition(Topology):
         leaves = cut_tree(merged, 2).ravel() == 1
         cross = float(cosine[np.ix_(leaves, ~leaves)].max())
         return members[leaves] if self.gamma < np.sqrt(max(1 - cross, 0.0) / 2) else members[:0]
+
+
+def _shares(clients: np.ndarray, meeting: Meeting) -> np.ndarray:
+    """n_j / Σ n over some clients, or equal shares with a mixing that is uniform."""
+    mass = np.ones(len(clients)) if meeting.uniform else meeting.sizes[clients]
+    return mass / mass.sum()
