@@ -256,6 +256,10 @@ class ErdosRenyi(Graph):
         probability: of an edge.
         redrawn: a graph for each round (as in gossip) instead of one for the run.
         seed: of the draws.
+
+    >>> edges = ErdosRenyi(probability=0.6).edges(30, 0)  # of 435 pairs
+    >>> len(np.unique(edges, axis=0)) == len(edges), 225 < len(edges) < 297
+    (True, True)
     """
 
     probability: Probability = 0.3
