@@ -38,7 +38,7 @@ def same(one: RunResult, other: RunResult) -> None:
 
 def played(out: Path, *words: str) -> RunResult:
     """The simulation of a deployment on record."""
-    kept = [word for word in (*WORDS, *words) if not word.startswith("schedule")]
+    kept = [word for word in (*WORDS, *words) if not word.startswith(("schedule", "evaluation.hours"))]
     return simulated(*kept, "devices=none", "schedule=replay", f"schedule.path={out}")
 
 
@@ -61,7 +61,14 @@ def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     [
         ("method=heterofl", "schedule=rounds", "deploy.deadline=9"),
         ("method=term", "schedule=over_select", "schedule.fraction=0.5", "deploy.deadline=9"),
-        ("method=fedavg", "schedule=deadline", "schedule.seconds=2.5", "deploy.deadline=9"),
+        (
+            "method=fedavg",
+            "schedule=deadline",
+            "schedule.seconds=2.5",
+            "deploy.deadline=9",
+            "evaluation.what=[global]",
+            "evaluation.hours=0.0011",
+        ),
         ("method=scaffold", "schedule=buffered", "schedule.k=2", "deploy.deadline=9"),
         ("method=ca2fl", "schedule=semi", "schedule.period=0.7", "deploy.deadline=9"),
         ("method=fedasync", "deploy.deadline=9"),
@@ -77,7 +84,7 @@ def test_arrivals_of_a_simulated_schedule_give_the_simulated_model(
     reference = simulated(*WORDS, *words, "devices=equal")
     same(result, reference)
     for mine, theirs in zip(result.history, reference.history, strict=True):
-        for name in ("clock", "staleness/mean", "versions", "late", "time/work", "comm/bytes"):
+        for name in ("global/accuracy", "clock", "staleness/mean", "versions", "late", "time/work", "comm/bytes"):
             assert mine.get(name) == pytest.approx(theirs.get(name)), name
     monkeypatch.undo()
     same(result, played(tmp_path / "run", *words))

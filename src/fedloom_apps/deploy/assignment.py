@@ -137,6 +137,7 @@ def bench(assignment: Assignment, data: NodeData, most: float = float("inf")) ->
         "participation": 1.0, "cohort": None, "sampling": "fixed", "engine": "serial", "engine_settings": {},
         "device": "cpu", "teacher": None, "client_state": "memory", "schedule": Rounds(), "devices": None,
     }  # fmt: skip
+    conditions["evaluation"] = replace(conditions["evaluation"], hours=None)  # when is the server's
     method = assignment.method()
     try:
         model = model_factory(values["model"], data.train, method.targets)
