@@ -1,6 +1,6 @@
 """Unequal devices: virtual hours, server steps and bytes until two accuracies, and the worst tenth of the clients.
 
-    FEDLOOM_DATA=... python recipes/devices/hours.py [--data mnist cifar10] [--seeds 1 2 3]
+    FEDLOOM_DATA=... python recipes/devices/hours.py [--data mnist cifar10] [--seeds 1 2 3]     # cifar10: half an hour
     python recipes/devices/hours.py --table                       # rebuild table and figure from the stored results
 
 MNIST by writer: 539 clients, 100 at work, one epoch in batches of 10, a perceptron with one hidden layer of 64. Two
@@ -67,11 +67,14 @@ class Setting:
     rare: tuple[int, ...]
     rows: int = 0
     hold: float = 1.0  # share of the clients that hold the rare classes
+    rate: float = 1.0  # factor on the local rates that are tried
 
 
 DATA = {
     "mnist": Setting("MNIST by writer", Natural(min_size=10), None, 100, (0.8, 0.88), (8, 9), hold=0.25),
-    "cifar10": Setting("CIFAR-10, Dirichlet .3", Dirichlet(alpha=0.3), 100, 50, (0.3, 0.36), (0, 1), rows=10000),
+    "cifar10": Setting(
+        "CIFAR-10, Dirichlet .3", Dirichlet(alpha=0.3), 100, 50, (0.3, 0.36), (0, 1), rows=10000, rate=0.1
+    ),
 }
 
 
@@ -98,6 +101,12 @@ def with_settings(name: str, *settings: tuple[float, dict[str, float]], **condit
               **conditions)
         for lr, own in settings
     )  # fmt: skip
+
+
+def scaled(setup: Setup, factor: float) -> Setup:
+    """A setup whose local rate is so many times as large."""
+    lr = setup.lr * factor
+    return replace(setup, lr=lr, words=setup.words.replace(f"lr {setup.lr:g}", f"lr {lr:g}"))
 
 
 def tenth(cohort: int) -> Schedule:
@@ -230,7 +239,8 @@ def collect(stored: reporting.Stored, data: str, seeds: Sequence[int]) -> None:
 
     chosen: dict[str, str] = {}
     best: dict[str, Setup] = {}
-    for method, setups in METHODS.items():
+    for method, usual in METHODS.items():
+        setups = [scaled(setup, DATA[data].rate) for setup in usual]
         tried = [get("independent", method, setup, TUNING) for setup in setups]
         at = min(range(len(tried)), key=lambda i: (tried[i]["hours"][1] or inf, -tried[i]["best"]))
         best[method], chosen[method] = setups[at], setups[at].words
