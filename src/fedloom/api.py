@@ -204,10 +204,11 @@ def _experiment(
         built = _of_architectures(built, len(model))
         several = partial(Several.of, [_factory(one, federation, built) for one in model])
         return Experiment(built, federation, several, **conditions)
-    return Experiment(built, federation, _factory(model, federation, built), **conditions)
+    single: Any = model
+    return Experiment(built, federation, _factory(single, federation, built), **conditions)
 
 
-def _factory(model: Any, federation: Federation, method: Method) -> Callable[[], nn.Module]:
+def _factory(model: OneModel, federation: Federation, method: Method) -> Callable[[], nn.Module]:
     """A factory of a module, of a function that makes one, or of the name of a model."""
     if isinstance(model, str):
         name, _ = models.shorthand(model)
