@@ -1,11 +1,13 @@
 """What a round costs on a GPU: each compute, with recorded steps and without, against a bare loop on that GPU.
 
-    python benchmarks/device.py [--device cuda] [--repeats 9] [--only W1 W3 CNN recipe everybody] [--out FILE]
+    python benchmarks/device.py [--device cuda] [--repeats 9] [--only W1 W3 CNN ...] [--out FILE]
 
 W1: TwoNN, 1000 clients of 60 samples, cohort 100, batch 10, 1 epoch.   W3: the same with a cohort of 10 and 5 epochs.
 CNN: FedDyn's, 100 clients of 500 images, cohort 10, batch 50, 1 epoch.   recipe: the same in bfloat16 with gradients
 clipped and images cropped and flipped, as in recipes/feddyn/cifar.py (the floor neither clips nor augments).
 everybody: that with a cohort of 100.
+dropout: pfl-research's CNN for CIFAR-10, 50 images a client, cohort 50, batch 10, 1 epoch.
+adamw: the same with AdamW and a rate that falls along a cosine within a round (the floor takes plain steps).
 The floor is the plain PyTorch loop of ``benchmarks/engines.py`` with model and samples on the GPU. All contestants
 take turns on the same cohort; a ratio compares two rounds of one turn (above 1: faster than the floor) and is the
 median over turns, with the quartiles beside it. Every round ends when the GPU has finished it.
@@ -47,6 +49,8 @@ WORKLOADS = {
     "CNN": ("W2", 10, 1),
     "recipe": ("W2", 10, 1),
     "everybody": ("W2", 100, 1),
+    "dropout": ("dropout", 50, 1),
+    "adamw": ("dropout", 50, 1),
 }
 CONTESTANTS = ("live", "batched", "batched, not recorded", "batched, feddyn", "batched, scaffold", "batched, ditto")
 
@@ -93,6 +97,9 @@ def compare(name: str, repeats: int, device: str, labels: list[str]) -> dict[str
     recipe = name in ("recipe", "everybody")
     if recipe:
         local = dataclasses.replace(local, clip=10, weight_decay=1e-3, precision="bf16")
+    if name == "adamw":
+        local = dataclasses.replace(local, optimiser="adamw", lr=1e-3, weight_decay=0.01, step_schedule="cosine")
+        labels = [label for label in labels if label.rpartition(", ")[2] not in ("feddyn", "scaffold")]  # for SGD alone
     rounds |= {label: contestant(model, split, local, label, size, device, recipe) for label in labels}
     seconds: dict[str, list[float]] = {label: [] for label in rounds}
     for repeat in range(repeats + 2):  # the first two turns warm up

@@ -46,14 +46,20 @@ from fedloom.models import models
 
 
 def workload(name: str) -> tuple[nn.Module, Split, Local, int]:
-    """Model, data, local training and cohort size of W1 or W2, on random data of the true shapes."""
+    """Model, data, local training and cohort size of a workload, on random data of the true shapes."""
     draw = np.random.default_rng(0)
     clients, samples, inputs, batch, cohort = {
         "W1": (1000, 60, (1, 28, 28), 10, 100),
         "W2": (100, 500, (3, 32, 32), 50, 10),
+        "dropout": (200, 50, (3, 32, 32), 10, 50),
     }[name]
     torch.manual_seed(0)
-    model = models.make({"W1": "two_nn", "W2": "feddyn_cnn"}[name], classes=10, inputs=inputs)
+    if name == "dropout":  # pfl-research's network for CIFAR-10
+        convolutions = nn.Conv2d(3, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2)
+        dense = nn.Linear(12544, 128), nn.ReLU(), nn.Dropout(0.5), nn.Linear(128, 10)
+        model: nn.Module = nn.Sequential(*convolutions, nn.Dropout(0.25), nn.Flatten(), *dense)
+    else:
+        model = models.make({"W1": "two_nn", "W2": "feddyn_cnn"}[name], classes=10, inputs=inputs)
     x = torch.from_numpy(draw.standard_normal((clients * samples, *inputs), dtype=np.float32))
     y = torch.from_numpy(draw.integers(0, 10, clients * samples))
     rows = draw.permutation(clients * samples).reshape(clients, samples)
