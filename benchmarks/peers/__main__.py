@@ -13,7 +13,7 @@ flute: FLUTE's logistic regression on MNIST, 1000 clients, 10 a round, batch 10,
     each, mostly of two classes, where FLUTE's have 69 in the mean, of a power law.
 femnist: FLUTE's CNN and its 10 clients a round with batches of 20, on 240 clients with 200 letters of EMNIST (26
     classes) instead of FEMNIST (62), some rounds of its 1500.
-shakespeare: 10 of LEAF's roles a round with batches of 4, 20 sequences of 80 characters each, an LSTM of two layers
+shakespeare: 10 roles a round with batches of 4, 20 sequences of 80 characters each, an LSTM of two layers
     of 256; some rounds of FLUTE's 1200.
 blazefl: BlazeFL's on CIFAR-10, 100 clients of 500 images, all in every round, 5 epochs, batch 50, 5 rounds, a small
     CNN.

@@ -184,7 +184,6 @@ def write(folder: Path, name: str, rounds: int, steps: int | None = None) -> Non
         np.stack([np.concatenate(local.batches(rows[c], 0, r, int(c))) for c in cohort])
         for r, cohort in enumerate(cohorts)
     ])  # fmt: skip
-    wanted["classes"] = int(arrays["y"].max()) + 1
     torch.manual_seed(0)
     first = network(wanted["model"], arrays["x"].shape[1:], wanted["classes"])
     np.savez(folder / "model.npz", *[parameter.detach().numpy() for parameter in first.parameters()])
@@ -194,17 +193,18 @@ def write(folder: Path, name: str, rounds: int, steps: int | None = None) -> Non
 
 
 def noise(wanted: dict[str, Any]) -> dict[str, np.ndarray]:
-    """Random samples and labels of ten classes, which nobody can learn."""
+    """Random samples and labels of ten classes, which nobody can learn; notes the number of classes."""
     draw = np.random.default_rng(0)
     clients, samples = wanted["clients"], wanted["samples"]
     x = draw.standard_normal((clients * samples, *wanted["shape"]), dtype=np.float32)
-    y = draw.integers(0, 10, clients * samples)
+    wanted["classes"] = 10
+    y = draw.integers(0, wanted["classes"], clients * samples)
     rows = draw.permutation(clients * samples).reshape(clients, samples)
     return {"x": x, "y": y, "x_test": x[:0], "y_test": y[:0], "rows": rows}
 
 
 def published(wanted: dict[str, Any]) -> dict[str, np.ndarray]:
-    """Real data, read by FedLoom and distributed over clients; each has its first ``samples``."""
+    """Real data, read by FedLoom and distributed over clients; each has its first ``samples``. Notes their classes."""
     from fedloom.data import federate, sources
 
     source = sources.make(wanted["data"], **wanted["source"])
@@ -212,6 +212,7 @@ def published(wanted: dict[str, Any]) -> dict[str, np.ndarray]:
     federation = federate(source, wanted["partition"], wanted["clients"], held_out=held_out)
     train, test = federation.train, federation.test
     assert test is not None
+    wanted["classes"] = train.arrays.classes
     rows = np.stack([train.index[k][: wanted["samples"]] for k in range(len(train.index))])
     named = {"x": train.arrays.x, "y": train.arrays.y, "x_test": test.x, "y_test": test.y}
     return {"rows": rows, **{name: np.asarray(tensor) for name, tensor in named.items()}}
