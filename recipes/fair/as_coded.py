@@ -58,10 +58,10 @@ class AsCoded(AAggFFS):
 def trial(bench: Bench, name: str, seed: int) -> dict[str, Any]:
     """One run's figures."""
     setting = common.SETTINGS[DATA]
-    point = {} if name == "FedAvg" else {"cdf": setting.cdfs[0]}
+    point: dict[str, Any] = {} if name == "FedAvg" else {"cdf": setting.cdfs[0]}
     made = common.make(DATA, name.partition(",")[0], point)
     if "as coded" in name:
-        made = replace(made, name="aaggff_as_coded", mixing=AsCoded(setting.cdfs[0]))
+        made = replace(made, name="aaggff_as_coded", mixing=AsCoded(**point))
     return bench.trial(DATA, f"{name} {common.text(point)}".strip(), made, setting.lrs[0], seed)
 
 

@@ -45,7 +45,7 @@ class Norms(Drift):
     sizes: tuple[int, ...]
 
     def grad(self, grad: Tensor, w: Tensor, ctx: Context) -> Tensor:
-        apart = torch.split(w - ctx.received, self.sizes)
+        apart = torch.split(w - ctx.received, list(self.sizes))
         return grad.add_(torch.cat([a / a.norm().clamp(min=1e-12) for a in apart]), alpha=self.mu)
 
 
