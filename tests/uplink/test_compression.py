@@ -20,7 +20,7 @@ from fedloom.core.message import Message, Slice
 from fedloom.core.method import Method
 from fedloom.core.parts import Uplink
 from fedloom.methods import make
-from fedloom.parts.drift import FedDCDrift, FedDynDrift, FedSplitDrift, Scaffold
+from fedloom.parts.drift import CachedUpdates, FedDCDrift, FedDynDrift, FedSplitDrift, Scaffold
 from fedloom.parts.mixing import Uniform
 from fedloom.parts.objectives import CrossEntropy
 from fedloom.parts.server import SGD, Extrapolated
@@ -151,7 +151,10 @@ def test_a_single_update_is_not_extrapolated_however_it_is_sent(part: Uplink) ->
     np.testing.assert_array_equal(theta(further), theta(mean))
 
 
-MEANS = {"h": FedDynDrift(0.3), "c": Scaffold(), "h of FedDC": FedDCDrift(0.3), "z": FedSplitDrift(2.0)}
+MEANS = {
+    "h": FedDynDrift(0.3), "c": Scaffold(), "h of FedDC": FedDCDrift(0.3), "z": FedSplitDrift(2.0),
+    "h of MIFA": CachedUpdates(mean=True),
+}  # fmt: skip
 LOSSY = {
     "qsgd": (QSGD(3),), "random_k": (RandomK(0.4),), "top_k": (TopK(0.3),), "sign": (SignCompression(False),),
     "clipped": (ClipNoise(0.05, 0.0),), "private": (ClipNoise(0.3, 0.1, noise_at="client"),),

@@ -47,9 +47,9 @@ class CachedUpdates(Drift):
     def end(self, ctx: Context, update: Tensor, model: Model) -> ClientEnd:
         """Δ_i - h_i for the server, and h_i ← Δ_i."""
         sent = {"change": update - ctx.state["h"]}
-        return ClientEnd(self.sent(ctx, {}, update, sent), sent, update)
+        return ClientEnd(self.after_send(ctx, {}, update, sent), sent, update)
 
-    def sent(self, ctx: Context, state: Tree, update: Tensor, uploads: Tree) -> Tree:
+    def after_send(self, ctx: Context, state: Tree, update: Tensor, uploads: Tree) -> Tree:
         """h_i, by the difference that the server reads."""
         return {"h": ctx.state["h"] + uploads["change"]}
 
