@@ -29,12 +29,12 @@ def test_every_setting_of_local_training_has_a_range() -> None:
 
 
 def test_every_text_of_a_part_is_a_word_of_a_list_or_names_slices() -> None:
-    """What is not in the table keeps its default: folders, files and networks of the hub."""
+    """What is not in the table keeps its default: folders, files, networks of the hub and lists of networks."""
     listed = table()
     missing = {f"{place}.{key}" for place, own in _known() for key in own if f"{place}.{key}" not in listed}
     assert missing == {
         "model=timm.network", "model=timm.weights", "model=transformers.network", "model=transformers.config",
-        "model=transformers.lora_targets", "method.topology=edge_list.pairs",
+        "model=transformers.lora_targets", "model=several.names", "method.topology=edge_list.pairs",
     }  # fmt: skip
 
 
