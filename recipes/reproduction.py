@@ -64,6 +64,7 @@ OPEN = """A claim is a file of [recipes/claims](../recipes/claims): published fi
 decide them, and what is measured. `fedloom claim next` prints the commands, and `fedloom claim check DIR --store`
 verifies run directories, whoever made them, runs their first rounds again, and adds those that fit to the results from
 which this page is made ([how](cli.md#an-open-register-of-claims)). The most promising for their time come first.
+Fix the number of seeds before the first result: intervals are not corrected for looks on the way.
 """
 
 

@@ -20,7 +20,8 @@ class Discrepancy(Mixing):
 
     n is the number of samples of the cohort, and d_k = ‖D_k - T‖₂ or KL(D_k‖T) of the shares D_k [C] of the classes
     among the client's samples and T = 1/C. Where nobody is left, and with a = b = 0, it is n_k/n. Clients tell the
-    server their class counts, once. Ye, Xu, Wang, Xu, Chen & Wang, ICML 2023 (FedDisco), equation (9).
+    server their class counts, C numbers once, which the bytes of rounds leave out. Ye, Xu, Wang, Xu,
+    Chen & Wang, ICML 2023 (FedDisco), equation (9).
 
     Args:
         a: a ≥ 0, the weight of the discrepancy.
