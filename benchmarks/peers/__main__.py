@@ -233,7 +233,7 @@ def table(results: dict[str, Any]) -> str:
                 cells.append("fails" if peer in found["failed"] else "-")
             else:
                 reached = f", {one['accuracy']:.1%}" if "accuracy" in one else ""
-                other = "" if one.get("same_model") else ", another model"
+                other = {True: "", False: ", another model"}.get(one.get("same_model"), ", not checked")
                 cells.append(f"{one['seconds']:.2g} s, {one['times_bare']:.2f}{reached}{other}")
         lines.append(f"| {peer} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
