@@ -199,7 +199,7 @@ def _experiment(
     built = methods.make(method) if isinstance(method, str) else method
     built = built if loss is None else built.with_loss(objectives.loss(loss))
     if isinstance(model, Sequence) and not isinstance(model, str):
-        from fedloom.models.several import Several
+        from fedloom.models.architectures import Several
 
         built = _of_architectures(built, len(model))
         several = partial(Several.of, [_factory(one, federation, built) for one in model])

@@ -52,7 +52,7 @@ MISTAKES = {
     "run data=.": "to read it, write folder:.",
     "data table:visits.csv": "there is no file",
     "data npz:visits.npz": "visits.npz",
-    "train": "there are: completion, data, deploy, devices, distill, evaluate,",
+    "train": "there are: claim, completion, data, deploy, devices, distill,",
     "run --method feddyn": "settings are typed method=feddyn, without dashes.",
     "run method=fedavg evaluation.metric=global/acc": "evaluation.metric is 'global/acc', which is never measured",
     "run partition=pathologic": "did you mean 'pathological'?",

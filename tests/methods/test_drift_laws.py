@@ -148,7 +148,7 @@ def test_feddc_reaches_the_minimiser_with_many_and_with_few_steps(gradient: bool
     """There h_i = -∇F_i/α, and its mean vanishes."""
     problem, alpha = quadratics(), 0.7
     best = problem.solution(np.ones(len(problem.n)))
-    result = problem.run(squares(FedDCDrift(alpha, gradient), Uniform()), 40, local)
+    result = problem.run(squares(FedDCDrift(alpha, gradient), Uniform()), 60, local)
     np.testing.assert_allclose(theta(result), best, rtol=0, atol=1e-5)
     drifts = [states(result)[f"client {i}/drift/h"] for i in range(len(problem.n))]
     for i, h in enumerate(drifts):

@@ -128,9 +128,17 @@ class Group(NamedTuple):
 
 
 def calls(groups: Sequence[Group], joint: Callable[[int], list[range]] | None) -> list[list[int]]:
-    """The groups, by number, that share a call: consecutive ones of few clients, if these can be stepped together."""
+    """The groups, by number, that share a call: consecutive ones of few clients, if these can be stepped together.
+
+    That takes one network, one rate, and one round, by which mini-batches are drawn.
+    """
+
+    def alike(number: int) -> tuple[bool, int, int, float]:
+        clients, down = groups[number].clients, groups[number].down
+        return len(clients) < FEW, groups[number].level, down.round, down.lr
+
     found: list[list[int]] = []
-    for few, run in groupby(range(len(groups)), key=lambda number: len(groups[number].clients) < FEW):
+    for (few, *_), run in groupby(range(len(groups)), key=alike):
         numbers = list(run)
         if joint is None or not few:
             found += [[number] for number in numbers]

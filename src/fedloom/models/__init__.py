@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         resnet10_s as resnet10_s, resnet10_xs as resnet10_xs, resnet10_xxs as resnet10_xxs, resnet18 as resnet18,
         resnet32x4 as resnet32x4, resnet34 as resnet34, shufflenet_v2 as shufflenet_v2, wide_resnet as wide_resnet,
     )  # fmt: skip
+    from fedloom.models.architectures import Several as Several, several as several
     from fedloom.models.early_exit import (
         EarlyExit as EarlyExit, Shallow as Shallow, exit_cnn as exit_cnn, in_exit as in_exit,
     )  # fmt: skip
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
         logistic as logistic, m5 as m5, mlp as mlp, stacked_lstm as stacked_lstm, two_cnn as two_cnn, two_nn as two_nn,
         two_nn_superfed as two_nn_superfed, vgg9 as vgg9,
     )  # fmt: skip
-    from fedloom.models.several import Several as Several, several as several
 
 make = models.make
 __getattr__ = models.lazily(
@@ -50,8 +50,8 @@ __getattr__ = models.lazily(
         "plain.two_nn", "plain.two_nn_superfed", "deep.preact_resnet18", "deep.preact_resnet34", "deep.preact_exit18",
         "deep.wide_resnet", "deep.resnet34", "deep.resnet18", "deep.resnet10", "deep.resnet10_l", "deep.resnet10_m",
         "deep.resnet10_s", "deep.resnet10_xs", "deep.resnet10_xxs", "deep.resnet8x4", "deep.resnet32x4",
-        "deep.energy_resnet", "plain.stacked_lstm", "plain.m5", "several.several",
+        "deep.energy_resnet", "plain.stacked_lstm", "plain.m5", "architectures.several",
     ],
     "early_exit.EarlyExit", "early_exit.Shallow", "early_exit.in_exit", "layers.SpectralLinear", "adapters.Copies",
-    "adapters.Wrapped", "adapters.wrap", "several.Several",
+    "adapters.Wrapped", "adapters.wrap", "architectures.Several",
 )  # fmt: skip

@@ -30,7 +30,7 @@ class Discrepancy(Mixing):
 
     >>> info = RoundInfo.of_cohort([3, 8], [10, 30], clients=9, label_counts=[[5, 5], [0, 30]])
     >>> Discrepancy(a=0.5).coefficients({}, info)[1].round(3)
-    array([0.412, 0.588])
+    array([0.413, 0.587])
     """
 
     a: NonNegative = 0.5
