@@ -411,6 +411,10 @@ def test_models_of_few_receivers_share_calls_and_those_of_many_have_their_own() 
     pairs = partial(even_blocks, longest=4, shares=1)
     assert calls(groups(1, 2, 1, 5, 3, 1, 1, 1), pairs) == [[0, 1, 2], [3], [4], [5, 6, 7]]
     assert calls(groups(1, 2, 1), None) == [[0], [1], [2]]
+    same, *others = groups(1, 1, 1, 1)
+    stale, slow, small = {"down": replace(down, round=7)}, {"down": replace(down, lr=7.0)}, {"level": 1}
+    apart = [same, *(one._replace(**of) for one, of in zip(others, (stale, slow, small), strict=True))]
+    assert calls(apart, pairs) == [[0], [1], [2], [3]]
     made = FederatedTask(experiment(on(Ring()), federation=classes([6] * 12), compute="batched"))
     made.open()
     assert made.engine is not None
