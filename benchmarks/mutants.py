@@ -6,12 +6,15 @@ A mutant changes one operator, comparison, number, truth value or call in a stat
 ``-``, ``<`` becomes ``<=``, 0.5 becomes 1.5, ``reversed(x)`` becomes ``x``. Messages, annotations, docstrings and
 declarations are left alone. As many are drawn of each package, in a copy of the checkout, which stays as it is.
 
-First run the module's doctests, the test files of ``TESTS`` that name most of what it defines, and one case of each
-compositional test; then, if the mutant survives and unless ``--short``, all tests of ``TESTS`` for the longest prefix
-of the module's path. Either stops at its first failure. Tests run in a fork of a process that has imported PyTorch, and
-a mutant on which they take more than ``--seconds`` of the processor is killed as well. A row of the table is written as
-soon as a mutant is decided, and those in it are not tried again, except survivors with ``--again``. Printed are killed
-and surviving mutants by package, and what survives as lines of a diff: some of these change nothing that can be seen.
+The tests of ``make test`` run once with coverage.py (``pip install coverage``), which notes in ``.coverage`` the tests
+that execute each line; the file is used again while it is there, and tests that fail without any mutant are left out.
+A mutant then meets those of its line alone, one case of each test function, the fastest first, and stops at the first
+that fails; unless ``--short``, a survivor meets all the other cases, too. Of a line that no test executes, these are
+the tests of the module's other lines. Tests run in a fork of a process that has imported PyTorch, and a mutant on which
+they take three times as long as without it, and ``--seconds`` more, is killed as well. A row of the table is
+written as soon as a mutant is decided, and those in it are not tried again, except survivors with ``--again``.
+Printed are killed and surviving mutants by package, and what survives as lines of a diff: some of these change nothing
+that can be seen.
 """  # fmt: skip
 
 from __future__ import annotations
@@ -19,18 +22,20 @@ from __future__ import annotations
 import argparse
 import ast
 import csv
+import json
+import math
 import os
-import re
 import resource
 import shutil
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from itertools import zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
+import coverage
 import numpy as np
 import pytest
 import torch  # noqa: F401 it is imported once for all tests
@@ -38,28 +43,6 @@ import torch  # noqa: F401 it is imported once for all tests
 ROOT = Path(__file__).parents[1]
 SOURCE = Path("src/fedloom")
 PACKAGES = ("core", "parts", "compute", "experiment")
-ALWAYS = ("tests/test_relations.py", "tests/test_theory.py", "tests/test_laws.py")
-TESTS: dict[str, tuple[str, ...]] = {
-    "core": ("tests/core", "tests/parts", "tests/methods/test_oracles.py"),
-    "core/federation": ("tests/data", "tests/core"),
-    "core/method": ("tests/core", "tests/parts", "tests/distill", "tests/test_refused_combinations.py"),
-    "core/layout": ("tests/core", "tests/compute", "tests/methods/test_private_layers.py"),
-    "core/submodels": ("tests/methods/test_nested.py",),
-    "core/attack": ("tests/attacks",),
-    "core/forked": ("tests/engines",),
-    "core/meta": ("tests/methods/test_adaptation.py", "tests/methods/test_oracles.py"),
-    "core/example_privacy": ("tests/privacy",),
-    "parts": ("tests/core/test_composition.py", "tests/parts"),
-    "parts/adaptation": ("tests/methods/test_adaptation.py", "tests/methods/test_oracles.py"),
-    "parts/drift": ("tests/core/test_composition.py", "tests/methods"),
-    "parts/mixing": ("tests/mixing", "tests/core/test_composition.py"),
-    "parts/objectives": ("tests/methods", "tests/distill"),
-    "parts/personal": ("tests/methods",),
-    "parts/server": ("tests/core/test_composition.py", "tests/methods", "tests/mixing"),
-    "parts/uplink": ("tests/uplink",),
-    "compute": ("tests/compute", "tests/engines/test_every_method.py"),
-    "experiment": ("tests/run", "tests/metrics", "tests/use", "tests/cli", "tests/data"),
-}
 SWAPS: dict[type[ast.AST], tuple[str, str]] = {
     ast.Add: ("+", "-"), ast.Sub: ("-", "+"), ast.Mult: ("*", "/"), ast.Div: ("/", "*"), ast.FloorDiv: ("//", "*"),
     ast.Mod: ("%", "*"), ast.Pow: ("**", "*"), ast.MatMult: ("@", "*"), ast.BitAnd: ("&", "|"), ast.BitOr: ("|", "&"),
@@ -84,12 +67,6 @@ class Mutant(NamedTuple):
     @property
     def package(self) -> str:
         return self.path.relative_to(SOURCE).parts[0]
-
-    @property
-    def tests(self) -> tuple[str, ...]:
-        module = self.path.relative_to(SOURCE).with_suffix("").as_posix()
-        prefix = max((one for one in TESTS if f"{module}/".startswith(f"{one}/") or module == one), key=len)
-        return (*TESTS[prefix], *ALWAYS)
 
     @property
     def diff(self) -> str:
@@ -177,16 +154,55 @@ def drawn(count: int, seed: int, only: tuple[str, ...]) -> list[Mutant]:
     return [one for turn in zip_longest(*found) for one in turn if one is not None]
 
 
-def nearest(copy: Path, mutant: Mutant, count: int = 4) -> tuple[str, ...]:
-    """The test files that name most of what the mutant's module defines, of those for it."""
-    module = ast.parse((ROOT / mutant.path).read_text())
-    names = {one.name for one in module.body if isinstance(one, ast.FunctionDef | ast.ClassDef)}
-    names |= {mutant.path.stem, mutant.path.relative_to("src").with_suffix("").as_posix().replace("/", ".")}
-    words = re.compile(rf"\b({'|'.join(map(re.escape, sorted(names)))})\b")
-    files = sorted({file for one in mutant.tests for file in sorted((copy / one).rglob("test_*.py")) or [copy / one]})
-    named = {file: len(words.findall(file.read_text())) for file in files}
-    best = sorted((file for file in files if named[file]), key=lambda file: -named[file])[:count]
-    return tuple(file.relative_to(copy).as_posix() for file in best)
+class Trace:
+    """Notes the tests that execute each line, and how long each takes."""
+
+    def __init__(self, file: Path) -> None:
+        self.file, self.seconds = file, dict[str, float]()
+        self.coverage = coverage.Coverage(data_file=file, source=[str(SOURCE)], config_file=False)
+
+    def pytest_sessionstart(self) -> None:
+        self.coverage.start()
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
+        self.coverage.switch_context(item.nodeid)
+        return (yield)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        failed = math.inf if report.failed else 0.0
+        self.seconds[report.nodeid] = self.seconds.get(report.nodeid, 0.0) + report.duration + failed
+
+    def pytest_sessionfinish(self) -> None:
+        self.coverage.stop()
+        self.coverage.save()
+        self.file.with_suffix(".json").write_text(json.dumps(self.seconds))
+
+
+def function(test: str) -> str:
+    """The function of a case."""
+    return test.partition("[")[0]
+
+
+class Tests:
+    """The tests that execute a mutant's line, the fastest first."""
+
+    def __init__(self, file: Path) -> None:
+        self.data = coverage.CoverageData(str(file))
+        self.data.read()
+        self.seconds: dict[str, float] = json.loads(file.with_suffix(".json").read_text())
+        self.files = {SOURCE / name.partition(f"/{SOURCE}/")[2]: name for name in self.data.measured_files()}
+
+    def __call__(self, mutant: Mutant) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """One case of each function, and the others."""
+        lines = self.data.contexts_by_lineno(self.files[mutant.path]) if mutant.path in self.files else {}
+        start = max((line for line in lines if line <= mutant.line), default=0)  # of a statement of several lines
+        names = {*lines.get(start, ())} - {""} or {name for line in lines.values() for name in line} - {""}
+        known = (name for name in names if self.seconds.get(name, math.inf) < math.inf)
+        tests = sorted(known, key=lambda name: (self.seconds[name], name))
+        first = {function(test): test for test in reversed(tests)}
+        one = tuple(test for test in tests if first[function(test)] == test)
+        return one, tuple(test for test in tests if test not in one)
 
 
 class First:
@@ -204,7 +220,7 @@ class First:
             self.file.write_text(report.nodeid)
 
 
-def failing(copy: Path, tests: tuple[str, ...], seconds: int) -> str:
+def failing(copy: Path, tests: tuple[str, ...], seconds: int, *plugins: object) -> str:
     """The first test that fails in a copy of the checkout, "too slow" if they take too long, "" if all pass."""
     first = copy.parent / "first"
     first.write_text("before any test")
@@ -219,25 +235,26 @@ def failing(copy: Path, tests: tuple[str, ...], seconds: int) -> str:
             os.chdir(copy)
             os.environ |= {"PYTHONPATH": str(copy / "src"), "OMP_NUM_THREADS": "1"}
             sys.path.insert(0, str(copy / "src"))
-            code = pytest.main(["-x", "-q", "-p", "no:cacheprovider", *tests], plugins=[First(first)])
+            code = pytest.main(["-x", "-q", "-p", "no:cacheprovider", *tests], plugins=[First(first), *plugins])
         finally:
             os._exit(code)
     status = os.waitpid(child, 0)[1]
     return "" if status == 0 else "too slow" if os.WIFSIGNALED(status) else first.read_text()
 
 
-def found_by(copy: Path, mutant: Mutant, seconds: int, short: bool) -> str:
+def found_by(copy: Path, mutant: Mutant, tests: Tests, seconds: int, short: bool) -> str:
     """The first test that finds a mutant, "too slow", or "none"."""
     file = copy / mutant.path
     whole = file.read_text()
     lines = whole.splitlines(keepends=True)
     lines[mutant.line - 1] = f"{mutant.after}\n"
+    one, others = tests(mutant)
     try:
         write(file, "".join(lines))
-        near = (mutant.path.as_posix(), *nearest(copy, mutant), "tests/core/test_composition.py")
-        test = failing(copy, ("--quick", *near), seconds)
-        if not test and not short:
-            test = failing(copy, tuple(dict.fromkeys(mutant.tests)), 10 * seconds)
+        test = ""
+        for names in (one,) if short else (one, others):
+            limit = seconds + 3 * math.ceil(sum(tests.seconds[name] for name in names))
+            test = test or (failing(copy, names, limit) if names else "")
         return test or "none"
     finally:
         write(file, whole)
@@ -255,10 +272,11 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=200, help="number of mutants")
     parser.add_argument("--seed", type=int, default=0, help="seed of the choice")
     parser.add_argument("--only", default=",".join(PACKAGES), help="packages, or files without .py, by commas")
+    parser.add_argument("--tests", default="", help="files and folders of tests, separated by spaces; all of them")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/mutants.csv", help="the table")
-    parser.add_argument("--short", action="store_true", help="only the nearest tests")
+    parser.add_argument("--short", action="store_true", help="one case of each test function")
     parser.add_argument("--again", action="store_true", help="try the table's survivors again")
-    parser.add_argument("--seconds", type=int, default=60, help="of the processor, after which a mutant is killed")
+    parser.add_argument("--seconds", type=int, default=60, help="of the processor beyond three times what tests take")
     settings = parser.parse_args()
     chosen = drawn(settings.count, settings.seed, tuple(settings.only.split(",")))
     decided: dict[Mutant, str] = {}
@@ -277,11 +295,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "checkout"
         shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".*", "runs", "results", "__pycache__", "site"))
-        if test := failing(copy, ("--quick", "tests/core/test_composition.py"), settings.seconds):
-            sys.exit(f"without any mutant fails: {test}")
+        trace = ROOT / ".coverage"
+        if not trace.exists():
+            failing(copy, ("-m", "not exhaustive", "--maxfail=100", *settings.tests.split()), 36000, Trace(trace))
+        tests = Tests(trace)
         for number, one in enumerate(chosen, start=1):
             if one not in decided or (settings.again and decided[one] == "none"):
-                decided[one] = found_by(copy, one, settings.seconds, settings.short)
+                decided[one] = found_by(copy, one, tests, settings.seconds, settings.short)
                 save()
             print(f"{number}/{len(chosen)} found by {decided[one]}  {one.diff}", flush=True)
     print(f"\n{'package':12} {'mutants':>8} {'killed':>8} {'surviving':>10}")
