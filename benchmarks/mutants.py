@@ -35,7 +35,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
-import coverage
+import coverage  # pyright: ignore[reportMissingImports]
 import numpy as np
 import pytest
 import torch  # noqa: F401 it is imported once for all tests
