@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,6 @@ from fedloom.core.federation import Federation
 from fedloom.core.local import Local, check_one_size
 from fedloom.core.method import Method
 from fedloom.core.parts import Term
-from fedloom.core.slots import label
 from fedloom.experiment import federated
 from fedloom.experiment.callbacks import Callback, make_progress
 from fedloom.experiment.checkpoint import located
@@ -200,8 +199,9 @@ def _experiment(
     built = built if loss is None else built.with_loss(objectives.loss(loss))
     if isinstance(model, Sequence) and not isinstance(model, str):
         from fedloom.models.architectures import Several
+        from fedloom.parts.personal.architectures import for_networks
 
-        built = _of_architectures(built, len(model))
+        built = for_networks(built, len(model))
         several = partial(Several.of, [_factory(one, federation, built) for one in model])
         return Experiment(built, federation, several, **conditions)
     single: Any = model
@@ -218,20 +218,3 @@ def _factory(model: OneModel, federation: Federation, method: Method) -> Callabl
     if not callable(model):
         raise ConfigError(f"the model is {in_words(model)}; it must be a module, a function that makes one, or a name.")
     return model
-
-
-def _of_architectures(method: Method, count: int) -> Method:
-    """The method for clients that train one of so many networks each, unless it says itself which."""
-    from fedloom.parts.personal import Architectures, LocalOnly, OwnArchitectures
-
-    personal = method.personal
-    if isinstance(personal, Architectures):
-        return method
-    if type(personal) is LocalOnly:
-        return replace(method, personal=OwnArchitectures(count))
-    if personal.is_identity:
-        return replace(method, personal=Architectures(count))
-    raise ConfigError(
-        f"with a list of models every client trains one whole network, but personal {label(personal)!r} splits "
-        "or doubles it; choose a method that averages whole models, or one like fedproto that keeps them."
-    )

@@ -16,9 +16,11 @@ from helpers.runs import assert_same_state, experiment, go
 from torch import Tensor, nn
 
 import fedloom as fl
+from fedloom.config.keys import build_method, resolve
 from fedloom.core.errors import ConfigError
 from fedloom.core.federation import Index, Split
 from fedloom.core.local import Local
+from fedloom.core.parts import Personal
 from fedloom.experiment.experiment import Evaluation
 from fedloom.experiment.federated import run
 from fedloom.methods import make
@@ -131,6 +133,14 @@ def test_a_list_of_models_is_all_that_a_run_needs() -> None:
     assert {"global/accuracy", "global/network_1/accuracy"} < shared.history[-1].keys()
     with pytest.raises(ConfigError, match="personal 'private_head' splits or doubles it"):
         fl.run("fedper", federation, ["mlp", "logistic"])
+
+
+@pytest.mark.parametrize(("method", "personal"), [("fedavg", Architectures(3)), ("fedproto", OwnArchitectures(3))])
+def test_names_of_models_are_all_that_the_command_line_needs(method: str, personal: Personal) -> None:
+    several = ["model=several", "model.names=[mlp,logistic,mlp]"]
+    assert build_method(resolve([f"method={method}", *several])).personal == personal
+    with pytest.raises(ConfigError, match="every client trains one whole network, but personal 'ditto' splits"):
+        build_method(resolve(["method=ditto", *several]))
 
 
 @pytest.mark.parametrize(

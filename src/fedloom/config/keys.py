@@ -298,8 +298,13 @@ def build(config: Config, shared: Shared | None = None) -> Experiment:
 
 
 def build_method(config: Config) -> Method:
-    """Build the method alone."""
-    return METHOD.instantiate(config["method"])
+    """Build the method alone; with model=several, for clients that train one of its networks each."""
+    method, model = METHOD.instantiate(config["method"]), config.values.get("model", {})
+    if model.get("name") != "several":
+        return method
+    from fedloom.parts.personal.architectures import for_networks
+
+    return for_networks(method, len(model["names"]))
 
 
 def build_federation(config: Config, shared: Shared | None = None) -> Federation:

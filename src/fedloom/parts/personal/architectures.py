@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import nn
 
 from fedloom.core.errors import ConfigError
+from fedloom.core.method import Method
 from fedloom.core.parts import Personal, Use
 from fedloom.core.ranges import Count, NonNegativeInt
+from fedloom.core.slots import label
 from fedloom.core.tree import Tree
+from fedloom.parts.personal.private import LocalOnly
 
 
 @dataclass(frozen=True)
@@ -85,3 +88,24 @@ class OwnArchitectures(Architectures):
 
     def is_private(self, name: str, owner: nn.Module) -> bool:
         return True
+
+
+def for_networks(method: Method, count: int) -> Method:
+    """The method for clients that train one of so many networks each, unless it says itself which.
+
+    Parameters that a method keeps at its clients stay there; those that it averages are averaged within a group.
+
+    Raises:
+        ConfigError: if its personal part splits or doubles a model.
+    """
+    personal = method.personal
+    if isinstance(personal, Architectures):
+        return method
+    if type(personal) is LocalOnly:
+        return replace(method, personal=OwnArchitectures(count))
+    if personal.is_identity:
+        return replace(method, personal=Architectures(count))
+    raise ConfigError(
+        f"with a list of models every client trains one whole network, but personal {label(personal)!r} splits "
+        "or doubles it; choose a method that averages whole models, or one like fedproto that keeps them."
+    )
