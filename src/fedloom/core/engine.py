@@ -185,16 +185,13 @@ class Engine(Protocol):
         A result that was returned but not accepted must leave no trace in states that the engine keeps.
         """
 
-    def evaluate(self, down: Broadcast, clients: np.ndarray) -> Mapping[str, np.ndarray]:
+    def evaluate(self, down: Broadcast, clients: np.ndarray) -> Mapping[str, np.ndarray] | None:
         """Evaluate the deployed models of clients on test samples that only they hold.
-
-        Called only for engines whose ``traits.states`` is ``clients``.
 
         Returns:
             One row per client that answered: ``client`` and ``n`` (its test samples), int64, then ``loss`` and every
-            metric of the evaluation, float64.
+            metric of the evaluation, float64; None if the driver holds these samples.
         """
-        raise NotImplementedError("the driver holds the clients' test samples, and evaluates itself")
 
     def close(self) -> None:
         """Release workers and memory."""

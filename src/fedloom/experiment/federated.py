@@ -376,7 +376,9 @@ class FederatedTask(TrainerTask):
             self.losses[clients], self.last[clients] = [*report.local_losses.values()], server.round - 1
         record, tables = self._recorded(report, arrivals)
         if experiment.evaluation.due(server.round, since, self.now) or server.round == experiment.rounds:
-            table = self._at_clients(server)
+            table = None
+            if "clients" in experiment.evaluation.what:  # by clients that alone hold their data
+                table = self.engine.evaluate(server.broadcast(self.plan), np.arange(self.plan.population.clients))
             server = state.server
             measured, clients = self.evaluator.measure(server, state.store, state.client_models, state.averaged, table)
             record |= measured
@@ -637,13 +639,6 @@ class FederatedTask(TrainerTask):
     def _files(self, clients: Sequence[int]) -> BlockFiles:
         """The files of clients' states, for workers that read and write them themselves."""
         return self.state.store.block(clients, self.round + 1)
-
-    def _at_clients(self, server: Server) -> Mapping[str, np.ndarray] | None:
-        """The ``clients`` evaluation by the clients themselves, if only they hold their data; else None."""
-        if self.traits.states == "driver" or "clients" not in self.experiment.evaluation.what:
-            return None
-        assert self.engine is not None
-        return self.engine.evaluate(server.broadcast(self.plan), np.arange(self.plan.population.clients))
 
     def _reach(self) -> int:
         """The largest number of clients that can participate in the whole run."""
