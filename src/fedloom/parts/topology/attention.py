@@ -11,15 +11,15 @@ from torch import Tensor
 
 from fedloom.core.context import Meeting
 from fedloom.core.links import Links
-from fedloom.core.parts import Topology
 from fedloom.core.ranges import NonNegative, Positive
 from fedloom.core.tree import Tree
+from fedloom.parts.topology.graphs import OwnModel
 
 COLUMNS = 1 << 16  # parameters of all models that are compared at a time
 
 
 @dataclass(frozen=True)
-class Attention(Topology):
+class Attention(OwnModel):
     """Client i receives u_i = Σ_j ξ_ij w_j, a mean of all clients' models w_j that weighs similar ones more.
 
     ::
@@ -38,14 +38,9 @@ class Attention(Topology):
     alpha: NonNegative = 1.0
     sigma: Positive = 1.0
 
+    home = "server"
     has_mean = False
     citation = "huang2021fedamp"
-
-    def count(self, clients: int) -> int:
-        return clients
-
-    def receives(self, sizes: np.ndarray) -> np.ndarray:
-        return np.arange(len(sizes))
 
     def between(self, state: Tree, meeting: Meeting) -> tuple[Tree, Links]:
         weights = self.alpha / self.sigma * np.exp(-squared_distances(meeting.theta, meeting.active) / self.sigma)

@@ -9,14 +9,15 @@ import torch
 
 from fedloom.core.context import Meeting
 from fedloom.core.links import Links
-from fedloom.core.parts import Needs, Topology
+from fedloom.core.parts import Needs
 from fedloom.core.ranges import NonNegative, Probability
 from fedloom.core.tree import Tree
 from fedloom.parts.topology.attention import products
+from fedloom.parts.topology.graphs import OwnModel
 
 
 @dataclass(frozen=True)
-class Bipartition(Topology):
+class Bipartition(OwnModel):
     """The clients of a cluster have one model; where their mean update vanishes and single ones do not, it is divided.
 
     ::
@@ -43,6 +44,7 @@ class Bipartition(Topology):
     gamma: Probability = 0.0
 
     needs = Needs(full_participation=True)
+    home = "server"
     has_mean = False
     citation = "sattler2021cfl"
 
@@ -51,13 +53,7 @@ class Bipartition(Topology):
         """Unequal clients of a cluster move it."""
         return False
 
-    def count(self, clients: int) -> int:
-        return clients
-
-    def receives(self, sizes: np.ndarray) -> np.ndarray:
-        return np.arange(len(sizes))
-
-    def between(self, state: Tree, meeting: Meeting) -> tuple[Tree, tuple[Links, ...] | Links]:
+    def between(self, state: Tree, meeting: Meeting) -> tuple[Tree, Links]:
         clients, active = meeting.facts.clients, meeting.active
         cluster = state["cluster"].numpy().copy() if state else np.zeros(clients, dtype=np.int64)
         weights = np.zeros((clients, clients))
