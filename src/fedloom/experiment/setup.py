@@ -143,7 +143,8 @@ def make_plan(experiment: Experiment, federation: Federation, device: str) -> Cl
     for one in (plan, *(plan.at(client) for client in plan.client_local)):
         _ = one.rates  # raises for names that begin no parameter
     _private(experiment.method, plan)
-    require_features(experiment.method, model)
+    for level in plan.levels:
+        require_features(experiment.method, level.model)
     example_privacy.check(plan)
     _latent(experiment.method, model)
     refuse(experiment.method, plan.layout)
@@ -165,9 +166,10 @@ def make_plan(experiment: Experiment, federation: Federation, device: str) -> Cl
         raise ConfigError(f"{message}{_hint(error, tokens, source.get('vocabulary', 0))}") from error
     if not (isinstance(out, Tensor) or arrays.has_structures):
         raise ConfigError(f"the model returns {in_words(out)}; return the logits alone.")
-    if isinstance(model, Wrapped) or experiment.method.needs("features"):
-        adapters.check(model, sample)
     _levels(plan, sample)
+    for level in plan.levels:
+        if isinstance(level.model, Wrapped) or experiment.method.needs("features"):
+            adapters.check(level.model, sample)
     if experiment.method.predicts and not _of_the_library(model):
         _traits(plan)
     _auxiliary(experiment.method, out)
@@ -337,7 +339,6 @@ def _levels(plan: ClientPlan, sample: Tensor) -> None:
     widths = set[int]()
     for level in plan.levels if plan.has_levels else ():
         assert level.submodel is not None
-        require_features(plan.method, level.model)
         try:
             with torch.no_grad():
                 level.model.to("cpu").eval()(sample)

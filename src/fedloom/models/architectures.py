@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from torch import Tensor, nn
 
@@ -26,12 +25,6 @@ class Several(nn.Module):
     def of(cls, factories: Sequence[Callable[[], nn.Module]]) -> Several:
         """The networks of factories."""
         return cls([make() for make in factories])
-
-    def __getattr__(self, name: str) -> Any:
-        """``features`` and ``head`` are those of the first network, if it has any."""
-        if name in ("features", "head"):
-            return getattr(self.networks[0], name)
-        return super().__getattr__(name)
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits [B, C] of the first network."""

@@ -202,7 +202,7 @@ class Deployed(Engine):
     traits = Traits(devices=("cpu",), states="clients")
 
     def __post_init__(self) -> None:
-        self.blocks = self.compute(self.plan).blocks
+        self.blocks = [self.compute(level).blocks for level in self.plan.levels]
         self.numbers = {name: client for client, name in enumerate(self.names)}
         self.proposed: dict[int, str] = {}
         self.orders: dict[str, Asked] = {}
@@ -216,7 +216,7 @@ class Deployed(Engine):
         """The folds of each group's blocks, in order, of work that has arrived."""
         for number, (down, clients, _, weights, level) in enumerate(groups):
             results = [self._arrived(down, client) for client in clients.tolist()]
-            for block in self.blocks(len(clients)):
+            for block in self.blocks[level](len(clients)):
                 members = slice(block.start, block.stop)
                 own = None if weights is None else weights[members]
                 yield number, fold(self.plan.levels[level], results[members], own)
