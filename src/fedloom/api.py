@@ -197,15 +197,14 @@ def _experiment(
         one_of("run has no argument", name, known | ARGUMENTS)
     built = methods.make(method) if isinstance(method, str) else method
     built = built if loss is None else built.with_loss(objectives.loss(loss))
-    if isinstance(model, Sequence) and not isinstance(model, str):
-        from fedloom.models.architectures import Several
-        from fedloom.parts.personal.architectures import for_networks
+    if isinstance(model, str) or not isinstance(model, Sequence):
+        return Experiment(built, federation, _factory(model, federation, built), **conditions)
+    from fedloom.models import Several
+    from fedloom.parts.personal.architectures import for_networks
 
-        built = for_networks(built, len(model))
-        several = partial(Several.of, [_factory(one, federation, built) for one in model])
-        return Experiment(built, federation, several, **conditions)
-    single: Any = model
-    return Experiment(built, federation, _factory(single, federation, built), **conditions)
+    built = for_networks(built, len(model))
+    several = partial(Several.of, [_factory(one, federation, built) for one in model])
+    return Experiment(built, federation, several, **conditions)
 
 
 def _factory(model: OneModel, federation: Federation, method: Method) -> Callable[[], nn.Module]:
