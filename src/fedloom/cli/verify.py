@@ -29,16 +29,11 @@ class First(Callback):
 
 def command(arguments: argparse.Namespace) -> int:
     """Print a line for each run; the exit code is 1 if one of them is not what was recorded."""
-    text, console = arguments.replay or "0", make_console()
-    if not text.isascii() or not text.isdecimal():
-        raise ConfigError(f"--replay is {text!r}, but it must be a number of rounds.")
-    if not arguments.words:
-        raise ConfigError("fedloom verify needs run directories, or folders of them.")
-    runs = [run for word in arguments.words for run in runs_in(Path(word))]
-    code = OK
+    runs, rounds = runs_and_rounds("verify", arguments.words, arguments.replay or "0")
+    code, console = OK, make_console()
     for run in runs:
         try:
-            message = problem(run) or (replayed(run, int(text)) if int(text) else None)
+            message = problem(run, rounds)
         except FedLoomError as error:
             message = str(error).rstrip(".")
         code = WRONG if message else code
@@ -46,7 +41,16 @@ def command(arguments: argparse.Namespace) -> int:
     return code
 
 
-def runs_in(path: Path) -> list[Path]:
+def runs_and_rounds(command: str, words: Sequence[str], replay: str) -> tuple[list[Path], int]:
+    """The run directories that a command names, alone or by their folders, and how many of their rounds to replay."""
+    if not replay.isascii() or not replay.isdecimal():
+        raise ConfigError(f"--replay is {replay!r}, but it must be a number of rounds.")
+    if not words:
+        raise ConfigError(f"fedloom {command} needs run directories, or folders of them.")
+    return [run for word in words for run in _runs(Path(word))], int(replay)
+
+
+def _runs(path: Path) -> list[Path]:
     """A run directory itself, or those in a folder."""
     runs = [path] if RunDirectory(path).is_begun else sorted(config.parent for config in path.glob("**/config.yaml"))
     if not runs:
@@ -54,8 +58,8 @@ def runs_in(path: Path) -> list[Path]:
     return runs
 
 
-def problem(run: Path) -> str | None:
-    """What is missing, damaged or altered in a run directory; None if nothing is."""
+def problem(run: Path, rounds: int) -> str | None:
+    """What is missing, damaged or altered in a run directory, or differs in rounds run again; None if nothing is."""
     directory = RunDirectory(run)
     config, summary = directory.config(), directory.summary()
     status = Status.of(summary)
@@ -71,10 +75,10 @@ def problem(run: Path) -> str | None:
     final = {key: value for key, value in directory.metrics()[-1].items() if key not in ("round", "seconds")}
     if summary.get("final") != final or config.get("seed", summary["seed"]) != summary["seed"]:
         return "summary.json does not fit the records"
-    return directory.missing(int(summary["rounds"]))
+    return directory.missing(int(summary["rounds"])) or (_replayed(run, rounds) if rounds else None)
 
 
-def replayed(run: Path, rounds: int) -> str | None:
+def _replayed(run: Path, rounds: int) -> str | None:
     """The first difference between a run's records and those of its first rounds, run again; None if bits are equal."""
     instead = "its data, model and parts are recorded by digest alone, so make it again in Python to compare records"
     directory, config = RUN.of_run(run, instead)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from fedloom.cli.verify import problem, replayed, runs_in
+from fedloom.cli.verify import problem, runs_and_rounds
 from fedloom.core.errors import CheckpointError, ConfigError, FedLoomError, nearest
 from fedloom.experiment.console import duration, make_console, plural, print_raw, relpath
 from fedloom.experiment.rundir import RunDirectory
+from fedloom_apps.claims.register import ClaimFile, fit, merged, metrics_of, of_run, open_work, read_claims, store
+from fedloom_apps.claims.rule import difference
 
 ACTIONS = ("list", "next", "check")
 CLAIMS = Path("recipes/claims")
@@ -22,8 +24,6 @@ OK, WRONG = 0, 1
 
 def command(arguments: argparse.Namespace) -> int:
     """Print what the register knows; ``check`` has the exit code 1 if a directory is no evidence."""
-    from fedloom_apps.claims.register import read_claims
-
     action, *words = arguments.words or ["list"]
     if action not in ACTIONS:
         raise ConfigError(f"fedloom claim {action}: {nearest(action, ACTIONS)}")
@@ -41,17 +41,15 @@ def command(arguments: argparse.Namespace) -> int:
     return OK
 
 
-def listed(files: Sequence[Any]) -> Iterator[str]:
+def listed(files: Sequence[ClaimFile]) -> Iterator[str]:
     """Every claim with the verdict of the stored results."""
     for file in files:
         yield f"{file.name}: {file.title}" + (f"; differs: {file.differs}" if file.differs else "")
         yield from verdicts(file, file.results())
 
 
-def verdicts(file: Any, results: Any) -> Iterator[str]:
+def verdicts(file: ClaimFile, results: Mapping[str, Any]) -> Iterator[str]:
     """The claims of a file and what results say about them."""
-    from fedloom_apps.claims.rule import difference
-
     for claim, judged in file.judged(results):
         shown = "not run"
         if judged is not None:
@@ -61,10 +59,8 @@ def verdicts(file: Any, results: Any) -> Iterator[str]:
         yield f"  {claim.table}: {claim.says} (published {claim.published}): {shown}"
 
 
-def following(files: Sequence[Any]) -> Iterator[str]:
+def following(files: Sequence[ClaimFile]) -> Iterator[str]:
     """The open claims, the most promising first, with the commands that bring a verdict nearer."""
-    from fedloom_apps.claims.register import open_work
-
     for one in open_work(files):
         yield f"{one.file.name}: about {duration(60 * one.minutes)} of one core"
         for work in one.works:
@@ -82,22 +78,16 @@ def machine(directory: RunDirectory) -> str:
     return f"{config.get('machine')}, torch {versions.get('torch')}, Python {versions.get('python')}, {day}"
 
 
-def check(words: Sequence[str], files: Sequence[Any], arguments: argparse.Namespace) -> int:
+def check(words: Sequence[str], files: Sequence[ClaimFile], arguments: argparse.Namespace) -> int:
     """Which directories are evidence, and the verdicts that follow from them and the stored results."""
-    from fedloom_apps.claims.register import fit, merged, metrics_of, of_run, store
-
-    text, console = arguments.replay or str(ROUNDS), make_console()
-    if not text.isascii() or not text.isdecimal():
-        raise ConfigError(f"--replay is {text!r}, but it must be a number of rounds.")
-    if not words:
-        raise ConfigError("fedloom claim check needs run directories, or folders of them.")
+    runs, rounds = runs_and_rounds("claim check", words, arguments.replay or str(ROUNDS))
     results: dict[str, Any] = {}
-    code, known = OK, {file.name: file for file in files}
-    for run in [run for word in words for run in runs_in(Path(word))]:
+    code, known, console = OK, {file.name: file for file in files}, make_console()
+    for run in runs:
         directory = RunDirectory(run)
         try:
             at = fit(directory, files)
-            if wrong := problem(run) or (replayed(run, int(text)) if int(text) else None):
+            if wrong := problem(run, rounds):
                 raise CheckpointError(f"{wrong}.")
             record = of_run(directory, metrics_of(at.file))
             stored = results.get(at.file.name) or at.file.results()
