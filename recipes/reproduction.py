@@ -58,7 +58,7 @@ gives its date):
 """
 
 
-MISSED = """Tables and figures that no stored result is about, at least not at the published scale.
+MISSED = """Tables and figures that no stored result or open claim below is about, at least not at the published scale.
 """
 OPEN = """A claim is a file of [recipes/claims](../recipes/claims): published figures, the settings of the runs that
 decide them, and what is measured. `fedloom claim next` prints the commands, and `fedloom claim check DIR --store`

@@ -9,6 +9,8 @@ from typing import Any
 
 from protocol import TARGET_SEEDS, AtLeast, Claim, Measure, find
 
+from fedloom_apps.claims.register import Figure
+
 
 @dataclass(frozen=True)
 class Result:
@@ -42,11 +44,8 @@ def claims(table: str, says: str, path: str, *rows: Row, **about: Any) -> list[C
 def reached(target: float) -> Measure:
     """Transmissions until the average model reaches an accuracy, in rounds of FedAvg."""
 
-    def measure(run: Any, _: Mapping[str, Any]) -> float:
-        hit = next((at for at, value in enumerate(run["average"], 1) if value is not None and value >= target), None)
-        return AtLeast(run["rounds"] * run["cost"]) if hit is None else hit * run["cost"]
-
-    return measure
+    figure = Figure("transmissions", "average/accuracy", target)
+    return lambda run, content: figure(run | {"curves": {figure.metric: run["average"]}}, content)
 
 
 def transmitted(run: Any, _: Mapping[str, Any]) -> float:
