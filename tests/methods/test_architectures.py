@@ -133,6 +133,8 @@ def test_a_list_of_models_is_all_that_a_run_needs() -> None:
     assert {"global/accuracy", "global/network_1/accuracy"} < shared.history[-1].keys()
     with pytest.raises(ConfigError, match="personal 'private_head' splits or doubles it"):
         fl.run("fedper", federation, ["mlp", "logistic"])
+    with pytest.raises(ConfigError, match="of which method 'fedavg' would train the first alone"):
+        fl.run("fedavg", federation, "several", rounds=1)
 
 
 @pytest.mark.parametrize(("method", "personal"), [("fedavg", Architectures(3)), ("fedproto", OwnArchitectures(3))])

@@ -46,7 +46,7 @@ from fedloom.experiment.runtime import reason_against_bf16
 from fedloom.methods import methods
 from fedloom.metrics import lookup
 from fedloom.metrics.prediction import r2
-from fedloom.models import Copies, Wrapped, adapters, models
+from fedloom.models import Copies, Several, Wrapped, adapters, models
 from fedloom.models.layers import with_safe_convolutions
 from fedloom.parts.objectives.custom import Loss
 
@@ -336,6 +336,11 @@ def require_features(method: Method, model: nn.Module, learnt: bool = True) -> N
 
 def _levels(plan: ClientPlan, sample: Tensor) -> None:
     """Try the networks of all levels on a sample."""
+    if isinstance(plan.model, Several) and not plan.has_levels:
+        raise ConfigError(
+            f"the model is a list of networks, of which method {plan.method.name!r} would train the first alone; set "
+            "personal=Architectures(count) in the method, or give run() a Python list of models."
+        )
     widths = set[int]()
     for level in plan.levels if plan.has_levels else ():
         assert level.submodel is not None
