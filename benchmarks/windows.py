@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from record import machine, save
 
-from fedloom.compute.cohort import BatchSchedule, CohortNet, SGDRule, train
+from fedloom.compute.cohort import BatchSchedule, CohortNet, StepRule, train
 from fedloom.compute.cohort.windows import SHORT, best_window, factorable
 from fedloom.core.layout import Layout
 from fedloom.core.local import Local
@@ -39,7 +39,7 @@ def measure(clients: int, samples: int, batch: int, epochs: int, momentum: float
     schedule = BatchSchedule.of([local.batches(rows, 0, 0, client) for client in range(clients)])
     theta = torch.cat([value.detach().flatten() for value in model.parameters()])
     x, y = torch.rand(clients, samples, 1, 28, 28), torch.randint(10, (clients, samples))
-    rule = SGDRule(0.01, 1e-4, momentum)
+    rule = StepRule(0.01, 1e-4, momentum)
     forms = {"explicit": 0, "short": SHORT, "whole": samples}
     usable = {form: n for form, n in forms.items() if not n or factorable(net.program, schedule, x, rule, n)}
     if samples <= SHORT:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedloom.compute.cohort import BatchSchedule, CohortNet, SGDRule, cross_entropy, train
+from fedloom.compute.cohort import BatchSchedule, CohortNet, StepRule, cross_entropy, train
 from fedloom.compute.cohort.windows import best_window
 from fedloom.core.dropout import keyed, keys
 from fedloom.core.layout import Layout
@@ -60,7 +60,7 @@ class Case:
         rows = [np.arange(a, b) for a, b in pairwise(starts)]
         self.batches = [local.batches(r, 0, 0, client) for client, r in enumerate(rows)]
         self.schedule = BatchSchedule.of(self.batches)
-        self.rule = SGDRule(LR, **rule, constant=constant)
+        self.rule = StepRule(LR, **rule, constant=constant)
 
     def expected(self) -> tuple[Tensor, Tensor]:
         """The clients' models and mean losses, in the order of the schedule."""
@@ -188,7 +188,7 @@ def window(inputs: int, hidden: int, samples: int, local: Local, clients: int = 
     rows = np.arange(samples)
     schedule = BatchSchedule.of([local.batches(rows, 0, 0, client) for client in range(clients)])
     x = torch.empty(1).expand(clients, samples, inputs)
-    return best_window(CohortNet(net, Layout.of(net), clients).program, schedule, x, SGDRule(0.1, **rule))
+    return best_window(CohortNet(net, Layout.of(net), clients).program, schedule, x, StepRule(0.1, **rule))
 
 
 def test_the_first_layer_is_factored_where_that_is_cheaper() -> None:

@@ -17,7 +17,7 @@ from helpers.networks import IMAGE, images
 from helpers.runs import assert_same_run, experiment, go, theta
 from torch import Tensor, nn
 
-from fedloom.compute.cohort import CohortNet, SGDRule, convolution
+from fedloom.compute.cohort import CohortNet, StepRule, convolution
 from fedloom.compute.cohort.layers import Product
 from fedloom.compute.cohort.parameters import product
 from fedloom.core.errors import ConfigError
@@ -49,7 +49,7 @@ def test_a_linear_layer_multiplies_rounded_factors_and_moves_unrounded_weights()
     exact = rounded(x) @ rounded(weight).mT + rounded(bias)[:, None]
     assert y.dtype == torch.float32
     torch.testing.assert_close(y.double(), exact, rtol=UNIT, atol=UNIT)
-    net.descend(SGDRule(0.1))
+    net.descend(StepRule(0.1))
     net.forward(x)
     net.backward(delta)
     expected = weight.double() - 0.1 * rounded(delta).mT @ rounded(x)

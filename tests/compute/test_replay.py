@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from fedloom.compute.cohort import BatchSchedule, CohortNet, SGDRule, descent, replay, rows, train
+from fedloom.compute.cohort import BatchSchedule, CohortNet, StepRule, descent, replay, rows, train
 from fedloom.core.layout import Layout
 from fedloom.core.local import Local
 
@@ -31,15 +31,15 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     ),
 }  # fmt: skip
 RULES = {
-    "plain": SGDRule(0.2),
-    "momentum": SGDRule(0.2, momentum=0.8),
-    "decay": SGDRule(0.2, weight_decay=0.3),
-    "both": SGDRule(0.2, weight_decay=0.3, momentum=0.8),
-    "clip": SGDRule(0.2, clip=0.1),
-    "clip and all else": SGDRule(0.2, weight_decay=0.3, momentum=0.8, clip=0.1, slope=0.5, pull=0.2),
-    "nesterov": SGDRule(0.2, weight_decay=0.3, momentum=0.8, nesterov=True),
-    "adam": SGDRule(0.2, weight_decay=0.3, betas=(0.8, 0.9)),
-    "adamw and all else": SGDRule(
+    "plain": StepRule(0.2),
+    "momentum": StepRule(0.2, momentum=0.8),
+    "decay": StepRule(0.2, weight_decay=0.3),
+    "both": StepRule(0.2, weight_decay=0.3, momentum=0.8),
+    "clip": StepRule(0.2, clip=0.1),
+    "clip and all else": StepRule(0.2, weight_decay=0.3, momentum=0.8, clip=0.1, slope=0.5, pull=0.2),
+    "nesterov": StepRule(0.2, weight_decay=0.3, momentum=0.8, nesterov=True),
+    "adam": StepRule(0.2, weight_decay=0.3, betas=(0.8, 0.9)),
+    "adamw and all else": StepRule(
         0.2,
         weight_decay=0.3,
         clip=0.1,
@@ -131,7 +131,7 @@ class Rounds:
         self.model.double()
         self.net = CohortNet(self.model, Layout.of(self.model), COUNT)
 
-    def run(self, number: int, rule: SGDRule, count: int = COUNT) -> tuple[Tensor, Tensor]:
+    def run(self, number: int, rule: StepRule, count: int = COUNT) -> tuple[Tensor, Tensor]:
         """Models [c, P] and losses [c] after a round."""
         draw = torch.Generator().manual_seed(number)
         x = torch.randn(count, SAMPLES, *INPUTS, generator=draw, dtype=torch.float64)
@@ -153,7 +153,7 @@ def constants(size: int, common: bool) -> Tensor:
     return torch.randn(1 if common else COUNT, size, generator=draw, dtype=torch.float64).expand(COUNT, -1)
 
 
-def compare(name: str, rounds: list[tuple[SGDRule, int]], monkeypatch: pytest.MonkeyPatch) -> None:
+def compare(name: str, rounds: list[tuple[StepRule, int]], monkeypatch: pytest.MonkeyPatch) -> None:
     """Rounds with recorded steps have the bits of rounds without."""
     recorded = Rounds(model(name))
     found = [recorded.run(number, rule, count) for number, (rule, count) in enumerate(rounds)]
@@ -176,12 +176,12 @@ def test_recorded_steps_have_the_same_bits(name: str, rule: str, tapes: Tapes, m
 @pytest.mark.parametrize("common", [False, True], ids=["own constants", "one constant"])
 def test_constants_are_read_anew_in_every_round(common: bool, tapes: Tapes, monkeypatch: pytest.MonkeyPatch) -> None:
     held = constants(Layout.of(model("layers")).size, common)
-    compare("layers", [(SGDRule(0.2, 0.1, constant=held), COUNT)] * 3, monkeypatch)
+    compare("layers", [(StepRule(0.2, 0.1, constant=held), COUNT)] * 3, monkeypatch)
     assert tapes.recorded == 2
 
 
 def test_what_changed_is_not_replayed(tapes: Tapes, monkeypatch: pytest.MonkeyPatch) -> None:
-    rules = [SGDRule(rate, decay) for rate in (0.2, 0.1) for decay in (0.0, 0.3)]
+    rules = [StepRule(rate, decay) for rate in (0.2, 0.1) for decay in (0.0, 0.3)]
     rounds = [(rule, count) for rule in rules for count in (COUNT, COUNT - 1)]
     compare("layers", rounds + rounds[:3], monkeypatch)
     assert tapes.recorded > len(rounds), "old recordings are given up"
@@ -190,7 +190,7 @@ def test_what_changed_is_not_replayed(tapes: Tapes, monkeypatch: pytest.MonkeyPa
 def test_steps_that_wait_for_all_gradients_are_recorded_once_for_all_rates(
     tapes: Tapes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rules = [SGDRule(0.2 * 0.9**number, weight_decay=0.3, clip=0.1) for number in range(4)]
+    rules = [StepRule(0.2 * 0.9**number, weight_decay=0.3, clip=0.1) for number in range(4)]
     compare("layers", [(rule, COUNT) for rule in rules], monkeypatch)
     assert tapes.recorded == 2, "batches of three samples and of two"
 
@@ -198,7 +198,7 @@ def test_steps_that_wait_for_all_gradients_are_recorded_once_for_all_rates(
 def test_recordings_are_limited(tapes: Tapes) -> None:
     rounds = Rounds(model("layers"))
     for number in range(2 * replay.KEPT):
-        rounds.run(number, SGDRule(0.01 * (1 + number)))
+        rounds.run(number, StepRule(0.01 * (1 + number)))
     assert rounds.net.replays is not None
     assert len(rounds.net.replays.recordings) == replay.KEPT
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from fedloom.compute import plain
-from fedloom.compute.cohort import BatchSchedule, CohortNet, Rows, SGDRule, TrainedCohort, train
+from fedloom.compute.cohort import BatchSchedule, CohortNet, Rows, StepRule, TrainedCohort, train
 from fedloom.compute.cohort.pairs import PairedNet, pays
 from fedloom.compute.cohort.parameters import new_rows
 from fedloom.compute.cohort.trial import trial_reason
@@ -245,7 +245,7 @@ class _Block:
         constant = None
         if pull:  # the corrections of w are not needed any more
             constant = torch.mul(down.theta, -pull, out=self.compute.constants[0]).expand(len(memory), -1)
-        rule = SGDRule(down.lr, local.weight_decay + pull, local.momentum, constant)
+        rule = StepRule(down.lr, local.weight_decay + pull, local.momentum, constant)
         self.net.theta[: len(memory)] = v
         private = train(self.net, None, work.schedule, work.x, work.y, rule, further)
 
@@ -404,7 +404,7 @@ class _Descent:
     x: Rows
     y: Tensor
     contexts: list[dict[str, Context]]
-    rule: SGDRule
+    rule: StepRule
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedloom.compute.cohort import CohortNet, SGDRule, cross_entropy, drawn
+from fedloom.compute.cohort import CohortNet, StepRule, cross_entropy, drawn
 from fedloom.core.client import Answer, Broadcast, ClientWork, LocalWork, Request, Result, Vectors
 from fedloom.core.context import Output
 from fedloom.core.objective import Net, companions, loss
@@ -40,7 +40,7 @@ class Lockstep:
         self, plan: ClientPlan, net: CohortNet, live: Net, down: Broadcast, draws: list[torch.Generator] | None
     ) -> None:  # fmt: skip
         self.plan, self.net, self.live, self.draws = plan, net, live, draws
-        self.rule = SGDRule(down.lr) if plan.uses_plain_sgd else None
+        self.rule = StepRule(down.lr) if plan.uses_plain_sgd else None
         self.closed = plan.method.is_cross_entropy and not plan.exit_weights
 
     def run(self, work: Sequence[tuple[ClientWork, Vectors]]) -> list[Result]:

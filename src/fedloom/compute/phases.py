@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedloom.compute.cohort import BatchSchedule, CohortNet, SGDRule, train
+from fedloom.compute.cohort import BatchSchedule, CohortNet, StepRule, train
 from fedloom.compute.cohort.parameters import Parameter
 from fedloom.compute.cohort.trace import LayerCall, Program
 from fedloom.compute.plain import descends, has_dropout
@@ -109,7 +109,7 @@ class PhasedRound:
         constant, program = parted(self.net.program, frozen) or (None, None)
         if constant is not None:
             x = outputs(self.net, constant, x)
-        rule = SGDRule(self.down.lr, local.weight_decay, local.momentum)
+        rule = StepRule(self.down.lr, local.weight_decay, local.momentum)
         done = train(self.net, None, schedule, x, y, rule, program=program, frozen=frozen)
         done.models()
         return done.losses * torch.from_numpy(schedule.steps).to(done.losses)

@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from fedloom.compute.cohort import BatchSchedule, Change, SGDRule
+from fedloom.compute.cohort import BatchSchedule, Change, StepRule
 from fedloom.core import rng
 from fedloom.core.context import Context
 from fedloom.core.parts import Part
@@ -88,7 +88,7 @@ def needs_only_sums(plan: ClientPlan) -> bool:
 def affine_rule(
     plan: ClientPlan, lr: float, steps: Sequence[int], contexts: Iterable[dict[str, Context]],
     rows: Callable[[], Tensor], alike: bool = True,
-) -> SGDRule | None:  # fmt: skip
+) -> StepRule | None:  # fmt: skip
     """The update rule of a block's clients with all their corrections; None if its coefficients differ between them.
 
     Args:
@@ -100,7 +100,7 @@ def affine_rule(
         alike: whether they have received the same model.
     """
     local, parts = plan.local, plan.method.hooks["grad"]
-    usual = SGDRule(
+    usual = StepRule(
         lr, local.weight_decay, local.momentum, clip=local.clip, nesterov=local.nesterov,
         betas=None if local.optimiser == "sgd" else (local.beta1, local.beta2),
         decoupled=local.optimiser == "adamw", speeds=_speeds(plan, steps),

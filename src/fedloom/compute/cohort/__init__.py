@@ -10,7 +10,7 @@ from fedloom.compute.cohort.descent import TrainedCohort, train
 from fedloom.compute.cohort.layers import CohortLayer, Draws, Lookup, Unsupported, cohort_layer, drawn
 from fedloom.compute.cohort.loss import cross_entropy
 from fedloom.compute.cohort.net import CohortNet
-from fedloom.compute.cohort.parameters import Parameter, SGDRule
+from fedloom.compute.cohort.parameters import Parameter, StepRule
 from fedloom.compute.cohort.schedule import BatchSchedule, Change, Rows
 
 __all__ = [
@@ -22,7 +22,7 @@ __all__ = [
     "Lookup",
     "Parameter",
     "Rows",
-    "SGDRule",
+    "StepRule",
     "TrainedCohort",
     "Unsupported",
     "cohort_layer",

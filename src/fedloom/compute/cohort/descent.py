@@ -12,7 +12,7 @@ from torch import Tensor
 from fedloom.compute.cohort.factored import FactoredLinear, entrance, factored
 from fedloom.compute.cohort.loss import cross_entropy
 from fedloom.compute.cohort.net import CohortNet
-from fedloom.compute.cohort.parameters import SGDRule
+from fedloom.compute.cohort.parameters import StepRule
 from fedloom.compute.cohort.replay import Replays, Step, recorder
 from fedloom.compute.cohort.schedule import BatchSchedule, Change, Rows, inputs, taken
 from fedloom.compute.cohort.trace import Program
@@ -71,7 +71,7 @@ class TrainedCohort:
 
 def train(
     net: CohortNet, theta: Float[Tensor, "P"] | None, schedule: BatchSchedule, x: Shaped[Tensor, "C n ..."] | Rows,
-    y: Shaped[Tensor, "C n ..."], rule: SGDRule, keys: Int[Tensor, "steps L C"] | None = None,
+    y: Shaped[Tensor, "C n ..."], rule: StepRule, keys: Int[Tensor, "steps L C"] | None = None,
     window: int | None = None, program: Program | None = None, frozen: Collection[str] = (),
     change: Change | None = None,
 ) -> TrainedCohort:  # fmt: skip
@@ -153,7 +153,7 @@ def _fill(net: CohortNet, count: int, theta: Tensor, factor: bool) -> None:
         net.theta[:count, part] = theta[part]
 
 
-def _recorded(net: CohortNet, step: Step, rule: SGDRule, by_rows: bool, device: torch.device) -> Step:
+def _recorded(net: CohortNet, step: Step, rule: StepRule, by_rows: bool, device: torch.device) -> Step:
     """Local steps of a network; on a GPU, frequent ones are recorded and replayed."""
     if (record := recorder(device)) is None:
         return step
@@ -199,7 +199,7 @@ def _row_step(
     return losses
 
 
-def _open(net: CohortNet, first: FactoredLinear, theta: Tensor | None, rule: SGDRule, window: Window) -> None:
+def _open(net: CohortNet, first: FactoredLinear, theta: Tensor | None, rule: StepRule, window: Window) -> None:
     weight = first.linear.weight
     place, shape = net.place(weight.leaf.name), weight.matrix.shape[1:]
     constant = rule.constant

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fedloom.compute.cohort.dense import Linear
 from fedloom.compute.cohort.layers import CohortLayer
-from fedloom.compute.cohort.parameters import SGDRule
+from fedloom.compute.cohort.parameters import StepRule
 from fedloom.compute.cohort.pointwise import Flatten, Identity
 from fedloom.compute.cohort.trace import LayerCall, Program
 from fedloom.core.tree import Float
@@ -32,7 +32,7 @@ class FactoredLinear(CohortLayer):
         rule: the update rule.
     """
 
-    def __init__(self, linear: Linear, rule: SGDRule) -> None:
+    def __init__(self, linear: Linear, rule: StepRule) -> None:
         self.linear, self.rule = linear, rule
 
     def open(
@@ -141,7 +141,7 @@ def entrance(program: Program) -> int | None:
     return None
 
 
-def factored(program: Program, rule: SGDRule) -> tuple[Program, FactoredLinear]:
+def factored(program: Program, rule: StepRule) -> tuple[Program, FactoredLinear]:
     """The network whose inputs are positions of known samples, and its factored first layer."""
     place = entrance(program)
     assert place is not None

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fedloom.compute.cohort.layers import Draws, Unsupported
-from fedloom.compute.cohort.parameters import Parameter, SGDRule, new_rows, parameters
+from fedloom.compute.cohort.parameters import Parameter, StepRule, new_rows, parameters
 from fedloom.compute.cohort.pointwise import Dropout
 from fedloom.compute.cohort.replay import Replays
 from fedloom.compute.cohort.rows import RowSteps
@@ -150,7 +150,7 @@ class CohortNet:
             for parameter in self.idle:
                 parameter.take(parameter.value.new_zeros(()).expand_as(parameter.value[:count]))
 
-    def descend(self, rule: SGDRule | None, frozen: Collection[str] = ()) -> None:
+    def descend(self, rule: StepRule | None, frozen: Collection[str] = ()) -> None:
         """Make ``backward`` take a step of this rule, starting with zero momentum; None: write to ``grad`` again.
 
         Parameters with ``frozen`` names stay as they are.
@@ -167,7 +167,7 @@ class CohortNet:
             self.parameters[leaf.name].frozen = leaf.name in frozen
         self._moves_idle = rule is not None and rule.moves_all
 
-    def at_step(self, rule: SGDRule, number: int) -> SGDRule:
+    def at_step(self, rule: StepRule, number: int) -> StepRule:
         """Take one step of ``descend``'s rule at its own rate; returns the rule of that step."""
         now = rule.at(number)
         if now is not rule:
@@ -175,7 +175,7 @@ class CohortNet:
                 parameter.rule = now
         return now
 
-    def step_by_rows(self, rule: SGDRule) -> RowSteps:
+    def step_by_rows(self, rule: StepRule) -> RowSteps:
         """The steps of this rule, starting with zero momentum; ``backward`` writes to ``grad``."""
         self.descend(None)
         if self.row_steps is None:

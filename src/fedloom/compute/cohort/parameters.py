@@ -14,7 +14,7 @@ ALIGNED = 16  # elements: rows start at multiples of a cache line
 
 
 @dataclass(frozen=True)
-class SGDRule:
+class StepRule:
     """The update rule for all parameters of all clients.
 
     The step is v ← m·v + g + d·w + k, w ← w - η·v, for the gradient g, weight decay d and momentum m (0: no v is kept).
@@ -57,7 +57,7 @@ class SGDRule:
         differs = self.speeds is not None and bool((self.speeds != self.speeds[:, :1]).any())
         return self.clip is not None or self.nesterov or self.betas is not None or differs
 
-    def at(self, step: int) -> SGDRule:
+    def at(self, step: int) -> StepRule:
         """The rule of one step, whose rate is the same for all clients."""
         return self if self.speeds is None else replace(self, lr=self.lr * float(self.speeds[step, 0]), speeds=None)
 
@@ -113,11 +113,11 @@ class Parameter:
         self.grad = self._grad_matrix = None
         if grads is not None:
             self.grad, self._grad_matrix = _views(leaf, grads)
-        self.rule: SGDRule | None = None
+        self.rule: StepRule | None = None
         self.frozen = False
         self._velocity = self._velocity_matrix = self._constant = None
 
-    def descend(self, rule: SGDRule | None, velocity: Tensor | None = None, constant: Tensor | None = None) -> None:
+    def descend(self, rule: StepRule | None, velocity: Tensor | None = None, constant: Tensor | None = None) -> None:
         """Apply gradients directly by ``rule``; None stores them.
 
         Args:
@@ -183,11 +183,11 @@ class Parameter:
             value.add_(grad, alpha=-rule.lr)
             self._shift(count, rule)
 
-    def _shift(self, count: int, rule: SGDRule) -> None:
+    def _shift(self, count: int, rule: StepRule) -> None:
         if self._constant is not None:
             self.value[:count].add_(self._constant[:count], alpha=-rule.lr)
 
-    def _move(self, count: int, rule: SGDRule) -> None:
+    def _move(self, count: int, rule: StepRule) -> None:
         """Step along v, which already contains the gradient."""
         assert self._velocity is not None
         value, velocity = self.value[:count], self._velocity[:count]

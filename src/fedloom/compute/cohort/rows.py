@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedloom.compute.cohort.parameters import SGDRule, new_rows
+from fedloom.compute.cohort.parameters import StepRule, new_rows
 from fedloom.core.local import clip_factor
 from fedloom.core.step import adam
 from fedloom.core.tree import Float
@@ -31,7 +31,7 @@ class RowSteps:
     Example:
         >>> theta, grad = torch.zeros(2, 2), torch.tensor([[3.0, 4.0], [0.3, 0.4]])
         >>> steps = RowSteps(theta, grad)
-        >>> steps.begin(SGDRule(lr=1.0, clip=1.0))
+        >>> steps.begin(StepRule(lr=1.0, clip=1.0))
         >>> steps(2)
         >>> theta
         tensor([[-0.6000, -0.8000],
@@ -40,12 +40,12 @@ class RowSteps:
 
     def __init__(self, theta: Float[Tensor, "C P"], grad: Float[Tensor, "C P"]) -> None:
         self.theta, self.grad = theta, grad
-        self.rule, self.number = SGDRule(0.0), 0
+        self.rule, self.number = StepRule(0.0), 0
         self.back, self.decay = theta.new_zeros(2).unbind()  # -η and 1 - ηd
         self.velocity: Tensor | None = None
         self.second: Tensor | None = None  # Adam's second moments; ``velocity`` are the first ones
 
-    def begin(self, rule: SGDRule) -> None:
+    def begin(self, rule: StepRule) -> None:
         """Begin a round with a rule, and with zero momentum."""
         self.rule, self.number = rule, 0
         self.back.fill_(-rule.lr)
@@ -59,7 +59,7 @@ class RowSteps:
         return new_rows(len(self.theta), self.theta.shape[1], self.theta) if held is None else held.zero_()
 
     def __call__(self, count: int, numbers: Float[Tensor, "c 3"] | None = None) -> None:
-        """Take the step of the first c clients; their gradients are overwritten by h, see ``SGDRule``.
+        """Take the step of the first c clients; their gradients are overwritten by h, see ``StepRule``.
 
         ``numbers`` are those of the step, if any change.
         """

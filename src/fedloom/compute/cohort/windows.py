@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fedloom.compute.cohort.factored import entrance
-from fedloom.compute.cohort.parameters import SGDRule
+from fedloom.compute.cohort.parameters import StepRule
 from fedloom.compute.cohort.schedule import BatchSchedule, taken
 from fedloom.compute.cohort.trace import Program
 from fedloom.core.tree import Shaped
@@ -70,7 +70,7 @@ def windows(schedule: BatchSchedule, x: Shaped[Tensor, "C n ..."], longest: int)
         yield Window(taken(x, torch.cat(seen, 1)), inputs, range(start, at), steps, False)
 
 
-def factorable(program: Program, schedule: BatchSchedule, x: Tensor, rule: SGDRule, longest: int) -> bool:
+def factorable(program: Program, schedule: BatchSchedule, x: Tensor, rule: StepRule, longest: int) -> bool:
     """Whether the first layer can be kept factored in windows of this length.
 
     It has to be a trained linear layer applied to the samples themselves; momentum needs one window for the round, and
@@ -84,7 +84,7 @@ def factorable(program: Program, schedule: BatchSchedule, x: Tensor, rule: SGDRu
     return trained and not weight.is_rounded and weight.matrix.shape[2] == x[0, 0].numel()
 
 
-def best_window(program: Program, schedule: BatchSchedule, x: Tensor, rule: SGDRule) -> int:
+def best_window(program: Program, schedule: BatchSchedule, x: Tensor, rule: StepRule) -> int:
     """The length of the windows with the smallest estimated time, in samples; 0 if explicit weights are faster.
 
     On a GPU they always are: steps are recorded there, which the factors that change from step to step would prevent.
@@ -100,7 +100,7 @@ def best_window(program: Program, schedule: BatchSchedule, x: Tensor, rule: SGDR
     return best if times[best] < CLEARLY * _explicit(schedule, x, rule, into, out) else 0
 
 
-def _explicit(schedule: BatchSchedule, x: Tensor, rule: SGDRule, into: int, out: int) -> float:
+def _explicit(schedule: BatchSchedule, x: Tensor, rule: StepRule, into: int, out: int) -> float:
     """Estimated seconds of a client's round with explicit weights."""
     steps, batch = len(schedule.places), schedule.places[0].shape[1]
     passes = 3 + (3 + 3 * bool(rule.weight_decay) if rule.momentum else 0) + 3 * (rule.constant is not None)
@@ -108,7 +108,7 @@ def _explicit(schedule: BatchSchedule, x: Tensor, rule: SGDRule, into: int, out:
     return steps * (_product(batch, 2 * into * out) + moved)
 
 
-def _factored(schedule: BatchSchedule, x: Tensor, rule: SGDRule, into: int, out: int, length: int) -> float:
+def _factored(schedule: BatchSchedule, x: Tensor, rule: StepRule, into: int, out: int, length: int) -> float:
     """Estimated seconds of a client's round in windows of this length."""
     steps, batch, samples = len(schedule.places), schedule.places[0].shape[1], schedule.rows.shape[1]
     count = 1 if samples <= length else -(-steps * batch // length)
