@@ -376,10 +376,10 @@ class _Block:
         if streams is None:
             return [None] * passes
         layers, longest = self.net.random_layers, int(schedule.steps.max())
-        held = torch.zeros(len(streams), longest, passes, layers, dtype=torch.int64)
-        for mine, count, stream in zip(held, schedule.steps.tolist(), streams, strict=True):
-            mine[:count] = dropout.keys(mine[:count].numel(), stream).view_as(mine[:count])
-        return held.permute(2, 1, 3, 0).to(self.net.theta.device).unbind()
+        result = torch.zeros(len(streams), longest, passes, layers, dtype=torch.int64)
+        for own, count, stream in zip(result, schedule.steps.tolist(), streams, strict=True):
+            own[:count] = dropout.keys(own[:count].numel(), stream).view_as(own[:count])
+        return result.permute(2, 1, 3, 0).to(self.net.theta.device).unbind()
 
     def _vectors(self, row: Tensor, paired: bool = False) -> Vectors:
         """A row of the network as a client's memory."""

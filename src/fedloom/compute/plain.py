@@ -138,11 +138,11 @@ def _speeds(plan: ClientPlan, steps: Sequence[int]) -> Float[Tensor, "steps C"] 
     own = [plan.local.speeds(count) for count in steps]
     if own[0] is None:
         return None
-    held = torch.ones(max(steps), len(steps), dtype=torch.float64)
-    for column, mine in zip(held.T, own, strict=True):
-        assert mine is not None
-        column[: len(mine)] = torch.tensor(mine, dtype=torch.float64)
-    return held
+    result = torch.ones(max(steps), len(steps), dtype=torch.float64)
+    for column, speeds in zip(result.T, own, strict=True):
+        assert speeds is not None
+        column[: len(speeds)] = torch.tensor(speeds, dtype=torch.float64)
+    return result
 
 
 def augmentation(plan: ClientPlan, round: int, clients: Sequence[int], schedule: BatchSchedule) -> Change | None:

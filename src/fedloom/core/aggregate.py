@@ -109,7 +109,7 @@ class Fold:
         results: each member's result without its uploads: state, loss, failure, and its displacement and buffers if the
             plan has ``report_models``.
         traffic: of the uploads.
-        parts: the folds of several models whose receivers share a block, instead of sums, kept uploads and traffic.
+        by_model: the folds of several models whose receivers share a block, instead of sums, kept uploads and traffic.
     """
 
     sums: dict[str, Tensor] = field(default_factory=dict)
@@ -117,7 +117,7 @@ class Fold:
     arrived: list[bool] = field(default_factory=list)
     results: list[Result] = field(default_factory=list)
     traffic: Traffic = field(default_factory=Traffic)
-    parts: list[Fold] = field(default_factory=list)
+    by_model: list[Fold] = field(default_factory=list)
 
     def add(self, plan: ClientPlan, result: Result, weight: float | None) -> None:
         """Add the next member's result; with ``weight=None`` (p is not known yet) its update is kept."""
@@ -284,13 +284,13 @@ def fold(
         weights: the members' mixing coefficients, float64 [members], if known.
         places: which of several models each member has received; None for one model.
     """
-    parts = [Fold() for _ in range(1 if places is None else max(places) + 1)]
+    folds = [Fold() for _ in range(1 if places is None else max(places) + 1)]
     position = 0
     for result in results:
-        own = parts[0 if places is None else places[position]]
+        own = folds[0 if places is None else places[position]]
         own.add(plan, result, None if weights is None else float(weights[position]))
         position += 1  # noqa: SIM113
         del result  # the next member's vectors take its memory, which is in the caches
     if places is None:
-        return parts[0]
-    return Fold(results=[result for part in parts for result in part.results], parts=parts)
+        return folds[0]
+    return Fold(results=[result for part in folds for result in part.results], by_model=folds)

@@ -49,14 +49,14 @@ def masks(keys: Int[Tensor, "c"], x: Float[Tensor, "c B ..."], p: float) -> Floa
     order = x.movedim(2, -1) if x.ndim == 5 else x
     size = prod(order.shape[1:])
     level = min(max(round(p * LEVELS), 1), LEVELS - 1)
-    found = torch.empty(len(keys), size, dtype=torch.promote_types(x.dtype, torch.float32), device=x.device)
+    result = torch.empty(len(keys), size, dtype=torch.promote_types(x.dtype, torch.float32), device=x.device)
     places = torch.arange(1, 1 - (-size // LANES), device=x.device).mul_(WEYL)
     together = max(CACHED // max(size, 1), 1) if x.is_cpu else len(keys)
-    for part, some in zip(found.split(together), keys.split(together), strict=True):
+    for part, some in zip(result.split(together), keys.split(together), strict=True):
         bits = _mixed(places + some[:, None]).view(torch.int16)[:, :size]
         part.copy_(bits >= level - LEVELS // 2).mul_(LEVELS / (LEVELS - level))
-    found = found.view(order.shape)
-    return found.movedim(-1, 2) if x.ndim == 5 else found
+    result = result.view(order.shape)
+    return result.movedim(-1, 2) if x.ndim == 5 else result
 
 
 def _mixed(state: Int[Tensor, "..."]) -> Int[Tensor, "..."]:

@@ -137,17 +137,17 @@ def calls(groups: Sequence[Group], joint: Callable[[int], list[range]] | None) -
         clients, down = groups[number].clients, groups[number].down
         return len(clients) < FEW, groups[number].level, down.round, down.lr
 
-    found: list[list[int]] = []
+    result: list[list[int]] = []
     for (few, *_), run in groupby(range(len(groups)), key=alike):
         numbers = list(run)
         if joint is None or not few:
-            found += [[number] for number in numbers]
+            result += [[number] for number in numbers]
             continue
         ends = np.cumsum([len(groups[number].clients) for number in numbers])
         stops = [block.stop for block in joint(int(ends[-1]))]
         shares = np.searchsorted(stops, ends)
-        found += [[numbers[n] for n in np.flatnonzero(shares == share)] for share in np.unique(shares)]
-    return found
+        result += [[numbers[n] for n in np.flatnonzero(shares == share)] for share in np.unique(shares)]
+    return result
 
 
 class Engine(Protocol):

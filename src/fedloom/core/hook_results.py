@@ -41,13 +41,13 @@ def in_own_memory(made: Tree, hook: str, others: Iterable[Tensor]) -> Tree:
     >>> [value.data_ptr() in (theta.data_ptr(), h.data_ptr()) for value in made.values()]
     [False, True, False]
     """
-    plain, seen, found = torch.contiguous_format, {other.untyped_storage().data_ptr() for other in others}, {}
+    plain, seen, result = torch.contiguous_format, {other.untyped_storage().data_ptr() for other in others}, {}
     for name, value in tensors(made, hook).items():
         value, memory = value.detach(), value.untyped_storage()
         alone = memory.nbytes() == value.nbytes and memory.data_ptr() not in seen and value.is_contiguous()
         seen.add(memory.data_ptr())
-        found[name] = value if alone else value.clone(memory_format=plain)
-    return found
+        result[name] = value if alone else value.clone(memory_format=plain)
+    return result
 
 
 def without_shared_storage(states: dict[str, Tree], *vectors: Tensor) -> dict[str, Tree]:

@@ -116,7 +116,7 @@ def federated_round(
     after, waiting = dict[int, Server](), deque(rounds)
     with closing(engine.run(work)) as folds:
         for turn, fold in folds:
-            for (number, group), part in zip(owners[turn], fold.parts or [fold], strict=True):
+            for (number, group), part in zip(owners[turn], fold.by_model or [fold], strict=True):
                 while (done := waiting[0]) != number:
                     after[done] = rounds[done].finish()
                     waiting.popleft()

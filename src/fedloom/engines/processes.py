@@ -416,9 +416,9 @@ class Processes(Engine):
     def _blocks(self, group: Group) -> list[range]:
         """A group's blocks; what one GPU would take as a whole is shared, however many there are."""
         compute, members = self.computes[group.level], len(group.clients)
-        found = group.blocks(compute)
-        shared = self.devices and not group.down.models and len(found) < EVEN
-        return even_blocks(members, compute.longest) if shared else found
+        blocks = group.blocks(compute)
+        shared = self.devices and not group.down.models and len(blocks) < EVEN
+        return even_blocks(members, compute.longest) if shared else blocks
 
     def losses(
         self, down: Broadcast, clients: np.ndarray, states: States, level: int = 0, held_out: bool = False

@@ -44,13 +44,13 @@ def several(classes: int, inputs: tuple[int, ...], names: tuple[str, ...] = ("ml
         ConfigError: if one of them is no classifier of such samples.
     """
     known = {"classes": classes, "inputs": inputs}
-    found = []
+    networks = []
     for name in names:
         if name == "several":
             raise ConfigError("model 'several' cannot hold itself; name other models.")
-        found.append(
+        networks.append(
             models.make(name, **{key: value for key, value in known.items() if key in models[name].parameters})
         )
-    if not found:
+    if not networks:
         raise ConfigError("model 'several' needs the names of at least one other model.")
-    return Several(found)
+    return Several(networks)

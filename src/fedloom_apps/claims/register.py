@@ -273,11 +273,11 @@ def _checked(path: Path, content: Mapping[str, Any]) -> ClaimFile:
     for name in runs:
         if not isinstance(minutes.get(name), int | float) or not 0 < minutes[name] < 1e6:
             raise ConfigError(f"minutes.{name} must be the minutes that one seed of {name} takes.")
-    made = ClaimFile(
+    file = ClaimFile(
         path.stem, content["title"], content["settings"], runs, claims, minutes, str(content.get("differs") or ""),
         str(content.get("note") or ""), path,
     )  # fmt: skip
-    return replace(made, complete={name: _complete(made.words(name)) for name in runs})
+    return replace(file, complete={name: _complete(file.words(name)) for name in runs})
 
 
 def _complete(words: Sequence[str]) -> dict[str, Any]:
@@ -469,7 +469,7 @@ def open_work(
         measured: results by file's name, instead of the stored ones.
         minutes: of one seed, by file's name and run, instead of those of results and files.
     """
-    found = []
+    result = []
     for file in files:
         results = (measured or {}).get(file.name) or file.results()
         needed: dict[str, int] = {}
@@ -488,8 +488,8 @@ def open_work(
         works = [_work(file, run, count, results, minutes or {}) for run, count in needed.items()]
         works = [work for work in works if work.seeds]
         if works:
-            found.append(Open(file, works, worth / sum(work.minutes for work in works)))
-    return sorted(found, key=lambda one: -one.score)
+            result.append(Open(file, works, worth / sum(work.minutes for work in works)))
+    return sorted(result, key=lambda one: -one.score)
 
 
 def _work(

@@ -81,13 +81,13 @@ class RealWorld(World):
         """The clients at work, of whom some may have been when the server was stopped."""
         flight = RealFlight(self, clock, version)
         for number in sorted({one.version for one in self.again}):
-            mine = [one for one in self.again if one.version == number]
-            clients = np.array([one.client for one in mine], dtype=np.int64)
+            again = [one for one in self.again if one.version == number]
+            clients = np.array([one.client for one in again], dtype=np.int64)
             down = self.versions[number] if number in self.versions else self.broadcast()
-            self.engine.begin(down, clients, clock, {one.client: one.ticket for one in mine})
-            flight.working += [(inf, one.client, number, one.begin) for one in mine]
+            self.engine.begin(down, clients, clock, {one.client: one.ticket for one in again})
+            flight.working += [(inf, one.client, number, one.begin) for one in again]
             flight.busy.update(clients.tolist())
-            flight.flying[number] = len(mine)
+            flight.flying[number] = len(again)
         return flight
 
 

@@ -65,14 +65,14 @@ class StepRule:
         """What changes from step to step: s_k, and 1/(1 - β₁ⁿ) and 1/√(1 - β₂ⁿ) of Adam's step n = k + 1."""
         if self.speeds is None and self.betas is None:
             return None
-        found = torch.ones(steps, clients, 3, dtype=torch.float64)
+        result = torch.ones(steps, clients, 3, dtype=torch.float64)
         if self.speeds is not None:
-            found[:, :, 0] = self.speeds
+            result[:, :, 0] = self.speeds
         if self.betas is not None:
             n = torch.arange(1, steps + 1, dtype=torch.float64)
             for column, (beta, power) in enumerate(zip(self.betas, (-1, -0.5), strict=True), 1):
-                found[:, :, column] = (1 - beta**n).pow(power)[:, None]
-        return found
+                result[:, :, column] = (1 - beta**n).pow(power)[:, None]
+        return result
 
     @property
     def decay_factor(self) -> float:

@@ -53,9 +53,9 @@ class Architectures(Personal):
 
     def whole(self, model: nn.Module) -> nn.Module:
         """The list of networks."""
-        found = getattr(model, "networks", None)
-        if not isinstance(found, nn.ModuleList) or len(found) != self.count:
-            has = len(found) if isinstance(found, nn.ModuleList) else 1
+        networks = getattr(model, "networks", None)
+        if not isinstance(networks, nn.ModuleList) or len(networks) != self.count:
+            has = len(networks) if isinstance(networks, nn.ModuleList) else 1
             raise ConfigError(
                 f"personal: clients have {self.count} networks to choose from, but the model has {has}; give a list of "
                 "models, or model=several with as many names."
