@@ -143,11 +143,11 @@ def make_plan(experiment: Experiment, federation: Federation, device: str) -> Cl
     for one in (plan, *(plan.at(client) for client in plan.client_local)):
         _ = one.rates  # raises for names that begin no parameter
     _private(experiment.method, plan)
-    for level in plan.levels:
-        require_features(experiment.method, level.model)
     example_privacy.check(plan)
     _latent(experiment.method, model)
     refuse(experiment.method, plan.layout)
+    for level in plan.levels:
+        require_features(experiment.method, level.model)
     sample, y = moved(arrays.batch(torch.arange(min(len(arrays), 2))), "cpu")
     tokens = _extreme_tokens(federation)
     try:
