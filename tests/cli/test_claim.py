@@ -11,7 +11,7 @@ import pytest
 from helpers.commands import Cli
 
 from fedloom.core import yaml
-from fedloom.core.errors import ConfigError
+from fedloom.core.errors import ConfigError, DataError
 from fedloom_apps.claims.register import open_work, read_claim
 
 CLAIM: dict[str, Any] = {
@@ -151,3 +151,59 @@ def test_a_claim_that_is_a_pipe_or_large_is_not_read(tmp_path: Path, cli: Cli) -
     assert "more than 65,536 bytes" in cli("claim", "list", "--claims", "large.yaml").err
     assert "there are no claims at 'recipes/claims'" in cli("claim").err
     assert "did you mean 'check'" in cli("claim", "chekc", "--claims", "large.yaml").err
+
+
+RECORD = {"rounds": 1, "cost": 1, "left_out": 0, "minutes": 0.0, "curves": {"global/accuracy": [0.5]}}
+MALFORMED = {
+    "a list": [],
+    "runs of another kind": {"runs": {"fast": 5}},
+    "no minutes": {"runs": {"fast": {"0": {key: RECORD[key] for key in RECORD if key != "minutes"}}}},
+    "a text for a number": {"runs": {"fast": {"0": RECORD | {"curves": {"global/accuracy": ["high"]}}}}},
+    "no such curve": {"runs": {"fast": {"0": RECORD | {"curves": {}}}}},
+}
+
+
+@pytest.mark.parametrize("content", MALFORMED.values(), ids=MALFORMED)
+def test_results_of_strangers_are_data(content: Any, claims: Path) -> None:
+    (claims / "results").mkdir()
+    (claims / "results/steps.json").write_text(json.dumps(content))
+    with pytest.raises(ConfigError, match="cannot be read as results"):
+        read_claim(claims / "steps.yaml").results()
+
+
+def test_results_that_are_a_pipe_are_not_read_and_runs_may_take_no_time(claims: Path) -> None:
+    (claims / "results").mkdir()
+    os.mkfifo(claims / "results/steps.json")
+    with pytest.raises(DataError, match="is a pipe"):
+        read_claim(claims / "steps.yaml").results()
+    measured = {"steps": {"runs": {"fast": {"0": RECORD}, "slow": {"0": RECORD}}}}
+    assert open_work([read_claim(claims / "steps.yaml")], measured)[0].minutes == 0
+
+
+def test_names_of_files_and_runs_are_safe_to_paste(tmp_path: Path, cli: Cli) -> None:
+    with pytest.raises(ConfigError, match="its name is part of commands"):
+        read_claim(write(tmp_path, "steps;reboot").rename(tmp_path / "steps;reboot.yaml"))
+    runs = {"FedAvg (E=1, lr=.1)": CLAIM["runs"]["fast"], "..": CLAIM["runs"]["slow"]}
+    comparison = CLAIM["claims"][0] | {"ours": "FedAvg (E=1, lr=.1)", "against": {"..": "-"}}
+    write(tmp_path, runs=runs, claims=[comparison], minutes=dict.fromkeys(runs, 1))
+    out = cli("claim", "next", "--claims", "claims").out
+    assert "out=runs/claims/steps/FedAvg__E_1__lr__1_\n" in out
+    assert "out=runs/claims/steps/__\n" in out
+
+
+def test_a_run_that_was_cut_and_one_that_lacks_records_are_no_evidence(cli: Cli, tmp_path: Path, claims: Path) -> None:
+    from fedloom.experiment.rundir import checksums
+
+    write(tmp_path, settings=CLAIM["settings"] | {"rounds": 2})
+    train(cli, claims, "fast", 0, "runs/a")
+    run = Path("runs/a")
+    first, second = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    whole = json.loads((run / "summary.json").read_text())
+    lacking = {key: value for key, value in second.items() if key != "cohort"}
+    for records, says in (([first], "has 1 of 2 rounds"), ([first, lacking], "KeyError: 'cohort'")):
+        (run / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+        final = {key: value for key, value in records[-1].items() if key not in ("round", "seconds")}
+        summary = whole | {"rounds": len(records), "final": final, "checksums": checksums(run)}
+        (run / "summary.json").write_text(json.dumps(summary))
+        code, out, _ = cli("claim", "check", "runs", "--claims", "claims", "--replay", "0")
+        assert (code, says in out) == (1, True)

@@ -180,6 +180,38 @@ def test_only_refusals_end_the_run(nodes: Any) -> None:
         run(Recipe.of(config(*WORDS, *words)), transport, 5)
 
 
+def test_a_node_that_refuses_at_once_neither_ends_the_run_nor_uses_up_its_rounds(nodes: Any, tmp_path: Path) -> None:
+    words = ("method=fedasync", "cohort=5", "rounds=12", "deploy.deadline=9")
+    transport = nodes(*words)
+
+    def route(name: str, number: int, blob: bytes) -> list[bytes]:
+        facts = {"ticket": unpack(blob).facts["ticket"], "status": "refused", "code": "quota"}
+        return [pack("answer", facts)] if number and name == "node-0" else [blob]
+
+    transport.route, transport.seconds = route, lambda client, version: seconds(client, version) if client else 0.01
+    result = run(Recipe.of(config(*WORDS, *words)), transport, 5, tmp_path / "run")
+    rows = RunDirectory(tmp_path / "run").mixing()
+    assert set(rows["client"][rows["late"]]) == {0}
+    assert sorted(rows["round"][~rows["late"]]) == [*range(1, 13)]  # an update in each
+    same(result, played(tmp_path / "run", *words))
+
+
+def test_a_node_that_answers_often_has_one_norm_among_those_of_all(nodes: Any) -> None:
+    """Else those of a fast node were the median, and shut out whoever is honest."""
+    words = ("method=fedasync", "cohort=5", "rounds=16", "deploy.deadline=9")
+    transport = nodes(*words)
+
+    def route(name: str, number: int, blob: bytes) -> list[bytes]:
+        packet = unpack(blob)
+        if name != "node-0" or "update" not in packet.tensors:
+            return [blob]
+        return [pack("answer", packet.facts, packet.tensors | {"update": 1e-6 * packet.tensors["update"]})]
+
+    transport.route, transport.seconds = route, lambda client, version: 1 + 0.01 * client if client else 0.1
+    result = run(Recipe.of(config(*WORDS, *words)), transport, 5)
+    assert not result.failures
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [

@@ -10,6 +10,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from helpers.pages import drawn
 
@@ -327,6 +328,28 @@ def test_bad_use_ends_in_a_sentence(make_run, tmp_path: Path) -> None:
         (run / "config.yaml").write_text(spoilt)
         with pytest.raises(FedLoomError, match="holds no settings: it was emptied or damaged"):
             build([run], tmp_path / "out")
+
+
+def test_tables_and_facts_of_strangers_end_no_page(make_run, tmp_path: Path) -> None:
+    good = {"round": [1, 1], "model": [0, 1], "source": [1, 0], "weight": [0.5, 0.5]}
+    changes = (
+        {},
+        {"source": [10**6, 0]},
+        {"model": [-9, 1]},
+        {"model": ["<script>", "1"]},
+        {"weight": ["</script>", "1"]},
+        {"round": [[1], [2]]},
+    )
+    runs = [make_run(rounds=2, method=f"m{number}") for number in range(len(changes))]
+    for run, change in zip(runs, changes, strict=True):
+        pd.DataFrame(good | change).to_parquet(run / "topology.parquet")
+    for run, about in zip(runs, (5, {"spectral_gap": "<script>"}), strict=False):
+        summary = json.loads((run / "summary.json").read_text())
+        (run / "summary.json").write_text(json.dumps(summary | {"topology": about}))
+    page = build(runs, tmp_path / "out").read_text()
+    assert "network_1" in page
+    assert "network_2" not in page
+    assert "topology.parquet has no numbers in the column model" in page
 
 
 def test_the_head_tells_one_run_from_several_and_the_heterogeneity_of_the_partition(make_run, tmp_path: Path) -> None:

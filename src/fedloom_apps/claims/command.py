@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timezone
@@ -11,6 +12,7 @@ from typing import Any
 
 from fedloom.cli.verify import problem, runs_and_rounds
 from fedloom.core.errors import CheckpointError, ConfigError, FedLoomError, nearest
+from fedloom.core.settings import flatten
 from fedloom.experiment.console import duration, make_console, plural, print_raw, relpath
 from fedloom.experiment.rundir import RunDirectory
 from fedloom_apps.claims.register import ClaimFile, fit, merged, metrics_of, of_run, open_work, read_claims, store
@@ -64,18 +66,18 @@ def following(files: Sequence[ClaimFile]) -> Iterator[str]:
     for one in open_work(files):
         yield f"{one.file.name}: about {duration(60 * one.minutes)} of one core"
         for work in one.works:
-            place = f"runs/claims/{one.file.name}/{work.run.replace(' ', '_')}"
-            words = [*work.words, f"seed={','.join(map(str, work.seeds))}", f"out={place}"]
+            folder = re.sub(r"[^\w-]", "_", work.run)  # a comma would be a sweep
+            seeds = ",".join(map(str, work.seeds))
+            words = [*work.words, f"seed={seeds}", f"out=runs/claims/{one.file.name}/{folder}"]
             yield f"  fedloom run -m {' '.join(map(shlex.quote, words))}"
         yield f"  fedloom claim check runs/claims/{one.file.name} --store"
 
 
 def machine(directory: RunDirectory) -> str:
     """The machine of a run, and today's date."""
-    config = directory.config()
-    versions = config.get("versions") or {}
-    day = datetime.now(timezone.utc).strftime("%Y-%m-%d")
-    return f"{config.get('machine')}, torch {versions.get('torch')}, Python {versions.get('python')}, {day}"
+    config, day = flatten(directory.config()), datetime.now(timezone.utc).strftime("%Y-%m-%d")
+    torch, python = config.get("versions.torch"), config.get("versions.python")
+    return f"{config.get('machine')}, torch {torch}, Python {python}, {day}"
 
 
 def check(words: Sequence[str], files: Sequence[ClaimFile], arguments: argparse.Namespace) -> int:

@@ -21,7 +21,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from math import isnan
 from pathlib import Path
 from statistics import fmean
@@ -30,7 +32,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from fedloom.config import resolve
 from fedloom.config.keys import METHOD, RUN, build_method
 from fedloom.config.schema import Choice, Record, read
-from fedloom.core.errors import CheckpointError, ConfigError, DataError, nearest
+from fedloom.core.errors import CheckpointError, ConfigError, DataError, FedLoomError, nearest
 from fedloom.core.files import readable
 from fedloom.core.ranges import Positive, Range, Words, each, range_of, within
 from fedloom.core.settings import bare, check_fields, flatten, signature
@@ -53,6 +55,8 @@ OPENING = ("path", "network", "weights", "pretrained", "file", "repository")
 ELSEWHERE = ("root", "download")
 """Settings of published data that say where they are read from."""
 SIZE, ENTRIES, LONG = 1 << 16, 200, 400
+SHORTEST = 0.01
+"""Minutes to which those of runs are rounded."""
 
 
 @dataclass(frozen=True)
@@ -176,10 +180,15 @@ class ClaimFile:
         Raises:
             ConfigError: if they cannot be read.
         """
-        try:
-            content = json.loads(self.stored.read_text()) if self.stored.exists() else {"runs": {}}
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"{str(self.stored)!r} cannot be read as results: {error}.") from error
+        if not self.stored.exists():
+            return {"runs": {}}
+        with refusing(f"{str(self.stored)!r} cannot be read as results", ConfigError):
+            content = json.loads(readable(self.stored).read_text())
+            for record in (record for seeds in content["runs"].values() for record in seeds.values()):
+                curves = (record["curves"][metric] for metric in metrics_of(self))
+                values = [record[key] for key in ("rounds", "cost", "left_out", "minutes")]
+                for value in chain(values, *curves):
+                    isnan(value or 0)  # raises for what is no number
         return content
 
     def words(self, run: str) -> list[str]:
@@ -194,6 +203,17 @@ class ClaimFile:
             is_run = all(results["runs"].get(name) for name in (one.ours, one.other))
             pairs.append((claim, evidence(claim, results) if is_run else None))
         return pairs
+
+
+@contextmanager
+def refusing(what: str, kind: type[FedLoomError]) -> Iterator[None]:
+    """Turn the errors that the content of a stranger's file leads to into one that says what it is."""
+    try:
+        yield
+    except FedLoomError:
+        raise
+    except (OSError, ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        raise kind(f"{what}: {type(error).__name__}: {error}.") from error
 
 
 def comparable(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -230,6 +250,8 @@ def read_claim(path: Path) -> ClaimFile:
 
 def _checked(path: Path, content: Mapping[str, Any]) -> ClaimFile:
     """A claim file from its content."""
+    if not re.fullmatch(r"\w[\w.-]{0,99}", path.stem):
+        raise ConfigError("its name is part of commands, and must consist of letters, digits and ._- alone.")
     known = [name for name in ClaimFile.__dataclass_fields__ if name not in ("name", "path")]
     for key in content:
         if key not in known:
@@ -386,21 +408,25 @@ def of_run(directory: RunDirectory, metrics: Sequence[str]) -> dict[str, Any]:
     """What is stored of a run: rounds, cost of a round relative to FedAvg's, updates left out, curves, minutes.
 
     Raises:
-        CheckpointError: if its records lack a metric.
+        CheckpointError: if it ended before its rounds with no setting that ends it, or its records lack what is stored.
     """
-    history, summary = directory.metrics(), directory.summary()
+    history, summary, config = directory.metrics(), directory.summary(), directory.config()
     if lacking := [metric for metric in metrics if not any(metric in record for record in history)]:
         raise CheckpointError(f"records no {lacking[0]}, which its claim measures.")
-    size = 2 * int(summary["parameters"])
-    sent = [(r["comm/down_params"] + r["comm/up_params"]) / (size * r["cohort"]) for r in history if r["cohort"]]
-    cohort = sum(record["cohort"] for record in history)
-    return {
-        "rounds": len(history),
-        "cost": round(max(sent, default=0)),
-        "left_out": sum(record["failures"] for record in history) / max(cohort, 1),
-        "minutes": round(sum(record["seconds"] for record in history) / 60, 2),
-        "curves": {metric: [_rounded(record.get(metric)) for record in history] for metric in metrics},
-    }
+    with refusing("its records are not those of a run", CheckpointError):
+        ends = config["evaluation"].get("stop_at_target") or config["evaluation"].get("patience")
+        if len(history) < config["rounds"] and not ends:
+            raise CheckpointError(f"has {len(history)} of {config['rounds']} rounds.")
+        size = 2 * int(summary["parameters"])
+        sent = [(r["comm/down_params"] + r["comm/up_params"]) / (size * r["cohort"]) for r in history if r["cohort"]]
+        cohort = sum(record["cohort"] for record in history)
+        return {
+            "rounds": len(history),
+            "cost": round(max(sent, default=0)),
+            "left_out": sum(record["failures"] for record in history) / max(cohort, 1),
+            "minutes": round(sum(record["seconds"] for record in history) / 60, 2),
+            "curves": {metric: [_rounded(record.get(metric)) for record in history] for metric in metrics},
+        }
 
 
 def _rounded(value: float | None) -> float | None:
@@ -488,7 +514,7 @@ def open_work(
         works = [_work(file, run, count, results, minutes or {}) for run, count in needed.items()]
         works = [work for work in works if work.seeds]
         if works:
-            result.append(Open(file, works, worth / sum(work.minutes for work in works)))
+            result.append(Open(file, works, worth / max(sum(work.minutes for work in works), SHORTEST)))
     return sorted(result, key=lambda one: -one.score)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -26,9 +26,8 @@ SLICES = (torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8, t
 """The types of uploads where shapes are not known."""
 NEVER_NEGATIVE = (CrossEntropy, BinaryCrossEntropy, SquaredError, Proximal)
 """Terms whose sums are losses of at least 0."""
-Norms = dict[str, deque[float]]
-"""Norms of updates, buffers and uploads that were accepted last, by slot."""
-REMEMBERED = 101  # of them
+Norms = dict[str, dict[int, float]]
+"""Norms of the update, buffers and uploads of each client that were accepted last, by slot and client."""
 FARTHEST = 1e4  # norm of an update or upload in medians of the cohort's
 OTHERS = {"lambda": (0.0, 1.0)}  # columns beside metrics
 SLACK = 1e-6  # for rounding
@@ -62,14 +61,15 @@ def same_scale(results: Sequence[Result], downs: Sequence[Broadcast], known: Nor
     Args:
         results: results without failures.
         downs: what each client received.
-        known: norms of earlier results, by slot, among which the median is taken; those of the results are added.
+        known: norms of earlier results, with which the median is taken, one a client, however often it answers; those
+            of the results are added.
     """
     kept = list(results)
     for slot in _slots(results[0], downs[0]) if results else ():
         left = [row for row, result in enumerate(kept) if result.failure is None]
         sizes = [float(torch.linalg.vector_norm(_slots(kept[row], downs[row])[slot].double())) for row in left]
-        before = known.setdefault(slot, deque(maxlen=REMEMBERED))
-        every = sorted([*before, *sizes])
+        before = known.setdefault(slot, {})
+        every = sorted((before | {kept[row].client: size for row, size in zip(left, sizes, strict=True)}).values())
         middle = every[len(every) // 2] if len(every) > 2 else 0.0
         for row, size in zip(left, sizes, strict=True):
             if middle and size > FARTHEST * middle:
@@ -77,7 +77,7 @@ def same_scale(results: Sequence[Result], downs: Sequence[Broadcast], known: Nor
                 reason = f"the norm of its {name} is {size:.3g}, where the cohort's median is {middle:.3g}"
                 kept[row] = Result(client, failure=Failure(downs[row].round, client, FailureKind.REFUSED, reason))
             else:
-                before.append(size)
+                before[kept[row].client] = size
     return kept
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from fedloom.core.client import Broadcast
 from fedloom.core.errors import ClientError
-from fedloom.core.timeline import InFlight, World
+from fedloom.core.timeline import Arrivals, InFlight, World
 from fedloom.timing import Equal
 from fedloom_apps.deploy.answers import worked
 from fedloom_apps.deploy.engine import POLL, Deployed
@@ -93,9 +93,23 @@ class RealWorld(World):
 
 @dataclass
 class RealFlight(InFlight):
-    """The clients at work at nodes."""
+    """The clients at work at nodes.
+
+    Who fails takes part in the next step and is not invited before, but takes no place in it, so that a node that
+    refuses at once neither uses up the rounds of the run nor ends it. Only if as many clients have failed as work at a
+    time, or nobody is at work for the deadline, their failures make a step.
+
+    Attributes:
+        failed: the work of no use since the last step.
+        idle: since when nobody is at work.
+    """
 
     world: RealWorld  # pyright: ignore[reportIncompatibleVariableOverride]
+    failed: list[tuple[float, int, int, float]] = field(default_factory=list)
+    idle: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.idle = self.clock
 
     def begin(self, clients: np.ndarray) -> None:
         """Order work from clients."""
@@ -105,7 +119,7 @@ class RealFlight(InFlight):
     def wait(self, until: float) -> None:
         """Wait for the next answers, or for nodes that come while places are free, until a time at the latest."""
         world, engine, started = self.world, self.world.engine, time.monotonic()
-        before = engine.reached() | self.busy
+        before, waited = engine.reached() | self.busy, False
         while True:
             engine.look()
             answers = {one: answer for one in self.working if (answer := engine.answer(one[1])) is not None}
@@ -113,7 +127,10 @@ class RealFlight(InFlight):
             free = len(self.working) < world.size
             if answers or self.clock >= until or (free and engine.reached() - before):
                 break
-            if not self.working and time.monotonic() - started > engine.terms.deadline:
+            self.idle = self.clock if self.working else self.idle
+            if waited := self.clock - self.idle > engine.terms.deadline:
+                if self.failed:
+                    break
                 raise ClientError(
                     f"step {self.version + 1}: no node is at work, and none can be reached; check that nodes are "
                     "running, and continue with resume=…"
@@ -121,7 +138,15 @@ class RealFlight(InFlight):
             engine.receive(min(POLL, until - self.clock))
         engine.compare(np.array([one[1] for one in answers], dtype=np.int64), engine.norms)
         self.working = [one for one in self.working if one not in answers]
-        self.arrived += sorted((answer.time - world.zero, *one[1:]) for one, answer in answers.items())
+        for one, answer in sorted(answers.items(), key=lambda each: each[1].time):
+            (self.arrived if answer.failure is None else self.failed).append((answer.time - world.zero, *one[1:]))
+        if waited or len(self.failed) >= world.size:
+            self.arrived, self.failed = self.arrived + self.failed, []
         spent = [worked(answer.packet, self.clock - one[3]) for one, answer in answers.items()]
         engine.tally.work = max(engine.tally.work, *spent) if spent else engine.tally.work
         engine.tally.seconds += time.monotonic() - started
+
+    def take(self, count: int) -> Arrivals:
+        """A server step with the first ``count`` arrivals of use, and all that failed before it."""
+        failed, self.failed, self.arrived = len(self.failed), [], self.failed + self.arrived
+        return super().take(failed + count)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -312,12 +312,13 @@ def networks(groups: Sequence[RunGroup]) -> Iterator[Figure]:
     drawn: list[Floats] = []
     for member in groups:
         run = member.runs[0]
-        about = run.summary.get("topology", {})
-        table, models = run.topology, int(run.topology["model"].max()) + 1 if len(run.topology) else 0
-        if not 0 < models <= NODES:
+        if not len(table := run.topology):
             continue
-        matrix = np.zeros((models, models))
-        np.add.at(matrix, (table["model"].to_numpy(), table["source"].to_numpy()), table["weight"].to_numpy())
+        ends = table[["model", "source"]].to_numpy().astype(np.int64)
+        if not 0 <= ends.min() <= ends.max() < NODES:
+            continue
+        matrix = np.zeros((ends.max() + 1, ends.max() + 1))
+        np.add.at(matrix, (*ends.T,), table["weight"].to_numpy())
         rounds = table["round"].nunique()
         matrix /= rounds
         if len(drawn) == MATRICES or any(np.array_equal(matrix, other) for other in drawn):
@@ -325,7 +326,8 @@ def networks(groups: Sequence[RunGroup]) -> Iterator[Figure]:
         drawn.append(matrix)
         caption = "Who hears whom; the stronger a line, the larger its weight."
         caption += f" {rounds} rounds together." * (rounds > 1)
-        if (gap := about.get("spectral_gap")) is not None:
+        about = run.summary.get("topology")
+        if isinstance(about, Mapping) and isinstance(gap := about.get("spectral_gap"), int | float):
             caption += f" Spectral gap {gap:.3g}."
         yield Network.of(f"network_{len(drawn)}", f"Graph of {member.label}", caption, matrix)
     if has(groups, CONSENSUS):

@@ -224,9 +224,10 @@ def _inside(flat: Mapping[str, Any], prefix: str) -> dict[str, Any]:
 
 
 def _table(columns: Mapping[str, Any], name: str, needed: set[str], notes: list[str]) -> pd.DataFrame:
-    missing = sorted(needed - columns.keys()) if columns else []
+    numbers = {key for key, values in columns.items() if np.asarray(values).dtype.kind in "biuf"}
+    missing = sorted(needed - numbers) if columns else []
     if missing:
-        notes.append(f"{name}.parquet has no column {', '.join(missing)}.")
+        notes.append(f"{name}.parquet has no numbers in the column {', '.join(missing)}.")
     return pd.DataFrame({} if missing else columns)
 
 
