@@ -218,8 +218,8 @@ def test_a_run_on_record_gives_its_model_again(schedule: Schedule, tmp_path: Pat
         go("scaffold", schedule=replay, cohort=4, rounds=9)
     table = tmp_path / "table.csv"
     for rows, words in (
-        ("1,0,0\n3,1,0", "every round"), ("1,0,0\n1e18,1,0", "every round"), ("1,99,0", "do not exist"), ("1,0,1", "not there yet"),
-        ("1,0,0\n2,0,0", "two versions at a time"),
+        ("1,0,0\n3,1,0", "every round"), ("1,0,0\n1e18,1,0", "every round"), ("1,99,0", "do not exist"),
+        ("1,0,1", "not there yet"), ("1,0,0\n2,0,0", "two versions at a time"),
     ):  # fmt: skip
         table.write_text(f"round,client,version\n{rows}\n")
         with pytest.raises(DataError, match=words):
