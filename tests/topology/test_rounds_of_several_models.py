@@ -319,6 +319,14 @@ def test_what_is_pushed_along_a_directed_graph_reaches_the_mean_and_rows_do_not(
     assert np.abs(ends[False][0] - mean).max() > 0.05
 
 
+def test_a_client_that_pushes_and_hears_nobody_ends_with_a_sentence() -> None:
+    graph, weights = EdgeList(push_sum=True, pairs=((1, 0),), one_way=True), torch.tensor([1.5e-30, 2.0]).double()
+    meeting = Meeting(*[None] * len(Meeting._fields))  # type: ignore[arg-type]
+    meeting = meeting._replace(t=99, facts=NO_ROUND.facts._replace(clients=2), active=np.arange(2))
+    with pytest.raises(ConfigError, match="client 0 has pushed away all of its weight and hears of none"):
+        graph.between({"weights": weights}, meeting)
+
+
 def test_a_cluster_is_divided_where_its_clients_pull_apart_and_not_before() -> None:
     apart = torch.tensor([[1.0, 0.0], [-1.0, 0.1], [0.9, 0.1], [-1.0, -0.2]], dtype=torch.float64)
     ones = np.ones(4, dtype=np.int64)

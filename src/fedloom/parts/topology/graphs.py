@@ -22,6 +22,9 @@ from fedloom.core.tree import Tree
 
 LARGEST, DIGITS = 64 << 20, 9  # bytes of a file of edges, and digits of a client's number there
 
+LIGHTEST = 1e-30
+"""The least weight of a client that pushes: steps count 1/w-fold, and float32 holds no more than 3·10³⁸."""
+
 
 @dataclass(frozen=True)
 class OwnModel(Topology):
@@ -137,6 +140,11 @@ class Graph(OwnModel):
         pushed, row = links.weights * w[links.sources], np.repeat(links.rows, np.diff(links.starts))
         after = w.copy()
         after[links.rows] = np.bincount(row, pushed, clients)[links.rows]
+        if after.min() < LIGHTEST:
+            raise ConfigError(
+                f"topology: with push_sum, client {int(after.argmin())} has pushed away all of its weight and hears of "
+                "none; choose a graph in which each client reaches every other."
+            )
         steps = 1 / (after if self.combine_first else w)[links.rows]
         return {"weights": torch.from_numpy(after)}, links._replace(weights=pushed / after[row], steps=steps)
 
