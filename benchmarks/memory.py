@@ -19,8 +19,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import torch
-from record import save
+from record import machine, save
 
 COHORTS = {"W1": ("W1", 100), "CNN": ("W2", 10)}
 # method, rounds, times the clients
@@ -72,7 +71,7 @@ def main() -> None:
         print(json.dumps(measure(name, method, int(rounds), int(times))))
         return
     found: dict[str, Any] = json.loads(args.out.read_text()) if args.out and args.out.exists() else {}
-    found |= {"command": "python benchmarks/memory.py", "torch": torch.__version__}
+    found |= {"command": "python benchmarks/memory.py", "machine": machine()}
     for name in args.only:
         for method, rounds, times in RUNS:
             words = [sys.executable, __file__, "--one", name, method, str(rounds), str(times)]

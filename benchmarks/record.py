@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,11 @@ import torch
 
 
 def machine() -> dict[str, Any]:
-    """What it ran on."""
-    return {"cores": len(os.sched_getaffinity(0)), "machine": platform.machine(), "torch": torch.__version__}
+    """What it ran on, and when."""
+    return {
+        "cores": len(os.sched_getaffinity(0)), "machine": platform.machine(), "torch": torch.__version__,
+        "date": datetime.now(timezone.utc).date().isoformat(),
+    }  # fmt: skip
 
 
 def save(found: dict[str, Any], out: Path | None) -> None:

@@ -9,15 +9,14 @@ a process of its own; processor seconds, and the memory that it takes beyond wha
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
-import platform
 import resource
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from record import machine, save
 
 from fedloom.core.local import draw_cohort
 from fedloom.core.timeline import Schedule, World
@@ -69,8 +68,8 @@ def main() -> None:
         with multiprocessing.get_context("fork").Pool(1) as pool:
             table.append(pool.apply(measure, (schedule, given.clients, given.cohort, given.hours)))
         print(table[-1], flush=True)
-    about = {"clients": given.clients, "cohort": given.cohort, "hours": given.hours, "machine": platform.machine()}
-    given.out.write_text(json.dumps({**about, "table": table}, indent=1) + "\n")
+    about = {"clients": given.clients, "cohort": given.cohort, "hours": given.hours, "machine": machine()}
+    save({"command": "python benchmarks/timeline.py", **about, "table": table}, given.out)
 
 
 if __name__ == "__main__":

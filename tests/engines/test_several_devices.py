@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from multiprocessing import Pipe
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,7 +17,7 @@ from torch import nn
 from fedloom.compute import computes
 from fedloom.core.engine import Group
 from fedloom.core.errors import ConfigError
-from fedloom.engines.processes import Processes, Worker
+from fedloom.engines.processes import Processes
 from fedloom.experiment.federated import FederatedTask
 
 SIZES = (6, 9, 11, 7, 5, 8)
@@ -54,11 +56,12 @@ def test_a_cohort_is_shared_and_workers_take_turns(monkeypatch: pytest.MonkeyPat
     task = FederatedTask(experiment(federation=classes(SIZES)))
     down, where = task.state.server.broadcast(task.plan), []
 
-    def spawn(self: Processes, number: int) -> Worker:
-        where.append(self.devices[number % len(self.devices)])
-        return Worker(None, None)  # type: ignore[arg-type]
+    def process(target: Any, args: tuple[Any, ...], daemon: bool) -> Any:
+        where.append(args[-1])
+        return SimpleNamespace(start=lambda: None)
 
-    monkeypatch.setattr(Processes, "_spawn", spawn)
+    spawning = SimpleNamespace(Process=process)
+    monkeypatch.setattr("fedloom.engines.processes.mp", SimpleNamespace(Pipe=Pipe, get_context=lambda kind: spawning))
     monkeypatch.setattr(Processes, "_ready", lambda self, worker: worker)
     for count, workers in ((1, 0), (2, 0), (2, 4)):
         engine = Processes(task.plan, computes.make("batched"), workers, devices=PRETENDED[:count])

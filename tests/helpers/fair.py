@@ -95,6 +95,8 @@ def feddisco(world: World, a: float = 0.5, b: float = 0.1, distance: str = "l2")
             if distance == "kl":
                 d = sum(s * np.log(s * classes) for s in share if s)
             weights[i] = max(world.n[i] / total - a * d + b, 0.0)
+        if not any(weights.values()):
+            weights = {i: world.n[i] for i in cohort}
         models = {i: world.train(theta, i, t, rate)[0] for i in cohort}
         theta = sum(weights[i] * models[i] for i in cohort) / sum(weights.values())
     return Found(theta)

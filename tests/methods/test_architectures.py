@@ -50,7 +50,7 @@ def private(result: Any, client: int) -> Tensor:
 
 @pytest.mark.parametrize(("name", "entry"), [("fedproto", "prototypes"), ("feddistill", "outputs")])
 def test_equal_networks_are_one_network(name: str, entry: str) -> None:
-    same: dict[str, Any] = {"cohort": 4, "drop_rate": 0.2, "rounds": 3}
+    same: dict[str, Any] = {"cohort": 4, "drop_rate": 0.2, "rounds": 3, "evaluation": Evaluation(what=("clients",))}
     twice = go(own(name), model=lambda: Several([tanh_net(), tanh_net()]), **same)
     once = go(name, **same)
     held = [one.snapshot.server.parts["objective.1"][entry] for one in (twice, once)]
@@ -58,6 +58,8 @@ def test_equal_networks_are_one_network(name: str, entry: str) -> None:
     for client, _ in once.snapshot.store:
         torch.testing.assert_close(private(twice, client), private(once, client), rtol=0, atol=TINY)
     assert [r["comm/bytes"] for r in twice.history] == [r["comm/bytes"] for r in once.history]
+    losses = [[r["clients/loss/mean"] for r in one.history] for one in (twice, once)]
+    np.testing.assert_allclose(*losses, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("compute", ["live", "batched"])
@@ -96,6 +98,7 @@ def test_prototypes_cross_networks_as_in_the_equations() -> None:
         x, y = own_data.x.numpy(), own_data.y.numpy()
         w = [p.numpy() for p in made.trained.client(client).module.double().state_dict().values()]
         layers = w[:-2]
+        assert len(layers) == 2 + 2 * (client % 2), "dealt in turn"
         for weight, bias in zip(layers[::2], layers[1::2], strict=True):
             x = np.tanh(x @ weight.T + bias)
         np.add.at(sums, y, x)

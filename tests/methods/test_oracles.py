@@ -42,7 +42,7 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     "fedprox": [{"mu": 0.7}],
     "feddyn": [{"alpha": 0.5}, {"alpha": 0.3, "size_weighted": False}],
     "fedadmm": [{"rho": 0.4}, {"rho": 0.3, "server_lr": 0.6}],
-    "feddisco": [{"a": 0.2, "b": 0.0}, {"a": 0.3, "b": 0.3, "distance": "kl"}],
+    "feddisco": [{"a": 0.2, "b": 0.0}, {"a": 99.0, "b": 0.0}, {"a": 0.3, "b": 0.3, "distance": "kl"}],
     "feddc": [
         {"alpha": 0.5},
         {"alpha": 0.3, "gradient": False},

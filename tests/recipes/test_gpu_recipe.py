@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -71,6 +72,17 @@ def test_what_was_begun_is_continued_and_rates_are_measured(gpu: ModuleType) -> 
     assert card.words(job)[0] == f"resume={Path('runs/cheap/slow/0')}"
     seconds = [record["seconds"] for record in RunDirectory("runs/cheap/slow/0").metrics()[1:]]
     assert card.rates() == {("cheap", "slow"): pytest.approx(sum(seconds) / 2 * 3 / 60)}
+
+
+def test_as_many_as_allowed_run_until_time_is_up_and_are_interrupted(
+    gpu: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[int] = []
+    endless = SimpleNamespace(poll=lambda: None, send_signal=sent.append, wait=lambda _: 0)
+    monkeypatch.setattr(gpu, "start", lambda words, log: endless)
+    assert gpu.main([*WORDS, "--minutes", "0.001"]) == 0
+    assert sent == [signal.SIGINT] * 2
+    assert len(json.loads(Path("runs/partial.json").read_text())) == 2
 
 
 def read(gpu: ModuleType) -> list[Any]:

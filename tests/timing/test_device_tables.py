@@ -90,6 +90,10 @@ def test_clients_without_the_memory_for_their_work_are_named_and_never_invited(t
         assert set(RunDirectory(out).mixing()["client"]) == {0, 1, 3, 5}
         (said,) = [one for one in result.summary["warnings"] if "memory" in one]
         assert "2 of 6 clients, of whom client 2 is the first, have less memory" in said
+    some = FederatedTask(experiment("fedavg", devices=Lognormal(memory=5e3))).clock
+    assert some is not None
+    assert 0 < some.fits.sum() < 6
+    assert some.conditions["available"](np.arange(6), 0.0).tolist() == some.fits.tolist()
     with pytest.raises(ConfigError, match="no device has the memory that its client's work takes"):
         go("fedavg", devices=Equal(memory=10.0))
 
@@ -106,7 +110,8 @@ def test_memory_is_of_model_optimiser_and_mini_batch() -> None:
     assert (of() >= 3 * size + 4 * 8 * layers).all()  # received, trained, gradient; outputs of layers in float64
     np.testing.assert_allclose(of(optimiser="adam") - of(), 2 * size)
     assert (of("scaffold") - of() >= 2 * size).all()  # c and c_i
-    assert (of(batch_size=8) >= of()).all()  # who has four samples needs no more
+    assert (of(batch_size=8) >= of()).all()
+    np.testing.assert_array_equal(of(batch_size=999), of(batch_size=0))  # nobody's mini-batch is larger than their data
     assert (of(batch_size=8) > of()).any()
     assert len(set(of("heterofl"))) > 1
 
@@ -121,8 +126,10 @@ def test_evaluation_by_the_clock(tmp_path: Path) -> None:
     wanted = [b > a or t == 8 for t, (a, b) in enumerate(pairwise(due))]
     assert 2 < sum(wanted) < 6
     assert ["global/loss" in record for record in whole.history] == wanted
-    run(experiment("fedavg", rounds=4, evaluation=evaluation, **settings), tmp_path)
+    assert due[3] > 0
+    assert not wanted[3]
+    run(experiment("fedavg", rounds=3, evaluation=evaluation, **settings), tmp_path)
     again = run(experiment("fedavg", rounds=9, evaluation=evaluation, **settings), tmp_path, resume=True)
-    assert ["global/loss" in record for record in again.history[4:]] == wanted[4:]
+    assert ["global/loss" in record for record in again.history[3:]] == wanted[3:]
     with pytest.raises(ConfigError, match="goes by the clock; set devices"):
         experiment("fedavg", evaluation=evaluation)

@@ -309,6 +309,8 @@ def test_what_is_pushed_along_a_directed_graph_reaches_the_mean_and_rows_do_not(
                 np.testing.assert_allclose(early, x, rtol=0, atol=TINY)
         ends[push] = x
         if push:
+            shares = graph.links(6, 0).matrix(6)
+            np.testing.assert_allclose(shares, (shares > 0) / (shares > 0).sum(0), rtol=0, atol=TINY)
             weights = state["weights"].numpy()
             assert weights.sum() == pytest.approx(6, abs=1e-12)
             assert weights.max() > 2 * weights.min()
