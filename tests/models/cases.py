@@ -12,7 +12,7 @@ from fedloom.models import models
 
 ADAPTED = ("efficientnet_b0", "timm", "distilbert", "transformers")  # they need packages, and are tested with stand-ins
 GENERATORS = ("acgan", "conditional_gan", "conditional_vae")  # they are no classifiers, and are tested by themselves
-NAMES = sorted(set(models.names()) - {*ADAPTED, *GENERATORS})
+NAMES = sorted(set(models.names()) - {*ADAPTED, *GENERATORS, "several"})  # which holds other models
 
 DIGITS = (1, 8, 8)
 CASES: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {  # what lets a model be small
