@@ -39,6 +39,7 @@ runs the check or the timing alone.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import re
@@ -113,7 +114,8 @@ class Contestant:
     def close(self) -> None:
         """End the process, if it has not ended."""
         assert self.process.stdin is not None
-        self.process.stdin.close()
+        with contextlib.suppress(BrokenPipeError):  # what a process that has ended was still to be told
+            self.process.stdin.close()
         try:
             self.process.wait(30)
         except subprocess.TimeoutExpired:
