@@ -22,7 +22,7 @@ from fedloom.experiment.federated import FederatedTask
 from fedloom.methods import make
 from fedloom.models import models
 from fedloom.parts.adaptation import FineTune
-from fedloom.parts.drift import FedSplitDrift, Scaffold
+from fedloom.parts.drift import FedSplitDrift, KeptMomentum, Scaffold
 from fedloom.parts.mixing import QFFL, Krum, Uniform
 from fedloom.parts.objectives import (
     Contrastive,
@@ -217,6 +217,7 @@ CASES: dict[str, dict[str, Case]] = {
             method=Method("taught", loss(Distillation())), teacher="runs/teacher", federation=alid
         ),
         "gradients from displacements × adam": run("scaffold", local=Local(optimiser="adam", lr=0.1)),
+        "momentum between rounds × steps without": planned(method=Method("kept", loss(), drift=KeptMomentum())),
         "responses on validation samples × none": run(
             method=Method("fair", loss(), mixing=QFFL(response="validation"))
         ),

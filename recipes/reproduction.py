@@ -15,12 +15,15 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from scipy.special import stdtrit
+
 sys.path.insert(0, str(Path(__file__).parent))
 from claims import AS_CODED, CHANGED, FILES, MISSING, RESULTS, WITHOUT, WORDS
 from protocol import HOLDS, OPPOSITE, ROOT, SEEDS, TARGET_SEEDS, Claim, Evidence, Verdict, difference, evidence, stored
 from reporting import table
 
 from fedloom_apps.claims.register import open_work
+from fedloom_apps.claims.rule import published_gain
 
 PAGE = ROOT.parent / "docs/reproduction.md"
 HEADER = ("table", "claim", "published", "ours", "gain ± s.e. (95 %)", "seeds", "excluded", "cost", "verdict", "why")
@@ -28,14 +31,22 @@ OVERVIEW = (
     "results", "claims", "reproduced", "λ on test images", "order only", "not reproduced", "holds here",
     "opposite here", "needs more seeds", "not run as published",
 )  # fmt: skip
+FAVOUR = (
+    Verdict.NOT_REPRODUCED, Verdict.ORDER, Verdict.ON_TEST, Verdict.SCRIPTS, Verdict.REPRODUCED, OPPOSITE,
+    Verdict.OTHERWISE, Verdict.SEEDS, HOLDS,
+)  # fmt: skip
+"""Verdicts that decide, then the others, each from the least favourable to the claim on."""
 HEAD = """# Which published claims are reproduced
 
-This page judges {count} claims by the stored results of the [recipes](../recipes/README.md): {shares}.
-A claim says that one method is better than another: a sentence of a paper, or the order of two figures of a table.
-{distinct} of them are distinct comparisons of published figures, of which {decided} are decided; {unpublished} have no
-published figure, and the others ask the same comparison under another setting of ours.
-Of the claims not run as published, {holds} hold with our data or at our scale, and for {opposite} the opposite
-holds, each with a 95 % interval on one side of 0.
+A claim says that one method is better than another: a sentence of a paper, or the order of two figures of a table. The
+stored results of the [recipes](../recipes/README.md) are about {distinct} distinct comparisons of published figures.
+They decide {decided}: {verdicts}.
+Of the others, which are not run as published or need more seeds, {holds} hold with our data or at our scale, and for
+{opposite} the opposite holds, each with a 95 % interval on one side of 0.
+
+The table counts claims, {count} in all: {unpublished} have no published figure, and others ask the same comparison
+under another setting of ours. The last row counts each comparison once, by the least favourable of the verdicts that
+decide it.
 
 {overview}
 
@@ -45,10 +56,11 @@ plateau cross by chance), and the 95 % interval of the mean gain (Student's t, p
 or contains 0 and lies below half the published gain. An interval that lies above 0 but below half the published gain
 reproduces only the order. The last column says whether the published gain lies outside the interval and, for undecided
 claims, what our runs show. Intervals are not corrected for the number of claims, and the claims of one table share
-their runs.
+their runs: with Bonferroni's correction for the {judged} claims that are decided, {firm} would still be decided.
 
-*Ours*: the mean figure of the first method, then that of the other, named in brackets (of several others, the best);
-≥: at least one run ended before the target. *Gain*: the margin by which the claim holds, negative where it does not.
+*Ours*: the mean figure of the first method, then that of the other; of several others the best, named in brackets;
+≥: at least one run ended before the target. Transmissions are counted in rounds of FedAvg: a round of SCAFFOLD costs
+two. *Gain*: the margin by which the claim holds, negative where it does not.
 *Excluded*: client updates excluded from the runs, where they were counted. *Cost*: what each of the two methods sent or
 kept, unless the figure itself is a cost. `python recipes/reproduction.py` writes this page from the stored files of
 results, without running anything.
@@ -96,7 +108,7 @@ def day(results: Mapping[str, Any]) -> str:
 
 def line(claim: Claim, found: Evidence) -> list[str]:
     """The row of a claim."""
-    ours = f"{found.ours} : {found.other} ({found.against})"
+    ours = f"{found.ours} : {found.other}" + (f" ({found.against})" if isinstance(claim.other, tuple) else "")
     shown = str(found.verdict) if found.verdict.open else f"**{found.verdict}**"
     gain = difference(found.gain, claim.digits)
     return [claim.table, claim.says, claim.published, ours, gain, f"{found.gain['seeds']:.0f}", found.left_out,
@@ -121,26 +133,39 @@ def anchor(title: str) -> str:
     return f"[{title}](#{place.replace(' ', '-')})"
 
 
+def kind(found: Evidence) -> str:
+    """The verdict; of claims not run as published, whether they hold here or their opposite does, if that is known."""
+    here = found.reason.rpartition("; ")[2]
+    return here if here in (HOLDS, OPPOSITE) else found.verdict
+
+
 def counts(judged: Iterable[tuple[Claim, Evidence]]) -> list[int]:
     """Numbers of claims: all, by verdict, those that hold here or whose opposite does, and both kinds of open ones."""
-    found = Counter[str]()
-    for _, one in judged:
-        here = one.reason.rpartition("; ")[2]
-        found[here if here in (HOLDS, OPPOSITE) else one.verdict] += 1
+    found = Counter(kind(one) for _, one in judged)
     reproduced = found[Verdict.REPRODUCED] + found[Verdict.SCRIPTS]
     kinds = (Verdict.ON_TEST, Verdict.ORDER, Verdict.NOT_REPRODUCED, HOLDS, OPPOSITE, Verdict.SEEDS, Verdict.OTHERWISE)
-    return [found.total(), reproduced, *(found[kind] for kind in kinds)]
+    return [found.total(), reproduced, *(found[one] for one in kinds)]
 
 
-def comparisons(judged: Mapping[str, Iterable[tuple[Claim, Evidence]]]) -> dict[tuple[str, str, str], bool]:
-    """The distinct comparisons of published figures, by recipe, table and figures, and whether a claim decides each."""
-    found: dict[tuple[str, str, str], bool] = {}
-    for file, rows in judged.items():
-        for claim, one in rows:
-            if claim.published != "-":
-                key = file.partition("/")[0], claim.table, claim.published
-                found[key] = found.get(key, False) or not one.verdict.open
-    return found
+def comparisons(judged: Iterable[tuple[Claim, Evidence]]) -> list[tuple[Claim, Evidence]]:
+    """The distinct comparisons of published figures, each by the least favourable of the claims that decide it.
+
+    Where none does, by the least favourable of the others.
+    """
+    found: dict[tuple[str, str], list[tuple[Claim, Evidence]]] = {}
+    for claim, one in judged:
+        if claim.published != "-":
+            found.setdefault((claim.table, claim.published), []).append((claim, one))
+    return [min(claims, key=lambda pair: FAVOUR.index(kind(pair[1]))) for claims in found.values()]
+
+
+def is_firm(claim: Claim, found: Evidence, claims: int) -> bool:
+    """Whether an interval with Bonferroni's correction for so many claims would decide a decided claim likewise."""
+    gain, least = found.gain, published_gain(claim) / 2
+    half = float(stdtrit(gain["seeds"] - 1, 1 - 0.025 / claims)) * gain["se"]
+    if found.verdict is Verdict.NOT_REPRODUCED:
+        return gain["mean"] + half < max(least, 0.0)
+    return gain["mean"] > half and (found.verdict is not Verdict.ORDER or gain["mean"] + half < least)
 
 
 def page() -> str:
@@ -151,17 +176,20 @@ def page() -> str:
                for claim in result.claims]
         for file, result in RESULTS.items()
     }  # fmt: skip
-    count = Counter(found.verdict for rows in judged.values() for _, found in rows)
-    shares = ", ".join(f"{count[verdict]} *{verdict}*" for verdict in Verdict)
+    everything = [pair for rows in judged.values() for pair in rows]
+    decided = [pair for pair in everything if not pair[1].verdict.open]
+    distinct = comparisons(everything)
+    count = Counter(found.verdict for _, found in distinct)
+    verdicts = ", ".join(f"{count[verdict]} *{verdict}*" for verdict in Verdict if count[verdict] and not verdict.open)
     rows = [[anchor(RESULTS[file].title), *(str(n or "") for n in counts(found))] for file, found in judged.items()]
-    total = counts(pair for found in judged.values() for pair in found)
-    overview = table(OVERVIEW, [*rows, ["**all**", *map(str, total)]])
-    facts = {"seeds": SEEDS, "target_seeds": TARGET_SEEDS}
-    facts |= {"holds": total[5], "opposite": total[6], "overview": overview}
-    distinct = comparisons(judged)
-    facts |= {"distinct": len(distinct), "decided": sum(distinct.values())}
-    facts |= {"unpublished": sum(claim.published == "-" for rows in judged.values() for claim, _ in rows)}
-    text = [HEAD.format(count=count.total(), shares=shares, **facts)]
+    each, once = counts(everything), counts(distinct)
+    overview = table(OVERVIEW, [*rows, ["**all**", *map(str, each)], ["**distinct comparisons**", *map(str, once)]])
+    facts: dict[str, Any] = {"seeds": SEEDS, "target_seeds": TARGET_SEEDS, "overview": overview, "verdicts": verdicts}
+    facts |= {"holds": once[5], "opposite": once[6], "distinct": len(distinct), "judged": len(decided)}
+    facts |= {"decided": sum(not found.verdict.open for _, found in distinct), "count": len(everything)}
+    facts |= {"unpublished": sum(claim.published == "-" for claim, _ in everything)}
+    facts |= {"firm": sum(is_firm(*pair, len(decided)) for pair in decided)}
+    text = [HEAD.format(**facts)]
     text += [f"- {change}" for change in CHANGED]
     text += ["", "Published figures that come from code which departs from the equations:", ""]
     text += [f"- {tables}" for tables in AS_CODED]

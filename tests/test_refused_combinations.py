@@ -28,7 +28,7 @@ from site_pages import combinations_page  # pyright: ignore[reportMissingImports
 CHECKS = (
     Method.__post_init__, Method._check, Method._check_target, Method._check_topology, submodels.refuse,
     Experiment._check_needs, Experiment._check_attack, ClientPlan.__post_init__, example_privacy.check,
-    experiment.check_evaluation, experiment.check_means, setup.require_features, setup._private,
+    experiment.check_evaluation, experiment.check_means, setup.require_features, setup._private, setup._momentum,
 )  # fmt: skip
 ALL = {f"{topic}: {title}": case for topic, cases in CASES.items() for title, case in cases.items()}
 

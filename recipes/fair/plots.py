@@ -223,11 +223,11 @@ def plugged(title: str, results: dict[str, Any], out: Path) -> None:
             ]
             shown = body(figures, COLUMNS)
             for line, printed in zip(
-                shown, PLUGGED.get(name, ()) if data.startswith("heart") else ((), ()), strict=True
+                shown, PLUGGED.get(name.partition(",")[0], ()) if data.startswith("heart") else ((), ()), strict=True
             ):
                 paper = " / ".join(f"{v:.2f}" for v in printed) or "-"
                 extra = more if line[0] == "with" else ["", ""]
-                first = f"{name} {text(found['chosen'].get(name, {}))}".strip()
+                first = f"{name.partition(',')[0]} {text(found['chosen'].get(name, {}))}".strip()
                 rows.append([first if line[0] == "alone" else "+ AAggFF", *line[1:], *extra, paper])
         header = ["algorithm", *COLUMNS.values(), "difference: average", "difference: worst 10 %",
                   "paper: average / worst"]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Laws of FedDC, FedSplit and FedDecorr: reductions, exact invariants, and stopping points."""
+"""Laws of FedDC, FedSplit, FedDecorr and kept momentum: reductions, exact invariants, and stopping points."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 from helpers.federations import SIZES, classes
 from helpers.networks import tanh_net
 from helpers.quadratics import DIM, FEW, NEAR, Track, quadratics, squares
+from helpers.reference import World, average
 from helpers.runs import assert_same_run, assert_same_state, experiment, go, leaves, theta
 
 from fedloom.core.context import Batch, Output
@@ -20,7 +21,7 @@ from fedloom.core.method import Method
 from fedloom.core.parts import Drift
 from fedloom.experiment.federated import RunResult, run
 from fedloom.methods import fedavg, feddc, feddecorr, feddyn, fedsplit, make
-from fedloom.parts.drift import FedDCDrift, FedSplitDrift
+from fedloom.parts.drift import FedDCDrift, FedSplitDrift, KeptMomentum
 from fedloom.parts.mixing import Uniform
 from fedloom.parts.objectives import CrossEntropy, Decorrelation, Proximal
 from fedloom.parts.server import SGD
@@ -370,3 +371,51 @@ def test_they_compose_with_a_server_optimiser() -> None:
             theta(go(Method("m", (CrossEntropy(),), drift=drift, server=SGD(lr=lr)), rounds=1)) for lr in (1.0, 0.5)
         )
         np.testing.assert_allclose(half - start(), (whole - start()) / 2, rtol=0, atol=1e-12)
+
+
+# --- kept momentum --------------------------------
+
+HEAVY = {
+    "clipped": Local(epochs=2, batch_size=5, lr=0.1, momentum=0.7, weight_decay=0.01, clip=0.8, lr_decay=0.9),
+    "nesterov": Local(epochs=2, batch_size=0, lr=0.1, momentum=0.6, nesterov=True),
+}
+
+
+def kept(world: World, averaged: bool) -> tuple[np.ndarray, dict[int, np.ndarray]]:
+    """θ, and every client's buffer, or that of the server at all of them: SGD's own recursion, not started again."""
+    local, theta = world.local, world.start
+    buffers = dict.fromkeys(range(world.clients), np.zeros_like(theta))
+    for t, rate, cohort in world.schedule():
+        models = {}
+        for i in cohort:
+            w, v = theta, buffers[i]
+            for rows in local.batches(world.federation.train.index[i], world.seed, t, i):
+                g = world.gradient(w, rows)
+                if local.clip is not None:
+                    g = g * min(1.0, local.clip / (np.sqrt(np.sum(g**2)) + 1e-6))
+                g = g + local.weight_decay * w
+                v = local.momentum * v + g
+                w = w - rate * (g + local.momentum * v if local.nesterov else v)
+            models[i], buffers[i] = w, v
+        theta = average(world, theta, models)
+        if averaged:
+            mean = average(world, theta, {i: buffers[i] for i in cohort})
+            buffers = dict.fromkeys(range(world.clients), mean)
+    return theta, buffers
+
+
+@pytest.mark.parametrize("compute", ["live", "batched"])
+@pytest.mark.parametrize("averaged", [False, True])
+@pytest.mark.parametrize("local", HEAVY)
+def test_momentum_goes_on_where_a_round_ended(local: str, averaged: bool, compute: str) -> None:
+    method = Method("kept", (CrossEntropy(),), drift=KeptMomentum(averaged))
+    settings = {"rounds": 4, "cohort": 3, "local": HEAVY[local], "seed": 3}
+    result = run(experiment(method, compute=compute, **settings))
+    expected, buffers = kept(World(classes(), start(), 3, 4, 3, HEAVY[local], 3), averaged)
+    np.testing.assert_allclose(theta(result), expected, rtol=0, atol=1e-14)
+    found = states(result)
+    names = {f"client {i}/drift/momentum": v for i, v in buffers.items() if not averaged and v.any()}
+    for name, value in (names or {"server/drift/momentum": buffers[0]}).items():
+        np.testing.assert_allclose(found[name], value, rtol=0, atol=1e-14, err_msg=name)
+    fresh = run(experiment(fedavg(), compute=compute, **settings))
+    assert np.abs(theta(fresh) - expected).max() > 1e-2

@@ -25,7 +25,7 @@ def has_paired_rounds(plan: ClientPlan) -> bool:
     """Whether a client's round is plain steps of a paired method on the cross entropy."""
     hooks = plan.method.hooks
     changed = hooks["start"] or hooks["on_step"] or hooks["probe"] or hooks["grad"] or hooks["prox"]
-    changed = changed or plan.is_meta or plan.has_twin or plan.exit_weights
+    changed = changed or plan.is_meta or plan.has_twin or plan.exit_weights or plan.method.keep_momentum
     inputs = plan.augment is not None or plan.teacher is not None
     optimiser = not plan.is_even or plan.local.nesterov or plan.local.clip is not None
     return plan.is_paired and plan.method.is_cross_entropy and not (changed or inputs or optimiser)

@@ -297,7 +297,7 @@ class ClientWork:
         seen = self.begin(len(batches))
         if plan.method.hooks["start"]:
             yield from self._start(seen, at)
-        trained = TrainState.of(plan.at(client), at.theta)
+        trained = TrainState.of(plan.at(client), at.theta, seen)
         layers = LayerViews(plan.layout)
         draws = plan.draws(down.round, client, len(batches)).tolist()
         total = torch.zeros((), dtype=plan.layout.dtype, device=at.theta.device)
@@ -319,6 +319,10 @@ class ClientWork:
             if grad is not None:
                 descend(mine, trained, grad, lr, seen)
             total += value
+        for place in plan.method.keep_momentum:
+            assert trained.memory is not None
+            buffer = trained.memory[: trained.shared]
+            seen[place] = seen[place]._replace(local=seen[place].local | {"momentum": buffer})
         return self.finish(at, seen, float(total) / max(len(batches), 1))
 
     def begin(self, steps: int) -> dict[str, Context]:

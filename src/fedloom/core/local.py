@@ -75,7 +75,7 @@ class Local:
             ``cosine`` (½(1 + cos(πk/K))), ``warmup`` ((k + 1)/K), or a function of k and K.
         rates: factors on the rate for parameters by the beginning of their names, like ``{"head": 10.0}``; the longest
             that fits counts.
-        momentum: heavy-ball coefficient; the buffer starts at zero every round.
+        momentum: heavy-ball coefficient; the buffer starts at zero every round, unless drift ``momentum`` keeps it.
         nesterov: use Nesterov momentum.
         weight_decay: coefficient of θ, added to the gradient after clipping.
         clip: largest Euclidean norm of the gradient over all parameters; None for no clipping.

@@ -483,6 +483,11 @@ class Method:
     def _needed(self) -> frozenset[str]:
         return frozenset().union(*(part.needs.words for part in self.parts.values()))
 
+    @cached_property
+    def keep_momentum(self) -> tuple[str, ...]:
+        """The places of parts that keep the momentum of local steps."""
+        return tuple(place for place, part in self.parts.items() if part.needs.momentum)
+
     def who_needs(self, what: str) -> str:
         """The parts that declare it, for error messages, like ``drift 'scaffold'``."""
         named = ((place.partition(".")[0], p) for place, p in self.parts.items() if what in p.needs)

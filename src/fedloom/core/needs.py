@@ -29,6 +29,8 @@ class Needs:
         rounds: ``number``, the number T of rounds, which then cannot grow when a run is continued; or ``last``: also
             the last round, in which it acts, so that a run cannot end early.
         sgd: local steps of SGD, with or without momentum, because the part infers gradients from displacements.
+        momentum: local steps with momentum, whose buffer of the shared parameters starts as the ``momentum`` that
+            ``begin`` returns; ``end`` finds it under that name in ``ctx.local``.
     """
 
     model: Literal["", "inputs", "generator"] = ""
@@ -45,6 +47,7 @@ class Needs:
     probabilities: bool = False
     rounds: Literal["", "number", "last"] = ""
     sgd: bool = False
+    momentum: bool = False
 
     @cached_property
     def words(self) -> frozenset[str]:

@@ -34,9 +34,12 @@ class TrainState:
     steps: dict[int, int] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, plan: ClientPlan, theta: Tensor) -> TrainState:
-        """The state at the start of a round, with a fresh optimiser."""
+    def of(cls, plan: ClientPlan, theta: Tensor, seen: Mapping[str, Context]) -> TrainState:
+        """The state at the start of a round, with a fresh optimiser, or with the momentum that a part has kept."""
         memory = theta.new_zeros(plan.memory * len(theta)) if plan.memory else None
+        for place in plan.method.keep_momentum:
+            assert memory is not None
+            memory[: plan.layout.shared_size] = seen[place].local["momentum"]
         return cls(theta, plan.layout.shared_size, memory)
 
 

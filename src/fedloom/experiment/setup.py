@@ -142,6 +142,7 @@ def make_plan(experiment: Experiment, federation: Federation, device: str) -> Cl
         part.check(plan.local, plan.facts)
     for one in (plan, *(plan.at(client) for client in plan.client_local)):
         _ = one.rates  # raises for names that begin no parameter
+        _momentum(one)
     _private(experiment.method, plan)
     example_privacy.check(plan)
     _latent(experiment.method, model)
@@ -381,6 +382,15 @@ def _auxiliary(method: Method, judged: Tensor) -> None:
                 f"{place} {label(part)!r} with auxiliary={part.auxiliary} draws classes for an auxiliary classifier, "  # type: ignore[attr-defined]
                 "which this discriminator lacks; choose model=acgan, or auxiliary=own."
             )
+
+
+def _momentum(plan: ClientPlan) -> None:
+    """Raise a ``ConfigError`` if a part keeps the momentum of local steps that have none."""
+    if plan.method.keep_momentum and not (plan.memory and plan.local.momentum):
+        raise ConfigError(
+            f"{plan.method.who_needs('momentum')} keeps the momentum of local steps, but there are steps without; set "
+            "local.momentum at all clients, or leave out the personal part whose steps are plain."
+        )
 
 
 def _private(method: Method, plan: ClientPlan) -> None:

@@ -72,7 +72,7 @@ class Claim:
     ``ours`` and ``other`` are paths with `` > `` between keys and ``*`` in place of the seed; of several others, the
     one with the best mean counts. ``measure`` reads the figure of a run, ``cost`` what the run sent or kept.
     ``lower``: smaller figures are better. ``differs``: what differs from the publication. Fewer than ``seeds`` seeds
-    cannot decide.
+    cannot decide. ``entry`` says which of several others an index is.
     """
 
     table: str
@@ -88,6 +88,7 @@ class Claim:
     scripts: bool = False
     cost: tuple[Measure, str] | None = None
     seeds: int = SEEDS
+    entry: Callable[[int], str] = "entry {}".format
 
     @property
     def on_test(self) -> bool:
@@ -242,7 +243,7 @@ def evidence(claim: Claim, results: Mapping[str, Any], differs: str = "") -> Evi
     return Evidence(
         ours=figure({s: ours[s] for s in both}, claim),
         other=figure({s: v for s, v in rivals.items() if s in both} or rivals, claim),
-        against=name(best, claim.ours),
+        against=name(best, claim),
         gain=gain,
         left_out="-" if not lost else f"{share:.1%}" if share else f"{sum(lost):.0f}",
         cost=" : ".join(spent(claim.cost[0], results, path) for path in (claim.ours, best)) + f" {claim.cost[1]}"
@@ -316,7 +317,7 @@ def figure(values: Mapping[str, float], claim: Claim) -> str:
     return f"{bound}{claim.unit * fmean(values.values()):.{claim.digits}f}"
 
 
-def name(path: str, ours: str) -> str:
+def name(path: str, claim: Claim) -> str:
     """The part of a path that distinguishes it from ours: usually a method."""
-    keys = [a for a, b in zip(path.split(" > "), ours.split(" > "), strict=True) if a != b]
-    return ", ".join(f"entry {key}" if key.isdigit() else key.rpartition("/")[2] for key in keys)
+    keys = [a for a, b in zip(path.split(" > "), claim.ours.split(" > "), strict=True) if a != b]
+    return ", ".join(claim.entry(int(key)) if key.isdigit() else key.rpartition("/")[2] for key in keys)

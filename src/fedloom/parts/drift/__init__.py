@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from fedloom.parts.drift.feddyn import FedDynDrift as FedDynDrift
     from fedloom.parts.drift.fednova import FedNovaDrift as FedNovaDrift
     from fedloom.parts.drift.fedsplit import FedSplitDrift as FedSplitDrift
+    from fedloom.parts.drift.momentum import KeptMomentum as KeptMomentum
     from fedloom.parts.drift.scaffold import Scaffold as Scaffold
     from fedloom.parts.drift.tracking import GradientTracking as GradientTracking
 
@@ -22,7 +23,7 @@ __getattr__ = drifts.lazily(
     [
         "admm.ADMM", "fedcm=fedcm.FedCMDrift", "dc=feddc.FedDCDrift", "dynamic=feddyn.FedDynDrift",
         "normalized=fednova.FedNovaDrift", "split=fedsplit.FedSplitDrift", "scaffold.Scaffold",
-        "gradient_tracking=tracking.GradientTracking",
+        "momentum=momentum.KeptMomentum", "gradient_tracking=tracking.GradientTracking",
         "cached=cached.CachedUpdates", "delay=delay.DelayCompensation",
     ],
 )  # fmt: skip
