@@ -51,7 +51,7 @@ def digits(one: Models, other: Models) -> float:
 def theirs(peer: str, python: Path, path: Path, jobs: list[tuple[Row, bool]]) -> list[Models | str]:
     """The other framework's last models, or its words, for each row, as it is or changed."""
     todo, out = path.with_name(f"{peer}.jobs"), path.with_name(f"{peer}.npz")
-    todo.write_text(json.dumps([{"method": r.method, "theirs": r.theirs, "changed": changed} for r, changed in jobs]))
+    todo.write_text(json.dumps([{"method": r.preset, "theirs": r.theirs, "changed": changed} for r, changed in jobs]))
     env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE)}
     done = subprocess.run(
         [python, HERE / f"in_{peer}.py", path, todo, out], env=env, capture_output=True, text=True, check=False
@@ -84,7 +84,7 @@ def compare(rows: list[Row], pythons: dict[str, Path], folder: Path) -> list[dic
                 wanted = {**rows[i].ours, **(rows[i].switch if changed else {})}
                 value = other
                 if not isinstance(other, str):
-                    value = digits(ours.play(path, situation, rows[i].method, wanted), other)
+                    value = digits(ours.play(path, situation, rows[i].preset, wanted), other)
                 found[i]["changed" if changed else "digits"].append(value)
         print(f"{situation}: done", file=sys.stderr, flush=True)
     return found
@@ -109,7 +109,7 @@ def main() -> None:
             pythons[peer] = python
     for peer, reason in missing.items():
         print(f"{peer} is left out: {reason}", file=sys.stderr)
-    rows = [row for row in ROWS if row.peer in pythons and (not args.only or row.method in args.only)]
+    rows = [row for row in ROWS if row.peer in pythons and (not args.only or row.preset in args.only)]
     with tempfile.TemporaryDirectory() as folder:
         results = compare(rows, pythons, Path(folder))
     old = json.loads(args.out.read_text()) if args.out and args.out.exists() else {"rows": [], "versions": {}}

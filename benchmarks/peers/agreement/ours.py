@@ -15,9 +15,9 @@ from federation import CLASSES, FEATURES, LR, ROUNDS, SEED, SITUATIONS, SIZES, M
 from fedloom import methods
 from fedloom.core.federation import Arrays, Federation, Index, Split
 from fedloom.core.local import Local, draw_cohort
+from fedloom.core.slots import SLOTS
 from fedloom.experiment.experiment import Evaluation, Experiment
 from fedloom.experiment.federated import run
-from fedloom.parts import mixing
 
 
 def settings(situation: str) -> tuple[Local, int]:
@@ -68,11 +68,11 @@ def play(path: Path, situation: str, name: str, wanted: Mapping[str, Any]) -> Mo
         path: the federation's file.
         situation: its name.
         name: of the method.
-        wanted: its settings; ``mixing`` names another mixing, ``local`` holds changes of local training.
+        wanted: its settings; ``mixing`` and ``drift`` name other parts, ``local`` holds changes of local training.
     """
     given, (local, size) = common.read(path), settings(situation)
     own = dict(wanted)
-    others = {"mixing": mixing.mixings.make(own.pop("mixing"))} if "mixing" in own else {}
+    others = {slot: SLOTS[slot].make(own.pop(slot)) for slot in ("mixing", "drift") if slot in own}
     local = replace(local, **own.pop("local", {}))
     method = replace(methods.make(name, **own), **others)
     norm = name == "fedbn"

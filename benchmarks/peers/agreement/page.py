@@ -56,7 +56,12 @@ def table(found: dict[str, Any]) -> str:
         row = known(result)
         sides = [f"there: {row.change}"] if row.change else []
         sides += [f"here: {', '.join(f'`{k}={v}`' for k, v in row.switch.items())}"] if row.switch else []
-        cells = [f"`{row.method}`", NAMES[row.peer], told(result["digits"]), row.cause]
+        cells = [
+            row.method.replace(row.preset, f"`{row.preset}`", 1),
+            NAMES[row.peer],
+            told(result["digits"]),
+            row.cause,
+        ]
         cells += [". ".join(sides), told(result["changed"])] if sides else ["", ""]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
@@ -67,7 +72,7 @@ def page(found: dict[str, Any]) -> str:
     rows = found["rows"]
     same = sum(agrees(result["digits"]) for result in rows)
     after = sum(not agrees(r["digits"]) and bool(r["changed"]) and agrees(r["changed"]) for r in rows)
-    methods = len({result["method"] for result in rows})
+    methods = len({known(result).preset for result in rows})
     versions = [f"{NAMES[p]} {v[PACKAGES[p]]} (torch {v['torch']})" for p, v in found["versions"].items() if p in NAMES]
     present = {(result["method"], result["peer"]) for result in rows}
     absent = [f"`{row.method}` of {NAMES[row.peer]}" for row in ROWS if (row.method, row.peer) not in present]

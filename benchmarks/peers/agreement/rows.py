@@ -16,7 +16,7 @@ class Row:
     """One comparison.
 
     Attributes:
-        method: its name in FedLoom.
+        method: its name in FedLoom, and after a comma what is changed in it.
         peer: the other framework.
         ours: FedLoom's settings of the method.
         theirs: the other framework's.
@@ -34,6 +34,11 @@ class Row:
     change: str = ""
     switch: Mapping[str, Any] = field(default_factory=dict)
     everybody: bool = False
+
+    @property
+    def preset(self) -> str:
+        """The method's name alone."""
+        return self.method.partition(",")[0]
 
     @property
     def is_changed(self) -> bool:
@@ -54,6 +59,10 @@ FLOWER_OPT = ("v starts at 0, below the paper's τ²", "v starts at τ²")
 ROWS = (
     # fluke
     Row("fedavg", "fluke", {}, WEIGHTED),
+    Row(
+        "fedavg, momentum kept between rounds", "fluke", {"drift": "momentum", "local": {"momentum": 0.6}},
+        {"optimiser": {"momentum": 0.6}, **WEIGHTED},
+    ),
     Row("fedprox", "fluke", {"mu": 0.5}, {"client": {"mu": 0.5}, **WEIGHTED}),
     Row("scaffold", "fluke", {}, UNWEIGHTED),
     Row(
