@@ -25,10 +25,10 @@ from protocol import mean_error
 from reporting import table, write
 
 from fedloom.core.context import RoundInfo
+from fedloom.core.simplex import minimise, restrict_to_cohort
 from fedloom.core.tree import Tree
 from fedloom.parts.mixing import AAggFFS, responses
 from fedloom.parts.mixing.aaggff_s import growth_gradient
-from fedloom.parts.mixing.simplex import minimise, restrict_to_cohort
 
 DATA = "heart_published"
 ROWS = ("FedAvg", "AAggFF", "AAggFF, as coded")

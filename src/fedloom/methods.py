@@ -419,6 +419,18 @@ preset(
     "Jeong et al. 2018. With γ = 0 it is local training.",
 )
 preset(
+    "feddbe",
+    lambda name: Method(name, (*CE, objectives.FeatureMean()), personal=personal.BiasMemory()),
+    "Features r(x) + b_i with a vector b_i of the client's own, and (κ/d)‖mean r(x) - m̄‖² beside the loss.",
+    "Zhang et al., NeurIPS 2023; m̄ is the mean feature of the first round's clients. See ``FeatureMean``.",
+)
+preset(
+    "fedphp",
+    lambda name: Method(name, (*CE, objectives.Inheritance()), personal=personal.Inherited()),
+    "Local work learns from h_i ← μ_i h_i + (1 - μ_i) θ_i, an average of the client's own models, which is deployed.",
+    "Li et al., ECML PKDD 2021. With λ = 0 the server's model is FedAvg's. See ``Inheritance``.",
+)
+preset(
     "apfl",
     lambda name: Method(name, CE, personal=personal.APFL()),
     "w as in FedAvg, and v ← v - ηα∇F_i(αv + (1 - α)w); the mixture is deployed. Deng et al. 2020." + MEAN,
@@ -501,6 +513,12 @@ preset(
     ),
     "Own models w_i pulled to u_i = Σ_j ξ_ij w_j, a mean that weighs similar models more. Huang et al., AAAI 2021.",
     "μ is λ/α of the paper.",
+)
+preset(
+    "pfedgraph",
+    lambda name: Method(name, (*CE, objectives.CosinePull()), topology=topology.Collaboration()),
+    "Client i receives Σ_j B_ij w_j, B_i = argmin_{b∈Δ} Σ_j [α(b_j - n_j/n)² - b_j cos_ij], of similar models more.",
+    "Ye et al., ICML 2023; cos_ij of how models have moved, and λ(1 - cos(θ, θ^t)) beside the loss.",
 )
 # slow and absent clients; schedule=buffered and so on makes any other method asynchronous
 preset(

@@ -256,6 +256,7 @@ RECEIVING = {
     "mofedsam": (),
     "fedproto": (),
     "feddistill": (),
+    "feddbe": (),
     "fedevg": ("model=energy_cnn", "local.steps=1"),
     "fedevg_kept": ("model=energy_cnn", "local.steps=1"),
     "dp_fedavg": ("method.uplink.clip_noise.quantile=0.5",),

@@ -8,6 +8,7 @@ from dataclasses import fields
 import numpy as np
 
 from fedloom.core import rng
+from helpers import losses
 from helpers.reference import Found, Vector, World, average, fedavg, partly
 
 
@@ -281,6 +282,68 @@ def fedfomo(world: World, models: int | None = None, explore: float = 0.3) -> Fo
     return Found(np.mean(own, axis=0))
 
 
-ORACLES = {
-    f.__name__: f for f in (fedala, fedfomo, pfedme, apfl, superfed_mm, superfed_lm, fedrep, fedbn, fedbabu, knn_per)
-}
+def feddbe(world: World, kappa: float = 1.0, mu: float = 1.0) -> Found:
+    """Zhang et al. 2023, algorithm 1, on θ and every client's z̄ᵖ; the first round is the one without a consensus."""
+    theta, h, consensus = world.start, world.width, None
+    memory = dict.fromkeys(range(world.clients), np.zeros(h))
+    for t, rate, cohort in world.schedule():
+        models, means = {}, {}
+        for i in cohort:
+            w, z, m, pace = theta, memory[i], np.zeros(h), Pace(world, rate)
+            for rows in batches(world, i, t):
+                features, o, w2 = losses.forward(w, world.x[rows], h)
+                m = (1 - mu) * m + mu * features.mean(0)
+                at = losses.labels(world, rows, o + w2 @ z)
+                pull = 0.0 if consensus is None else 2 * kappa / h * (m - consensus) * mu / len(rows)
+                g = losses.backward(w, world.x[rows], h, at, pull)
+                g[world.body : world.body + w2.size] += np.outer(at.sum(0), z).ravel()
+                w, z = pace.step({"w": (w, g), "z": (z, at.sum(0) @ w2)})
+            models[i], memory[i] = w, z
+            means[i] = losses.forward(w, world.x[world.federation.train.index[i]], h)[0].mean(0)
+        theta = average(world, theta, models)
+        consensus = average(world, theta, means) if consensus is None else consensus
+    whole = {i: np.append(theta, z) for i, z in memory.items()}
+    return Found(np.append(theta, np.zeros(h)), whole, {"server/objective.1/consensus": consensus})
+
+
+def discrepancy_slope(a: Vector, b: Vector) -> Vector:
+    """The slope of MMD² at the rows b, kernel by kernel and row by row; the bandwidth counts as constant."""
+    rows, sign = np.concatenate([a, b]), np.repeat([1 / len(a), -1 / len(b)], len(a))
+    scale = np.mean([np.sum((p - q) ** 2) for n, p in enumerate(rows) for m, q in enumerate(rows) if n != m])
+    slope = np.zeros_like(b)
+    for width in scale * np.array([0.25, 0.5, 1.0, 2.0, 4.0]):
+        for j in range(len(b)):
+            apart = b[j] - rows
+            k = np.exp(-np.sum(apart**2, axis=1) / width)
+            slope[j] += 2 * sign[-1] * (sign * k) @ (-2 * apart / width)
+    return slope
+
+
+def fedphp(world: World, mu: float = 0.9, lam: float = 0.1, by: str = "outputs", tau: float = 4.0) -> Found:
+    """Li et al. 2021: every client keeps its inherited model, which grows older the more often it has come."""
+    theta, inherited, visits, states = world.start, {}, dict.fromkeys(range(world.clients), 0), {}
+    for t, rate, cohort in world.schedule():
+        models = {}
+        for i in cohort:
+            todo, teacher = iter(batches(world, i, t)), inherited.get(i, theta)
+
+            def correct(g: Vector, w: Vector, todo=todo, teacher=teacher) -> Vector:
+                x = world.x[next(todo)]
+                (r, z, _), (past, wanted, _) = (losses.forward(v, x, world.width) for v in (w, teacher))
+                if by == "features":
+                    return g + losses.backward(w, x, world.width, 0.0, lam * discrepancy_slope(past, r))
+                towards = losses.softmax(z / tau) - losses.softmax(wanted / tau)
+                return g + losses.backward(w, x, world.width, lam * tau * towards / len(x))
+
+            models[i], _ = world.train(theta, i, t, rate, correct)
+            weight = mu * min(1.0, visits[i] / max(world.rounds * world.cohort / world.clients, 1.0))
+            inherited[i] = weight * teacher + (1 - weight) * models[i]
+            visits[i] += 1
+            kept = {"private": models[i], "history": teacher, "weight": np.array(weight)}
+            states |= {f"client {i}/personal/{name}": value for name, value in kept.items()}
+        theta = average(world, theta, models)
+    return Found(theta, states=states)
+
+
+KEPT = (fedala, fedfomo, feddbe, fedphp, pfedme, apfl, superfed_mm, superfed_lm, fedrep, fedbn, fedbabu, knn_per)
+ORACLES = {f.__name__: f for f in KEPT}

@@ -159,6 +159,31 @@ def fedamp(world: World, mu: float = 1.0, alpha: float = 1.0, sigma: float = 1.0
     return Found(result.theta, states=result.states | {f"client {i}/personal/private": w for i, w in own.items()})
 
 
+def pfedgraph(world: World, lam: float = 0.01, alpha: float = 0.8) -> Found:
+    """A row of the graph fulfils the conditions of the minimum, with a multiplier that is found by bisection."""
+    u = np.tile(world.start, (world.clients, 1))
+    for t, rate, who in world.schedule():
+        w = {}
+        for i in who:
+
+            def pull(g: Vector, v: Vector, to: Vector = u[i]) -> Vector:
+                long, other = np.linalg.norm(v), np.linalg.norm(to)
+                return g - lam * (to / (long * other) - (v @ to) * v / (long**3 * other))
+
+            w[i] = world.train(u[i], i, t, rate, pull)[0]
+        moved = {i: (v - world.start) / np.linalg.norm(v - world.start) for i, v in w.items()}
+        share = world.n[who] / world.n[who].sum()
+        for i in who:
+            wanted = share + np.array([moved[i] @ moved[j] for j in who]) / (2 * alpha)
+            low, high = wanted.min() - 1, wanted.max()
+            for _ in range(100):
+                middle = (low + high) / 2
+                low, high = (middle, high) if np.maximum(wanted - middle, 0).sum() > 1 else (low, middle)
+            u[i] = sum(b * w[j] for b, j in zip(np.maximum(wanted - low, 0), who, strict=True))
+    result = found(world, u)
+    return Found(result.theta, states=result.states | {"server/topology/first": world.start})
+
+
 ORACLES: dict[str, Callable[..., Found]] = {
-    f.__name__: f for f in (dpsgd, dfedavgm, gossip, sgp, kgt, hierfavg, cfl, fedamp)
+    f.__name__: f for f in (dpsgd, dfedavgm, gossip, sgp, kgt, hierfavg, cfl, fedamp, pfedgraph)
 }

@@ -23,11 +23,11 @@ from hypothesis import strategies as st
 
 from fedloom.core.context import RoundInfo
 from fedloom.core.parts import Mixing
+from fedloom.core.simplex import exponentiated
 from fedloom.metrics.regret import best_fixed, decision_losses, device_bound, lipschitz, regret, silo_bound
 from fedloom.parts.mixing import AAggFFD, AAggFFS
 from fedloom.parts.mixing.aaggff_s import growth_gradient
 from fedloom.parts.mixing.responses import CDFS, respond
-from fedloom.parts.mixing.simplex import exponentiated
 
 Draw = np.random.Generator
 Adversary = Callable[[int, np.ndarray, Draw], np.ndarray]

@@ -17,6 +17,7 @@ from fedloom.core.errors import ConfigError
 from fedloom.core.local import Local, draw_cohort
 from fedloom.core.method import Method
 from fedloom.core.parts import Mixing
+from fedloom.core.simplex import exponentiated
 from fedloom.experiment.federated import run
 from fedloom.methods import fedavg, make
 from fedloom.parts.drift import FedDynDrift
@@ -32,7 +33,6 @@ from fedloom.parts.mixing import (
 )
 from fedloom.parts.mixing.aaggff_s import growth_gradient
 from fedloom.parts.mixing.responses import CDFS, respond, transformed
-from fedloom.parts.mixing.simplex import exponentiated
 from fedloom.parts.objectives import CrossEntropy
 from fedloom.parts.server import SGD
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import minimize
 
-from fedloom.parts.mixing.simplex import exponentiated, min_norm_box_qp, minimise, project
+from fedloom.core.simplex import exponentiated, min_norm_box_qp, minimise, project
 
 SEEDS = st.integers(0, 10_000)
 

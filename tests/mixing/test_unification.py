@@ -15,8 +15,8 @@ from scipy.optimize import minimize
 
 from fedloom.core.method import Method
 from fedloom.core.parts import Mixing
+from fedloom.core.simplex import exponentiated
 from fedloom.parts.mixing import QFFL, TERM, Proportional
-from fedloom.parts.mixing.simplex import exponentiated
 from fedloom.parts.objectives import CrossEntropy
 
 Of = Callable[[np.ndarray], np.ndarray]

@@ -358,6 +358,7 @@ class ClientWork:
             raise ValueError(f"start returned the shape {list(theta.shape)} instead of {list(down.theta.shape)}")
         at.theta[:split].copy_(theta)
         seen["personal"] = seen["personal"]._replace(local=local)
+        seen.update({place: ctx._replace(own=local) for place, ctx in seen.items()})
 
     def _gradient(self, ask: Request, at: Vectors, step: int) -> Generator[Request, Answer, Answer]:
         """Request a gradient, and those that terms take at other points; DP-SGD's arrives clipped, and gets noise."""

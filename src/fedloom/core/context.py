@@ -118,7 +118,8 @@ class Context(NamedTuple):
             without momentum.
         usual_steps: the same for a client with the mean number of samples.
         evaluates: whether the loss of the received model is evaluated, as mixings and records need it, instead of local
-            work; ``state`` is then that of a client that participates for the first time.
+            work; ``state`` is then that of a client that participates for the first time, and ``own`` is empty.
+        own: what the personal part has brought along for others to compare with: the state that its ``start`` returned.
     """
 
     received: Float[Tensor, "P"]
@@ -137,6 +138,7 @@ class Context(NamedTuple):
     effective_steps: float = 1.0
     usual_steps: float = 1.0
     evaluates: bool = False
+    own: Tree = {}  # noqa: RUF012
 
     @property
     def samples(self) -> Batch:
@@ -315,3 +317,8 @@ class Meeting(NamedTuple):
     received: Callable[[int], Tensor]
     received_losses: Callable[[int, np.ndarray], np.ndarray]
     draws: np.random.Generator
+
+    def shares(self, models: np.ndarray) -> np.ndarray:
+        """n_r / Σ n of some models, n_r being the samples of their clients, or with a uniform mixing their clients."""
+        mass = (self.receivers if self.uniform else self.sizes)[models].astype(np.float64)
+        return mass / mass.sum()

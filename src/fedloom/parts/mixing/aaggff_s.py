@@ -9,9 +9,9 @@ import torch
 
 from fedloom.core.context import RoundInfo
 from fedloom.core.parts import Needs
+from fedloom.core.simplex import Vector, by_samples, minimise, restrict_to_cohort
 from fedloom.core.tree import Tree
 from fedloom.parts.mixing import responses
-from fedloom.parts.mixing.simplex import Vector, by_samples, minimise, restrict_to_cohort
 
 
 def growth_gradient(p: Vector, r: Vector) -> Vector:

@@ -10,9 +10,9 @@ import torch
 from fedloom.core.context import RoundInfo
 from fedloom.core.parts import Mixing, Needs
 from fedloom.core.ranges import NonNegative
+from fedloom.core.simplex import by_samples, project, restrict_to_cohort
 from fedloom.core.tree import Tree
 from fedloom.parts.mixing import responses
-from fedloom.parts.mixing.simplex import by_samples, project, restrict_to_cohort
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from fedloom.core.context import Facts, RoundInfo
 from fedloom.core.errors import ConfigError
 from fedloom.core.local import Local
 from fedloom.core.parts import Mixing
+from fedloom.core.simplex import restrict_to_cohort
 from fedloom.core.tree import Tree
-from fedloom.parts.mixing.simplex import restrict_to_cohort
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ import numpy as np
 from fedloom.core.context import RoundInfo
 from fedloom.core.parts import Mixing, Needs
 from fedloom.core.ranges import Positive
+from fedloom.core.simplex import exponentiated
 from fedloom.core.tree import Tree
-from fedloom.parts.mixing.simplex import exponentiated
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from torch import Tensor
 from fedloom.core.context import RoundInfo
 from fedloom.core.parts import Halves, Mixing, Needs
 from fedloom.core.ranges import NonNegative
+from fedloom.core.simplex import exponentiated
 from fedloom.core.tree import Tree
 from fedloom.parts.mixing import responses
-from fedloom.parts.mixing.simplex import exponentiated
 
 SMALLEST = 1e-10  # lower bound of losses in denominators
 

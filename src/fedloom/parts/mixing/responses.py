@@ -14,7 +14,7 @@ from fedloom.core.errors import ClientError, ConfigError
 from fedloom.core.parts import Mixing, Needs
 from fedloom.core.ranges import NonNegative, Positive
 from fedloom.core.registry import titled
-from fedloom.parts.mixing.simplex import Vector
+from fedloom.core.simplex import Vector
 
 CITATION = "hahn2024aaggff"
 

@@ -10,9 +10,9 @@ import numpy as np
 from fedloom.core.context import RoundInfo
 from fedloom.core.parts import Mixing, Needs
 from fedloom.core.ranges import Range
+from fedloom.core.simplex import exponentiated
 from fedloom.core.tree import Tree
 from fedloom.parts.mixing import responses
-from fedloom.parts.mixing.simplex import exponentiated
 
 
 @dataclass(frozen=True)

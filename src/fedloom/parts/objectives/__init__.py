@@ -21,8 +21,11 @@ if TYPE_CHECKING:
     from fedloom.parts.objectives.distillation import Distillation as Distillation
     from fedloom.parts.objectives.elastic_net import ElasticNet as ElasticNet
     from fedloom.parts.objectives.energy import Energy as Energy
+    from fedloom.parts.objectives.feature_mean import FeatureMean as FeatureMean
+    from fedloom.parts.objectives.inheritance import Inheritance as Inheritance
     from fedloom.parts.objectives.not_true import NotTrueDistillation as NotTrueDistillation
     from fedloom.parts.objectives.propfair import PropFair as PropFair
+    from fedloom.parts.objectives.proximal import CosinePull as CosinePull
     from fedloom.parts.objectives.proximal import Proximal as Proximal
     from fedloom.parts.objectives.robustness import Robustness as Robustness
     from fedloom.parts.objectives.selective import Selective as Selective
@@ -40,7 +43,9 @@ __getattr__ = objectives.lazily(
         "balanced=calibrated.BalancedSoftmax", "restricted=calibrated.RestrictedSoftmax",
         "contrastive.Contrastive", "cross_entropy=cross_entropy.CrossEntropy",
         "weighted_cross_entropy=cross_entropy.WeightedCrossEntropy", "decorrelation.Decorrelation",
-        "distillation.Distillation", "elastic_net=elastic_net.ElasticNet", "energy.Energy",
+        "cosine=proximal.CosinePull", "distillation.Distillation", "elastic_net=elastic_net.ElasticNet",
+        "energy.Energy",
+        "feature_mean=feature_mean.FeatureMean", "inheritance.Inheritance",
         "not_true=not_true.NotTrueDistillation", "propfair.PropFair", "proximal.Proximal", "robustness.Robustness",
         "selective.Selective", "sharpness.Sharpness", "squared_error=squared_error.SquaredError",
         "variational.Variational",

@@ -131,10 +131,16 @@ class ClassOutputs(Term):
         return new, update
 
 
-def _by_class(ctx: Context, model: Model, of: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
-    """Sums by class of what a model in evaluation mode makes of a client's samples, [C, d], and their numbers [C]."""
+def over_samples(ctx: Context, model: Model, of: Callable[[Tensor], Tensor]) -> Tensor:
+    """What a model in evaluation mode makes of all of a client's samples, [rows, d]."""
     model.eval()  # pyright: ignore[reportFunctionMemberAccess]
     rows = torch.cat([of(x) for x in ctx.samples.x.split(PIECE)])
     model.train()  # pyright: ignore[reportFunctionMemberAccess]
+    return rows
+
+
+def _by_class(ctx: Context, model: Model, of: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+    """Sums by class of what a model in evaluation mode makes of a client's samples, [C, d], and their numbers [C]."""
+    rows = over_samples(ctx, model, of)
     owner = torch.nn.functional.one_hot(ctx.samples.y, ctx.facts.classes).to(rows.dtype)
     return owner.T @ rows, owner.sum(0)

@@ -1,4 +1,4 @@
-"""The proximal term of FedProx."""
+"""What keeps local models near the received one: the proximal term of FedProx, and the cosine of pFedGraph."""
 
 from __future__ import annotations
 
@@ -30,3 +30,29 @@ class Proximal(Term):
     def grad(self, grad: Tensor, w: Tensor, ctx: Context) -> Tensor:
         """g + μ(θ - θ^t); the difference is taken first, so that it is exactly zero at θ = θ^t, without rounding."""
         return grad.add_(w - ctx.received, alpha=self.mu)
+
+
+@dataclass(frozen=True)
+class CosinePull(Term):
+    """λ(1 - cos(θ, θ^t)), which keeps local models in the direction of the received one, whatever their length.
+
+    Its gradient λ(cos(θ, θ^t) θ/‖θ‖ - θ^t/‖θ^t‖)/‖θ‖ is added in closed form; a model of zeros has no direction and is
+    not pulled. θ are the shared parameters. The local term of pFedGraph, whose clients receive mixtures of their own
+    (Ye et al., ICML 2023, eq. 3). The authors' code leaves it out of the first round, has Σ_j B_ij w_j/‖w_j‖ in the
+    place of θ^t/‖θ^t‖, and adds the inner product instead of subtracting it.
+
+    Args:
+        lam: λ ≥ 0.
+    """
+
+    lam: NonNegative = 0.01
+
+    citation = "ye2023pfedgraph"
+
+    def grad(self, grad: Tensor, w: Tensor, ctx: Context) -> Tensor:
+        """g + λ(cos(θ, θ^t) θ/‖θ‖ - θ^t/‖θ^t‖)/‖θ‖."""
+        long, other = float(w.norm()), float(ctx.received.norm())
+        if not (long and other):
+            return grad
+        cosine = float(w @ ctx.received) / (long * other)
+        return grad.add_(w, alpha=self.lam * cosine / long**2).sub_(ctx.received, alpha=self.lam / (long * other))

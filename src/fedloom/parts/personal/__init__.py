@@ -7,6 +7,8 @@ from fedloom.core.slots import personals
 if TYPE_CHECKING:
     from fedloom.parts.personal.architectures import Architectures as Architectures
     from fedloom.parts.personal.architectures import OwnArchitectures as OwnArchitectures
+    from fedloom.parts.personal.bias import BiasMemory as BiasMemory
+    from fedloom.parts.personal.inherited import Inherited as Inherited
     from fedloom.parts.personal.interpolated import APFL as APFL
     from fedloom.parts.personal.interpolated import Subspace as Subspace
     from fedloom.parts.personal.lora import PrivateLora as PrivateLora
@@ -29,7 +31,7 @@ __getattr__ = personals.lazily(
     __name__,
     [
         "interpolated.Subspace", "interpolated.APFL", "private_lora=lora.PrivateLora",
-        "merged.Merged", "own_start=merged.OwnStart",
+        "bias_memory=bias.BiasMemory", "inherited.Inherited", "merged.Merged", "own_start=merged.OwnStart",
         "early_exit=nested.EarlyExitSlice", "nested.Decoupled", "width_slice=nested.WidthSlice",
         "private_norm=normalisation.PrivateNorm", "pairs.Ditto", "pairs.PFedMe", "local_only=private.LocalOnly",
         "private.Reinitialised", "private_head=private.PrivateHead", "private_body=private.PrivateBody",

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from fedloom.parts.topology.attention import Attention as Attention
     from fedloom.parts.topology.bipartition import Bipartition as Bipartition
     from fedloom.parts.topology.clusters import Clusters as Clusters
+    from fedloom.parts.topology.collaboration import Collaboration as Collaboration
     from fedloom.parts.topology.first_order import FirstOrder as FirstOrder
     from fedloom.parts.topology.graphs import Complete as Complete
     from fedloom.parts.topology.graphs import EdgeList as EdgeList
@@ -29,7 +30,8 @@ __getattr__ = topologies.lazily(
         "own_model=graphs.OwnModel", "graphs.Ring", "graphs.Torus", "graphs.Complete", "graphs.Star",
         "graphs.Exponential", "erdos_renyi=graphs.ErdosRenyi", "small_world=graphs.SmallWorld",
         "edge_list=graphs.EdgeList", "random_pairs=graphs.RandomPairs", "hierarchy.Hierarchy", "clusters.Clusters",
-        "attention.Attention", "bipartition.Bipartition", "first_order=first_order.FirstOrder",
+        "attention.Attention", "bipartition.Bipartition", "collaboration.Collaboration",
+        "first_order=first_order.FirstOrder",
     ],
     "graphs.Graph",
 )  # fmt: skip

@@ -61,7 +61,7 @@ class Bipartition(OwnModel):
             members = np.flatnonzero(cluster == number)
             there = np.intersect1d(members, active)
             heard = there if len(there) else members
-            weights[np.ix_(members, heard)] = _shares(heard, meeting)
+            weights[np.ix_(members, heard)] = meeting.shares(heard)
             if len(there) == len(members) > 1:
                 cluster[self._apart(members, meeting)] = cluster.max() + 1
         return {"cluster": torch.from_numpy(cluster)}, Links.dense(np.arange(clients), weights)
@@ -73,7 +73,7 @@ class Bipartition(OwnModel):
 
         size = len(meeting.theta(int(members[0])))
         gram = products(lambda n, at: meeting.received(n)[at].double() - meeting.theta(n)[at].double(), members, size)
-        share = _shares(members, meeting)
+        share = meeting.shares(members)
         norms = np.sqrt(gram.diagonal())
         mean = np.sqrt(max(share @ gram @ share, 0.0))
         if not (mean < self.mean_below and norms.max() > self.some_above):
@@ -83,9 +83,3 @@ class Bipartition(OwnModel):
         leaves = cut_tree(merged, 2).ravel() == 1
         cross = float(cosine[np.ix_(leaves, ~leaves)].max())
         return members[leaves] if self.gamma < np.sqrt(max(1 - cross, 0.0) / 2) else members[:0]
-
-
-def _shares(clients: np.ndarray, meeting: Meeting) -> np.ndarray:
-    """n_j / Σ n over some clients, or equal shares with a mixing that is uniform."""
-    mass = np.ones(len(clients)) if meeting.uniform else meeting.sizes[clients]
-    return mass / mass.sum()

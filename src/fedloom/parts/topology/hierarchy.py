@@ -52,5 +52,5 @@ class Hierarchy(Topology):
     def between(self, state: Tree, meeting: Meeting) -> tuple[Tree, Links | None]:
         if (meeting.t + 1) % self.cloud_every:
             return state, None
-        mass = (meeting.receivers if meeting.uniform else meeting.sizes).astype(np.float64)
-        return state, Links.dense(np.arange(len(mass)), np.tile(mass / mass.sum(), (len(mass), 1)))
+        models = np.arange(len(meeting.sizes))
+        return state, Links.dense(models, np.tile(meeting.shares(models), (len(models), 1)))

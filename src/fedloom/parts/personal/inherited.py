@@ -1,0 +1,66 @@
+"""FedPHP: a client inherits the models of its own past, which it deploys and learns from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedloom.core.context import Context, Model
+from fedloom.core.message import ClientEnd
+from fedloom.core.parts import Needs, Personal, Start, Use, Weights
+from fedloom.core.ranges import Probability
+from fedloom.core.tree import Tree
+
+
+@dataclass(frozen=True)
+class Inherited(Personal):
+    """A client trains the received model, and keeps and deploys h_i [P], a moving average of its models θ_i.
+
+    ::
+
+        h_i ← μ_i h_i + (1 - μ_i) θ_i          after local work, μ_i = μ min(1, v_i K / (T |S_t|))
+
+    v_i is the number of the client's earlier visits, and T|S_t|/K how many are expected in T rounds, so that h_i is at
+    first the last model, and an average in the end. Terms find h_i in ``ctx.own`` as ``history``: FedPHP has the term
+    ``inheritance`` beside the loss, which learns from it. At its first visit a client has none, and what it received is
+    in its place. With μ = 0 it is the client's last model, which as a teacher is pFedSD's (Jin et al., IEEE TPDS 2022).
+    Two models are kept, h_i before the last visit and θ_i. Batch statistics are the received ones.
+
+    Li, Zhan, Shao, Li & Song, ECML PKDD 2021 (FedPHP), eqs. (5) and (6), with v_i and T|S_t|/K as the authors' code.
+
+    Args:
+        mu: μ in [0, 1], the weight of the past at the end; the authors use 0.9.
+    """
+
+    mu: Probability = 0.9
+
+    needs = Needs(rounds="number")
+    citation = "li2021fedphp"
+
+    def init_client(self, theta: Tensor) -> Tree:
+        """h_i before the last visit, the weight that it had there, and the number of visits."""
+        return {"history": theta.clone(), "weight": theta.new_zeros(()), "visits": theta.new_zeros(())}
+
+    def start(self, ctx: Context, received: Tensor, own: Tree | None, draws: np.random.Generator) -> Start:
+        """The received model; h_i as it is now, and its weight after this visit."""
+        yield from ()
+        visits, expected = ctx.state["visits"], ctx.facts.rounds * len(ctx.invited) / ctx.facts.clients
+        weight = self.mu * (visits / max(expected, 1)).clamp(max=1)
+        history = received.clone() if own is None else _inherited(own)
+        return {"history": history, "weight": weight, "visits": visits + 1}, received
+
+    def end(self, ctx: Context, update: Tensor, model: Model) -> ClientEnd:
+        return ClientEnd(ctx.local, {}, update)
+
+    def fill(self, use: Use, shared: Weights, first: Weights, own: Tree | None, into: Weights) -> None:
+        """h_i, with the server's batch statistics; the server's model at a client that never participated."""
+        into.theta.copy_(shared.theta if own is None else _inherited(own))
+        into.buffers.copy_(shared.buffers)
+
+
+def _inherited(own: Tree) -> Tensor:
+    """μ_i h_i + (1 - μ_i) θ_i [P], of what was kept at the last visit."""
+    return torch.lerp(own["private"], own["history"], own["weight"])

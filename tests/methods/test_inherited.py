@@ -1,0 +1,69 @@
+"""FedPHP: the models of a client's past, which it deploys and learns from."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers.runs import go, theta
+
+import fedloom as fl
+from fedloom.core.errors import ClientError
+from fedloom.core.local import Local
+from fedloom.core.parts import Personal
+from fedloom.methods import make
+
+LOCAL = Local(epochs=2, batch_size=4, lr=0.2, momentum=0.8, weight_decay=0.01)
+SAME: dict[str, Any] = {"local": LOCAL, "cohort": 4, "rounds": 4, "seed": 3}
+
+
+def test_without_lambda_the_server_has_the_model_of_federated_averaging() -> None:
+    """To the last bit; with λ it has another."""
+    usual = theta(go("fedavg", **SAME))
+    assert np.array_equal(theta(go(make("fedphp", lam=0.0), **SAME)), usual)
+    for by in ("outputs", "features"):
+        assert np.abs(theta(go(make("fedphp", lam=1.0, by=by), **SAME)) - usual).max() > 1e-3
+
+
+def test_a_client_deploys_the_average_of_its_models() -> None:
+    """T|S|/K = 8/3 visits are expected, so that weights of the past are 0, 0.3, 0.6, 0.8, 0.8, ..."""
+    result = go(make("fedphp", mu=0.8), **SAME)
+    for client in range(6):
+        state = result.snapshot.store.get(client)
+        module = result.trained.client(client).module
+        found = torch.cat([p.detach().flatten() for p in module.parameters()])
+        if state is None:
+            assert torch.equal(found, result.snapshot.server.theta)
+            continue
+        mine = state["personal"]
+        visits = int(mine["visits"])
+        assert float(mine["weight"]) == pytest.approx(0.8 * min((visits - 1) * 6 / (4 * 4), 1))
+        w = mine["weight"]
+        torch.testing.assert_close(found, w * mine["history"] + (1 - w) * mine["private"], rtol=0, atol=1e-14)
+
+
+def test_the_first_step_from_ones_own_history_is_not_pulled() -> None:
+    """At a first visit the received model is the history, and learning from it changes nothing until one has moved."""
+    once: dict[str, Any] = {"local": Local(steps=1, batch_size=6, lr=0.2), "rounds": 1}
+    for by in ("outputs", "features"):
+        pulled = go(make("fedphp", lam=3.0, by=by), **once)
+        np.testing.assert_allclose(theta(pulled), theta(go("fedavg", **once)), rtol=0, atol=1e-14)
+
+
+def test_a_term_that_looks_for_a_history_says_that_there_is_none() -> None:
+    with pytest.raises(ClientError, match="'history'"):
+        go(replace(make("fedphp"), personal=Personal()), rounds=1)
+
+
+@pytest.mark.exhaustive
+def test_it_learns_what_clients_need() -> None:
+    """Two classes a client: what they deploy is far better than the mean."""
+    federation = fl.data.federate("digits", "pathological", clients=10, held_out=0.2)
+    local = Local(epochs=2, lr=0.1, batch_size=20)
+    for by in ("outputs", "features"):
+        result = fl.run(make("fedphp", by=by), federation, "mlp", rounds=6, local=local, engine="serial")
+        assert result.history[-1]["clients/accuracy/mean"] > 0.9
+        assert result.history[-1]["clients/accuracy/mean"] > result.history[-1]["global/accuracy"] + 0.1

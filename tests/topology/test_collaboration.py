@@ -1,0 +1,66 @@
+"""pFedGraph: models mixed by a graph between the extremes of one model for all and one for each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from helpers.runs import go
+from torch import Tensor
+
+import fedloom as fl
+from fedloom.core.context import NO_ROUND
+from fedloom.core.local import Local
+from fedloom.core.method import Method
+from fedloom.experiment.federated import RunResult
+from fedloom.methods import make
+from fedloom.parts.objectives import CosinePull, CrossEntropy
+from fedloom.parts.topology import Collaboration, OwnModel
+
+SAME: dict[str, Any] = {"local": Local(epochs=2, batch_size=4, lr=0.2), "rounds": 3}
+
+
+def models(result: RunResult) -> Tensor:
+    """θ_i of all clients, [K, P]."""
+    server = result.snapshot.server
+    assert server.models is not None
+    return torch.stack([server.models.get(client).theta for client in range(6)])
+
+
+def test_between_federated_averaging_and_local_training() -> None:
+    """α → ∞: the shares of samples; α → 0: nobody is as similar as oneself."""
+    one = go("fedavg", **SAME).snapshot.server.theta
+    alike = models(go(make("pfedgraph", lam=0.0, alpha=1e13), **SAME))
+    torch.testing.assert_close(alike, one.expand_as(alike), rtol=0, atol=1e-12)
+    alone = models(go(Method("own", (CrossEntropy(),), topology=OwnModel()), **SAME, cohort=4))
+    own = models(go(Method("near", (CrossEntropy(),), topology=Collaboration(alpha=1e-12)), **SAME, cohort=4))
+    torch.testing.assert_close(own, alone, rtol=0, atol=1e-12)
+
+
+def test_the_cosine_turns_a_model_without_stretching_it() -> None:
+    draw = torch.Generator().manual_seed(0)
+    w, received, zero = (torch.randn(9, generator=draw, dtype=torch.float64) for _ in range(3))
+    ctx = NO_ROUND._replace(received=received)
+
+    def value(at: Tensor) -> Tensor:
+        return 0.3 * (1 - torch.nn.functional.cosine_similarity(at, received, dim=0))
+
+    pull = CosinePull(0.3).grad(torch.zeros_like(w), w, ctx)
+    torch.testing.assert_close(pull, torch.func.grad(value)(w), rtol=0, atol=1e-14)
+    assert abs(float(pull @ w)) < 1e-14
+    for at, to in ((2 * received, received), (zero * 0, received), (w, zero * 0)):
+        assert CosinePull(0.3).grad(torch.zeros_like(w), at, ctx._replace(received=to)).abs().max() < 1e-15
+
+
+@pytest.mark.exhaustive
+def test_it_learns_what_clients_need() -> None:
+    """Two classes a client: mixtures of similar models are far better than the mean."""
+    federation = fl.data.federate("digits", "pathological", clients=10, held_out=0.2)
+    local = Local(epochs=2, lr=0.1, batch_size=20)
+    found = {
+        name: fl.run(name, federation, "mlp", rounds=6, local=local, engine="serial").history[-1]
+        for name in ("fedavg", "pfedgraph")
+    }
+    assert found["pfedgraph"]["clients/accuracy/mean"] > found["fedavg"]["clients/accuracy/mean"] + 0.05, found
+    assert found["pfedgraph"]["clients/accuracy/mean"] > 0.8, found
