@@ -284,7 +284,7 @@ def fedfomo(world: World, models: int | None = None, explore: float = 0.3) -> Fo
 
 def feddbe(world: World, kappa: float = 1.0, mu: float = 1.0) -> Found:
     """Zhang et al. 2023, algorithm 1, on θ and every client's z̄ᵖ; the first round is the one without a consensus."""
-    theta, h, consensus = world.start, world.width, None
+    theta, h, known = world.start, world.width, list[Vector]()
     memory = dict.fromkeys(range(world.clients), np.zeros(h))
     for t, rate, cohort in world.schedule():
         models, means = {}, {}
@@ -294,16 +294,16 @@ def feddbe(world: World, kappa: float = 1.0, mu: float = 1.0) -> Found:
                 features, o, w2 = losses.forward(w, world.x[rows], h)
                 m = (1 - mu) * m + mu * features.mean(0)
                 at = losses.labels(world, rows, o + w2 @ z)
-                pull = 0.0 if consensus is None else 2 * kappa / h * (m - consensus) * mu / len(rows)
+                pull = 2 * kappa / h * (m - known[0]) * mu / len(rows) if known else 0.0
                 g = losses.backward(w, world.x[rows], h, at, pull)
                 g[world.body : world.body + w2.size] += np.outer(at.sum(0), z).ravel()
                 w, z = pace.step({"w": (w, g), "z": (z, at.sum(0) @ w2)})
             models[i], memory[i] = w, z
             means[i] = losses.forward(w, world.x[world.federation.train.index[i]], h)[0].mean(0)
         theta = average(world, theta, models)
-        consensus = average(world, theta, means) if consensus is None else consensus
+        known = known or [average(world, theta, means)]
     whole = {i: np.append(theta, z) for i, z in memory.items()}
-    return Found(np.append(theta, np.zeros(h)), whole, {"server/objective.1/consensus": consensus})
+    return Found(np.append(theta, np.zeros(h)), whole, {"server/objective.1/consensus": known[0]})
 
 
 def discrepancy_slope(a: Vector, b: Vector) -> Vector:
