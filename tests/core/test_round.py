@@ -125,6 +125,13 @@ def test_a_client_whose_loss_is_not_finite_is_left_out_before_work() -> None:
     assert result.history[0]["comm/up_params"] == (15 + 1) * (len(SIZES) - 1)
 
 
+def test_class_counts_are_told_once_by_all_clients() -> None:
+    plain, told = (go(method, rounds=2, cohort=4).history for method in ("fedavg", "feddisco"))
+    sent = [told[t]["comm/up_params"] - plain[t]["comm/up_params"] for t in range(2)]
+    assert sent == [3 * len(SIZES), 0]
+    assert told[1]["comm/bytes"] - plain[1]["comm/bytes"] == 8 * 3 * len(SIZES)
+
+
 def scaled(model: torch.nn.Module) -> torch.nn.Module:
     with torch.no_grad():
         for p in model.parameters():

@@ -936,10 +936,11 @@ def bytes_by_hand(draw: Draw) -> None:
     added = [ENTRIES[slot].get(getattr(draw, slot), (0, 0, 0)) for slot in ENTRIES]
     down, up, single = (sum(column) for column in zip(*added, strict=True))
     clients = len(SIZES[draw.sizes]) - draw.unseen
+    told = 3 * clients if draw.mixing == "disco" else 0  # class counts, in the first round
     for number, record in enumerate(first.history, start=1):
         close(record["comm/down_params"], clients * model * (1 + down), "down")
-        close(record["comm/up_params"], clients * (model * (1 + up) + single), "up")
-        close(record["comm/bytes"], 8 * number * clients * (model * (2 + down + up) + single), "bytes")
+        close(record["comm/up_params"], clients * (model * (1 + up) + single) + told * (number == 1), "up")
+        close(record["comm/bytes"], 8 * (number * clients * (model * (2 + down + up) + single) + told), "bytes")
 
 
 # --- search ---------------------------------------------------------------------------

@@ -321,6 +321,13 @@ def test_what_is_pushed_along_a_directed_graph_reaches_the_mean_and_rows_do_not(
     assert np.abs(ends[False][0] - mean).max() > 0.05
 
 
+def test_shares_of_models_are_sent_with_shares_of_weights() -> None:
+    size, graph = len(world().start), EdgeList(pairs=ARROWS, one_way=True)
+    for beside, push in enumerate((False, True)):
+        result = go(on(replace(graph, push_sum=push)), rounds=1)
+        assert result.history[0]["comm/bytes"] == len(ARROWS) * (size + beside) * 8
+
+
 def test_a_client_that_pushes_and_hears_nobody_ends_with_a_sentence() -> None:
     graph, weights = EdgeList(push_sum=True, pairs=((1, 0),), one_way=True), torch.tensor([1.5e-30, 2.0]).double()
     meeting = Meeting(*[None] * len(Meeting._fields))  # type: ignore[arg-type]

@@ -24,7 +24,7 @@ class Links(NamedTuple):
     Models that are not listed stay as they are.
 
     >>> Links.dense(np.array([1, 4]), np.array([[0.5, 0.5], [0.0, 1.0]]))
-    Links(rows=array([1, 4]), starts=array([0, 2, 3]), sources=array([1, 4, 4]), weights=array([0.5, 0.5, 1. ]), where=slice(None, None, None), steps=None)
+    Links(rows=array([1, 4]), starts=array([0, 2, 3]), sources=array([1, 4, 4]), weights=array([0.5, 0.5, 1. ]), where=slice(None, None, None), steps=None, beside=0)
 
     Attributes:
         rows: numbers of the models that change, int64 [n], each once.
@@ -34,6 +34,7 @@ class Links(NamedTuple):
         where: the parameters that are mixed; several ``Links`` for disjoint slices make a matrix for each of them.
         steps: factors c_r > 0 of the steps that the models ``rows`` took in this round, float64 [n], before they are
             mixed: θ_r^t - c_r step_r; None if all are 1.
+        beside: single numbers that are sent with each model, such as its weight.
     """  # noqa: E501
 
     rows: np.ndarray
@@ -42,6 +43,7 @@ class Links(NamedTuple):
     weights: np.ndarray
     where: slice = slice(None)
     steps: np.ndarray | None = None
+    beside: int = 0
 
     def _repr_html_(self) -> str | None:
         return shown(self)
@@ -97,7 +99,7 @@ def checked(made: object, models: int, size: int, hook: str) -> tuple[Links, ...
     for links in found:
         if not isinstance(links, Links):
             raise ConfigError(f"{hook} returned {in_words(links)} instead of Links.")
-        rows, starts, sources, weights, where, steps = links
+        rows, starts, sources, weights, where, steps, _ = links
         fits = len(starts) == len(rows) + 1 and len(np.unique(rows)) == len(rows) and len(sources) == len(weights)
         if not fits or not (steps is None or (len(steps) == len(rows) and (np.isfinite(steps) & (steps > 0)).all())):
             raise ConfigError(

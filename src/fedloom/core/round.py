@@ -102,6 +102,9 @@ def federated_round(
             clients = None if plan.method.topology.chooses else np.flatnonzero(plan.model_of == number)
             rounds[number] = ModelRound(*common, server.model(number), report.of(rows), cohort[rows], clients)
 
+    if plan.method.mixing.needs.label_counts and not server.round:  # told once, by everyone
+        told = plan.population.clients * plan.facts.classes
+        report.traffic.count(told, told * plan.layout.dtype.itemsize)
     if server.models is not None and plan.method.topology.chooses:  # all receive all models, to choose
         for number in range(plan.models):
             down = server.model(number).broadcast(plan)
@@ -345,7 +348,8 @@ def _met(
 def _count(traffic: Traffic, home: str, links: Links, message: Tensor) -> None:
     """Count the messages with which models are mixed: to another client each, or up to the cloud and down again."""
     up = len(links.crossing) if home == "clients" else len(np.unique(links.crossing)) if home == "edges" else 0
-    traffic.count(up * message.numel(), up * message.nbytes)
+    numbers = up * (message.numel() + links.beside)
+    traffic.count(numbers, numbers * message.element_size())
     if home == "edges" and up:
         traffic.down((message,), len(links.rows))
 

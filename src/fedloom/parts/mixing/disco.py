@@ -19,8 +19,8 @@ class Discrepancy(Mixing):
     """p_k ∝ max(0, n_k/n - a·d_k + b) with d_k the distance of client k's class shares from equal ones.
 
     n is the number of samples of the cohort, and d_k = ‖D_k - T‖₂ or KL(D_k‖T) of the shares D_k [C] of the classes
-    among the client's samples and T = 1/C. Where nobody is left, and with a = b = 0, it is n_k/n. Clients tell the
-    server their class counts, C numbers once, which the bytes of rounds leave out. Ye, Xu, Wang, Xu,
+    among the client's samples and T = 1/C. Where nobody is left, and with a = b = 0, it is n_k/n. All K clients
+    tell the server their class counts before the first round, whose bytes have these C numbers each. Ye, Xu, Wang, Xu,
     Chen & Wang, ICML 2023 (FedDisco), equation (9).
 
     Args:

@@ -146,7 +146,7 @@ class Graph(OwnModel):
                 "none; choose a graph in which each client reaches every other."
             )
         steps = 1 / (after if self.combine_first else w)[links.rows]
-        return {"weights": torch.from_numpy(after)}, links._replace(weights=pushed / after[row], steps=steps)
+        return {"weights": torch.from_numpy(after)}, links._replace(weights=pushed / after[row], steps=steps, beside=1)
 
 
 @dataclass(frozen=True)
