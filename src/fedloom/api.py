@@ -13,8 +13,8 @@ from torch import nn
 
 from fedloom import methods
 from fedloom.applications import applications, at, of_kind
-from fedloom.config.keys import build, model_arguments
-from fedloom.config.schema import DEPLOYED, Config, read_run
+from fedloom.config.keys import build, model_arguments, of_models
+from fedloom.config.schema import DEPLOYED, read_run
 from fedloom.core.checks import one_of
 from fedloom.core.errors import ConfigError, in_words, outside
 from fedloom.core.federation import Federation
@@ -164,7 +164,7 @@ def load(
         )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # these warnings were shown when the run started
-        task = build(Config(at(by.schema).complete(read_run(directory.path))))
+        task = build(of_models(at(by.schema).complete(read_run(directory.path))))
     return federated.load(task, place, round)
 
 

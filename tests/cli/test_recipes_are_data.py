@@ -317,6 +317,21 @@ def test_a_checkpoint_names_no_file_elsewhere(finished: Path, cli: Cli, watch: W
     assert "names a file elsewhere" in cli("run", "-q", "resume=one").err
 
 
+def test_models_are_used_without_the_tables_that_their_training_names(
+    finished: Path, cli: Cli, watch: Watch, values: Sequence[str]
+) -> None:
+    path, table = finished / "config.yaml", values[1]
+    settings = yaml.load(path)
+    timed = {key: {"name": name, "path": table} for key, name in (("schedule", "replay"), ("selection", "listed"))}
+    for change in (
+        {"client_local": table, "presence": table},
+        timed | {"devices": {"name": "table", "path": table, "intervals": table}},
+    ):
+        path.write_text(yaml.dump(settings | change))
+        for words in (("predict", "run=one", "test.npz", "--client", "0"), READING["evaluate"]):
+            assert watched(cli, watch, words) == (0, set())
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("command", [*applications(), "predict", "export", "verify", "evaluate", "data", "list"])
 def test_no_word_of_a_command_leads_to_code(command: str, cli: Cli, watch: Watch, values: Sequence[str]) -> None:

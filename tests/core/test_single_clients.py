@@ -145,3 +145,14 @@ def test_tables_of_clients_are_named_on_the_command_line(tmp_path: Path) -> None
     (tmp_path / "settings.csv").write_text("client,lr\n1,0.05\n")
     built = build(resolve([f"client_local={tmp_path / 'settings.csv'}", "clients=3"]))
     assert [built.own_local[1].lr, *built.own_local] == [0.05, 1]
+
+
+def test_models_are_loaded_without_the_tables_of_their_training(tmp_path: Path) -> None:
+    tables = {"client_local": "client,lr\n1,0.05\n", "presence": "client,joins\n1,1\n"}
+    for name, text in tables.items():
+        (tmp_path / f"{name}.csv").write_text(text)
+    words = [*(f"{name}={tmp_path / name}.csv" for name in tables), "clients=3", "rounds=2", "model=logistic"]
+    result = run(build(resolve(words)), tmp_path / "run")
+    for name in tables:
+        (tmp_path / f"{name}.csv").unlink()
+    assert fl.load(tmp_path / "run").snapshot.server.theta.equal(result.snapshot.server.theta)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import torch
 from helpers.deploying import Scripted, config, scripted, simulated
 
 from fedloom.core.client import FailureKind
-from fedloom.core.errors import ClientError, ConfigError
+from fedloom.core.errors import CheckpointError, ClientError, ConfigError
 from fedloom.experiment.clock import Clock
 from fedloom.experiment.federated import RunResult
 from fedloom.experiment.rundir import RunDirectory
@@ -151,12 +153,44 @@ def test_a_killed_server_asks_again_for_what_was_in_flight(nodes: Any, tmp_path:
     same(result, played(out, *BUFFERED))
 
 
-def test_nodes_that_are_away_are_not_invited_and_nobody_at_all_ends_the_run(nodes: Any) -> None:
-    words = ("method=fedavg", "schedule=asynchronous", "deploy.deadline=6")
+def test_a_checkpoint_that_names_clients_at_work_that_cannot_have_been_is_refused(nodes: Any, tmp_path: Path) -> None:
+    transport, out = nodes(*BUFFERED), tmp_path / "run"
+    run(Recipe.of(config(*WORDS, *BUFFERED, "rounds=2")), transport, 5, out)
+    path = out / "checkpoint" / "round-000002" / "manifest.json"
+    manifest = json.loads(path.read_text())
+    del manifest["sha256"]
+    about = manifest["facts"]["deploy"]
+    client, ticket, version, begin = about["at_work"][0]
+    longer = Recipe.of(config(*WORDS, *BUFFERED))
+    for forged in (
+        {"at_work": [[99, ticket, version, begin]]},
+        {"at_work": [[client, ticket, 10**6, begin]]},
+        {"at_work": [[client, "../x", version, begin]]},
+        {"at_work": [[client, ticket, version, "soon"]]},
+        {"at_work": 2 * [[client, ticket, version, begin]]},
+        {"at_work": [client]},
+        {"nodes": {"node-0": 5}},
+    ):
+        made = manifest | {"facts": manifest["facts"] | {"deploy": about | forged}}
+        seal = hashlib.sha256(json.dumps(made, sort_keys=True).encode()).hexdigest()
+        path.write_text(json.dumps(made | {"sha256": seal}))
+        with pytest.raises(CheckpointError, match="round-000002 cannot be used"):
+            run(longer, transport, 5, out, resume=True)
+
+
+SEMI = ("schedule=semi", "schedule.period=0.7")
+
+
+@pytest.mark.parametrize("schedule", [("schedule=asynchronous",), SEMI], ids=["asynchronous", "semi"])
+def test_nodes_that_are_away_are_not_invited_and_nobody_at_all_ends_the_run(
+    schedule: tuple[str, ...], nodes: Any
+) -> None:
+    words = ("method=fedavg", *schedule, "deploy.deadline=6")
     transport = nodes(*words)
     everyone, receive = dict(transport.nodes), transport.receive
 
     def receiving(wait: float) -> Any:
+        assert transport.clock < 60
         if all(len(sent) for sent in transport.sent.values()):  # all have joined
             transport.nodes |= dict.fromkeys(("node-3", "node-4") if transport.clock < 4 else everyone)
         return receive(wait)
@@ -181,8 +215,12 @@ def test_only_refusals_end_the_run(nodes: Any) -> None:
         run(Recipe.of(config(*WORDS, *words)), transport, 5)
 
 
-def test_a_node_that_refuses_at_once_neither_ends_the_run_nor_uses_up_its_rounds(nodes: Any, tmp_path: Path) -> None:
-    words = ("method=fedasync", "cohort=5", "rounds=12", "deploy.deadline=9")
+@pytest.mark.parametrize("schedule", [(), SEMI], ids=["asynchronous", "semi"])
+def test_a_node_that_refuses_at_once_neither_ends_the_run_nor_uses_up_its_rounds(
+    schedule: tuple[str, ...], nodes: Any, tmp_path: Path
+) -> None:
+    rounds = 4 if schedule else 12
+    words = ("method=fedasync", *schedule, "cohort=5", f"rounds={rounds}", "deploy.deadline=9")
     transport = nodes(*words)
 
     def route(name: str, number: int, blob: bytes) -> list[bytes]:
@@ -193,7 +231,8 @@ def test_a_node_that_refuses_at_once_neither_ends_the_run_nor_uses_up_its_rounds
     result = run(Recipe.of(config(*WORDS, *words)), transport, 5, tmp_path / "run")
     rows = RunDirectory(tmp_path / "run").mixing()
     assert set(rows["client"][rows["late"]]) == {0}
-    assert sorted(rows["round"][~rows["late"]]) == [*range(1, 13)]  # an update in each
+    updates = rows["round"][~rows["late"]].tolist()
+    assert sorted({*updates} if schedule else updates) == [*range(1, rounds + 1)]  # an update in each
     same(result, played(tmp_path / "run", *words))
 
 

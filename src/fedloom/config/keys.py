@@ -297,6 +297,16 @@ def build(config: Config, shared: Shared | None = None) -> Experiment:
     return Experiment(method=method, federation=federation, model=model, config=values, **conditions)
 
 
+def of_models(values: Mapping[str, Any]) -> Config:
+    """The configuration of a run for the models that it has trained, without what says when clients worked and how.
+
+    Only training needs that: the tables named there are not opened, whoever has named them.
+    """
+    plain = {"schedule": {"name": "rounds"}, "devices": {"name": "none"}, "selection": {"name": "uniform"}}
+    evaluation = values["evaluation"] | {"hours": None}
+    return Config({**values, **plain, "client_local": {}, "presence": {}, "evaluation": evaluation})
+
+
 def build_method(config: Config) -> Method:
     """Build the method alone; with model=several, for clients that train one of its networks each."""
     method, model = METHOD.instantiate(config["method"]), config.values.get("model", {})

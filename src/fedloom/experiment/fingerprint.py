@@ -30,6 +30,7 @@ SINCE = (  # settings of local training that are described where they are used
 SAMPLED = 1000  # number of input rows in the digest
 READ = 16  # the same where each is read and put together by a user's code
 STEPPED = ("compute", "shares")  # how clients are stepped; with compute=auto, other versions may choose otherwise
+ABOUT_WORK = (*STEPPED, "client_local", "presence", "schedule", "selection", "devices")
 
 
 def describe(experiment: Experiment, plan: ClientPlan) -> dict[str, Any]:
@@ -47,12 +48,12 @@ def describe(experiment: Experiment, plan: ClientPlan) -> dict[str, Any]:
         "method": {"name": experiment.method.name, "pooled": experiment.method.pooled, **parts},
         "local": _local(experiment.local),
         **({"client_local": own} if (own := {str(k): _local(v) for k, v in experiment.own_local.items()}) else {}),
+        **({"presence": to_plain(experiment.spans)} if experiment.presence else {}),
         "sampling": {
             "participation": experiment.participation,
             "cohort": experiment.cohort,
             "kind": experiment.sampling,
             "drop_rate": experiment.drop_rate,
-            **({"presence": to_plain(experiment.spans)} if experiment.presence else {}),
         },
         "federation": {
             "clients": len(federation),
@@ -108,13 +109,13 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = ""
 def of_other_models(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """The settings that differ in two descriptions and say that one's models are not the other's.
 
-    How clients are stepped, and the code of a user's own functions, decide how a run goes on, but not what the models
-    are that it has trained.
+    How clients are stepped, when they work and with what settings of their own, and the code of a user's own functions
+    decide how a run goes on, but not what the models are that it has trained.
 
     >>> of_other_models({"seed": 0, "compute": "live"}, {"seed": 1, "compute": "batched"})
     ['seed: 0 → 1']
     """
-    left, right = ({k: _without_code(value) for k, value in one.items() if k not in STEPPED} for one in (old, new))
+    left, right = ({k: _without_code(value) for k, value in one.items() if k not in ABOUT_WORK} for one in (old, new))
     return differences(left, right)
 
 

@@ -62,8 +62,9 @@ class Roster:
         about = stored.facts.get("deploy")
         if about is None:
             raise ConfigError(f"{directory} is not a deployment; resume it with fedloom run.")
-        nodes = {name: (sizes[0], sizes[1], sizes[2]) for name, sizes in about["nodes"].items()}
-        return cls(about["run"], nodes, stored.round, about.get("scaled", False))
+        with checkpoints.refusing(path):
+            nodes = {name: (int(a), int(b), int(c)) for name, (a, b, c) in about["nodes"].items()}
+            return cls(str(about["run"]), nodes, stored.round, bool(about.get("scaled", False)))
 
 
 @dataclass(frozen=True)

@@ -32,10 +32,11 @@ from fedloom_apps.deploy.arrivals import AtWork, RealWorld
 from fedloom_apps.deploy.assignment import bench, model_digest
 from fedloom_apps.deploy.data import NodeData
 from fedloom_apps.deploy.engine import Deployed, ExchangeTerms, Tally, version_in
-from fedloom_apps.deploy.messages import JOIN, NodeRequest, Order, is_count, reason_in
+from fedloom_apps.deploy.messages import JOIN, NodeRequest, Order, is_count, is_number, reason_in
 from fedloom_apps.deploy.recipe import Recipe, Roster, Sizes, likely, placeholder
 from fedloom_apps.deploy.settings import Deployment
 from fedloom_apps.deploy.transport import Transport
+from fedloom_apps.deploy.versions import TICKET
 from fedloom_apps.deploy.wire import WireError, unpack
 
 BEGUN = "rounds_begun"  # the file of their number
@@ -273,6 +274,13 @@ class DeployTask(FederatedTask):
         super().restore(checkpoint)
         at_work = checkpoint.facts["deploy"].get("at_work", [])
         self.again = tuple(AtWork(client, version, ticket, begin) for client, ticket, version, begin in at_work)
+        known, clients = {self.round, *self.state.versions}, {one.client for one in self.again}
+        if len(clients) < len(self.again) or not all(
+            is_count(client) and client < len(self.roster.nodes) and version in known and TICKET.fullmatch(ticket)
+            and is_number(begin, 0.0)
+            for client, version, ticket, begin in self.again
+        ):  # fmt: skip
+            raise ValueError("it names clients at work that cannot have been")
         if isinstance(self.engine, Deployed):
             self.engine.versions = {client: version_in(state) for client, state in self.state.store}
 
