@@ -413,6 +413,18 @@ preset(
     "Tan et al., AAAI 2022. With λ = 0 it is local training.",
 )
 preset(
+    "fedtgp",
+    lambda name: Method(name, (*CE, objectives.TrainablePrototypes()), personal=personal.LocalOnly()),
+    "FedProto with prototypes that the server trains on the clients' class means to lie apart, by a contrastive loss.",
+    "Zhang et al., AAAI 2024. With λ = 0 it is local training.",
+)
+preset(
+    "fedgh",
+    lambda name: Method(name, (*CE, objectives.HeadOnMeans()), personal=personal.PrivateBody()),
+    "Own bodies and one head, which the server trains on the clients' class means of features. Yi et al., 2023.",
+    "With epochs=0 clients start every round from the run's first head.",
+)
+preset(
     "feddistill",
     lambda name: Method(name, (*CE, objectives.ClassOutputs()), personal=personal.LocalOnly()),
     "Clients keep their models and exchange mean outputs by class: cross entropy + γ·H(F̂_y, p(x)), F̂ of the others.",
@@ -429,6 +441,20 @@ preset(
     lambda name: Method(name, (*CE, objectives.Inheritance()), personal=personal.Inherited()),
     "Local work learns from h_i ← μ_i h_i + (1 - μ_i) θ_i, an average of the client's own models, which is deployed.",
     "Li et al., ECML PKDD 2021. With λ = 0 the server's model is FedAvg's. See ``Inheritance``.",
+)
+preset(
+    "fml",
+    lambda name: Method(name, (objectives.Mutual(),), personal=personal.OwnNetwork()),
+    "An own network p beside a shared one q, which learn from each other: α ℓ(p) + (1 - α) KL(q‖p), likewise for q.",
+    "Shen et al. 2020. With α = β = 1 the own network is trained alone, and the shared one is FedAvg's.",
+    {"personal.align": ""},
+)
+preset(
+    "fedkd",
+    lambda name: Method(name, (objectives.AdaptiveMutual(),), personal=personal.OwnNetwork(align=True)),
+    "An own teacher and a shared student, ℓ(p) + [KL(q‖p) + (1/d)‖r_p - W r_q‖²] / (ℓ(p) + ℓ(q)), and likewise for q.",
+    "Wu et al., Nature Communications 2022.",
+    {"personal.align": ""},
 )
 preset(
     "apfl",

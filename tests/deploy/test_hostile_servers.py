@@ -257,6 +257,7 @@ RECEIVING = {
     "fedproto": (),
     "feddistill": (),
     "feddbe": (),
+    "fedtgp": ("method.epochs=4",),
     "fedevg": ("model=energy_cnn", "local.steps=1"),
     "fedevg_kept": ("model=energy_cnn", "local.steps=1"),
     "dp_fedavg": ("method.uplink.clip_noise.quantile=0.5",),

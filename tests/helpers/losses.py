@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import count
 from typing import Any
 
@@ -146,6 +146,133 @@ def fedproto(world: World, lam: float = 1.0) -> Found:
         centres = centres | {label: np.mean(z, axis=0) for label, z in seen.items()}
     known = np.array([centres[label] for label in sorted(centres)])
     return Found(world.start, own, {"server/objective.1/prototypes": known})
+
+
+def class_means(world: World, model: Vector, client: int) -> list[tuple[int, Vector]]:
+    """The mean of a client's features for each class that it has, in the classes' order."""
+    rows = world.federation.train.index[client]
+    z, y = forward(model, world.x[rows], world.width)[0], world.y[rows]
+    return [(int(label), z[y == label].mean(0)) for label in np.unique(y)]
+
+
+def shuffled(world: World, t: int, epochs: int, batch_size: int, count: int) -> Iterator[Vector]:
+    """The rows of the mini-batches with which a server trains: what is drawn is data."""
+    for epoch in range(epochs):
+        order = rng.stream(world.seed, "class means", t, epoch).permutation(count)
+        yield from (order[start : start + batch_size] for start in range(0, count, batch_size))
+
+
+def fedtgp(
+    world: World, lam: float = 1.0, margin: float = 100.0, epochs: int = 100, lr: float = 0.01, batch_size: int = 10
+) -> Found:
+    """The server's network and its contrastive loss, with slopes by hand."""
+    own, h, classes = dict.fromkeys(range(world.clients), world.start), world.width, int(world.y.max()) + 1
+    draws = rng.stream(world.seed, "prototypes")
+    w1, w2 = draws.uniform(-(h**-0.5), h**-0.5, (2, h, h))
+    b1, b2 = draws.uniform(-(h**-0.5), h**-0.5, (2, h))
+    e, centres = draws.normal(size=(classes, h)), None
+    for t, rate, cohort in world.schedule():
+        sent: list[tuple[int, Vector]] = []
+        for i in cohort:
+            batches = iter(world.local.batches(world.federation.train.index[i], world.seed, t, i))
+
+            def correct(g: Vector, w: Vector, batches=batches, centres=centres) -> Vector:
+                rows = next(batches)
+                if centres is None:
+                    return g
+                z = forward(w, world.x[rows], h)[0]
+                return g + backward(w, world.x[rows], h, 0.0, 2 * lam / len(rows) / h * (z - centres[world.y[rows]]))
+
+            own[i], _ = world.train(own[i], i, t, rate, correct)
+            sent += class_means(world, own[i], i)
+        y, points = np.array([label for label, _ in sent]), np.array([z for _, z in sent])
+        middle = [points[y == label].mean(0) for label in np.unique(y)]
+        delta = min(margin, max(float(np.sqrt(((a - b) ** 2).sum())) for a in middle for b in middle))
+        for rows in shuffled(world, t, epochs, batch_size, len(y)):
+            hidden = e @ w1.T + b1
+            made = np.maximum(hidden, 0) @ w2.T + b2
+            way = made[None] - points[rows, None]
+            far = np.sqrt((way**2).sum(-1))
+            right = np.eye(classes)[y[rows]]
+            at_far = (right - softmax(-far - delta * right)) / len(rows)
+            at_made = (at_far[..., None] * way / far[..., None]).sum(0)
+            at_hidden = (at_made @ w2) * (hidden > 0)
+            steps = at_made.T @ np.maximum(hidden, 0), at_made.sum(0), at_hidden.T @ e, at_hidden.sum(0), at_hidden @ w1
+            w2, b2, w1, b1, e = (v - lr * step for v, step in zip((w2, b2, w1, b1, e), steps, strict=True))
+        centres = np.maximum(e @ w1.T + b1, 0) @ w2.T + b2
+    assert centres is not None
+    return Found(world.start, own, {"server/objective.1/prototypes": centres})
+
+
+def fedgh(world: World, epochs: int = 1, lr: float = 0.01, batch_size: int = 1) -> Found:
+    """Own bodies, and a head that learns from class means at the server alone."""
+    theta, own, head = world.start.copy(), dict.fromkeys(range(world.clients), world.start), slice(world.body, None)
+    for t, rate, cohort in world.schedule():
+        sent: list[tuple[int, Vector]] = []
+        for i in cohort:
+            own[i], _ = world.train(np.concatenate([own[i][: world.body], theta[head]]), i, t, rate)
+            sent += class_means(world, own[i], i)
+        y, points = np.array([label for label, _ in sent]), np.array([z for _, z in sent])
+        weight = theta[head].reshape(-1)[: -(len(theta[head]) // (world.width + 1))].reshape(-1, world.width)
+        bias = theta[head][weight.size :]
+        for rows in shuffled(world, t, epochs, batch_size, len(y)):
+            at = (softmax(points[rows] @ weight.T + bias) - np.eye(len(bias))[y[rows]]) / len(rows)
+            weight, bias = weight - lr * at.T @ points[rows], bias - lr * at.sum(0)
+        theta[head] = np.concatenate([weight.ravel(), bias])
+    return Found(theta, own)
+
+
+def side_by_side(
+    world: World, slopes: Callable[[Vector, Vector, Vector, Vector], tuple[Vector, ...]], further: Vector
+) -> Found:
+    """FedAvg of a net, trained at once with a net of each client's own and further numbers that stay there.
+
+    ``slopes`` returns the gradients at the shared net, the own one and the further numbers, for rows.
+    """
+    theta, size = world.start, len(world.start)
+    own = dict.fromkeys(range(world.clients), np.concatenate([world.start, further]))
+    for t, rate, cohort in world.schedule():
+        models = {}
+        for i in cohort:
+
+            def gradient(at: Vector, rows: Vector) -> Vector:
+                return np.concatenate(slopes(at[:size], at[size : 2 * size], at[2 * size :], rows))
+
+            both, _ = world.train(np.concatenate([theta, own[i]]), i, t, rate, gradient=gradient)
+            models[i], own[i] = both[:size], both[size:]
+        theta = average(world, theta, models)
+    return Found(theta, {i: np.concatenate([theta, mine]) for i, mine in own.items()})
+
+
+def fml(world: World, alpha: float = 0.5, beta: float = 0.5) -> Found:
+    """The slope of KL(q‖p) at the logits of p is p - q."""
+
+    def slopes(w: Vector, v: Vector, further: Vector, rows: Vector) -> tuple[Vector, ...]:
+        x, h = world.x[rows], world.width
+        o, other = forward(w, x, h)[1], forward(v, x, h)[1]
+        apart = (softmax(o) - softmax(other)) / len(rows)
+        at_shared = beta * labels(world, rows, o) + (1 - beta) * apart
+        at_own = alpha * labels(world, rows, other) - (1 - alpha) * apart
+        return backward(w, x, h, at_shared), backward(v, x, h, at_own), further
+
+    return side_by_side(world, slopes, np.zeros(0))
+
+
+def fedkd(world: World) -> Found:
+    """Divided by the sum of both losses of a sample: the divergences, and the distance of features after a map."""
+
+    def slopes(w: Vector, v: Vector, further: Vector, rows: Vector) -> tuple[Vector, ...]:
+        x, h = world.x[rows], world.width
+        (r, o, _), (own_r, own_o, _), to = forward(w, x, h), forward(v, x, h), further.reshape(h, h)
+        q, p = softmax(o), softmax(own_o)
+        right = np.arange(len(rows)), world.y[rows]
+        s = 1 / (-np.log(p[right]) - np.log(q[right]))[:, None] / len(rows)
+        gap = 2 / h * s * (own_r - r @ to.T)
+        at_shared = backward(w, x, h, labels(world, rows, o) + s * (q - p), -gap @ to)
+        at_own = backward(v, x, h, labels(world, rows, own_o) + s * (p - q), gap)
+        return at_shared, at_own, (-gap.T @ r).ravel()
+
+    return side_by_side(world, slopes, np.eye(world.width).ravel())
 
 
 def feddistill(world: World, gamma: float = 1.0) -> Found:
@@ -332,6 +459,10 @@ ORACLES: dict[str, Callable[..., Found]] = {
         fedrod,
         fedproto,
         feddistill,
+        fedtgp,
+        fedgh,
+        fml,
+        fedkd,
         distill,
         disk,
         robust,

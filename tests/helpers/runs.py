@@ -15,7 +15,7 @@ from fedloom.core.method import Method
 from fedloom.experiment.experiment import Evaluation, Experiment
 from fedloom.experiment.federated import RunResult, run
 from fedloom.experiment.store import Snapshot
-from fedloom.parts.personal import PrivateNorm, WidthSlice
+from fedloom.parts.personal import Architectures, PrivateNorm, WidthSlice
 from helpers.federations import Shaken, as_images, classes
 from helpers.generative import generative_net
 from helpers.nested import two_ends, wide_net
@@ -25,11 +25,12 @@ QUIET = Evaluation(what=())
 GENTLE: dict[str, dict[str, Any]] = {  # instead of defaults that ask for smaller learning rates, or for time
     "pfedme": {"lam": 3.0},
     "fedspeed": {"alpha": 1.0},
+    "fedtgp": {"epochs": 4},
     "fedssa": {"steps": 10, "feed_back": True},
 }
 LIVE = {  # they have no form for a cohort: compute=batched is compute=live
     "per_fedavg", "p_avg_proto", "pfldyn", "pflscaf", "fedevg", "fedevg_kept", "fedproto", "feddistill", "fedcgan",
-    "fedcvae", "feddbe",
+    "fedcvae", "feddbe", "fedtgp", "fedgh", "fml", "fedkd",
 }  # fmt: skip
 
 
@@ -56,7 +57,7 @@ def experiment(method: Method | str = "fedavg", **changes: Any) -> Experiment:
     settings |= changes
     if settings["federation"] is None:
         settings["federation"] = classes()
-    if made.personal.levels and "model" not in changes:
+    if made.personal.levels and not isinstance(made.personal, Architectures) and "model" not in changes:
         settings["model"] = wide_net if isinstance(made.personal, WidthSlice) else two_ends
     if isinstance(made.personal, PrivateNorm) and settings["model"] in (tanh_net, linear_layers):
         plain = settings["model"]

@@ -12,7 +12,7 @@ import torch
 from helpers.federations import CLASSES, FEATURES, classes
 from helpers.networks import Split as Net
 from helpers.networks import fixed, tanh_net
-from helpers.runs import assert_same_state, experiment, go
+from helpers.runs import GENTLE, assert_same_state, experiment, go
 from torch import Tensor, nn
 
 import fedloom as fl
@@ -25,7 +25,9 @@ from fedloom.experiment.experiment import Evaluation
 from fedloom.experiment.federated import run
 from fedloom.methods import make
 from fedloom.models import Several
-from fedloom.parts.personal import Architectures, OwnArchitectures
+from fedloom.parts.personal import Architectures, OwnArchitectures, OwnBodies
+from fedloom.parts.personal.architectures import for_networks
+from fedloom.timing.devices import Grades
 
 TINY = 1e-13
 WHOLE = Local(steps=3, batch_size=0, lr=0.2)
@@ -48,10 +50,12 @@ def private(result: Any, client: int) -> Tensor:
     return result.snapshot.store.get(client)["personal"]["private"]
 
 
-@pytest.mark.parametrize(("name", "entry"), [("fedproto", "prototypes"), ("feddistill", "outputs")])
+@pytest.mark.parametrize(
+    ("name", "entry"), [("fedproto", "prototypes"), ("feddistill", "outputs"), ("fedtgp", "prototypes")]
+)
 def test_equal_networks_are_one_network(name: str, entry: str) -> None:
     same: dict[str, Any] = {"cohort": 4, "drop_rate": 0.2, "rounds": 3, "evaluation": Evaluation(what=("clients",))}
-    twice = go(own(name), model=lambda: Several([tanh_net(), tanh_net()]), **same)
+    twice = go(own(name, **GENTLE.get(name, {})), model=lambda: Several([tanh_net(), tanh_net()]), **same)
     once = go(name, **same)
     held = [one.snapshot.server.parts["objective.1"][entry] for one in (twice, once)]
     torch.testing.assert_close(*held, rtol=0, atol=TINY)
@@ -164,3 +168,104 @@ def test_what_does_not_fit_all_networks_is_refused(method: Any, networks: list[A
         go(method, model=lambda: Several([make_one() for make_one in networks]))
     with pytest.raises(ConfigError, match="names network 2, but there are 2"):
         OwnArchitectures(2, (0, 2))
+
+
+@pytest.mark.parametrize("name", ["lg_fedavg", "fedgh"])
+def test_bodies_of_one_architecture_share_their_head_as_one_network_does(name: str) -> None:
+    same: dict[str, Any] = {"cohort": 4, "drop_rate": 0.2, "evaluation": Evaluation(what=("clients", "average"))}
+    listed = replace(make(name), personal=OwnBodies(2))
+    twice = go(listed, model=lambda: Several([tanh_net(), tanh_net()]), **same)
+    once = go(name, **same)
+    torch.testing.assert_close(twice.snapshot.server.theta, once.snapshot.server.theta, rtol=0, atol=TINY)
+    for client, _ in once.snapshot.store:
+        torch.testing.assert_close(private(twice, client), private(once, client), rtol=0, atol=TINY)
+    assert [r["comm/bytes"] for r in twice.history] == [r["comm/bytes"] for r in once.history]
+
+
+def test_a_head_that_the_server_does_not_train_is_the_first_one_in_every_round() -> None:
+    start = tanh_net().head
+    made = go(for_networks(make("fedgh", epochs=0), 2), model=lambda: Several([tanh_net(), deep()]), rounds=3)
+    assert made.trained.plan.method.personal == OwnBodies(2)
+    first = torch.cat([p.detach().double().flatten() for p in start.parameters()])
+    assert torch.equal(made.snapshot.server.theta, first)
+    assert made.history[-1]["comm/down_params"] == 6 * len(first)
+
+
+@pytest.mark.parametrize(("name", "settings"), [("fml", {"alpha": 1.0, "beta": 1.0})])
+def test_networks_that_learn_from_labels_alone_are_local_training_beside_fedavg(name: str, settings: Any) -> None:
+    same: dict[str, Any] = {"cohort": 4, "drop_rate": 0.2, "rounds": 3}
+    pair, shared, alone = (go(one, **same) for one in (make(name, **settings), "fedavg", "local"))
+    torch.testing.assert_close(pair.snapshot.server.theta, shared.snapshot.server.theta, rtol=0, atol=TINY)
+    for client, _ in alone.snapshot.store:
+        torch.testing.assert_close(private(pair, client), private(alone, client), rtol=0, atol=TINY)
+    assert [r["comm/bytes"] for r in pair.history] == [r["comm/bytes"] for r in shared.history]
+
+
+@pytest.mark.parametrize("name", ["fml", "fedkd"])
+def test_own_networks_of_any_architecture_stand_beside_the_shared_one(name: str, tmp_path: Path) -> None:
+    networks = [tanh_net, deep, lambda: fixed(Net(nn.Sequential(nn.Linear(FEATURES, 6), nn.Tanh()), 6), 2)]
+    method = for_networks(make(name), 3)
+    setting: dict[str, Any] = {
+        "model": lambda: Several([one() for one in networks]), "cohort": 4, "rounds": 4,
+        "evaluation": Evaluation(what=("clients", "global", "average")),
+    }  # fmt: skip
+    whole = run(experiment(method, **setting))
+    run(experiment(method, **{**setting, "rounds": 2}), tmp_path / "a")
+    again = run(experiment(method, **setting, engine="processes"), tmp_path / "a", resume=True)
+    assert_same_state(whole.snapshot, again.snapshot)
+    record, size = whole.history[-1], sum(p.numel() for p in tanh_net().parameters())
+    assert record["comm/up_params"] == record["comm/down_params"] == 4 * size
+    assert not any(key.startswith("global/network") for key in record), "no client uses these"
+    shared = tanh_net().double()
+    torch.nn.utils.vector_to_parameters(whole.snapshot.server.theta, shared.parameters())
+    test = classes().test
+    right = (shared(test.x).argmax(1) == test.y).double().mean()
+    assert record["global/accuracy"] == pytest.approx(float(right))
+    for client, layers in ((0, 3), (1, 2)):
+        module = whole.trained.client(client).module
+        assert sum(isinstance(one, nn.Linear) for one in module.own.modules()) == layers
+        assert torch.equal(whole.trained.client(client).predict(test.x), module.own(test.x).argmax(1))
+
+
+@pytest.mark.parametrize("by", ["speed", "memory"])
+def test_the_last_networks_go_to_the_best_devices(by: Any) -> None:
+    devices = Grades(speeds=(1.0, 0.1), memory=1e9)
+    method = replace(make("fedproto"), personal=OwnArchitectures(2, by=by))
+    made = experiment(method, model=both, devices=devices)
+    assert isinstance(made.method.personal, OwnArchitectures)
+    fast = devices.fleet(6, made.seed).speed > 1e9
+    assert made.method.personal.members == tuple(fast.astype(int).tolist())
+    with pytest.raises(ConfigError, match=f"deals networks by the {by} of devices, which is not known; set devices"):
+        experiment(method, model=both, devices=None if by == "speed" else Grades())
+
+
+@pytest.mark.parametrize(
+    ("method", "networks", "sentence"),
+    [
+        (replace(make("fedgh"), personal=OwnBodies(2)), [tanh_net, lambda: tanh_net(4)], "for features of one length"),
+        (make("fml"), [tanh_net, deep, deep], "own are 2 models, but there are 3; list the shared one first"),
+        (make("fedkd"), [tanh_net, lambda: nn.Linear(FEATURES, CLASSES)], "a network has no such 'head'"),
+    ],
+)
+def test_networks_that_do_not_go_together_are_refused(method: Any, networks: list[Any], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        go(method, model=lambda: Several([make_one() for make_one in networks]))
+
+
+def test_the_server_trains_a_linear_head_alone() -> None:
+    with pytest.raises(ConfigError, match="but clients share 27 parameters; set personal=private_body"):
+        go(replace(make("fedgh"), personal=Personal()), rounds=1)
+
+
+@pytest.mark.exhaustive  # four runs of a second, to see that the methods learn
+def test_clients_of_two_architectures_learn_from_each_others_messages() -> None:
+    federation = fl.data.federate("digits", "dirichlet", clients=4, seed=0)
+    networks = [
+        fl.models.models.make("mlp", classes=10, inputs=(1, 8, 8), hidden=hidden) for hidden in ((32,), (64, 32))
+    ]
+    setting: dict[str, Any] = {"rounds": 6, "local": Local(epochs=2, batch_size=20, lr=0.2), "seed": 1}
+    for name, settings in {"fedtgp": {"epochs": 20}, "fedgh": {}, "fml": {}, "fedkd": {}}.items():
+        record = fl.run(make(name, **settings), federation, networks, **setting).history[-1]
+        assert record["clients/accuracy/mean"] > 0.7, name
+        if name in ("fml", "fedkd"):
+            assert record["global/accuracy"] > 0.8, name

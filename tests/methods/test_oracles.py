@@ -61,6 +61,9 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     "fedrod": [{"gamma": 0.5}],
     "fedproto": [{"lam": 0.7}],
     "feddistill": [{"gamma": 0.7}],
+    "fedtgp": [{"lam": 0.7, "margin": 0.2, "epochs": 3, "lr": 0.3, "batch_size": 4}],
+    "fedgh": [{"epochs": 2, "lr": 0.3, "batch_size": 4}],
+    "fml": [{"alpha": 0.2, "beta": 0.9}],
     "fedrs": [{"alpha": 0.1}],
     "fedlc": [{"tau": 3.0}, {"tau": 0.1}],
     "distill": [{"alpha": 0.6, "tau": 1.0}, {"alpha": 0.0}],
@@ -218,7 +221,8 @@ def test_method_follows_its_equations(name: str, settings: dict[str, Any], key: 
         "local": slice(0, 0),
         "fedevg": slice(0, 0),
     }
-    order["fedevg_kept"] = order["fedproto"] = order["feddistill"] = order["local"]
+    order["fedevg_kept"] = order["fedproto"] = order["fedtgp"] = order["feddistill"] = order["local"]
+    order["fedgh"] = head
     part = order.get(name, slice(None))
     assert shared == len(found.theta[part])
     np.testing.assert_allclose(final(result), found.theta[part], rtol=0, atol=TOLERANCE)

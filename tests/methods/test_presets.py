@@ -25,6 +25,7 @@ OTHER_DEFAULTS = {
     "dpsgd": {"topology.combine_first": True},
     "sgp": {"topology.one_peer": True, "topology.push_sum": True},
     "fedamp": {"objective.1.mu": 1.0},
+    "fedkd": {"personal.align": True},
     "fedspeed": {
         "objective.1.rho": 0.1,
         "objective.1.unit": False,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from helpers.reference import World, partly
 from helpers.runs import assert_same_run, go, theta
 from torch import nn
 
+from fedloom.core.context import RoundInfo
 from fedloom.core.errors import ConfigError
 from fedloom.core.federation import Federation
 from fedloom.core.layout import Layout
@@ -26,7 +28,7 @@ from fedloom.methods import make
 from fedloom.models import models
 from fedloom.parts.drift import FedDynDrift
 from fedloom.parts.mixing import Uniform
-from fedloom.parts.objectives import CrossEntropy, PrototypeAlignment
+from fedloom.parts.objectives import CrossEntropy, PrototypeAlignment, TrainablePrototypes
 from fedloom.parts.personal import PrivateNorm
 
 LOCAL = Local(epochs=2, batch_size=3, lr=0.2, lr_decay=0.8, weight_decay=0.01, clip=0.9)
@@ -124,9 +126,10 @@ def test_fedbabu_deploys_the_whole_model_after_its_steps() -> None:
     assert none["clients/loss/mean"] != tuned["clients/loss/mean"]
 
 
-def test_fedproto_without_lambda_is_local_training() -> None:
+@pytest.mark.parametrize("name", ["fedproto", "fedtgp"])
+def test_prototypes_without_lambda_are_local_training(name: str) -> None:
     same: dict[str, Any] = {"local": LOCAL, "cohort": 4, "rounds": 4}
-    alone, none, drawn = (go(method, **same) for method in ("local", make("fedproto", lam=0.0), "fedproto"))
+    alone, none, drawn = (go(method, **same) for method in ("local", make(name, lam=0.0), name))
     for (client, state), (_, without), (_, pulled) in zip(
         *(r.snapshot.store for r in (alone, none, drawn)), strict=True
     ):
@@ -140,6 +143,16 @@ def test_fedproto_sends_a_mean_of_features_for_each_class_and_no_model() -> None
     up = 4 * classes * (width + 1)
     assert [record["comm/up_params"] for record in result.history] == [up, up]
     assert [record["comm/down_params"] for record in result.history] == [0, up]
+
+
+def test_prototypes_that_are_trained_lie_further_apart_than_means() -> None:
+    """Of clients whose means are close, by the margin; the contrast moves them from where they were drawn."""
+    means = torch.tensor([[0.1, 0.0], [0.0, 0.1], [-0.1, -0.1]], dtype=torch.float64)
+    uploads = {"means": means.expand(4, 3, 2), "has": torch.ones(4, 3, dtype=torch.float64)}
+    info = replace(RoundInfo.of_cohort([0, 1, 2, 3], [1] * 4, 4), received=torch.zeros(0, dtype=torch.float64))
+    state, _ = TrainablePrototypes(epochs=100, lr=0.1).correct({}, torch.zeros(0), uploads, info)
+    assert (torch.pdist(state["prototypes"]) > torch.pdist(means)).all()
+    assert torch.cdist(means, state["prototypes"]).argmin(0).tolist() == [0, 1, 2], "each is nearest to its class"
 
 
 def test_a_class_that_nobody_in_the_cohort_has_keeps_its_prototype() -> None:

@@ -297,7 +297,9 @@ class Cohort:
         slices = Fold()  # of parts, which are alike at all levels
         for one in totals:
             own = {slot: value for slot, value in one.sums.items() if slot not in (UPDATE, BUFFERS, EQUAL)}
-            slices.merge(Fold(own, arrived=one.arrived))
+            slices.merge(Fold(own, one.kept, one.arrived))
+        back = np.argsort(np.argsort(level, kind="stable"))  # single uploads came level by level
+        slices.kept = {slot: [values[row] for row in back] for slot, values in slices.kept.items()}
         uploads = slices.uploads(plan, sum(mass), p, info.facts.clients)
         return mean_over_holders(index, sums, mass, len(self.server.theta)), self.server.buffers, uploads
 

@@ -13,7 +13,8 @@ class Needs:
 
     Attributes:
         model: the model itself, to evaluate it on other ``inputs`` than the mini-batch; ``generator``: a network that
-            generates, whose forward takes a ``part``, and whose output on the mini-batch is not used.
+            generates, whose forward takes a ``part``, and whose output on the mini-batch is not used; ``pair``: a
+            network of the client's own with the shared one, ``shared``, beside it.
         features: the model's features, in addition to its logits.
         label_counts: the number of samples of each class at the client.
         common_classes: class numbers that mean the same at all clients.
@@ -33,7 +34,7 @@ class Needs:
             ``begin`` returns; ``end`` finds it under that name in ``ctx.local``.
     """
 
-    model: Literal["", "inputs", "generator"] = ""
+    model: Literal["", "inputs", "generator", "pair"] = ""
     features: bool = False
     label_counts: bool = False
     common_classes: bool = False

@@ -128,6 +128,11 @@ class ClientPlan:
                 f"{method.who_needs('target')} evaluates the clients' models at the server, but with personal "
                 f"{label(method.personal)!r} a part of them never leaves the clients; share all parameters."
             )
+        if method.needs("pair") and not hasattr(self.levels[0].model, "shared"):
+            raise ConfigError(
+                f"{method.who_needs('pair')} trains a network of the client's own and a shared one, but with personal "
+                f"{label(method.personal)!r} a client has one; set personal=own_network."
+            )
         if method.needs("generator") and "part" not in inspect.signature(self.model.forward).parameters:
             raise ConfigError(
                 f"{method.who_needs('generator')} trains generative networks, like conditional_gan or conditional_vae, "

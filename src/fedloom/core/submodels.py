@@ -23,7 +23,7 @@ from fedloom.core.errors import ConfigError
 from fedloom.core.hooks import overrides
 from fedloom.core.layout import Layout
 from fedloom.core.method import Method
-from fedloom.core.parts import Adaptation, Drift, Part, Reduce
+from fedloom.core.parts import Adaptation, Drift, Part
 from fedloom.core.slots import label
 from fedloom.core.tree import Float
 
@@ -123,8 +123,7 @@ def _why(part: Part, method: Method) -> str:
         return "scales all parameters by the steps of the whole cohort"
     if overrides(part, "receive"):
         return "changes sums of one length at the server"
-    fits = part.fits_all and Reduce.ALL not in part.uploads.values()
-    if (part.uploads or part.downloads) and not fits:
+    if (part.uploads or part.downloads) and not part.fits_all:
         return "exchanges more than models with clients"
     several = any(any(personal.exit_weights(n)) for n in range(len(personal.levels)))
     if several and (part.needs.features or part.needs.twin):

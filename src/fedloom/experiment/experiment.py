@@ -448,6 +448,7 @@ class Experiment:
         self._check_objects()
         check_fields(self)
         object.__setattr__(self, "method", named(methods, self.method))
+        object.__setattr__(self, "method", self._dealt())
         if self.local.schedule in TO_THE_END and self.local.horizon is None:
             object.__setattr__(self, "local", replace(self.local, horizon=max(self.rounds, 1)))
         self._check_conditions()
@@ -461,6 +462,29 @@ class Experiment:
         empty = (self.federation.train.index.sizes == 0).nonzero()[0]
         if len(empty):
             raise ConfigError(f"{len(empty)} clients have no training samples; the first is client {empty[0]}.")
+
+    def _dealt(self) -> Method:
+        """The method with every client's network by name, where networks are dealt by the clients' devices.
+
+        Raises:
+            ConfigError: if devices do not say what they are dealt by.
+        """
+        if not self.method.personal.levels:
+            return self.method
+        from fedloom.parts.personal import Architectures
+
+        personal, clients = self.method.personal, len(self.federation)
+        if not isinstance(personal, Architectures) or personal.by == "turn" or personal.members:
+            return self.method
+        fleet = None if self.devices is None else self.devices.fleet(clients, self.seed)
+        if fleet is None or np.isinf(values := getattr(fleet, personal.by)).all():
+            raise ConfigError(
+                f"personal {label(personal)!r} deals networks by the {personal.by} of devices, which is not known; set "
+                f"devices, like devices=lognormal{' devices.memory=1e8' * (personal.by == 'memory')}."
+            )
+        rank = values.argsort(kind="stable").argsort()
+        members = tuple((rank * personal.count // clients).tolist())
+        return replace(self.method, personal=replace(personal, members=members))
 
     def _check_conditions(self) -> None:
         """Raise a ``ConfigError`` for a condition that is impossible by itself, or with this local training."""

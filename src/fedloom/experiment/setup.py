@@ -343,12 +343,13 @@ def _levels(plan: ClientPlan, sample: Tensor) -> None:
             "personal=Architectures(count) in the method, or give run() a Python list of models."
         )
     widths = set[int]()
+    exchanged = any(part.needs.features and part.uploads for part in plan.method.parts.values())
     for level in plan.levels if plan.has_levels else ():
         assert level.submodel is not None
         try:
             with torch.no_grad():
                 level.model.to("cpu").eval()(sample)
-                if plan.method.needs("features"):
+                if exchanged:
                     widths.add(level.model.features(sample).flatten(1).shape[1])  # pyright: ignore[reportCallIssue]
         except Exception as error:
             raise ConfigError(

@@ -755,8 +755,8 @@ class ClientModels:
     """Base class of sums over clients' models, parameters and buffers in one vector.
 
     Attributes:
-        initial: the initial shared parameters and buffers, [P + buffers]; with levels, those of all levels,
-            concatenated.
+        initial: the initial shared parameters and buffers, [P + buffers]; with levels, the shared parameters of all
+            levels, concatenated.
         clients: K.
         plan: the plan if clients have levels, else None.
         total: the sum, float64, shaped as ``initial``.
@@ -771,7 +771,7 @@ class ClientModels:
     def of(cls, plan: ClientPlan, clients: int) -> Self:
         """The state before any client has participated."""
         if plan.has_levels:
-            return cls(torch.cat([level.theta0 for level in plan.levels]).cpu(), clients, plan)
+            return cls(torch.cat([one.theta0[: one.layout.shared_size] for one in plan.levels]).cpu(), clients, plan)
         split, own = plan.layout.shared_size, plan.layout.shared_buffers
         return cls(torch.cat([plan.theta0[:split], plan.buffers0[:own]]).cpu(), clients)
 
@@ -784,7 +784,7 @@ class ClientModels:
         """The slice of a level's models in ``initial`` and ``total``."""
         if not self.levels:
             return slice(None)
-        ends = np.cumsum([0, *(len(level.theta0) for level in self.levels)])
+        ends = np.cumsum([0, *(level.layout.shared_size for level in self.levels)])
         return slice(int(ends[number]), int(ends[number + 1]))
 
     def level(self, client: int) -> int:

@@ -7,7 +7,9 @@ from fedloom.core.slots import objectives
 if TYPE_CHECKING:
     from fedloom.parts.objectives.adversarial import Adversarial as Adversarial
     from fedloom.parts.objectives.alignment import ClassOutputs as ClassOutputs
+    from fedloom.parts.objectives.alignment import HeadOnMeans as HeadOnMeans
     from fedloom.parts.objectives.alignment import PrototypeAlignment as PrototypeAlignment
+    from fedloom.parts.objectives.alignment import TrainablePrototypes as TrainablePrototypes
     from fedloom.parts.objectives.binary import BinaryCrossEntropy as BinaryCrossEntropy
     from fedloom.parts.objectives.calibrated import BalancedSoftmax as BalancedSoftmax
     from fedloom.parts.objectives.calibrated import CalibratedLogits as CalibratedLogits
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     from fedloom.parts.objectives.energy import Energy as Energy
     from fedloom.parts.objectives.feature_mean import FeatureMean as FeatureMean
     from fedloom.parts.objectives.inheritance import Inheritance as Inheritance
+    from fedloom.parts.objectives.mutual import AdaptiveMutual as AdaptiveMutual
+    from fedloom.parts.objectives.mutual import Mutual as Mutual
     from fedloom.parts.objectives.not_true import NotTrueDistillation as NotTrueDistillation
     from fedloom.parts.objectives.propfair import PropFair as PropFair
     from fedloom.parts.objectives.proximal import CosinePull as CosinePull
@@ -38,7 +42,8 @@ __getattr__ = objectives.lazily(
     __name__,
     [
         "adversarial.Adversarial", "alignment=alignment.PrototypeAlignment",
-        "class_outputs=alignment.ClassOutputs",
+        "class_outputs=alignment.ClassOutputs", "head_on_means=alignment.HeadOnMeans",
+        "trainable_prototypes=alignment.TrainablePrototypes",
         "binary_cross_entropy=binary.BinaryCrossEntropy", "calibrated=calibrated.CalibratedLogits",
         "balanced=calibrated.BalancedSoftmax", "restricted=calibrated.RestrictedSoftmax",
         "contrastive.Contrastive", "cross_entropy=cross_entropy.CrossEntropy",
@@ -46,6 +51,7 @@ __getattr__ = objectives.lazily(
         "cosine=proximal.CosinePull", "distillation.Distillation", "elastic_net=elastic_net.ElasticNet",
         "energy.Energy",
         "feature_mean=feature_mean.FeatureMean", "inheritance.Inheritance",
+        "mutual.Mutual", "adaptive_mutual=mutual.AdaptiveMutual",
         "not_true=not_true.NotTrueDistillation", "propfair.PropFair", "proximal.Proximal", "robustness.Robustness",
         "selective.Selective", "sharpness.Sharpness", "squared_error=squared_error.SquaredError",
         "variational.Variational",

@@ -1,4 +1,8 @@
-"""What clients exchange by class instead of models: prototypes (FedProto), or outputs (federated distillation)."""
+"""What clients exchange by class instead of models: means of features (FedProto, FedTGP, FedGH), or outputs.
+
+The server of FedProto and of federated distillation takes means of what it receives; that of FedTGP and of FedGH trains
+on it.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +11,13 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
+from fedloom.core import rng
 from fedloom.core.context import Batch, Context, Facts, Model, Output, RoundInfo
+from fedloom.core.errors import ConfigError
 from fedloom.core.parts import ClientEnd, Halves, Needs, Reduce, Term
-from fedloom.core.ranges import NonNegative
+from fedloom.core.ranges import Count, NonNegative, NonNegativeInt, Positive
 from fedloom.core.targets import ONE_CLASS
 from fedloom.core.tree import Tree
 
@@ -51,15 +58,11 @@ class PrototypeAlignment(Term):
         return {}  # the number of features is known when the first prototypes arrive
 
     def loss(self, out: Output, batch: Batch, ctx: Context) -> Tensor:
-        assert out.features is not None
-        r = out.features.flatten(1)
-        if "known" not in ctx.down:
-            return 0 * r.sum(1)
-        apart = (r - ctx.down["prototypes"][batch.y]).square().mean(1)
-        return self.lam * ctx.down["known"][batch.y] * apart
+        apart = _apart(out, batch, ctx)
+        return self.lam * ctx.down["known"][batch.y] * apart if "known" in ctx.down else apart
 
     def end(self, ctx: Context, update: Tensor, model: Model) -> ClientEnd:
-        sums, counts = _by_class(ctx, model, lambda x: model.features(x).flatten(1))  # pyright: ignore
+        sums, counts = _features(ctx, model)
         return ClientEnd(ctx.state, {"sums": sums, "counts": counts}, update)
 
     def correct(self, state: Tree, update: Tensor, uploads: Tree, info: RoundInfo) -> Halves:
@@ -68,6 +71,122 @@ class PrototypeAlignment(Term):
         here = (counts > 0)[:, None]
         new = torch.where(here, sums / counts.clamp(min=1e-12)[:, None], old["prototypes"])
         return {"prototypes": new, "known": torch.maximum(old["known"], here[:, 0].to(new.dtype))}, update
+
+
+@dataclass(frozen=True)
+class TrainablePrototypes(Term):
+    """(λ/d) ‖r(x) - P_y‖²: pulls features r(x) [B, d] towards a prototype that the server has trained to lie apart.
+
+    ::
+
+        P_c = W₂ max(0, W₁ e_c + b₁) + b₂         e_c [d] for each class; W₁, W₂ [d, d]: all trained at the server
+        min over e, W, b of the mean over clients i and their classes c of -log softmax(z_ic)_c
+        z_icj = -‖P_ic - P_j‖ - δ·[j = c]         δ = min(τ, max_{c,c'} ‖Q_c - Q_c'‖),   Q_c = mean over clients of P_ic
+
+    After local training a client uploads the means P_ic [C, d] of its features, computed in evaluation mode over all
+    its training samples, and which classes it has [C]. The server continues with its e, W and b of the round before,
+    by SGD on mini-batches of these means. In the first round clients have no prototypes and train alone. The term is
+    used beside cross entropy with ``personal=local_only`` or ``own_architectures``: no parameters are communicated.
+
+    Zhang, Liu, Hua & Cao, AAAI 2024 (FedTGP), algorithm 1. Deviations: the client's pull is FedProto's, the squared
+    distance averaged over the d features; the authors' code takes, as the margin before its bound, the largest distance
+    of a class to the class nearest to it.
+
+    Args:
+        lam: λ ≥ 0, weight of the term; with 0 clients train alone.
+        margin: τ ≥ 0, largest margin.
+        epochs: passes of the server over the means in each round.
+        lr: the server's learning rate.
+        batch_size: means in a step of the server.
+    """
+
+    lam: NonNegative = 1.0
+    margin: NonNegative = 100.0
+    epochs: NonNegativeInt = 100
+    lr: Positive = 0.01
+    batch_size: Count = 10
+
+    needs = Needs(features=True, model="inputs", common_classes=True)
+    targets = ONE_CLASS
+    uploads = {"means": Reduce.ALL, "has": Reduce.ALL}  # noqa: RUF012
+    downloads = ("prototypes",)
+    fits_all = True
+    citation = "zhang2024fedtgp"
+
+    def loss(self, out: Output, batch: Batch, ctx: Context) -> Tensor:
+        return self.lam * _apart(out, batch, ctx)
+
+    def end(self, ctx: Context, update: Tensor, model: Model) -> ClientEnd:
+        return ClientEnd(ctx.state, _means(ctx, model), update)
+
+    def correct(self, state: Tree, update: Tensor, uploads: Tree, info: RoundInfo) -> Halves:
+        means, has = uploads["means"], uploads["has"]
+        points, y = means[has > 0], has.nonzero()[:, 1]
+        centres = ((means * has[..., None]).sum(0) / has.sum(0).clamp(min=1)[:, None])[has.any(0)]
+        margin = min(self.margin, float((centres[:, None] - centres).norm(dim=-1).max()))
+
+        def loss(at: Tree, rows: Tensor) -> Tensor:
+            apart = (points[rows, None] - _prototypes(at)).norm(dim=-1)
+            own = functional.one_hot(y[rows], means.shape[1]).to(means)
+            return functional.cross_entropy(-apart - margin * own, y[rows])
+
+        first = {name: value for name, value in state.items() if name != "prototypes"}
+        trained = _descended(first or _network(means, info.facts), loss, len(y), self, info)
+        return {**trained, "prototypes": _prototypes(trained)}, update
+
+
+@dataclass(frozen=True)
+class HeadOnMeans(Term):
+    """The server trains the shared head on the clients' class means of features, instead of averaging their heads.
+
+    ::
+
+        h ← h - η ∇ mean of ℓ(h(P_ic), c) over mini-batches of the clients' class means P_ic         at the server
+
+    A client receives the head h, a linear layer, trains it with its own body by cross entropy, and uploads the means
+    P_ic [C, d] of its features, computed in evaluation mode over all its training samples, and which classes it has
+    [C]; its own head is discarded. The term adds nothing to the clients' loss. It is used with
+    ``personal=private_body``, or ``own_bodies`` for networks of different architecture.
+
+    Yi, Wang, Liu, Shi & Yu, ACM MM 2023 (FedGH), algorithm 1, where the server takes a step for every mean. Deviation:
+    the clients' changes of the head are sent and counted, as in ``lg_fedavg``, though the server does not use them.
+
+    Args:
+        epochs: passes of the server over the means in each round; with 0 the head stays as it is.
+        lr: η > 0.
+        batch_size: means in a step of the server.
+    """
+
+    epochs: NonNegativeInt = 1
+    lr: Positive = 0.01
+    batch_size: Count = 1
+
+    needs = Needs(features=True, model="inputs", common_classes=True)
+    targets = ONE_CLASS
+    uploads = {"means": Reduce.ALL, "has": Reduce.ALL}  # noqa: RUF012
+    fits_all = True
+    citation = "yi2023fedgh"
+
+    def end(self, ctx: Context, update: Tensor, model: Model) -> ClientEnd:
+        return ClientEnd(ctx.state, _means(ctx, model), update)
+
+    def correct(self, state: Tree, update: Tensor, uploads: Tree, info: RoundInfo) -> Halves:
+        means, has = uploads["means"], uploads["has"]
+        points, y = means[has > 0], has.nonzero()[:, 1]
+        (classes, width), size = means.shape[1:], len(info.received)
+        if size not in (classes * width, classes * (width + 1)):
+            raise ConfigError(
+                f"objective 'head_on_means' trains {classes} x {width} weights of a linear head, with or without a "
+                f"bias, but clients share {size} parameters; set personal=private_body, and give the model such a head."
+            )
+
+        def loss(at: Tree, rows: Tensor) -> Tensor:
+            weight, bias = at["head"][: classes * width].view(classes, width), at["head"][classes * width :]
+            logits = functional.linear(points[rows], weight, bias if len(bias) else None)
+            return functional.cross_entropy(logits, y[rows])
+
+        trained = _descended({"head": info.received}, loss, len(y), self, info)
+        return state, info.received - trained["head"]
 
 
 @dataclass(frozen=True)
@@ -144,3 +263,55 @@ def _by_class(ctx: Context, model: Model, of: Callable[[Tensor], Tensor]) -> tup
     rows = over_samples(ctx, model, of)
     owner = torch.nn.functional.one_hot(ctx.samples.y, ctx.facts.classes).to(rows.dtype)
     return owner.T @ rows, owner.sum(0)
+
+
+def _apart(out: Output, batch: Batch, ctx: Context) -> Tensor:
+    """(1/d) ‖r(x) - C_y‖² [B] from the received prototypes; 0 without any."""
+    assert out.features is not None
+    r = out.features.flatten(1)
+    return (r - ctx.down["prototypes"][batch.y]).square().mean(1) if "prototypes" in ctx.down else 0 * r.sum(1)
+
+
+def _features(ctx: Context, model: Model) -> tuple[Tensor, Tensor]:
+    """Sums of a client's features by class [C, d], and numbers of samples [C]."""
+    return _by_class(ctx, model, lambda x: model.features(x).flatten(1))  # pyright: ignore
+
+
+def _means(ctx: Context, model: Model) -> Tree:
+    """Means of a client's features by class, [C, d], and which classes it has, [C] zeros and ones."""
+    sums, counts = _features(ctx, model)
+    return {"means": sums / counts.clamp(min=1)[:, None], "has": (counts > 0).to(sums.dtype)}
+
+
+def _network(means: Tensor, facts: Facts) -> Tree:
+    """Vectors e [C, d], and W [2, d, d] and b [2, d] of a network that makes prototypes of them, as first drawn.
+
+    They are those of PyTorch's layers: e is standard normal, W and b uniform in ±1/√d.
+    """
+    draws, (classes, width) = rng.stream(facts.seed, "prototypes"), means.shape[1:]
+    bound = width**-0.5
+    shapes = {"weights": (2, width, width), "biases": (2, width)}
+    uniform = {name: means.new_tensor(draws.uniform(-bound, bound, shape)) for name, shape in shapes.items()}
+    return {"vectors": means.new_tensor(draws.normal(size=(classes, width))), **uniform}
+
+
+def _prototypes(at: Tree) -> Tensor:
+    """P [C, d]."""
+    (w1, w2), (b1, b2) = at["weights"], at["biases"]
+    return functional.linear(functional.linear(at["vectors"], w1, b1).relu(), w2, b2)
+
+
+def _descended(
+    start: Tree, loss: Callable[[Tree, Tensor], Tensor], count: int, settings: TrainablePrototypes | HeadOnMeans,
+    info: RoundInfo,
+) -> Tree:  # fmt: skip
+    """The tree after SGD on a loss of the rows of mini-batches of ``count`` rows, in a random order in each epoch."""
+    at = start
+    for epoch in range(settings.epochs):
+        order = torch.from_numpy(rng.stream(info.facts.seed, "class means", info.t, epoch).permutation(count))
+        for rows in order.to(info.received.device).split(settings.batch_size):
+            leaves = {name: value.detach().requires_grad_() for name, value in at.items()}
+            with torch.enable_grad():
+                slopes = torch.autograd.grad(loss(leaves, rows), [*leaves.values()])
+            at = {name: value - settings.lr * slope for (name, value), slope in zip(at.items(), slopes, strict=True)}
+    return at

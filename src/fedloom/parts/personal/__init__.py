@@ -7,6 +7,8 @@ from fedloom.core.slots import personals
 if TYPE_CHECKING:
     from fedloom.parts.personal.architectures import Architectures as Architectures
     from fedloom.parts.personal.architectures import OwnArchitectures as OwnArchitectures
+    from fedloom.parts.personal.architectures import OwnBodies as OwnBodies
+    from fedloom.parts.personal.architectures import OwnNetwork as OwnNetwork
     from fedloom.parts.personal.bias import BiasMemory as BiasMemory
     from fedloom.parts.personal.inherited import Inherited as Inherited
     from fedloom.parts.personal.interpolated import APFL as APFL
@@ -36,6 +38,7 @@ __getattr__ = personals.lazily(
         "private_norm=normalisation.PrivateNorm", "pairs.Ditto", "pairs.PFedMe", "local_only=private.LocalOnly",
         "private.Reinitialised", "private_head=private.PrivateHead", "private_body=private.PrivateBody",
         "sequential.Alternating", "architectures.Architectures",
-        "own_architectures=architectures.OwnArchitectures",
+        "own_architectures=architectures.OwnArchitectures", "own_bodies=architectures.OwnBodies",
+        "own_network=architectures.OwnNetwork",
     ],
 )  # fmt: skip

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Literal
 
-from torch import nn
+from torch import Tensor, nn
 
 from fedloom.core.errors import ConfigError
 from fedloom.core.method import Method
@@ -13,7 +15,7 @@ from fedloom.core.parts import Personal, Use
 from fedloom.core.ranges import Count, NonNegativeInt
 from fedloom.core.slots import label
 from fedloom.core.tree import Tree
-from fedloom.parts.personal.private import LocalOnly
+from fedloom.parts.personal.private import LocalOnly, PrivateBody
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,9 @@ class Architectures(Personal):
 
     Args:
         count: number of networks.
-        members: the network of each client, by its number; () deals them in turn.
+        members: the network of each client, by its number; () deals them as ``by`` says.
+        by: ``turn``, one after the other; ``speed`` or ``memory``, by the clients' devices, to equal numbers of
+            clients: the first network to the slowest or smallest devices, the last to the fastest or largest.
 
     Raises:
         ConfigError: if a client's network is none of them.
@@ -38,6 +42,7 @@ class Architectures(Personal):
 
     count: Count = 2
     members: tuple[NonNegativeInt, ...] = ()
+    by: Literal["turn", "speed", "memory"] = "turn"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -83,28 +88,171 @@ class OwnArchitectures(Architectures):
 
     Args:
         count: number of networks.
-        members: the network of each client, by its number; () deals them in turn.
+        members: the network of each client, by its number; () deals them as ``by`` says.
+        by: see ``architectures``.
     """
 
     def is_private(self, name: str, owner: nn.Module) -> bool:
         return True
 
 
+@dataclass(frozen=True)
+class OwnBodies(Architectures):
+    """Clients of different architecture, each of which keeps its body; all share one head.
+
+    ::
+
+        h ← h - Σ_{i∈S} p_i Δ_i                    over the clients of all groups
+
+    All networks have a module ``head`` with parameters of the same shapes; what is shared is that of the first one, and
+    those of the others are not used. With equal networks it is ``private_body``.
+
+    Args:
+        count: number of networks.
+        members: the network of each client, by its number; () deals them as ``by`` says.
+        by: see ``architectures``.
+
+    Raises:
+        ConfigError: if the heads differ.
+    """
+
+    def network(self, whole: nn.Module, level: int) -> nn.Module:
+        """The network of a group, with the head of the first."""
+        first, own = super().network(whole, 0), super().network(whole, level)
+        heads = [getattr(one, "head", None) for one in (first, own)]
+        shapes = [isinstance(head, nn.Module) and [tuple(p.shape) for p in head.parameters()] for head in heads]
+        if not shapes[0] or shapes[0] != shapes[1]:
+            raise ConfigError(
+                f"personal 'own_bodies': all networks share one head, but that of network {level} has parameters of "
+                f"the shapes {shapes[1] or []}, and that of network 0 {shapes[0] or []}; give all of them a module "
+                "'head' for features of one length."
+            )
+        if not level:
+            return own
+        own = copy.deepcopy(own)
+        own.head = first.head
+        return own
+
+    def is_private(self, name: str, owner: nn.Module) -> bool:
+        """Whether the parameter is none of the shared head."""
+        return not name.startswith(("networks.0.head.", "head."))
+
+
+class Beside(nn.Module):
+    """A network of a client's own beside the shared one; its features and output are those of its own.
+
+    Args:
+        shared: the shared network.
+        own: the client's own.
+        align: maps features of the shared one to those of the own one.
+    """
+
+    def __init__(self, shared: nn.Module, own: nn.Module, align: nn.Module) -> None:
+        super().__init__()
+        self.shared, self.own, self.align = shared, own, align
+
+    def features(self, x: Tensor) -> Tensor:
+        return self.own.features(x)  # pyright: ignore[reportCallIssue]
+
+    @property
+    def head(self) -> nn.Module:
+        """The own network's head."""
+        return self.own.head  # pyright: ignore[reportReturnType]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The own network's logits [B, C]."""
+        return self.own(x)
+
+
+class SharedFirst(nn.Module):
+    """Networks of which the first is shared; the output is that of the shared one."""
+
+    def __init__(self, networks: nn.ModuleList, align: nn.ModuleList) -> None:
+        super().__init__()
+        self.networks, self.align = networks, align
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits [B, C] of the shared network."""
+        return self.networks[0](x)
+
+
+@dataclass(frozen=True)
+class OwnNetwork(Architectures):
+    """A network of the client's own, of any architecture, beside a shared one; both are trained, the own one deployed.
+
+    ::
+
+        θ ← θ - Σ_{i∈S} p_i Δ_i                    of the shared network alone; own networks never leave their clients
+
+    Of a list of models the first is shared, and the others are the clients' own; of a single model the own network is a
+    copy. What ties the two is a term of the objective that trains both, like ``mutual``. A client that never
+    participated deploys its own network as it starts.
+
+    Args:
+        count: number of architectures of own networks.
+        members: the own network of each client, by its number; () deals them as ``by`` says.
+        by: see ``architectures``.
+        align: a linear map from the shared network's features to those of the own one, kept and trained at the client.
+
+    Raises:
+        ConfigError: if a client's network is none of them.
+    """
+
+    count: Count = 1
+    align: bool = False
+
+    def whole(self, model: nn.Module) -> nn.Module:
+        """The shared network and the own ones."""
+        networks = getattr(model, "networks", None)
+        if networks is None:
+            networks = nn.ModuleList([model, copy.deepcopy(model)])
+        if len(networks) != self.count + 1:
+            raise ConfigError(
+                f"personal 'own_network': a shared network and {self.count} of the clients' own are "
+                f"{self.count + 1} models, but there are {len(networks)}; list the shared one first."
+            )
+        maps = nn.ModuleList([_map(networks[0], own) if self.align else nn.Identity() for own in networks[1:]])
+        return SharedFirst(networks, maps)
+
+    def network(self, whole: nn.Module, level: int) -> nn.Module:
+        """The shared network with the own one of a group beside it."""
+        names = "networks.0", f"networks.{level + 1}", f"align.{level}"
+        return Beside(*map(whole.get_submodule, names))
+
+    def is_private(self, name: str, owner: nn.Module) -> bool:
+        """Whether the parameter is one of an own network, or of a map to its features."""
+        return name.startswith(("networks.", "own.", "align.")) and not name.startswith("networks.0.")
+
+
+def _map(shared: nn.Module, own: nn.Module) -> nn.Linear:
+    """A map from the inputs of one network's head to those of another's, at first the identity, cut off or padded."""
+    lengths = [getattr(getattr(one, "head", None), "in_features", None) for one in (shared, own)]
+    if None in lengths:
+        raise ConfigError(
+            "personal 'own_network' aligns the features before linear heads, but a network has no such 'head'; set "
+            "align=false, or give it one."
+        )
+    made = nn.Linear(*lengths, bias=False, dtype=next(own.parameters()).dtype)  # pyright: ignore
+    nn.init.eye_(made.weight)
+    return made
+
+
 def for_networks(method: Method, count: int) -> Method:
     """The method for clients that train one of so many networks each, unless it says itself which.
 
-    Parameters that a method keeps at its clients stay there; those that it averages are averaged within a group.
+    Parameters that a method keeps at its clients stay there; those that it averages are averaged within a group, but
+    the head over all groups if the bodies are kept.
 
     Raises:
-        ConfigError: if its personal part splits or doubles a model.
+        ConfigError: if its personal part splits or doubles a model otherwise.
     """
-    personal = method.personal
+    personal, kinds = method.personal, {Personal: Architectures, LocalOnly: OwnArchitectures, PrivateBody: OwnBodies}
+    if isinstance(personal, OwnNetwork):
+        return replace(method, personal=replace(personal, count=count - 1))
     if isinstance(personal, Architectures):
         return method
-    if type(personal) is LocalOnly:
-        return replace(method, personal=OwnArchitectures(count))
-    if personal.is_identity:
-        return replace(method, personal=Architectures(count))
+    if kind := kinds.get(type(personal)):
+        return replace(method, personal=kind(count))
     raise ConfigError(
         f"with a list of models every client trains one whole network, but personal {label(personal)!r} splits "
         "or doubles it; choose a method that averages whole models, or one like fedproto that keeps them."
