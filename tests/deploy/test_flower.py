@@ -5,17 +5,22 @@ from __future__ import annotations
 import hashlib
 import signal
 import ssl
-from collections.abc import Iterator
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from helpers.deploying import config, simulated
 
 from fedloom.core.errors import ConfigError
+from fedloom.experiment.callbacks import Callback, RunInfo
 from fedloom_apps.deploy.certificates import make
 from fedloom_apps.deploy.deal import deal
 from fedloom_apps.deploy.node import Node
@@ -44,22 +49,26 @@ def deployment(place: Path) -> Deployment:
     return Deployment(4, 60.0, port=any_port(), certificates=place / "certificates")
 
 
-@pytest.fixture
-def nodes(place: Path, deployment: Deployment) -> Iterator[dict]:
-    """Resident nodes; the tests may kill and start them."""
-    from fedloom_apps.deploy.flower.host import end, start_node
+def begun(name: str, place: Path, deployment: Deployment) -> subprocess.Popen[bytes]:
+    """A resident node."""
+    from fedloom_apps.deploy.flower.host import start_node
 
-    def start(name: str) -> object:
-        address = f"127.0.0.1:{deployment.port}"
-        return start_node(name, place / "data" / f"{name}.npz", place / "nodes", address, deployment.certificates)
+    address = f"127.0.0.1:{deployment.port}"
+    return start_node(name, place / "data" / f"{name}.npz", place / "nodes", address, deployment.certificates)
 
-    running = {f"node-{n}": start(f"node-{n}") for n in range(4)}
-    yield running | {"start": start}
-    end(list(running.values()))  # type: ignore[arg-type]
+
+@pytest.fixture(scope="module")
+def nodes(place: Path, deployment: Deployment) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
+    """Resident nodes; the tests may kill them and put others in their places."""
+    from fedloom_apps.deploy.flower.host import end
+
+    running = {name: begun(name, place, deployment) for name in map("node-{}".format, range(4))}
+    yield running
+    end([*running.values()])
 
 
 def test_nodes_and_servers_that_are_killed_go_on_to_the_same_bits(
-    place: Path, deployment: Deployment, nodes: dict
+    place: Path, deployment: Deployment, nodes: dict[str, subprocess.Popen[bytes]]
 ) -> None:
     from fedloom_apps.deploy.flower.host import hosting
 
@@ -71,17 +80,49 @@ def test_nodes_and_servers_that_are_killed_go_on_to_the_same_bits(
     victim.send_signal(signal.SIGKILL)
     victim.wait()
     with hosting(deployment, place / "superlink") as (transport, count):  # the one before and all it knew is gone
-        again = nodes["start"]("node-2")
-        try:
-            result = run(recipe, transport, count, place / "run", resume=True)
-        finally:
-            again.kill()
-            again.wait()
+        nodes["node-2"] = begun("node-2", place, deployment)
+        result = run(recipe, transport, count, place / "run", resume=True)
     reference = simulated(*WORDS)
     assert torch.equal(result.snapshot.server.theta, reference.snapshot.server.theta)
     assert not result.failures
     for mine, theirs in zip(result.history, reference.history, strict=True):
         assert mine["clients/accuracy/mean"] == pytest.approx(theirs["clients/accuracy/mean"])
+
+
+class Stopping(Callback):
+    """Stops a node before the first step, and lets it go on after some of them."""
+
+    def __init__(self, node: subprocess.Popen[bytes], steps: int) -> None:
+        self.node, self.steps = node, steps
+
+    def on_start(self, run: RunInfo) -> None:
+        self.node.send_signal(signal.SIGSTOP)
+
+    def on_round(self, record: Mapping[str, Any]) -> None:
+        if record["round"] == self.steps:
+            self.node.send_signal(signal.SIGCONT)
+            time.sleep(1.0)  # in which it answers
+
+    def on_close(self) -> None:
+        self.node.send_signal(signal.SIGCONT)
+
+
+def test_steps_that_overlap_are_played_again_to_the_same_bits(
+    place: Path, deployment: Deployment, nodes: dict[str, subprocess.Popen[bytes]]
+) -> None:
+    """The work of a node that is slower than the others counts steps later, on the version that it has received."""
+    from fedloom_apps.deploy.flower.host import hosting
+
+    words = ("method=scaffold", "rounds=10", "evaluation.what=[global]")
+    timed = ("schedule=buffered", "schedule.k=2", "deploy.deadline=60")
+    recipe = replace(Recipe.of(config(*words, *timed)), deployment=deployment)
+    with hosting(deployment, place / "superlink") as (transport, count):
+        result = run(recipe, transport, count, place / "overlapping", callbacks=[Stopping(nodes["node-1"], 4)])
+    assert not result.failures
+    assert max(record["staleness/max"] for record in result.history) >= 4
+    again = simulated(*words, "devices=none", "schedule=replay", f"schedule.path={place / 'overlapping'}")
+    assert torch.equal(again.snapshot.server.theta, result.snapshot.server.theta)
+    assert [one["global/accuracy"] for one in again.history] == [one["global/accuracy"] for one in result.history]
 
 
 def test_who_does_not_belong_is_refused_in_a_sentence(place: Path, deployment: Deployment, tmp_path: Path) -> None:
@@ -137,3 +178,19 @@ def test_a_node_survives_what_a_server_sends_in_the_place_of_a_message(
     monkeypatch.setattr(link, "_part", lambda run, part: b"ConfigRecord  7\0garbage", raising=False)
     with pytest.raises(ConfigError, match="a message cannot be read"):
         link.receive(10**6)
+
+
+def test_an_order_that_the_relay_gives_up_is_given_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node that was away for a moment keeps its session, and would wait for its order until the deadline."""
+    grid = import_module("fedloom_apps.deploy.flower.grid")
+    node = SimpleNamespace(status="online", public_key=b"key", node_id=1, last_activated_at="now")
+    gone = SimpleNamespace(metadata=SimpleNamespace(reply_to_message_id="7"))
+    transport = grid.FlowerTransport.__new__(grid.FlowerTransport)
+    transport.grid = SimpleNamespace(get_nodes=lambda: [node], pull_messages=lambda numbers: [gone])
+    transport.names, transport.ids, transport.pending, transport.lost = {b"key": "a"}, {}, {"7": "a"}, Counter()
+    monkeypatch.setattr(transport, "register", lambda: None)
+    monkeypatch.setattr(grid, "blobs", lambda message: {})
+    before = transport.online()
+    assert transport.online() == before
+    assert transport.receive(0) == []
+    assert transport.online()["a"] != before["a"]

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -122,6 +123,7 @@ class FlowerTransport:
         self.names: dict[bytes, str] = {}
         self.ids: dict[str, int] = {}
         self.pending: dict[str, str] = {}  # message -> node
+        self.lost = Counter[str]()  # by node: orders that the relay gave up, which are sent again as in a new session
         security = {"server_address": address, "insecure": ca is None, "root_certificates": ca}
         key = Key(secret)
         self.control = ControlHttpClient.from_server_address(
@@ -198,7 +200,7 @@ class FlowerTransport:
             if node.status == "online":
                 name = self.names.get(node.public_key) or f"node-{hashlib.sha256(node.public_key).hexdigest()[:12]}"
                 self.ids[name] = node.node_id
-                numbers[name] = str(node.last_activated_at)
+                numbers[name] = f"{node.last_activated_at} {self.lost[name]}"
         return numbers
 
     def send(self, requests: Mapping[str, NodeRequest]) -> None:
@@ -222,8 +224,10 @@ class FlowerTransport:
             for message in messages:
                 name = self.pending.pop(message.metadata.reply_to_message_id, None)
                 blob = blobs(message).get("answer")
-                if name is not None and blob is not None:  # errors are of the relay: its node did not answer
+                if name is not None and blob is not None:
                     arrived.append(Delivered(name, blob))
+                elif name is not None:  # an error of the relay, for whom the node was away for a moment
+                    self.lost[name] += 1
             if time.monotonic() > end:
                 return arrived
             if not arrived:
