@@ -333,7 +333,7 @@ class Evaluator(LoadedModel):
             new = tested >= self.federation.seen
             groups |= {"seen": ~new, "unseen": new}
         personal = self.plan.method.personal
-        if personal.levels:
+        if len(personal.levels) > 1:
             level = np.array([personal.uses(int(n), lambda: None, 0)[0].level for n in tested])
             groups |= {f"clients/{name}": level == n for n, name in enumerate(personal.levels) if (level == n).any()}
         if "model" in table and self.plan.models <= SHOWN_MODELS:
