@@ -12,7 +12,7 @@ from helpers.federations import classes
 from helpers.networks import images, normed, tanh_net
 from helpers.personal import Normed
 from helpers.reference import World, partly
-from helpers.runs import assert_same_run, go, theta
+from helpers.runs import GENTLE, assert_same_run, go, theta
 from torch import nn
 
 from fedloom.core.context import RoundInfo
@@ -129,7 +129,7 @@ def test_fedbabu_deploys_the_whole_model_after_its_steps() -> None:
 @pytest.mark.parametrize("name", ["fedproto", "fedtgp"])
 def test_prototypes_without_lambda_are_local_training(name: str) -> None:
     same: dict[str, Any] = {"local": LOCAL, "cohort": 4, "rounds": 4}
-    alone, none, drawn = (go(method, **same) for method in ("local", make(name, lam=0.0), name))
+    alone, none, drawn = (go(method, **same) for method in ("local", make(name, lam=0.0, **GENTLE.get(name, {})), name))
     for (client, state), (_, without), (_, pulled) in zip(
         *(r.snapshot.store for r in (alone, none, drawn)), strict=True
     ):
