@@ -38,8 +38,8 @@ class CosinePull(Term):
 
     Its gradient λ(cos(θ, θ^t) θ/‖θ‖ - θ^t/‖θ^t‖)/‖θ‖ is added in closed form; a model of zeros has no direction and is
     not pulled. θ are the shared parameters. The local term of pFedGraph, whose clients receive mixtures of their own
-    (Ye et al., ICML 2023, eq. 3). The authors' code leaves it out of the first round, has Σ_j B_ij w_j/‖w_j‖ in the
-    place of θ^t/‖θ^t‖, and adds the inner product instead of subtracting it.
+    (Ye et al., ICML 2023). The authors' code leaves it out of the first round and adds the cosine where this subtracts
+    it; of its two variants one has this cosine, the other Σ_j B_ij w_j/‖w_j‖ in the place of θ^t/‖θ^t‖.
 
     Args:
         lam: λ ≥ 0.
