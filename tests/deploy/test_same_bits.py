@@ -18,7 +18,7 @@ from fedloom_apps.deploy.versions import Versions
 from fedloom_apps.deploy.wire import unpack
 
 METHODS = ("scaffold", "fedavg", "feddyn", "superfed_mm", "fedper", "aaggff_d", "fedevg", "moon", "fedhen", "ditto",
-           "fedgh", "fml")  # fmt: skip
+           "fedgh", "fml", "fedphp")  # fmt: skip
 MODELS = {"fedevg": ["model=energy_cnn"], "fedhen": ["model=exit_cnn", "model.channels=[4,4,8]"],
           "ditto": ["model.norm=batch", "evaluation.what=[clients]"]}  # fmt: skip
 

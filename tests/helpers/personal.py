@@ -320,8 +320,8 @@ def discrepancy_slope(a: Vector, b: Vector) -> Vector:
 
 
 def fedphp(world: World, mu: float = 0.9, lam: float = 0.1, by: str = "outputs", tau: float = 4.0) -> Found:
-    """Li et al. 2021: every client keeps its inherited model, which grows older the more often it has come."""
-    theta, inherited, visits, states = world.start, {}, dict.fromkeys(range(world.clients), 0), {}
+    """Li et al. 2021: every client keeps its inherited model, which grows older round by round."""
+    theta, inherited, states = world.start, {}, {}
     for t, rate, cohort in world.schedule():
         models = {}
         for i in cohort:
@@ -336,9 +336,8 @@ def fedphp(world: World, mu: float = 0.9, lam: float = 0.1, by: str = "outputs",
                 return g + losses.backward(w, x, world.width, lam * tau * towards / len(x))
 
             models[i], _ = world.train(theta, i, t, rate, correct)
-            weight = mu * min(1.0, visits[i] / max(world.rounds * world.cohort / world.clients, 1.0))
+            weight = mu * t / world.rounds if i in inherited else 0.0
             inherited[i] = weight * teacher + (1 - weight) * models[i]
-            visits[i] += 1
             kept = {"private": models[i], "history": teacher, "weight": np.array(weight)}
             states |= {f"client {i}/personal/{name}": value for name, value in kept.items()}
         theta = average(world, theta, models)

@@ -334,7 +334,7 @@ class Personal(Part):
         into.buffers.copy_(mine.get("buffers", first.buffers))
 
     def start(self, ctx: Context, received: Float[Tensor, "P"], own: Tree | None, draws: np.random.Generator) -> Start:
-        """Return new ``ctx.local`` and the shared parameters from which local steps start.
+        """Return new ``ctx.local``, ``ctx.own`` of all parts, and the shared parameters from which local steps start.
 
         A generator, which may ask for gradients before: it yields shared parameters [P] and a mini-batch, and is sent
         the gradient [P] and the value [] of the objective there, whose memory the next request overwrites. Batch

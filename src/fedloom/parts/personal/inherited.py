@@ -21,15 +21,17 @@ class Inherited(Personal):
 
     ::
 
-        h_i ← μ_i h_i + (1 - μ_i) θ_i          after local work, μ_i = μ min(1, v_i K / (T |S_t|))
+        h_i ← μ_i h_i + (1 - μ_i) θ_i          after local work, μ_i = μ t/T in round t, and 0 at the first visit
 
-    v_i is the number of the client's earlier visits, and T|S_t|/K how many are expected in T rounds, so that h_i is at
-    first the last model, and an average in the end. Terms find h_i in ``ctx.own`` as ``history``: FedPHP has the term
-    ``inheritance`` beside the loss, which learns from it. At its first visit a client has none, and what it received is
-    in its place. With μ = 0 it is the client's last model, which as a teacher is pFedSD's (Jin et al., IEEE TPDS 2022).
-    Two models are kept, h_i before the last visit and θ_i. Batch statistics are the received ones.
+    At first h_i is the last model, and an average in the end. Terms find it in ``ctx.own`` as ``history``: FedPHP has
+    the term ``inheritance`` beside the loss, which learns from it. At its first visit a client has none, and what it
+    received is in its place. With μ = 0 it is the client's last model, which as a teacher is pFedSD's (Jin et al., IEEE
+    TPDS 2022). Two models are kept, h_i before the last visit and θ_i. Batch statistics are the received ones. Drifts
+    that read gradients from displacements are refused, as they are beside all parts with a ``start``.
 
-    Li, Zhan, Shao, Li & Song, ECML PKDD 2021 (FedPHP), eqs. (5) and (6), with v_i and T|S_t|/K as the authors' code.
+    Li, Zhan, Shao, Li & Song, ECML PKDD 2021 (FedPHP). The authors' code has μ_i = μ min(1, v_i K / (T |S_t|)) for a
+    client's earlier visits v_i, of which t|S_t|/K are expected until round t: here μ_i has the expected number, which a
+    client knows in a deployment, too.
 
     Args:
         mu: μ in [0, 1], the weight of the past at the end; the authors use 0.9.
@@ -41,18 +43,19 @@ class Inherited(Personal):
     citation = "li2021fedphp"
 
     def init_client(self, theta: Tensor) -> Tree:
-        """h_i before the last visit, the weight that it had there, and the number of visits."""
-        return {"history": theta.clone(), "weight": theta.new_zeros(()), "visits": theta.new_zeros(())}
+        """h_i before the last visit, and its weight after it."""
+        return {"history": theta.clone(), "weight": theta.new_zeros(())}
 
     def start(self, ctx: Context, received: Tensor, own: Tree | None, draws: np.random.Generator) -> Start:
         """The received model; h_i as it is now, and its weight after this visit."""
         yield from ()
-        visits, expected = ctx.state["visits"], ctx.facts.rounds * len(ctx.invited) / ctx.facts.clients
-        weight = self.mu * (visits / max(expected, 1)).clamp(max=1)
-        history = received.clone() if own is None else _inherited(own)
-        return {"history": history, "weight": weight, "visits": visits + 1}, received
+        if own is None:
+            return ctx.state, received
+        weight = self.mu * ctx.round / ctx.facts.rounds
+        return {"history": _inherited(own), "weight": received.new_tensor(weight)}, received
 
     def end(self, ctx: Context, update: Tensor, model: Model) -> ClientEnd:
+        """What ``start`` returned."""
         return ClientEnd(ctx.local, {}, update)
 
     def fill(self, use: Use, shared: Weights, first: Weights, own: Tree | None, into: Weights) -> None:
