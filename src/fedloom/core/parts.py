@@ -520,8 +520,8 @@ class Topology(Part):
 
     A topology of one's own overrides ``count``, ``receives`` and ``between``, and ``first`` if models start
     differently. FedFomo, for example, is a ``between`` with a row of weights from ``meeting.losses`` for each client,
-    FedPAC one that returns ``Links`` with ``where`` the head, and a client that starts from its own model instead of
-    the received one has ``Personal.start`` beside it.
+    ``Links`` with ``where`` mix a head alone, and a client that starts from its own model instead of the received one
+    has ``Personal.start`` beside it.
 
     Attributes:
         home: where models live: at the ``server``, which mixes them for nothing; at ``edges`` between clients and a
