@@ -206,7 +206,7 @@ def test_a_client_that_fails_is_named_and_the_others_go_on(monkeypatch: pytest.M
     assert_same_run(reference, result, TOLERANCE)
 
 
-@pytest.mark.parametrize("name", ["scaffold", "fedrep", "apfl", "superfed_lm"])  # plain, in phases, in pairs, in steps
+@pytest.mark.parametrize("name", ["fednova", "fedrep", "apfl", "superfed_lm"])  # plain, in phases, in pairs, in steps
 def test_a_client_that_fails_at_its_end_is_named_and_the_others_go_on(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -12,12 +12,14 @@ from helpers.runs import assert_same_run, go
 from torch import Tensor
 
 from fedloom.compute.batched import _Block
-from fedloom.core.context import Batch, Context, Output
+from fedloom.core.client import ClientWork
+from fedloom.core.context import Batch, Context, Facts, Model, Output, RoundInfo
 from fedloom.core.local import Local
 from fedloom.core.method import Method
-from fedloom.core.parts import ClientEnd, Drift, Term
+from fedloom.core.parts import ClientEnd, Drift, Halves, Reduce, Term
 from fedloom.core.tree import Tree
 from fedloom.core.views import StepInfo, View
+from fedloom.parts.drift import FedDynDrift, Scaffold
 from fedloom.parts.objectives import CrossEntropy, Proximal
 from fedloom.parts.personal import Ditto
 
@@ -73,6 +75,43 @@ class Scalar(Drift):
 
 
 @dataclass(frozen=True)
+class Remembered(Drift):
+    """Two states and a download, all of which everything is linear in; the update itself is changed."""
+
+    uploads = {"update": Reduce.MEAN, "sum": Reduce.MIX}  # noqa: RUF012
+    downloads = ("mean",)
+    affine = linear = True
+
+    def init_server(self, theta: Tensor, facts: Facts) -> Tree:
+        return {"mean": torch.zeros_like(theta)}
+
+    def init_client(self, theta: Tensor) -> Tree:
+        return {"last": torch.zeros_like(theta), "sum": torch.zeros_like(theta)}
+
+    def begin(self, ctx: Context) -> Tree:
+        return {"shift": 0.3 * ctx.state["last"] - 0.1 * ctx.relative_size * ctx.down["mean"]}
+
+    def grad(self, grad: Tensor, w: Tensor, ctx: Context) -> Tensor:
+        return 0.7 * grad + 0.2 * w + ctx.local["shift"] - 0.1 * ctx.received
+
+    def end(self, ctx: Context, update: Tensor, model: Model) -> ClientEnd:
+        total = 0.5 * ctx.state["sum"] + update - 0.2 * ctx.received
+        return ClientEnd({"last": 1.0 * update, "sum": total}, {"sum": total}, 0.9 * update + 0.1 * ctx.down["mean"])
+
+    def correct(self, state: Tree, update: Tensor, uploads: Tree, info: RoundInfo) -> Halves:
+        return {"mean": uploads["update"]}, update - 0.1 * uploads["sum"]
+
+
+@dataclass(frozen=True)
+class Squared(Remembered):
+    """A new state that is not linear in the update any more."""
+
+    def end(self, ctx: Context, update: Tensor, model: Model) -> ClientEnd:
+        state, uploads, sent = super().end(ctx, update, model)
+        return ClientEnd(state | {"last": update.square()}, uploads, sent)
+
+
+@dataclass(frozen=True)
 class Cubic(Proximal):
     """A gradient of its own, which is not affine any more."""
 
@@ -120,6 +159,8 @@ OWN = {
     "remembering": method(Remembering()),
     "shifted": method(Shifted()),
     "scalar": method(Scalar()),
+    "remembered": method(Remembered()),
+    "squared": method(Squared()),
     "own gradient": method(None, CrossEntropy(), Cubic(0.5)),
     "own loss": method(None, Flat()),
     "plain": method(personal=PlainDitto(0.7)),
@@ -141,8 +182,18 @@ def test_affine_corrections_of_own_parts_are_folded_into_the_step(name: str, mon
     go(OWN[name], compute="batched", federation=classes(EQUAL), local=LOCAL)
 
 
+@pytest.mark.parametrize("drift", [Remembered(), FedDynDrift(size_weighted=False), Scaffold()])
+def test_no_model_of_a_client_is_made_where_parts_are_linear(drift: Drift, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ClientWork, "finish", None)
+    local = replace(LOCAL, momentum=0.0)
+    run = go(method(drift), compute="batched", federation=classes(EQUAL), local=local)
+    assert not run.failures
+
+
 def test_what_a_class_declares_about_a_hook_does_not_hold_for_that_of_a_subclass() -> None:
     assert CrossEntropy.is_cross_entropy
     assert not Flat.is_cross_entropy
     assert Proximal.affine
     assert not Cubic.affine
+    assert Squared.affine
+    assert not Squared.linear

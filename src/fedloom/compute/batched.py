@@ -25,6 +25,7 @@ from fedloom.compute.cohort import BatchSchedule, CohortNet, Rows, StepRule, Tra
 from fedloom.compute.cohort.pairs import PairedNet, pays
 from fedloom.compute.cohort.parameters import new_rows
 from fedloom.compute.cohort.trial import trial_reason
+from fedloom.compute.linear import LinearClient, Received, sums_of
 from fedloom.compute.live import Live
 from fedloom.compute.lockstep import Lockstep
 from fedloom.compute.paired import PairedRound, has_paired_rounds, samples_with_coordinates
@@ -33,12 +34,14 @@ from fedloom.compute.results import finished
 from fedloom.core import dropout, rng
 from fedloom.core.aggregate import EVEN, Fold, even_blocks, fold
 from fedloom.core.client import Broadcast, ClientWork, Result, State, Vectors, load
+from fedloom.core.client import contexts as client_contexts
 from fedloom.core.context import Context
 from fedloom.core.engine import FEW, States
 from fedloom.core.errors import in_one_line
 from fedloom.core.layout import call
-from fedloom.core.parts import UPDATE
+from fedloom.core.parts import UPDATE, Reduce
 from fedloom.core.plan import ClientPlan
+from fedloom.core.tree import finite
 
 LONGEST = 25  # largest block: more clients would not fit into the caches
 MEMORY = 60 << 20  # target size of a block's models and activations, in bytes
@@ -257,22 +260,33 @@ class _Block:
 
     def summed(self, weights: np.ndarray) -> Fold | None:
         """The fold of plain rounds by ``TrainedCohort.mixed``, from no client's own update; None if impossible."""
-        work = self._descent()
+        plan = self.plan
+        linear = plain.is_linear(plan)
+        work = self._descent(linear)
         if work is None or (done := self._trained(work, *self._keys(work.schedule))) is None:
             return None
-        p = done.losses.new_tensor(weights[done.schedule.order]).to(self.net.theta)
-        total = done.mixed(p)
-        if not torch.isfinite(total).all():  # a client diverged: find out which one
-            return None
-        empty = total.new_empty(0)
+        order = done.schedule.order
+        p, empty = torch.from_numpy(weights[order]), self.down.theta.new_empty(0)
         results = [Result(client, empty, empty) for client in self.clients]
-        for row, (number, loss) in enumerate(zip(done.schedule.order, done.losses.tolist(), strict=True)):
+        if linear:
+            factors = {UPDATE: p}
+            for place, part in plan.method.uploading:
+                for name, how in part.uploads.items():
+                    factors[f"{place}/{name}"] = p if how is Reduce.MIX else torch.ones_like(p)
+            sums = sums_of(work.linear, done, factors)
+            for row, (number, client) in enumerate(zip(order, work.linear, strict=True)):
+                results[number].state = client.new_states(done, row)
+        else:
+            sums = {UPDATE: done.mixed(p.to(self.net.theta))}
+        if not finite(sums, *(tree for result in results for tree in result.state.values())):
+            return None  # a client diverged: find out which one
+        for row, (number, loss) in enumerate(zip(order, done.losses.tolist(), strict=True)):
             results[number].loss = loss
-            if self.plan.report_models:
+            if plan.report_models:
                 results[number].moved = self.down.theta - done.models()[row]
-        made = Fold({UPDATE: total}, arrived=[True] * len(results), results=results)
+        made = Fold(sums, arrived=[True] * len(results), results=results)
         for _ in results:
-            made.traffic.up((total,))
+            made.traffic.up(value for slot, value in sums.items() if not slot.endswith(f"/{UPDATE}"))
         return made
 
     def phased(self) -> Iterator[Result] | None:
@@ -311,22 +325,29 @@ class _Block:
         found = dict(zip(order, results, strict=True))
         yield from (found[number] for number in range(len(order)))
 
-    def _descent(self) -> _Descent | None:
+    def _descent(self, linear: bool = False) -> _Descent | None:
         """The clients' plain rounds; None if their corrections differ in a coefficient."""
-        plan = self.plan
-        batches = [plan.batches(self.down.round, client) for client in self.clients]
+        plan, down, alike = self.plan, self.down, not self.down.models
+        batches = [plan.batches(down.round, client) for client in self.clients]
         schedule = BatchSchedule.of(batches).to(plan.data.arrays.x.device)
         hooked = any(plan.method.hooks[hook] for hook in ("begin", "grad", "end", "send"))
+        steps, order, rows = schedule.steps.tolist(), schedule.order.tolist(), lambda: self.compute.constants
+        contexts, coefficients = dict[int, dict[str, Context]](), list[LinearClient]()
         try:
-            contexts = dict[int, dict[str, Context]]()
-            begun = (
-                contexts.setdefault(number, self.jobs[number].begin(len(batches[number])) if hooked else {})
-                for number in schedule.order.tolist()
-            )
-            steps, rows = schedule.steps.tolist(), lambda: self.compute.constants
-            rule = plain.affine_rule(plan, self.down.lr, steps, begun, rows, not self.down.models)
-            for _ in begun:  # those of methods that correct nothing
-                pass
+            if linear:
+                received = Received(down)
+                for number, count in zip(order, steps, strict=True):
+                    seen = client_contexts(plan, down, self.jobs[number].state, self.clients[number], count)
+                    coefficients.append(LinearClient.of(plan, received, seen))
+                rule = plain.affine_rule(plan, down.lr, steps, map(LinearClient.correction, coefficients), rows)
+            else:
+                begun = (
+                    contexts.setdefault(number, self.jobs[number].begin(len(batches[number])) if hooked else {})
+                    for number in order
+                )
+                rule = plain.affine_rule(plan, down.lr, steps, plain.corrections(plan, begun), rows, alike)
+                for _ in begun:  # those of methods that correct nothing
+                    pass
         except Exception as error:  # in lockstep it becomes the failure of that client alone
             self.error = error
             return None
@@ -337,7 +358,7 @@ class _Block:
         owners = clients.repeat_interleave(schedule.rows.shape[1]).to(flat.device)
         x = Rows(plan.data.arrays.x, schedule.rows)
         y = plan.data.labels(flat, owners).unflatten(0, schedule.rows.shape)
-        return _Descent(schedule, x, y, [contexts[number] for number in range(len(batches))], rule)
+        return _Descent(schedule, x, y, [contexts[number] for number in sorted(contexts)], coefficients, rule)
 
     def _trained(self, work: _Descent, keys: Tensor | None) -> TrainedCohort | None:
         """Train the received model, or the clients' own where they differ; None if augmentation fails."""
@@ -396,7 +417,8 @@ class _Descent:
         schedule: the clients' mini-batches.
         x: their samples, in the schedule's order.
         y: the labels [C, n, ...].
-        contexts: the clients' contexts, in the block's order.
+        contexts: the clients' contexts, in the block's order; none if they are linear.
+        linear: their coefficients, in the schedule's order, if they are.
         rule: the update rule.
     """
 
@@ -404,6 +426,7 @@ class _Descent:
     x: Rows
     y: Tensor
     contexts: list[dict[str, Context]]
+    linear: list[LinearClient]
     rule: StepRule
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from fedloom.compute.cohort import BatchSchedule, Change, StepRule
 from fedloom.core import rng
 from fedloom.core.context import Context
-from fedloom.core.parts import Part
+from fedloom.core.parts import Part, Reduce
 from fedloom.core.plan import ClientPlan
 from fedloom.core.tree import Float
 from fedloom.core.views import StepInfo, View
@@ -73,20 +74,41 @@ def _is_affine(plan: ClientPlan) -> bool:
 
 
 def needs_only_sums(plan: ClientPlan) -> bool:
-    """Whether no part needs a client's own update or state; an evaluation may, without changing any bit of the sum."""
-    method = plan.method
-    own = (
-        method.hooks["end"]
-        or method.hooks["send"]
-        or method.hooks["init_client"]
-        or method.uploading
-        or plan.private_size
-    )
-    return not (own or plan.forges or method.needs("updates") or plan.layout.buffers)
+    """Whether no part needs a client's own update; an evaluation may, without changing any bit of the sum."""
+    method, hooks = plan.method, plan.method.hooks
+    own = hooks["send"] or plan.private_size or plan.forges or method.needs("updates") or plan.layout.buffers
+    ends = hooks["end"] or hooks["init_client"] or method.uploading
+    return not own and (not ends or is_linear(plan))
+
+
+def is_linear(plan: ClientPlan) -> bool:
+    """Whether clients keep states, and these, what is uploaded and the corrections are linear in what clients read."""
+    hooks, uploading = plan.method.hooks, plan.method.uploading
+    linear = all(part.linear for hook in ("init_client", "begin", "grad", "end") for _, part in hooks[hook])
+    summed = not any(part.measured or Reduce.ALL in part.uploads.values() for _, part in uploading)
+    return bool(hooks["init_client"]) and linear and summed
+
+
+Correction = tuple[tuple[float, float], Callable[[Tensor], None]]
+"""A client's a·g + b·w + k: a and b, and a function that writes k [P]."""
+
+
+def corrections(plan: ClientPlan, contexts: Iterable[dict[str, Context]]) -> Iterator[Correction]:
+    """The corrections of clients, by calling the hooks with what each client has."""
+    parts, zero = plan.method.hooks["grad"], plan.theta0.new_zeros(()).expand_as(plan.theta0)
+
+    def write(seen: dict[str, Context], row: Tensor) -> None:
+        made = row.zero_()
+        for place, part in parts:
+            made = part.grad(made, zero, seen[place])
+        if made is not row:
+            row.copy_(made)
+
+    return ((_numbers(parts, seen), partial(write, seen)) for seen in contexts)
 
 
 def affine_rule(
-    plan: ClientPlan, lr: float, steps: Sequence[int], contexts: Iterable[dict[str, Context]],
+    plan: ClientPlan, lr: float, steps: Sequence[int], each: Iterable[Correction],
     rows: Callable[[], Tensor], alike: bool = True,
 ) -> StepRule | None:  # fmt: skip
     """The update rule of a block's clients with all their corrections; None if its coefficients differ between them.
@@ -95,7 +117,7 @@ def affine_rule(
         plan: the client plan.
         lr: the learning rate η of the round.
         steps: the clients' numbers of steps.
-        contexts: their contexts, each of which is used before the next is asked for.
+        each: their corrections, each of which is used before the next is asked for.
         rows: returns memory for the constants of the corrections, [C, P].
         alike: whether they have received the same model.
     """
@@ -110,20 +132,13 @@ def affine_rule(
     own = plan.method.hooks["begin"] or plan.method.hooks["init_client"]
     ours = all(type(part).__module__.startswith("fedloom.") for _, part in parts)
     common = ours and alike and not own  # a user's part may read what else differs between clients
-    constants, zero = rows()[: 1 if common else len(steps)], plan.theta0.new_zeros(()).expand_as(plan.theta0)
-    numbers = set[tuple[float, float]]()
-    for client, seen in enumerate(contexts):
-        numbers.add(_numbers(parts, seen))
+    constants, numbers = rows()[: 1 if common else len(steps)], set[tuple[float, float]]()
+    for client, (coefficients, write) in enumerate(each):
+        numbers.add(coefficients)
         if len(numbers) > 1:
             return None
-        if client >= len(constants):
-            continue
-        row = constants[client]
-        made = row.zero_()
-        for place, part in parts:
-            made = part.grad(made, zero, seen[place])
-        if made is not row:
-            row.copy_(made)
+        if client < len(constants):
+            write(constants[client])
     ((slope, pull),) = numbers
     if not slope:
         return None

@@ -70,12 +70,15 @@ class Reduced(NamedTuple):
     how: Reduce
 
 
-_DECLARED: dict[str, tuple[str, Any]] = {  # by hook: the declaration, and its value where there is none
-    "adapt": ("descents", 0),
-    "fit": ("descents", 0),
-    "loss": ("is_cross_entropy", False),
-    "grad": ("affine", False),
-}
+_DECLARED: tuple[tuple[str, str, Any], ...] = (  # the hook, the declaration, and its value where there is none
+    ("adapt", "descents", 0),
+    ("fit", "descents", 0),
+    ("loss", "is_cross_entropy", False),
+    ("grad", "affine", False),
+    ("begin", "linear", False),
+    ("grad", "linear", False),
+    ("end", "linear", False),
+)
 """What a class declares about its own hooks, which does not hold for those of a subclass."""
 
 
@@ -89,7 +92,7 @@ def _drop_stale_declarations(kind: type) -> None:
     >>> CrossEntropy.is_cross_entropy, Own.is_cross_entropy
     (True, False)
     """
-    for hook, (declaration, default) in _DECLARED.items():
+    for hook, declaration, default in _DECLARED:
         if hook in vars(kind) and declaration not in vars(kind) and hasattr(kind, declaration):
             setattr(kind, declaration, default)
 
@@ -99,7 +102,7 @@ class Part(Ranged):
     """Base class of all parts; every hook defaults to doing nothing.
 
     Parts are combined, not derived from each other. A class that overrides a hook of another one inherits none of its
-    declarations about it (``affine``, ``is_cross_entropy``).
+    declarations about it (``affine``, ``linear``, ``is_cross_entropy``).
 
     Attributes:
         needs: what the part requires.
@@ -112,6 +115,9 @@ class Part(Ranged):
         boundable: the slices that may be clipped to a norm bound, so that noise can cover them (private uplinks).
         affine: ``grad`` is a·g + b·w + k with scalars a, b and a vector k that are constant during a round, so that
             a compute may fold it into the step.
+        linear: what ``begin``, ``grad`` and ``end`` return are sums of the vectors [P] that they read (received model,
+            downloads, states, gradient, update) with factors that are constant during a round, and nothing else, so
+            that a compute may write new states without making clients' models; ``end`` reads no model.
         mixed: the entries of the part's server state, floats like θ, that a topology mixes between models as it mixes
             the models themselves.
         targets: the kind of targets that it is defined for, if that is one only; see ``fedloom.core.targets``.
@@ -120,6 +126,7 @@ class Part(Ranged):
 
     needs: ClassVar[Needs] = Needs()
     affine: ClassVar[bool] = False
+    linear: ClassVar[bool] = False
     targets: ClassVar[TargetKind | None] = None
     uploads: ClassVar[Mapping[str, Reduce]] = {}
     measured: ClassVar[Mapping[str, Callable[[Tensor], Tensor]]] = {}

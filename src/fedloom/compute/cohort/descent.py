@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -54,6 +54,19 @@ class TrainedCohort:
         for row in range(len(self.losses)):
             self.model(row)
         return self.net.theta[: len(self.losses)]
+
+    def displaced(self, row: int) -> Iterator[tuple[slice, float, float, Callable[[Tensor, float], Tensor]]]:
+        """A client's θ - θ_i = κθ + ςk + R with the constant k of its rule, without computing θ_i.
+
+        Yields slices of the parameters with κ, ς and a function that adds αR to a vector there.
+        """
+        mine, left = self.net.theta[row], slice(0, 0)
+        if row in self._open:
+            assert self.first is not None
+            left = self.net.place(self.first.linear.weight.leaf.name)
+            yield left, *self.first.displaced(row, int(self.schedule.steps[row]))
+        for part in (slice(left.start), slice(left.stop, None)):
+            yield part, 1.0, 0.0, lambda out, alpha, part=part: out.sub_(mine[part], alpha=alpha)
 
     def mixed(self, p: Float[Tensor, "C"]) -> Float[Tensor, "P"]:
         """Σ_i p_i (θ - θ_i) for coefficients p of clients with a common starting point θ."""

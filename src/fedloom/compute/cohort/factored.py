@@ -13,6 +13,8 @@ of steps; after each window the clients' weights are computed, and the next one 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -113,6 +115,15 @@ class FactoredLinear(CohortLayer):
             start = torch.add(start, constant, alpha=self.pull[steps], out=weight)
         torch.addmm(start, self.moved[row].mT, self.x[row], alpha=-1, out=weight)
 
+    def displaced(self, row: int, steps: int) -> tuple[float, float, Callable[[Tensor, float], Tensor]]:
+        """W - W_i = κW + ςk + DᵀX as κ, ς and a function that adds αDᵀX to the flat vector of a weight."""
+        shape = self.linear.weight.matrix.shape[1:]
+
+        def add(out: Tensor, alpha: float) -> Tensor:
+            return out.view(shape).addmm_(self.moved[row].mT, self.x[row], alpha=alpha)
+
+        return 1 - self.scale[steps], -self.pull[steps], add
+
     def mixed(self, steps: list[int], p: Float[Tensor, "C"]) -> Float[Tensor, "out in"]:
         """Σ_i p_i (W - W_i) after the given numbers of steps, without computing any W_i."""
         assert self.shared is not None
@@ -123,7 +134,8 @@ class FactoredLinear(CohortLayer):
             total.add_(self.shared, alpha=float((p * (1 - self._numbers(self.scale, steps))).sum()))
         if self.constant is not None:
             factors = p * self._numbers(self.pull, steps)
-            total.sub_((self.constant * (factors.sum(0) if len(self.constant) == 1 else factors)).sum(0))
+            factors = factors.sum(0)[None] if len(self.constant) == 1 else factors
+            total.sub_((factors.flatten()[None] @ self.constant.flatten(1)).view_as(total))
         return total
 
 

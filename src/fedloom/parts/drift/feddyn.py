@@ -41,6 +41,7 @@ class FedDynDrift(Drift):
 
     uploads = {"update": Reduce.SHARE}  # noqa: RUF012
     affine = True
+    linear = True
     citation = "acar2021feddyn"
 
     def init_server(self, theta: Tensor, facts: Facts) -> Tree:

@@ -43,6 +43,7 @@ class Scaffold(Drift):
     downloads = ("c",)
     boundable = ("control",)
     affine = True
+    linear = True
     citation = "karimireddy2020scaffold"
 
     def init_server(self, theta: Tensor, facts: Facts) -> Tree:
