@@ -24,7 +24,7 @@ from fedloom.parts.drift import CachedUpdates, FedDCDrift, FedDynDrift, FedSplit
 from fedloom.parts.mixing import Uniform
 from fedloom.parts.objectives import CrossEntropy
 from fedloom.parts.server import SGD, Extrapolated
-from fedloom.parts.uplink import QSGD, ClipNoise, RandomK, SecureSum, SignCompression, TopK
+from fedloom.parts.uplink import QSGD, ClipNoise, LowRank, RandomK, SecureSum, SignCompression, TopK
 
 P = 40
 X = np.random.default_rng(0).normal(size=P) * np.linspace(0.1, 3, P)
@@ -49,6 +49,36 @@ def test_top_k_keeps_the_largest_and_contracts_as_promised() -> None:
         expected = np.where(np.abs(X) >= np.sort(np.abs(X))[-k], X, 0)
         np.testing.assert_array_equal(found, expected)
         assert np.sum((X - found) ** 2) <= (1 - k / P) * np.sum(X**2)
+
+
+def test_low_rank_keeps_the_energy_of_every_matrix_and_counts_its_factors() -> None:
+    """A matrix, a bias, a kernel that is stored channels-last, and a private matrix, which is not sent."""
+    draw, shapes = np.random.default_rng(3), ((6, 5), (6,), (4, 3, 2, 2), (9, 9))
+    size = 30 + 6 + 48
+    x = np.concatenate([(draw.normal(size=(6, 5)) * 0.3 ** np.arange(5)).ravel(), draw.normal(size=6 + 48)])
+    x[36:] += 3 * np.outer(draw.normal(size=4), draw.normal(size=12)).ravel()
+    ctx = NO_ROUND._replace(facts=NO_ROUND.facts._replace(shapes=shapes))
+    for energy, numbers in ((0.5, 11 + 6 + 16), (0.999, None), (1.0, size)):
+        message: Message = {"update": Slice.of(torch.from_numpy(x))}
+        done = LowRank(energy).send(ctx, message, np.random.default_rng(0)).message["update"]
+        expected, count = x.copy(), 6
+        for start, m, n in ((0, 6, 5), (36, 4, 12)):
+            part = slice(start, start + m * n)
+            u, s, v = np.linalg.svd(x[part].reshape(m, n), full_matrices=False)
+            rank = next(k for k in range(1, len(s) + 1) if (s[:k] ** 2).sum() >= energy * (s**2).sum() - 1e-12)
+            count += min(rank * (m + n), m * n)
+            if rank * (m + n) < m * n:
+                expected[part] = ((u[:, :rank] * s[:rank]) @ v[:rank]).ravel()
+        np.testing.assert_allclose(done.value.numpy(), expected, rtol=0, atol=1e-13)
+        assert done.numbers == count == (numbers or count)
+        assert np.sum((x - done.value.numpy()) ** 2) <= (1 - energy) * np.sum(x**2) + 1e-12
+    assert torch.equal(done.value, torch.from_numpy(x)), "all of it is the identity"
+
+
+def test_low_rank_goes_with_private_parameters_and_networks_of_different_size() -> None:
+    for name in ("fedper", "fedkd", "heterofl"):
+        plain, through = (go(replace(make(name), uplink=up), rounds=2) for up in ((), (LowRank(0.5),)))
+        assert through.history[-1]["comm/up_params"] < plain.history[-1]["comm/up_params"], name
 
 
 def test_signs_of_what_a_sparsifier_left_out_are_sent_and_counted() -> None:

@@ -78,6 +78,7 @@ class Facts(NamedTuple):
         expected_cohort: E|S_t| if clients participate independently with equal probability; None if |S_t| is fixed.
         noise_seed: seed of privacy noise where it is secret; None in simulations, which use ``seed``.
         layers: numbers of parameters of the model's layers (modules that own some), in the order of θ.
+        shapes: of the model's parameters, in the order of θ; private ones come last.
     """
 
     inputs: tuple[int, ...]
@@ -90,6 +91,7 @@ class Facts(NamedTuple):
     expected_cohort: float | None = None
     noise_seed: int | None = None
     layers: tuple[int, ...] = ()
+    shapes: tuple[tuple[int, ...], ...] = ()
 
     @property
     def private_seed(self) -> int:

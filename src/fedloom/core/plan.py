@@ -158,9 +158,9 @@ class ClientPlan:
         low, high = (0 - mean) / std, (1 - mean) / std
         shape = tuple(arrays.x.shape[1:])
         clients, expected = self.population.clients, self.expected_cohort
-        layers = self.layout.layers
+        layers, shapes = self.layout.layers, tuple(leaf.shape for leaf in self.layout.parameters)
         return Facts(
-            shape, arrays.classes, low, high, clients, self.rounds, self.seed, expected, self.noise_seed, layers
+            shape, arrays.classes, low, high, clients, self.rounds, self.seed, expected, self.noise_seed, layers, shapes
         )  # fmt: skip
 
     @cached_property

@@ -65,8 +65,7 @@ class AdaptiveMutual(Term):
     ``personal=own_network`` and its ``align``.
 
     Wu, Wu, Lyu, Huang & Xie, Nature Communications 2022 (FedKD). Deviations: s is that of a sample and has no gradient,
-    and h has no attention maps, which most networks lack. Uploads are compressed by any uplink; there is none by
-    singular values.
+    and h has no attention maps, which most networks lack. Uploads are compressed as there with ``uplink=[low_rank]``.
     """
 
     needs = Needs(model="pair", features=True)
