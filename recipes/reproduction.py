@@ -56,7 +56,8 @@ plateau cross by chance), and the 95 % interval of the mean gain (Student's t, p
 or contains 0 and lies below half the published gain. An interval that lies above 0 but below half the published gain
 reproduces only the order. The last column says whether the published gain lies outside the interval and, for undecided
 claims, what our runs show. Intervals are not corrected for the number of claims, and the claims of one table share
-their runs: with Bonferroni's correction for the {judged} claims that are decided, {firm} would still be decided.
+their runs: with Bonferroni's correction for the {judged} claims that are decided, {firm} would still be decided,
+{denied} of them as not reproduced.
 
 *Ours*: the mean figure of the first method, then that of the other; of several others the best, named in brackets;
 ≥: at least one run ended before the target. Transmissions are counted in rounds of FedAvg: a round of SCAFFOLD costs
@@ -188,7 +189,8 @@ def page() -> str:
     facts |= {"holds": once[5], "opposite": once[6], "distinct": len(distinct), "judged": len(decided)}
     facts |= {"decided": sum(not found.verdict.open for _, found in distinct), "count": len(everything)}
     facts |= {"unpublished": sum(claim.published == "-" for claim, _ in everything)}
-    facts |= {"firm": sum(is_firm(*pair, len(decided)) for pair in decided)}
+    firm = [found.verdict for claim, found in decided if is_firm(claim, found, len(decided))]
+    facts |= {"firm": len(firm), "denied": firm.count(Verdict.NOT_REPRODUCED)}
     text = [HEAD.format(**facts)]
     text += [f"- {change}" for change in CHANGED]
     text += ["", "Published figures that come from code which departs from the equations:", ""]

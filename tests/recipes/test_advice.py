@@ -100,6 +100,10 @@ def test_few_of_many_clients(protocol: Any) -> None:
     both = ({s: one["mean"] for s, one in runs[name]["alone"].items()} for name in ("FedAdagrad", "FedAvg"))
     gain = shown(protocol.gained(*both, 100).partition(" (")[0])
     assert f"FedAdagrad is {gain} points more accurate than FedAvg (" in PAGE
+    runs = protocol.stored("fair/device")["data"]["fashion_dirichlet"]["runs"]["FedAvg"]
+    averaged, last = {s: r["averaged"]["mean"] for s, r in runs.items()}, {s: r["mean"] for s, r in runs.items()}
+    gain = shown(protocol.gained(averaged, last, 100).partition(" (")[0])
+    assert f"(`evaluation.server_average=0.97`) {gain} more than its last one" in PAGE
 
 
 def test_what_searches_over_all_methods_end_with(protocol: Any) -> None:
