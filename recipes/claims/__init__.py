@@ -44,6 +44,7 @@ WITHOUT: Mapping[str, str] = {
     "smoke/smoke": "no comparison",
     "ssa/defaults": "chooses the defaults of the library",
     "ssa/ranking": "explains why table 1 does not hold",
+    "superfed/pfedme_rate": "chooses a default of the library",
     "synthesis/homogenise_digits": "a question of our own: what are synthetic sets good for?",
     "synthesis/tuning_digits": "chooses settings, on a seed that is not reported",
     "synthesis/tuning_reduced": "chooses settings, on a seed that is not reported",

@@ -37,7 +37,7 @@ METHODS: dict[str, dict[str, float]] = {  # registered methods and their setting
     "LG-FedAvg": {},
     "FedPer": {},
     "APFL": {"alpha": 0.25, "w_first": True},  # as it was run
-    "pFedMe": {"lam": 15.0, "steps": 5},
+    "pFedMe": {"lam": 15.0, "steps": 5, "personal_lr": 0.09},  # as it was run
     "Ditto": {"lam": 0.1},
     "FedRep": {"head_fraction": 0.9},
     "SuPerFed-MM": {"mu": 0.01, "nu": 1.0},

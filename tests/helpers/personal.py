@@ -56,7 +56,7 @@ def batches(world: World, client: int, t: int) -> list[Vector]:
     return world.local.batches(world.federation.train.index[client], world.seed, t, client)
 
 
-def pfedme(world: World, lam: float = 15.0, steps: int = 5, personal_lr: float = 0.09, beta: float = 1.0) -> Found:
+def pfedme(world: World, lam: float = 15.0, steps: int = 5, personal_lr: float = 0.03, beta: float = 1.0) -> Found:
     """T. Dinh et al. 2020, algorithm 1: w_{i,0} = w^t; θ̃ solves min h_i(θ; w_{i,r}, D) by K steps of gradient descent.
 
     The first solution starts at w^t, each other one at the last. F_i has the weight decay; the rest of ∇h_i is clipped.

@@ -17,6 +17,8 @@ import pytest
 import torch
 from helpers.pictures import look_alike
 
+from fedloom.parts.personal import PFedMe
+
 FOLDER = Path(__file__).parents[2] / "recipes" / "superfed"
 Recipe = Callable[..., int]
 Undrawn = Callable[[ModuleType], AbstractContextManager[None]]
@@ -279,3 +281,13 @@ def test_without_data_they_say_so(
     assert recipe(name, "--runs", tmp_path / "runs", "--out", tmp_path / "out") == 2
     assert "MNIST" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_default_rate_of_pfedme_is_the_best_of_those_that_were_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    module = importlib.import_module("pfedme_rate")
+    stored = json.loads((FOLDER / "results" / "pfedme_rate.json").read_text())
+    clients = {float(rate): sum(run["clients"] for run in seeds.values()) for rate, seeds in stored["runs"].items()}
+    assert {len(seeds) for seeds in stored["runs"].values()} == {3}
+    assert max(clients, key=lambda rate: clients[rate]) == PFedMe().personal_lr
+    assert module.page(stored).rstrip() == (FOLDER / "results" / "pfedme_rate.md").read_text().rstrip()
