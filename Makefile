@@ -10,7 +10,7 @@ help:
 	@echo "make demo      set up, then train FedAvg and FedDyn on real digits and compare them (in ./runs)"
 	@echo "make test      set up, then run the tests and doctests that every change must pass"
 	@echo "make test-all  the same, and the exhaustive cases: everything × everything, processes, kills, recipes"
-	@echo "make quick     set up, then run one case of every test that is not marked slow"
+	@echo "make quick     set up, then run the tests that execute most of the library in half a minute"
 	@echo "make check     lint, types and import contracts"
 	@echo "make wheel     build the source distribution and the wheel into dist/, check them, and run the wheel elsewhere"
 	@echo "make docs      set up what MkDocs needs, then build the documentation into site/"

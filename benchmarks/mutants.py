@@ -31,6 +31,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from itertools import zip_longest
 from pathlib import Path
 from typing import NamedTuple
@@ -155,7 +156,7 @@ def drawn(count: int, seed: int, only: tuple[str, ...]) -> list[Mutant]:
 
 
 class Trace:
-    """Notes the tests that execute each line, and how long each takes."""
+    """Notes the tests that execute each line, and the seconds of the processor that each test and each file take."""
 
     def __init__(self, file: Path) -> None:
         self.file, self.seconds = file, dict[str, float]()
@@ -165,18 +166,36 @@ class Trace:
         self.coverage.start()
 
     @pytest.hookimpl(wrapper=True)
+    def pytest_make_collect_report(self, collector: pytest.Collector) -> Generator[None, object, object]:
+        with self.timed(collector.nodeid or "session"):  # of a file: what it costs to import it and to list its tests
+            return (yield)
+
+    @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
         self.coverage.switch_context(item.nodeid)
-        return (yield)
+        with self.timed(item.nodeid):
+            return (yield)
+
+    @contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        begin = processor()
+        yield
+        self.seconds[name] = self.seconds.get(name, 0.0) + processor() - begin
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        failed = math.inf if report.failed else 0.0
-        self.seconds[report.nodeid] = self.seconds.get(report.nodeid, 0.0) + report.duration + failed
+        if report.failed:
+            self.seconds[report.nodeid] = math.inf
 
     def pytest_sessionfinish(self) -> None:
         self.coverage.stop()
         self.coverage.save()
         self.file.with_suffix(".json").write_text(json.dumps(self.seconds))
+
+
+def processor() -> float:
+    """Seconds of the processor so far, with those of processes that have ended."""
+    of = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(one.ru_utime + one.ru_stime for one in of)
 
 
 def function(test: str) -> str:
@@ -187,7 +206,8 @@ def function(test: str) -> str:
 class Tests:
     """The tests that execute a mutant's line, the fastest first."""
 
-    def __init__(self, file: Path) -> None:
+    def __init__(self, file: Path, only: frozenset[str] = frozenset()) -> None:
+        self.only = only
         self.data = coverage.CoverageData(str(file))
         self.data.read()
         self.seconds: dict[str, float] = json.loads(file.with_suffix(".json").read_text())
@@ -198,6 +218,7 @@ class Tests:
         lines = self.data.contexts_by_lineno(self.files[mutant.path]) if mutant.path in self.files else {}
         start = max((line for line in lines if line <= mutant.line), default=0)  # of a statement of several lines
         names = {*lines.get(start, ())} - {""} or {name for line in lines.values() for name in line} - {""}
+        names = names & self.only if self.only else names
         known = (name for name in names if self.seconds.get(name, math.inf) < math.inf)
         tests = sorted(known, key=lambda name: (self.seconds[name], name))
         first = {function(test): test for test in reversed(tests)}
@@ -267,12 +288,30 @@ def write(file: Path, text: str) -> None:
         one.unlink()
 
 
+@contextmanager
+def copied() -> Iterator[Path]:
+    """A copy of the checkout."""
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / "checkout"
+        shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".*", "runs", "results", "__pycache__", "site"))
+        yield copy
+
+
+def traced(copy: Path, files: str, only: frozenset[str] = frozenset()) -> Tests:
+    """The tests that execute each line: of ``.coverage``, which is written first if there is none."""
+    trace = ROOT / ".coverage"
+    if not trace.exists():
+        failing(copy, ("-m", "not exhaustive", "--maxfail=100", *files.split()), 36000, Trace(trace))
+    return Tests(trace, only)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # pyright: ignore[reportOptionalMemberAccess]
     parser.add_argument("--count", type=int, default=200, help="number of mutants")
     parser.add_argument("--seed", type=int, default=0, help="seed of the choice")
     parser.add_argument("--only", default=",".join(PACKAGES), help="packages, or files without .py, by commas")
     parser.add_argument("--tests", default="", help="files and folders of tests, separated by spaces; all of them")
+    parser.add_argument("--within", type=Path, help="a list of the only tests that count, such as tests/quick.txt")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/mutants.csv", help="the table")
     parser.add_argument("--short", action="store_true", help="one case of each test function")
     parser.add_argument("--again", action="store_true", help="try the table's survivors again")
@@ -292,13 +331,9 @@ def main() -> None:
             rows.writerow(("path", "line", "before", "after", "found by"))
             rows.writerows((one.path.as_posix(), *one[1:], by) for one, by in sorted(decided.items()))
 
-    with tempfile.TemporaryDirectory() as folder:
-        copy = Path(folder) / "checkout"
-        shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".*", "runs", "results", "__pycache__", "site"))
-        trace = ROOT / ".coverage"
-        if not trace.exists():
-            failing(copy, ("-m", "not exhaustive", "--maxfail=100", *settings.tests.split()), 36000, Trace(trace))
-        tests = Tests(trace)
+    with copied() as copy:
+        only = frozenset(settings.within.read_text().splitlines() if settings.within else ())
+        tests = traced(copy, settings.tests, only)
         for number, one in enumerate(chosen, start=1):
             if one not in decided or (settings.again and decided[one] == "none"):
                 decided[one] = found_by(copy, one, tests, settings.seconds, settings.short)

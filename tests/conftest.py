@@ -31,6 +31,7 @@ settings.load_profile("fedloom")
 torch.set_num_threads(1)
 declare_operators()
 RECIPES = Path(__file__).parent / "recipes"
+QUICK = frozenset(Path(__file__).with_name("quick.txt").read_text().splitlines())
 
 
 def pytest_runtest_setup() -> None:
@@ -44,7 +45,7 @@ def pytest_runtest_setup() -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add ``--quick``, ``--share`` and ``--gpu``."""
-    parser.addoption("--quick", action="store_true", help="only the first case of each test, none slow or exhaustive")
+    parser.addoption("--quick", action="store_true", help="only the tests of tests/quick.txt")
     parser.addoption("--share", default="0/1", help="K/N: of the exhaustive cases every N-th, from the K-th, K from 0")
     parser.addoption("--gpu", action="store_true", help="only the tests that need a GPU")
 
@@ -56,11 +57,14 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     if not config.getoption("--gpu"):
         hide_gpus()
+    if config.getoption("--quick"):
+        files = (config.rootpath / file for file in sorted({test.partition("::")[0] for test in QUICK}))
+        config.args = [str(file) for file in files if file.exists()]
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m deselects
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Choose the tests that need a GPU, or the others; with ``--quick``, the first case of each.
+    """Choose the tests that need a GPU, or the others; with ``--quick``, those of the list.
 
     Exhaustive are those of recipes, since what they use of the package has tests of its own, and the combinations of a
     test with several parametrisations beyond each value once.
@@ -77,13 +81,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     share, shares = map(int, config.getoption("--share").split("/"))
     rest = [item for item in items if item.get_closest_marker("exhaustive") is not None]
     _keep(config, items, {*items} - {*rest} | {*rest[share % shares :: shares]})
-    if not config.getoption("--quick"):
-        return
-    kept: dict[str, pytest.Item] = {}
-    for item in items:
-        if item.get_closest_marker("slow") is None and item.get_closest_marker("exhaustive") is None:
-            kept.setdefault(item.nodeid.partition("[")[0], item)
-    _keep(config, items, set(kept.values()))
+    if config.getoption("--quick"):
+        _keep(config, items, {item for item in items if item.nodeid in QUICK})
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Say how many of the quick tests are gone."""
+    reports = (one for some in terminalreporter.stats.values() for one in some if isinstance(one, pytest.TestReport))
+    if config.getoption("--quick") and (gone := QUICK - {report.nodeid for report in reports}):
+        text = "of tests/quick.txt did not run, such as"
+        terminalreporter.write_line(f"{len(gone)} tests {text} {min(gone)}; benchmarks/quick_tests.py chooses anew")
 
 
 def _keep(config: pytest.Config, items: list[pytest.Item], chosen: set[pytest.Item]) -> None:

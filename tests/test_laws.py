@@ -193,7 +193,6 @@ def test_centralised_is_fedavg_with_one_client_that_holds_everything() -> None:
     assert alone.history[-1]["comm/params"] > 0
 
 
-@pytest.mark.slow
 def test_order_of_clients_in_the_sum_does_not_matter() -> None:
     """Batches depend on a client's number; with all data in one batch renumbering changes rounding alone."""
     federation = classes()
@@ -222,7 +221,6 @@ def test_rows_of_a_client_can_be_stored_anywhere() -> None:
 
 
 @pytest.mark.parametrize("sampling", ["fixed", "bernoulli"])
-@pytest.mark.slow
 def test_every_method_sees_the_same_cohorts(sampling: str) -> None:
     seen = {}
     for name in KINDS:

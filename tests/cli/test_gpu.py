@@ -12,7 +12,7 @@ from helpers.commands import Cli
 
 import fedloom as fl
 
-pytestmark = [pytest.mark.cuda, pytest.mark.slow]
+pytestmark = pytest.mark.cuda
 SMALL = ("clients=5", "model.hidden=[8]", "local.batch_size=50", "rounds=2")
 GENERATED = ("clients=2", "local.steps=2", "local.batch_size=20", "judge.max_steps=30", "judge.classifier=mlp")
 COMMANDS = {

@@ -58,7 +58,6 @@ def test_a_plan_that_was_cut_short_loses_no_runs(left: float, cli: Cli, tmp_path
     assert "sweep.yaml was cut short, so that runs would be lost; bring back a copy of it." in answer.err
 
 
-@pytest.mark.slow
 def test_a_report_follows_no_links(cli: Cli, tmp_path: Path) -> None:
     assert cli("run", "-q", "method=fedavg", "rounds=1", "out=there", *SMALL).code == 0
     mine = tmp_path / "mine"

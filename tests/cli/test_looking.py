@@ -145,7 +145,6 @@ def test_partition_of_many_clients(cli: Cli, tmp_path: Path):
     assert (tmp_path / "partition.png").exists()
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("default:.*is left out")
 def test_report(cli: Cli):
     for method in ("fedavg", "feddyn"):

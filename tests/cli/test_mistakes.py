@@ -148,7 +148,6 @@ def test_debug_shows_where(cli: Callable[..., Any]):
         cli("run", "method=feddin", "--debug")
 
 
-@pytest.mark.slow
 def test_debug_prints_the_traceback_of_a_client_that_failed(cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch):
     begin = ClientWork.begin
 

@@ -123,7 +123,6 @@ def values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sequence[str]:
     )  # fmt: skip
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("command", "each"), kinds(product(SCHEMAS, ("one", "all")), [*product(SCHEMAS, ["one"])]))
 def test_no_setting_leads_to_code_or_to_a_file_that_it_does_not_name(
     command: str, each: str, cli: Cli, watch: Watch, values: Sequence[str], capsys: pytest.CaptureFixture[str]
@@ -332,7 +331,6 @@ def test_models_are_used_without_the_tables_that_their_training_names(
             assert watched(cli, watch, words) == (0, set())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("command", [*applications(), "predict", "export", "verify", "evaluate", "data", "list"])
 def test_no_word_of_a_command_leads_to_code(command: str, cli: Cli, watch: Watch, values: Sequence[str]) -> None:
     """A folder or file that is named is opened as data; code is named by --import, and by --data of a node."""

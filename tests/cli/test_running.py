@@ -54,7 +54,6 @@ def same(one: Path, other: Path) -> bool:
     return all({**a, "seconds": 0} == {**b, "seconds": 0} for a, b in pairs)
 
 
-@pytest.mark.slow
 def test_by_default_fedavg_and_feddyn_are_compared(cli: Cli, tmp_path: Path):
     code, out, err = cli("run", "rounds=3", *SMALL)
     assert (code, err) == (0, "")
@@ -106,7 +105,6 @@ def test_a_directory_that_is_taken_is_refused(cli: Cli, tmp_path: Path):
     assert sorted((tmp_path / "there").rglob("*")) == before
 
 
-@pytest.mark.slow
 def test_a_run_that_goes_on_gives_the_same_bits(cli: Cli, tmp_path: Path):
     words = ("run", "-q", "method=scaffold", "method.server=sgd", "method.server.momentum=0.5", *SMALL)
     assert cli(*words, "rounds=4", "out=whole").code == 0
@@ -182,7 +180,6 @@ def interrupt_in(monkeypatch: pytest.MonkeyPatch, run: int, round: int) -> None:
     monkeypatch.setattr(NullProgress, "on_round", shown)
 
 
-@pytest.mark.slow
 def test_ctrl_c_leaves_a_run_that_goes_on(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     with monkeypatch.context() as patch:
         interrupt_in(patch, run=1, round=2)
@@ -246,7 +243,6 @@ def test_ctrl_c_in_a_command_that_trains_nothing(cli: Cli, monkeypatch: pytest.M
     assert (code, err) == (130, "fedloom: stopped.\n")
 
 
-@pytest.mark.slow
 def test_runs_that_begin_in_the_same_second_have_folders_of_their_own(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

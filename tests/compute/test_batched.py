@@ -235,7 +235,6 @@ def test_blocks_are_filled_where_the_cohort_has_enough_clients(monkeypatch: pyte
         computes.make("batched", shares=0)
 
 
-@pytest.mark.slow
 def test_a_large_network_takes_small_blocks() -> None:
     def wide() -> nn.Module:
         return tanh_net(2_000_000)
@@ -259,7 +258,6 @@ def _plan(name: str | Method = "fedavg", **changes: Any) -> Any:
     return FederatedTask(experiment(name, **changes)).plan
 
 
-@pytest.mark.slow
 def test_a_client_that_kills_its_worker_is_found_in_its_block(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, begin = os.getpid(), Scaffold.begin
 

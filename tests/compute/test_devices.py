@@ -68,7 +68,6 @@ def check_waits(waits: list[list[Any]]) -> None:
     assert sum(count for _, count in during) <= rounds * (2 * blocks + 1)
 
 
-@pytest.mark.slow
 def test_methods_with_tensors_of_their_own_keep_to_their_device_and_the_host_waits_for_no_step() -> None:
     found = outcomes("batched", MISPLACED, "no evaluation", "layers", *OWN_TENSORS)
     check(found)
@@ -94,7 +93,6 @@ def network() -> nn.Module:
 
 
 @cuda
-@pytest.mark.slow
 @pytest.mark.parametrize("compute", COMPUTES)
 @pytest.mark.parametrize("name", ["fedavg", "scaffold", "feddyn", "fedper", "ditto", "per_fedavg", "q_ffl", "fedadam"])
 def test_a_gpu_gives_the_cpus_run(name: str, compute: str) -> None:
@@ -116,7 +114,6 @@ LOCALS = {
 
 
 @cuda
-@pytest.mark.slow
 @pytest.mark.parametrize("sizes", [(8, 8, 8, 8), (7, 12, 5, 9, 16, 4)], ids=["one step", "several"])
 @pytest.mark.parametrize("local", LOCALS)
 @pytest.mark.parametrize("name", ["fedavg", "scaffold"])
@@ -146,7 +143,6 @@ def test_steps_recorded_as_cuda_graphs_have_the_same_bits(
 
 
 @cuda
-@pytest.mark.slow
 @pytest.mark.parametrize("compute", COMPUTES)
 def test_convolutions_in_single_precision_agree_on_a_gpu(compute: str) -> None:
     settings: dict[str, Any] = {
@@ -168,7 +164,6 @@ def pooled() -> nn.Module:
 
 
 @cuda
-@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("compute", COMPUTES)
 def test_the_same_seed_gives_the_same_bits_on_a_gpu(compute: str, dtype: str) -> None:
@@ -189,7 +184,6 @@ def test_the_same_seed_gives_the_same_bits_on_a_gpu(compute: str, dtype: str) ->
 
 
 @cuda
-@pytest.mark.slow
 @pytest.mark.parametrize("method", [distillers.make("kd"), distillers.make("disk")], ids=["kd", "disk"])
 def test_distillation_has_the_same_bits_twice_on_a_gpu(method: Distiller) -> None:
     images = distilling.images()

@@ -88,7 +88,6 @@ def test_a_resumed_run_has_the_same_bits(name: str, local: str, tmp_path: Path) 
     assert_same_state(batched(name, local).snapshot, again.snapshot)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("name", "local"), kinds(CASES, CASES[:2]))
 def test_processes_give_the_same_bits(name: str, local: str) -> None:
     other = run(experiment(**settings(name, local), engine="processes", engine_settings={"workers": 2}))

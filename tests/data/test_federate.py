@@ -138,7 +138,6 @@ def test_statistics_by_hand() -> None:
 @pytest.mark.parametrize(
     ("partition", "clients"), [(Dirichlet(), 5), (DirichletBalanced(), 41), (Iid(), 1), (Pathological(3), 1200)]
 )
-@pytest.mark.slow
 def test_pictures_are_drawn_for_few_and_many(partition: Partition, clients: int, tmp_path: Path) -> None:
     path = plot_labels(federate(toy(6000), partition, clients), tmp_path / "labels.png")
     assert path.read_bytes().startswith(b"\x89PNG")

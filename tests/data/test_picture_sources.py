@@ -210,7 +210,6 @@ def test_medmnist(name: str, channels: int, size: int, tmp_path: Path) -> None:
         sources.make(name, root=str(tmp_path), size=size)
 
 
-@pytest.mark.slow
 def test_omniglot(tmp_path: Path) -> None:
     x = np.ones((970, 20, 105, 105), bool)
     x[:5] = RNG.random((5, 20, 105, 105)) < 0.9

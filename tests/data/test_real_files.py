@@ -72,7 +72,6 @@ def test_ten_thousand_clients_on_mnist_take_no_loop_over_clients() -> None:
     assert statistics(federation)["clients"] == 10_000
 
 
-@pytest.mark.slow
 def test_omniglot_is_whole() -> None:
     source = get("omniglot")
     assert (len(source.train), len(source.test), source.train.classes) == (1623 * 16, 1623 * 4, 1623)

@@ -13,7 +13,7 @@ from fedloom_apps.deploy.server import Recipe, run
 from fedloom_apps.deploy.wire import pack, unpack
 
 
-@pytest.mark.parametrize("method", ["decouple", pytest.param("fedhen", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("method", ["decouple", "fedhen"])
 def test_clients_with_parts_of_the_model_measure_what_a_simulation_does(method: str, tmp_path: Path) -> None:
     words = [f"method={method}", "model=exit_cnn", "model.channels=[4,4,8]", "rounds=2", "evaluation.what=[clients]"]
     transport = in_process(made := config(*words), tmp_path)

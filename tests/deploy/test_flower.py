@@ -28,8 +28,6 @@ from fedloom_apps.deploy.server import Recipe, run
 from fedloom_apps.deploy.settings import Deployment
 
 pytest.importorskip("flwr")
-pytestmark = pytest.mark.slow
-
 WORDS = ("method=scaffold", "rounds=4", "deploy.deadline=60", "evaluation.what=[clients]")
 
 

@@ -273,7 +273,6 @@ def test_every_method_that_receives_slices_is_tried() -> None:
     assert found - {"disk"} == RECEIVING.keys() - {"dp_fedavg"}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("method", RECEIVING)
 def test_slices_of_every_round_have_the_form_of_their_part(method: str, tmp_path: Path) -> None:
     """The honest broadcasts of three rounds are taken; one slice cut, doubled, of another type or too many is not."""

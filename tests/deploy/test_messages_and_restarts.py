@@ -226,7 +226,6 @@ def test_changed_data_are_refused_when_a_run_goes_on(tmp_path: Path) -> None:
     transport.close()
 
 
-@pytest.mark.slow
 def test_rounds_in_which_every_fifth_answer_is_lost(tmp_path: Path) -> None:
     """The same clients count as in a simulation with such drop-outs, whose coefficients are of those that are left."""
     words = ("rounds=12", "deploy.deadline=0.05", "local.lr=0.05")

@@ -166,7 +166,6 @@ def prepared(tmp_path: Path, *words: str) -> tuple[Node, Order, bytes]:
     return node, Order.read(order, 10**7), broadcast
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seed", kinds(range(4), [0]))
 def test_an_order_opens_no_file_and_runs_no_code(seed: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     draw, codes = Random(seed), Counter[str]()
@@ -191,7 +190,6 @@ def test_an_order_opens_no_file_and_runs_no_code(seed: int, tmp_path: Path, caps
     assert len(codes) >= 4
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [
@@ -239,7 +237,6 @@ def test_two_nodes_with_a_budget_whose_data_differ_in_a_sample_answer_alike(
 RANGES = {"clients/accuracy/mean": (0.0, 1.0), "clients/loss/mean": (0.0, 1e30), "train/loss": (0.0, 1e30)}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("method", kinds(["fedavg", "scaffold", "q_ffl", "aaggff_d", "feddyn"], ["scaffold"]))
 def test_no_answer_ends_a_run_or_moves_a_metric_beyond_its_range(
     method: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -47,7 +47,7 @@ def test_refused_by_name(words: list[str], sentence: str) -> None:
         Recipe.of(config(*words))
 
 
-@pytest.mark.parametrize("method", ["fedper", pytest.param("superfed_mm", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("method", ["fedper", "superfed_mm"])
 def test_clients_measure_what_a_simulation_does(method: str, tmp_path: Path) -> None:
     words = [f"method={method}", "rounds=2", "evaluation.what=[clients,global]", "validation=0.1"]
     transport = in_process(made := config(*words), tmp_path)

@@ -46,7 +46,6 @@ def test_by_default_three_methods_learn_from_one_teacher(cli: Cli, tmp_path: Pat
     assert again.splitlines()[1:6] == lines[table : table + 5]
 
 
-@pytest.mark.slow
 def test_one_run_has_everything_in_its_directory(cli: Cli, tmp_path: Path):
     words = ("method=disk", "method.alpha=0.3", "method.delta=0.1", "seed=3", "out=there", *QUICK)
     assert cli("distill", "-q", *words).code == 0

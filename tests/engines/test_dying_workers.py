@@ -329,7 +329,6 @@ IN_BLOCKS = {"model": tanh_net, "local": Local(batch_size=2), "rounds": 2, "eval
 
 
 @pytest.mark.parametrize("method", kinds(["fedavg", "scaffold", "fedper", "q_ffl", "fedmgda"], ["scaffold", "fedmgda"]))
-@pytest.mark.slow
 def test_blocks_of_several_clients_have_the_bits_of_serial(method: str) -> None:
     """Clients drop out and one diverges in the midst of its block; folds, states and models agree all the same."""
     settings = IN_BLOCKS | {"federation": marked(VICTIM, 1e160, MANY), "model": linear_layers, "drop_rate": 0.1}

@@ -121,7 +121,6 @@ def test_engine_agrees_with_serial(name: str, engine: str, compute: str) -> None
     assert_same_run(reference(name, compute), found)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("engine", "compute"), [("one worker", "live"), ("three workers", "batched")])
 @pytest.mark.parametrize("name", ["fedavg", "fedhen", "scaffold+private+masked", "scaffold+prox+body+momentum"])
 def test_any_number_of_workers_agrees_with_serial(name: str, engine: str, compute: str) -> None:

@@ -26,8 +26,6 @@ from fedloom.experiment.experiment import Evaluation
 from fedloom_apps.ray.cluster import Cluster, Member
 
 ray = pytest.importorskip("ray")
-pytestmark = [pytest.mark.slow]
-
 VICTIM = 2
 MODULE = import_module("fedloom_apps.ray.engine")  # a factory has the same name
 MANY = tuple(2 + i % 3 for i in range(60))  # sizes: such a cohort is cut into blocks of three and less

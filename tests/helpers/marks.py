@@ -9,7 +9,7 @@ import pytest
 
 from fedloom.methods import methods
 
-slow, exhaustive = pytest.mark.slow, pytest.mark.exhaustive
+exhaustive = pytest.mark.exhaustive
 KINDS = (  # one method for every kind of message, state, pair, level, buffer and single update
     "fedavg", "scaffold", "feddc", "fedsplit", "fednova", "moon", "fedproto", "fedmgda", "afl", "fedssa", "krum",
     "per_fedavg", "fedrep", "apfl", "superfed_mm", "fedhen", "heterofl", "ifca", "fedevg",

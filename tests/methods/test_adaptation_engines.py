@@ -64,7 +64,6 @@ def test_engines_agree_where_clients_have_names_of_their_own(part: Adaptation) -
     assert_same_run(serial, go(adapted(part), engine="processes", engine_settings={"workers": 2}, **same))
 
 
-@pytest.mark.slow
 def test_prototypes_do_not_see_what_classes_are_called() -> None:
     """Training and every client's accuracy are the same under any relabelling; MAML's are not."""
     for part, equal in ((Prototypes(), True), (Maml(0.3), False)):
@@ -75,7 +74,6 @@ def test_prototypes_do_not_see_what_classes_are_called() -> None:
 
 
 @pytest.mark.parametrize("part", LEARNT, ids=repr)
-@pytest.mark.slow
 def test_dropout_goes_through_adaptation(part: Adaptation) -> None:
     """Masks are functions of seed, round and client."""
     same = {"model": lambda: dropping(0.4), "local": LOCAL}
@@ -177,7 +175,6 @@ def test_no_forward_pass_grows_with_a_client(part: Adaptation, monkeypatch: pyte
     "name",
     kinds(["distill", "robust", "distill_robust", "moon", "feddecorr", "propfair", "fedprox"], ["moon", "fedprox"]),
 )
-@pytest.mark.slow
 def test_other_terms_of_the_objective_adapt_too(name: str) -> None:
     """With no inner steps MAML is the method itself; with some it runs, in processes, too, and as a deployed model."""
     plain = make(name)

@@ -75,7 +75,6 @@ def test_corrected_methods_reach_the_true_minimiser(
 
 @pytest.mark.parametrize("drift", ["scaffold", "dynamic unweighted"])
 @pytest.mark.parametrize("uplink", [ClipNoise(0.3, 0.0), RandomK(0.7)], ids=["clipped", "random_k"])
-@pytest.mark.slow
 def test_they_reach_it_whatever_uplinks_make_of_the_updates(drift: str, uplink: Uplink) -> None:
     """Clients keep the corrections that the server has read, so that it forgets nothing that was cut off."""
     problem, (part, local, _) = quadratics(), DRIFTS[drift]
@@ -96,7 +95,6 @@ def test_the_direction_of_fedcm_repeats_the_decay_of_weights() -> None:
 
 
 @pytest.mark.parametrize("size_weighted", kinds([True, False], [True]))
-@pytest.mark.slow
 def test_linear_terms_of_feddyn(size_weighted: bool) -> None:
     """After every round h = mean of all h_i; with exact solves h_i is the (scaled) gradient at θ_i; means vanish."""
     problem, alpha = quadratics(), 0.7
@@ -187,7 +185,6 @@ def nova_point(problem: Problem, p: Vector, steps: Vector, lr: float) -> float:
     return float((weight * np.array([v.item() for v in problem.b]) / a).sum() / weight.sum())
 
 
-@pytest.mark.slow
 def test_fednova_is_consistent_with_unequal_steps_and_fedavg_is_not() -> None:
     """As η → 0 FedNova's stopping point goes to the minimiser, FedAvg's to that of Σ p_i τ_i F_i."""
     problem = copies((2, 4, 12))
@@ -243,7 +240,6 @@ def test_moments_are_kept_across_rounds(rule: str) -> None:
     np.testing.assert_allclose(states["server/server/v"], v, rtol=0, atol=1e-10)
 
 
-@pytest.mark.slow
 def test_server_momentum_speeds_up_and_stops_at_the_same_point() -> None:
     """Momentum changes the path, not the fixed point."""
     problem = quadratics()

@@ -144,7 +144,6 @@ def test_feddc_uses_the_rate_really_applied() -> None:
 
 @pytest.mark.parametrize("gradient", [True, False])
 @pytest.mark.parametrize("local", [NEAR, FEW], ids=["near", "five steps"])
-@pytest.mark.slow
 def test_feddc_reaches_the_minimiser_with_many_and_with_few_steps(gradient: bool, local: Local) -> None:
     """There h_i = -∇F_i/α, and its mean vanishes."""
     problem, alpha = quadratics(), 0.7
@@ -157,7 +156,6 @@ def test_feddc_reaches_the_minimiser_with_many_and_with_few_steps(gradient: bool
     assert min(np.linalg.norm(h) for h in drifts) > 0.1
 
 
-@pytest.mark.slow
 def test_with_part_of_the_clients_feddc_rests_only_over_everyone() -> None:
     problem = quadratics()
     best = problem.solution(np.ones(len(problem.n)))
@@ -221,7 +219,6 @@ def test_first_round_of_fedsplit_is_a_double_step_of_fedprox() -> None:
     np.testing.assert_allclose(theta(go(fedsplit(2.0), **once)) - start(), twice, rtol=0, atol=1e-12)
 
 
-@pytest.mark.slow
 def test_fedsplit_reaches_the_minimiser() -> None:
     """And there u_i = x, so that z_i = x - s∇F_i(x)."""
     problem, s = quadratics(), 1 / 0.7
@@ -236,7 +233,6 @@ def test_fedsplit_reaches_the_minimiser() -> None:
     assert min(pulls) > 0.1
 
 
-@pytest.mark.slow
 def test_all_reaches_the_minimiser_with_part_of_the_clients_and_act_does_not() -> None:
     problem = quadratics()
     best = problem.solution(np.ones(len(problem.n)))

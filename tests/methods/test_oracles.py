@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from helpers import composition, fair, generative, losses, meta, nested, personal, reference, several, synthetic, target
 from helpers.federations import classes
-from helpers.marks import exhaustive, kinds, slow
+from helpers.marks import exhaustive, kinds
 from helpers.networks import tanh_net
 from helpers.reference import World
 from helpers.runs import GENTLE, experiment, leaves
@@ -179,7 +179,7 @@ RUNS = [
     pytest.param(
         *(n, s, key),
         id=f"{n}-{s}-{key}" if s else f"{n}-{key}",
-        marks=exhaustive if key != ONCE[s == GENTLE.get(n, {})] else slow if key == "momentum" else [],
+        marks=exhaustive if key != ONCE[s == GENTLE.get(n, {})] else [],
     )
     for key, cases in CASES_OF.items()
     for n, s in cases
@@ -239,7 +239,6 @@ def test_method_follows_its_equations(name: str, settings: dict[str, Any], key: 
         assert took_part, "nobody kept anything"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("key", kinds(LOCALS, ONCE.values()))
 def test_the_problems_are_well_conditioned(key: str) -> None:
     """No end point moves more than GROWTH times as far as the start did: else its last digits are those of a machine.

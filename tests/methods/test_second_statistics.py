@@ -167,7 +167,6 @@ def test_they_are_state_and_no_traffic(name: str, settings: dict[str, Any]) -> N
     assert record["comm/up_params"] == record["comm/down_params"] == len(SIZES) * one
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("name", "settings"), OWN, ids=IDS)
 def test_they_are_the_same_in_processes_on_disk_and_after_a_pause(
     name: str, settings: dict[str, Any], tmp_path: Path

@@ -369,7 +369,6 @@ def test_without_any_test_samples_the_summary_says_so() -> None:
     assert said(0.2) == said(0.0, evaluation={"what": ()}) == []
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "names"),
     [

@@ -117,7 +117,6 @@ def test_equal_models_get_equal_shares(policy: Any) -> None:
     np.testing.assert_allclose(p_of(policy, same), 0.25, atol=1e-9)
 
 
-@pytest.mark.slow
 def test_entropy_alone_leads_to_equal_shares_from_anywhere() -> None:
     z = torch.zeros(5, 4, 3, dtype=torch.float64)  # nobody says anything: cosine and variance have no slope
     start = torch.tensor([2.0, -1.0, 0.5, 0.0], dtype=torch.float64)

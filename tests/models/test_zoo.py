@@ -30,7 +30,6 @@ KINDS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "network", ["mobilenetv3_small_050", "vit_tiny_patch16_224", "deit_tiny_distilled_patch16_224"]
 )
@@ -48,7 +47,6 @@ def text(kind: str, **settings: Any) -> nn.Module:
     return models.make("transformers", classes=3, inputs=(6,), network=kind, config=KINDS[kind], **settings)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_transformers_are_cut_before_the_last_linear_layer(kind: str) -> None:
     pytest.importorskip("transformers")
@@ -58,7 +56,6 @@ def test_transformers_are_cut_before_the_last_linear_layer(kind: str) -> None:
     assert model(x).shape == (2, 3)
 
 
-@pytest.mark.slow
 def test_transformers_on_images_and_from_a_folder(tmp_path: Path) -> None:
     package = pytest.importorskip("transformers")
     small = {
@@ -88,7 +85,6 @@ def sentences() -> Federation:
     return Federation(Split(arrays, index), Split(arrays, Index.of([[]] * 3)), Split(arrays, index), arrays)
 
 
-@pytest.mark.slow
 def test_low_rank_adapters_are_trained_and_one_factor_stays_at_the_clients() -> None:
     pytest.importorskip("transformers")
     pytest.importorskip("peft")
@@ -122,7 +118,6 @@ def test_adapters_must_be_there(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.slow
 def test_from_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("timm")
     pytest.importorskip("peft")
@@ -144,7 +139,6 @@ def test_from_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert main(["run", "method=fedper", "out=b", "model=timm", "model.network=resnet10t", *common]) == 0
 
 
-@pytest.mark.slow
 def test_pretrained_networks_on_both_sides_of_a_distillation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The teacher keeps its classifier and is not trained; the student starts from a file without one."""
     timm = pytest.importorskip("timm")

@@ -45,7 +45,6 @@ def test_a_configuration_that_was_cut_short_is_told(cli: Cli) -> None:
     assert "no installed application handles runs of kind 'onlin'; install the package that wrote it." in answer.err
 
 
-@pytest.mark.slow
 def test_without_a_learner_three_are_compared(cli: Cli) -> None:
     answer = cli(*QUICK, "out=three", "-q")
     assert answer.code == 0, answer.err
@@ -63,7 +62,6 @@ def test_without_a_learner_three_are_compared(cli: Cli) -> None:
     assert again.code == 0, again.err
 
 
-@pytest.mark.slow
 def test_a_run_goes_on_with_more_tasks(cli: Cli) -> None:
     assert cli("learner=moml", *QUICK, "out=one", "-q").code == 0
     assert cli("resume=one", "tasks=6", "-q").code == 0
@@ -171,7 +169,6 @@ def test_recipes(tmp_path: Path) -> None:
         ONLINE.resolve(["resume=here"], recipe)
 
 
-@pytest.mark.slow
 def test_what_may_not_change_on_resume(cli: Cli) -> None:
     assert cli("learner=moml", *QUICK, "out=one", "-q").code == 0
     for words in ("learner.alpha=3", "tasks=2", "seed=4", "local.steps=9"):

@@ -193,7 +193,6 @@ def test_a_convex_problem_is_solved(learner: OnlineLearner, times: int) -> None:
     assert 5 * np.linalg.norm(w - best) < 0.6 < np.linalg.norm(greedy - best)
 
 
-@pytest.mark.slow
 def test_the_regret_of_moml_keeps_its_bound() -> None:
     """Theorem 8: R_T ≤ α‖w*‖² + (3/α) Σ ‖∇f^t(w^t)‖² for convex losses, from w = ω = 0."""
     for alpha in (0.5, 2.0, 6.0):

@@ -138,7 +138,6 @@ def test_a_run_goes_on_to_the_same_bits(experiment: Online, tmp_path: Path) -> N
     assert [json.loads(line)["round"] for line in lines] == [1, 2, 3, 4, 5, 6]
 
 
-@pytest.mark.slow
 def test_a_kill_between_checkpoints_is_rewound(tmp_path: Path) -> None:
     experiment = online(Moml(), over=GRID, measures=MEASURES)
     whole = run(experiment, tmp_path / "whole")
@@ -301,7 +300,6 @@ def test_a_label_has_epochs_where_these_are_used() -> None:
     assert work.labels() == ["E 2, maml(lr 0.1, steps 1), alpha 1"]
 
 
-@pytest.mark.slow
 def test_every_expert_has_a_label_of_its_own() -> None:
     one = online(Moml(alpha=2.0), over={"learner.alpha": (1.0, 2.0)}).labels()
     assert one == [f"K 3, maml(lr 0.1, steps 1), alpha {alpha}" for alpha in (1, 2)]

@@ -32,7 +32,6 @@ def clothes(count: int, seed: int) -> Arrays:
     return Arrays(torch.rand(count, 1, 28, 28, generator=draw), torch.arange(count) % 10, 10)
 
 
-@pytest.mark.slow
 def test_students(tmp_path: Path, recipe: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch):
     students = recipe("students")
     train, validation, test = (Samples(clothes(*about)) for about in ((40, 0), (10, 1), (20, 2)))
@@ -69,7 +68,6 @@ def test_the_students_are_a_hundred_times_smaller(recipe: Callable[[str], Any]):
     assert sizes == [(1_663_370, 12_273_152), (15_910, 15_880)]
 
 
-@pytest.mark.slow
 def test_tables(tmp_path: Path, recipe: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch):
     tables = recipe("tables")
     random = np.random.default_rng(0)
@@ -95,7 +93,6 @@ def test_tables(tmp_path: Path, recipe: Callable[[str], Any], monkeypatch: pytes
     assert (tmp_path / "out" / "table_6_3.md").read_text() == text
 
 
-@pytest.mark.slow
 def test_convolutional(tmp_path: Path, recipe: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch):
     small, random = recipe("convolutional"), np.random.default_rng(0)
     arrays: dict[str, Any] = {}

@@ -107,7 +107,6 @@ def hospitals(folder: Path) -> None:
         (folder / f"processed.{name}.data").write_text("\n".join(lines) + "\n")
 
 
-@pytest.mark.slow
 def test_silo_chooses_on_its_own_seed_and_compares(recipe: Callable[..., Path], trials: ModuleType) -> None:
     out = recipe("silo", "--data", "heart_published", "--seeds", 2, 4)
     found = json.loads((out / "silo.json").read_text())["data"]["heart_published"]
@@ -136,7 +135,6 @@ def test_silo_chooses_on_its_own_seed_and_compares(recipe: Callable[..., Path], 
     assert (out / "silo.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.slow
 def test_stored_results_are_not_run_again_and_the_table_is_written_again(recipe: Callable[..., Path]) -> None:
     out = recipe("silo", "--data", "heart", "--only", "AAggFF", "FedAvg", "--seeds", 2)
     found, text = json.loads((out / "silo.json").read_text()), (out / "silo.md").read_text()
@@ -151,7 +149,6 @@ def test_stored_results_are_not_run_again_and_the_table_is_written_again(recipe:
     assert not list((out.parent / "runs").rglob("metrics.jsonl"))
 
 
-@pytest.mark.slow
 def test_device_takes_fedavgs_rate_and_tries_every_cdf(recipe: Callable[..., Path], trials: ModuleType) -> None:
     out = recipe("device", "--data", "fashion_dirichlet", "--seeds", 2, 4)
     found = json.loads((out / "device.json").read_text())["data"]["fashion_dirichlet"]
@@ -170,7 +167,6 @@ def test_device_takes_fedavgs_rate_and_tries_every_cdf(recipe: Callable[..., Pat
     assert "| averaged model | average |" in (out / "device.md").read_text()
 
 
-@pytest.mark.slow
 def test_plug_keeps_the_settings_that_an_algorithm_has_alone(
     recipe: Callable[..., Path], trials: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -195,7 +191,6 @@ def test_plug_keeps_the_settings_that_an_algorithm_has_alone(
     assert "| 84.84 / 67.00 |" in text
 
 
-@pytest.mark.slow
 def test_cdfs_sums_the_objective(recipe: Callable[..., Path], trials: ModuleType) -> None:
     out = recipe("responses", "--data", "heart", "--seeds", 2)
     runs = json.loads((out / "responses.json").read_text())["data"]["heart"]["runs"]
@@ -208,7 +203,6 @@ def test_cdfs_sums_the_objective(recipe: Callable[..., Path], trials: ModuleType
     assert (out / "responses.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.slow
 def test_what_is_not_here_is_said_and_left_out(recipe: Callable[..., Path], capsys: pytest.CaptureFixture) -> None:
     out = recipe("silo", "--data", "berka", "heart", "--only", "FedAvg", "--seeds", 2)
     assert capsys.readouterr().err.startswith("berka is skipped: ")
@@ -217,7 +211,6 @@ def test_what_is_not_here_is_said_and_left_out(recipe: Callable[..., Path], caps
         recipe(name, "--data", "berka", code=2)
 
 
-@pytest.mark.slow
 def test_it_starts_as_a_script(tmp_path: Path) -> None:
     environment = {k: v for k, v in os.environ.items() if k != "FEDLOOM_DATA"} | {"HOME": "/nonexistent"}
     command = [

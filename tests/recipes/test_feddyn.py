@@ -38,7 +38,6 @@ def digits(tmp_path: Path) -> Path:
     return tmp_path / "data"
 
 
-@pytest.mark.slow
 def test_table_a4_runs_and_writes_the_table_again(
     tmp_path: Path, recipe: Callable[..., int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -65,7 +64,6 @@ def test_table_a4_runs_and_writes_the_table_again(
     assert (tmp_path / "table_a4.md").read_text() == text
 
 
-@pytest.mark.slow
 def test_mnist_runs_goes_on_and_writes_the_table_again(
     tmp_path: Path, digits: Path, recipe: Callable[..., int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -85,7 +83,6 @@ def test_mnist_runs_goes_on_and_writes_the_table_again(
     assert (out / "mnist_dirichlet.md").read_text() == text
 
 
-@pytest.mark.slow
 def test_cifar_runs_and_says_what_the_paper_sent(
     tmp_path: Path, recipe: Callable[..., int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -117,7 +114,6 @@ def test_cifar_runs_and_says_what_the_paper_sent(
     assert not (out / "cifar100_iid.md").exists()
 
 
-@pytest.mark.slow
 def test_mnist_says_what_is_missing(tmp_path: Path) -> None:
     environment = {k: v for k, v in os.environ.items() if k != "FEDLOOM_DATA"} | {"HOME": "/nonexistent"}
     command = [sys.executable, str(FOLDER / "mnist_dirichlet.py"), "--runs", str(tmp_path), "--out", str(tmp_path)]

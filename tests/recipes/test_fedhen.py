@@ -39,7 +39,6 @@ def garments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("garments")
-@pytest.mark.slow
 def test_it_runs_goes_on_and_writes_the_table_again(tmp_path: Path, recipe: ModuleType, undrawn: Undrawn) -> None:
     out = tmp_path / "out"
 

@@ -51,7 +51,6 @@ def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Pat
     return run
 
 
-@pytest.mark.slow
 def test_stages_go_on_and_tables_stand_beside_the_published(recipe: Callable[..., Path]) -> None:
     learners = ("MOML", "FTML", "FS", "B-MOML 5 random")
     out = recipe("--settings", "s_mnist", "--only", *learners, "--tasks", 2, 4)
@@ -83,7 +82,6 @@ def test_stored_results_are_not_run_again(recipe: Callable[..., Path], capsys: p
     assert not list((out.parent / "runs").rglob("metrics.jsonl"))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("stream", "alphas"), [("s_mnist", {"1", "5", "10"}), ("cifar100_5", {"1", "0.1", "0.01"})])
 def test_several_seeds_of_a_stream(
     recipe: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, stream: str, alphas: set[str]

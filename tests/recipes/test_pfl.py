@@ -60,7 +60,6 @@ def photographs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("photographs")
 @pytest.mark.filterwarnings("ignore:partition:UserWarning")
-@pytest.mark.slow
 def test_tables_run_go_on_and_are_written_again(
     tmp_path: Path, recipe: Any, run: Callable[..., int], undrawn: Callable[[ModuleType], AbstractContextManager[None]]
 ) -> None:
@@ -139,7 +138,6 @@ def test_transmissions_count_what_is_sent(recipe: Any) -> None:
     assert looks.gain(4, 8, 8) == "2.0x"
 
 
-@pytest.mark.slow
 def test_letters_choose_alpha_on_a_seed_of_its_own(
     recipe: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -165,7 +163,6 @@ def test_letters_choose_alpha_on_a_seed_of_its_own(
     assert letters.transmissions(ours, base) == "8 (1 of 1)"
 
 
-@pytest.mark.slow
 def test_costs_are_measured_against_fedavg(tmp_path: Path, recipe: Any, capsys: pytest.CaptureFixture[str]) -> None:
     costs = importlib.import_module("costs")
     assert costs.main(["--repeats", "2", "--steps", "2", "--model", "fedssa_cnn", "--out", str(tmp_path)]) == 0

@@ -36,7 +36,6 @@ def photographs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("photographs")
-@pytest.mark.slow
 def test_table_7_1_runs_goes_on_and_writes_the_table_again(
     tmp_path: Path, recipe: Callable[..., int], undrawn: Callable[[ModuleType], AbstractContextManager[None]]
 ) -> None:

@@ -39,7 +39,6 @@ def digits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("digits")
-@pytest.mark.slow
 def test_table_2_3_and_its_pictures(tmp_path: Path, recipe: Recipe, undrawn: Undrawn) -> None:
     out, runs, table = tmp_path / "out", tmp_path / "runs", importlib.import_module("table_2_3")
     where, by = ("--runs", runs, "--out", out), ("--settings", "text", "--seeds", 0)
@@ -102,7 +101,6 @@ def test_table_2_3_and_its_pictures(tmp_path: Path, recipe: Recipe, undrawn: Und
 
 
 @pytest.mark.usefixtures("digits")
-@pytest.mark.slow
 def test_table_2_6(tmp_path: Path, recipe: Recipe) -> None:
     out = tmp_path / "out"
     where = ("--runs", tmp_path / "runs", "--out", out)
@@ -139,7 +137,6 @@ def lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("lines")
-@pytest.mark.slow
 def test_tables_2_4_2_5(
     tmp_path: Path, recipe: Recipe, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -217,7 +214,6 @@ def test_the_columns_are_those_of_table_2_2(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.usefixtures("digits")
-@pytest.mark.slow
 def test_table_2_7(tmp_path: Path, recipe: Recipe, undrawn: Undrawn, monkeypatch: pytest.MonkeyPatch) -> None:
     table = importlib.import_module("table_2_7")
     monkeypatch.setitem(table.SCALES, "reduced", replace(table.SCALES["reduced"], clients=50, mus=(0.01,)))

@@ -69,7 +69,6 @@ def images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("images")
 @pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.slow
 def test_tables_run_go_on_and_are_written_again(
     tmp_path: Path,
     tables: Any,
@@ -173,7 +172,6 @@ def test_without_data_it_says_so(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.slow
 def test_settings_are_tried_at_equal_communication(
     tmp_path: Path, tables: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -75,7 +75,6 @@ def test_the_methods_are_the_papers(conditions: ModuleType) -> None:
     assert conditions.SEED != conditions.TUNING
 
 
-@pytest.mark.slow
 def test_table_1_trains_once_what_does_not_look_at_the_target(recipe: Callable[..., Path]) -> None:
     only, targets = ("Local", "FedAvg", "FedSSA"), ["skew", "uniform"]
     out = recipe("table_1", "--partition", "niid_1", "--only", *only, "--targets", *targets)
@@ -137,7 +136,6 @@ def test_a_clients_own_model_is_measured_alone(conditions: ModuleType, tmp_path:
     assert runs.spent > 0
 
 
-@pytest.mark.slow
 def test_weights_are_learnt_for_finished_runs(recipe: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     module = importlib.import_module("weights")
     for name, value in (("VARIANCES", (10.0,)), ("ENTROPIES", (1e-3,)), ("RATES", (0.01,)), ("EPOCHS", (10,))):
@@ -179,7 +177,6 @@ def test_weights_are_learnt_for_finished_runs(recipe: Callable[..., Path], monke
     assert (out / "weights.md").read_text() == text
 
 
-@pytest.mark.slow
 def test_table_6_has_a_column_for_each_number_of_clients(recipe: Callable[..., Path]) -> None:
     out = recipe("table_6", "--clients", 5, 20, "--only", "FedAvg", "FedSSA", "--seeds", 1, 2)
     runs = stored(out, "table_6")["runs"]
@@ -216,7 +213,6 @@ def test_rank_correlation(conditions: ModuleType) -> None:
     assert correlation({"p": [0.5, 0.5], "similarity": [0.0, 1.0]}) is None
 
 
-@pytest.mark.slow
 def test_the_terms_of_single_clients_are_fedssas(recipe: Callable[..., Path]) -> None:
     module = importlib.import_module("ranking")
     sure = torch.tensor([[[30.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0]]])  # one sample, two clients: sure, and clueless
@@ -241,7 +237,6 @@ def test_without_data_it_says_so(
         assert not (out / f"{name}.md").exists()
 
 
-@pytest.mark.slow
 def test_heads_serve_all_targets_from_one_run(recipe: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     module = importlib.import_module("heads")
     assert [name.split()[0] for name in module.TARGETS] == ["client"] * 5 + ["imbalanced"] * 3 + ["uniform"]
@@ -274,7 +269,6 @@ def test_heads_serve_all_targets_from_one_run(recipe: Callable[..., Path], monke
     assert (out / "heads.md").read_text() == text
 
 
-@pytest.mark.slow
 def test_heads_of_another_study_have_results_of_their_own(
     recipe: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -154,7 +154,6 @@ def test_the_teacher_of_the_plane_is_nearly_always_right(plane: courses.Toy) -> 
     torch.testing.assert_close(plane.seen.mean(0), torch.zeros(16), rtol=0, atol=1e-4)
 
 
-@pytest.mark.slow
 def test_disk_finds_the_minimum_that_others_seldom_find() -> None:
     """The effect itself, with fewer starts and samples than in the recipe."""
     toy, ends = toys.intervals(samples=500), {}
@@ -173,7 +172,6 @@ def test_courses_that_cannot_be_are_refused(wrong: dict[str, float]) -> None:
         courses.Course(**wrong)  # type: ignore[arg-type]
 
 
-@pytest.mark.slow
 def test_the_recipe_writes_counts_tables_and_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe, problems = load("distill", "toys"), load("distill", "toy_problems")
     taught = problems._taught
@@ -196,7 +194,6 @@ def test_the_recipe_writes_counts_tables_and_figures(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.skipif("FEDLOOM_DATA" not in os.environ, reason="FEDLOOM_DATA names no folder with Fashion-MNIST")
-@pytest.mark.slow
 def test_the_federated_recipe_runs_and_is_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = load("distill", "federated")
     monkeypatch.setattr(recipe, "SAMPLES", 300)

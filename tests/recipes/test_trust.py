@@ -34,7 +34,6 @@ def recipe(name: str, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> Module
     return module
 
 
-@pytest.mark.slow
 def test_hostile_clients(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     attacks = {"none": (None,), "label flip": (LabelFlip(),), "ALIE": (ALIE(), ALIE(z=9.0)), "backdoor": (Backdoor(),)}
     hostile = recipe(
@@ -52,7 +51,6 @@ def test_hostile_clients(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "Of 37 runs in which they were counted, none excluded an update." in page
 
 
-@pytest.mark.slow
 def test_private_and_compressed_runs(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("dp_accounting", reason="the extra 'privacy' is not installed")
     private = recipe("private", monkeypatch, EPSILONS=(inf, 8.0), RATES=(0.1,), BOUNDS=(0.3,))
@@ -71,7 +69,6 @@ def test_private_and_compressed_runs(small: Path, monkeypatch: pytest.MonkeyPatc
     assert runs["iid | none | seed 1"]["up"] > runs["iid | QSGD(bits=2, slices=('update',)) | seed 1"]["up"] / 3
 
 
-@pytest.mark.slow
 def test_audits(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     few = {"plain SGD": {"dp_clip": float("inf")}, "private": {"dp_clip": 1.0}}
     membership = recipe("membership", monkeypatch, TRAINING=few, MODELS=6, ROUNDS=2)

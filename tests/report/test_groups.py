@@ -78,10 +78,8 @@ def test_runs_of_other_commands_are_averaged_over_seeds(command: str, cli: Cli) 
     [
         ("${seed}", {"kd": [1, 2], "ce": [1, 2]}),
         # one teacher, which has the seed of its data
-        pytest.param("3", {"kd": [1, 2], "ce": [3]}, marks=pytest.mark.slow),
-        pytest.param(
-            "1,2", {"kd, split_seed=1": [1, 2], "kd, split_seed=2": [1, 2], "ce": [1, 2]}, marks=pytest.mark.slow
-        ),
+        ("3", {"kd": [1, 2], "ce": [3]}),
+        ("1,2", {"kd, split_seed=1": [1, 2], "kd, split_seed=2": [1, 2], "ce": [1, 2]}),
     ],
 )
 def test_a_split_drawn_by_the_seed_separates_no_seeds(split: str, grouped: dict[str, list[int]], cli: Cli) -> None:

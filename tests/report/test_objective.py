@@ -122,7 +122,6 @@ def test_sums_over_rounds_and_seeds(make_run) -> None:
     assert band[["mean", "low", "high"]].to_numpy().T.tolist() == [[1.5, 2.0, 4.0], [1, 2, 3], [2, 2, 5]]
 
 
-@pytest.mark.slow
 def test_the_page_draws_it_where_it_is(make_run, tmp_path: Path) -> None:
     silent = make_run(method="fedavg", rounds=2)
     assert "Global objective" not in build([silent], tmp_path / "without").read_text()
@@ -132,7 +131,6 @@ def test_the_page_draws_it_where_it_is(make_run, tmp_path: Path) -> None:
     assert (each["series"][0]["y"], total["series"][0]["y"]) == ([2.0, 1.0], [2.0, 3.0])
 
 
-@pytest.mark.slow
 def test_the_page_draws_losses_on_validation_samples_apart(tmp_path: Path) -> None:
     federation = federate("digits", "dirichlet_balanced", clients=5, seed=1, validation=0.2)
     run(experiment(methods.term(response="validation"), ("clients",), federation), tmp_path / "run")

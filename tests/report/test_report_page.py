@@ -79,7 +79,6 @@ def three_methods(make_run) -> list[Path]:
     return runs
 
 
-@pytest.mark.slow
 def test_page_figures_and_tables_from_several_methods(three_methods: list[Path], tmp_path: Path) -> None:
     out = tmp_path / "deep" / "out"
     page = build(three_methods, out, title="Do <b>we</b> agree?")
@@ -204,7 +203,6 @@ def test_a_run_before_its_first_round_and_one_without_evaluation(make_run, tmp_p
     assert "Clients during their local training" in both
 
 
-@pytest.mark.slow
 def test_nan_null_infinity_broken_lines_and_broken_files_are_survived_and_said(make_run, tmp_path: Path) -> None:
     run = make_run(rounds=6)
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
@@ -226,7 +224,6 @@ def test_nan_null_infinity_broken_lines_and_broken_files_are_survived_and_said(m
     assert "NaN" in text
 
 
-@pytest.mark.slow
 def test_values_of_any_type_are_text_on_the_page(make_run, tmp_path: Path) -> None:
     odd = {"method": {"name": 3}, "seed": None, "rounds": "many", "clients": [1, {"<i>": 2}], "participation": "half"}
     odd |= {"evaluation": {"target": "high", "metric": ["x"]}, "cohort": True, "data": None, "model": {}, "0": 1.5}
@@ -257,7 +254,6 @@ def test_values_of_any_type_are_text_on_the_page(make_run, tmp_path: Path) -> No
     assert not {"i", "u", "s"} & set(found.tags)
 
 
-@pytest.mark.slow
 def test_a_run_from_python_is_told_by_its_identity(make_run, tmp_path: Path) -> None:
     facts = {"method": {"name": "mine"}, "federation": {"clients": 3, "digest": "d"}, "model": {"parameters": 5}}
     runs = [make_run(seed=seed, rounds=2, scopes=("global",), files=()) for seed in (1, 2)]

@@ -32,7 +32,6 @@ def judged(path: Path, accuracy: float) -> Path:
     return path
 
 
-@pytest.mark.slow
 def test_sets_have_a_table_curves_and_pictures(make_run: Maker, tmp_path: Path) -> None:
     runs = [judged(make_run(method="fedevg", seed=seed), 0.5 + 0.1 * seed) for seed in (1, 2)]
     plain = make_run(method="fedavg")
@@ -61,7 +60,6 @@ def test_sets_are_compared_by_what_is_learnt_from_them_and_never_by_an_energy(ma
     assert (headline(read([*made["fedevg"], make_run(method="fedavg")])) or ("",))[0] != "train/loss"
 
 
-@pytest.mark.slow
 def test_without_sets_the_page_says_nothing_of_them(make_run: Maker, tmp_path: Path) -> None:
     groups = read([make_run()])
     assert synthetic_table(groups) is None

@@ -56,7 +56,6 @@ def test_killed_again_and_again_at_random_moments(name: str, memory: Path) -> No
 
 
 @pytest.mark.parametrize("every", kinds((4, 1), (4,)))
-@pytest.mark.slow
 def test_killed_at_every_single_step_of_writing(every: int, memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Half a file, before a rename, before a removal: whatever was the last thing done."""
     monkeypatch.setattr("fedloom.experiment.trainer.environment", dict)  # asking git takes longer than these runs

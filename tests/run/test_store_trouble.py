@@ -82,7 +82,6 @@ def test_killed_again_and_again_at_random_moments(
 
 
 @pytest.mark.parametrize(("room", "every"), kinds([(0, 12), (0, 1), (200, 1), (float("inf"), 1)], [(0, 12)]))
-@pytest.mark.slow
 def test_killed_at_every_single_step_of_writing(
     room: float, every: int, memory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -90,7 +90,6 @@ def test_with_feddyn_from_the_command_line(folder: Path) -> None:
     assert "hinton2015" in (folder / "student" / "citations.bib").read_text()
 
 
-@pytest.mark.slow
 def test_the_path_holds_from_any_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert main([*DISTILL, "teacher=./teacher"]) == 0
     assert yaml.load(Path("student/config.yaml"))["teacher"] == str(folder / "teacher")

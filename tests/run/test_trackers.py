@@ -55,7 +55,6 @@ def read_mlflow(out: str) -> Any:
     return one
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS)
 def test_tensorboard_in_every_command(command: str) -> None:
     pytest.importorskip("tensorboard")
@@ -69,7 +68,6 @@ def test_tensorboard_in_every_command(command: str) -> None:
     assert status.tensor_proto.string_val == [b"finished"]
 
 
-@pytest.mark.slow
 def test_every_run_of_a_sweep_is_tracked() -> None:
     pytest.importorskip("tensorboard")
     assert main(["run", "-m", "-q", "out=there", "trackers=[tensorboard]", *RUN, "seed=1,2"]) == 0
@@ -77,7 +75,6 @@ def test_every_run_of_a_sweep_is_tracked() -> None:
         assert read_tensorboard(f"there/fedavg-{seed}").Tags()["scalars"]
 
 
-@pytest.mark.slow
 def test_every_run_that_a_search_compares_is_tracked() -> None:
     pytest.importorskip("tensorboard")
     pytest.importorskip("optuna")
@@ -118,7 +115,6 @@ def test_a_run_that_has_ended_is_logged_as_it_was_while_it_went_on() -> None:
     assert live.calls == later.calls
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("command", ["synthesize", "search"])
 def test_mlflow_has_the_files_that_a_command_writes(command: str) -> None:
     pytest.importorskip("mlflow")
@@ -132,7 +128,6 @@ def test_mlflow_has_the_files_that_a_command_writes(command: str) -> None:
     assert not any(name.startswith("mlflow.db") for name in names)
 
 
-@pytest.mark.slow
 def test_mlflow_logs_settings_tags_numbers_status_and_files() -> None:
     pytest.importorskip("mlflow")
     pytest.importorskip("sqlalchemy")
@@ -151,7 +146,6 @@ def test_mlflow_logs_settings_tags_numbers_status_and_files() -> None:
     assert again.data.metrics["round"] == 3
 
 
-@pytest.mark.slow
 def test_mlflow_keeps_every_run_of_a_sweep_in_its_own_directory() -> None:
     pytest.importorskip("mlflow")
     pytest.importorskip("sqlalchemy")
@@ -160,7 +154,6 @@ def test_mlflow_keeps_every_run_of_a_sweep_in_its_own_directory() -> None:
     assert [read_mlflow(f"there/fedavg-{seed}").data.tags["seed"] for seed in (1, 2)] == ["1", "2"]
 
 
-@pytest.mark.slow
 def test_mlflow_gets_every_round_once_though_a_killed_run_does_some_again() -> None:
     pytest.importorskip("mlflow")
     pytest.importorskip("sqlalchemy")
@@ -189,7 +182,6 @@ def test_mlflow_gets_every_round_once_though_a_killed_run_does_some_again() -> N
     assert [point.step for point in history] == [1, 2, 3, 4, 5, 6]
 
 
-@pytest.mark.slow
 def test_mlflow_marks_a_run_that_fails() -> None:
     pytest.importorskip("mlflow")
     pytest.importorskip("sqlalchemy")
@@ -206,7 +198,6 @@ def test_mlflow_marks_a_run_that_fails() -> None:
     assert one.data.params["method.name"] == "fedavg"
 
 
-@pytest.mark.slow
 def test_wandb_offline() -> None:
     pytest.importorskip("wandb")
     assert main(["run", "-q", "out=there", "trackers=[wandb]", *RUN]) == 0

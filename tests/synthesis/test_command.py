@@ -18,7 +18,6 @@ NARROW = {"fedevg": "model.channels=[8,8]", "fedcgan": "model.width=8", "fedcvae
 
 
 @pytest.mark.parametrize("name", kinds(NARROW, ["fedcvae"]))
-@pytest.mark.slow
 def test_each_method_runs_and_its_set_is_data_for_another_run(cli: Cli, tmp_path: Path, name: str) -> None:
     words = (f"method={name}", NARROW[name], "rounds=2", "judge.every=1", "out=made", *SMALL)
     code, out, err = cli("synthesize", *words)
@@ -43,7 +42,6 @@ def test_each_method_runs_and_its_set_is_data_for_another_run(cli: Cli, tmp_path
         assert 0 <= final["global/accuracy"] <= 1
 
 
-@pytest.mark.slow
 def test_by_default_fedevg_imitates_digits(cli: Cli, tmp_path: Path) -> None:
     """Its step sizes follow the number of rounds, so that it cannot be given more of them."""
     assert cli("synthesize", "-q", "rounds=1", "out=made", "method.per_class=6", *SMALL).code == 0
@@ -57,7 +55,6 @@ def test_by_default_fedevg_imitates_digits(cli: Cli, tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.slow
 def test_a_generator_goes_on(cli: Cli, tmp_path: Path) -> None:
     assert cli("synthesize", "-q", "method=fedcvae", "model.width=8", "rounds=1", "out=made", *SMALL).code == 0
     code, _, err = cli("synthesize", "-q", "resume=made", "rounds=2")
@@ -68,7 +65,6 @@ def test_a_generator_goes_on(cli: Cli, tmp_path: Path) -> None:
     assert err.startswith("fedloom: 'made' cannot be continued with other settings (judge.every: 0 → 1)")
 
 
-@pytest.mark.slow
 def test_a_sweep_keeps_its_judges_and_is_compared(cli: Cli, tmp_path: Path) -> None:
     words = ("method=fedcvae", "model.width=8", "seed=1,2", "rounds=1", "out=both", *SMALL)
     code, out, err = cli("synthesize", "-q", "-m", *words)

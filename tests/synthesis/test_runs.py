@@ -47,7 +47,6 @@ def test_random_classes_for_a_classifier_that_is_not_there_are_refused() -> None
 
 
 @pytest.mark.parametrize("name", kinds(GENERATORS, ["fedevg"]))
-@pytest.mark.slow
 def test_a_run_leaves_its_set_pictures_and_numbers_and_goes_on_to_the_same_bits(name: str, tmp_path: Path) -> None:
     whole, out = tmp_path / "whole", tmp_path / "stopped"
     made = synthesize(experiment(name), whole, QUICK, checkpoint_every=1, keep=4)
@@ -76,7 +75,6 @@ def test_a_run_leaves_its_set_pictures_and_numbers_and_goes_on_to_the_same_bits(
     assert torch.equal(read_generated(out / "synthetic.npz").arrays.x, read_generated(whole / "synthetic.npz").arrays.x)
 
 
-@pytest.mark.slow
 def test_a_run_that_had_ended_gives_the_same_evaluation(tmp_path: Path) -> None:
     made = synthesize(experiment("fedcvae", rounds=1), tmp_path / "run", QUICK)
     again = synthesize(experiment("fedcvae", rounds=1), tmp_path / "run", QUICK, resume=True)
@@ -91,14 +89,12 @@ def test_of_fedevg_the_set_alone_crosses_the_network() -> None:
     assert whole.history[0]["comm/up_params"] == 2 * whole.summary["parameters"]
 
 
-@pytest.mark.slow
 def test_looking_changes_no_bit_of_the_run() -> None:
     often, never = (synthesize(experiment("fedcvae"), judge=EvalConfig(every, 6, max_steps=20)) for every in (1, 0))
     assert torch.equal(often.generated.arrays.x, never.generated.arrays.x)
     assert often.evaluation.numbers == never.evaluation.numbers
 
 
-@pytest.mark.slow
 def test_real_and_generated_classifiers_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = synthesize(experiment("fedcvae", rounds=1), tmp_path / "one", QUICK, cache=tmp_path / "shared")
     trained: list[int] = []

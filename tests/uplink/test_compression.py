@@ -124,7 +124,6 @@ def test_random_k_is_unbiased_with_the_variance_of_its_docstring() -> None:
 
 
 @pytest.mark.parametrize("bits", [2, 3, 8])
-@pytest.mark.slow
 def test_qsgd_rounds_at_random_to_its_levels_without_bias(bits: int) -> None:
     draws, s = many(QSGD(bits)), 2 ** (bits - 1) - 1
     norm = np.linalg.norm(X)

@@ -39,7 +39,6 @@ def test_safetensors(tmp_path: Path) -> None:
         model(PROTO).export(tmp_path / "proto")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedper", PROTO], ids=["fedper", "proto"])
 def test_torch_export(method: Method | str, tmp_path: Path) -> None:
     one = model(method)
@@ -49,7 +48,6 @@ def test_torch_export(method: Method | str, tmp_path: Path) -> None:
         torch.testing.assert_close(program(x), one.outputs(x))
 
 
-@pytest.mark.slow
 def test_neighbours_of_any_number_of_samples(tmp_path: Path) -> None:
     one = model("knn_per")
     program = torch.export.load(one.export(tmp_path / "model.pt2", "torch-export")).module()
@@ -58,7 +56,6 @@ def test_neighbours_of_any_number_of_samples(tmp_path: Path) -> None:
         torch.testing.assert_close(program(x), one.outputs(x))
 
 
-@pytest.mark.slow
 def test_onnx(tmp_path: Path) -> None:
     pytest.importorskip("onnxscript")
     runtime = pytest.importorskip("onnxruntime")
