@@ -114,6 +114,10 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "maximum pool": (lambda: nn.MaxPool2d(2), IMAGE),
     "maximum pool with padding": (lambda: nn.MaxPool2d(3, 2, 1), IMAGE),
     "maximum pool of signals": (lambda: nn.MaxPool1d(2), (4, 7)),
+    "maximum pool behind a layer of signals": (
+        lambda: nn.Sequential(nn.Conv1d(4, 3, 2), nn.MaxPool1d(2)),
+        (4, 7),
+    ),
     "average pool": (lambda: nn.AvgPool2d(3, 2, 1), IMAGE),
     "adaptive average pool": (lambda: nn.AdaptiveAvgPool2d((4, 5)), IMAGE),
 }

@@ -107,6 +107,21 @@ def test_an_exception_for_a_model_that_diverged_is_a_divergence(compute: str) ->
     assert "raise ValueError" in result.failures[0].trace
 
 
+def test_one_of_two_models_that_diverged_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In Ditto's first step w diverges, and an exception ends the pass of v, which is finite."""
+    passes, usual = [], CrossEntropy.loss
+
+    def refuse_the_second(self: CrossEntropy, out: Output, batch: Batch, ctx: Context) -> torch.Tensor:
+        passes.append(bool(batch.x.abs().max() > 1e100))
+        if passes[-1] and sum(passes) == 2:
+            raise ValueError("no convergence")
+        return usual(self, out, batch, ctx)
+
+    monkeypatch.setattr(CrossEntropy, "loss", refuse_the_second)
+    result = go("ditto", federation=poisoned(), model=linear_layers, local=FULL_VIEW, rounds=1)
+    assert [(f.client, f.kind) for f in result.failures] == [(VICTIM, FailureKind.DIVERGED)]
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("name", ["fedavg", "fedprox", "fedexp", "fedadam", "fednova"])
 def test_coefficients_of_the_others_are_renormalised(name: str, engine: str) -> None:

@@ -29,6 +29,7 @@ from fedloom.timing.selection import (
     Selection,
     Uniform,
     Weighted,
+    systematic,
 )
 
 CLIENTS, DRAWS = 12, 3_000
@@ -55,6 +56,19 @@ def test_clients_are_included_with_their_probabilities(selection: Selection) -> 
     np.testing.assert_allclose(count / DRAWS, expected, atol=4.5 * np.sqrt(0.25 / DRAWS))
     if not isinstance(selection, PowerOfChoice):  # clients of the smallest losses have π = 0, or ties that are drawn
         assert abs(np.mean(sums) - x.sum()) < 4.5 * np.std(sums) / np.sqrt(DRAWS)
+
+
+class At:
+    """A draw that leaves clients in order and gives one number."""
+
+    def __init__(self, number: float) -> None:
+        self.random, self.permutation = (lambda: number), np.arange
+
+
+def test_a_share_pi_of_all_draws_includes_a_client() -> None:
+    pi, grid = np.array([0.3, 0.7, 0.5, 0.5]), (np.arange(100) + 0.5) / 100
+    chosen = [systematic(pi, At(number)).clients for number in grid]  # type: ignore[arg-type]
+    assert np.bincount(np.concatenate(chosen)).tolist() == [30, 70, 50, 50]
 
 
 def test_power_of_choice_invites_the_largest_losses_of_its_candidates() -> None:
