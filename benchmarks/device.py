@@ -1,7 +1,11 @@
 """What a round costs on a GPU: each compute, with recorded steps and without, against a bare loop on that GPU.
 
-    python benchmarks/device.py [--device cuda] [--repeats 9] [--only W1 W3 CNN ...] [--out FILE]
+    python benchmarks/device.py [--minutes 8] [--device cuda] [--repeats 9] [--only pfl W1 W3 CNN ...] [--out FILE]
+    python benchmarks/device.py --dry-run                     # everything with two clients a round, on the CPU
 
+pfl: pfl-research's benchmark on CIFAR-10, its 1500 rounds cut to 150 or to what there is time for, beside pfl-research
+with one process and with five, if it can be imported or is installed under ``--envs``; see ``benchmarks/peers``.
+femnist, shakespeare: FLUTE's CNN and LSTM, likewise. Without FEDLOOM_DATA their samples are noise of the same shape.
 W1: TwoNN, 1000 clients of 60 samples, cohort 100, batch 10, 1 epoch.   W3: the same with a cohort of 10 and 5 epochs.
 CNN: FedDyn's, 100 clients of 500 images, cohort 10, batch 50, 1 epoch.   recipe: the same in bfloat16 with gradients
 clipped and images cropped and flipped, as in recipes/feddyn/cifar.py (the floor neither clips nor augments).
@@ -10,7 +14,8 @@ dropout: pfl-research's CNN for CIFAR-10, 50 images a client, cohort 50, batch 1
 adamw: the same with AdamW and a rate that falls along a cosine within a round (the floor takes plain steps).
 The floor is the plain PyTorch loop of ``benchmarks/engines.py`` with model and samples on the GPU. All contestants
 take turns on the same cohort; a ratio compares two rounds of one turn (above 1: faster than the floor) and is the
-median over turns, with the quartiles beside it. Every round ends when the GPU has finished it.
+median over turns, with the quartiles beside it. Every round ends when the GPU has finished it. Workloads are measured
+in the order of ``--only``, each in at most ``SHARE`` of the time that is left, and what is known is written after each.
 """
 
 from __future__ import annotations
@@ -18,9 +23,13 @@ from __future__ import annotations
 import argparse
 import copy
 import dataclasses
+import os
 import statistics
+import sys
 import time
 from collections.abc import Callable
+from importlib.util import find_spec
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +38,10 @@ import torch
 from engines import bare_round, workload
 from record import machine, save
 from torch import nn
+
+sys.path.append(str(Path(__file__).parent / "peers"))
+from peers.__main__ import timed
+from workload import SETTINGS
 
 from fedloom import methods
 from fedloom.compute import computes
@@ -52,6 +65,10 @@ WORKLOADS = {
     "dropout": ("dropout", 50, 1),
     "adamw": ("dropout", 50, 1),
 }
+ORDER = ("pfl", "W1", "W3", "CNN", "femnist", "shakespeare", "dropout", "adamw", "recipe", "everybody")
+SHARE = 1 / 3
+FEWEST = 4  # turns, with the first two, which warm up
+PEERS = {"pfl": 150, "femnist": 100, "shakespeare": 100}  # rounds
 CONTESTANTS = ("live", "batched", "batched, not recorded", "batched, feddyn", "batched, scaffold", "batched, ditto")
 
 
@@ -87,9 +104,12 @@ def contestant(
     return go
 
 
-def compare(name: str, repeats: int, device: str, labels: list[str]) -> dict[str, Any]:
+def compare(
+    name: str, repeats: int, device: str, labels: list[str], until: float = inf, tiny: bool = False
+) -> dict[str, Any]:
     """Median seconds of a round and ratios to the floor, everyone taking turns."""
     base, size, epochs = WORKLOADS[name]
+    size = 2 if tiny else size
     model, split, local, _ = workload(base)
     local, split = dataclasses.replace(local, epochs=epochs), placed(split, device)
     bare = copy.deepcopy(model).to(device)
@@ -103,6 +123,8 @@ def compare(name: str, repeats: int, device: str, labels: list[str]) -> dict[str
     rounds |= {label: contestant(model, split, local, label, size, device, recipe) for label in labels}
     seconds: dict[str, list[float]] = {label: [] for label in rounds}
     for repeat in range(repeats + 2):  # the first two turns warm up
+        if repeat >= FEWEST and time.monotonic() > until:
+            break
         cohort = draw_cohort(len(split), size, seed=0, round=repeat)
         for label, go in rounds.items():
             begin = time.perf_counter()
@@ -122,22 +144,51 @@ def compare(name: str, repeats: int, device: str, labels: list[str]) -> dict[str
     return found
 
 
+def beside_peers(name: str, device: str, envs: Path, until: float, tiny: bool) -> dict[str, Any]:
+    """Rounds of a workload of ``benchmarks/peers``, with pfl-research if there is any."""
+    own, elsewhere = Path(sys.executable), envs / "pfl" / "bin" / "python"
+    pythons = {"bare": own, "fedloom": own}
+    if elsewhere.exists() or find_spec("pfl"):
+        pythons |= dict.fromkeys(("pfl:1", "pfl:2" if tiny else "pfl:5"), elsewhere if elsewhere.exists() else own)
+    if tiny:
+        SETTINGS[name] |= {"clients": 10, "cohort": 2}
+    real = "FEDLOOM_DATA" in os.environ and not tiny
+    found = timed(name, pythons, 3 if tiny else PEERS[name], device, until, real)
+    return {"data": "real" if real else "noise of the same shape"} | found
+
+
 def main() -> None:
-    """Run everything and print a table; write JSON if requested."""
+    """Run everything in order while there is time and print a table; write JSON if requested."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=8.0)
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--only", nargs="*", default=list(WORKLOADS))
+    parser.add_argument("--only", nargs="*", choices=ORDER, default=list(ORDER))
     parser.add_argument("--contestants", nargs="*", default=list(CONTESTANTS))
+    parser.add_argument("--envs", type=Path, default=Path("envs"), help="folder with the environment of pfl")
+    parser.add_argument("--dry-run", action="store_true")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
+    device, repeats = ("cpu", 2) if args.dry_run else (args.device, args.repeats)
+    end = time.monotonic() + 60 * args.minutes
     found: dict[str, Any] = {
-        "command": f"python benchmarks/device.py --repeats {args.repeats}",
-        "machine": machine() | ({"gpu": torch.cuda.get_device_name()} if args.device != "cpu" else {}),
+        "command": f"python benchmarks/device.py --minutes {args.minutes:g} --repeats {repeats}",
+        "machine": machine() | ({"gpu": torch.cuda.get_device_name()} if device != "cpu" else {}),
     }
     with reproducible():
         for name in args.only:
-            found[name] = compare(name, args.repeats, args.device, args.contestants)
+            left = end - time.monotonic()
+            if left <= 0:
+                print(f"no time for {name}")
+                continue
+            until = end - (1 - SHARE) * left
+            try:
+                if name in PEERS:
+                    found[name] = beside_peers(name, device, args.envs, until, args.dry_run)
+                else:
+                    found[name] = compare(name, repeats, device, args.contestants, until, args.dry_run)
+            except Exception as error:  # the others are still of use
+                found[name] = {"failed": f"{type(error).__name__}: {error}"}
             print(name, *(f"{label}: {each}" for label, each in found[name].items()), sep="\n  ", flush=True)
             save(found, args.out)
 

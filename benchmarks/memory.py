@@ -2,9 +2,9 @@
 
     python benchmarks/memory.py [--only W1 CNN] [--out benchmarks/results/memory.json]
 
-Each run is a process of its own, with automatic engine and compute. ``peak_mb`` is the sum over it and its
-workers of the proportional set size (shared pages count once, by Linux's ``smaps_rollup``), as its largest value at the
-end of a round; ``data_mb`` is the part of the samples. FedAvg keeps nothing of a client; FedDyn keeps a vector of the
+Each run is a process of its own, with automatic engine and compute. ``peak_mb`` is what it and its workers hold (of
+shared pages each one's share, by Linux's ``smaps_rollup``; libraries are left out), as its largest value at the end of
+a round; ``data_mb`` is the part of the samples. FedAvg keeps nothing of a client; FedDyn keeps a vector of the
 model's size of every client that took part.
 """
 
@@ -27,13 +27,14 @@ RUNS = (("fedavg", 5, 1), ("fedavg", 20, 1), ("fedavg", 5, 4), ("feddyn", 5, 1),
 
 
 def memory(process: int) -> float:
-    """Proportional set size of a process and its children, in MB."""
-    total = 0.0
-    children = Path(f"/proc/{process}/task/{process}/children").read_text().split()
-    for line in Path(f"/proc/{process}/smaps_rollup").read_text().splitlines():
-        if line.startswith("Pss:"):
-            total = int(line.split()[1]) / 1024
-    return total + sum(memory(int(child)) for child in children)
+    """What a process and its children hold, in MB: each page by its share of those who map it, libraries left out."""
+    try:
+        rollup = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
+        lists = [one.read_text() for one in Path(f"/proc/{process}/task").glob("*/children")]
+    except OSError:  # it has ended
+        return 0.0
+    own = sum(int(line.split()[1]) for line in rollup if line.startswith(("Pss_Anon:", "Pss_Shmem:"))) / 1024
+    return own + sum(memory(int(child)) for each in lists for child in each.split())
 
 
 def measure(name: str, method: str, rounds: int, times: int) -> dict[str, float]:

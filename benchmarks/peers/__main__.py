@@ -33,7 +33,9 @@ round the distance to the bare model must be less than ``TOLERANCE`` of the dist
 shared, for methods with private layers; their first step is FedAvg's). After many steps in single precision any two of
 them are far apart, because rounding grows with every step; ``rounding.py`` shows how, and that in double precision it
 does not happen. Several runs may write into one file: what is new of a workload replaces what is there; ``--part``
-runs the check or the timing alone.
+runs the check or the timing alone, or ``memory``: the largest memory that a contestant and its processes hold during
+the rounds beyond PyTorch alone (``../memory.py``; libraries are left out), samples included, of which each process has
+its own copy unless a framework shares them.
 """
 
 from __future__ import annotations
@@ -47,8 +49,11 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from datetime import datetime, timezone
+from math import inf
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any
 
 import numpy as np
@@ -60,8 +65,11 @@ HERE = Path(__file__).parent
 sys.path.append(str(HERE.parent))
 
 from limits import limits  # noqa: E402
+from memory import memory  # noqa: E402
 from record import machine  # noqa: E402
 
+FEWEST = 3  # rounds of which quartiles can be taken, with the first, which is left out
+LOOK = 0.02  # seconds between two looks at memory
 TOLERANCE = 1e-3  # in single precision, where a unit may be switched on in one order of summation and off in another
 METHODS: dict[str, tuple[str, ...]] = {  # of each framework, among the methods of the workloads
     "bare": ("fedavg", "fedprox", "scaffold", "ditto", "fedper"),  # by FedAvg
@@ -73,7 +81,7 @@ METHODS: dict[str, tuple[str, ...]] = {  # of each framework, among the methods 
     "fluke": ("fedavg", "fedprox", "scaffold", "ditto", "fedper"),
     "flgo": ("fedavg", "fedprox", "scaffold", "ditto"),
 }
-BY_ONE = ("bare:1", "fedloom:1", "pfl:1")
+ON_SO_MANY = ("bare:1", "fedloom:1", "pfl:1", "pfl:5")
 
 
 class Contestant:
@@ -83,16 +91,20 @@ class Contestant:
         name: of the framework, with ``:1`` behind it for one process.
         python: the interpreter of its environment.
         folder: where the workload lies, and where the process leaves its log and its last model.
+        device: where it trains; on a GPU on one process unless its name says more.
     """
 
-    def __init__(self, name: str, python: Path, folder: Path) -> None:
+    def __init__(self, name: str, python: Path, folder: Path, device: str = "cpu") -> None:
         self.name, self.folder = name, folder
         self.log = folder / f"{name}.log"
         peer, _, processes = name.partition(":")
-        env = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONPATH": str(HERE)}
-        env["PROCESSES"] = processes or "2"
-        if peer == "fedloom":
-            env["PYTHONPATH"] = os.pathsep.join([str(HERE), str(HERE.parents[1] / "src")])
+        paths = [str(HERE), str(HERE.parents[1] / "src")] if peer == "fedloom" else [str(HERE)]
+        before = [os.environ["PYTHONPATH"]] if "PYTHONPATH" in os.environ else []
+        env = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "DEVICE": device}
+        env |= {
+            "PROCESSES": processes or ("2" if device == "cpu" else "1"),
+            "PYTHONPATH": os.pathsep.join(paths + before),
+        }
         script = HERE / ("bare.py" if peer == "bare" else f"with_{peer}.py")
         self.process = subprocess.Popen(
             [python, script, folder], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
@@ -136,18 +148,26 @@ class Contestant:
         return answer
 
 
-def timed(name: str, pythons: dict[str, Path], rounds: int) -> dict[str, Any]:
-    """Seconds, ratios and accuracies of all contestants at one workload, and the limit."""
+def timed(
+    name: str, pythons: dict[str, Path], rounds: int, device: str = "cpu", until: float = inf, real: bool = True
+) -> dict[str, Any]:
+    """Seconds, ratios and accuracies of all contestants at one workload, and the limit.
+
+    No round begins once the clock ``time.monotonic`` shows ``until``, but for the first ``FEWEST``.
+    """
     seconds: dict[str, list[float]] = {peer: [] for peer in pythons}
     accuracies: dict[str, float] = {}
     failed: dict[str, str] = {}
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        write(folder, name, rounds)
+        write(folder, name, rounds, real=real)
         work = read(folder)
-        running = {peer: Contestant(peer, python, folder) for peer, python in pythons.items()}
+        running = {peer: Contestant(peer, python, folder, device) for peer, python in pythons.items()}
         try:
-            for _ in range(rounds):
+            for done in range(rounds):
+                if done >= FEWEST and time.monotonic() > until:
+                    rounds = done
+                    break
                 for peer in [peer for peer in running if peer not in failed]:
                     try:
                         seconds[peer].append(running[peer].round())
@@ -159,7 +179,7 @@ def timed(name: str, pythons: dict[str, Path], rounds: int) -> dict[str, Any]:
         finally:
             for contestant in running.values():
                 contestant.close()
-    found: dict[str, Any] = {"failed": failed, "rounds": rounds, "limit": limit(work)}
+    found: dict[str, Any] = {"failed": failed, "rounds": rounds, "limit": limit(work) if device == "cpu" else None}
     for peer in [peer for peer in pythons if peer not in failed]:
         turns = [b / s for b, s in zip(seconds["bare"][1:], seconds[peer][1:], strict=True)]
         low, middle, high = statistics.quantiles(turns, n=4)
@@ -169,6 +189,42 @@ def timed(name: str, pythons: dict[str, Path], rounds: int) -> dict[str, Any]:
             "times_bare": round(middle, 3),
             "quartiles": [round(low, 3), round(high, 3)],
         } | ({"accuracy": round(accuracies[peer], 4)} if peer in accuracies else {})
+    return found
+
+
+def remembered(name: str, pythons: dict[str, Path], rounds: int) -> dict[str, Any]:
+    """The largest memory of each contestant during the rounds, alone on the machine, beyond that of PyTorch alone."""
+    idle = [sys.executable, "-c", "import torch; print(flush=True); input()"]
+    with subprocess.Popen(idle, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as torch_alone:
+        assert torch_alone.stdout is not None
+        torch_alone.stdout.readline()
+        floor = memory(torch_alone.pid)
+        torch_alone.communicate("\n")
+    found: dict[str, Any] = {"torch_alone_mb": round(floor), "failed": {}}
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        write(folder, name, rounds)
+        work = read(folder)
+        found["samples_mb"] = round((work.x.nbytes + work.y.nbytes + work.x_test.nbytes + work.y_test.nbytes) / 1e6)
+        for peer, python in pythons.items():
+            contestant, peak, over = Contestant(peer, python, folder), [0.0], Event()
+
+            def look(process: int = contestant.process.pid, peak: list[float] = peak, over: Event = over) -> None:
+                while not over.wait(LOOK):
+                    peak[0] = max(peak[0], memory(process))
+
+            looking = Thread(target=look)
+            looking.start()
+            try:
+                for _ in range(rounds):
+                    contestant.round()
+                found[peer] = {"memory_mb": round(peak[0] - floor)}
+            except RuntimeError as error:
+                found["failed"][peer] = str(error)
+            finally:
+                over.set()
+                looking.join()
+                contestant.close()
     return found
 
 
@@ -248,10 +304,10 @@ def main() -> None:
     everyone = [*METHODS, "blazefl"]
     parser.add_argument("--envs", type=Path, default=cache, help=f"folder of the environments (default {cache})")
     parser.add_argument("--only", nargs="+", choices=list(SETTINGS), default=list(SETTINGS))
-    parser.add_argument("--peers", nargs="+", choices=[*everyone, *BY_ONE], default=everyone)
+    parser.add_argument("--peers", nargs="+", choices=[*everyone, *ON_SO_MANY], default=everyone)
     parser.add_argument("--repeats", type=int, default=5, help="rounds where the workload does not say, and one before")
     parser.add_argument("--rounds", type=int, help="of every workload, at least 3; otherwise its own number")
-    parser.add_argument("--part", nargs="+", choices=["check", "time"], default=["check", "time"], help="one of both")
+    parser.add_argument("--part", nargs="+", choices=["check", "time", "memory"], default=["check", "time"])
     parser.add_argument("--install-only", action="store_true")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
@@ -290,6 +346,9 @@ def main() -> None:
                 "machine": machine(),
             }
             parts.append(timed(name, able, rounds))
+        if "memory" in args.part:
+            parts.append(remembered(name, able, args.rounds or args.repeats))
+            print(*(f"{peer}: {parts[-1].get(peer, 'fails')}" for peer in able), sep="\n", flush=True)
         for key, value in [item for part in parts for item in part.items()]:
             found[key] = found.get(key, {}) | value if isinstance(value, dict) else value
         if args.out:

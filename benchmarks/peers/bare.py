@@ -10,18 +10,18 @@ import torch.nn.functional as F
 from turns import Turns
 from workload import read
 
-PROCESSES = int(os.environ["PROCESSES"])
+PROCESSES, DEVICE = int(os.environ["PROCESSES"]), os.environ["DEVICE"]
 
 
 def main() -> None:
     """Do rounds until there are no more turns; the second process sums half of the cohort's models."""
     torch.set_num_threads(1)
     turns, work = Turns(), read(sys.argv[1])
-    x, y = torch.from_numpy(work.x), torch.from_numpy(work.y)
-    model = work.module()
+    x, y = torch.from_numpy(work.x).to(DEVICE), torch.from_numpy(work.y).to(DEVICE)
+    model = work.module().to(DEVICE)
     parameters = list(model.parameters())
     theta = torch.nn.utils.parameters_to_vector(parameters).detach().share_memory_()
-    totals = torch.zeros(PROCESSES, len(theta)).share_memory_()
+    totals = torch.zeros(PROCESSES, len(theta), device=DEVICE).share_memory_()
     pipes = [torch.multiprocessing.get_context("fork").Pipe() for _ in range(PROCESSES - 1)]
 
     def share(number: int, round: int) -> None:
@@ -62,7 +62,7 @@ def main() -> None:
         theta.copy_(totals.sum(0))
         turns.done()
         round += 1
-    turns.finish([piece.numpy() for piece in _pieces(theta, parameters)])
+    turns.finish([piece.cpu().numpy() for piece in _pieces(theta, parameters)])
 
 
 def _pieces(theta: torch.Tensor, like: list[torch.nn.Parameter]) -> list[torch.Tensor]:

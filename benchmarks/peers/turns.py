@@ -34,6 +34,10 @@ class Turns:
 
     def done(self) -> None:
         """The round is over."""
+        if os.environ["DEVICE"] != "cpu":
+            import torch
+
+            torch.cuda.synchronize()
         print(time.perf_counter() - self._begun, file=self._answers, flush=True)
 
     def finish(self, weights: Sequence[Any]) -> None:

@@ -28,14 +28,17 @@ SETTINGS = {"fedprox": {"mu": MU}, "ditto": {"lam": MU}}
 def main() -> None:
     """Do rounds until there are no more turns."""
     turns, work = Turns(), read(sys.argv[1])
-    arrays = Arrays(torch.from_numpy(work.x), torch.from_numpy(work.y), work.settings["classes"])
+    device = os.environ["DEVICE"]
+    x, y = torch.from_numpy(work.x).to(device), torch.from_numpy(work.y).to(device)
+    arrays = Arrays(x, y, work.settings["classes"])
     local = Local(epochs=work.epochs, batch_size=work.batch, lr=work.lr)
     model = work.module()
     if work.method == "fedper":
         model = wrap(model, head=str(len(model) - 1))
     split = Split(arrays, Index.of(list(work.rows)))
     method = methods.make(work.method, **SETTINGS.get(work.method, {}))
-    plan = ClientPlan.of(model, method, split, local)
+    plan = ClientPlan.of(model, method, split, local, device=device)
+    plan = replace(plan, theta0=plan.theta0.to(device), buffers0=plan.buffers0.to(device))
     plan = replace(plan, rounds=1000, cohort=work.cohorts.shape[1])  # what "auto" looks at
     compute = "auto" if "auto" in computes.names() else "batched"
     with reproducible():
@@ -48,7 +51,7 @@ def main() -> None:
             turns.done()
         engine.close()
     private = plan.theta0[len(server.theta) :]
-    plan.layout.write(model, torch.cat([server.theta, private]), server.buffers)
+    plan.layout.write(model, torch.cat([server.theta, private]).cpu(), server.buffers.cpu())
     turns.finish([parameter.detach().numpy() for parameter in model.parameters()])
 
 

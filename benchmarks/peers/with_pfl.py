@@ -1,4 +1,4 @@
-"""pfl-research's methods, on ``PROCESSES`` processes, two of them as ``torchrun`` would start them."""
+"""pfl-research's methods, on ``PROCESSES`` processes as ``torchrun`` would start them; on a GPU they share it."""
 
 from __future__ import annotations
 
@@ -8,16 +8,19 @@ import subprocess
 import sys
 from typing import Any
 
-if os.environ["PROCESSES"] == "2" and "RANK" not in os.environ:  # before PyTorch is there
+os.environ["PFL_PYTORCH_DEVICE"] = os.environ["DEVICE"]
+if os.environ["PROCESSES"] != "1" and "RANK" not in os.environ:  # before PyTorch is there
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     os.environ |= {
-        "TORCHELASTIC_RUN_ID": "peers", "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2",
-        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
+        "TORCHELASTIC_RUN_ID": "peers", "WORLD_SIZE": os.environ["PROCESSES"], "MASTER_PORT": port,
+        "LOCAL_WORLD_SIZE": os.environ["PROCESSES"], "MASTER_ADDR": "127.0.0.1",
     }  # fmt: skip
-    second = {"RANK": "1", "LOCAL_RANK": "1"}
-    subprocess.Popen([sys.executable, *sys.argv], env=os.environ | second, stdin=subprocess.DEVNULL, stdout=2)
+    for rank in reversed(range(int(os.environ["PROCESSES"]))):
+        os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank) if os.environ["DEVICE"] == "cpu" else "0"}
+        if rank:
+            subprocess.Popen([sys.executable, *sys.argv], stdin=subprocess.DEVNULL, stdout=2)
 
 import torch
 import torch.nn.functional as F
@@ -36,7 +39,7 @@ from pfl.model.pytorch import PyTorchModel
 from turns import Turns
 from workload import MU, read
 
-FIRST = os.environ.get("RANK", "0") == "0"
+FIRST, DEVICE = os.environ.get("RANK", "0") == "0", os.environ["DEVICE"]
 
 
 METHODS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
@@ -79,8 +82,11 @@ class TakeTurns(TrainingProcessCallback):
 def main() -> None:
     """Do rounds until there are no more turns."""
     torch.set_num_threads(1)
+    if DEVICE != "cpu":  # NCCL takes no two processes on one GPU
+        start = torch.distributed.init_process_group
+        torch.distributed.init_process_group = lambda backend: start(backend="gloo")
     turns, work = Turns(), read(sys.argv[1])
-    x, y = torch.from_numpy(work.x), torch.from_numpy(work.y)
+    x, y = torch.from_numpy(work.x).to(DEVICE), torch.from_numpy(work.y).to(DEVICE)
     module = work.module()
     module.loss = lambda inputs, labels: F.cross_entropy(module.train()(inputs), labels)
     module.metrics = lambda inputs, labels: {}
@@ -110,7 +116,7 @@ def main() -> None:
         send_metrics_to_platform=False,
     )
     if FIRST:
-        turns.finish([parameter.detach().numpy() for parameter in module.parameters()])
+        turns.finish([parameter.detach().cpu().numpy() for parameter in module.parameters()])
 
 
 if __name__ == "__main__":

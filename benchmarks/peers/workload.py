@@ -19,29 +19,29 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "CNN": {"model": "cnn", "shape": (3, 32, 32), "clients": 100, "samples": 500, "cohort": 10, "batch": 50},
     "pfl": {
         "model": "dropout_cnn", "data": "cifar10", "clients": 1000, "samples": 50, "cohort": 50, "lr": 0.1,
-        "rounds": 10,
+        "rounds": 10, "shape": (3, 32, 32),
     },
     "flute": {
         "model": "logistic", "data": "mnist", "partition": "shards", "clients": 1000, "samples": 60, "cohort": 10,
-        "lr": 0.03, "rounds": 100,
+        "lr": 0.03, "rounds": 100, "shape": (1, 28, 28),
     },
     "femnist": {
         "model": "dropout_cnn", "data": "emnist_l", "clients": 240, "samples": 200, "cohort": 10, "batch": 20,
-        "lr": 0.1,
+        "lr": 0.1, "shape": (1, 28, 28),
     },
     "shakespeare": {
         "model": "lstm", "data": "shakespeare", "source": {"train": 20, "test": 5}, "partition": "natural",
-        "clients": None, "samples": 20, "cohort": 10, "batch": 4, "lr": 0.8,
+        "clients": None, "samples": 20, "cohort": 10, "batch": 4, "lr": 0.8, "shape": (80,),
     },
     "blazefl": {
         "model": "small_cnn", "data": "cifar10", "clients": 100, "samples": 500, "cohort": 100, "batch": 50,
-        "epochs": 5, "rounds": 5,
+        "epochs": 5, "rounds": 5, "shape": (3, 32, 32),
     },
     **{name: W1 | {"method": name} for name in ("fedprox", "scaffold", "ditto", "fedper")},
 }  # fmt: skip
-"""Of each workload: ``data``, a FedLoom source with its ``source`` settings, or noise of ``shape``; ``partition``,
-``clients``, ``samples`` of each, ``cohort``, ``batch``, ``epochs``, ``lr``, ``model``, ``method``; and ``rounds``, if a
-fixed number of them belongs to it.
+"""Of each workload: ``data``, a FedLoom source with its ``source`` settings, or noise of ``shape`` (of one dimension:
+characters); ``partition``, ``clients``, ``samples`` of each, ``cohort``, ``batch``, ``epochs``, ``lr``, ``model``,
+``method``; and ``rounds``, if a fixed number of them belongs to it.
 """
 DEFAULTS: dict[str, Any] = {
     "data": "", "source": {}, "partition": "iid", "batch": 10, "epochs": 1, "lr": 0.05, "method": "fedavg",
@@ -166,17 +166,18 @@ def network(name: str, inputs: tuple[int, ...], classes: int) -> Any:
     return nn.Sequential(*layers)
 
 
-def write(folder: Path, name: str, rounds: int, steps: int | None = None) -> None:
+def write(folder: Path, name: str, rounds: int, steps: int | None = None, real: bool = True) -> None:
     """Make a setting's files; cohorts and batches are those that FedLoom draws.
 
-    With ``steps``, clients have samples for this many mini-batches only, and nothing is dropped out.
+    With ``steps``, clients have samples for this many mini-batches only, and nothing is dropped out. Without ``real``
+    data, samples are noise of their shape.
     """
     import torch
 
     from fedloom.core.local import Local, draw_cohort
 
     wanted = DEFAULTS | SETTINGS[name] | ({} if steps is None else {"dropout": False})
-    arrays = noise(wanted) if not wanted["data"] else published(wanted)
+    arrays = published(wanted) if wanted["data"] and real else noise(wanted)
     rows = arrays.pop("rows")[:, : None if steps is None else steps * wanted["batch"]]
     local = Local(epochs=wanted["epochs"], batch_size=wanted["batch"])
     cohorts = np.stack([draw_cohort(len(rows), wanted["cohort"], 0, r) for r in range(rounds)])
@@ -193,11 +194,12 @@ def write(folder: Path, name: str, rounds: int, steps: int | None = None) -> Non
 
 
 def noise(wanted: dict[str, Any]) -> dict[str, np.ndarray]:
-    """Random samples and labels of ten classes, which nobody can learn; notes the number of classes."""
+    """Random samples and labels, which nobody can learn, of ten classes or 80 characters; notes their number."""
     draw = np.random.default_rng(0)
-    clients, samples = wanted["clients"], wanted["samples"]
-    x = draw.standard_normal((clients * samples, *wanted["shape"]), dtype=np.float32)
-    wanted["classes"] = 10
+    clients, samples, text = wanted["clients"] or 715, wanted["samples"], len(wanted["shape"]) == 1
+    shape = clients * samples, *wanted["shape"]
+    x = draw.integers(0, 80, shape) if text else draw.standard_normal(shape, dtype=np.float32)
+    wanted["classes"] = 80 if text else 10
     y = draw.integers(0, wanted["classes"], clients * samples)
     rows = draw.permutation(clients * samples).reshape(clients, samples)
     return {"x": x, "y": y, "x_test": x[:0], "y_test": y[:0], "rows": rows}
