@@ -151,7 +151,7 @@ def beside_peers(name: str, device: str, envs: Path, until: float, tiny: bool) -
     if elsewhere.exists() or find_spec("pfl"):
         pythons |= dict.fromkeys(("pfl:1", "pfl:2" if tiny else "pfl:5"), elsewhere if elsewhere.exists() else own)
     if tiny:
-        SETTINGS[name] |= {"clients": 10, "cohort": 2}
+        SETTINGS[name] |= {"clients": 10, "cohort": 2, "samples": 20}
     real = "FEDLOOM_DATA" in os.environ and not tiny
     found = timed(name, pythons, 3 if tiny else PEERS[name], device, until, real)
     return {"data": "real" if real else "noise of the same shape"} | found

@@ -71,7 +71,9 @@ def panel(name: str, found: dict[str, Any]) -> tuple[int, list[str]]:
         most = found["bare"]["seconds"] / found["limit"]
         x = place(most)
         drawn += [line(x, HEAD - 10, x, bottom, 'stroke="black" stroke-dasharray="3 3"')]
-        drawn += [text(x, HEAD - 14, f"limit {most:.2g}", 'text-anchor="middle"')]
+        drawn += [
+            text(x, HEAD - 14, f"limit {most:.2g}" if most < 100 else f"limit {most:.0f}", 'text-anchor="middle"')
+        ]
     for number, peer in enumerate(ranked):
         y, color = HEAD + ROW * number + 4, OURS if peer.startswith("fedloom") else THEIRS
         middle, (low, high) = ratios[peer]["times_bare"], ratios[peer]["quartiles"]
