@@ -1,11 +1,12 @@
 """What a run costs with automatic engine and compute: methods against bare loops on every core.
 
-    python benchmarks/compute.py [--repeats 5] [--only W1 W3 CNN] [--methods fedavg feddyn] [--out FILE]
+    python benchmarks/compute.py [--repeats 5] [--only W1 W3 CNN models] [--methods fedavg feddyn] [--out FILE]
 
 The floor is the plain FedAvg loop of ``benchmarks/engines.py``, shared out to one forked process a core with the model
 and the sum of the updates in shared memory; FedDyn, SCAFFOLD and Ditto are compared with a loop of their own as well,
 whose states are rows of shared memory. W1: TwoNN, 1000 clients of 60 samples, cohort 100, batch 10, 1 epoch.
 W3: the same with a cohort of 10 and 5 epochs. CNN: FedDyn's, 100 clients of 500 images, cohort 10, batch 50, 1 epoch.
+models: W1 with all 1000 clients in a round, each of which has a model of its own on a ring (``dfedavgm``).
 All contestants take turns on the same cohort, of clients that have taken part before; a ratio compares two rounds of
 one turn (above 1: faster than the loop) and is the median over turns, with the quartiles beside it.
 """
@@ -41,9 +42,10 @@ from fedloom.engines import engines
 from fedloom.experiment.runtime import reproducible
 from fedloom.experiment.store import StateStore
 
-WORKLOADS = {"W1": ("W1", 100, 1), "W3": ("W1", 10, 5), "CNN": ("W2", 10, 1)}
+WORKLOADS = {"W1": ("W1", 100, 1), "W3": ("W1", 10, 5), "CNN": ("W2", 10, 1), "models": ("W1", 1000, 1)}
 METHODS = ("fedavg", "fedavg, momentum", "fedprox", "feddyn", "scaffold", "ditto", "superfed_mm")
-SEEN = 10  # cohorts of clients, each of which takes part once before
+SEVERAL = ("dfedavgm",)  # what is timed where every client has a model
+SEEN = 10  # cohorts of clients at most, each of which takes part once before
 LOCALS = {"": {}, "momentum": {"momentum": 0.9}, "bf16": {"precision": "bf16"}}
 
 
@@ -208,7 +210,35 @@ class DittoFloor(OwnFloor):
         _load(own, parameters)
 
 
-OWN: dict[str, type[Floor]] = {"feddyn": FedDynFloor, "scaffold": ScaffoldFloor, "ditto": DittoFloor}
+class RingFloor(OwnFloor):
+    """A model at each client, which after its training becomes the mean of it and its two neighbours' on a ring."""
+
+    def __init__(self, model: nn.Module, split: Split, local: Local, cores: int) -> None:
+        super().__init__(model, split, local, cores)
+        self.kept.copy_(nn.utils.parameters_to_vector(model.parameters()).detach())
+        self.mixed = torch.empty_like(self.kept)
+
+    def work(self, number: int, local: Local, cohort: np.ndarray, round: int) -> None:
+        parameters = list(self.totals[number].parameters())
+        for client in map(int, cohort):
+            own = self.split_up(self.kept[client])
+            _load(parameters, own)
+            self.train(self.totals[number], local, client, round, lambda: None)
+            _load(own, parameters)
+
+    @torch.no_grad()
+    def __call__(self, cohort: np.ndarray, round: int) -> None:
+        super().__call__(cohort, round)
+        self.mixed.copy_(self.kept)
+        for to, source in ((slice(1, None), slice(-1)), (slice(1), slice(-1, None)),
+                           (slice(-1), slice(1, None)), (slice(-1, None), slice(1))):  # fmt: skip
+            self.mixed[to] += self.kept[source]
+        torch.div(self.mixed, 3, out=self.kept)
+
+
+OWN: dict[str, type[Floor]] = {
+    "feddyn": FedDynFloor, "scaffold": ScaffoldFloor, "ditto": DittoFloor, "dfedavgm": RingFloor
+}  # fmt: skip
 
 
 @torch.no_grad()
@@ -240,7 +270,7 @@ def compare(name: str, repeats: int, names: list[str], engine: str, compute: str
     base, size, epochs = WORKLOADS[name]
     model, split, local, _ = workload(base)
     local = dataclasses.replace(local, epochs=epochs)
-    cores, clients = len(os.sched_getaffinity(0)), min(len(split), SEEN * size)
+    cores, seen = len(os.sched_getaffinity(0)), min(SEEN, len(split) // size)
     floors = {"floor": Floor} | {f"{label}, bare": OWN[label] for label in names if label in OWN}
     rounds: dict[str, Callable] = {
         label: floor(copy.deepcopy(model), split, local, cores) for label, floor in floors.items()
@@ -251,9 +281,9 @@ def compare(name: str, repeats: int, names: list[str], engine: str, compute: str
         closers.append(close)
     seconds: dict[str, list[float]] = {label: [] for label in rounds}
     started, steal = time.perf_counter(), stolen()
-    for repeat in range(SEEN + repeats):
-        new = repeat < SEEN
-        cohort = np.arange(repeat * size, (repeat + 1) * size) if new else draw_cohort(clients, size, 0, repeat)
+    for repeat in range(seen + repeats):
+        new = repeat < seen
+        cohort = np.arange(repeat * size, (repeat + 1) * size) if new else draw_cohort(seen * size, size, 0, repeat)
         for label, go in rounds.items():
             begin = time.perf_counter()
             go(cohort, repeat)
@@ -283,7 +313,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--only", nargs="*", default=list(WORKLOADS))
-    parser.add_argument("--methods", nargs="*", default=list(METHODS))
+    parser.add_argument("--methods", nargs="*")
     parser.add_argument("--engine", default="auto")
     parser.add_argument("--compute", default="auto")
     parser.add_argument("--out", type=Path)
@@ -294,7 +324,8 @@ def main() -> None:
     }  # fmt: skip
     with reproducible():
         for name in args.only:
-            found[name] = compare(name, args.repeats, args.methods, args.engine, args.compute)
+            names = args.methods or list(SEVERAL if name == "models" else METHODS)
+            found[name] = compare(name, args.repeats, names, args.engine, args.compute)
             print(name, *(f"{label}: {each}" for label, each in found[name].items()), sep="\n  ", flush=True)
     save(found, args.out)
 

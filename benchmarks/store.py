@@ -1,14 +1,18 @@
-"""Memory and time of a run whose clients keep more than fits: Ditto with a private ResNet-18 at each of 5000 clients.
+"""Memory and time of runs whose clients keep more than fits: a private ResNet-18 each, or a model of a topology each.
 
-    python benchmarks/store.py [--rounds 40] [--memory-rounds 10] [--room FOLDER] [--out benchmarks/results/store.json]
+    python benchmarks/store.py [--work private models] [--rounds 40] [--memory-rounds 10] [--room FOLDER] [--out FILE]
 
-Every client keeps a second ResNet-18 for itself (44.7 MB). Cohorts of 5 do one step on two 3x16x16 images each, so that
-what is measured is the states and not the training; nothing is evaluated. ``disk`` keeps the states in the run
-directory and writes a checkpoint every 10 rounds, ``memory`` keeps them in memory, without a run directory. Each runs
-in a process of its own on one thread. ``rss_mb`` is the process's resident memory after a round, ``peak_mb`` the most
-there was, ``states_mb`` all distinct states so far, ``ms_per_state`` what it takes to get one at the end, checksum
-included, and ``checkpoint_mb`` what the last checkpoint takes besides the states' own files. The disk arm leaves 45 MB
-a client that takes part (9 GB after 40 rounds) in a temporary folder of ``--room``, and removes it.
+private: Ditto with 5000 clients, each of which keeps a second ResNet-18 for itself (44.7 MB). Cohorts of 5 do one step
+on two 3x16x16 images each, so that what is measured is the states and not the training; nothing is evaluated. ``disk``
+keeps the states in the run directory and writes a checkpoint every 10 rounds, ``memory`` keeps them in memory, without
+a run directory. Each runs in a process of its own on one thread. ``rss_mb`` is the process's resident memory after a
+round, ``peak_mb`` the most there was, ``states_mb`` all distinct states so far, ``ms_per_state`` what it takes to get
+one at the end, checksum included, and ``checkpoint_mb`` what the last checkpoint takes besides the states' own files.
+The disk arm leaves 45 MB a client that takes part (9 GB after 40 rounds) in a temporary folder of ``--room``, and
+removes it.
+
+models: as many TwoNN as clients on a ring (``dfedavgm``), 1000 and 10 000 of them; cohorts of 100 do one step on ten
+1x28x28 images each, and have the means of those of their neighbours that take part. On disk, and once in memory.
 """
 
 from __future__ import annotations
@@ -36,10 +40,10 @@ from fedloom.core.local import Local
 from fedloom.experiment.callbacks import Callback
 from fedloom.experiment.experiment import Evaluation, Experiment
 from fedloom.experiment.federated import run
+from fedloom.experiment.store import CLIENTS, ROWS
 from fedloom.methods import make
 from fedloom.models import models
 
-CLIENTS, COHORT, SAMPLES, INPUTS = 5000, 5, 2, (3, 16, 16)
 SHOWN = (1, 5, 10, 20, 30, 40)
 
 
@@ -61,21 +65,28 @@ class Gauge(Callback):
         self.seconds.append(record["seconds"])
 
 
-def experiment(states: Literal["memory", "disk"], rounds: int) -> Experiment:
-    """5000 clients with two images each."""
+WORK = {  # method, model, cohort, images of a client, their shape, numbers of clients
+    "private": ("ditto", "resnet18", 5, 2, (3, 16, 16), (5000,)),
+    "models": ("dfedavgm", "two_nn", 100, 10, (1, 28, 28), (1000, 10_000)),
+}
+
+
+def experiment(work: str, clients: int, states: Literal["memory", "disk"], rounds: int) -> Experiment:
+    """Clients with a few random images each, of 10 000 in all."""
+    method, model, cohort, samples, inputs, _ = WORK[work]
     draw = np.random.default_rng(0)
-    x = torch.from_numpy(draw.standard_normal((CLIENTS * SAMPLES, *INPUTS), dtype=np.float32))
+    x = torch.from_numpy(draw.standard_normal((min(clients * samples, 10_000), *inputs), dtype=np.float32))
     arrays = Arrays(x, torch.from_numpy(draw.integers(0, 10, len(x))), 10)
-    owned = Index(np.arange(len(x)), np.arange(0, len(x) + 1, SAMPLES))
+    owned = Index(np.arange(clients * samples) % len(x), np.arange(0, clients * samples + 1, samples))
     few = Arrays(x[:10], arrays.y[:10], 10)
-    nobody = Split(few, Index.of([[] for _ in range(CLIENTS)]))
+    nobody = Split(few, Index.of([[] for _ in range(clients)]))
     return Experiment(
-        make("ditto"),
+        make(method),
         Federation(Split(arrays, owned), nobody, nobody, few),
-        partial(models.make, "resnet18", classes=10, inputs=INPUTS),
+        partial(models.make, model, classes=10, inputs=inputs),
         rounds=rounds,
-        cohort=COHORT,
-        local=Local(epochs=1, batch_size=SAMPLES, lr=0.01),
+        cohort=cohort,
+        local=Local(epochs=1, batch_size=samples, lr=0.01),
         evaluation=Evaluation(what=()),
         device="cpu",
         engine="serial",
@@ -83,17 +94,21 @@ def experiment(states: Literal["memory", "disk"], rounds: int) -> Experiment:
     )
 
 
-def measure(states: Literal["memory", "disk"], rounds: int, out: Path | None) -> dict[str, Any]:
+def measure(
+    work: str, clients: int, states: Literal["memory", "disk"], rounds: int, out: Path | None
+) -> dict[str, Any]:
     """One run: memory after some of its rounds, and what lies on disk at its end."""
     gauge = Gauge()
-    result = run(experiment(states, rounds), out, checkpoint_every=10, callbacks=[gauge])
+    result = run(experiment(work, clients, states, rounds), out, checkpoint_every=10, callbacks=[gauge])
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3 * 1.024
     began = time.perf_counter()
-    sizes = [_size(state) for _, state in result.snapshot.store]
+    kept = result.snapshot.rows if work == "models" else result.snapshot.store
+    assert kept is not None
+    sizes = [_size(state) for _, state in kept]
     spent = time.perf_counter() - began
     found: dict[str, Any] = {
         "rounds": rounds,
-        "clients_with_state": len(sizes),
+        "with_state": len(sizes),
         "states_mb": round(sum(sizes) / 1e6),
         "ms_per_state": round(1e3 * spent / len(sizes), 1),
         "rss_mb": {str(number): gauge.rss[number] for number in SHOWN if number in gauge.rss},
@@ -103,7 +118,8 @@ def measure(states: Literal["memory", "disk"], rounds: int, out: Path | None) ->
     if out is not None:
         last = sorted((out / "checkpoint").iterdir())[-1]
         found["checkpoint_mb"] = round(sum(file.stat().st_size for file in last.iterdir()) / 1e6, 1)
-        found["clients_folder_mb"] = round(sum(file.stat().st_size for file in (out / "clients").iterdir()) / 1e6)
+        folder = out / (ROWS if work == "models" else CLIENTS)
+        found["folder_mb"] = round(sum(file.stat().st_size for file in folder.iterdir()) / 1e6)
     return found
 
 
@@ -111,18 +127,19 @@ def _size(state: dict[str, dict[str, torch.Tensor]]) -> int:
     return sum(value.nbytes for tree in state.values() for value in tree.values())
 
 
-def apart(states: str, rounds: int, room: Path | None) -> dict[str, Any]:
+def apart(work: str, clients: int, states: str, rounds: int, room: Path | None) -> dict[str, Any]:
     """``measure`` in a process of its own; what it writes is removed."""
     with tempfile.TemporaryDirectory(dir=room) as folder:
         out = [str(Path(folder) / "run")] if states == "disk" else []
-        command = [sys.executable, __file__, "--arm", states, str(rounds), *out]
+        command = [sys.executable, __file__, "--arm", work, str(clients), states, str(rounds), *out]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     return json.loads(done.stdout)
 
 
 def main() -> None:
-    """Run both and print them; write JSON if requested."""
+    """Run all arms and print them; write JSON if requested."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--work", nargs="+", choices=[*WORK], default=[*WORK])
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--memory-rounds", type=int, default=10)
     parser.add_argument("--room", type=Path, help="where the disk arm may write; default: the temporary folder")
@@ -130,19 +147,18 @@ def main() -> None:
     parser.add_argument("--arm", nargs="+", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.arm:
-        states, rounds, *out = args.arm
-        print(json.dumps(measure(states, int(rounds), Path(out[0]) if out else None)))
+        work, clients, states, rounds, *out = args.arm
+        print(json.dumps(measure(work, int(clients), states, int(rounds), Path(out[0]) if out else None)))
         return
-    found = {
-        "command": " ".join(["python", *sys.argv]),
-        "machine": machine(),
-        "clients": CLIENTS,
-        "cohort": COHORT,
-        "disk": apart("disk", args.rounds, args.room),
-        "memory": apart("memory", args.memory_rounds, args.room),
-    }
-    print(json.dumps(found, indent=1))
-    save(found, args.out)
+    found: dict[str, Any] = {"command": " ".join(["python", *sys.argv]), "machine": machine()}
+    for work in args.work:
+        several = WORK[work][-1]
+        arms = [*(("disk", clients, args.rounds) for clients in several), ("memory", several[-1], args.memory_rounds)]
+        for states, clients, rounds in arms:
+            name = f"{work}, {clients} clients, {states}"
+            found[name] = apart(work, clients, states, rounds, args.room)
+            print(name, json.dumps(found[name]), flush=True)
+            save(found, args.out)
 
 
 if __name__ == "__main__":
