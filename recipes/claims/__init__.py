@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from . import acar, fedssa, hahn, nguyen, register
+from . import acar, fedssa, hahn, nguyen, register, zhang
 from .measures import Result, reached
 from .missing import MISSING, WORDS
 from .register import FILES
@@ -48,6 +48,7 @@ WITHOUT: Mapping[str, str] = {
     "synthesis/homogenise_digits": "a question of our own: what are synthetic sets good for?",
     "synthesis/tuning_digits": "chooses settings, on a seed that is not reported",
     "synthesis/tuning_reduced": "chooses settings, on a seed that is not reported",
+    "topology/graphs": "a question of our own: what the graph between clients costs",
     "trust/compressed_digits": "a comparison of our own",
     "trust/compressed_fashion_mnist": "a comparison of our own",
     "trust/hostile_digits": "a comparison of our own",
@@ -60,5 +61,5 @@ WITHOUT: Mapping[str, str] = {
 """Files of results that decide no published claim, with the reason."""
 
 RESULTS: dict[str, Result] = {
-    **acar.RESULTS, **hahn.RESULTS, **fedssa.RESULTS, **nguyen.RESULTS, **register.RESULTS
+    **acar.RESULTS, **hahn.RESULTS, **fedssa.RESULTS, **nguyen.RESULTS, **zhang.RESULTS, **register.RESULTS
 }  # fmt: skip

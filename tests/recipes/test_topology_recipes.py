@@ -9,7 +9,9 @@ from types import ModuleType
 
 import numpy as np
 import pytest
-from helpers.recipes import load
+from helpers.recipes import FOLDER, load
+
+STORED = FOLDER / "topology" / "results"
 
 
 @pytest.fixture
@@ -93,3 +95,14 @@ def test_clients_of_an_edge_are_alike_or_have_all_classes_together(graphs: Modul
         rows = [np.concatenate([dealt.train.index[c] for c in np.flatnonzero(at == edge)]) for edge in range(10)]
         classes[words] = {len(np.unique(dealt.train.arrays.y.numpy()[own])) for own in rows}
     assert classes == {"alike inside": {2}, "alike across": {4}}
+
+
+@pytest.mark.parametrize("name", ["personal_mnist", "graphs"])
+def test_pages_follow_from_stored_results(name: str) -> None:
+    results = json.loads((STORED / f"{name}.json").read_text())
+    if name == "graphs":
+        page = load("topology", "graphs").tables(results)
+    else:
+        module = load("topology", "personal")
+        page = module.tables(results, module.DATA[name.removeprefix("personal_")])
+    assert (STORED / f"{name}.md").read_text() == page
