@@ -53,6 +53,7 @@ import time
 from datetime import datetime, timezone
 from math import inf
 from pathlib import Path
+from select import select
 from threading import Event, Thread
 from typing import Any
 
@@ -69,6 +70,7 @@ from memory import memory  # noqa: E402
 from record import machine  # noqa: E402
 
 FEWEST = 3  # rounds of which quartiles can be taken, with the first, which is left out
+LONGEST, SHORTEST = 900.0, 60.0  # seconds for an answer, at most and at least, the start of a process included
 LOOK = 0.02  # seconds between two looks at memory
 TOLERANCE = 1e-3  # in single precision, where a unit may be switched on in one order of summation and off in another
 METHODS: dict[str, tuple[str, ...]] = {  # of each framework, among the methods of the workloads
@@ -92,10 +94,11 @@ class Contestant:
         python: the interpreter of its environment.
         folder: where the workload lies, and where the process leaves its log and its last model.
         device: where it trains; on a GPU on one process unless its name says more.
+        patience: seconds for an answer, after which it counts as failed.
     """
 
-    def __init__(self, name: str, python: Path, folder: Path, device: str = "cpu") -> None:
-        self.name, self.folder = name, folder
+    def __init__(self, name: str, python: Path, folder: Path, device: str = "cpu", patience: float = LONGEST) -> None:
+        self.name, self.folder, self.patience = name, folder, patience
         self.log = folder / f"{name}.log"
         peer, _, processes = name.partition(":")
         paths = [str(HERE), str(HERE.parents[1] / "src")] if peer == "fedloom" else [str(HERE)]
@@ -138,6 +141,10 @@ class Contestant:
         assert self.process.stdout is not None
         try:
             print(what, file=self.process.stdin, flush=True)
+            ready, _, _ = select([self.process.stdout], [], [], self.patience)
+            if not ready:
+                self.process.kill()
+                raise RuntimeError(f"no answer within {self.patience:.0f} s")
             answer = self.process.stdout.readline()
         except BrokenPipeError:
             answer = ""
@@ -162,7 +169,8 @@ def timed(
         folder = Path(temporary)
         write(folder, name, rounds, real=real)
         work = read(folder)
-        running = {peer: Contestant(peer, python, folder, device) for peer, python in pythons.items()}
+        patience = min(LONGEST, max(SHORTEST, until - time.monotonic()))
+        running = {peer: Contestant(peer, python, folder, device, patience) for peer, python in pythons.items()}
         try:
             for done in range(rounds):
                 if done >= FEWEST and time.monotonic() > until:
