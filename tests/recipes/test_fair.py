@@ -180,8 +180,9 @@ def test_plug_keeps_the_settings_that_an_algorithm_has_alone(
         assert list(found["runs"]) == ["FedAvg", "FedProx", *published[name], "FedAdam", "FedYogi", "FedAdagrad"]
         assert all(list(pair["alone"]) == list(pair["with"]) == ["2"] for pair in found["runs"].values())
         assert set(found["chosen"]) == set(found["runs"])
-        assert len(found["grid"]) == 4
-        for algorithm in found["grid"]:
+        tuned = [algorithm for algorithm in found["runs"] if algorithm in found["grid"]]
+        assert tuned == ["FedProx", "FedAdam", "FedYogi", "FedAdagrad"]
+        for algorithm in tuned:
             best = max(found["grid"][algorithm], key=lambda one: one["mean"])["point"]
             assert best == f"{algorithm} {trials.text(found['chosen'][algorithm])}, rate {found['lr']:g}"
     heart = data["heart"]["runs"]["FedAdam"]
