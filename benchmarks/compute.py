@@ -265,7 +265,7 @@ def contestant(
     return go, made.close
 
 
-def compare(name: str, repeats: int, names: list[str], engine: str, compute: str) -> dict:
+def compare(name: str, repeats: int, names: Sequence[str], engine: str, compute: str) -> dict:
     """Median seconds of a round and ratios to the floor, everyone taking turns."""
     base, size, epochs = WORKLOADS[name]
     model, split, local, _ = workload(base)
@@ -324,7 +324,7 @@ def main() -> None:
     }  # fmt: skip
     with reproducible():
         for name in args.only:
-            names = args.methods or list(SEVERAL if name == "models" else METHODS)
+            names = args.methods or (SEVERAL if name == "models" else METHODS)
             found[name] = compare(name, args.repeats, names, args.engine, args.compute)
             print(name, *(f"{label}: {each}" for label, each in found[name].items()), sep="\n  ", flush=True)
     save(found, args.out)

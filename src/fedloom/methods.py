@@ -495,7 +495,7 @@ preset(
     "dpsgd",
     lambda name: Method(name, CE, topology=topology.Ring(combine_first=True), citation="lian2017dpsgd"),
     "Decentralised SGD on a ring: θ_i ← Σ_j B_ij θ_j - step_i, with every client's own model. Lian et al., 2017.",
-    "Algorithm 1, with local.steps=1; other graphs by method.topology.",
+    "Algorithm 1, with local.steps=1; another graph by method.topology, with method.topology.combine_first=true.",
     {"topology.combine_first": "", "topology.push_sum": ""},
 )
 preset(
