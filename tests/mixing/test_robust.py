@@ -81,6 +81,12 @@ def test_krum_gives_hostile_clients_exactly_nothing_until_they_are_too_many(
     assert np.abs(delta).min() == 50
 
 
+def test_krum_looks_at_the_n_minus_f_minus_2_nearest_alone() -> None:
+    """All distances together would choose the 4, for the sake of the last two."""
+    p, _ = mixed(Krum(hostile=0.2), np.array([[0.0], [1.0], [2.0], [3.0], [4.0], [100.0], [101.0]]))
+    assert p.tolist() == [0, 0, 1, 0, 0, 0, 0]
+
+
 def test_krum_chooses_closer_updates_than_any_at_the_bound_of_its_docstring() -> None:
     """Two clusters: score of a hostile update at least (n - 2f - 1)D², of an honest one at most (n - f - 2)d²."""
     n, f, d = 9, 3, 1.0

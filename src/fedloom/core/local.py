@@ -194,6 +194,8 @@ class Local:
 
         >>> Local(step_schedule="linear").speeds(4)
         [1.0, 0.75, 0.5, 0.25]
+        >>> [round(s, 3) for s in Local(step_schedule="cosine").speeds(4)]
+        [1.0, 0.854, 0.5, 0.146]
         """
         if callable(self.step_schedule):
             own = self.step_schedule
