@@ -41,7 +41,7 @@ from torch import nn
 
 sys.path.append(str(Path(__file__).parent / "peers"))
 from peers.__main__ import timed
-from workload import SETTINGS
+from workload import SETTINGS  # pyright: ignore[reportMissingImports]
 
 from fedloom import methods
 from fedloom.compute import computes

@@ -47,7 +47,8 @@ class LowRank(Compression):
 
     energy: Annotated[float, Range(0, 1, above=True)] = 0.95
 
-    slices: ClassVar[tuple[str, ...]] = (UPDATE,)  # other slices are no matrices of the model
+    # other slices are no matrices of the model, so this is no setting here
+    slices: ClassVar[tuple[str, ...]] = (UPDATE,)  # pyright: ignore[reportIncompatibleVariableOverride]
     citation = "wu2022fedkd"
 
     def send(self, ctx: Context, message: Message, draws: np.random.Generator) -> SendResult:
