@@ -23,7 +23,7 @@ from fedloom.experiment.console import make_console, results
 from fedloom.experiment.experiment import Evaluation
 from fedloom.experiment.summary import headline
 from fedloom.methods import methods
-from fedloom.parts.personal import Merged, PrivateNorm
+from fedloom.parts.personal import BiasMemory, Inherited, Merged, OwnNetwork, PrivateNorm
 
 RECORDS: list[dict[str, Any]] = [
     {"round": 1, "seconds": 0.5, "train/loss": 1.5, "global/accuracy": 0.5, "global/loss": 1.0, "failures": 0},
@@ -182,10 +182,9 @@ def test_the_number_to_read_follows_the_method():
     for name in methods.names():
         made = methods[name].make()
         kept = (
-            isinstance(made.personal, Merged | Paired)
+            isinstance(made.personal, Merged | Paired | PrivateNorm | BiasMemory | Inherited | OwnNetwork)
             or made.personal.is_private("body.weight", nn.Identity())
             or made.personal.is_private("head.weight", nn.Identity())
-            or isinstance(made.personal, PrivateNorm)
             or not made.topology.is_identity
         )
         own = (kept and made.keeps_private) or not made.adaptation.is_identity
