@@ -1,6 +1,6 @@
 """Which tests `make quick` runs: writes tests/quick.txt.
 
-    python benchmarks/quick_tests.py [--seconds 75] [--tests "tests/core tests/compute"]
+    python benchmarks/quick_tests.py [--seconds 48] [--tests "tests/core tests/compute"]
 
 One test after the other is chosen by what it adds for its price, until the seconds are spent. What it adds are the
 lines of functions of the library that it executes; a line that n of the chosen tests execute already counts 2⁻ⁿ, so
@@ -67,7 +67,7 @@ def chosen(tests: Tests, seconds: float) -> tuple[list[str], float, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # pyright: ignore[reportOptionalMemberAccess]
-    parser.add_argument("--seconds", type=float, default=75, help="of the processor for all tests")
+    parser.add_argument("--seconds", type=float, default=48, help="of the processor for all tests")
     parser.add_argument("--tests", default="", help="files and folders of tests, separated by spaces; all of them")
     settings = parser.parse_args()
     with copied() as copy:
