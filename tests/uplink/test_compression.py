@@ -19,6 +19,7 @@ from fedloom.core.local import Local
 from fedloom.core.message import Message, Slice
 from fedloom.core.method import Method
 from fedloom.core.parts import Uplink
+from fedloom.core.slots import uplinks
 from fedloom.methods import make
 from fedloom.parts.drift import CachedUpdates, FedDCDrift, FedDynDrift, FedSplitDrift, Scaffold
 from fedloom.parts.mixing import Uniform
@@ -60,7 +61,7 @@ def test_low_rank_keeps_the_energy_of_every_matrix_and_counts_its_factors() -> N
     ctx = NO_ROUND._replace(facts=NO_ROUND.facts._replace(shapes=shapes))
     for energy, numbers in ((0.5, 11 + 6 + 16), (0.999, None), (1.0, size)):
         message: Message = {"update": Slice.of(torch.from_numpy(x))}
-        done = LowRank(energy).send(ctx, message, np.random.default_rng(0)).message["update"]
+        done = uplinks.make("low_rank", energy=energy).send(ctx, message, np.random.default_rng(0)).message["update"]
         expected, count = x.copy(), 6
         for start, m, n in ((0, 6, 5), (36, 4, 12)):
             part = slice(start, start + m * n)

@@ -17,7 +17,8 @@ make = uplinks.make
 __getattr__ = uplinks.lazily(
     __name__,
     [
-        "clip_noise=clip_noise.ClipNoise", "low_rank.LowRank", "quantised.QSGD", "sign=quantised.SignCompression",
-        "secure_sum=secure_sum.SecureSum", "top_k=sparse.TopK", "random_k=sparse.RandomK",
+        "clip_noise=clip_noise.ClipNoise", "low_rank=low_rank.LowRank", "quantised.QSGD",
+        "sign=quantised.SignCompression", "secure_sum=secure_sum.SecureSum", "top_k=sparse.TopK",
+        "random_k=sparse.RandomK",
     ],
 )  # fmt: skip
