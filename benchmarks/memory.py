@@ -72,14 +72,16 @@ def main() -> None:
         print(json.dumps(measure(name, method, int(rounds), int(times))))
         return
     found: dict[str, Any] = json.loads(args.out.read_text()) if args.out and args.out.exists() else {}
-    found |= {"command": "python benchmarks/memory.py", "machine": machine()}
+    here = machine()
+    day = {"date": here.pop("date")}  # of each row, since single ones may be run again
+    found |= {"command": "python benchmarks/memory.py", "machine": here}
     for name in args.only:
         for method, rounds, times in RUNS:
             words = [sys.executable, __file__, "--one", name, method, str(rounds), str(times)]
             done = subprocess.run(words, capture_output=True, text=True, check=True)
             clients = "" if times == 1 else f", {times} times the clients"
             label = f"{name}, {method}, {rounds} rounds{clients}"
-            found[label] = json.loads(done.stdout.splitlines()[-1])
+            found[label] = json.loads(done.stdout.splitlines()[-1]) | day
             print(label, found[label], flush=True)
             save(found, args.out)
 

@@ -338,7 +338,7 @@ def main() -> None:
     record: dict[str, Any] = {
         "versions": old.get("versions", {})
         | {peer: versions(peer, python) for peer, python in pythons.items() if peer in PEERS},
-        "left_out": missing,
+        "left_out": {peer: why for peer, why in old.get("left_out", {}).items() if peer not in pythons} | missing,
         "workloads": old.get("workloads", {}),
     }
     for name in args.only:
@@ -355,7 +355,10 @@ def main() -> None:
             }
             parts.append(timed(name, able, rounds))
         if "memory" in args.part:
-            parts.append(remembered(name, able, args.rounds or args.repeats))
+            rounds = args.rounds or args.repeats
+            words = f"--only {name} --peers {' '.join(able)} --rounds {rounds} --part memory"
+            found |= {"memory_command": f"python benchmarks/peers {words}", "memory_date": machine()["date"]}
+            parts.append(remembered(name, able, rounds))
             print(*(f"{peer}: {parts[-1].get(peer, 'fails')}" for peer in able), sep="\n", flush=True)
         for key, value in [item for part in parts for item in part.items()]:
             found[key] = found.get(key, {}) | value if isinstance(value, dict) else value
