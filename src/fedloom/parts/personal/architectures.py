@@ -121,7 +121,7 @@ class OwnBodies(Architectures):
         first, own = super().network(whole, 0), super().network(whole, level)
         heads = [getattr(one, "head", None) for one in (first, own)]
         shapes = [isinstance(head, nn.Module) and [tuple(p.shape) for p in head.parameters()] for head in heads]
-        if not shapes[0] or shapes[0] != shapes[1]:
+        if shapes[0] != shapes[1]:
             raise ConfigError(
                 f"personal 'own_bodies': all networks share one head, but that of network {level} has parameters of "
                 f"the shapes {shapes[1] or []}, and that of network 0 {shapes[0] or []}; give all of them a module "
