@@ -22,6 +22,7 @@ from fedloom.core.views import StepInfo, View
 from fedloom.parts.drift import FedDynDrift, Scaffold
 from fedloom.parts.objectives import CrossEntropy, Proximal
 from fedloom.parts.personal import Ditto
+from fedloom.parts.server import Extrapolated
 
 LOCAL = Local(epochs=2, batch_size=4, lr=0.1, momentum=0.8, weight_decay=0.05)
 EQUAL = (8, 8, 8)
@@ -112,6 +113,14 @@ class Squared(Remembered):
 
 
 @dataclass(frozen=True)
+class Clamped(Term):
+    """Nothing but an update that is not linear any more."""
+
+    def end(self, ctx: Context, update: Tensor, model: Model) -> ClientEnd:
+        return ClientEnd({}, {}, update.clamp(-0.02, 0.02))
+
+
+@dataclass(frozen=True)
 class Cubic(Proximal):
     """A gradient of its own, which is not affine any more."""
 
@@ -161,6 +170,8 @@ OWN = {
     "scalar": method(Scalar()),
     "remembered": method(Remembered()),
     "squared": method(Squared()),
+    "clamped": method(Remembered(), CrossEntropy(), Clamped()),
+    "measured": replace(method(Remembered()), server=Extrapolated()),
     "own gradient": method(None, CrossEntropy(), Cubic(0.5)),
     "own loss": method(None, Flat()),
     "plain": method(personal=PlainDitto(0.7)),

@@ -213,6 +213,7 @@ def test_only_refusals_end_the_run(nodes: Any) -> None:
     transport.route = route
     with pytest.raises(ClientError, match=r"the last 3 clients failed; the last was .* its data do not fit"):
         run(Recipe.of(config(*WORDS, *words)), transport, 5)
+    assert transport.clock < 9, "at once, not after the deadline"
 
 
 @pytest.mark.parametrize("schedule", [(), SEMI], ids=["asynchronous", "semi"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from fedloom.experiment.experiment import Evaluation
 from fedloom.experiment.federated import run
 from fedloom.methods import make
 from fedloom.models import Several
+from fedloom.parts.objectives.alignment import over_samples
 from fedloom.parts.personal import Architectures, OwnArchitectures, OwnBodies
 from fedloom.parts.personal.architectures import for_networks
 from fedloom.timing.devices import Grades
@@ -230,10 +232,12 @@ def test_own_networks_of_any_architecture_stand_beside_the_shared_one(name: str,
 def test_the_last_networks_go_to_the_best_devices(by: Any) -> None:
     devices = Grades(speeds=(1.0, 0.1), memory=1e9)
     method = replace(make("fedproto"), personal=OwnArchitectures(2, by=by))
-    made = experiment(method, model=both, devices=devices)
+    made = experiment(method, model=both, devices=devices, seed=2)  # ranks there are not the order that sorts
     assert isinstance(made.method.personal, OwnArchitectures)
     fast = devices.fleet(6, made.seed).speed > 1e9
     assert made.method.personal.members == tuple(fast.astype(int).tolist())
+    said = replace(method, personal=OwnArchitectures(2, (1, 0, 0, 0, 0, 0), by))
+    assert experiment(said, model=both, devices=devices).method.personal == said.personal
     with pytest.raises(ConfigError, match=f"deals networks by the {by} of devices, which is not known; set devices"):
         experiment(method, model=both, devices=None if by == "speed" else Grades())
 
@@ -254,6 +258,21 @@ def test_networks_that_do_not_go_together_are_refused(method: Any, networks: lis
 def test_the_server_trains_a_linear_head_alone() -> None:
     with pytest.raises(ConfigError, match="but clients share 27 parameters; set personal=private_body"):
         go(replace(make("fedgh"), personal=Personal()), rounds=1)
+
+
+def test_the_server_trains_a_head_without_a_bias() -> None:
+    def unbiased() -> nn.Module:
+        net = tanh_net()
+        net.head = nn.Linear(net.head.in_features, CLASSES, bias=False)  # type: ignore[union-attr,arg-type]
+        return net
+
+    assert not go("fedgh", model=unbiased, rounds=1).failures
+
+
+def test_means_of_features_are_made_without_dropout() -> None:
+    dropout, x = nn.Dropout(0.5), torch.ones(4, 6)
+    assert over_samples(SimpleNamespace(samples=SimpleNamespace(x=x)), dropout, dropout).equal(x)  # type: ignore[arg-type]
+    assert dropout.training, "for the steps of the next client"
 
 
 @pytest.mark.exhaustive  # four runs of a second, to see that the methods learn

@@ -415,3 +415,8 @@ def test_momentum_goes_on_where_a_round_ended(local: str, averaged: bool, comput
         np.testing.assert_allclose(found[name], value, rtol=0, atol=1e-14, err_msg=name)
     fresh = run(experiment(fedavg(), compute=compute, **settings))
     assert np.abs(theta(fresh) - expected).max() > 1e-2
+
+
+def test_moments_of_adam_are_no_momentum() -> None:
+    with pytest.raises(ConfigError, match=r"drift 'momentum' keeps the momentum .* set local\.momentum"):
+        run(experiment(Method("kept", (CrossEntropy(),), drift=KeptMomentum()), local=Local(optimiser="adam")))

@@ -8,13 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers.federations import classes
+from helpers.networks import normed, tanh_net
 from helpers.runs import go, theta
+from torch import nn
 
 import fedloom as fl
-from fedloom.core.errors import ClientError
+from fedloom.core.errors import ClientError, ConfigError
 from fedloom.core.local import Local
 from fedloom.core.parts import Personal
 from fedloom.methods import make
+from fedloom.parts.mixing import QFFL
 
 LOCAL = Local(epochs=2, batch_size=4, lr=0.2, momentum=0.8, weight_decay=0.01)
 SAME: dict[str, Any] = {"local": LOCAL, "cohort": 4, "rounds": 4, "seed": 3}
@@ -55,6 +59,34 @@ def test_the_first_step_from_ones_own_history_is_not_pulled() -> None:
     for by in ("outputs", "features"):
         pulled = go(make("fedphp", lam=3.0, by=by), **once)
         np.testing.assert_allclose(theta(pulled), theta(go("fedavg", **once)), rtol=0, atol=1e-14)
+
+
+def test_losses_of_what_was_received_are_without_the_term() -> None:
+    """There no client has a history."""
+    assert not go(replace(make("fedphp"), mixing=QFFL()), rounds=1).failures
+
+
+def test_a_discrepancy_of_features_is_that_of_whole_mini_batches() -> None:
+    local = Local(batch_size=6, micro_batch=2)
+    assert not go(make("fedphp"), local=local, rounds=1).failures
+    with pytest.raises(ConfigError, match=r"local\.micro_batch cuts mini-batches, which 'inheritance' takes whole"):
+        go(make("fedphp", by="features"), local=local, rounds=1)
+
+
+def test_places_of_a_mini_batch_that_no_sample_fills_are_not_compared() -> None:
+    """Clients whose last mini-batches differ in size, stepped together and one by one."""
+    same = SAME | {"federation": classes((6, 8, 7, 11)), "rounds": 1}
+    live, together = (go(make("fedphp", lam=1.0, by="features"), compute=c, **same) for c in ("live", "batched"))
+    np.testing.assert_allclose(theta(together), theta(live), rtol=0, atol=1e-12)
+
+
+def test_batch_statistics_are_the_received_ones() -> None:
+    result = go("fedphp", model=lambda: normed(tanh_net(), nn.BatchNorm1d), rounds=1)
+    received = result.snapshot.server.buffers
+    assert received[:3].any()
+    for client in range(6):
+        norm = result.trained.client(client).module.get_submodule("body.1")
+        assert torch.equal(norm.running_mean, received[:3])  # type: ignore[arg-type]
 
 
 def test_a_term_that_looks_for_a_history_says_that_there_is_none() -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from helpers.runs import go
 from torch import Tensor
 
 import fedloom as fl
-from fedloom.core.context import NO_ROUND
+from fedloom.core.context import NO_ROUND, Meeting
 from fedloom.core.local import Local
 from fedloom.core.method import Method
 from fedloom.experiment.federated import RunResult
@@ -36,6 +37,14 @@ def test_between_federated_averaging_and_local_training() -> None:
     alone = models(go(Method("own", (CrossEntropy(),), topology=OwnModel()), **SAME, cohort=4))
     own = models(go(Method("near", (CrossEntropy(),), topology=Collaboration(alpha=1e-12)), **SAME, cohort=4))
     torch.testing.assert_close(own, alone, rtol=0, atol=1e-12)
+
+
+def test_models_that_have_not_moved_are_like_no_other() -> None:
+    theta = torch.ones(3)
+    meeting = Meeting(*[None] * len(Meeting._fields))._replace(  # type: ignore[arg-type]
+        active=np.arange(2), uniform=True, receivers=np.ones(2), theta=lambda n: theta, received=lambda n: theta
+    )
+    assert Collaboration().between({}, meeting)[1].weights.tolist() == [0.5] * 4
 
 
 def test_the_cosine_turns_a_model_without_stretching_it() -> None:

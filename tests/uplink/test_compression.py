@@ -76,6 +76,19 @@ def test_low_rank_keeps_the_energy_of_every_matrix_and_counts_its_factors() -> N
     assert torch.equal(done.value, torch.from_numpy(x)), "all of it is the identity"
 
 
+def test_low_rank_counts_squares_and_sends_what_is_no_shorter_as_it_is() -> None:
+    """Two of eight values have .6 of 3² + 7, and four have .6 of 3 + 7; factors of rank 1 of a matrix 2 x 2 are 4 numbers."""
+    for matrix, energy, numbers in (
+        (torch.diag(torch.tensor([3.0, *[1.0] * 7])), 0.6, 2 * 16),
+        (torch.tensor([[1.0, 2.0], [3.0, 4.0]]), 0.5, 4),
+    ):
+        ctx = NO_ROUND._replace(facts=NO_ROUND.facts._replace(shapes=(tuple(matrix.shape),)))
+        message: Message = {"update": Slice.of(matrix.flatten())}
+        done = LowRank(energy).send(ctx, message, np.random.default_rng(0)).message["update"]
+        assert done.numbers == numbers
+    assert done.value.equal(matrix.flatten())
+
+
 def test_low_rank_goes_with_private_parameters_and_networks_of_different_size() -> None:
     for name in ("fedper", "fedkd", "heterofl"):
         plain, through = (go(replace(make(name), uplink=up), rounds=2) for up in ((), (LowRank(0.5),)))

@@ -81,5 +81,9 @@ class FeatureMean(Term):
 
 
 def _rows(features: Tensor) -> Tensor:
-    """Features [rows, d]; every position of a sample is a row."""
+    """Features [rows, d]; every position of a sample is a row.
+
+    >>> _rows(torch.zeros(2, 3, 4)).shape
+    torch.Size([6, 4])
+    """
     return features.flatten(0, -2)
