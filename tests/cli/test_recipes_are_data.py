@@ -322,6 +322,7 @@ def test_models_are_used_without_the_tables_that_their_training_names(
     path, table = finished / "config.yaml", values[1]
     settings = yaml.load(path)
     timed = {key: {"name": name, "path": table} for key, name in (("schedule", "replay"), ("selection", "listed"))}
+    timed["evaluation"] = settings["evaluation"] | {"hours": 0.5}
     for change in (
         {"client_local": table, "presence": table},
         timed | {"devices": {"name": "table", "path": table, "intervals": table}},

@@ -77,7 +77,7 @@ def test_low_rank_keeps_the_energy_of_every_matrix_and_counts_its_factors() -> N
 
 
 def test_low_rank_counts_squares_and_sends_what_is_no_shorter_as_it_is() -> None:
-    """Two of eight values have .6 of 3² + 7, and four have .6 of 3 + 7; factors of rank 1 of a matrix 2 x 2 are 4 numbers."""
+    """Two of eight values have .6 of 3² + 7, four have .6 of 3 + 7; one of rank 1 of [2, 2] has 4 numbers."""
     for matrix, energy, numbers in (
         (torch.diag(torch.tensor([3.0, *[1.0] * 7])), 0.6, 2 * 16),
         (torch.tensor([[1.0, 2.0], [3.0, 4.0]]), 0.5, 4),
