@@ -18,6 +18,7 @@ from fedloom.config import build, resolve
 from fedloom.core.errors import ConfigError
 from fedloom.core.local import Local
 from fedloom.experiment.federated import FederatedTask, run
+from fedloom.experiment.fingerprint import differences
 
 BASE = Local(epochs=2, batch_size=4, lr=0.2)
 ALONE = {"*": (9,), "2": (0,)}  # of the first rounds, client 2 has all
@@ -89,6 +90,11 @@ def test_cohorts_are_shares_of_those_present() -> None:
     task = FederatedTask(experiment(presence={"0": (3,), "1": (3,)}, participation=0.5))
     assert [len(task.timeline.step(t).clients) for t in (0, 3)] == [2, 3]
     assert set(task.timeline.step(0).clients) <= {2, 3, 4, 5}
+
+
+def test_a_run_does_not_go_on_with_clients_that_come_at_other_times() -> None:
+    usual, later = (FederatedTask(experiment(presence=presence)) for presence in ({}, {"0": (3,)}))
+    assert differences(usual.identity(), later.identity())
 
 
 def test_names_and_patterns(tmp_path: Path) -> None:

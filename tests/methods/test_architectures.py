@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 import fedloom as fl
 from fedloom.config.keys import build_method, resolve
+from fedloom.core.context import RoundInfo
 from fedloom.core.errors import ConfigError
 from fedloom.core.federation import Index, Split
 from fedloom.core.local import Local
@@ -26,7 +27,7 @@ from fedloom.experiment.experiment import Evaluation
 from fedloom.experiment.federated import run
 from fedloom.methods import make
 from fedloom.models import Several
-from fedloom.parts.objectives.alignment import over_samples
+from fedloom.parts.objectives.alignment import TrainablePrototypes, over_samples
 from fedloom.parts.personal import Architectures, OwnArchitectures, OwnBodies
 from fedloom.parts.personal.architectures import for_networks
 from fedloom.timing.devices import Grades
@@ -267,6 +268,19 @@ def test_the_server_trains_a_head_without_a_bias() -> None:
         return net
 
     assert not go("fedgh", model=unbiased, rounds=1).failures
+
+
+def test_the_margin_is_that_of_classes_which_somebody_has() -> None:
+    """The last class is nobody's, and 0 is far from the means of the others."""
+    means = 5 + torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    uploads = {"means": means, "has": torch.tensor([[1.0, 1.0, 0.0]] * 2).double()}
+    largest = float((means[:, 0].mean(0) - means[:, 1].mean(0)).norm())
+    info = replace(RoundInfo.of_cohort([0, 1], [5, 5], clients=2), received=torch.zeros(1))
+    one, other = (
+        TrainablePrototypes(margin=margin, epochs=2, lr=0.1).correct({}, torch.zeros(1), uploads, info)[0]
+        for margin in (largest, 1e9)
+    )
+    torch.testing.assert_close(one, other, rtol=1e-9, atol=0)
 
 
 def test_means_of_features_are_made_without_dropout() -> None:

@@ -8,17 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers.federations import classes
 from helpers.networks import normed, tanh_net
 from helpers.runs import go, theta
 from torch import nn
 
 import fedloom as fl
+from fedloom.core.context import NO_ROUND, Batch, Output
 from fedloom.core.errors import ClientError, ConfigError
 from fedloom.core.local import Local
 from fedloom.core.parts import Personal
 from fedloom.methods import make
 from fedloom.parts.mixing import QFFL
+from fedloom.parts.objectives import Inheritance
 
 LOCAL = Local(epochs=2, batch_size=4, lr=0.2, momentum=0.8, weight_decay=0.01)
 SAME: dict[str, Any] = {"local": LOCAL, "cohort": 4, "rounds": 4, "seed": 3}
@@ -73,11 +74,16 @@ def test_a_discrepancy_of_features_is_that_of_whole_mini_batches() -> None:
         go(make("fedphp", by="features"), local=local, rounds=1)
 
 
-def test_places_of_a_mini_batch_that_no_sample_fills_are_not_compared() -> None:
-    """Clients whose last mini-batches differ in size, stepped together and one by one."""
-    same = SAME | {"federation": classes((6, 8, 7, 11)), "rounds": 1}
-    live, together = (go(make("fedphp", lam=1.0, by="features"), compute=c, **same) for c in ("live", "batched"))
-    np.testing.assert_allclose(theta(together), theta(live), rtol=0, atol=1e-12)
+def test_rows_that_a_mask_leaves_out_are_not_compared() -> None:
+    now, past = torch.randn(2, 5, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+    def loss(rows: int, mask: torch.Tensor | None) -> torch.Tensor:
+        old = Output(past[:rows], features=past[:rows])
+        out = Output(now[:rows], features=now[:rows], at=lambda theta: old)
+        batch = Batch(now[:rows], torch.zeros(rows), mask)
+        return Inheritance(by="features").loss(out, batch, NO_ROUND._replace(own={"history": past}))
+
+    torch.testing.assert_close(loss(5, torch.tensor([1.0, 1, 1, 0, 0])), loss(3, None), rtol=1e-14, atol=0)
 
 
 def test_batch_statistics_are_the_received_ones() -> None:
