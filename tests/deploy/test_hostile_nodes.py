@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,9 @@ import pytest
 import torch
 from helpers.deploying import InProcess, config, in_process
 
+from fedloom.core.context import RoundInfo
 from fedloom.experiment.federated import RunResult
+from fedloom.parts.objectives import HeadOnMeans, TrainablePrototypes
 from fedloom_apps.deploy.server import Recipe, run
 from fedloom_apps.deploy.transport import Delivered
 from fedloom_apps.deploy.wire import pack, unpack
@@ -51,6 +54,26 @@ def test_a_finite_update_beyond_all_others_does_not_end_the_run(method: str, fac
     assert [(f.client, f.kind.value) for f in result.failures] == [(0, "refused")] * 2
     assert "no model has" in result.failures[0].reason or "where the cohort's median is" in result.failures[0].reason
     assert float(result.snapshot.server.theta.abs().max()) < 10
+
+
+@pytest.mark.parametrize("method", ["fedtgp", "fedgh"])
+def test_classes_that_are_fewer_than_none_do_not_end_the_run(method: str, tmp_path: Path) -> None:
+    """Which classes a client has are its own word, and need not be zeros and ones."""
+
+    def fewer(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {name: -t if name.endswith("|has") else t for name, t in tensors.items()}
+
+    result = lying(tmp_path, (f"method={method}", "rounds=2"), {}, fewer)
+    assert len(result.history) == 2
+    assert result.snapshot.server.theta.isfinite().all()
+
+
+@pytest.mark.parametrize("term", [TrainablePrototypes(), HeadOnMeans()])
+def test_clients_that_say_they_have_no_class_change_nothing(term: TrainablePrototypes | HeadOnMeans) -> None:
+    info = replace(RoundInfo.of_cohort([0, 1], [10, 10], 2), received=torch.ones(12))
+    state, update = term.correct({}, torch.zeros(12), {"means": torch.ones(2, 3, 4), "has": torch.zeros(2, 3)}, info)
+    assert not state
+    assert not update.any()
 
 
 def test_variances_are_not_negative(tmp_path: Path) -> None:

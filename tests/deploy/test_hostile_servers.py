@@ -261,6 +261,7 @@ RECEIVING = {
     "fedevg": ("model=energy_cnn", "local.steps=1"),
     "fedevg_kept": ("model=energy_cnn", "local.steps=1"),
     "dp_fedavg": ("method.uplink.clip_noise.quantile=0.5",),
+    "fedavg": ("method.drift=momentum", "method.drift.average=true", "local.momentum=0.5"),
 }
 """Methods whose parts receive slices beside the model, with further settings."""
 
@@ -270,7 +271,7 @@ def test_every_method_that_receives_slices_is_tried() -> None:
     made = {name: methods.make(name) for name in methods.names()}
     found = {name for name, one in made.items() if any(part.downloads for part in one.parts.values())}
     found -= {name for name, one in made.items() if not one.topology.is_identity}
-    assert found - {"disk"} == RECEIVING.keys() - {"dp_fedavg"}
+    assert found - {"disk"} == RECEIVING.keys() - {"dp_fedavg", "fedavg"}
 
 
 @pytest.mark.parametrize("method", RECEIVING)

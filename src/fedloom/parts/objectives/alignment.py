@@ -120,8 +120,10 @@ class TrainablePrototypes(Term):
         return ClientEnd(ctx.state, _means(ctx, model), update)
 
     def correct(self, state: Tree, update: Tensor, uploads: Tree, info: RoundInfo) -> Halves:
-        means, has = uploads["means"], uploads["has"]
-        points, y = means[has > 0], has.nonzero()[:, 1]
+        means, has = uploads["means"], uploads["has"] > 0
+        points, y = means[has], has.nonzero()[:, 1]
+        if not len(y):
+            return state, update
         centres = ((means * has[..., None]).sum(0) / has.sum(0).clamp(min=1)[:, None])[has.any(0)]
         margin = min(self.margin, float((centres[:, None] - centres).norm(dim=-1).max()))
 
@@ -171,8 +173,8 @@ class HeadOnMeans(Term):
         return ClientEnd(ctx.state, _means(ctx, model), update)
 
     def correct(self, state: Tree, update: Tensor, uploads: Tree, info: RoundInfo) -> Halves:
-        means, has = uploads["means"], uploads["has"]
-        points, y = means[has > 0], has.nonzero()[:, 1]
+        means, has = uploads["means"], uploads["has"] > 0
+        points, y = means[has], has.nonzero()[:, 1]
         (classes, width), size = means.shape[1:], len(info.received)
         if size not in (classes * width, classes * (width + 1)):
             raise ConfigError(
