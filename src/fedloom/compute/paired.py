@@ -14,6 +14,7 @@ from fedloom.compute.cohort.coordinates import GRAD, RECEIVED, SHARED, coordinat
 from fedloom.compute.cohort.pairs import PairedNet
 from fedloom.compute.cohort.schedule import taken
 from fedloom.compute.cohort.windows import windows
+from fedloom.compute.plain import descends
 from fedloom.compute.results import finished
 from fedloom.core.client import Broadcast, ClientWork, Result, Vectors, load
 from fedloom.core.context import Context
@@ -23,12 +24,7 @@ from fedloom.core.views import Pair, RegGrad, StepInfo, View
 
 def has_paired_rounds(plan: ClientPlan) -> bool:
     """Whether a client's round is plain steps of a paired method on the cross entropy."""
-    hooks = plan.method.hooks
-    changed = hooks["start"] or hooks["on_step"] or hooks["probe"] or hooks["grad"] or hooks["prox"]
-    changed = changed or plan.is_meta or plan.has_twin or plan.exit_weights or plan.method.keep_momentum
-    inputs = plan.augment is not None or plan.teacher is not None
-    optimiser = not plan.is_even or plan.local.nesterov or plan.local.clip is not None
-    return plan.is_paired and plan.method.is_cross_entropy and not (changed or inputs or optimiser)
+    return plan.is_paired and not plan.method.hooks["grad"] and descends(plan)
 
 
 def samples_with_coordinates(plan: ClientPlan) -> int:
