@@ -27,7 +27,8 @@ class Inheritance(Term):
     h_i is what the personal part has put into ``ctx.own`` as ``history``, such as ``inherited``. The losses of the
     received model that fair mixing policies use are without the term. Li et al., ECML PKDD 2021 (FedPHP), who minimise
     (1 - λ) times the loss + λR: the same with λ/(1 - λ) and the learning rate (1 - λ)η. In the authors' code τ = 4
-    divides the logits of h_i alone, and there is no factor τ².
+    divides the logits of h_i alone, and there is no factor τ². Of a mini-batch of one sample s is that sample's own
+    distance, so that slopes of ``features`` grow without bound as θ nears h_i; leave out the last, smaller batch.
 
     Args:
         lam: λ ≥ 0, weight of the term.
