@@ -39,12 +39,22 @@ def test_between_federated_averaging_and_local_training() -> None:
     torch.testing.assert_close(own, alone, rtol=0, atol=1e-12)
 
 
-def test_models_that_have_not_moved_are_like_no_other() -> None:
-    theta = torch.ones(3)
+def collaboration(*theta: Tensor) -> list[float]:
+    """B of clients with these models, row by row, which all began at the first."""
     meeting = Meeting(*[None] * len(Meeting._fields))._replace(  # type: ignore[arg-type]
-        active=np.arange(2), uniform=True, receivers=np.ones(2), theta=lambda n: theta, received=lambda n: theta
-    )
-    assert Collaboration().between({}, meeting)[1].weights.tolist() == [0.5] * 4
+        active=np.arange(len(theta)), uniform=True, receivers=np.ones(len(theta)), theta=lambda n: theta[n],
+        received=lambda n: theta[0],
+    )  # fmt: skip
+    return Collaboration().between({}, meeting)[1].matrix(len(theta)).flatten().tolist()
+
+
+def test_models_that_have_not_moved_are_like_no_other() -> None:
+    assert collaboration(torch.ones(3), torch.ones(3)) == [0.5] * 4
+
+
+def test_models_beyond_all_numbers_are_like_no_other() -> None:
+    far = torch.full((3,), 1e200, dtype=torch.float64)
+    assert collaboration(torch.ones(3, dtype=torch.float64), far) == [0.5] * 4
 
 
 def test_the_cosine_turns_a_model_without_stretching_it() -> None:

@@ -53,6 +53,7 @@ from fedloom.parts.topology import (
     SmallWorld,
     Torus,
 )
+from fedloom.parts.topology.attention import squared_distances
 
 LOSS = (CrossEntropy(),)
 LOCAL = Local(epochs=2, batch_size=4, lr=0.2, lr_decay=0.9)
@@ -232,6 +233,33 @@ def test_attention_to_nobody_is_local_training_and_permuted_clients_permute_the_
     a, b = (models(go(method, federation=one, local=whole)) for one in (federation, renamed))
     torch.testing.assert_close(a[order], b, rtol=0, atol=TINY)
     assert (a[0] - a[1]).abs().max() > 1e-3
+
+
+def test_a_model_far_from_all_others_changes_none_that_does_not_hear_it() -> None:
+    """Also where it is heard most, and many rows are one product of matrices."""
+    draw = np.random.default_rng(0)
+    theta = torch.randn(80, 4, generator=torch.Generator().manual_seed(0))
+    theta[0] = 1e9
+    weights = draw.dirichlet(np.ones(80), 80)
+    weights[:20, 0] = 9.0
+    weights[20:, 0] = 0.0
+    weights /= weights.sum(1, keepdims=True)
+    mean = torch.stack([row for _, row in mixed(Links.dense(np.arange(80), weights), lambda n: theta[n])])
+    exact = torch.from_numpy(weights[20:, 1:]) @ theta[1:].double()
+    torch.testing.assert_close(mean[20:].double(), exact, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("far", [1e12, 1e200, 1e308])
+@pytest.mark.parametrize("place", [0, 4])
+def test_a_model_far_from_all_others_changes_no_distance_between_them(place: int, far: float) -> None:
+    """Whoever sends it, and whatever its number."""
+    theta = torch.randn(5, 30, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    theta[place] = far
+    square = squared_distances(lambda n: theta[n], np.arange(5))
+    others = [n for n in range(5) if n != place]
+    exact = (theta[others, None] - theta[others]).square().sum(-1)
+    np.testing.assert_allclose(square[np.ix_(others, others)], exact, rtol=0, atol=1e-12)
+    assert square[place, others].min() >= far
 
 
 def test_the_spectral_gap_is_said_before_the_run(tmp_path: Path) -> None:

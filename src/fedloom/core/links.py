@@ -125,7 +125,7 @@ def mixed(links: Links, vector: Callable[[int], Float[Tensor, "M"]]) -> Iterator
     """Σ_s B_rs x_s for each row r, as x_k + Σ_s B_rs (x_s - x_k) around the source k of largest weight.
 
     What is equal in all sources stays as it is, and equal rows give equal bits. Many long rows are a product of
-    matrices by blocks of sources, around one k for all of them.
+    matrices by blocks of sources, around one source for all of them.
     """
     keys, unique = [], dict[tuple[bytes, bytes], tuple[np.ndarray, np.ndarray]]()
     for row, sources, weights in links.by_row():
@@ -151,12 +151,22 @@ def _around(sources: np.ndarray, weights: np.ndarray, vector: Callable[[int], Te
     return total
 
 
+def central(models: np.ndarray, vector: Callable[[int], Tensor]) -> int:
+    """The model of median norm, from which all others are measured: one far away costs the others no digits there.
+
+    >>> central(np.array([0, 2, 5]), lambda n: torch.tensor([1e9, 0.0, 2.0, 0.0, 0.0, -1.0])[n : n + 1])
+    2
+    """
+    norms = [float(torch.linalg.vector_norm(vector(n), dtype=torch.float64)) for n in models.tolist()]
+    return int(models[np.argsort(norms, kind="stable")[len(models) // 2]])
+
+
 def _products(rows: Sequence[tuple[np.ndarray, np.ndarray]], vector: Callable[[int], Tensor]) -> Tensor:
     """All rows [n, M], by blocks of sources."""
     owners = np.repeat(np.arange(len(rows)), [len(sources) for sources, _ in rows])
     sources, weights = (np.concatenate([one[n] for one in rows]) for n in range(2))
     used, places = np.unique(sources, return_inverse=True)
-    centre = vector(int(used[np.argmax(np.bincount(places, weights))]))
+    centre = vector(central(used, vector))
     total = centre.expand(len(rows), -1).clone()
     order = np.argsort(places, kind="stable")
     for start in range(0, len(used), BLOCK):

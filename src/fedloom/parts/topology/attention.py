@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedloom.core.context import Meeting
-from fedloom.core.links import Links
+from fedloom.core.links import Links, central
 from fedloom.core.ranges import NonNegative, Positive
 from fedloom.core.tree import Tree
 from fedloom.parts.topology.graphs import OwnModel
@@ -51,13 +51,17 @@ class Attention(OwnModel):
 
 
 def squared_distances(theta: Callable[[int], Tensor], models: np.ndarray) -> np.ndarray:
-    """‖θ_r - θ_s‖² of models, float64 [n, n], by products of what they differ in from the first."""
+    """‖θ_r - θ_s‖² of models, float64 [n, n], by products of what they differ in from a central one.
+
+    Where numbers overflow, the distance is infinite.
+    """
     if not len(models):
         return np.zeros((0, 0))
-    first = int(models[0])
-    gram = products(lambda n, at: theta(n)[at].double() - theta(first)[at].double(), models, len(theta(first)))
+    centre = central(models, theta)
+    gram = products(lambda n, at: theta(n)[at].double() - theta(centre)[at].double(), models, len(theta(centre)))
     square = gram.diagonal()
-    return np.maximum(square[:, None] + square[None] - 2 * gram, 0)
+    with np.errstate(invalid="ignore"):
+        return np.nan_to_num(np.maximum(square[:, None] + square[None] - 2 * gram, 0), nan=np.inf, posinf=np.inf)
 
 
 def products(part: Callable[[int, slice], Tensor], models: np.ndarray, size: int) -> np.ndarray:

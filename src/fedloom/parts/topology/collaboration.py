@@ -46,6 +46,7 @@ class Collaboration(OwnModel):
         first = state["first"]
         gram = products(lambda n, at: meeting.theta(n)[at].double() - first[at].double(), active, len(first))
         norms = np.sqrt(gram.diagonal())
-        similar = gram / np.maximum(np.outer(norms, norms), 1e-300)
+        with np.errstate(all="ignore"):  # what has diverged beyond all numbers is similar to nobody
+            similar = np.nan_to_num(gram / np.maximum(np.outer(norms, norms), 1e-300), nan=0.0)
         shares = meeting.shares(active)
         return state, Links.dense(active, np.array([project(shares + s / (2 * self.alpha)) for s in similar]))
