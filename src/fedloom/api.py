@@ -164,7 +164,8 @@ def load(
         )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # these warnings were shown when the run started
-        task = build(of_models(at(by.schema).complete(read_run(directory.path))))
+        dealt = stored.get("identity", {}).get("networks", ())
+        task = build(of_models(at(by.schema).complete(read_run(directory.path)), dealt))
     return federated.load(task, place, round)
 
 

@@ -19,6 +19,7 @@ import torch
 from helpers.commands import Cli
 from helpers.marks import kinds
 
+import fedloom as fl
 from fedloom.applications import applications, at
 from fedloom.config.schema import Choice, Record, Section, Value
 from fedloom.core import yaml
@@ -330,6 +331,34 @@ def test_models_are_used_without_the_tables_that_their_training_names(
         path.write_text(yaml.dump(settings | change))
         for words in (("predict", "run=one", "test.npz", "--client", "0"), READING["evaluate"]):
             assert watched(cli, watch, words) == (0, set())
+
+
+@pytest.mark.parametrize(
+    ("words", "place"),
+    [
+        (("method=dpsgd", "model=logistic", "method.topology=edge_list", "method.topology.pairs=table"),
+         ("method", "topology", "pairs")),
+        (("model=several", "model.names=[logistic,logistic]", "method.personal=own_architectures",
+          "method.personal.by=speed", "devices=table", "devices.path=table.csv"), ("devices", "path")),
+    ],
+    ids=["edges", "networks"],
+)  # fmt: skip
+def test_who_heard_whom_and_had_which_network_is_known_without_their_tables(
+    words: tuple[str, ...], place: tuple[str, ...], cli: Cli, watch: Watch, values: Sequence[str], tmp_path: Path
+) -> None:
+    """A stranger's table neither is opened nor deals networks anew; the run has recorded which each client trains."""
+    (tmp_path / "table").write_text("0 1\n1 2\n")
+    (tmp_path / "table.csv").write_text("client,speed\n0,3e9\n1,1e9\n2,9e9\n3,2e9\n")
+    assert cli("run", "-q", "data=digits", "clients=4", "rounds=1", *words, "out=one").code == 0
+    clients = fl.load("one").evaluate()
+    settings = yaml.load(path := tmp_path / "one" / "config.yaml")
+    path.write_text(yaml.dump(replaced(settings, place, values[1])))
+    watch.found, watch.on = set(), True
+    try:
+        again = fl.load("one").evaluate()
+    finally:
+        watch.on = False
+    assert (again, watch.found) == (clients, set())
 
 
 @pytest.mark.parametrize("command", [*applications(), "predict", "export", "verify", "evaluate", "data", "list"])

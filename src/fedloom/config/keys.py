@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -297,14 +297,22 @@ def build(config: Config, shared: Shared | None = None) -> Experiment:
     return Experiment(method=method, federation=federation, model=model, config=values, **conditions)
 
 
-def of_models(values: Mapping[str, Any]) -> Config:
+def of_models(values: Mapping[str, Any], networks: Sequence[int] = ()) -> Config:
     """The configuration of a run for the models that it has trained, without what says when clients worked and how.
 
     Only training needs that: the tables named there are not opened, whoever has named them.
+
+    Args:
+        values: all settings of the run.
+        networks: each client's, where they were dealt by the clients' devices.
     """
     plain = {"schedule": {"name": "rounds"}, "devices": {"name": "none"}, "selection": {"name": "uniform"}}
-    evaluation = values["evaluation"] | {"hours": None}
-    return Config({**values, **plain, "client_local": {}, "presence": {}, "evaluation": evaluation})
+    method, evaluation = dict(values["method"]), values["evaluation"] | {"hours": None}
+    if networks:
+        method["personal"] = method["personal"] | {"members": networks}
+    if "pairs" in method.get("topology", {}):
+        method["topology"] = method["topology"] | {"pairs": []}
+    return Config({**values, **plain, "client_local": {}, "presence": {}, "evaluation": evaluation, "method": method})
 
 
 def build_method(config: Config) -> Method:

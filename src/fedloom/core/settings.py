@@ -169,7 +169,7 @@ def convert(key: str, value: Any, annotation: Any) -> Any:
     except TypeError:
         if get_origin(annotation) is Literal and isinstance(value, str):
             raise ConfigError(f"{key} is {value!r}; {nearest(value, map(str, get_args(annotation)))}") from None
-        if isinstance(value, int | float) and LARGEST < abs(value) < math.inf:
+        if isinstance(value, int | float) and LARGEST < abs(value) < 1e308:
             raise ConfigError(f"{key} is {value:.3g}, but whole numbers go up to {LARGEST:.3g}.") from None
         text = format_value(value)
         text = text if len(text) <= LONG and "\n" not in text else in_words(value)  # of an array, its shape

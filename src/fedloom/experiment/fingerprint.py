@@ -6,6 +6,7 @@ import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,7 @@ SINCE = (  # settings of local training that are described where they are used
 SAMPLED = 1000  # number of input rows in the digest
 READ = 16  # the same where each is read and put together by a user's code
 STEPPED = ("compute", "shares")  # how clients are stepped; with compute=auto, other versions may choose otherwise
-ABOUT_WORK = (*STEPPED, "client_local", "presence", "schedule", "selection", "devices")
+ABOUT_WORK = (*STEPPED, "client_local", "presence", "schedule", "selection", "devices", "edges")
 
 
 def describe(experiment: Experiment, plan: ClientPlan) -> dict[str, Any]:
@@ -42,13 +43,17 @@ def describe(experiment: Experiment, plan: ClientPlan) -> dict[str, Any]:
     federation = experiment.federation
     arrays, relabel = federation.train.arrays, federation.train.relabel
     names = () if relabel is None else (relabel.numpy(),)
-    parts = {place: identity.of_part(part) for place, part in experiment.method.parts.items()}
+    method = experiment.method
+    parts = {place: identity.of_part(part) for place, part in method.parts.items()}
+    networks, edges = getattr(method.personal, "members", ()), getattr(method.topology, "pairs", None)
     compute, shares = resolved(experiment.compute, plan), experiment.compute_settings.get("shares")
     return {
-        "method": {"name": experiment.method.name, "pooled": experiment.method.pooled, **parts},
+        "method": {"name": method.name, "pooled": method.pooled, **parts},
         "local": _local(experiment.local),
         **({"client_local": own} if (own := {str(k): _local(v) for k, v in experiment.own_local.items()}) else {}),
         **({"presence": to_plain(experiment.spans)} if experiment.presence else {}),
+        **({"networks": [*networks]} if networks else {}),
+        **({"edges": identity.of_file(edges) if isinstance(edges, Path) else repr(edges)} if edges else {}),
         "sampling": {
             "participation": experiment.participation,
             "cohort": experiment.cohort,
@@ -84,7 +89,7 @@ def describe(experiment: Experiment, plan: ClientPlan) -> dict[str, Any]:
         **_beside(experiment, plan),
         "seed": experiment.seed,
         "dtype": experiment.dtype,
-        **({"rounds": experiment.rounds} if experiment.method.needs("rounds") else {}),
+        **({"rounds": experiment.rounds} if method.needs("rounds") else {}),
         "compute": compute,  # computes differ by rounding, and so do blocks of clients
         **({"shares": shares} if compute == "batched" and shares else {}),
     }
@@ -109,8 +114,8 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = ""
 def of_other_models(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """The settings that differ in two descriptions and say that one's models are not the other's.
 
-    How clients are stepped, when they work and with what settings of their own, and the code of a user's own functions
-    decide how a run goes on, but not what the models are that it has trained.
+    How clients are stepped, when they work and with what settings of their own, whom they hear, and the code of a
+    user's own functions decide how a run goes on, but not what the models are that it has trained.
 
     >>> of_other_models({"seed": 0, "compute": "live"}, {"seed": 1, "compute": "batched"})
     ['seed: 0 → 1']

@@ -344,7 +344,7 @@ class EdgeList(Graph):
         ConfigError: if an edge is no pair of numbers, or the file cannot be read.
     """
 
-    pairs: Path | tuple[tuple[NonNegativeInt, ...], ...] = field(kw_only=True)
+    pairs: Path | tuple[tuple[NonNegativeInt, ...], ...] = field(kw_only=True, repr=False)
     one_way: bool = False
 
     def __post_init__(self) -> None:
