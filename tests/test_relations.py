@@ -14,7 +14,11 @@ from itertools import cycle
 
 import numpy as np
 import pytest
-from helpers.relations import RELATIONS, Count, Draw, Refused, base, search, shrunk
+from helpers.relations import PARTS, RELATIONS, UNDRAWN, Count, Draw, Refused, base, search, shrunk
+
+from fedloom.core.slots import SLOTS
+
+pytestmark = pytest.mark.filterwarnings("ignore:FedSSA gives client")
 
 SECONDS = float(os.environ.get("FEDLOOM_RELATIONS", "0"))
 HELD = 5  # compositions that each relation is held for in a test run
@@ -51,6 +55,13 @@ def test_relations_hold_for_whatever_is_drawn(capsys: pytest.CaptureFixture[str]
         for name, count in counts.items():
             print(f"{name}: {count.held} held, {len(count.refused)} refused{', broken' * (name in faults)}")
     assert not faults, "\n\n".join(["", *faults.values()])
+
+
+def test_every_part_is_drawn_or_has_a_reason() -> None:
+    for slot, registry in SLOTS.items():
+        drawn = {type(one) for made in PARTS[slot].values() for one in (made if isinstance(made, tuple) else (made,))}
+        missing = {entry.name for entry in registry if entry.factory not in drawn}
+        assert missing == {name for name in UNDRAWN if name in registry}, slot
 
 
 def test_what_is_broken_is_shrunk_to_what_breaks_it(monkeypatch: pytest.MonkeyPatch) -> None:

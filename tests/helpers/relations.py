@@ -23,11 +23,13 @@ from fedloom.core.errors import FedLoomError
 from fedloom.core.federation import Arrays, Federation, Index, Split, Unlabelled
 from fedloom.core.local import Local
 from fedloom.core.method import Method
-from fedloom.core.parts import Adaptation, Drift, Mixing, Personal, ServerOptimizer
+from fedloom.core.parts import Adaptation, Drift, Mixing, Personal, ServerOptimizer, Topology
 from fedloom.data.federate import with_own_labels
 from fedloom.experiment.experiment import Evaluation, Experiment
 from fedloom.experiment.federated import RunResult, run
-from fedloom.parts import adaptation, drift, mixing, objectives, personal, server, uplink, weighting
+from fedloom.models import Several
+from fedloom.parts import adaptation, drift, mixing, objectives, personal, server, topology, uplink, weighting
+from fedloom.parts.personal.architectures import for_networks
 from fedloom.timing import Asynchronous, Buffered, Deadline, Lognormal, OverSelect, Rounds, Semi, Tiers
 from fedloom.timing.selection import ByLoss, Oort, PowerOfChoice, Uniform, Weighted
 from helpers.federations import Shaken
@@ -128,6 +130,9 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "hidden": lambda: tanh_layers(Hidden()),
     "wide": wide_net,
     "two_ends": two_ends,
+    "several": lambda: Several(
+        [tanh_layers(), Body(nn.Sequential(nn.Linear(FEATURES, 5), nn.Tanh(), nn.Linear(5, 3), nn.Tanh()), 3)]
+    ),
 }
 
 
@@ -151,6 +156,18 @@ PARTS: dict[str, dict[str, Any]] = {
         "distillation": (objectives.Distillation(0.3),),
         "selective": (objectives.Selective(0.3),),
         "robustness": (objectives.Robustness(),),
+        "restricted": (objectives.RestrictedSoftmax(0.5),),
+        "class_weights": (objectives.WeightedCrossEntropy((1.0, 3.0, 0.5)),),
+        "sharpness": (CE, objectives.Sharpness(0.2)),
+        "cosine": (CE, objectives.CosinePull()),
+        "feature_mean": (CE, objectives.FeatureMean(0.5, 0.6)),
+        "inheritance": (CE, objectives.Inheritance(0.5)),
+        "inheritance of features": (CE, objectives.Inheritance(0.5, "features")),
+        "class_outputs": (CE, objectives.ClassOutputs()),
+        "trainable_prototypes": (CE, objectives.TrainablePrototypes(epochs=2, lr=0.1)),
+        "head_on_means": (CE, objectives.HeadOnMeans(epochs=2, lr=0.1, batch_size=100)),
+        "mutual": (objectives.Mutual(0.4, 0.7),),
+        "adaptive_mutual": (objectives.AdaptiveMutual(),),
     },
     "drift": {
         "none": Drift(),
@@ -163,6 +180,12 @@ PARTS: dict[str, dict[str, Any]] = {
         "feddc_cohort": drift.FedDCDrift(0.3, average_over_all=False),
         "fedsplit": drift.FedSplitDrift(1.5),
         "fedsplit_active": drift.FedSplitDrift(1.5, active=True),
+        "momentum": drift.KeptMomentum(),
+        "momentum, average": drift.KeptMomentum(average=True),
+        "cached": drift.CachedUpdates(),
+        "mifa": drift.CachedUpdates(mean=True),
+        "delay": drift.DelayCompensation(),
+        "tracking": drift.GradientTracking(),
     },
     "personal": {
         "none": Personal(),
@@ -178,6 +201,16 @@ PARTS: dict[str, dict[str, Any]] = {
         "subspace": personal.Subspace(False, 0.2, 0.5, min_validation=1),
         "width": personal.WidthSlice(),
         "exit": personal.EarlyExitSlice(),
+        "decoupled": personal.Decoupled(),
+        "bias_memory": personal.BiasMemory(),
+        "inherited": personal.Inherited(0.6),
+        "merged": personal.Merged(batch_size=3, most=3),
+        "own_start": personal.OwnStart(),
+        "architectures": personal.Architectures(2, by="speed"),
+        "own_architectures": personal.OwnArchitectures(2, by="memory"),
+        "own_bodies": personal.OwnBodies(2, (1, 0, 0, 1)),
+        "own_network": personal.OwnNetwork(),
+        "aligned": personal.OwnNetwork(align=True),
     },
     "adaptation": {
         "none": Adaptation(),
@@ -190,6 +223,7 @@ PARTS: dict[str, dict[str, Any]] = {
     "mixing": {
         "by_samples": Mixing(),
         "uniform": mixing.Uniform(),
+        "fixed": mixing.Fixed((1.0, 3.0, 0.5, 2.0)),
         "term": mixing.TERM(2.0),
         "propfair": mixing.Proportional(6.0),
         "q_ffl": mixing.QFFL(1.5),
@@ -206,6 +240,9 @@ PARTS: dict[str, dict[str, Any]] = {
         "centred_clipping": mixing.CentredClipping(0.2, 2),
         "fltrust": mixing.FLTrust(),
         "confidence": mixing.Confidence(),
+        "similarity": mixing.Similarity(),
+        "ssa": mixing.SelfSupervised(steps=5, batch_size=8),
+        "ssa, fed back": mixing.SelfSupervised(steps=5, batch_size=8, feed_back=True),
     },
     "weighting": {
         "none": (),
@@ -222,6 +259,27 @@ PARTS: dict[str, dict[str, Any]] = {
         "exp": server.Extrapolated(0.01),
         "ensemble": server.Ensemble(),
     },
+    "topology": {
+        "none": Topology(),
+        "own_model": topology.OwnModel(),
+        "ring": topology.Ring(),
+        "ring, combine first": topology.Ring(combine_first=True),
+        "complete": topology.Complete(),
+        "star": topology.Star(centre=1),
+        "torus": topology.Torus(),
+        "exponential": topology.Exponential(one_peer=True, push_sum=True),
+        "erdos_renyi": topology.ErdosRenyi(probability=0.5, redrawn=True),
+        "small_world": topology.SmallWorld(neighbours=2, rewired=0.5),
+        "edge_list": topology.EdgeList(pairs=((0, 1), (1, 2))),
+        "one way": topology.EdgeList(pairs=((0, 1), (1, 2), (2, 0)), one_way=True),
+        "random_pairs": topology.RandomPairs(),
+        "hierarchy": topology.Hierarchy(cloud_every=2),
+        "clusters": topology.Clusters(),
+        "attention": topology.Attention(),
+        "bipartition": topology.Bipartition(10.0, 0.0),
+        "collaboration": topology.Collaboration(),
+        "first_order": topology.FirstOrder(2),
+    },
     "uplink": {
         "none": (),
         "clip": (uplink.ClipNoise(0.2, 0.0),),
@@ -229,9 +287,37 @@ PARTS: dict[str, dict[str, Any]] = {
         "random_k": (uplink.RandomK(0.5),),
         "qsgd": (uplink.QSGD(),),
         "sign": (uplink.SignCompression(),),
+        "low_rank": (uplink.LowRank(0.7),),
         "secure_sum": (uplink.SecureSum(),),
         "top_k, clip": (uplink.TopK(0.5), uplink.ClipNoise(0.2, 0.0)),
     },
+}
+UNDRAWN = {  # parts that stand in no draw, and why
+    "adversarial": "trains a generative model, which has no classes to measure",
+    "variational": "trains a generative model, which has no classes to measure",
+    "energy": "shares no model: what is to compare are its samples",
+    "binary_cross_entropy": "has numbers as targets, and the federations here classes",
+    "squared_error": "has numbers as targets, and the federations here classes",
+    "reinitialised": "shares no model, and trains a new one in every round",
+    "private_lora": "needs a network with adapters",
+}
+FITS: dict[tuple[str, str], dict[str, Any]] = {  # without which a filling is refused, or has no effect
+    ("personal", "width"): {"model": "wide"},
+    ("personal", "exit"): {"model": "two_ends"},
+    ("personal", "decoupled"): {"model": "two_ends"},
+    ("personal", "norm"): {"model": "batch_norm"},
+    ("personal", "architectures"): {"model": "several", "time": "rounds"},
+    ("personal", "own_architectures"): {"model": "several", "time": "rounds"},
+    ("personal", "own_bodies"): {"model": "several"},
+    ("objective", "inheritance"): {"personal": "inherited"},
+    ("objective", "inheritance of features"): {"personal": "inherited"},
+    ("objective", "head_on_means"): {"personal": "body"},
+    ("objective", "mutual"): {"personal": "own_network"},
+    ("objective", "adaptive_mutual"): {"personal": "aligned"},
+    ("drift", "momentum"): {"local": "momentum"},
+    ("drift", "momentum, average"): {"local": "momentum"},
+    ("drift", "delay"): {"time": "asynchronous"},
+    ("drift", "tracking"): {"topology": "ring"},
 }
 NEUTRAL = {
     "clip": (uplink.ClipNoise(float("inf"), 0.0), 0.0),
@@ -277,7 +363,7 @@ PRESENCE: dict[str, dict[str, tuple[int, ...]]] = {
     "one joins": {"1": (1,)},
     "one leaves": {"2": (0, 1)},
 }
-SLOW = Lognormal(sigma=1.5, jitter=0.2)
+SLOW = Lognormal(sigma=1.5, jitter=0.2, memory=1e9)
 TIMES: dict[str, dict[str, Any]] = {
     "none": {},
     "rounds": {"devices": SLOW, "schedule": Rounds()},
@@ -334,6 +420,7 @@ class Draw:
     mixing: str = "by_samples"
     weighting: str = "none"
     server: str = "none"
+    topology: str = "none"
     uplink: str = "none"
     model: str = "tanh"
     local: str = "whole"
@@ -362,8 +449,9 @@ class Draw:
             for name, choices in CHOICES.items()
         }
         found["seed"] = int(draws.integers(1000))
-        fits = {"width": "wide", "exit": "two_ends", "norm": "batch_norm"}
-        found["model"] = fits.get(found["personal"], found["model"])
+        for (slot, name), needed in FITS.items():
+            if found[slot] == name:
+                found |= needed
         found["validation"] |= "validation" in found["evaluation"]
         if found["selection"] != "uniform":
             found |= {"cohort": 2, "sampling": "fixed"}
@@ -381,8 +469,8 @@ class Draw:
 
     @property
     def method(self) -> Method:
-        slots = {slot: names[getattr(self, slot)] for slot, names in PARTS.items()}
-        return Method("drawn", **slots)
+        made = Method("drawn", **{slot: names[getattr(self, slot)] for slot, names in PARTS.items()})
+        return for_networks(made, 2) if self.model == "several" else made
 
     @property
     def is_text(self) -> bool:
@@ -454,6 +542,7 @@ class Draw:
             "attack": ATTACKS[self.attack],
             "teacher": teacher,
             "augment": (Shaken(),) if self.objective == "robustness" else (),
+            "views": (Shaken(),),
             "evaluation": Evaluation(what=self.evaluation),
             "seed": self.seed,
             "dtype": "float64",
@@ -532,8 +621,10 @@ def same_state(a: RunResult, b: RunResult, tolerance: float = 0.0) -> None:
 
 
 def has_server(draw: Draw) -> bool:
-    """Whether the server has a whole model."""
-    return draw.personal in ("none", "ditto", "apfl", "apfl_learnt", "pfedme", "subspace", "width", "exit")
+    """Whether the server has one whole model."""
+    parts = ("none", "ditto", "apfl", "apfl_learnt", "pfedme", "subspace", "width", "exit", "inherited", "merged",
+             "own_start")  # fmt: skip
+    return draw.personal in parts and draw.model != "several" and draw.topology == "none"
 
 
 # --- relations -----------------------------------------------------------------------
@@ -583,7 +674,8 @@ ORDERED = {  # what is drawn for a client by its number, or taken from one of th
     "drop_rate": (0.0,),
     "sampling": ("fixed",),
     "attack": ("none",),
-    "uplink": ("none", "clip", "top_k", "sign", "top_k, clip"),
+    "uplink": ("none", "clip", "top_k", "sign", "low_rank", "top_k, clip"),
+    "topology": ("none", "own_model", "complete", "clusters", "attention", "bipartition", "collaboration"),
     "own": ("none",),
     "presence": ("everybody",),
     "time": ("none",),
@@ -606,11 +698,13 @@ def picked(federation: Federation, order: np.ndarray) -> Federation:
 @relation(
     only=ORDERED,
     excluded={
-        "model": ("dropout",),
-        "personal": ("subspace", "width", "exit"),  # λ is drawn, or the level given, by number
+        "model": ("dropout", "several"),
+        # λ, or a piece of the samples is drawn by number, or the level or network given
+        "personal": ("subspace", "width", "exit", "decoupled", "merged", "own_bodies"),
         "adaptation": ("maml", "proto"),  # supports are drawn
         "objective": ("robustness",),
-        "mixing": ("fltrust", "krum"),  # trusts client 0; of two that are each other's nearest it takes the first
+        # trusts client 0; of two that are each other's nearest it takes the first; has a weight for each number
+        "mixing": ("fltrust", "krum", "fixed"),
     },
 )
 def clients_renumbered(draw: Draw) -> None:
@@ -654,19 +748,18 @@ def rename(net: nn.Module, order: Tensor) -> None:
     """Let a network's outputs change places: the one at c goes to order[c]."""
     back = order.argsort()
     with torch.no_grad():
-        for name in ("head", "exit.head"):
-            try:
-                head = net.get_submodule(name)
-            except AttributeError:
-                continue
-            for value in (head.weight, head.bias):
-                value.copy_(value[back].clone())  # pyright: ignore
+        for name, head in net.named_modules():
+            if name.split(".")[-1] == "head" and isinstance(head, nn.Linear):
+                for value in (head.weight, head.bias):
+                    value.copy_(value[back].clone())
 
 
 @relation(
     excluded={
         "uplink": ("random_k", "qsgd", "secure_sum"),  # what is drawn for a coordinate
         "attack": ("label_flip", "backdoor"),  # go by numbers
+        "objective": ("class_weights", "trainable_prototypes"),  # have a weight, or a draw, for each number
+        "topology": ("clusters",),  # start from permutations of numbers
     },
 )
 def classes_permuted(draw: Draw) -> None:
@@ -685,8 +778,12 @@ def classes_permuted(draw: Draw) -> None:
         "uplink": ("random_k", "qsgd", "secure_sum"),
         "objective": ("robustness",),  # noise is drawn for a coordinate
         "attack": ("backdoor",),  # stamps the last inputs
+        "mixing": ("similarity", "ssa", "ssa, fed back"),
+        "topology": ("clusters",),  # start from permutations of numbers
     },
-    only={"model": ("tanh", "batch_norm", "batch_stats", "layer_norm", "dropout", "frozen", "hidden", "wide")},
+    only={
+        "model": ("tanh", "batch_norm", "batch_stats", "layer_norm", "dropout", "frozen", "hidden", "wide", "several")
+    },
 )
 def features_permuted(draw: Draw) -> None:
     """The order of inputs is a convention, where the first layer is linear."""
@@ -703,9 +800,11 @@ def features_permuted(draw: Draw) -> None:
         return net
 
     def turned(net: nn.Module) -> None:
-        first = next(one for one in net.modules() if isinstance(one, nn.Linear))
-        with torch.no_grad():
-            first.weight.copy_(first.weight[:, order].clone())
+        networks = net.networks if isinstance(net, Several) else [net]
+        for network in networks:
+            first = next(one for one in network.modules() if isinstance(one, nn.Linear))
+            with torch.no_grad():
+                first.weight.copy_(first.weight[:, order].clone())
 
     splits = {name: getattr(federation, name) for name in ("train", "validation", "held_out")}
     splits = {name: replace(split, arrays=turn(split.arrays)) for name, split in splits.items()}
@@ -736,6 +835,7 @@ def features_permuted(draw: Draw) -> None:
         # by counts; by draws; by n - 1 or eps; by the number of wrong samples, or 1
         "objective": ("calibrated", "robustness", "decorrelation", "selective"),
         "adaptation": ("maml", "proto", "neighbours"),  # supports are drawn; k of n
+        "personal": ("merged",),  # a share of the samples is drawn
     },
 )
 def samples_duplicated(draw: Draw) -> None:
@@ -918,8 +1018,9 @@ COUNTS = {"tanh": (15, 12), "layer_norm": (21, 12), "dropout": (15, 12), "frozen
         "personal": ("none", "head", "body", "ditto", "apfl", "pfedme", "subspace", "alternating"),
         "drift": ("none", "scaffold", "feddyn", "fednova", "fedcm", "feddc"),
         "objective": ("cross_entropy", "proximal", "elastic_net", "propfair", "calibrated", "balanced", "distillation"),
-        "mixing": (*CHOICES["mixing"][:-2],),
+        "mixing": (*CHOICES["mixing"][: CHOICES["mixing"].index("fltrust")],),
         "server": ("none", "momentum", "adam", "yogi", "adagrad", "exp"),
+        "topology": ("none",),
         "cohort": (None,),
         "drop_rate": (0.0,),
         "sampling": ("fixed",),

@@ -21,6 +21,7 @@ from fedloom.core.method import Method
 from fedloom.experiment.experiment import Evaluation
 from fedloom.experiment.federated import RunResult, run
 from fedloom.methods import make
+from fedloom.parts.adaptation import PersonalHead
 from fedloom.parts.mixing import TERM, Uniform
 from fedloom.parts.objectives import CrossEntropy, NotTrueDistillation
 from fedloom.parts.server import Adam
@@ -75,6 +76,17 @@ def test_a_model_that_nobody_chooses_stays_as_it_is() -> None:
     first, second = (one.numpy() for one in models(go("ifca", model=same, local=LOCAL, rounds=1)))
     np.testing.assert_allclose(second, 0.1, rtol=1e-6)
     assert np.abs(first - 0.1).max() > 0.01
+
+
+def test_clients_choose_among_adapted_models() -> None:
+    """An adaptation of no steps changes neither choice nor model."""
+    settings: dict[str, Any] = {"local": LOCAL, "cohort": 4, "rounds": 2, "evaluation": SEEN}
+    plain, still, moved = (
+        go(replace(make("ifca"), **{"adaptation": PersonalHead(steps=steps)} if steps >= 0 else {}), **settings)
+        for steps in (-1, 0, 5)
+    )
+    assert_same_run(plain, still)
+    assert moved.history[-1]["clients/loss/mean"] != plain.history[-1]["clients/loss/mean"]
 
 
 def two_kinds() -> Federation:

@@ -14,6 +14,7 @@ import fedloom as fl
 from fedloom.core.context import NO_ROUND, Meeting
 from fedloom.core.local import Local
 from fedloom.core.method import Method
+from fedloom.core.slots import topologies
 from fedloom.experiment.federated import RunResult
 from fedloom.methods import make
 from fedloom.parts.objectives import CosinePull, CrossEntropy
@@ -55,6 +56,15 @@ def test_models_that_have_not_moved_are_like_no_other() -> None:
 def test_models_beyond_all_numbers_are_like_no_other() -> None:
     far = torch.full((3,), 1e200, dtype=torch.float64)
     assert collaboration(torch.ones(3, dtype=torch.float64), far) == [0.5] * 4
+
+
+@pytest.mark.parametrize("name", ["ring", "complete", "attention", "collaboration", "first_order"])
+def test_a_round_in_which_nobody_is_there_changes_no_model(name: str) -> None:
+    method = Method("drawn", (CrossEntropy(),), topology=topologies.make(name))
+    result = go(method, cohort=1, drop_rate=0.9, rounds=1)
+    assert (result.history[0]["cohort"], result.history[0]["failures"]) == (1, 1)
+    first = go(method, rounds=0).snapshot.server.theta
+    assert torch.equal(models(result), first.expand(6, -1))
 
 
 def test_the_cosine_turns_a_model_without_stretching_it() -> None:

@@ -297,6 +297,8 @@ def _met(
     if topology.home == "clients":  # who trains a model where it is, receives and sends nothing
         report.traffic = Traffic()
     now = replace(server, models=server.models.after(after), round=t + 1)
+    if not after and topology.home != "edges":  # nobody was there; edges meet all the same
+        return now
 
     def losses_of(at: Server) -> Callable[[int, np.ndarray], np.ndarray]:
         held_out = plan.validation is not None

@@ -265,6 +265,8 @@ class Evaluator(LoadedModel):
         adapts = not plan.method.adaptation.is_identity
         if plan.has_levels or not (plan.has_private or plan.method.keeps_own or adapts):
             return [self._in_common(split, server, store, clients, row) for row in uses]
+        if adapts and len(uses) > 1:
+            return [self.predictions(split, server, store, clients, [row])[0] for row in uses]
         place = {client: number for number, client in enumerate(clients.tolist())}
 
         def fill(client: int, number: int, theta: Tensor, buffers: Tensor) -> None:
