@@ -546,6 +546,14 @@ preset(
     "Client i receives Σ_j B_ij w_j, B_i = argmin_{b∈Δ} Σ_j [α(b_j - n_j/n)² - b_j cos_ij], of similar models more.",
     "Ye et al., ICML 2023; cos_ij of how models have moved, and λ(1 - cos(θ, θ^t)) beside the loss.",
 )
+preset(
+    "fedpac",
+    lambda name: Method(
+        name, (*CE, objectives.PrototypeAlignment()), personal=personal.InTurn(), topology=topology.CombinedHeads()
+    ),
+    "One body, with features drawn to common class means, and heads Σ_j α_ij h_j by a programme for each client.",
+    "Xu, Tong & Huang, ICLR 2023: first an epoch of the head, then five of the body. See ``CombinedHeads``.",
+)
 # slow and absent clients; schedule=buffered and so on makes any other method asynchronous
 preset(
     "fedbuff",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import fields
+from itertools import combinations
 
 import numpy as np
 
@@ -282,6 +283,54 @@ def fedfomo(world: World, models: int | None = None, explore: float = 0.3) -> Fo
     return Found(np.mean(own, axis=0))
 
 
+def fedpac(world: World, lam: float = 1.0, head_fraction: float = 1 / 6) -> Found:
+    """Each programme by all supports that its solution may have; μ and V as moments of single samples' e_y rᵀ."""
+    body, h, classes = slice(0, world.body), world.width, int(world.y.max()) + 1
+    own, centres = np.tile(world.start, (world.clients, 1)), dict[int, Vector]()
+    for t, rate, cohort in world.schedule():
+        new, mean, variance, seen = {}, [], [], dict[int, list[Vector]]()
+        for i in cohort:
+            mine = world.federation.train.index[i]
+            r, y = losses.forward(own[i], world.x[mine], h)[0], world.y[mine]
+            each = np.einsum("nc,nd->ncd", np.eye(classes)[y], r).reshape(len(y), -1)
+            mean.append(each.mean(0))
+            variance.append(each.var(0).sum() / len(y))
+            w, v, pace, todo = own[i][body], own[i][world.body :], Pace(world, rate), batches(world, i, t)
+            first = min(max(int(np.floor(head_fraction * len(todo) + 1e-9)), 1), len(todo) - 1)
+            for number, rows in enumerate(todo):
+                theta = np.concatenate([w, v])
+                z, pull = losses.forward(theta, world.x[rows], h)[0], np.zeros((len(rows), h))
+                for row, label in enumerate(world.y[rows]):
+                    if label in centres:
+                        pull[row] = 2 * lam / len(rows) / h * (z[row] - centres[label])
+                g = world.gradient(theta, rows) + losses.backward(theta, world.x[rows], h, 0.0, pull)
+                if len(todo) == 1:
+                    w, v = pace.step({"w": (w, g[body]), "v": (v, g[world.body :])})
+                elif number < first:
+                    (v,) = pace.step({"v": (v, g[world.body :])})
+                else:
+                    (w,) = pace.step({"w": (w, g[body])})
+            new[i] = np.concatenate([w, v])
+            for label, z in zip(y, losses.forward(new[i], world.x[mine], h)[0], strict=True):
+                seen.setdefault(label, []).append(z)
+        centres = centres | {label: np.mean(z, axis=0) for label, z in seen.items()}
+        own[:, body] = average(world, world.start, new)[body]
+        for at, i in enumerate(cohort):
+            apart = np.array(mean) - mean[at]
+            q, best = np.diag(variance) + apart @ apart.T, (np.inf, np.zeros(len(cohort)))
+            for size in range(1, len(cohort) + 1):
+                for some in combinations(range(len(cohort)), size):
+                    alpha = np.zeros(len(cohort))
+                    alpha[[*some]] = np.linalg.solve(q[np.ix_(some, some)], np.ones(size))
+                    alpha /= alpha.sum()
+                    if (alpha >= 0).all():
+                        best = min(best, (float(alpha @ q @ alpha), alpha), key=lambda pair: pair[0])
+            own[i, world.body :] = best[1] @ np.array([new[j][world.body :] for j in cohort])
+    known = np.array([centres[label] for label in sorted(centres)])
+    states = {f"model {i}/model/theta": theta for i, theta in enumerate(own)}
+    return Found(own.mean(0), states={**states, "server/objective.1/prototypes": known})
+
+
 def feddbe(world: World, kappa: float = 1.0, mu: float = 1.0) -> Found:
     """Zhang et al. 2023, algorithm 1, on θ and every client's z̄ᵖ; the first round is the one without a consensus."""
     theta, h, known = world.start, world.width, list[Vector]()
@@ -344,5 +393,19 @@ def fedphp(world: World, mu: float = 0.9, lam: float = 0.1, by: str = "outputs",
     return Found(theta, states=states)
 
 
-KEPT = (fedala, fedfomo, feddbe, fedphp, pfedme, apfl, superfed_mm, superfed_lm, fedrep, fedbn, fedbabu, knn_per)
+KEPT = (
+    fedala,
+    fedfomo,
+    fedpac,
+    feddbe,
+    fedphp,
+    pfedme,
+    apfl,
+    superfed_mm,
+    superfed_lm,
+    fedrep,
+    fedbn,
+    fedbabu,
+    knn_per,
+)
 ORACLES = {f.__name__: f for f in KEPT}

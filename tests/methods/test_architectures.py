@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 import fedloom as fl
 from fedloom.config.keys import build_method, resolve
-from fedloom.core.context import RoundInfo
+from fedloom.core.context import Context, RoundInfo
 from fedloom.core.errors import ConfigError
 from fedloom.core.federation import Index, Split
 from fedloom.core.local import Local
@@ -27,7 +27,7 @@ from fedloom.experiment.experiment import Evaluation
 from fedloom.experiment.federated import run
 from fedloom.methods import make
 from fedloom.models import Several
-from fedloom.parts.objectives.alignment import TrainablePrototypes, over_samples
+from fedloom.parts.objectives.alignment import TrainablePrototypes
 from fedloom.parts.personal import Architectures, OwnArchitectures, OwnBodies
 from fedloom.parts.personal.architectures import for_networks
 from fedloom.timing.devices import Grades
@@ -285,7 +285,7 @@ def test_the_margin_is_that_of_classes_which_somebody_has() -> None:
 
 def test_means_of_features_are_made_without_dropout() -> None:
     dropout, x = nn.Dropout(0.5), torch.ones(4, 6)
-    assert over_samples(SimpleNamespace(samples=SimpleNamespace(x=x)), dropout, dropout).equal(x)  # type: ignore[arg-type]
+    assert Context.over_samples(SimpleNamespace(samples=SimpleNamespace(x=x)), dropout, dropout).equal(x)  # type: ignore[arg-type]
     assert dropout.training, "for the steps of the next client"
 
 

@@ -61,6 +61,7 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     "fedrod": [{"gamma": 0.5}],
     "fedproto": [{"lam": 0.7}],
     "feddistill": [{"gamma": 0.7}],
+    "fedpac": [{"lam": 5.0, "head_fraction": 0.5}],
     "fedtgp": [{"lam": 0.7, "margin": 0.2, "epochs": 3, "lr": 0.3, "batch_size": 4}],
     "fedgh": [{"epochs": 2, "lr": 0.3, "batch_size": 4}],
     "fml": [{"alpha": 0.2, "beta": 0.9}],

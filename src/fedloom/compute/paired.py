@@ -150,6 +150,7 @@ class PairedRound:
     def _step(self, views: tuple[View, ...], mixed: list[list[float]], regs: list[RegGrad]) -> None:
         """Move w by η·shared and v by η·private against their gradients, as in ``core.step.paired_gradients``."""
         view = views[0]
+        assert not isinstance(view.shared, list)  # which is for one model
         s, p = self.down.lr * view.shared, self.down.lr * view.private
         decay = self.plan.local.weight_decay if view.data else 0.0
         gradients = []

@@ -231,8 +231,18 @@ class Fold:
         equal = self.sums[EQUAL] if EQUAL in self.sums else reduce(agreement, self.kept[BUFFERS])
         return torch.where(equal.isnan(), self.reduced(BUFFERS, divisor, p), equal)
 
-    def uploads(self, plan: ClientPlan, total: float, p: np.ndarray, clients: int) -> dict[str, Tree]:
-        """Every part's uploads by place and name, reduced as declared.
+    def of(self, places: Sequence[str]) -> Fold:
+        """The slices of some parts alone."""
+        sums, kept = (
+            {slot: value for slot, value in each.items() if slot.rpartition("/")[0] in places}
+            for each in (self.sums, self.kept)
+        )
+        return Fold(sums, kept, self.arrived)
+
+    def uploads(
+        self, plan: ClientPlan, total: float, p: np.ndarray, clients: int, places: Sequence[str] | None = None
+    ) -> dict[str, Tree]:
+        """Every part's uploads by place and name, reduced as declared, or those of the parts at some places.
 
         ``total`` is the Σ p_i they were summed with, and ``clients`` the number that receive the model.
         """
@@ -242,6 +252,7 @@ class Fold:
         return {
             place: {name: self.reduced(f"{place}/{name}", divisor[how], p, how) for name, how in part.uploads.items()}
             for place, part in plan.method.uploading
+            if places is None or place in places
         }
 
 

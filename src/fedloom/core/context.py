@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from fedloom.core.server_data import ServerData
 from fedloom.core.tree import Float, Shaped, Tree
@@ -37,6 +38,7 @@ class Batch(NamedTuple):
 
 
 Model = Callable[..., Any]  # a client's module with its current parameters
+PIECE = 1000  # samples of a forward pass over all of a client's
 
 
 class Output(NamedTuple):
@@ -79,6 +81,7 @@ class Facts(NamedTuple):
         noise_seed: seed of privacy noise where it is secret; None in simulations, which use ``seed``.
         layers: numbers of parameters of the model's layers (modules that own some), in the order of θ.
         shapes: of the model's parameters, in the order of θ; private ones come last.
+        head: the number of parameters of the module ``head``, if these are the last ones that are shared; else 0.
     """
 
     inputs: tuple[int, ...]
@@ -92,6 +95,7 @@ class Facts(NamedTuple):
     noise_seed: int | None = None
     layers: tuple[int, ...] = ()
     shapes: tuple[tuple[int, ...], ...] = ()
+    head: int = 0
 
     @property
     def private_seed(self) -> int:
@@ -147,6 +151,19 @@ class Context(NamedTuple):
         """All of the client's training samples."""
         assert self.read is not None, "there are no samples outside a round"
         return self.read()
+
+    def over_samples(self, model: Model, of: Callable[[Tensor], Tensor]) -> Tensor:
+        """What a model in evaluation mode makes of all of the client's training samples, [rows, d]."""
+        model.eval()  # pyright: ignore[reportFunctionMemberAccess]
+        rows = torch.cat([of(x) for x in self.samples.x.split(PIECE)])
+        model.train()  # pyright: ignore[reportFunctionMemberAccess]
+        return rows
+
+    def by_class(self, model: Model, of: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+        """Sums by class of what a model in evaluation mode makes of them, [C, d], and their numbers [C]."""
+        rows = self.over_samples(model, of)
+        owner = functional.one_hot(self.samples.y, self.facts.classes).to(rows.dtype)
+        return owner.T @ rows, owner.sum(0)
 
 
 NO_ROUND = Context(  # for losses evaluated outside a federated round
@@ -306,6 +323,7 @@ class Meeting(NamedTuple):
         received: returns the parameters θ_r^t [P] of a model as it was before the round.
         received_losses: returns the losses of that model, like ``losses``.
         draws: a random stream that depends only on the seed and the round.
+        uploads: what the topology itself ``uploads`` from the clients of each active model, reduced over these.
     """
 
     t: int
@@ -319,6 +337,7 @@ class Meeting(NamedTuple):
     received: Callable[[int], Tensor]
     received_losses: Callable[[int, np.ndarray], np.ndarray]
     draws: np.random.Generator
+    uploads: Mapping[int, Tree] = {}
 
     def shares(self, models: np.ndarray) -> np.ndarray:
         """n_r / Σ n of some models, n_r being the samples of their clients, or with a uniform mixing their clients."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import accumulate
 from math import prod
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -116,6 +117,15 @@ class Layout:
                 sizes.append(leaf.size)
             last = owner
         return tuple(sizes)
+
+    @cached_property
+    def head(self) -> int:
+        """Number of parameters of the module ``head``, if these are the last ones that are shared; else 0."""
+        ends = accumulate(leaf.size for leaf in self.parameters)
+        mine = [end for leaf, end in zip(self.parameters, ends, strict=True) if not leaf.name.startswith("head.")]
+        last = [end for end in mine if end <= self.shared_size][-1:]
+        whole = sum(leaf.size for leaf in self.parameters if leaf.name.startswith("head."))
+        return whole if self.shared_size - sum(last) == whole else 0
 
     def spread(self, values: Float[Tensor, "L"]) -> Float[Tensor, "P"]:
         """Expand one value per layer to one per parameter.

@@ -511,6 +511,11 @@ def _check_declarations(who: str, part: Part) -> None:
         if not (isinstance(names, tuple | list) and all(isinstance(one, str) for one in names)):
             told = f"{names!r:.60}"
             raise ConfigError(f"{who}: {name} is {told}, but it must be a tuple of names, like ('momentum',).")
+    if part.common and Reduce.MIX in part.uploads.values():
+        raise ConfigError(
+            f"{who} is common to several models, between which coefficients p do not compare; reduce its uploads by "
+            "another rule than MIX, like Reduce.MEAN."
+        )
     for name, fits, example in (("uploads", _is_reduction, "Reduce.MEAN"), ("measured", callable, "torch.norm")):
         held = getattr(part, name)
         if not isinstance(held, Mapping):

@@ -112,6 +112,9 @@ class Part(Ranged):
         downloads: the entries of the part's server state that are sent to every client of the cohort.
         fits_all: whether all slices have the same shape for every network, so that clients of different architecture
             may exchange them.
+        common: whether a server that has several models (``Topology.home``) keeps one state of the part for all:
+            ``correct`` then acts once in a round, on what all clients upload, and returns Δ as it is. None of its
+            slices is reduced by ``MIX``.
         boundable: the slices that may be clipped to a norm bound, so that noise can cover them (private uplinks).
         affine: ``grad`` is a·g + b·w + k with scalars a, b and a vector k that are constant during a round, so that
             a compute may fold it into the step.
@@ -132,6 +135,7 @@ class Part(Ranged):
     measured: ClassVar[Mapping[str, Callable[[Tensor], Tensor]]] = {}
     downloads: ClassVar[tuple[str, ...]] = ()
     fits_all: ClassVar[bool] = False
+    common: ClassVar[bool] = False
     boundable: ClassVar[tuple[str, ...]] = ()
     mixed: ClassVar[tuple[str, ...]] = ()
     citation: ClassVar[str] = ""
@@ -524,6 +528,8 @@ class Topology(Part):
         θ_r ← Σ_s B_rs θ_s                                                                   B
 
     Batch statistics and the entries ``Part.mixed`` of server states are mixed by B, too. The identity is one model.
+    What the topology itself ``uploads`` is there when models are mixed, and its state, which it may ``download``, is
+    one for all models.
 
     A topology of one's own overrides ``count``, ``receives`` and ``between``, and ``first`` if models start
     differently. FedFomo, for example, is a ``between`` with a row of weights from ``meeting.losses`` for each client,

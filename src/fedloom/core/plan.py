@@ -160,7 +160,8 @@ class ClientPlan:
         clients, expected = self.population.clients, self.expected_cohort
         layers, shapes = self.layout.layers, tuple(leaf.shape for leaf in self.layout.parameters)
         return Facts(
-            shape, arrays.classes, low, high, clients, self.rounds, self.seed, expected, self.noise_seed, layers, shapes
+            shape, arrays.classes, low, high, clients, self.rounds, self.seed, expected, self.noise_seed, layers,
+            shapes, self.layout.head,
         )  # fmt: skip
 
     @cached_property
@@ -222,6 +223,12 @@ class ClientPlan:
         if self.method.topology.chooses:
             return np.full(self.models, self.population.clients)
         return np.bincount(self.model_of, minlength=self.models)
+
+    @cached_property
+    def common(self) -> tuple[str, ...]:
+        """The places of parts whose server state is one for several models; () if there is one model."""
+        parts, served = self.method.parts, self.method.topology.home == "server"
+        return tuple(p for p in parts if p == "topology" or (served and parts[p].common)) if self.models > 1 else ()
 
     @property
     def forges(self) -> bool:
@@ -299,7 +306,7 @@ class ClientPlan:
         personal, layers = self.method.personal, len(self.layout.layers)
         if not self.has_views:
             return [(FULL_VIEW,)] * steps
-        extra, ctx = self.method.extras.to(self.theta0), NO_ROUND._replace(steps=steps)
+        extra, ctx = self.method.extras.to(self.theta0), NO_ROUND._replace(steps=steps, facts=self.facts)
         return [personal.views(StepInfo(0, step, [0.5] * layers), extra, ctx) for step in range(steps)]
 
     @cached_property

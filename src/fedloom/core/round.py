@@ -130,7 +130,9 @@ def federated_round(
     active = {number: after[number] for number, one in rounds.items() if one.arrived}
     if not active and (arrivals is None or not arrivals.in_flight):  # else others are still at work
         _refuse_if_broken(report, np.concatenate([one.members for one in rounds.values()]))
-    return after[0] if server.models is None else _met(plan, engine, server, store, active, report), report
+    if server.models is None:
+        return after[0], report
+    return _met(plan, engine, server, store, active, {number: rounds[number] for number in active}, report), report
 
 
 class ModelRound:
@@ -152,6 +154,9 @@ class ModelRound:
         groups: the work for the engine.
         members: the clients whose work is awaited.
         arrived: whether the work of any of them counts.
+        info: the record of the round; at the end of those whose work counts.
+        uploads: what the topology has uploaded, reduced, at the end.
+        common: the slices of parts with one state for several models, at the end.
     """
 
     def __init__(
@@ -160,7 +165,7 @@ class ModelRound:
         clients: np.ndarray | None = None,
     ) -> None:  # fmt: skip
         self.plan, self.server, self.report, method, cohort = plan, server, report, plan.method, report.cohort
-        self.arrived = False
+        self.arrived, self.uploads, self.common = False, Tree(), Fold()
 
         # broadcast
         down = replace(server.broadcast(plan), invited=tuple(received.tolist()))
@@ -252,7 +257,11 @@ class ModelRound:
 
         # correct
         info = replace(info, combined=delta)
+        self.info, self.uploads = info, uploads.get("topology", {})
+        self.common = totals[0].of(plan.common)
         for place, part in method.hooks["correct"]:
+            if place in plan.common:
+                continue
             made = part.correct(states.get(place, {}), delta, uploads.get(place, {}), info)
             states[place], delta = _halves(made, _named(place, part, "correct"), server.theta)
 
@@ -288,12 +297,36 @@ def models_of(plan: ClientPlan, engine: Engine, server: Server, store: Store, cl
     return np.nan_to_num(np.array(found), nan=np.inf).argmin(0)
 
 
+def _corrected(plan: ClientPlan, server: Server, work: Cohort, rounds: Mapping[int, ModelRound]) -> State:
+    """The new states of parts that have one for all models, from what the clients of a round have uploaded."""
+    states, slices = dict(server.parts), Fold()
+    halves = [(place, part) for place, part in plan.method.hooks["correct"] if place in plan.common]
+    if not halves or not rounds:
+        return states
+    for one in rounds.values():
+        slices.merge(one.common)
+    members = np.concatenate([one.info.cohort for one in rounds.values()])
+    info, nothing = work.info(members, None), torch.zeros_like(server.theta)
+    uploads = slices.uploads(plan, 1.0, np.zeros(0), plan.facts.clients, plan.common)
+    for place, part in halves:
+        made = part.correct(states.get(place, {}), nothing, uploads.get(place, {}), info)
+        states[place], _ = _halves(made, _named(place, part, "correct"), nothing)
+    return states
+
+
 def _met(
-    plan: ClientPlan, engine: Engine, server: Server, store: Store, after: Mapping[int, Server], report: Report
-) -> Server:
+    plan: ClientPlan, engine: Engine, server: Server, store: Store, after: Mapping[int, Server],
+    rounds: Mapping[int, ModelRound], report: Report,
+) -> Server:  # fmt: skip
     """The server after the models of a round, those ``after`` it, have been mixed with each other."""
     method, topology, t, size = plan.method, plan.method.topology, server.round, len(server.theta)
     assert server.models is not None
+    after = {
+        number: replace(one, parts={place: own for place, own in one.parts.items() if place not in plan.common})
+        for number, one in after.items()
+    }
+    downs = {t: server.broadcast(plan)}
+    states = _corrected(plan, server, Cohort.of(plan, engine, server, store, downs, report), rounds)
     if topology.home == "clients":  # who trains a model where it is, receives and sends nothing
         report.traffic = Traffic()
     now = replace(server, models=server.models.after(after), round=t + 1)
@@ -309,6 +342,7 @@ def _met(
         t, plan.facts, np.array(sorted(after), dtype=np.int64), sizes, plan.receivers, method.mixing.is_uniform,
         lambda number: now.model(number).theta, losses_of(now), lambda number: server.model(number).theta,
         losses_of(server), rng.stream(plan.seed, "topology", t),
+        {number: one.uploads for number, one in rounds.items()},
     )  # fmt: skip
     hook = _named("topology", topology, "between")
     state, made = hook_results.pair(topology.between(server.parts.get("topology", {}), meeting), hook, "links")
@@ -318,21 +352,21 @@ def _met(
         speed = {} if links.steps is None else dict(zip(links.rows.tolist(), links.steps.tolist(), strict=True))
 
         def stepped(number: int) -> Tensor:
-            theta, before = now.model(number).theta, server.model(number).theta
+            theta, before = now.models.get(number).theta, server.models.get(number).theta
             return torch.lerp(before, theta, speed[number]) if number in speed else theta  # noqa: B023
 
         def vector(number: int) -> Tensor:
-            one, before = now.model(number), server.model(number)
+            one, before = now.models.get(number), server.models.get(number)
             rest = [] if turn else [one.buffers, *(one.parts[place][name].flatten() for place, name in own)]  # noqa: B023
             return torch.cat([(before.theta if topology.adds else stepped(number))[where], *rest])  # noqa: B023
 
         for number, found in mixed(links, vector):
-            one = moved[number] if number in moved else now.model(number)
+            one = moved[number] if number in moved else now.models.get(number)
             theta, parts = one.theta.clone(), {place: dict(tree) for place, tree in one.parts.items()}
             sizes = [len(theta[where]), *([] if turn else [len(one.buffers)]), *(parts[p][n].numel() for p, n in own)]
             theta[where], *rest = found.split(sizes)
             if topology.adds:
-                theta[where] += stepped(number)[where] - server.model(number).theta[where]
+                theta[where] += stepped(number)[where] - server.models.get(number).theta[where]
             buffers = one.buffers if turn else rest.pop(0).clone()
             for (place, name), value in zip(own, rest, strict=True):
                 parts[place][name] = value.clone().view_as(parts[place][name])
@@ -340,10 +374,10 @@ def _met(
         _count(report.traffic, topology.home, links, vector(0))
     share, mean = plan.receivers / plan.receivers.sum(), server.parts[MEAN]["mean"].clone()
     for number, one in moved.items():
-        old = server.model(number)
+        old = server.models.get(number)
         for part, new, before in ((mean[:size], one.theta, old.theta), (mean[size:], one.buffers, old.buffers)):
             part.add_(new, alpha=share[number]).sub_(before, alpha=share[number])
-    parts = server.parts | ({"topology": state} if state else {})
+    parts = states | ({"topology": state} if state else {})
     return replace(server, models=server.models.after(moved), parts=parts, round=t + 1).with_mean(mean)
 
 

@@ -78,8 +78,8 @@ class Nothing:
 class Server:
     """The server's state after ``round`` rounds: θ, shared buffers, and each part's server state.
 
-    With several models these are the mean over clients of the models that they receive, its buffers, and the
-    topology's state; other parts have theirs for each model.
+    With several models these are the mean over clients of the models that they receive, its buffers, and the states
+    that are common to all models (``ClientPlan.common``); other parts have theirs for each model.
     """
 
     theta: Float[Tensor, "P"]
@@ -115,7 +115,8 @@ class Server:
             share = plan.receivers[number] / plan.receivers.sum()
             mean[: len(shared)] += share * (first(number).theta.double() - shared)
         models = Models((lambda number: first(0)) if alike else first, Nothing())
-        return replace(first(0), models=models).with_mean(mean)
+        common = {place: state for place, state in first(0).parts.items() if place in plan.common}
+        return replace(first(0), parts=common, models=models).with_mean(mean)
 
     def with_mean(self, mean: Float[Tensor, "shared"]) -> Server:
         """The server with another mean of the models and their buffers, float64 [P + buffers]."""
@@ -126,7 +127,8 @@ class Server:
         """One of several models, with its server states, as if it were the only one; None: the server itself."""
         if self.models is None or number is None:
             return self
-        return replace(self.models.get(number), round=self.round)
+        own, common = self.models.get(number), {place: one for place, one in self.parts.items() if place != MEAN}
+        return replace(own, parts=own.parts | common, round=self.round)
 
     def distance(self, shares: np.ndarray) -> float:
         """The consensus distance Σ_r s_r ‖θ_r - θ̄‖² / Σ_r s_r of the models from their mean, with shares s [R]."""

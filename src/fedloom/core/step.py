@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
+from operator import itemgetter
 
 import torch
 from torch import Tensor
@@ -96,7 +98,7 @@ def _descend(
                     f"{type(part).__name__}.grad returned the shape {list(shared.shape)} instead of {list(w.shape)}"
                 )
     pieces: list[Piece] = [
-        (slice(0, trained.shared), shared, view.shared, decay[0]),
+        *((where, shared[where], speed, decay[0]) for where, speed in _speeds(plan, trained, view)),
         (slice(trained.shared, trained.shared + len(private)), private, view.private, decay[1]),
     ]
     pieces = [piece for piece in pieces if piece[2] and len(piece[1])]
@@ -106,9 +108,23 @@ def _descend(
     factor = None if clip is None else clip_factor(_norm(pieces), clip)
     for where, grad, speed, more in pieces:
         _move(plan.local, trained, grad if factor is None else grad * factor, lr * speed, where, usual + more)
-    if view.shared:
-        for place, part in plan.method.hooks["prox"]:
-            part.prox(w, lr * view.shared, seen[place])
+    speeds = [*_speeds(plan, trained, view)] if view.shared and plan.method.hooks["prox"] else []
+    held = [(where, w[where].clone()) for where, speed in speeds if not speed]
+    for place, part in plan.method.hooks["prox"] if speeds else ():
+        part.prox(w, lr * max(speed for _, speed in speeds), seen[place])
+    for where, values in held:
+        w[where] = values
+
+
+def _speeds(plan: ClientPlan, trained: TrainState, view: View) -> Iterator[tuple[slice, float]]:
+    """Where shared parameters have a step size of their own, relative to the learning rate."""
+    if not isinstance(view.shared, list):
+        yield slice(0, trained.shared), view.shared
+        return
+    start = 0
+    for speed, layers in groupby(zip(view.shared, plan.layout.layers, strict=True), key=itemgetter(0)):
+        size = sum(size for _, size in layers)
+        yield slice(start, start := start + size), speed
 
 
 def _by_group(plan: ClientPlan, trained: TrainState, pieces: list[Piece]) -> Iterator[Piece]:

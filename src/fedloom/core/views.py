@@ -23,7 +23,8 @@ class View(NamedTuple):
 
     Attributes:
         at: λ, a number or a list with one per layer [L].
-        shared: step size of w relative to the learning rate; 0 freezes it, momentum included.
+        shared: step size of w relative to the learning rate; 0 freezes it, momentum included. Where a client has one
+            model that it shares as a whole, also a list with one per layer [L], some of which move.
         private: likewise for v, or for the private parameters of a method that splits one model.
         data: whether there is a loss on the data; otherwise g is zero and only ``regulariser_grad`` contributes, which
             is neither clipped nor weight-decayed. With such a view all steps are θ ← θ - ηg, whatever the momentum or
@@ -31,7 +32,7 @@ class View(NamedTuple):
     """
 
     at: float | list[float] = 0.0
-    shared: float = 1.0
+    shared: float | list[float] = 1.0
     private: float = 1.0
     data: bool = True
 

@@ -253,7 +253,7 @@ class FederatedTask(TrainerTask):
         averaged = ServerAverage.of(on.server_average, server) if on.server_average else None
         rows = None
         if server.models is not None:
-            own = server.theta.nbytes + server.buffers.nbytes + sum(map(nbytes, server.parts.values()))
+            own = server.theta.nbytes + server.buffers.nbytes + sum(map(nbytes, server.model(0).parts.values()))
             size = min(self.plan.models, reach) * own
             folder = None if out is None else out / ROWS
             rows = make_store(experiment.client_state, size, folder, device, "model")

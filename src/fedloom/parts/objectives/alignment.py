@@ -21,8 +21,6 @@ from fedloom.core.ranges import Count, NonNegative, NonNegativeInt, Positive
 from fedloom.core.targets import ONE_CLASS
 from fedloom.core.tree import Tree
 
-PIECE = 1000  # samples of a forward pass
-
 
 @dataclass(frozen=True)
 class PrototypeAlignment(Term):
@@ -52,6 +50,7 @@ class PrototypeAlignment(Term):
     uploads = {"sums": Reduce.MEAN, "counts": Reduce.MEAN}  # noqa: RUF012
     downloads = ("prototypes", "known")
     fits_all = True
+    common = True
     citation = "tan2022fedproto"
 
     def init_server(self, theta: Tensor, facts: Facts) -> Tree:
@@ -111,6 +110,7 @@ class TrainablePrototypes(Term):
     uploads = {"means": Reduce.ALL, "has": Reduce.ALL}  # noqa: RUF012
     downloads = ("prototypes",)
     fits_all = True
+    common = True
     citation = "zhang2024fedtgp"
 
     def loss(self, out: Output, batch: Batch, ctx: Context) -> Tensor:
@@ -219,6 +219,7 @@ class ClassOutputs(Term):
     uploads = {"outputs": Reduce.SUM, "holders": Reduce.SUM}  # noqa: RUF012
     downloads = ("outputs", "holders", "rounds")
     fits_all = True
+    common = True
     citation = "jeong2018distillation"
 
     def init_server(self, theta: Tensor, facts: Facts) -> Tree:
@@ -238,7 +239,7 @@ class ClassOutputs(Term):
         return self.gamma * ctx.local["known"][batch.y] * entropy
 
     def end(self, ctx: Context, update: Tensor, model: Model) -> ClientEnd:
-        sums, counts = _by_class(ctx, model, lambda x: model(x).softmax(-1))
+        sums, counts = ctx.by_class(model, lambda x: model(x).softmax(-1))
         own, has = sums / counts.clamp(min=1)[:, None], (counts > 0).to(sums.dtype)
         state = {"own": own, "has": has, "round": has.new_tensor(ctx.round)}
         return ClientEnd(state, {"outputs": own, "holders": has}, update)
@@ -252,21 +253,6 @@ class ClassOutputs(Term):
         return new, update
 
 
-def over_samples(ctx: Context, model: Model, of: Callable[[Tensor], Tensor]) -> Tensor:
-    """What a model in evaluation mode makes of all of a client's samples, [rows, d]."""
-    model.eval()  # pyright: ignore[reportFunctionMemberAccess]
-    rows = torch.cat([of(x) for x in ctx.samples.x.split(PIECE)])
-    model.train()  # pyright: ignore[reportFunctionMemberAccess]
-    return rows
-
-
-def _by_class(ctx: Context, model: Model, of: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
-    """Sums by class of what a model in evaluation mode makes of a client's samples, [C, d], and their numbers [C]."""
-    rows = over_samples(ctx, model, of)
-    owner = torch.nn.functional.one_hot(ctx.samples.y, ctx.facts.classes).to(rows.dtype)
-    return owner.T @ rows, owner.sum(0)
-
-
 def _apart(out: Output, batch: Batch, ctx: Context) -> Tensor:
     """(1/d) ‖r(x) - C_y‖² [B] from the received prototypes; 0 without any."""
     assert out.features is not None
@@ -276,7 +262,7 @@ def _apart(out: Output, batch: Batch, ctx: Context) -> Tensor:
 
 def _features(ctx: Context, model: Model) -> tuple[Tensor, Tensor]:
     """Sums of a client's features by class [C, d], and numbers of samples [C]."""
-    return _by_class(ctx, model, lambda x: model.features(x).flatten(1))  # pyright: ignore
+    return ctx.by_class(model, lambda x: model.features(x).flatten(1))  # pyright: ignore
 
 
 def _means(ctx: Context, model: Model) -> Tree:

@@ -12,7 +12,6 @@ from fedloom.core.context import Batch, Context, Facts, Model, Output, RoundInfo
 from fedloom.core.parts import ClientEnd, Halves, Needs, Reduce, Term
 from fedloom.core.ranges import NonNegative, Probability
 from fedloom.core.tree import Tree
-from fedloom.parts.objectives.alignment import over_samples
 
 
 @dataclass(frozen=True)
@@ -72,7 +71,7 @@ class FeatureMean(Term):
         """The mean feature of the trained model; once there is a consensus, that."""
         mean = ctx.down.get("consensus")
         if mean is None:
-            mean = over_samples(ctx, model, lambda x: _rows(model.features(x))).mean(0)  # pyright: ignore
+            mean = ctx.over_samples(model, lambda x: _rows(model.features(x))).mean(0)  # pyright: ignore
         return ClientEnd(ctx.state, {"mean": mean}, update)
 
     def correct(self, state: Tree, update: Tensor, uploads: Tree, info: RoundInfo) -> Halves:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from fedloom.parts.personal.private import PrivateHead as PrivateHead
     from fedloom.parts.personal.private import Reinitialised as Reinitialised
     from fedloom.parts.personal.sequential import Alternating as Alternating
+    from fedloom.parts.personal.sequential import InTurn as InTurn
 
 make = personals.make
 __getattr__ = personals.lazily(
@@ -37,7 +38,7 @@ __getattr__ = personals.lazily(
         "early_exit=nested.EarlyExitSlice", "nested.Decoupled", "width_slice=nested.WidthSlice",
         "private_norm=normalisation.PrivateNorm", "pairs.Ditto", "pairs.PFedMe", "local_only=private.LocalOnly",
         "private.Reinitialised", "private_head=private.PrivateHead", "private_body=private.PrivateBody",
-        "sequential.Alternating", "architectures.Architectures",
+        "sequential.Alternating", "in_turn=sequential.InTurn", "architectures.Architectures",
         "own_architectures=architectures.OwnArchitectures", "own_bodies=architectures.OwnBodies",
         "own_network=architectures.OwnNetwork",
     ],

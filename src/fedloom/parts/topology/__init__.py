@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from fedloom.parts.topology.graphs import SmallWorld as SmallWorld
     from fedloom.parts.topology.graphs import Star as Star
     from fedloom.parts.topology.graphs import Torus as Torus
+    from fedloom.parts.topology.heads import CombinedHeads as CombinedHeads
     from fedloom.parts.topology.hierarchy import Hierarchy as Hierarchy
 
 make = topologies.make
@@ -31,7 +32,7 @@ __getattr__ = topologies.lazily(
         "graphs.Exponential", "erdos_renyi=graphs.ErdosRenyi", "small_world=graphs.SmallWorld",
         "edge_list=graphs.EdgeList", "random_pairs=graphs.RandomPairs", "hierarchy.Hierarchy", "clusters.Clusters",
         "attention.Attention", "bipartition.Bipartition", "collaboration.Collaboration",
-        "first_order=first_order.FirstOrder",
+        "first_order=first_order.FirstOrder", "combined_heads=heads.CombinedHeads",
     ],
     "graphs.Graph",
 )  # fmt: skip
