@@ -1,4 +1,4 @@
-"""A model for every client: eleven methods on clients that hold two classes or Dirichlet shares of them.
+"""A model for every client: twelve methods on clients that hold two classes or Dirichlet shares of them.
 
     FEDLOOM_DATA=... python recipes/topology/personal.py [--data mnist cifar10] [--splits classes] [--seeds 1 2 3]
     python recipes/topology/personal.py --table                   # rebuild the tables from the stored results
@@ -121,6 +121,7 @@ METHODS: dict[str, tuple[Setup, ...]] = {
     "FedAMP": choices("fedamp", sigma=(1.0, 10.0), mu=(1.0, 0.1)),
     "FedFomo": choices("fedfomo", models=(5, 10)),
     "IFCA": choices("ifca", clusters=(2, 5)),
+    "FedPAC": choices("fedpac", head_fraction=(0.5, 1 / 6), lam=(1.0, 1.0)),
 }  # fmt: skip
 
 

@@ -233,11 +233,9 @@ class Fold:
 
     def of(self, places: Sequence[str]) -> Fold:
         """The slices of some parts alone."""
-        sums, kept = (
-            {slot: value for slot, value in each.items() if slot.rpartition("/")[0] in places}
-            for each in (self.sums, self.kept)
-        )
-        return Fold(sums, kept, self.arrived)
+        mine = [slot for slot in {**self.sums, **self.kept} if slot.rpartition("/")[0] in places]
+        sums = {slot: self.sums[slot] for slot in mine if slot in self.sums}
+        return Fold(sums, {slot: self.kept[slot] for slot in mine if slot in self.kept}, self.arrived)
 
     def uploads(
         self, plan: ClientPlan, total: float, p: np.ndarray, clients: int, places: Sequence[str] | None = None

@@ -329,7 +329,8 @@ def _met(
     states = _corrected(plan, server, Cohort.of(plan, engine, server, store, downs, report), rounds)
     if topology.home == "clients":  # who trains a model where it is, receives and sends nothing
         report.traffic = Traffic()
-    now = replace(server, models=server.models.after(after), round=t + 1)
+    received, trained = server.models, server.models.after(after)
+    now = replace(server, models=trained, round=t + 1)
     if not after and topology.home != "edges":  # nobody was there; edges meet all the same
         return now
 
@@ -352,21 +353,21 @@ def _met(
         speed = {} if links.steps is None else dict(zip(links.rows.tolist(), links.steps.tolist(), strict=True))
 
         def stepped(number: int) -> Tensor:
-            theta, before = now.models.get(number).theta, server.models.get(number).theta
+            theta, before = trained.get(number).theta, received.get(number).theta
             return torch.lerp(before, theta, speed[number]) if number in speed else theta  # noqa: B023
 
         def vector(number: int) -> Tensor:
-            one, before = now.models.get(number), server.models.get(number)
+            one, before = trained.get(number), received.get(number)
             rest = [] if turn else [one.buffers, *(one.parts[place][name].flatten() for place, name in own)]  # noqa: B023
             return torch.cat([(before.theta if topology.adds else stepped(number))[where], *rest])  # noqa: B023
 
         for number, found in mixed(links, vector):
-            one = moved[number] if number in moved else now.models.get(number)
+            one = moved[number] if number in moved else trained.get(number)
             theta, parts = one.theta.clone(), {place: dict(tree) for place, tree in one.parts.items()}
             sizes = [len(theta[where]), *([] if turn else [len(one.buffers)]), *(parts[p][n].numel() for p, n in own)]
             theta[where], *rest = found.split(sizes)
             if topology.adds:
-                theta[where] += stepped(number)[where] - server.models.get(number).theta[where]
+                theta[where] += stepped(number)[where] - received.get(number).theta[where]
             buffers = one.buffers if turn else rest.pop(0).clone()
             for (place, name), value in zip(own, rest, strict=True):
                 parts[place][name] = value.clone().view_as(parts[place][name])
@@ -374,11 +375,11 @@ def _met(
         _count(report.traffic, topology.home, links, vector(0))
     share, mean = plan.receivers / plan.receivers.sum(), server.parts[MEAN]["mean"].clone()
     for number, one in moved.items():
-        old = server.models.get(number)
+        old = received.get(number)
         for part, new, before in ((mean[:size], one.theta, old.theta), (mean[size:], one.buffers, old.buffers)):
             part.add_(new, alpha=share[number]).sub_(before, alpha=share[number])
     parts = states | ({"topology": state} if state else {})
-    return replace(server, models=server.models.after(moved), parts=parts, round=t + 1).with_mean(mean)
+    return replace(server, models=received.after(moved), parts=parts, round=t + 1).with_mean(mean)
 
 
 def _count(traffic: Traffic, home: str, links: Links, message: Tensor) -> None:

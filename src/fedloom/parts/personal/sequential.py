@@ -48,8 +48,8 @@ class InTurn(Personal):
     """The head and the body are both shared; the first steps of a round train the head alone, the others the body.
 
     A fraction between 0 and 1 leaves at least one step to either; a client with a single step trains both in it. In
-    FedPAC (Xu, Tong & Huang, ICLR 2023, algorithm 1) the head is trained for one epoch and the body for five. Another
-    rate for the head is ``local.rates={head: 10}``.
+    FedPAC (Xu, Tong & Huang, ICLR 2023, algorithm 1) the head is trained for one epoch and the body for five. There
+    the head has another rate, like ``local.rates={head: 10}``.
 
     Args:
         head_fraction: in [0, 1], the fraction of a round's steps that train the head, rounded down; 0: none, 1: all.

@@ -76,10 +76,8 @@ class CombinedHeads(OwnModel):
     def end(self, ctx: Context, update: Tensor, model: Model) -> ClientEnd:
         return ClientEnd(ctx.state, {name: ctx.local[name] for name in self.uploads}, update)
 
-    def between(self, state: Tree, meeting: Meeting) -> tuple[Tree, tuple[Links, Links] | None]:
+    def between(self, state: Tree, meeting: Meeting) -> tuple[Tree, tuple[Links, Links]]:
         active, everyone, last = meeting.active, np.arange(meeting.facts.clients), -meeting.facts.head
-        if not len(active):
-            return state, None
         each = [meeting.uploads[number] for number in active.tolist()]
         m = np.stack([one["means"].double().cpu().numpy().ravel() for one in each])
         weights = combined(m, np.array([float(one["variance"]) for one in each]))
