@@ -68,9 +68,16 @@ def test_runs_that_fit_decide_and_are_stored(cli: Cli, claims: Path) -> None:
 def test_next_names_what_is_missing_by_worth_for_the_time(cli: Cli, tmp_path: Path, claims: Path) -> None:
     dear = write(tmp_path, "dear", minutes={"fast": 200, "slow": 100})
     train(cli, claims, "fast", 0, "runs/a")
-    assert cli("claim", "check", "runs/a", "--claims", "claims/steps.yaml", "--store").code == 0
+    assert (
+        "; 1 of 1 rounds came out again"
+        in cli("claim", "check", "runs/a", "--claims", "claims/steps.yaml", "--store").out
+    )
     stored = json.loads((claims / "results/steps.json").read_text())
     stored["runs"]["fast"]["0"]["minutes"] = 3.0  # measured, instead of the estimate
+    forged = json.dumps(stored).replace('"global/accuracy": [0.', '"global/accuracy": [0.9')
+    (claims / "results/steps.json").write_text(forged)
+    again = cli("claim", "check", "runs/a", "--claims", "claims/steps.yaml", "--store").out
+    assert "in place of other figures of this seed" in again
     first, second = open_work([read_claim(dear), read_claim(claims / "steps.yaml")], {"steps": stored})
     assert [(work.run, work.seeds, work.minutes) for work in first.works] == [
         ("fast", (1, 2), 6.0),
@@ -110,7 +117,8 @@ def test_a_run_whose_checksums_were_rewritten_is_told_by_its_replay(cli: Cli, cl
     summary["final"]["global/accuracy"] = 0.99
     summary["checksums"] = checksums(run)
     (run / "summary.json").write_text(json.dumps(summary))
-    assert cli("claim", "check", "runs/a", "--claims", "claims", "--replay", "0").code == 0
+    code, out, _ = cli("claim", "check", "runs/a", "--claims", "claims", "--replay", "0")
+    assert (code, "seed 0; 0 of 1 rounds came out again" in out) == (0, True)
     code, out, _ = cli("claim", "check", "runs/a", "--claims", "claims")
     assert code == 1
     assert "round 1 comes out differently, first in global/accuracy" in out

@@ -23,6 +23,7 @@ import fedloom as fl
 from fedloom.applications import applications, at
 from fedloom.config.schema import Choice, Record, Section, Value
 from fedloom.core import yaml
+from fedloom.experiment.rundir import checksums
 
 SCHEMAS = {one.name: at(one.schema) for one in applications().values() if one.schema}
 SMALL = ("--dry-run", "-q")
@@ -331,6 +332,18 @@ def test_models_are_used_without_the_tables_that_their_training_names(
         path.write_text(yaml.dump(settings | change))
         for words in (("predict", "run=one", "test.npz", "--client", "0"), READING["evaluate"]):
             assert watched(cli, watch, words) == (0, set())
+
+
+def test_no_cluster_that_a_run_directory_names_is_joined_to_use_or_replay_it(
+    finished: Path, cli: Cli, watch: Watch
+) -> None:
+    """Its machines would run code of a stranger, and be sent the data."""
+    settings = yaml.load(path := finished / "config.yaml")
+    path.write_text(yaml.dump(settings | {"engine": {"name": "ray", "address": "127.0.0.1:9"}}))
+    summary = json.loads((finished / "summary.json").read_text())
+    (finished / "summary.json").write_text(json.dumps(summary | {"checksums": checksums(finished)}))
+    for command in ("verify", "evaluate"):
+        assert watched(cli, watch, READING[command]) == (0, set())
 
 
 @pytest.mark.parametrize(

@@ -300,19 +300,20 @@ def build(config: Config, shared: Shared | None = None) -> Experiment:
 def of_models(values: Mapping[str, Any], networks: Sequence[int] = ()) -> Config:
     """The configuration of a run for the models that it has trained, without what says when clients worked and how.
 
-    Only training needs that: the tables named there are not opened, whoever has named them.
+    Only training needs that: the tables named there are not opened, whoever has named them, and no cluster is joined.
 
     Args:
         values: all settings of the run.
         networks: each client's, where they were dealt by the clients' devices.
     """
-    plain = {"schedule": {"name": "rounds"}, "devices": {"name": "none"}, "selection": {"name": "uniform"}}
+    plain = {"schedule": "rounds", "devices": "none", "selection": "uniform", "engine": "auto"}
+    named = {key: {"name": name} for key, name in plain.items()}
     method, evaluation = dict(values["method"]), values["evaluation"] | {"hours": None}
     if networks:
         method["personal"] = method["personal"] | {"members": networks}
     if "pairs" in method.get("topology", {}):
         method["topology"] = method["topology"] | {"pairs": []}
-    return Config({**values, **plain, "client_local": {}, "presence": {}, "evaluation": evaluation, "method": method})
+    return Config({**values, **named, "client_local": {}, "presence": {}, "evaluation": evaluation, "method": method})
 
 
 def build_method(config: Config) -> Method:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import platform
+import re
 import stat
 import sys
 from collections.abc import Iterator
@@ -20,19 +21,17 @@ from fedloom.core.errors import DataError
 CGROUP = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
+FORMULA = ("=", "+", "-", "@", "\t", "\r")
+NUMBERS = re.compile(r"[-+](?:[\d.,\s±%()+-]|e(?=[-+]?\d)|inf|nan|to)+")
+
+
 def cell(text: str) -> str:
     """A text as a cell of a CSV file, with an apostrophe where a spreadsheet would take it for a formula.
 
-    >>> cell("=1+1"), cell("-0.5"), cell("fedavg")
-    ("'=1+1", '-0.5', 'fedavg')
+    >>> cell("=1+1"), cell("-0.5"), cell("+2.0 ± 0.6 (-0.5 to +4.5)"), cell("fedavg"), cell("-1 +cmd|' /C calc'!A0")
+    ("'=1+1", '-0.5', '+2.0 ± 0.6 (-0.5 to +4.5)', 'fedavg', "'-1 +cmd|' /C calc'!A0")
     """
-    if not text.startswith(("=", "+", "-", "@")):
-        return text
-    try:
-        float(text.split()[0])
-    except ValueError:
-        return f"'{text}"
-    return text
+    return f"'{text}" if text.startswith(FORMULA) and not NUMBERS.fullmatch(text) else text
 
 
 @contextmanager
