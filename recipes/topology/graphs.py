@@ -274,10 +274,11 @@ def picture(results: dict[str, Any], path: Path) -> None:
                 points.sort()
                 axis.plot([p[0] for p in points], [p[1] for p in points], color=colour, lw=1,
                           label=f"{name}, {SPLITS[split][0]}")  # fmt: skip
-                for gap, height, reached, graph in points:
+                for number, (gap, height, reached, graph) in enumerate(points):
                     axis.plot(gap, height, "o", color=colour, mfc=colour if reached else "white")
                     if colour == "#c1272d":
-                        axis.annotate(graph, (gap, height), xytext=(3, 5), textcoords="offset points", fontsize=7)
+                        x, side = (4, "left") if number % 2 else (-4, "right")
+                        axis.annotate(graph, (gap, height), (x, 4), textcoords="offset points", ha=side, fontsize=7)
     for axis, label in zip(axes, ("rounds to the target", "MB to the target"), strict=True):
         axis.set(xscale="log", yscale="log", xlabel="spectral gap", ylabel=label)
     axes[0].legend(fontsize=7)
