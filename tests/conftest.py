@@ -76,6 +76,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if reason and item.get_closest_marker("cuda") is not None:
             item.add_marker(pytest.mark.skip(reason=reason))
+        for name in (name for mark in item.iter_markers("extra") for name in mark.args if find_spec(name) is None):
+            item.add_marker(pytest.mark.skip(reason=f"{name} is not installed"))
     if gpu:
         _keep(config, items, {item for item in items if item.get_closest_marker("cuda") is not None})
     share, shares = map(int, config.getoption("--share").split("/"))

@@ -37,6 +37,11 @@ def test_the_workflow_runs_the_commands_of_ci() -> None:
     assert rest[:2] == ["pip install uv", "python benchmarks/versions.py ${{ matrix.name }}"]
 
 
+def test_tests_that_need_an_extra_run_where_it_is() -> None:
+    files = [path for path in (ROOT / "tests").glob("*/test_*.py") if "pytest.mark.extra(" in path.read_text()]
+    assert [path for path in files if str(path.relative_to(ROOT)) not in CI] == []
+
+
 def test_versions_agree(project: dict[str, Any]) -> None:
     """The Pythons that are named, those that are tried, the table of the page and the lower bounds."""
     sys.path.insert(0, str(ROOT / "benchmarks"))

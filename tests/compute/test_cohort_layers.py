@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedloom.compute.cohort import CohortNet, convolution, drawn
+from fedloom.compute.cohort.pool import AdaptiveAveragePool
 from fedloom.core.dropout import keyed
 from fedloom.core.layout import Layout
 
@@ -41,7 +42,7 @@ class Answers(nn.Module):
         return answers(self.model, self.outputs, x)
 
 
-def check(model: nn.Module, x: Tensor, outputs: str = "logits") -> None:
+def check(model: nn.Module, x: Tensor, outputs: str = "logits", counts: tuple[int, ...] = (3, 2, 1)) -> None:
     """Outputs and gradients of clients with different weights and numbers of rows equal those of the module alone."""
     dtype = next(model.parameters()).dtype
     torch.manual_seed(5)
@@ -51,7 +52,7 @@ def check(model: nn.Module, x: Tensor, outputs: str = "logits") -> None:
     net.theta.copy_(theta * (1 + 0.3 * torch.randn(len(x), layout.size, dtype=dtype)))
     net.theta.add_(0.02 * torch.randn(len(x), layout.size, dtype=dtype))
     before = x.clone()
-    for count in (len(x), 2, 1):  # again, and for the first clients alone
+    for count in counts:  # again, and for the first clients alone
         part = x[:count]
         made = net.forward(part)
         tests = [torch.randn_like(each) for each in made]
@@ -163,6 +164,12 @@ def test_convolutions_in_groups_of_clients(name: str, first: bool, many: int, mo
     assert asked
 
 
+def test_means_of_whole_planes_on_a_gpu_have_the_form_of_windows() -> None:
+    layer, x = AdaptiveAveragePool([1, 1]), torch.zeros(2, 3, 4, 5, 6, device="meta")
+    y = layer.forward(x)
+    assert (y.shape, layer.backward(y)[0].shape) == ((2, 3, 4, 1, 1), x.shape)
+
+
 def test_embedding() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Embedding(7, 3), nn.Linear(3, 2), nn.Flatten()).double()
@@ -198,12 +205,12 @@ UNKNOWN = {"shufflenet_v2", "stacked_lstm"}
 @pytest.mark.parametrize("name", [n for n in NAMES if n not in (*UNKNOWN, *LARGE)])
 def test_networks_of_the_zoo(name: str) -> None:
     model = make(name).double()
-    check(model, samples(name, len(ROWS), max(ROWS), dtype=torch.float64), "features")
+    check(model, samples(name, len(ROWS), max(ROWS), dtype=torch.float64), "features", (2,))
 
 
 @pytest.mark.parametrize("name", ["two_nn", "two_cnn", "leaf_cnn", "resnet10_xxs"])
 def test_networks_in_single_precision(name: str) -> None:
-    check(make(name), samples(name, len(ROWS), max(ROWS)))
+    check(make(name), samples(name, len(ROWS), max(ROWS)), counts=(2,))
 
 
 def test_a_network_with_two_ends() -> None:

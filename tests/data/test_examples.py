@@ -32,10 +32,11 @@ PRINTED = {
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("name", PRINTED)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.extra("datasets")) if name == "hugging_face" else name for name in PRINTED],
+)
 def test_example(name: str, tmp_path: Path, monkeypatch, capsys: pytest.CaptureFixture[str]) -> None:
-    if name == "hugging_face":
-        pytest.importorskip("datasets")
     script = EXAMPLES / f"{name}.py"
     assert len(script.read_text(encoding="utf-8").splitlines()) <= 25
     monkeypatch.chdir(tmp_path)

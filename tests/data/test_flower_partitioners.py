@@ -11,6 +11,7 @@ from fedloom.data import federate
 from fedloom.data.partitions import Flower
 
 kinds = pytest.importorskip("flwr_datasets.partitioner", reason="flwr-datasets is not installed")
+pytestmark = pytest.mark.extra("flwr_datasets")
 
 
 @pytest.mark.parametrize(

@@ -346,8 +346,8 @@ def test_a_folder_of_arrays_is_mapped_and_not_read(tmp_path: Path) -> None:
         federate(f"npz:{tmp_path}")
 
 
+@pytest.mark.extra("flwr_datasets")
 def test_hub_data_through_flwr_datasets(tmp_path: Path, monkeypatch) -> None:
-    pytest.importorskip("flwr_datasets")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     home = tmp_path / "table"
     home.mkdir()
@@ -366,6 +366,7 @@ def build_source(name: str, *words: str) -> Any:
     return DATA.instantiate(resolve([f"data={name}", *words])["data"])
 
 
+@pytest.mark.extra("datasets")
 def test_hugging_face_data_sets() -> None:
     datasets = pytest.importorskip("datasets")
     dataset = datasets.Dataset.from_pandas(frame().rename(columns={"class": "label"}))

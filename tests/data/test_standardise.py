@@ -16,6 +16,7 @@ from fedloom import Federation
 from fedloom.core.errors import ConfigError, DataError
 from fedloom.data import as_source, sources
 from fedloom.data.federate import federate
+from fedloom.experiment.conventions import compare
 
 ROWS = 90
 
@@ -117,3 +118,14 @@ def test_a_table_that_trains_at_chance_is_learnt_once_standardised(patients: pd.
     with pytest.warns(UserWarning, match=r"column 'pressure' has mean 13\d and standard deviation 1"):
         before = accuracy()
     assert accuracy(standardise=True) > max(before, 0.85)
+
+
+def test_models_and_data_are_in_another_scale_if_a_column_is() -> None:
+    def known(mean: float, deviation: float) -> dict[str, Any]:
+        return {"standardised": {"columns": ["a", "b"], "mean": [0.0, mean], "deviation": [1.0, deviation]}}
+
+    for mean, deviation, apart in ((0.4, 1.5, False), (0.6, 1.0, True), (0.0, 2.5, True), (0.0, 0.3, True)):
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            compare(known(0.0, 1.0), known(mean, deviation), "the model")
+        assert bool(told) == apart, (mean, deviation)

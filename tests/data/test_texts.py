@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -100,9 +101,9 @@ def test_what_cannot_be_read_is_one_sentence(
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.extra("tokenizers", "transformers")
 def test_a_tokeniser_of_transformers_pads_as_its_network_expects(tmp_path: Path) -> None:
-    transformers = pytest.importorskip("transformers", reason="the extra 'text' is not installed")
-    tokenizers = pytest.importorskip("tokenizers")
+    transformers, tokenizers = map(import_module, ("transformers", "tokenizers"))
     known = {word: number for number, word in enumerate(["[UNK]", "[PAD]", *GOOD, *BAD, *NEITHER])}
     made = tokenizers.Tokenizer(tokenizers.models.WordLevel(known, unk_token="[UNK]"))
     made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()

@@ -16,6 +16,7 @@ from fedloom_apps.deploy.node import Node
 from fedloom_apps.deploy.server import Recipe, run
 
 dp = pytest.importorskip("dp_accounting", reason="the extra 'privacy' is not installed")
+pytestmark = pytest.mark.extra("dp_accounting")
 
 PRIVATE = ("local.dp_clip=1.0", "local.dp_noise=2.0", "local.epochs=1", "local.batch_size=16", "local.steps=null")
 

@@ -107,8 +107,8 @@ def test_status_says_when_each_node_answered_last(tmp_path: Path, capsys: pytest
     assert lines == {"node-0": "2", "node-1": "1", "node-2": "2", "node-3": "2"}
 
 
+@pytest.mark.extra("cryptography")
 def test_certificates_are_made_once_and_private_keys_are_the_owners(tmp_path: Path) -> None:
-    pytest.importorskip("cryptography")
     words = ["deploy", "certificates", str(tmp_path / "keys"), "--nodes", "clinic-a"]
     assert main(words) == 0
     before = {path: path.read_bytes() for path in (tmp_path / "keys").rglob("*.*")}
@@ -126,8 +126,8 @@ def test_no_node_gets_the_keys_of_the_server(name: str, tmp_path: Path, capsys: 
     assert not (tmp_path / "keys").exists()
 
 
+@pytest.mark.extra("cryptography")
 def test_another_host_needs_another_certificate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("cryptography")
     words = ["deploy", "certificates", str(tmp_path), "--hosts"]
     assert main([*words, "fed.example.org"]) == 0
     assert main([*words, "fed.example.org"]) == 0
@@ -135,6 +135,7 @@ def test_another_host_needs_another_certificate(tmp_path: Path, capsys: pytest.C
     assert "is not for other.example.org; remove server.pem" in capsys.readouterr().err
 
 
+@pytest.mark.extra("cryptography")
 def test_a_certificate_covers_the_machine_that_serves_beside_the_hosts(tmp_path: Path) -> None:
     x509 = pytest.importorskip("cryptography.x509")
     assert main(["deploy", "certificates", str(tmp_path), "--hosts", "fed.example.org,localhost"]) == 0
@@ -143,8 +144,8 @@ def test_a_certificate_covers_the_machine_that_serves_beside_the_hosts(tmp_path:
     assert [str(name.value) for name in names] == ["fed.example.org", "localhost", "127.0.0.1"]
 
 
+@pytest.mark.extra("cryptography")
 def test_files_that_hold_no_certificate_or_key_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("cryptography")
     assert main(["deploy", "certificates", str(tmp_path)]) == 0
     for name in ("server.pem", "ca.key"):
         (tmp_path / name).write_text("damaged")
@@ -157,8 +158,8 @@ def test_files_that_hold_no_certificate_or_key_are_named(tmp_path: Path, capsys:
     assert read_authority(tmp_path / "ca.pem") == (tmp_path / "ca.pem").read_bytes()
 
 
+@pytest.mark.extra("flwr")
 def test_a_key_that_needs_a_password_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("flwr")
     supernode = import_module("fedloom_apps.deploy.flower.supernode")
 
     def locked(blob: bytes, password: bytes | None) -> None:

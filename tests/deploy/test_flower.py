@@ -9,6 +9,7 @@ import subprocess
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -21,6 +22,7 @@ from helpers.deploying import config, simulated
 
 from fedloom.core.errors import ConfigError
 from fedloom.experiment.callbacks import Callback, RunInfo
+from fedloom.experiment.federated import RunResult
 from fedloom_apps.deploy.certificates import make
 from fedloom_apps.deploy.deal import deal
 from fedloom_apps.deploy.node import Node
@@ -28,14 +30,17 @@ from fedloom_apps.deploy.server import Recipe, run
 from fedloom_apps.deploy.settings import Deployment
 
 pytest.importorskip("flwr")
-WORDS = ("method=scaffold", "rounds=4", "deploy.deadline=60", "evaluation.what=[clients]")
+pytestmark = pytest.mark.extra("flwr")
+NODES = ("node-0", "node-1", "node-2")  # two of them are a step while the third is stopped
+SAME = ("method=scaffold", f"clients={len(NODES)}")
+WORDS = (*SAME, "rounds=4", "deploy.deadline=60", "evaluation.what=[clients]")
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with certificates, and the data of four nodes."""
+    """A folder with certificates, and the data of the nodes."""
     folder = tmp_path_factory.mktemp("deployment")
-    make(folder / "certificates", ["127.0.0.1"], [f"node-{n}" for n in range(4)])
+    make(folder / "certificates", ["127.0.0.1"], list(NODES))
     deal(config(*WORDS), folder / "data")
     return folder
 
@@ -44,7 +49,32 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def deployment(place: Path) -> Deployment:
     from fedloom_apps.deploy.flower.host import any_port
 
-    return Deployment(4, 60.0, port=any_port(), certificates=place / "certificates")
+    return Deployment(len(NODES), 60.0, port=any_port(), certificates=place / "certificates")
+
+
+class Relay:
+    """The SuperLink of these tests; ``begin`` puts a new one in the place of the one before and all it knew."""
+
+    def __init__(self, deployment: Deployment, folder: Path) -> None:
+        self.deployment, self.folder, self.open = deployment, folder, ExitStack()
+        self.begin()
+
+    def begin(self) -> None:
+        from fedloom_apps.deploy.flower.host import hosting
+
+        self.open.close()
+        self.transport, _ = self.open.enter_context(hosting(self.deployment, self.folder))
+
+    def run(self, words: tuple[str, ...], out: Path, **settings: Any) -> RunResult:
+        recipe = replace(Recipe.of(config(*words)), deployment=self.deployment)
+        return run(recipe, self.transport, len(NODES), out, **settings)
+
+
+@pytest.fixture(scope="module")
+def relay(place: Path, deployment: Deployment) -> Iterator[Relay]:
+    made = Relay(deployment, place / "superlink")
+    with made.open:
+        yield made
 
 
 def begun(name: str, place: Path, deployment: Deployment) -> subprocess.Popen[bytes]:
@@ -60,26 +90,47 @@ def nodes(place: Path, deployment: Deployment) -> Iterator[dict[str, subprocess.
     """Resident nodes; the tests may kill them and put others in their places."""
     from fedloom_apps.deploy.flower.host import end
 
-    running = {name: begun(name, place, deployment) for name in map("node-{}".format, range(4))}
+    running = {name: begun(name, place, deployment) for name in NODES}
     yield running
     end([*running.values()])
 
 
-def test_nodes_and_servers_that_are_killed_go_on_to_the_same_bits(
-    place: Path, deployment: Deployment, nodes: dict[str, subprocess.Popen[bytes]]
+@pytest.mark.usefixtures("nodes", "relay")  # they start at the same time
+def test_who_does_not_belong_is_refused_in_a_sentence(
+    place: Path, deployment: Deployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fedloom_apps.deploy.flower.host import hosting
+    import httpx
 
-    recipe = replace(Recipe.of(config(*WORDS)), deployment=deployment)
-    half = replace(Recipe.of(config(*WORDS, "rounds=2")), deployment=deployment)
-    with hosting(deployment, place / "superlink") as (transport, count):
-        run(half, transport, count, place / "run")
+    from fedloom_apps.deploy.flower import supernode
+
+    make(tmp_path / "others", ["127.0.0.1"], ["stranger"])
+    ours, others = place / "certificates", tmp_path / "others"
+    address, node = f"127.0.0.1:{deployment.port}", Node(str(place / "data" / "node-0.npz"), tmp_path / "state")
+    key, stranger = (supernode.read_private_key(p) for p in (ours / "node-0.key", others / "stranger.key"))
+    monkeypatch.setattr(supernode, "PATIENCE", 1.0)
+    for ca, own, sentence in (
+        ((others / "ca.pem").read_bytes(), key, "is not the one that ca.pem vouches for"),
+        ((ours / "ca.pem").read_bytes(), stranger, "does not know this node's key; give its file .pub"),
+        (None, key, "gave no answer without encryption; leave --insecure out"),
+    ):
+        with pytest.raises(supernode.Refused, match=sentence):
+            supernode.serve(node, address, ca, own)
+    context = ssl.create_default_context(cafile=ours / "ca.pem")
+    for path in ("/v1/control/list-runs", "/v1/control/register-node", "/v1/runtime/acquire-task", "/docs"):
+        assert httpx.post(f"https://{address}{path}", verify=context).status_code == 403
+    node.close()
+
+
+def test_nodes_and_servers_that_are_killed_go_on_to_the_same_bits(
+    place: Path, deployment: Deployment, nodes: dict[str, subprocess.Popen[bytes]], relay: Relay
+) -> None:
+    relay.run((*WORDS, "rounds=2"), place / "run")
     victim = nodes["node-2"]
     victim.send_signal(signal.SIGKILL)
     victim.wait()
-    with hosting(deployment, place / "superlink") as (transport, count):  # the one before and all it knew is gone
-        nodes["node-2"] = begun("node-2", place, deployment)
-        result = run(recipe, transport, count, place / "run", resume=True)
+    nodes["node-2"] = begun("node-2", place, deployment)
+    relay.begin()
+    result = relay.run(WORDS, place / "run", resume=True)
     reference = simulated(*WORDS)
     assert torch.equal(result.snapshot.server.theta, reference.snapshot.server.theta)
     assert not result.failures
@@ -106,46 +157,17 @@ class Stopping(Callback):
 
 
 def test_steps_that_overlap_are_played_again_to_the_same_bits(
-    place: Path, deployment: Deployment, nodes: dict[str, subprocess.Popen[bytes]]
+    place: Path, nodes: dict[str, subprocess.Popen[bytes]], relay: Relay
 ) -> None:
     """The work of a node that is slower than the others counts steps later, on the version that it has received."""
-    from fedloom_apps.deploy.flower.host import hosting
-
-    words = ("method=scaffold", "rounds=10", "evaluation.what=[global]")
+    words = (*SAME, "rounds=7", "evaluation.what=[global]")
     timed = ("schedule=buffered", "schedule.k=2", "deploy.deadline=60")
-    recipe = replace(Recipe.of(config(*words, *timed)), deployment=deployment)
-    with hosting(deployment, place / "superlink") as (transport, count):
-        result = run(recipe, transport, count, place / "overlapping", callbacks=[Stopping(nodes["node-1"], 4)])
+    result = relay.run((*words, *timed), place / "overlapping", callbacks=[Stopping(nodes["node-1"], 3)])
     assert not result.failures
-    assert max(record["staleness/max"] for record in result.history) >= 4
+    assert max(record["staleness/max"] for record in result.history) >= 3
     again = simulated(*words, "devices=none", "schedule=replay", f"schedule.path={place / 'overlapping'}")
     assert torch.equal(again.snapshot.server.theta, result.snapshot.server.theta)
     assert [one["global/accuracy"] for one in again.history] == [one["global/accuracy"] for one in result.history]
-
-
-def test_who_does_not_belong_is_refused_in_a_sentence(place: Path, deployment: Deployment, tmp_path: Path) -> None:
-    import httpx
-
-    from fedloom_apps.deploy.flower import supernode
-    from fedloom_apps.deploy.flower.host import hosting
-
-    make(tmp_path / "others", ["127.0.0.1"], ["stranger"])
-    ours, others = place / "certificates", tmp_path / "others"
-    address, node = f"127.0.0.1:{deployment.port}", Node(str(place / "data" / "node-0.npz"), tmp_path / "state")
-    key, stranger = (supernode.read_private_key(p) for p in (ours / "node-0.key", others / "stranger.key"))
-    supernode.PATIENCE = 1.0
-    with hosting(deployment, tmp_path / "superlink"):
-        for ca, own, sentence in (
-            ((others / "ca.pem").read_bytes(), key, "is not the one that ca.pem vouches for"),
-            ((ours / "ca.pem").read_bytes(), stranger, "does not know this node's key; give its file .pub"),
-            (None, key, "gave no answer without encryption; leave --insecure out"),
-        ):
-            with pytest.raises(supernode.Refused, match=sentence):
-                supernode.serve(node, address, ca, own)
-        context = ssl.create_default_context(cafile=ours / "ca.pem")
-        for path in ("/v1/control/list-runs", "/v1/control/register-node", "/v1/runtime/acquire-task", "/docs"):
-            assert httpx.post(f"https://{address}{path}", verify=context).status_code == 403
-    node.close()
 
 
 @pytest.mark.parametrize("sent", [b"ConfigRecord  7\0garbage", b"ConfigRecord  0\0", b"Thing  0\0", b""])

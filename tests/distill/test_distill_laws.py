@@ -114,14 +114,14 @@ def test_a_method_of_ones_own_is_a_record(vectors: Problem):
 @pytest.mark.parametrize("name", distillers.names())
 def test_passes_are_counted(images: Problem, name: str, budget: str):
     method = distillers.make(name)
-    run = distill.run(images.experiment(method, epochs=8, budget=budget, every=2))
+    run = distill.run(images.experiment(method, epochs=4, budget=budget, every=2))
     assert run.summary["protocol"] == budget
     if budget == "passes":
-        assert run.summary["passes"] == 8
+        assert run.summary["passes"] == 4
         return
-    assert run.summary["passes"] == (8 if method.warm else 0) + 8 * method.passes
-    assert run.summary["warm"] == (8 if method.warm else 0)
-    assert run.summary["forwards"] == (8 if method.guide is not None else 0)
+    assert run.summary["passes"] == (4 if method.warm else 0) + 4 * method.passes
+    assert run.summary["warm"] == (4 if method.warm else 0)
+    assert run.summary["forwards"] == (4 if method.guide is not None else 0)
 
 
 def test_a_guide_needs_a_listener():

@@ -335,8 +335,7 @@ def test_blocks_of_several_clients_have_the_bits_of_serial(method: str) -> None:
     assert len(blocks(len(MANY))[0]) == 6
     reference = go(method, **settings)
     assert VICTIM in {f.client for f in reference.failures}
-    for workers in (1, 3):
-        assert_same_run(reference, go(method, engine="processes", engine_settings={"workers": workers}, **settings))
+    assert_same_run(reference, go(method, engine="processes", engine_settings={"workers": 3}, **settings))
 
 
 @pytest.mark.parametrize("workers", [1, 2])

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from helpers.federations import Shaken, as_images, classes
+from helpers.marks import kinds
 from helpers.networks import Flattening, tanh_net
 from helpers.ray_cluster import Lent, left
 from helpers.runs import GENTLE, assert_same_run, go
@@ -26,6 +27,7 @@ from fedloom.experiment.experiment import Evaluation
 from fedloom_apps.ray.cluster import Cluster, Member
 
 ray = pytest.importorskip("ray")
+pytestmark = pytest.mark.extra("ray")
 VICTIM = 2
 MODULE = import_module("fedloom_apps.ray.engine")  # a factory has the same name
 MANY = tuple(2 + i % 3 for i in range(60))  # sizes: such a cohort is cut into blocks of three and less
@@ -35,7 +37,7 @@ def on_ray(method: str = "fedavg", gather: str = "chain", **changes: Any) -> Any
     return go(method, engine="ray", engine_settings={"gather": gather}, **changes)
 
 
-@pytest.mark.parametrize("name", methods.methods.names())
+@pytest.mark.parametrize("name", kinds())
 def test_every_method_has_the_bits_of_serial(name: str, lent: Lent) -> None:
     """With the compute that suits it, chained; drop-outs included."""
     del lent

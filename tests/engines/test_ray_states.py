@@ -28,6 +28,7 @@ from fedloom.experiment.federated import FederatedTask, run
 from fedloom.experiment.store import BlockFiles, StateFolder, StateStore
 
 pytest.importorskip("ray")
+pytestmark = pytest.mark.extra("ray")
 MANY = tuple(2 + i % 3 for i in range(60))
 BESIDES = 16_000  # bytes to the driver of a round of 30 clients, sums aside: results without states
 

@@ -66,7 +66,7 @@ class Problem:
         return self.a[client] @ at - self.b[client]
 
     def run(self, method: Method, rounds: int, local: Local, callbacks: Any = (), **changes: Any) -> RunResult:
-        settings = {"federation": regression(self.x, self.y), "model": line(self.x[0].shape[1])}
+        settings = {"federation": regression(self.x, self.y), "model": line(self.x[0].shape[1]), "compute": "batched"}
         return run(experiment(method, rounds=rounds, local=local, **settings | changes), callbacks=callbacks)
 
 

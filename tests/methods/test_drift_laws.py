@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.federations import SIZES, classes
+from helpers.marks import kinds
 from helpers.networks import tanh_net
 from helpers.quadratics import DIM, FEW, NEAR, Track, quadratics, squares
 from helpers.reference import World, average
@@ -170,7 +171,7 @@ def test_with_part_of_the_clients_feddc_rests_only_over_everyone() -> None:
 # --- FedSplit ----------------------------------------
 
 
-@pytest.mark.parametrize("name", ["serial", "processes"])
+@pytest.mark.parametrize("name", kinds(["serial", "processes"], ["serial"]))
 def test_the_server_of_fedsplit_is_the_mean_of_all_z(name: str) -> None:
     """After every round, with absent clients, drop-outs, and clients that come late; who never came stands at θ⁰."""
     path, nobody = Track(), {"drift": {"z": torch.from_numpy(start())}}

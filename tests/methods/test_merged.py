@@ -106,10 +106,9 @@ def test_passes_before_local_steps_leave_batch_statistics_alone() -> None:
     np.testing.assert_allclose(theta(merged), theta(usual), atol=1e-12)
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_weights_of_a_convex_loss_go_to_the_best_mixture(seed: int) -> None:
+def test_weights_of_a_convex_loss_go_to_the_best_mixture() -> None:
     """Least squares F = ½(θ - x)ᵀA(θ - x): at the end W fulfils the conditions of a minimum over the box [0, 1]^p."""
-    draw, size = np.random.default_rng(seed), 7
+    draw, size = np.random.default_rng(0), 7
     root = draw.normal(size=(size, size))
     a, best = torch.from_numpy(root @ root.T / size + np.eye(size)), torch.from_numpy(draw.normal(size=size))
     last, received = (torch.from_numpy(draw.normal(size=size)) for _ in range(2))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from helpers import composition, fair, generative, losses, meta, nested, personal, reference, several, synthetic, target
 from helpers.federations import classes
-from helpers.marks import exhaustive, kinds
+from helpers.marks import exhaustive
 from helpers.networks import tanh_net
 from helpers.reference import World
 from helpers.runs import GENTLE, experiment, leaves
@@ -240,7 +240,8 @@ def test_method_follows_its_equations(name: str, settings: dict[str, Any], key: 
         assert took_part, "nobody kept anything"
 
 
-@pytest.mark.parametrize("key", kinds(LOCALS, ONCE.values()))
+@pytest.mark.exhaustive  # it tests the oracles, not the library
+@pytest.mark.parametrize("key", LOCALS)
 def test_the_problems_are_well_conditioned(key: str) -> None:
     """No end point moves more than GROWTH times as far as the start did: else its last digits are those of a machine.
 

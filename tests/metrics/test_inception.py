@@ -20,6 +20,7 @@ def test_inception_needs_a_file_of_its_weights(tmp_path: Path) -> None:
         inception(tmp_path / "text.pth")
 
 
+@pytest.mark.extra("torchvision")
 @pytest.mark.parametrize(("classes", "name"), [(1000, "inception of torchvision"), (1008, "inception of FID")])
 def test_inception_features(tmp_path: Path, classes: int, name: str) -> None:
     """Random weights in the two known layouts: torchvision's own pooling, and the published one, block by block."""

@@ -30,11 +30,11 @@ KINDS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+@pytest.mark.extra("timm")
 @pytest.mark.parametrize(
     "network", ["mobilenetv3_small_050", "vit_tiny_patch16_224", "deit_tiny_distilled_patch16_224"]
 )
 def test_timm_with_layers_before_the_head(network: str) -> None:
-    pytest.importorskip("timm")
     model = models.make("timm", classes=3, inputs=(1, 32, 32), network=network)
     check(model, torch.randn(2, 1, 32, 32))
     assert model.features(torch.randn(2, 1, 32, 32)).shape[1] == model.head.in_features
@@ -47,15 +47,16 @@ def text(kind: str, **settings: Any) -> nn.Module:
     return models.make("transformers", classes=3, inputs=(6,), network=kind, config=KINDS[kind], **settings)
 
 
+@pytest.mark.extra("transformers")
 @pytest.mark.parametrize("kind", KINDS)
 def test_transformers_are_cut_before_the_last_linear_layer(kind: str) -> None:
-    pytest.importorskip("transformers")
     model, x = text(kind).eval(), torch.tensor([[3, 4, 5, 6, 7, 8], [9, 9, 4, 1, 1, 1]])
     check(model, x)
     assert model.head.out_features == 3
     assert model(x).shape == (2, 3)
 
 
+@pytest.mark.extra("transformers")
 def test_transformers_on_images_and_from_a_folder(tmp_path: Path) -> None:
     package = pytest.importorskip("transformers")
     small = {
@@ -85,9 +86,8 @@ def sentences() -> Federation:
     return Federation(Split(arrays, index), Split(arrays, Index.of([[]] * 3)), Split(arrays, index), arrays)
 
 
+@pytest.mark.extra("peft", "transformers")
 def test_low_rank_adapters_are_trained_and_one_factor_stays_at_the_clients() -> None:
-    pytest.importorskip("transformers")
-    pytest.importorskip("peft")
     model = text("distilbert", lora=2)
     names = [leaf.name for leaf in Layout.of(model).parameters]
     assert names
@@ -118,9 +118,8 @@ def test_adapters_must_be_there(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.extra("peft", "timm")
 def test_from_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("timm")
-    pytest.importorskip("peft")
     monkeypatch.chdir(tmp_path)
     sizes = "hidden_size: 8, num_hidden_layers: 1, num_attention_heads: 2, intermediate_size: 8, patch_size: 4"
     common = ("-q", "clients=2", "rounds=1", "local.steps=1")
@@ -139,6 +138,7 @@ def test_from_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert main(["run", "method=fedper", "out=b", "model=timm", "model.network=resnet10t", *common]) == 0
 
 
+@pytest.mark.extra("timm")
 def test_pretrained_networks_on_both_sides_of_a_distillation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The teacher keeps its classifier and is not trained; the student starts from a file without one."""
     timm = pytest.importorskip("timm")

@@ -225,12 +225,12 @@ GRIDS: dict[str, tuple[Callable[[], OnlineLearner], Any, dict[str, Any]]] = {
 @pytest.mark.parametrize("name", GRIDS)
 def test_experts_at_once_are_the_single_ones(name: str) -> None:
     make, adaptation, over = GRIDS[name]
-    whole = run(online(make(), adaptation=adaptation, over=over, support=5))
+    grid = online(make(), stream(4), adaptation=adaptation, over=over, support=5)
+    whole, loop = run(grid), grid.ensemble()
     found = torch.tensor([[v or 0.0 for v in r["experts/accuracy"]] for r in whole.history], dtype=torch.float64)
-    experts = online(make(), adaptation=adaptation, over=over).experts
-    for place, expert in enumerate(experts):
-        alone = run(online(expert.learner, adaptation=expert.adaptation, local=expert.local, support=5))
-        loop = online(make(), adaptation=adaptation, over=over, support=5).ensemble()
+    for place in (1, 2):  # each has one of the two settings that vary
+        expert = grid.experts[place]
+        alone = run(online(expert.learner, stream(4), adaptation=expert.adaptation, local=expert.local, support=5))
         group = next(i for i, g in enumerate(loop.groups) if place in g.places)
         row = loop.groups[group].places.index(place)
         for key, value in alone.state["0"].items():

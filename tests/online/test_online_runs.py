@@ -7,6 +7,7 @@ import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from fedloom_apps.online import (
     Mogd,
     Moml,
     Online,
+    OnlineResult,
     Toe,
     grid,
     learners,
@@ -53,6 +55,12 @@ def poisoned(arrays: Arrays, labels: bool = True, inputs: bool = True) -> Arrays
     return replace(arrays, x=x, y=(arrays.y + 1) % arrays.classes if labels else arrays.y)
 
 
+@cache
+def usual(name: str) -> OnlineResult:
+    """A run of a learner on tasks as they are."""
+    return run(online(learners.make(name), stream(), measures=MEASURES))
+
+
 @pytest.mark.parametrize("name", learners.names())
 def test_nothing_of_the_future_is_seen(name: str) -> None:
     """Poisoned later tasks change no earlier record, and a task's own training samples none before its own."""
@@ -66,9 +74,7 @@ def test_nothing_of_the_future_is_seen(name: str) -> None:
 
         return TaskStream(6, make)
 
-    learner = learners.make(name)
-    plain = run(online(learner, tasks(6), measures=MEASURES))
-    wrong = run(online(learner, tasks(4), measures=MEASURES))
+    plain, wrong = usual(name), run(online(learners.make(name), tasks(4), measures=MEASURES))
     assert clean(plain.history)[:4] == clean(wrong.history)[:4]
     assert clean(plain.history)[4] != clean(wrong.history)[4]
 
@@ -81,8 +87,7 @@ def test_test_samples_never_reach_a_learner(name: str) -> None:
         task = gaussians(number)
         return replace(task, test=poisoned(task.test))
 
-    plain = run(online(learners.make(name), stream(), measures=MEASURES))
-    wrong = run(online(learners.make(name), TaskStream(6, make), measures=MEASURES))
+    plain, wrong = usual(name), run(online(learners.make(name), TaskStream(6, make), measures=MEASURES))
     for place, tree in plain.state.items():
         assert all(torch.equal(value, wrong.state[place][key]) for key, value in tree.items())
     assert [r["train/loss"] for r in plain.history] == [r["train/loss"] for r in wrong.history]

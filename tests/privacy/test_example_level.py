@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from math import sqrt
 from typing import Any
 
@@ -189,9 +190,10 @@ def test_engines_and_computes_agree_and_runs_resume(poisson: bool, tmp_path: Any
 
 @pytest.fixture
 def dp() -> Any:
-    return pytest.importorskip("dp_accounting", reason="the extra 'privacy' is not installed")
+    return import_module("dp_accounting")
 
 
+@pytest.mark.extra("dp_accounting")
 @pytest.mark.parametrize(("noise", "share", "steps"), [(1.0, 0.05, 30), (0.7, 0.3, 10)])
 def test_poisson_batches_cost_what_dp_accounting_says(dp: Any, noise: float, share: float, steps: int) -> None:
     known = dp.pld.PLDAccountant(dp.NeighboringRelation.ADD_OR_REMOVE_ONE)
@@ -200,6 +202,7 @@ def test_poisson_batches_cost_what_dp_accounting_says(dp: Any, noise: float, sha
     assert abs(found - known.get_epsilon(1e-5)) < 1e-6
 
 
+@pytest.mark.extra("dp_accounting")
 def test_what_a_run_reports_is_that_of_the_client_with_the_fewest_samples_and_most_rounds(dp: Any) -> None:
     federation = classes((6, 12, 9))
     settings: dict[str, Any] = {"federation": federation, "cohort": 2, "rounds": 3, "evaluation": Evaluation(what=())}
@@ -216,7 +219,7 @@ def test_what_a_run_reports_is_that_of_the_client_with_the_fewest_samples_and_mo
     assert poisson.history[0]["privacy/example_epsilon"] < expected
 
 
-@pytest.mark.usefixtures("dp")
+@pytest.mark.extra("dp_accounting")
 def test_where_data_are_pooled_samples_are_drawn_from_all_of_them() -> None:
     training = local(dp_clip=1.0, dp_noise=2.0, steps=5, poisson=True)
     result = go("centralised", federation=classes((6, 12, 9)), rounds=3, local=training)
@@ -264,9 +267,10 @@ def test_settings_out_of_range_are_refused(settings: dict[str, Any], sentence: s
         Local(**settings)
 
 
+@pytest.mark.extra("opacus")
 def test_opacus_takes_the_same_steps() -> None:
     """One full-batch step of Opacus without noise, on the same network."""
-    opacus = pytest.importorskip("opacus", reason="Opacus is not installed")
+    opacus = import_module("opacus")
     federation, C = classes((8,)), 0.3
     model = zero_linear().double()
     arrays = federation.train.client(0)

@@ -109,7 +109,8 @@ RUN = ("run", "method=fedavg", "data=digits", "clients=3", "model=logistic", "ro
 def test_a_run_goes_on_without_lines_that_cannot_be_written(words: tuple[str, ...], tmp_path: Path) -> None:
     done = commanded([*RUN, *words], tmp_path, None if words else FULL)
     assert done.returncode == 0
-    assert done.stderr.count("cannot be written (No space left on device); this goes on without it.") == 1
+    name = words[1] if words else "standard output"
+    assert done.stderr.count(f"{name} cannot be written (No space left on device); this goes on without it.") == 1
     assert "Traceback" not in done.stderr
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "finished"
 

@@ -55,9 +55,9 @@ def read_mlflow(out: str) -> Any:
     return one
 
 
+@pytest.mark.extra("tensorboard")
 @pytest.mark.parametrize("command", COMMANDS)
 def test_tensorboard_in_every_command(command: str) -> None:
-    pytest.importorskip("tensorboard")
     pytest.importorskip(NEEDS.get(command, "torch"))
     assert main([*command.split(), "-q", "out=there", "trackers=[tensorboard]", *COMMANDS[command]]) == 0
     found = read_tensorboard("there")
@@ -68,16 +68,15 @@ def test_tensorboard_in_every_command(command: str) -> None:
     assert status.tensor_proto.string_val == [b"finished"]
 
 
+@pytest.mark.extra("tensorboard")
 def test_every_run_of_a_sweep_is_tracked() -> None:
-    pytest.importorskip("tensorboard")
     assert main(["run", "-m", "-q", "out=there", "trackers=[tensorboard]", *RUN, "seed=1,2"]) == 0
     for seed in (1, 2):
         assert read_tensorboard(f"there/fedavg-{seed}").Tags()["scalars"]
 
 
+@pytest.mark.extra("optuna", "tensorboard")
 def test_every_run_that_a_search_compares_is_tracked() -> None:
-    pytest.importorskip("tensorboard")
-    pytest.importorskip("optuna")
     words = ("search", "-q", "trackers=[tensorboard]")
     assert main([*words, "out=there", *COMMANDS["search"]]) == 0
     runs = sorted(Path("there/runs").iterdir())
@@ -115,10 +114,9 @@ def test_a_run_that_has_ended_is_logged_as_it_was_while_it_went_on() -> None:
     assert live.calls == later.calls
 
 
+@pytest.mark.extra("mlflow", "sqlalchemy")
 @pytest.mark.parametrize("command", ["synthesize", "search"])
 def test_mlflow_has_the_files_that_a_command_writes(command: str) -> None:
-    pytest.importorskip("mlflow")
-    pytest.importorskip("sqlalchemy")
     pytest.importorskip(NEEDS.get(command, "torch"))
     assert main([command, "-q", "out=there", "trackers=[mlflow]", *COMMANDS[command]]) == 0
     one = read_mlflow("there")
@@ -128,9 +126,8 @@ def test_mlflow_has_the_files_that_a_command_writes(command: str) -> None:
     assert not any(name.startswith("mlflow.db") for name in names)
 
 
+@pytest.mark.extra("mlflow", "sqlalchemy")
 def test_mlflow_logs_settings_tags_numbers_status_and_files() -> None:
-    pytest.importorskip("mlflow")
-    pytest.importorskip("sqlalchemy")
     assert main(["run", "-q", "out=there", "trackers=[mlflow]", *RUN]) == 0
     one = read_mlflow("there")
     assert (one.info.status, one.info.run_name) == ("FINISHED", "fedavg-0")
@@ -146,17 +143,15 @@ def test_mlflow_logs_settings_tags_numbers_status_and_files() -> None:
     assert again.data.metrics["round"] == 3
 
 
+@pytest.mark.extra("mlflow", "sqlalchemy")
 def test_mlflow_keeps_every_run_of_a_sweep_in_its_own_directory() -> None:
-    pytest.importorskip("mlflow")
-    pytest.importorskip("sqlalchemy")
     assert main(["run", "-m", "-q", "out=there", "trackers=[mlflow]", *RUN, "seed=1,2"]) == 0
     assert "MLFLOW_TRACKING_URI" not in os.environ
     assert [read_mlflow(f"there/fedavg-{seed}").data.tags["seed"] for seed in (1, 2)] == ["1", "2"]
 
 
+@pytest.mark.extra("mlflow", "sqlalchemy")
 def test_mlflow_gets_every_round_once_though_a_killed_run_does_some_again() -> None:
-    pytest.importorskip("mlflow")
-    pytest.importorskip("sqlalchemy")
     federation = fl.data.federate("digits", "iid", clients=2)
 
     class Killed(Callback):
@@ -182,9 +177,8 @@ def test_mlflow_gets_every_round_once_though_a_killed_run_does_some_again() -> N
     assert [point.step for point in history] == [1, 2, 3, 4, 5, 6]
 
 
+@pytest.mark.extra("mlflow", "sqlalchemy")
 def test_mlflow_marks_a_run_that_fails() -> None:
-    pytest.importorskip("mlflow")
-    pytest.importorskip("sqlalchemy")
 
     class Fails(Callback):
         def on_step(self, step: Any) -> Any:
@@ -198,8 +192,8 @@ def test_mlflow_marks_a_run_that_fails() -> None:
     assert one.data.params["method.name"] == "fedavg"
 
 
+@pytest.mark.extra("wandb")
 def test_wandb_offline() -> None:
-    pytest.importorskip("wandb")
     assert main(["run", "-q", "out=there", "trackers=[wandb]", *RUN]) == 0
     assert next(Path("there/wandb").rglob("*.wandb")).stat().st_size > 0
     (folder,) = [path for path in Path("there/wandb").iterdir() if path.name.startswith("offline-run-")]

@@ -169,7 +169,7 @@ def test_the_timeline_depends_on_time_alone() -> None:
     assert clocks("scaffold", schedule=Buffered(2))[0][0] > reference[0][0]  # its control variates travel too
 
 
-@pytest.mark.parametrize("method", KINDS)
+@pytest.mark.parametrize("method", ["scaffold", "ditto", "heterofl", "fedbn"])
 @pytest.mark.parametrize("schedule", [Buffered(3), Asynchronous(), Deadline(0.102)], ids=repr)
 def test_the_same_bits_in_processes(method: str, schedule: Schedule) -> None:
     settings: dict[str, Any] = {"schedule": schedule, "devices": UNEQUAL, "cohort": 5, "drop_rate": 0.2, "rounds": 6}
@@ -182,7 +182,7 @@ def test_stopped_at_any_step_and_resumed(method: str, schedule: Schedule, tmp_pa
     what = Evaluation(what=("global", "average", "cohort"))
     settings: dict[str, Any] = {"schedule": schedule, "devices": UNEQUAL, "cohort": 4, "evaluation": what}
     whole = go(method, rounds=7, **settings)
-    for stop in (1, 3, 6):
+    for stop in (1, 4):
         out = tmp_path / str(stop)
         run(experiment(method, rounds=stop, **settings), out)
         again = run(experiment(method, rounds=7, **settings), out, resume=True)

@@ -32,7 +32,7 @@ from fedloom.timing.selection import (
     systematic,
 )
 
-CLIENTS, DRAWS = 12, 3_000
+CLIENTS, DRAWS = 12, 1_000
 SELECTIONS = (Uniform(), Weighted(), ByLoss(), PowerOfChoice(1.5), Oort(), Clustered(), Clustered("number"))
 
 
@@ -44,7 +44,7 @@ def past(t: int = 0, **changes: Any) -> Past:
 
 @pytest.mark.parametrize("selection", SELECTIONS, ids=repr)
 def test_clients_are_included_with_their_probabilities(selection: Selection) -> None:
-    """Over 3000 draws; and Σ x_i/π_i estimates the sum over all clients without bias, if every π_i is positive."""
+    """Over 1000 draws; and Σ x_i/π_i estimates the sum over all clients without bias, if every π_i is positive."""
     x = np.cos(np.arange(CLIENTS))
     count, total, sums, known = np.zeros(CLIENTS), np.zeros(CLIENTS), [], past()
     for t in range(DRAWS):
@@ -131,7 +131,7 @@ def test_deadlines_favour_fast_clients_and_inverse_probabilities_do_not() -> Non
     assert abs(mean[1]) < 0.02
 
 
-@pytest.mark.parametrize("selection", [Weighted(), ByLoss(), PowerOfChoice(), Oort(), Clustered()], ids=repr)
+@pytest.mark.parametrize("selection", [Weighted(), Oort()], ids=repr)  # without and with a memory of losses
 def test_selected_runs_resume_with_the_same_bits(selection: Selection, tmp_path: Path) -> None:
     settings: dict[str, Any] = {"selection": selection, "devices": Lognormal(), "cohort": 3}
     whole = go("scaffold", rounds=4, **settings)

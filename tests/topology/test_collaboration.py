@@ -46,7 +46,11 @@ def collaboration(*theta: Tensor) -> list[float]:
         active=np.arange(len(theta)), uniform=True, receivers=np.ones(len(theta)), theta=lambda n: theta[n],
         received=lambda n: theta[0],
     )  # fmt: skip
-    return Collaboration().between({}, meeting)[1].matrix(len(theta)).flatten().tolist()
+    state, links = Collaboration().between({}, meeting)
+    began = theta[0].tolist()
+    theta[0].zero_()  # whoever holds the models goes on with them
+    assert state["first"].tolist() == began
+    return links.matrix(len(theta)).flatten().tolist()
 
 
 def test_models_that_have_not_moved_are_like_no_other() -> None:

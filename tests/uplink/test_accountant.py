@@ -24,6 +24,7 @@ from fedloom_apps.customise.calibration import CCVR
 from fedloom_apps.customise.model import ClassModels
 
 dp = pytest.importorskip("dp_accounting", reason="the extra 'privacy' is not installed")
+pytestmark = pytest.mark.extra("dp_accounting")
 
 DELTA = 1e-5
 MANY = tuple([3] * 400)

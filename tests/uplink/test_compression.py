@@ -213,7 +213,7 @@ FOLLOWING = [(name, uplink) for name in MEANS for uplink in LOSSY if name != "z"
 def test_the_servers_correction_stays_the_mean_of_the_clients_own(name: str, uplink: str) -> None:
     """Else the errors of all rounds add up in it, and the method stops at the wrong point."""
     method = Method("m", (CrossEntropy(),), MEANS[name], mixing=Uniform(), uplink=LOSSY[uplink])
-    result = go(method, local=Local(epochs=1, batch_size=8, lr=0.2), rounds=3)
+    result = go(method, local=Local(epochs=1, batch_size=8, lr=0.2), rounds=2)
     assert not result.failures
     key, at = name[0], dict(leaves(result.snapshot))
     own = torch.stack([at[f"client {i}/drift/{key}"] for i in range(6)]).mean(0)

@@ -56,8 +56,8 @@ def test_neighbours_of_any_number_of_samples(tmp_path: Path) -> None:
         torch.testing.assert_close(program(x), one.outputs(x))
 
 
+@pytest.mark.extra("onnxruntime", "onnxscript")
 def test_onnx(tmp_path: Path) -> None:
-    pytest.importorskip("onnxscript")
     runtime = pytest.importorskip("onnxruntime")
     one = model()
     session = runtime.InferenceSession(one.export(tmp_path / "model.onnx", "onnx"))
