@@ -15,7 +15,7 @@ from torch import nn
 
 from fedloom.core.local import Local
 from fedloom.core.method import Method
-from fedloom.core.parts import Term
+from fedloom.core.parts import Term, Topology
 from fedloom.data import federate
 from fedloom.experiment.experiment import Evaluation, Experiment
 from fedloom.experiment.federated import FederatedTask
@@ -193,6 +193,7 @@ CASES: dict[str, dict[str, Case]] = {
         "× clients of different size": method("heterofl", topology=Hierarchy()),
         "× weights for all clients": method("afl", topology=Hierarchy()),
         "× noise for one sum": method(topology=Hierarchy(), mixing=Uniform(), uplink=(ClipNoise(noise=1.0),)),
+        "models of others × one model": method("apple", topology=Topology()),
         "models sent to each other × an uplink": method(topology=Ring(), uplink=(TopK(),)),
         "means that mixing keeps × a directed graph": method("kgt", topology=Ring(push_sum=True)),
         "models that clients choose × what they keep of one": method(

@@ -554,6 +554,12 @@ preset(
     "One body, with features drawn to common class means, and heads Σ_j α_ij h_j by a programme for each client.",
     "Xu, Tong & Huang, ICLR 2023: first an epoch of the head, then five of the body. See ``CombinedHeads``.",
 )
+preset(
+    "apple",
+    lambda name: Method(name, CE, personal=personal.Combined(), topology=topology.Cores()),
+    "Clients train own models w_i and weights p_i in Σ_j p_ij w_j, of all clients' models. Luo & Wu, IJCAI 2022.",
+    "p_i is drawn to shares of samples at first; every client downloads all models, or ``models`` of them.",
+)
 # slow and absent clients; schedule=buffered and so on makes any other method asynchronous
 preset(
     "fedbuff",

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedloom.core import rng
+from helpers.personal import Pace, batches
 from helpers.reference import Found, Vector, World
 
 Neighbours = Callable[[int, int], set[int]]  # (client, round) -> others
@@ -184,6 +185,35 @@ def pfedgraph(world: World, lam: float = 0.01, alpha: float = 0.8) -> Found:
     return Found(result.theta, states=result.states | {"server/topology/first": world.start})
 
 
+def apple(
+    world: World, rate: float = 0.001, mu: float = 0.1, decay: str = "exponential", span: float = 0.1,
+    models: int | None = None,
+) -> Found:  # fmt: skip
+    """Luo & Wu 2022, algorithm 1: w^p_i = Σ_j p_ij w^c_j of the cores that i has downloaded last."""
+    cores, first = np.tile(world.start, (world.clients, 1)), world.n / world.n.sum()
+    p, known, states, last = np.tile(first, (world.clients, 1)), {}, {}, int(span * world.rounds)
+    for t, eta, who in world.schedule():
+        after, lam = cores.copy(), 0.0
+        if t < last:
+            lam = 0.001 ** (t / last) if decay == "exponential" else (1 + np.cos(np.pi * t / last)) / 2
+        for i in who:
+            w, pace = known.setdefault(i, np.tile(world.start, (world.clients, 1))), Pace(world, eta)
+            heard = [j for j in range(world.clients) if j != i]
+            if models is not None:
+                heard = rng.stream(world.seed, "heard", t, i).choice(heard, models, replace=False)
+            w[heard], w[i] = cores[heard], cores[i]
+            for rows in batches(world, i, t):
+                g = world.gradient(p[i] @ w, rows)
+                slope = w @ g + lam * mu * (p[i] - first)
+                (w[i],) = pace.step({"w": (w[i], p[i, i] * g)})
+                p[i] = p[i] - rate * slope
+            after[i] = w[i]
+            states |= {f"client {i}/personal/private": p[i] @ w, f"client {i}/personal/weights": p[i].copy()}
+        cores = after
+    result = found(world, cores)
+    return Found(result.theta, states=result.states | states)
+
+
 ORACLES: dict[str, Callable[..., Found]] = {
-    f.__name__: f for f in (dpsgd, dfedavgm, gossip, sgp, kgt, hierfavg, cfl, fedamp, pfedgraph)
+    f.__name__: f for f in (dpsgd, dfedavgm, gossip, sgp, kgt, hierfavg, cfl, fedamp, pfedgraph, apple)
 }

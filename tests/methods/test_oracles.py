@@ -143,6 +143,10 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     "hierfavg": [{"edges": 3, "cloud_every": 2, "members": "strided"}],
     "fedamp": [{"mu": 0.5, "alpha": 0.3, "sigma": 2.0}, {"sigma": 1e9}],
     "pfedgraph": [{"lam": 0.5, "alpha": 0.2}, {"alpha": 50.0}],
+    "apple": [
+        {"rate": 0.3, "mu": 2.0, "decay": "cosine", "span": 1.0, "models": 2},
+        {"rate": 0.3, "mu": 2.0, "span": 0.7},
+    ],
     "decouple": [{"simple_fraction": 0.7}],
     "heterofl": [{"widths": (1.0, 0.75, 0.25)}, {"widths": (1.0, 0.5, 0.25), "scale": True}],
     "fedevg": [

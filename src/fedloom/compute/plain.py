@@ -66,7 +66,7 @@ def descends(plan: ClientPlan) -> bool:
 def _is_affine(plan: ClientPlan) -> bool:
     """Whether gradients are those of the cross entropy with affine corrections, the same at all clients."""
     method, hooks, local = plan.method, plan.method.hooks, plan.local
-    changed = hooks["start"] or hooks["on_step"] or hooks["probe"] or hooks["prox"]
+    changed = hooks["start"] or hooks["point"] or hooks["on_step"] or hooks["probe"] or hooks["prox"]
     changed = changed or plan.is_meta or plan.has_twin or plan.exit_weights or method.keep_momentum
     optimiser = not plan.is_alike or local.rates or local.dp_clip is not None or plan.teacher is not None
     affine = all(part.affine for _, part in hooks["grad"]) and not (hooks["grad"] and plan.has_private)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fedloom.core import rng, tree
 from fedloom.core.buffers import SecondBuffers, untouched
-from fedloom.core.context import Batch, Context, Model
+from fedloom.core.context import Batch, Context, Heard, Model
 from fedloom.core.errors import ConfigError, in_words
 from fedloom.core.example_privacy import noised
 from fedloom.core.hook_results import in_own_memory
@@ -50,6 +50,7 @@ class Broadcast:
         buffers: the shared buffers.
         parts: the ``downloads`` of each part's server state, by place.
         invited: the numbers of all clients that receive it.
+        heard: further models that it comes with.
         models: the messages of several models that clients of one call have received; the fields above are empty then.
         model_of: which of them each client has received.
     """
@@ -60,6 +61,7 @@ class Broadcast:
     buffers: Float[Tensor, "buffers"]
     parts: State
     invited: tuple[int, ...] = ()
+    heard: Heard | None = None
     models: tuple[Broadcast, ...] = ()
     model_of: Mapping[int, int] = field(default_factory=dict)
 
@@ -67,7 +69,7 @@ class Broadcast:
     def joined(cls, clients: Sequence[Sequence[int]], models: Sequence[Broadcast]) -> Broadcast:
         """The messages of one round to the clients of several models."""
         one, owners = models[0], {client: n for n, members in enumerate(clients) for client in members}
-        return cls(one.round, one.lr, one.theta[:0], one.buffers[:0], {}, (), tuple(models), owners)
+        return cls(one.round, one.lr, one.theta[:0], one.buffers[:0], {}, models=tuple(models), model_of=owners)
 
     def to(self, client: int) -> Broadcast:
         """What a client has received."""
@@ -199,7 +201,7 @@ def contexts(plan: ClientPlan, down: Broadcast, state: State, client: int, steps
         place: Context(
             down.theta, down.parts.get(place, {}), own_state(state, place), {}, size, steps,
             down.lr, down.round, plan.facts, counts, read, client, down.invited, effective,
-            plan.usual_steps,
+            plan.usual_steps, heard=down.heard,
         )
         for place in plan.method.parts
     }  # fmt: skip
@@ -307,6 +309,7 @@ class ClientWork:
             self.stage = f"step {number + 1} of {len(batches)}"
             batch = minibatch(plan, batch_rows, client, down.round, number)
             support = minibatch(plan, supports[number], client, down.round, number, "support") if supports else None
+            w = self._to_point(seen, at)
             with untouched(at.buffers):
                 on_step(plan, seen, client, down.round, number, at.module, batch)
             ask = Request(at.model, batch, support, seen, plan.uses_plain_sgd)
@@ -317,6 +320,10 @@ class ClientWork:
                 continue
             grad, value = yield from self._gradient(ask, at, number)
             if grad is not None:
+                if w is not None:
+                    at.model[: len(w)].copy_(w)
+                    local, grad[: len(w)] = plan.method.personal.chain(grad[: len(w)], w, seen["personal"])
+                    seen["personal"] = seen["personal"]._replace(local=local)
                 descend(mine, trained, grad, lr, seen)
             total += value
         for place in plan.method.keep_momentum:
@@ -324,6 +331,15 @@ class ClientWork:
             buffer = trained.memory[: trained.shared]
             seen[place] = seen[place]._replace(local=seen[place].local | {"momentum": buffer})
         return self.finish(at, seen, float(total) / max(len(batches), 1))
+
+    def _to_point(self, seen: Mapping[str, Context], at: Vectors) -> Tensor | None:
+        """Put the model that the personal part makes of w in its place; returns w, or None if it is w itself."""
+        if not self.plan.method.hooks["point"]:
+            return None
+        shared = at.model[: self.plan.layout.shared_size]
+        w = shared.clone()
+        shared.copy_(self.plan.method.personal.point(w, seen["personal"]))
+        return w
 
     def begin(self, steps: int) -> dict[str, Context]:
         """The contexts of all parts for a client with ``steps`` local steps, with their constants of this round."""
@@ -450,6 +466,7 @@ class ClientWork:
                     return checked
                 result = self._emptied(result, at)
             self._send(result, seen)
+        self._to_point(seen, at)
         self._keep(result, at)
         return self._checked(result)
 
@@ -463,6 +480,7 @@ class ClientWork:
             at.buffers,
             down.theta,
             down.buffers,
+            *(down.heard.tensors if down.heard else ()),
             *(t for tree in trees for t in tree.values()),
         ]
         for place, mine in result.state.items():

@@ -188,7 +188,8 @@ class Cohort:
         for level, rows in self.by_level(received):
             mine = self.broadcast_for(self.downs[t], level)
             slices = (value for parts in mine.parts.values() for value in parts.values())
-            report.traffic.down((mine.theta, mine.buffers, *slices), len(rows))
+            heard = mine.heard.tensors if mine.heard else ()
+            report.traffic.down((mine.theta, mine.buffers, *slices, *heard), len(rows))
         present = np.ones(len(cohort), dtype=bool) if report.late is None else ~report.late
         if drop_rate:
             drawn = zip(self.versions(cohort).tolist(), cohort.tolist(), strict=True)

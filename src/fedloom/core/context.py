@@ -103,6 +103,26 @@ class Facts(NamedTuple):
         return self.seed if self.noise_seed is None else self.noise_seed
 
 
+class Heard(NamedTuple):
+    """Models of a topology that a client has received beside its own.
+
+    Attributes:
+        number: the number of its own.
+        models: their parameters θ_s [P], by number.
+        shares: n_s / Σ n of all R models, n_s being the samples of their clients, or with a uniform mixing their
+            clients, [R].
+    """
+
+    number: int
+    models: Mapping[int, Tensor]
+    shares: Tensor
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All that is sent."""
+        return *self.models.values(), self.shares
+
+
 class Context(NamedTuple):
     """What a part can see at a client.
 
@@ -126,6 +146,7 @@ class Context(NamedTuple):
         evaluates: whether the loss of the received model is evaluated, as mixings and records need it, instead of local
             work; ``state`` is then that of a client that participates for the first time, and ``own`` is empty.
         own: what the personal part has brought along for others to compare with: the state that its ``start`` returned.
+        heard: models that the client has received beside its own, if a part needs them.
     """
 
     received: Float[Tensor, "P"]
@@ -145,6 +166,7 @@ class Context(NamedTuple):
     usual_steps: float = 1.0
     evaluates: bool = False
     own: Tree = {}  # noqa: RUF012
+    heard: Heard | None = None
 
     @property
     def samples(self) -> Batch:

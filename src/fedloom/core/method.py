@@ -144,6 +144,11 @@ class Method:
             )
         for uplink in self.uplink:
             self._check(uplink)
+        if self.needs("heard") and not overrides(self.topology, "heard"):
+            raise ConfigError(
+                f"{self.who_needs('heard')} reads models of other clients, but topology {label(self.topology)!r} sends "
+                "a client one; set method.topology=cores."
+            )
         if not self.topology.is_identity:
             self._check_topology()
         if self.is_paired:
@@ -370,7 +375,7 @@ class Method:
     @cached_property
     def keeps_own(self) -> bool:
         """Whether clients keep a whole model of their own, so that no parameter that they use is common to all."""
-        return self.is_paired or overrides(self.personal, "start")
+        return self.is_paired or overrides(self.personal, "start") or overrides(self.personal, "point")
 
     @cached_property
     def shares_nothing(self) -> bool:

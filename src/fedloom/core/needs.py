@@ -30,6 +30,7 @@ class Needs:
         rounds: ``number``, the number T of rounds, which then cannot grow when a run is continued; or ``last``: also
             the last round, in which it acts, so that a run cannot end early.
         sgd: local steps of SGD, with or without momentum, because the part infers gradients from displacements.
+        heard: models of other clients beside the received one, which the topology chooses.
         momentum: local steps with momentum, whose buffer of the shared parameters starts as the ``momentum`` that
             ``begin`` returns; ``end`` finds it under that name in ``ctx.local``.
     """
@@ -48,6 +49,7 @@ class Needs:
     probabilities: bool = False
     rounds: Literal["", "number", "last"] = ""
     sgd: bool = False
+    heard: bool = False
     momentum: bool = False
 
     @cached_property

@@ -9,7 +9,8 @@ optional. The life of a part during a round::
     init_server(θ, facts)  (once)                   init_client(θ) -> state   (on its first participation)
     the state's ``downloads``  ------------------>  begin(ctx) -> constants of this round's local work
                                                     start(ctx, θ^t, own) -> where local steps start   (personal)
-                                                    every step: on_step(ctx, model, batch, draws), then
+                                                    every step: point(w, ctx) -> the model, and chain back (personal),
+                                                    on_step(ctx, model, batch, draws), then
                                                     loss(out, batch, ctx), probe(g, w, ctx)   (objective),
                                                 grad(g, w, ctx), step, prox(w, lr, ctx)
                                                     end(ctx, Δ_i, model) -> new state, uploads, Δ_i
@@ -297,7 +298,7 @@ class Personal(Part):
     the server keeps one vector θ [P], and a level is a smaller network whose parameters are at known positions of θ.
     Private values are kept beside the part's own client state, under the names ``private`` and ``buffers``.
 
-    A part that overrides ``start`` keeps the client's whole model, and so do pairs.
+    A part that overrides ``start`` or ``point`` keeps the client's whole model, and so do pairs.
     """
 
     @property
@@ -359,6 +360,21 @@ class Personal(Part):
         """
         yield from ()
         return ctx.local, received
+
+    def point(self, w: Float[Tensor, "P"], ctx: Context) -> Float[Tensor, "P"]:
+        """Return the model x(w) whose loss local steps descend instead of that of ``w``, and which the client keeps.
+
+        All of a step but its corrections sees this model. A part that overrides it overrides ``chain``, too, and takes
+        one view a step.
+        """
+        return w
+
+    def chain(self, grad: Float[Tensor, "P"], w: Float[Tensor, "P"], ctx: Context) -> tuple[Tree, Float[Tensor, "P"]]:
+        """Return new ``ctx.local``, with what is trained beside ``w``, and the gradient (∂x/∂w)ᵀ g in ``w``.
+
+        ``grad`` is the gradient g at x(w) = ``point(w, ctx)``, and may be overwritten.
+        """
+        return ctx.local, grad
 
     def private_start(
         self, received: Tensor, initial: Tensor, own: Tensor | None, another: Callable[[], Tensor]
@@ -572,6 +588,13 @@ class Topology(Part):
     def first(self, theta: Float[Tensor, "P"], number: int, leaves: tuple[int, ...]) -> Float[Tensor, "P"]:
         """Return the initial values of a model; ``leaves`` are the sizes of the parameters in θ⁰, in order."""
         return theta
+
+    def heard(self, number: int, models: int, draws: np.random.Generator) -> np.ndarray:
+        """Return the other models that receivers of one download beside it in a round, int64 [M], if a part needs any.
+
+        ``draws`` is a random stream that depends only on the seed, the round and the model; ``models`` is R.
+        """
+        return np.zeros(0, dtype=np.int64)
 
     def known(self, clients: int) -> tuple[Links, ...]:
         """Return B of the rounds after which it repeats, with all K clients, as far as it is known before the run."""

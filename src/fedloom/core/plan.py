@@ -230,6 +230,11 @@ class ClientPlan:
         parts, served = self.method.parts, self.method.topology.home == "server"
         return tuple(p for p in parts if p == "topology" or (served and parts[p].common)) if self.models > 1 else ()
 
+    @cached_property
+    def model_sizes(self) -> np.ndarray:
+        """The number of samples of the clients that receive each model, int64 [R], unless clients choose."""
+        return np.bincount(self.model_of, self.population.sizes, self.models).astype(np.int64)
+
     @property
     def forges(self) -> bool:
         """Whether single clients change their updates."""
@@ -273,7 +278,7 @@ class ClientPlan:
         """Whether a local step is θ ← θ - ηg with the model's own gradient, for which a compute may take a shortcut."""
         hooks, local = self.method.hooks, self.local
         changed = hooks["probe"] or hooks["grad"] or hooks["prox"] or local.clip or local.weight_decay or local.memory
-        changed = changed or local.dp_clip or hooks["start"] or local.micro_batch or not self.is_even
+        changed = changed or local.dp_clip or hooks["start"] or hooks["point"] or local.micro_batch or not self.is_even
         return not (self.has_views or self.is_meta or changed)
 
     @cached_property

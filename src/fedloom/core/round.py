@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import torch
@@ -30,7 +31,7 @@ from fedloom.core import hook_results, rng, tree
 from fedloom.core.aggregate import Fold, Traffic
 from fedloom.core.client import BUFFERS, Broadcast, FailureKind, Result, State
 from fedloom.core.cohort import Cohort, Report
-from fedloom.core.context import Meeting, RoundInfo
+from fedloom.core.context import Heard, Meeting, RoundInfo
 from fedloom.core.engine import Engine, Group, calls
 from fedloom.core.errors import ClientError, ConfigError, add_note, in_words, nearest
 from fedloom.core.links import Links, checked, mixed
@@ -96,11 +97,12 @@ def federated_round(
         rounds = {0: ModelRound(*common, server, report, received)}
     else:
         report.models = models_of(plan, engine, server, store, cohort)
-        rounds = {}
+        rounds, hears = {}, heard_by(plan, server) if plan.method.needs("heard") else None
         for number in np.unique(report.models).tolist():
             rows = report.models == number
             clients = None if plan.method.topology.chooses else np.flatnonzero(plan.model_of == number)
-            rounds[number] = ModelRound(*common, server.model(number), report.of(rows), cohort[rows], clients)
+            heard = None if hears is None else hears(number)
+            rounds[number] = ModelRound(*common, server.model(number), report.of(rows), cohort[rows], clients, heard)
 
     if plan.method.mixing.needs.label_counts and not server.round:  # told once, by everyone
         told = plan.population.clients * plan.facts.classes
@@ -149,6 +151,7 @@ class ModelRound:
         report: the report of its part of the cohort, to be filled.
         received: the clients that are sent the model in this round, int64.
         clients: all that receive it, of several models; None: all clients.
+        heard: the models that they are sent beside it.
 
     Attributes:
         groups: the work for the engine.
@@ -162,13 +165,13 @@ class ModelRound:
     def __init__(
         self, plan: ClientPlan, engine: Engine, store: Store, versions: Mapping[int, Broadcast], drop_rate: float,
         server_data: ServerData | None, server: Server, report: Report, received: np.ndarray,
-        clients: np.ndarray | None = None,
+        clients: np.ndarray | None = None, heard: Heard | None = None,
     ) -> None:  # fmt: skip
         self.plan, self.server, self.report, method, cohort = plan, server, report, plan.method, report.cohort
         self.arrived, self.uploads, self.common = False, Tree(), Fold()
 
         # broadcast
-        down = replace(server.broadcast(plan), invited=tuple(received.tolist()))
+        down = replace(server.broadcast(plan), invited=tuple(received.tolist()), heard=heard)
         used = {server.round} if report.versions is None else {server.round, *report.versions.tolist()}
         downs = {s: down if s == server.round else versions[s] for s in sorted(used)}
         self.work = work = Cohort.of(plan, engine, server, store, downs, report, clients)
@@ -314,6 +317,30 @@ def _corrected(plan: ClientPlan, server: Server, work: Cohort, rounds: Mapping[i
     return states
 
 
+def heard_by(plan: ClientPlan, server: Server) -> Callable[[int], Heard]:
+    """Returns what receivers of a model hear beside it in the next round; each model is read once for all.
+
+    Raises:
+        ConfigError: if the topology names the model itself, one twice, or one that there is not.
+    """
+    topology, theta = plan.method.topology, cache(lambda number: server.model(number).theta)
+    mass = torch.from_numpy(plan.receivers if plan.method.mixing.is_uniform else plan.model_sizes)
+    shares = (mass.double() / mass.sum()).to(server.theta)
+
+    def of(number: int) -> Heard:
+        draws = rng.stream(plan.seed, "heard", server.round, number)
+        others = np.asarray(topology.heard(number, plan.models, draws))
+        fit = np.isin(others, np.delete(np.arange(plan.models), number)).all()
+        if not fit or len(np.unique(others)) < len(others):
+            raise ConfigError(
+                f"{_named('topology', topology, 'heard')} returned {in_words(others)}, but it must name other models "
+                f"than {number}, each once, of {plan.models} numbered from 0."
+            )
+        return Heard(number, {other: theta(other) for other in others.tolist()}, shares)
+
+    return of
+
+
 def _met(
     plan: ClientPlan, engine: Engine, server: Server, store: Store, after: Mapping[int, Server],
     rounds: Mapping[int, ModelRound], report: Report,
@@ -338,11 +365,10 @@ def _met(
         held_out = plan.validation is not None
         return lambda number, clients: received_losses(plan, engine, at.model(number), store, clients, held_out)
 
-    sizes = np.bincount(plan.model_of, plan.population.sizes, plan.models).astype(np.int64)
     meeting = Meeting(
-        t, plan.facts, np.array(sorted(after), dtype=np.int64), sizes, plan.receivers, method.mixing.is_uniform,
-        lambda number: now.model(number).theta, losses_of(now), lambda number: server.model(number).theta,
-        losses_of(server), rng.stream(plan.seed, "topology", t),
+        t, plan.facts, np.array(sorted(after), dtype=np.int64), plan.model_sizes, plan.receivers,
+        method.mixing.is_uniform, lambda number: now.model(number).theta, losses_of(now),
+        lambda number: server.model(number).theta, losses_of(server), rng.stream(plan.seed, "topology", t),
         {number: one.uploads for number, one in rounds.items()},
     )  # fmt: skip
     hook = _named("topology", topology, "between")

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from fedloom.parts.personal.architectures import OwnBodies as OwnBodies
     from fedloom.parts.personal.architectures import OwnNetwork as OwnNetwork
     from fedloom.parts.personal.bias import BiasMemory as BiasMemory
+    from fedloom.parts.personal.combined import Combined as Combined
     from fedloom.parts.personal.inherited import Inherited as Inherited
     from fedloom.parts.personal.interpolated import APFL as APFL
     from fedloom.parts.personal.interpolated import Subspace as Subspace
@@ -34,7 +35,8 @@ __getattr__ = personals.lazily(
     __name__,
     [
         "interpolated.Subspace", "interpolated.APFL", "private_lora=lora.PrivateLora",
-        "bias_memory=bias.BiasMemory", "inherited.Inherited", "merged.Merged", "own_start=merged.OwnStart",
+        "bias_memory=bias.BiasMemory", "combined.Combined", "inherited.Inherited", "merged.Merged",
+        "own_start=merged.OwnStart",
         "early_exit=nested.EarlyExitSlice", "nested.Decoupled", "width_slice=nested.WidthSlice",
         "private_norm=normalisation.PrivateNorm", "pairs.Ditto", "pairs.PFedMe", "local_only=private.LocalOnly",
         "private.Reinitialised", "private_head=private.PrivateHead", "private_body=private.PrivateBody",

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from fedloom.parts.topology.bipartition import Bipartition as Bipartition
     from fedloom.parts.topology.clusters import Clusters as Clusters
     from fedloom.parts.topology.collaboration import Collaboration as Collaboration
+    from fedloom.parts.topology.cores import Cores as Cores
     from fedloom.parts.topology.first_order import FirstOrder as FirstOrder
     from fedloom.parts.topology.graphs import Complete as Complete
     from fedloom.parts.topology.graphs import EdgeList as EdgeList
@@ -32,7 +33,7 @@ __getattr__ = topologies.lazily(
         "graphs.Exponential", "erdos_renyi=graphs.ErdosRenyi", "small_world=graphs.SmallWorld",
         "edge_list=graphs.EdgeList", "random_pairs=graphs.RandomPairs", "hierarchy.Hierarchy", "clusters.Clusters",
         "attention.Attention", "bipartition.Bipartition", "collaboration.Collaboration",
-        "first_order=first_order.FirstOrder", "combined_heads=heads.CombinedHeads",
+        "combined_heads=heads.CombinedHeads", "cores.Cores", "first_order=first_order.FirstOrder",
     ],
     "graphs.Graph",
 )  # fmt: skip

@@ -1,0 +1,34 @@
+"""Every client has a model at the server, its core, and hears those of others: APPLE's exchange."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedloom.core.ranges import Count
+from fedloom.parts.topology.graphs import OwnModel
+
+
+@dataclass(frozen=True)
+class Cores(OwnModel):
+    """Client i receives its model w_i and, beside it, the models w_j of others, which the server mixes with nothing.
+
+    They are sent where a part reads them, such as ``personal=combined``. With ``models=M`` these are M others, drawn
+    anew for each client and round; each is a download of P numbers. B = I. Luo & Wu, IJCAI 2022.
+
+    Args:
+        models: M ≥ 1; None for all K - 1.
+    """
+
+    models: Count | None = None
+
+    home = "server"
+    has_mean = False
+    citation = "luo2022apple"
+
+    def heard(self, number: int, models: int, draws: np.random.Generator) -> np.ndarray:
+        others = np.delete(np.arange(models), number)
+        if self.models is None or self.models >= len(others):
+            return others
+        return np.sort(draws.choice(others, self.models, replace=False))
