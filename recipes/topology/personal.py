@@ -1,4 +1,4 @@
-"""A model for every client: twelve methods on clients that hold two classes or Dirichlet shares of them.
+"""A model for every client: thirteen methods on clients that hold two classes or Dirichlet shares of them.
 
     FEDLOOM_DATA=... python recipes/topology/personal.py [--data mnist cifar10] [--splits classes] [--seeds 1 2 3]
     python recipes/topology/personal.py --table                   # rebuild the tables from the stored results
