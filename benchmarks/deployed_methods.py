@@ -30,9 +30,9 @@ from fedloom.experiment.federated import RunResult
 from fedloom.experiment.federated import run as simulate
 from fedloom.experiment.store import flat
 from fedloom_apps.deploy.certificates import make
-from fedloom_apps.deploy.deal import deal
 from fedloom_apps.deploy.engine import version_in
 from fedloom_apps.deploy.flower.host import any_port, end, hosting, start_node
+from fedloom_apps.deploy.recipe import deal
 from fedloom_apps.deploy.server import Recipe, run
 from fedloom_apps.deploy.settings import DEPLOY, Deployment
 from fedloom_apps.deploy.versions import Versions

@@ -27,14 +27,13 @@ from record import machine, save
 from fedloom.compute.live import Live
 from fedloom.core.engine import Group
 from fedloom_apps.deploy.certificates import make
-from fedloom_apps.deploy.deal import deal
 from fedloom_apps.deploy.engine import Deployed, ExchangeTerms
 from fedloom_apps.deploy.flower.host import any_port, end, hosting, start_node
 from fedloom_apps.deploy.flower.supernode import Link, read_private_key
-from fedloom_apps.deploy.messages import NodeRequest, Order
+from fedloom_apps.deploy.messages import Delivered, NodeRequest, Order
+from fedloom_apps.deploy.recipe import deal
 from fedloom_apps.deploy.server import DeployTask, Recipe, Roster, run
 from fedloom_apps.deploy.settings import DEPLOY, Deployment
-from fedloom_apps.deploy.transport import Delivered
 from fedloom_apps.deploy.wire import pack
 
 COHORT, NODES, ROUNDS, POLLS = 1000, 4, 9, 200

@@ -28,12 +28,11 @@ from record import machine, save
 from torch import Tensor
 
 from fedloom_apps.deploy.certificates import make
-from fedloom_apps.deploy.deal import deal
 from fedloom_apps.deploy.flower.host import MAIN, any_port, end, hosting
-from fedloom_apps.deploy.messages import NodeRequest, Order, pack_broadcast, read_broadcast
+from fedloom_apps.deploy.messages import NodeRequest, Order, Transport, pack_broadcast, read_broadcast
+from fedloom_apps.deploy.recipe import deal
 from fedloom_apps.deploy.server import Recipe, run
 from fedloom_apps.deploy.settings import DEPLOY, Deployment
-from fedloom_apps.deploy.transport import Transport
 from fedloom_apps.deploy.wire import Packet, pack, unpack
 
 WORDS = (

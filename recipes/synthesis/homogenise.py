@@ -35,7 +35,7 @@ from fedloom.data.sources.generated import read_generated
 from fedloom.experiment.experiment import Evaluation, Experiment
 from fedloom.experiment.federated import run
 from fedloom_apps.synthesis.judge import AUTO, ClassifierTraining, classifier, fit
-from fedloom_apps.synthesis.share import shared, warm_started
+from fedloom_apps.synthesis.take import shared, warm_started
 
 USES = ("warm start", "shared", "both")
 ALPHA = 0.01

@@ -309,7 +309,7 @@ APPLICATIONS = (
             ),
             *("--poll=", "--quota=", "--nodes=", "--hosts="),
         ),
-        load="fedloom_apps.deploy.trained:load",
+        load="fedloom_apps.deploy.server:load",
     ),
     Application(
         "claim",

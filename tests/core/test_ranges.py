@@ -25,7 +25,7 @@ from fedloom.experiment.experiment import Evaluation
 from fedloom.methods import make
 from fedloom_apps.audit.attacks import attacks
 from fedloom_apps.customise.command import target_methods
-from fedloom_apps.deploy.quota import Quota
+from fedloom_apps.deploy.budget import Quota
 from fedloom_apps.deploy.settings import Deployment
 from fedloom_apps.distill.experiment import SGDConfig
 from fedloom_apps.distill.method import Guide

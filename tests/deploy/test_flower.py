@@ -24,8 +24,8 @@ from fedloom.core.errors import ConfigError
 from fedloom.experiment.callbacks import Callback, RunInfo
 from fedloom.experiment.federated import RunResult
 from fedloom_apps.deploy.certificates import make
-from fedloom_apps.deploy.deal import deal
 from fedloom_apps.deploy.node import Node
+from fedloom_apps.deploy.recipe import deal
 from fedloom_apps.deploy.server import Recipe, run
 from fedloom_apps.deploy.settings import Deployment
 

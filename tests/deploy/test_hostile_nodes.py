@@ -13,8 +13,8 @@ from helpers.deploying import InProcess, config, in_process
 from fedloom.core.context import RoundInfo
 from fedloom.experiment.federated import RunResult
 from fedloom.parts.objectives import HeadOnMeans, TrainablePrototypes
+from fedloom_apps.deploy.messages import Delivered
 from fedloom_apps.deploy.server import Recipe, run
-from fedloom_apps.deploy.transport import Delivered
 from fedloom_apps.deploy.wire import pack, unpack
 
 

@@ -15,8 +15,8 @@ from fedloom.core.errors import CheckpointError, ClientError, ConfigError
 from fedloom.core.rng import stream
 from fedloom.experiment.federated import RunResult
 from fedloom_apps.deploy import engine
+from fedloom_apps.deploy.messages import Delivered
 from fedloom_apps.deploy.server import Recipe, run
-from fedloom_apps.deploy.transport import Delivered
 from fedloom_apps.deploy.versions import Versions
 from fedloom_apps.deploy.wire import pack, unpack
 

@@ -11,10 +11,9 @@ from helpers.deploying import config, in_process
 
 from fedloom.cli import main
 from fedloom.core.errors import CheckpointError, ConfigError
-from fedloom_apps.deploy.log import FILE, Log, reasons
+from fedloom_apps.deploy.budget import Quota
 from fedloom_apps.deploy.messages import Order
-from fedloom_apps.deploy.node import STOPPED, Node
-from fedloom_apps.deploy.quota import Quota
+from fedloom_apps.deploy.node import FILE, STOPPED, Log, Node, reasons
 from fedloom_apps.deploy.server import Recipe, run
 from fedloom_apps.deploy.wire import unpack
 
@@ -104,7 +103,7 @@ def test_the_owner_reads_why(
 
 
 def test_a_log_has_a_limited_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedloom_apps.deploy.log.LONGEST", 1000)
+    monkeypatch.setattr("fedloom_apps.deploy.node.LONGEST", 1000)
     told: list[str] = []
     log = Log(tmp_path / FILE, told.append)
     for number in range(100):

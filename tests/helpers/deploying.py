@@ -14,11 +14,10 @@ from fedloom.config.schema import Config
 from fedloom.experiment.federated import RunResult
 from fedloom.experiment.federated import run as simulate
 from fedloom_apps.deploy import arrivals, engine, server
-from fedloom_apps.deploy.deal import deal
-from fedloom_apps.deploy.messages import WORK, NodeRequest, Order, read_broadcast
+from fedloom_apps.deploy.messages import WORK, Delivered, NodeRequest, Order, read_broadcast
 from fedloom_apps.deploy.node import Node
+from fedloom_apps.deploy.recipe import deal
 from fedloom_apps.deploy.settings import DEPLOY
-from fedloom_apps.deploy.transport import Delivered
 
 SMALL = (
     "data=digits", "partition=dirichlet", "clients=4", "participation=1.0", "rounds=3", "model.hidden=[16]",

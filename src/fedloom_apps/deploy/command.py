@@ -64,8 +64,7 @@ def _recipe(config: Config, shared: Shared) -> object:
 
 def _recipe_with_data(config: Config, shared: Shared) -> object:
     """The recipe of a deployment on this machine, which is checked for the nodes that it will have."""
-    from fedloom_apps.deploy.deal import sizes_of
-    from fedloom_apps.deploy.recipe import Recipe
+    from fedloom_apps.deploy.recipe import Recipe, sizes_of
 
     recipe = Recipe.of(config)
     recipe.check(sizes_of(build_federation(config, shared)))
@@ -102,9 +101,9 @@ def _train_locally(
     from dataclasses import replace
 
     from fedloom_apps.deploy import certificates as authority
-    from fedloom_apps.deploy.deal import deal
     from fedloom_apps.deploy.flower import require
     from fedloom_apps.deploy.flower.host import any_port, end, hosting, start_node
+    from fedloom_apps.deploy.recipe import deal
     from fedloom_apps.deploy.server import run
 
     require()
@@ -134,10 +133,10 @@ def beside(directory: Path) -> Path:
 def node(arguments: argparse.Namespace) -> int:
     """Hold one client's data and answer a server until this process is ended."""
     from fedloom.experiment.runtime import reproducible
+    from fedloom_apps.deploy.budget import Quota
     from fedloom_apps.deploy.data import look
     from fedloom_apps.deploy.flower import require
     from fedloom_apps.deploy.node import Node
-    from fedloom_apps.deploy.quota import Quota
 
     for option in ("data", "state", "server"):
         if not getattr(arguments, option):
@@ -187,7 +186,7 @@ def node(arguments: argparse.Namespace) -> int:
 def certificates(arguments: argparse.Namespace) -> int:
     """Make an authority, a server certificate and node keys."""
     from fedloom_apps.deploy.certificates import make
-    from fedloom_apps.deploy.deal import names
+    from fedloom_apps.deploy.recipe import names
 
     if len(arguments.words) != 1:
         raise ConfigError("fedloom deploy certificates needs one folder, like fedloom deploy certificates keys.")
@@ -261,8 +260,7 @@ def agree(arguments: argparse.Namespace) -> int:
 def why(arguments: argparse.Namespace) -> int:
     """Show a node's owner why it refused the last orders, what stopped it, and whether another agreement waits."""
     from fedloom_apps.deploy.agreement import OFFERED
-    from fedloom_apps.deploy.log import FILE, reasons
-    from fedloom_apps.deploy.node import STOPPED
+    from fedloom_apps.deploy.node import FILE, STOPPED, reasons
 
     if len(arguments.words) != 1:
         raise ConfigError("fedloom deploy why needs the folder given as --state.")

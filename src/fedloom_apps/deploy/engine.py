@@ -44,13 +44,14 @@ from fedloom_apps.deploy.messages import (
     LOSSES,
     WORK,
     Code,
+    Delivered,
     NodeRequest,
     Order,
+    Transport,
     is_number,
     pack_broadcast,
     reason_in,
 )
-from fedloom_apps.deploy.transport import Delivered, Transport
 from fedloom_apps.deploy.wire import LIMIT, Packet, WireError, unpack
 
 POLL = 0.5  # least seconds between looks at who is online

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, NamedTuple, Protocol, TypeGuard
 
 from torch import Tensor
 
@@ -204,3 +204,33 @@ def is_number(value: Any, least: float = -LARGEST_LOSS, most: float = LARGEST_LO
     (True, False, False, False)
     """
     return isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= most
+
+
+class Delivered(NamedTuple):
+    """A delivered answer: its sender and the message."""
+
+    node: str
+    blob: bytes
+
+
+class Transport(Protocol):
+    """A way to reach nodes. Messages may be lost, come twice, or late; nodes are known by authenticated names."""
+
+    def online(self) -> Mapping[str, str]:
+        """The names of the nodes that can be reached now, each with its session.
+
+        A node that was started again has a new session, and has forgotten the messages of the one before.
+        """
+        ...
+
+    def send(self, requests: Mapping[str, NodeRequest]) -> None:
+        """Send each message to its node; return without waiting for answers."""
+        ...
+
+    def receive(self, seconds: float) -> list[Delivered]:
+        """The answers that have arrived; waits for one, but not much longer than the given number of seconds."""
+        ...
+
+    def close(self) -> None:
+        """Release connections."""
+        ...

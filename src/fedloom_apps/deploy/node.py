@@ -7,6 +7,7 @@ any time; restarted, it continues where it was.
 from __future__ import annotations
 
 import json
+import os
 import secrets
 import time
 import traceback
@@ -23,20 +24,19 @@ from fedloom.compute import computes
 from fedloom.compute.live import Live
 from fedloom.core.client import Broadcast, Result, State
 from fedloom.core.engine import Compute
-from fedloom.core.errors import CheckpointError, FedLoomError
+from fedloom.core.errors import CheckpointError, FedLoomError, printable
 from fedloom.core.plan import ClientPlan
 from fedloom.core.round import federated_round
 from fedloom.core.server import Server, first_state
 from fedloom.core.targets import CLASSES
 from fedloom.engines import engines
-from fedloom.experiment.atomic import Lock, write_whole
+from fedloom.experiment.atomic import Lock, append, write_whole
 from fedloom.experiment.evaluate import Evaluator
 from fedloom.experiment.store import flat
 from fedloom_apps.deploy.agreement import Agreement
 from fedloom_apps.deploy.assignment import Assignment, Bench, Forms, bench
-from fedloom_apps.deploy.budget import Budget, Ledger
+from fedloom_apps.deploy.budget import Budget, Ledger, Quota
 from fedloom_apps.deploy.data import NodeData, read
-from fedloom_apps.deploy.log import FILE, Log
 from fedloom_apps.deploy.messages import (
     EVALUATE,
     HELD_OUT,
@@ -51,10 +51,55 @@ from fedloom_apps.deploy.messages import (
     moderate,
     read_broadcast,
 )
-from fedloom_apps.deploy.quota import Quota
 from fedloom_apps.deploy.recipe import placeholder
 from fedloom_apps.deploy.versions import Versions
 from fedloom_apps.deploy.wire import LIMIT, WireError, pack
+
+FILE = "node.log"
+LONGEST = 1 << 24  # bytes of a log; the one before is kept beside it
+EVENT = 10_000  # characters of an event
+BAD = ("refused: ", "failed: ")
+
+
+class Log:
+    """Writes events to a file, and passes them on.
+
+    Args:
+        path: the file.
+        tell: called with every event as well.
+    """
+
+    def __init__(self, path: Path, tell: Callable[[str], None] = lambda sentence: None) -> None:
+        self.path, self.tell = path, tell
+
+    def __call__(self, event: str) -> None:
+        """Note an event; what a server chose in it cannot control a terminal, or look like another event."""
+        lines = [printable(line) for line in event[:EVENT].splitlines()]
+        event = "\n    ".join(lines)
+        if self.path.exists() and self.path.stat().st_size > LONGEST:
+            os.replace(self.path, self.path.with_name(f"{self.path.name}.1"))
+        append(self.path, f"{time.strftime('%Y-%m-%d %H:%M:%S')} {event}\n")
+        self.tell(event)
+
+
+def reasons(path: Path, last: int = 5) -> list[str]:
+    """The last refusals and failures in a log, the newest last.
+
+    Raises:
+        CheckpointError: if there is no log.
+    """
+    try:
+        text = path.read_text(errors="replace")
+    except OSError as error:
+        raise CheckpointError(f"{path} is no log of a node ({error.strerror}).") from error
+    events: list[str] = []
+    for line in text.splitlines():
+        if line.startswith("    ") and events:
+            events[-1] += f"\n{line}"
+        else:
+            events.append(line)
+    return [event for event in events if event[20:].startswith(BAD)][-last:]
+
 
 DEFAULT = Quota()
 STOPPED = "stopped.txt"  # why a node with a budget answers no more

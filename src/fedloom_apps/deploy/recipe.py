@@ -1,4 +1,4 @@
-"""What the server of a deployment knows before its first round: the recipe, and the nodes that have joined."""
+"""What the server of a deployment knows before its first round: the recipe, the nodes, and a simulation dealt to them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedloom.config.keys import CONDITIONS, DATA, METHOD, model_factory
+from fedloom.config.keys import CONDITIONS, DATA, METHOD, build_federation, model_factory
 from fedloom.config.schema import Config, arguments
 from fedloom.core.errors import ConfigError
 from fedloom.core.federation import Arrays, Federation, Index, Split
 from fedloom.core.slots import label
+from fedloom.data.sources.files import write_npz
 from fedloom.experiment import checkpoint as checkpoints
 from fedloom.experiment.experiment import Experiment
 from fedloom.experiment.federated import FederatedTask
@@ -23,8 +24,7 @@ from fedloom.experiment.rundir import RunDirectory
 from fedloom.parts.uplink import SecureSum
 from fedloom_apps.deploy.arrivals import SCHEDULES, Real
 from fedloom_apps.deploy.assignment import Assignment, bench, settings_of
-from fedloom_apps.deploy.data import DataSpec, NodeData, placeholder
-from fedloom_apps.deploy.deal import names
+from fedloom_apps.deploy.data import SCALED, DataSpec, NodeData, placeholder
 from fedloom_apps.deploy.settings import DEPLOY, Deployment
 
 Sizes = tuple[int, int, int]  # samples for training, validation and tests
@@ -231,3 +231,52 @@ def table_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
         result["columns"] = tuple(settings["columns"])
         result["label"] = (named,) if isinstance(named, str) else tuple(named)
     return result
+
+
+def deal(config: Config, folder: Path) -> list[Path]:
+    """Write the samples of every client of a configuration to an npz file of its own.
+
+    If its data are standardised, the files hold what a run's predictions take as arrays: columns of arrays before they
+    are scaled, which the nodes do with the same bits; columns of a table as they are, ``scaled``.
+
+    Returns:
+        The files ``node-<number>.npz``, in the order of the clients.
+    """
+    federation = build_federation(config)
+    if federation.unseen:
+        raise ConfigError("unseen clients never train, so they cannot be nodes; set unseen=0.")
+    source, marked = federation.provenance.get("source", {}), dict[str, np.ndarray]()
+    if isinstance(source.get("standardised"), Mapping):
+        if "columns" in source:
+            marked = {SCALED: np.array(True)}
+        else:
+            data = {**config.values["data"], "standardise": False}
+            federation = build_federation(replace(config, values={**config.values, "data": data}))
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    paths = [folder / f"{name}.npz" for name in names(len(federation))]
+    for client, path in enumerate(paths):
+        write_npz(path, **arrays_of(federation, client), **marked)
+    return paths
+
+
+def names(nodes: int) -> list[str]:
+    """Names that sort like their numbers.
+
+    >>> names(2), names(11)[9]
+    (['node-0', 'node-1'], 'node-09')
+    """
+    width = len(str(nodes - 1))
+    return [f"node-{number:0{width}d}" for number in range(nodes)]
+
+
+def sizes_of(federation: Federation) -> dict[str, tuple[int, int, int]]:
+    """The numbers of samples that each node would have for training, validation and tests."""
+    counts = (split.index.sizes.tolist() for split in (federation.train, federation.validation, federation.held_out))
+    return dict(zip(names(len(federation)), zip(*counts, strict=True), strict=True))
+
+
+def arrays_of(federation: Federation, client: int) -> dict[str, np.ndarray]:
+    """One client's samples under the names that ``fedloom_apps.deploy.data.read`` knows."""
+    splits = {"train": federation.train, "validation": federation.validation, "test": federation.held_out}
+    parts = {name: split.client(client) for name, split in splits.items()}
+    return {f"{kind}_{name}": getattr(arrays, kind).numpy() for name, arrays in parts.items() for kind in "xy"}

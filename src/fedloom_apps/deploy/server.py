@@ -13,12 +13,13 @@ from typing import Any
 
 import numpy as np
 
+from fedloom.config.schema import Config, read_run
 from fedloom.core.client import Failure
 from fedloom.core.engine import ComputeFactory, EngineFactory
-from fedloom.core.errors import ConfigError
+from fedloom.core.errors import CheckpointError, ConfigError
 from fedloom.core.plan import ClientPlan
 from fedloom.core.timeline import Arrivals, Timeline
-from fedloom.experiment import atomic
+from fedloom.experiment import atomic, federated
 from fedloom.experiment import checkpoint as checkpoints
 from fedloom.experiment.callbacks import Callback
 from fedloom.experiment.checkpoint import Checkpoint
@@ -26,16 +27,16 @@ from fedloom.experiment.federated import FederatedTask, RoundStep, RunResult
 from fedloom.experiment.privacy import private_uplink
 from fedloom.experiment.rundir import Columns, RunDirectory, Status
 from fedloom.experiment.runtime import reproducible
+from fedloom.experiment.trained import TrainedRun
 from fedloom.experiment.trainer import Record, Trainer
 from fedloom_apps.deploy.answers import upload_shapes
 from fedloom_apps.deploy.arrivals import AtWork, RealWorld
 from fedloom_apps.deploy.assignment import bench, model_digest
 from fedloom_apps.deploy.data import NodeData
 from fedloom_apps.deploy.engine import Deployed, ExchangeTerms, Tally, version_in
-from fedloom_apps.deploy.messages import JOIN, NodeRequest, Order, is_count, is_number, reason_in
+from fedloom_apps.deploy.messages import JOIN, NodeRequest, Order, Transport, is_count, is_number, reason_in
 from fedloom_apps.deploy.recipe import Recipe, Roster, Sizes, likely, placeholder
-from fedloom_apps.deploy.settings import Deployment
-from fedloom_apps.deploy.transport import Transport
+from fedloom_apps.deploy.settings import DEPLOY, Deployment
 from fedloom_apps.deploy.versions import TICKET
 from fedloom_apps.deploy.wire import WireError, unpack
 
@@ -339,3 +340,19 @@ def run(
         task = DeployTask(recipe, roster, transport, None if out is None else Path(out))
         summary = Trainer(task, out, checkpoint_every=checkpoint_every, keep=keep, callbacks=callbacks).run(resume)
         return task.result(summary)
+
+
+def load(path: Path | str) -> TrainedRun:
+    """The server's model in the run directory of a deployment; no node is needed, and nothing is written.
+
+    Raises:
+        CheckpointError: if it has no checkpoint that can be read, or holds another experiment.
+        DataError: if the server took the shape of inputs from data that are no longer on this machine.
+    """
+    directory = RunDirectory(path)
+    directory.continued()  # raises for another format
+    roster = Roster.stored(directory.path, True)
+    if roster is None:
+        raise CheckpointError(f"{directory.path} has no checkpoint, and so no models to load.")
+    recipe = Recipe.of(Config(DEPLOY.complete(read_run(directory.path))))
+    return federated.load(lambda out: DeployTask(recipe, roster, None, out), path)

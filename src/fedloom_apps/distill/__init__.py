@@ -5,12 +5,12 @@
 ['ce', 'kd', 'disk', 'fitnet', 'semckd', 'simkd', 'simkd_disk']
 """
 
+from fedloom_apps.distill.config import TrainedStudent, load
 from fedloom_apps.distill.data import Samples, Splits
 from fedloom_apps.distill.experiment import DistillExperiment, SGDConfig
 from fedloom_apps.distill.method import Distiller, DistillTerm, FeatureTap, Guide, distillers
 from fedloom_apps.distill.methods import ce, disk, fitnet, kd, semckd, simkd, simkd_disk
 from fedloom_apps.distill.task import Distilled, run
-from fedloom_apps.distill.trained import TrainedStudent, load
 
 __all__ = [
     "DistillExperiment", "DistillTerm", "Distilled", "Distiller", "FeatureTap", "Guide", "SGDConfig", "Samples",

@@ -1,9 +1,9 @@
-"""The configuration of ``fedloom distill``."""
+"""The configuration of ``fedloom distill``, and the student of a finished run."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,22 +11,29 @@ from typing import Any
 import torch
 from rich.table import Table
 from rich.text import Text
+from safetensors import SafetensorError
+from torch import nn
 
 from fedloom.cli.command import Command, Job, Rows, RunPlan
 from fedloom.config.keys import COMMON, DATA, MODEL, Shared, model_factory, run_settings
 from fedloom.config.schema import Choice, CommandSchema, Config, Record, Tree, arguments, sections_of
-from fedloom.core.errors import CheckpointError, ConfigError, nearest
+from fedloom.core.errors import CheckpointError, ConfigError, in_one_line, nearest
+from fedloom.core.targets import CLASSES
 from fedloom.data.sources import Source
 from fedloom.data.sources.arrays import as_bytes
+from fedloom.experiment.atomic import read_model_file
 from fedloom.experiment.callbacks import NullProgress
 from fedloom.experiment.console import ABSENT, count, duration, number, numeric_table
+from fedloom.experiment.conventions import table_of
+from fedloom.experiment.experiment import Evaluation, Measurement
 from fedloom.experiment.rundir import RunDirectory
 from fedloom.experiment.runtime import pick_device
 from fedloom.experiment.setup import load_teacher
+from fedloom.experiment.trained import DeployedModel, RunRecords
 from fedloom.models import models
 from fedloom_apps.distill.data import Splits
 from fedloom_apps.distill.experiment import DistillExperiment, SGDConfig
-from fedloom_apps.distill.learner import make_student
+from fedloom_apps.distill.learner import make_learner, make_student
 from fedloom_apps.distill.method import distillers
 from fedloom_apps.distill.methods import ce
 from fedloom_apps.distill.task import Distilled, begin_with, run
@@ -264,3 +271,76 @@ def remarks(rows: Rows) -> list[str]:
 
 
 command = Command(DISTILL, lambda config: config["method.name"], build, train, table, remarks=remarks, plans=True)
+
+
+class TrainedStudent(RunRecords):
+    """The student trained by a run of ``fedloom distill``; ``fedloom_apps.distill.load`` reads it from a run directory.
+
+    Attributes:
+        model: the deployed student of the selected round, with the head of its teacher if the method reuses it; it
+            predicts, is evaluated and exported like the models of federated runs.
+    """
+
+    def __init__(
+        self, model: DeployedModel, history: Sequence[Mapping[str, Any]], summary: Mapping[str, Any], path: Path
+    ) -> None:
+        super().__init__(history, summary, path)
+        self.model = model
+
+    def __repr__(self) -> str:
+        return f"<TrainedStudent of {self.summary.get('method')!r}: {len(self.records)} rounds>"
+
+
+def student_of(
+    experiment: DistillExperiment, directory: RunDirectory, teacher: Callable[[], nn.Module] | None = None
+) -> TrainedStudent:
+    """Load the student in a run directory; nothing is written.
+
+    Args:
+        experiment: the experiment of the run.
+        directory: the run directory.
+        teacher: makes a network of the teacher's architecture, unless the teacher is a run directory.
+
+    Raises:
+        CheckpointError: if the run has not ended, or its model cannot be read.
+    """
+    path, dtype = directory.path, getattr(torch, experiment.dtype)
+    if not directory.status.ended:
+        raise CheckpointError(f"{path} has not ended, and its student is written at the end; continue it first.")
+    method, arrays = experiment.method, experiment.data.placed(dtype, "cpu").train.first
+    taught: nn.Module | None = None
+    if method.needs_teacher and teacher is not None:
+        taught = teacher().to(dtype)
+    elif method.needs_teacher and experiment.teacher is not None:
+        taught = load_teacher(experiment.teacher, experiment.data.federation(), dtype, "cpu")
+    learner, _ = make_learner(
+        method,
+        make_student(experiment.model, experiment.seed, dtype),
+        taught,
+        tuple(arrays.x.shape[1:]),
+        experiment.training,
+        experiment.seed,
+        dtype,
+    )
+    try:
+        learner.deploy(read_model_file(path / "model.safetensors"))
+    except (OSError, SafetensorError, RuntimeError) as error:
+        raise CheckpointError(f"{path} holds no student that fits its settings ({in_one_line(error, 150)}).") from error
+    module = learner if learner.reuse is not None else learner.student
+    measurement = Measurement(Evaluation(), CLASSES)
+    model = DeployedModel(module.eval(), arrays, measurement, table=table_of(experiment.data.about))
+    return TrainedStudent(model, directory.metrics(), directory.summary(), path)
+
+
+def load(path: Path | str) -> TrainedStudent:
+    """The student of a finished run: ``load(path).model`` predicts, is evaluated and exported.
+
+    Raises:
+        ConfigError: if it is another kind of run, or one started from Python, which does not record its model.
+        CheckpointError: if it is not a run directory or has not ended, or its model cannot be read.
+        DataError: if the run's data are not on this machine.
+    """
+    directory, config = DISTILL.of_run(path, "its student is the model that the run returned")
+    experiment = build(config)
+    teacher = build_teacher(config).model if experiment.teacher == PENDING else None
+    return student_of(experiment, directory, teacher)

@@ -37,8 +37,7 @@ from flwr.superlink.grid import HttpGrid, http_grid
 from fedloom.core.errors import ClientError, ConfigError
 from fedloom_apps.deploy.flower.objects import blobs, content
 from fedloom_apps.deploy.flower.superlink import HEADER
-from fedloom_apps.deploy.messages import NodeRequest
-from fedloom_apps.deploy.transport import Delivered
+from fedloom_apps.deploy.messages import Delivered, NodeRequest
 
 STARTING = 60.0  # seconds in which a SuperLink must come up, or come back
 LOOK = 0.1  # seconds between looks for answers

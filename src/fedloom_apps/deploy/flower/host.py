@@ -17,8 +17,8 @@ from fedloom.core.errors import ConfigError
 from fedloom_apps.deploy.certificates import read_authority
 from fedloom_apps.deploy.flower import require
 from fedloom_apps.deploy.flower.superlink import start
+from fedloom_apps.deploy.messages import Transport
 from fedloom_apps.deploy.settings import Deployment
-from fedloom_apps.deploy.transport import Transport
 
 ENDING = 5.0  # seconds in which a process may end by itself
 MAIN = "import sys; from fedloom.cli import main; sys.exit(main())"
