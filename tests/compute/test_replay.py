@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from fedloom.compute.cohort import BatchSchedule, CohortNet, StepRule, descent, replay, rows, train
+from fedloom.compute.cohort import BatchSchedule, CohortNet, StepRule, descent, net, replay, train
 from fedloom.core.layout import Layout
 from fedloom.core.local import Local
 
@@ -116,7 +116,7 @@ def tapes(monkeypatch: pytest.MonkeyPatch) -> Tapes:
     made = Tapes()
     monkeypatch.setattr(replay, "OFTEN", 2)
     monkeypatch.setattr(descent, "recorder", lambda device: made)
-    monkeypatch.setattr(rows, "has_fused_steps", lambda theta: False)
+    monkeypatch.setattr(net, "has_fused_steps", lambda theta: False)
     return made
 
 

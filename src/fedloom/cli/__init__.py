@@ -268,7 +268,7 @@ COMMANDS = (
         "evaluate",
         "measure the models of a run, on its own data or on others, without training",
         EVALUATE,
-        "fedloom.cli.evaluate:command",
+        "fedloom.cli.predict:evaluate",
         ("--round=", "--json"),
     ),
     Application(

@@ -1,10 +1,11 @@
-"""``fedloom predict`` and ``fedloom export``: predictions of a trained model, and its file for use elsewhere."""
+"""``fedloom predict``, ``fedloom evaluate`` and ``fedloom export``: what is done with the models of a finished run."""
 
 from __future__ import annotations
 
 import argparse
 import csv
 import io
+import json
 import sys
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from fedloom.api import load
 from fedloom.applications import of_kind
+from fedloom.config.keys import CONDITIONS, FEDERATION, RUN, build_federation
 from fedloom.core.checks import one_of
 from fedloom.core.errors import ConfigError, DataError
 from fedloom.core.files import cell
@@ -26,6 +28,8 @@ from fedloom.experiment.trained import FORMATS, DeployedModel, TrainedRun
 
 OPTIONS = ("client", "round", "out", "format")
 """Options, which are written with dashes: --client 7."""
+DATA = {"data", *FEDERATION}
+"""Keys by which the clients of ``fedloom evaluate`` become others than those of the run."""
 
 
 def command(arguments: argparse.Namespace) -> int:
@@ -149,4 +153,23 @@ def export(arguments: argparse.Namespace) -> int:
     who = "server" if arguments.client is None else f"client-{arguments.client}"
     out = Path(arguments.out or f"{path.resolve().name}-{who}{FORMATS[format]}")
     print(f"{format}: {relpath(chosen(path, arguments.client, arguments.round).export(out, format))}")
+    return 0
+
+
+def evaluate(arguments: argparse.Namespace) -> int:
+    """Print what is measured, one line each."""
+    path, words = run_and_files(arguments.words, "evaluate", (*DATA, "evaluation"))
+    config = RUN.resolve(words, located(path)[0] / "config.yaml")
+    run = trained(path, arguments.round)
+    if not isinstance(run, TrainedRun):
+        raise ConfigError(f"fedloom evaluate measures runs of fedloom run, and {path} is another.")
+    others = build_federation(config) if RUN.named(words, None) & DATA else None
+    evaluation = CONDITIONS["evaluation"].instantiate(config["evaluation"])
+    record: dict[str, Any] = run.evaluate(others, evaluation)
+    if arguments.json:
+        print(json.dumps(record))
+        return 0
+    for key, value in record.items():
+        if isinstance(value, int | float):
+            print(f"{key} {value:.6g}")
     return 0

@@ -8,7 +8,8 @@ on one live module, or for many clients in one batched pass.
 from __future__ import annotations
 
 import traceback
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cache
@@ -19,7 +20,6 @@ import torch
 from torch import Tensor
 
 from fedloom.core import rng, tree
-from fedloom.core.buffers import SecondBuffers, untouched
 from fedloom.core.context import Batch, Context, Heard, Model
 from fedloom.core.errors import ConfigError, in_words
 from fedloom.core.example_privacy import noised
@@ -31,7 +31,48 @@ from fedloom.core.plan import ClientPlan
 from fedloom.core.samples import Samples
 from fedloom.core.step import TrainState, descend, paired_gradients
 from fedloom.core.tree import Float, Tree
-from fedloom.core.views import LayerViews, SharedPrivate, StepInfo, mixed
+from fedloom.core.views import LayerViews, SharedPrivate, StepInfo, View, mixed
+
+
+@contextmanager
+def untouched(buffers: Tensor) -> Iterator[None]:
+    """Restore the buffers after forward passes that do not train the received model, such as a second model's."""
+    before = buffers.clone()
+    yield
+    if len(before):
+        buffers.copy_(before)
+
+
+class SecondBuffers:
+    """The buffers of v in a paired method, which a client keeps beside v.
+
+    Passes in which v alone moves update them.
+
+    They start as the received ones, like v in Ditto, and are the deployed model's, unless it is w alone. Passes in
+    which w moves, too, change w's buffers, which are sent; in a method without any other passes, v's are sent as w's.
+
+    Attributes:
+        own: v's buffers [buffers]; empty before its first pass, and for models without buffers.
+        received: w's buffers [buffers] at the start of the round.
+    """
+
+    def __init__(self, plan: ClientPlan, kept: Tree, received: Tensor) -> None:
+        self.own = kept.get("buffers", plan.buffers0[:0]) if plan.method.continues else plan.buffers0[:0]
+        self.received = received
+
+    @contextmanager
+    def during(self, view: View, apart: bool, buffers: Tensor) -> Iterator[None]:
+        """The module's ``buffers`` during a pass of the view: v's if it moves v alone, and w has passes (``apart``)."""
+        if view.shared:
+            yield
+            return
+        with untouched(buffers if apart else buffers[:0]):
+            if apart:
+                buffers.copy_(self.own if len(self.own) else self.received)
+            yield
+            if view.private:
+                self.own = buffers.clone()
+
 
 State = dict[str, Tree]  # a client's state: the part's place -> its tree
 ONE_VALUE = "Expected more than 1 value per channel"  # what PyTorch says of batch normalisation of one sample

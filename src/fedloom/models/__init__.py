@@ -25,7 +25,7 @@ if TYPE_CHECKING:
         resnet10_s as resnet10_s, resnet10_xs as resnet10_xs, resnet10_xxs as resnet10_xxs, resnet18 as resnet18,
         resnet32x4 as resnet32x4, resnet34 as resnet34, shufflenet_v2 as shufflenet_v2, wide_resnet as wide_resnet,
     )  # fmt: skip
-    from fedloom.models.architectures import Several as Several, several as several
+    from fedloom.models.adapters import Several as Several, several as several
     from fedloom.models.early_exit import (
         EarlyExit as EarlyExit, Shallow as Shallow, exit_cnn as exit_cnn, in_exit as in_exit,
     )  # fmt: skip
@@ -50,8 +50,8 @@ __getattr__ = models.lazily(
         "plain.two_nn", "plain.two_nn_superfed", "deep.preact_resnet18", "deep.preact_resnet34", "deep.preact_exit18",
         "deep.wide_resnet", "deep.resnet34", "deep.resnet18", "deep.resnet10", "deep.resnet10_l", "deep.resnet10_m",
         "deep.resnet10_s", "deep.resnet10_xs", "deep.resnet10_xxs", "deep.resnet8x4", "deep.resnet32x4",
-        "deep.energy_resnet", "plain.stacked_lstm", "plain.m5", "architectures.several",
+        "deep.energy_resnet", "plain.stacked_lstm", "plain.m5", "adapters.several",
     ],
     "early_exit.EarlyExit", "early_exit.Shallow", "early_exit.in_exit", "layers.SpectralLinear", "adapters.Copies",
-    "adapters.Wrapped", "adapters.wrap", "architectures.Several",
+    "adapters.Wrapped", "adapters.wrap", "adapters.Several",
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""What the server of a deployment knows before its first round: the recipe, the nodes, and a simulation dealt to them."""
+"""What the server of a deployment knows before its first round: the recipe and the nodes; and data dealt to nodes."""
 
 from __future__ import annotations
 

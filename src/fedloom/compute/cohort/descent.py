@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from fedloom.compute.cohort.factored import FactoredLinear, entrance, factored
-from fedloom.compute.cohort.loss import cross_entropy
 from fedloom.compute.cohort.net import CohortNet
 from fedloom.compute.cohort.parameters import StepRule
 from fedloom.compute.cohort.replay import Replays, Step, recorder
@@ -18,6 +17,31 @@ from fedloom.compute.cohort.schedule import BatchSchedule, Change, Rows, inputs,
 from fedloom.compute.cohort.trace import Program
 from fedloom.compute.cohort.windows import Window, best_window, factorable, windows
 from fedloom.core.tree import Float, Int, Shaped
+
+
+def cross_entropy(
+    logits: Float[Tensor, "c B ... K"], labels: Int[Tensor, "c B ..."], weights: Float[Tensor, "c B"]
+) -> tuple[Float[Tensor, "c"], Float[Tensor, "c B ... K"]]:
+    """Each client's weighted cross entropy and its gradient with respect to the logits, w (softmax(z) - e_y).
+
+    For sequences, with labels [c, B, T], the loss is the mean over positions.
+
+    Args:
+        logits: z.
+        labels: y.
+        weights: w, the inverse of a client's number of rows, and 0 for padding.
+    """
+    positions = labels[0, 0].numel()
+    weights = (weights / positions).reshape(*weights.shape, *(1 for _ in labels.shape[2:])).expand_as(labels)
+    logp = torch.log_softmax(logits, -1)
+    at = labels[..., None]
+    losses = -(logp.gather(-1, at)[..., 0] * weights).flatten(1).sum(1)
+    grad = logp.exp_()
+    if grad.device.type == "cpu":
+        grad.scatter_add_(-1, at, grad.new_full((), -1.0).expand_as(at))
+    else:  # to scatter would sort there, for sums in a fixed order
+        grad.sub_((torch.arange(grad.shape[-1], device=grad.device) == at).to(grad.dtype))
+    return losses, grad.mul_(weights[..., None])
 
 
 @dataclass
