@@ -1,13 +1,14 @@
 """How large the code is, and what one short run waits for.
 
-    python benchmarks/size.py [CHECKOUT …] [--lines-only]
+    python benchmarks/size.py [CHECKOUT …] [--lines-only] [--out FILE]
 
 Lines of a file are code, docstrings, comments or blank; of the code, those of imports, and those of guards (``raise``
 and the ``if`` that holds nothing else), are counted apart. Points of the contract are the public names that a part may
 declare or override, and the fields of ``Needs``. The run is one round of FedDyn with four clients of digits, from the
 command line; its seconds and calls (of Python functions, ours and all) go from the end of ``import torch`` to the first
-time that a compute is asked for clients' work, and its modules are those loaded at its end. Seconds are the least of
-three runs.
+time that a compute is asked for clients' work, and its modules are those loaded at its end. The page is what follows
+the result: imports, reading the run, drawing. Python finds the sources compiled, as in an installation. Seconds are of
+the processor, medians of five runs.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import io
 import json
 import os
 import re
+import resource
 import subprocess
 import sys
 import tempfile
@@ -27,6 +29,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 APPLICATIONS = ("experiment/trackers.py",)  # beside all of src/fedloom_apps
@@ -161,10 +164,11 @@ class Watch:
 
 def one_run(counts_calls: bool) -> None:
     """Run the command in this process and print what it took as JSON."""
+    begin = time.process_time()
     import torch
 
+    seen: dict[str, Any] = {"torch": time.process_time() - begin}
     torch.set_num_threads(1)
-    seen: dict[str, Any] = {}
     calls = Counter[bool]()
 
     def count(frame: Any, event: str, _: Any) -> None:
@@ -172,42 +176,66 @@ def one_run(counts_calls: bool) -> None:
             calls["/fedloom" in frame.f_code.co_filename] += 1
 
     def notice() -> None:
-        if "seconds" not in seen:
+        if "first step" not in seen:
             sys.setprofile(None)
-            seen.update(seconds=time.perf_counter() - begin, cpu=time.process_time() - cpu)
+            seen["first step"] = time.process_time() - begin
             seen.update(ours=calls[True], all=calls.total(), before=ours())
+            from fedloom.cli.command import Command
+
+            after = Command._after
+            Command._after = staticmethod(lambda *inputs: paged(after, *inputs))  # type: ignore[method-assign]
+
+    def paged(after: Callable[..., Any], *inputs: Any) -> Any:
+        shown = time.process_time()
+        added = after(*inputs)
+        seen["page"] = time.process_time() - shown
+        return added
 
     def ours() -> int:
         return sum(name.partition(".")[0] in ("fedloom", "fedloom_apps") for name in sys.modules)
 
     sys.meta_path.insert(0, Watch(notice))  # type: ignore[arg-type]
-    begin, cpu = time.perf_counter(), time.process_time()
+    begin = time.process_time()
     sys.setprofile(count if counts_calls else None)
     from fedloom.cli import main
 
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
         if main([*RUN.split(), f"out={folder}/run"]):
             sys.exit("the run failed")
-    print(json.dumps(seen | {"modules": ours(), "total": time.process_time() - cpu}))
+    print(json.dumps(seen | {"modules": ours(), "after torch": time.process_time() - begin}))
 
 
-def waited(root: Path) -> None:
-    """Print what a short run waits for."""
-    runs = []
-    for counts_calls in (True, False, False, False):
-        environment = {**os.environ, "PYTHONPATH": str((root / "src").resolve()), "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(
-            [sys.executable, __file__, "--run" if counts_calls else "--time"],
-            env=environment, stdout=subprocess.PIPE, text=True, check=True,
-        )  # fmt: skip
-        runs.append(json.loads(done.stdout))
-    counted, *timed = runs
+def waited(root: Path) -> dict[str, Any]:
+    """Print and return what a short run, and the help, wait for."""
+    environment = {**os.environ, "PYTHONPATH": str((root / "src").resolve()), "OMP_NUM_THREADS": "1"}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+
+    def output(*words: str) -> str:
+        done = subprocess.run([sys.executable, *words], env=environment, stdout=subprocess.PIPE, text=True, check=True)
+        return done.stdout
+
+    def spent() -> float:
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return used.ru_utime + used.ru_stime
+
+    counted = json.loads(output(__file__, "--run"))
+    runs, helped = [], []
+    for _ in range(5):
+        runs.append(json.loads(output(__file__, "--time")))
+        before = spent()
+        output("-m", "fedloom", "--help")
+        helped.append(spent() - before)
+    keys = ("torch", "first step", "page", "after torch")
+    seconds = {key: round(median(run[key] for run in runs), 2) for key in keys}
+    seconds["help"] = round(median(helped), 3)
     print(
         f"one run      {counted['modules']} modules of ours ({counted['before']} before the first client step), "
-        f"{counted['ours']:,} calls of ours before it ({counted['all']:,} of all), "
-        f"{min(run['seconds'] for run in timed):.2f} s after import torch ({min(run['cpu'] for run in timed):.2f} s of "
-        f"CPU), {min(run['total'] for run in timed):.2f} s of CPU in all"
+        f"{counted['ours']:,} calls of ours before it ({counted['all']:,} of all); s of CPU: import torch "
+        f"{seconds['torch']}, then to the first client step {seconds['first step']}, in all {seconds['after torch']} "
+        f"(page {seconds['page']}); fedloom --help {seconds['help']}"
     )
+    counts = {key: counted[key] for key in ("modules", "before", "ours", "all")}
+    return counts | {"seconds": seconds}
 
 
 def main() -> None:
@@ -215,12 +243,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkouts", nargs="*", type=Path, default=[Path(__file__).parents[1]])
     parser.add_argument("--lines-only", action="store_true", help="without the run")
+    parser.add_argument("--out", type=Path, help="a file for what the run waited for")
     asked = parser.parse_args()
+    table = []
     for root in asked.checkouts:
         print(root.resolve().name)
         measured(root)
         if not asked.lines_only:
-            waited(root)
+            table.append({"checkout": root.resolve().name} | waited(root))
+    if asked.out:
+        from record import machine, save  # PyTorch, of which runs measure the import
+
+        load = os.getloadavg()[0]
+        save({"command": "python benchmarks/size.py", "machine": machine(), "load": load, "table": table}, asked.out)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -71,7 +72,9 @@ def test_a_package_whose_record_cannot_be_imported_is_named(monkeypatch: pytest.
 
 
 MINE = """
+import atexit, json, sys
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -84,7 +87,15 @@ class Turns(Partition):
     \"""Sample i goes to client i mod K.\"""
 
     def owners(self, labels, clients, rng, groups=None):
+        note("dealt")
         return np.arange(len(labels)) % clients
+
+
+def note(when):
+    Path(when + ".json").write_text(json.dumps([*sys.modules]))
+
+
+atexit.register(note, "end")
 """
 
 
@@ -105,6 +116,12 @@ def test_a_module_of_ones_own_is_imported(tmp_path: Path, monkeypatch: pytest.Mo
     ]
     subprocess.run([sys.executable, "-m", "fedloom", *words], check=True, cwd=tmp_path, timeout=120)
     assert RunDirectory(tmp_path / "r").config()["partition"]["name"] == "turns"
+    dealt, end = ({*json.loads((tmp_path / f"{when}.json").read_text())} for when in ("dealt", "end"))
+    page = {"pandas", "jinja2"}  # which is drawn when the result is shown
+    unused = {"scipy", "matplotlib", "sympy", "networkx", "pyarrow.dataset", "torch._dynamo", "torch._inductor"}
+    assert not (page | unused) & dealt
+    assert page <= end
+    assert not unused & end
     said = subprocess.run(
         [sys.executable, "-m", "fedloom", "run", "--import", "yours"], cwd=tmp_path, capture_output=True, text=True
     ).stderr

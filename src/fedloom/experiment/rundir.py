@@ -209,7 +209,8 @@ class Table:
             return {}
         import pyarrow.parquet as pq
 
-        stored = pq.read_table(self.path)
+        with pq.ParquetFile(self.path) as file:
+            stored = file.read()
         return {name: stored[name].to_numpy() for name in stored.column_names}
 
     def rewind(self, round: int) -> None:

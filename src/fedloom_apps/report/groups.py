@@ -138,7 +138,7 @@ class RunData:
     @cached_property
     def finite(self) -> frozenset[str]:
         """The metrics of which any value is finite."""
-        return frozenset(key for key, values in self.columns.items() if np.isfinite(values).any())
+        return frozenset(key for key, values in self.columns.items() if np.isfinite(values.to_numpy()).any())
 
     def curve(self, key: str) -> pd.Series:
         """The values of a metric by round; empty if there is none."""

@@ -1,4 +1,4 @@
-"""Templates that escape all text from runs: HTML by autoescape, LaTeX by a finalising function."""
+"""Pages and tables that escape all text from runs: HTML by the templates' autoescape, LaTeX by ``latex_escape``."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import hashlib
 import re
 from collections.abc import Sequence
 from functools import cache
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
-from markupsafe import Markup
 
 from fedloom.core.errors import FedLoomError
 from fedloom.experiment.atomic import write_whole
@@ -45,15 +45,13 @@ _MINUS = re.compile(r"(?<![\w-])-(?=\d)")
 
 
 def latex_escape(value: Any) -> str:
-    r"""Escape a value for LaTeX; text that a template marks as safe is unchanged.
+    r"""Escape a value for LaTeX.
 
     >>> print(latex_escape("50 % of_x ± 1"))
     50 \% of\_x $\pm$ 1
     >>> print(latex_escape("-1.5 of run-1"))
     $-$1.5 of run-1
     """
-    if isinstance(value, Markup):
-        return value
     text = str(value)
     inside = " ".join(text.split()) or " " * bool(text)
     return _MINUS.sub("$-$", inside.translate(str.maketrans(_LATEX)))
@@ -83,11 +81,6 @@ def former(path: Path) -> str:
         return ""
 
 
-def _environment(**settings: Any) -> Environment:
-    loader = PackageLoader("fedloom_apps.report")
-    return Environment(loader=loader, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, **settings)
-
-
 def page(**content: Any) -> str:
     """Render the HTML page from its title, conditions, groups, sections and figures.
 
@@ -105,7 +98,10 @@ def template(name: str) -> Template:
 
 @cache
 def _pages() -> Environment:
-    environment = _environment(autoescape=True)
+    loader = PackageLoader("fedloom_apps.report")
+    environment = Environment(
+        loader=loader, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, autoescape=True
+    )
     environment.filters |= {"data_uri": data_uri, "latex": latex}
     return environment
 
@@ -117,14 +113,37 @@ def data_uri(content: bytes | str, kind: str) -> str:
 
 
 def latex(tables: Sequence[ReportTable]) -> str:
-    r"""Render tables as one file for ``\input``; it needs the package booktabs."""
-    return _latex_template().render(tables=tables)
+    r"""Tables as one file for ``\input``; it needs the package booktabs."""
+    return "% Needs \\usepackage{booktabs}.\n" + "".join(map(_latex_table, tables))
 
 
-@cache
-def _latex_template() -> Template:
-    marks = ("<%", "%>", "<<", ">>", "<#", "#>")
-    kinds = ("block", "variable", "comment")
-    names = [f"{kind}_{end}_string" for kind in kinds for end in ("start", "end")]
-    settings = dict(zip(names, marks, strict=True))
-    return _environment(finalize=latex_escape, **settings).get_template("tables.tex")
+def _latex_table(table: ReportTable) -> str:
+    text = latex_escape
+    kinds = "".join("l" if column.left else "r" for column in table.columns)
+    lines = [
+        "",
+        r"\begin{table}",
+        r"  \centering",
+        rf"  \caption{{{text(table.caption)}.}}",
+        rf"  \label{{tab:{table.name}}}",
+        rf"  \begin{{tabular}}{{l{kinds}}}",
+        r"  \toprule",
+    ]
+    if spans := table.spans:
+        over = [
+            rf"\multicolumn{{{width}}}{{c}}{{{text(word)}}}" if word else " & " * (width - 1) for word, width in spans
+        ]
+        ends = accumulate(width for _, width in spans)
+        rules = [
+            rf"\cmidrule(lr){{{end - width + 1}-{end}}} "
+            for (word, width), end in zip(spans, ends, strict=True)
+            if word
+        ]
+        lines += [rf"  {' & '.join(over)} \\", f"  {''.join(rules)}"]
+    rows = [(table.heading, [text(column.title) for column in table.columns])]
+    for name, _, cells in table.rows:
+        rows.append((name, [rf"\textbf{{{text(cell.text)}}}" if cell.best else text(cell.text) for cell in cells]))
+    heading, *body = [rf"  {' & '.join([text(name), *cells])} \\" for name, cells in rows]
+    note = [rf"  \par\smallskip{{\footnotesize {text(table.note)}\par}}"] if table.note else []
+    end = [r"  \bottomrule", r"  \end{tabular}", *note, r"\end{table}", ""]
+    return "\n".join([*lines, heading, r"  \midrule", *body, *end])
