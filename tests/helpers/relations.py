@@ -193,6 +193,7 @@ PARTS: dict[str, dict[str, Any]] = {
         "body": personal.PrivateBody(),
         "norm": personal.PrivateNorm(),
         "alternating": personal.Alternating(0.5),
+        "in_turn": personal.InTurn(0.5),
         "local": personal.LocalOnly(),
         "ditto": personal.Ditto(0.5),
         "apfl": personal.APFL(0.4),
@@ -278,6 +279,7 @@ PARTS: dict[str, dict[str, Any]] = {
         "attention": topology.Attention(),
         "bipartition": topology.Bipartition(10.0, 0.0),
         "collaboration": topology.Collaboration(),
+        "combined_heads": topology.CombinedHeads(),
         "first_order": topology.FirstOrder(2),
     },
     "uplink": {
@@ -675,7 +677,16 @@ ORDERED = {  # what is drawn for a client by its number, or taken from one of th
     "sampling": ("fixed",),
     "attack": ("none",),
     "uplink": ("none", "clip", "top_k", "sign", "low_rank", "top_k, clip"),
-    "topology": ("none", "own_model", "complete", "clusters", "attention", "bipartition", "collaboration"),
+    "topology": (
+        "none",
+        "own_model",
+        "complete",
+        "clusters",
+        "attention",
+        "bipartition",
+        "collaboration",
+        "combined_heads",
+    ),
     "own": ("none",),
     "presence": ("everybody",),
     "time": ("none",),
@@ -836,6 +847,7 @@ def features_permuted(draw: Draw) -> None:
         "objective": ("calibrated", "robustness", "decorrelation", "selective"),
         "adaptation": ("maml", "proto", "neighbours"),  # supports are drawn; k of n
         "personal": ("merged",),  # a share of the samples is drawn
+        "topology": ("combined_heads",),  # the variance of a mean of n samples
     },
 )
 def samples_duplicated(draw: Draw) -> None:
@@ -1015,7 +1027,7 @@ COUNTS = {"tanh": (15, 12), "layer_norm": (21, 12), "dropout": (15, 12), "frozen
     only={
         "model": tuple(COUNTS),
         "uplink": ("none",),
-        "personal": ("none", "head", "body", "ditto", "apfl", "pfedme", "subspace", "alternating"),
+        "personal": ("none", "head", "body", "ditto", "apfl", "pfedme", "subspace", "alternating", "in_turn"),
         "drift": ("none", "scaffold", "feddyn", "fednova", "fedcm", "feddc"),
         "objective": ("cross_entropy", "proximal", "elastic_net", "propfair", "calibrated", "balanced", "distillation"),
         "mixing": (*CHOICES["mixing"][: CHOICES["mixing"].index("fltrust")],),
