@@ -170,10 +170,10 @@ class Evaluator(LoadedModel):
         offsets = np.concatenate([[0], np.cumsum(n[tested])])
         used, record = self.chosen(server, store, tested), {}
         if method.choices and not self.plan.has_levels:
-            uses = [[use] * len(tested) for use in method.choices]
+            uses = [[choice._replace(model=use.model) for use in used] for choice in method.choices]
             every = self.predictions(split, server, store, tested, uses)
             record = self.with_every(self.by_model(every, offsets), method.choices)
-            places = np.repeat([method.choices.index(use) for use in used], n[tested])
+            places = np.repeat([method.choices.index(use._replace(model=None)) for use in used], n[tested])
             found = Predictions.joined(every).take(places * offsets[-1] + np.arange(offsets[-1]))
         else:
             (found,) = self.predictions(split, server, store, tested, [used])
