@@ -60,12 +60,12 @@ def chain(records: Iterable[Record], start: Any = None) -> Any:
     return running
 
 
-def altered(folder: Path, summary: Mapping[str, Any], names: Sequence[str] = EVIDENCE) -> str | None:
+def altered(folder: Path, summary: Mapping[str, Any]) -> str | None:
     """Which files differ from the checksums in a run's summary, as text; None if all are what the run wrote."""
     wrote = summary.get("checksums")
     wrote = wrote if isinstance(wrote, Mapping) else {}
-    there = checksums(folder, [name for name in names if name in wrote])
-    wrong = [name for name in names if name in wrote and there.get(name) != wrote[name]]
+    there = checksums(folder, [name for name in EVIDENCE if name in wrote])
+    wrong = [name for name in EVIDENCE if name in wrote and there.get(name) != wrote[name]]
     return f"{' and '.join(wrong)} was cut, altered or lost after the run had ended" if wrong else None
 
 

@@ -78,7 +78,7 @@ def played(used: ArrayLike, prior: ArrayLike | None = None) -> Matrix:
     return np.concatenate([first[None], p[:-1]])
 
 
-def best_fixed(responses: ArrayLike, tolerance: float = 1e-11) -> Vector:
+def best_fixed(responses: ArrayLike) -> Vector:
     """argmin over the simplex of -Σ_t log(1 + ⟨p, r^t⟩) [K], by an interior-point method.
 
     With R = 1 + r, maximising Σ log⟨p, R^t⟩ - T Σ p over p ≥ 0 has the same solution without the constraint Σ p = 1.
@@ -86,7 +86,6 @@ def best_fixed(responses: ArrayLike, tolerance: float = 1e-11) -> Vector:
 
     Args:
         responses: r [T, K] > -1.
-        tolerance: bound on the gap in the mean decision loss.
 
     >>> best_fixed([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.0, 1.0], [1.0, 0.0]]).round(6)
     array([0.8, 0.2])
@@ -100,7 +99,7 @@ def best_fixed(responses: ArrayLike, tolerance: float = 1e-11) -> Vector:
     for _ in range(200):
         ratios = growth / (growth @ p)[:, None]
         gain = ratios.mean(0)  # Σ_i p_i gain_i = 1
-        if p.sum() * gain.max() - 1 <= tolerance:
+        if p.sum() * gain.max() - 1 <= 1e-11:
             break
         target = 0.1 * (p @ slack) / clients
         hessian = ratios.T @ ratios / rounds
@@ -143,16 +142,13 @@ def regret(decisions: ArrayLike, responses: ArrayLike, every_prefix: bool = Fals
     return suffered - np.array(best)
 
 
-def regret_of_losses(
-    decisions: ArrayLike, losses: ArrayLike, respond: Callable[[Vector], Vector], every_prefix: bool = False
-) -> Vector:
+def regret_of_losses(decisions: ArrayLike, losses: ArrayLike, respond: Callable[[Vector], Vector]) -> Vector:
     """``regret`` from the losses F_i(θ^t) of all clients, for policies that see losses.
 
     Args:
         decisions: p [T, K], each committed before the round's losses were seen (see ``played``).
         losses: F [T, K].
         respond: maps a round's losses [K] to responses [K], usually by a CDF of F_i/F̄.
-        every_prefix: as in ``regret``.
 
     Raises:
         ConfigError: for shapes that do not fit, losses that are not finite, or responses of -1 and below.
@@ -161,7 +157,7 @@ def regret_of_losses(
     array([0.208, 0.208])
     """
     responses = np.array([respond(f) for f in _rounds(losses, "losses")])
-    return regret(decisions, responses, every_prefix)
+    return regret(decisions, responses)
 
 
 def lipschitz(low: float, high: float) -> float:

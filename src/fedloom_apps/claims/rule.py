@@ -204,8 +204,8 @@ def judge(
     return Verdict.SEEDS, here + (f"; about {n} seeds would decide" if (n := deciding(gain, published)) else "")
 
 
-def deciding(gain: Mapping[str, float], published: float = 0.0, most: int = 1000) -> int:
-    """The number of seeds with which the interval would decide if mean and spread stayed; 0: unknown, or over ``most``.
+def deciding(gain: Mapping[str, float], published: float = 0.0) -> int:
+    """The number of seeds with which the interval would decide if mean and spread stayed; 0: unknown, or over 1000.
 
     It decides where it lies on one side of 0, or below half the published gain.
 
@@ -216,7 +216,7 @@ def deciding(gain: Mapping[str, float], published: float = 0.0, most: int = 1000
         return 0
     spread = gain["se"] * gain["seeds"] ** 0.5
     apart = max(abs(gain["mean"]), published / 2 - gain["mean"] if published else 0.0)
-    return next((n for n in range(SEEDS, most + 1) if stdtrit(n - 1, 0.975) * spread / n**0.5 < apart), 0)
+    return next((n for n in range(SEEDS, 1001) if stdtrit(n - 1, 0.975) * spread / n**0.5 < apart), 0)
 
 
 def evidence(claim: Claim, results: Mapping[str, Any], differs: str = "") -> Evidence:

@@ -82,8 +82,8 @@ class Log:
         self.tell(event)
 
 
-def reasons(path: Path, last: int = 5) -> list[str]:
-    """The last refusals and failures in a log, the newest last.
+def reasons(path: Path) -> list[str]:
+    """The last five refusals and failures in a log, the newest last.
 
     Raises:
         CheckpointError: if there is no log.
@@ -98,7 +98,7 @@ def reasons(path: Path, last: int = 5) -> list[str]:
             events[-1] += f"\n{line}"
         else:
             events.append(line)
-    return [event for event in events if event[20:].startswith(BAD)][-last:]
+    return [event for event in events if event[20:].startswith(BAD)][-5:]
 
 
 DEFAULT = Quota()

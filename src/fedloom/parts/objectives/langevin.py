@@ -57,10 +57,10 @@ def cosine(start: float, end: float, t: int, rounds: int) -> float:
     return end + (start - end) * (1 + cos(pi * share)) / 2
 
 
-def ddpm(start: float, end: float, t: int, rounds: int, shift: float = 0.008) -> float:
+def ddpm(start: float, end: float, t: int, rounds: int) -> float:
     """The cosine schedule of diffusion models between ``start`` and ``end``: near ``start`` until the last rounds.
 
-    β_t = start + (end - start) b_t with b_t = 1 - a((t+1)/T)/a(t/T) and a(u) = cos²(π/2 · (u + s)/(1 + s)). Nichol and
+    β_t = start + (end - start) b_t with b_t = 1 - a((t+1)/T)/a(t/T) and a(u) = cos²(π/2 · (u + .008)/1.008). Nichol and
     Dhariwal, ICML 2021, whose b_t are noise levels; from 10 to .01 in 500 rounds the mean is 9.8.
 
     >>> [round(ddpm(10.0, 0.0, t, 4), 2) for t in range(4)]
@@ -68,7 +68,7 @@ def ddpm(start: float, end: float, t: int, rounds: int, shift: float = 0.008) ->
     """
 
     def signal(u: float) -> float:
-        return cos(pi / 2 * (u + shift) / (1 + shift)) ** 2
+        return cos(pi / 2 * (u + 0.008) / 1.008) ** 2
 
     t = min(t, rounds - 1)
     return start + (end - start) * (1 - signal((t + 1) / rounds) / signal(t / rounds))
