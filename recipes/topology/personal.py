@@ -118,7 +118,7 @@ METHODS: dict[str, tuple[Setup, ...]] = {
     "FedALA": choices("fedala", rate=(0.1, 1.0)),
     "FedAMP": choices("fedamp", sigma=(1.0, 10.0), mu=(1.0, 0.1)),
     "FedFomo": choices("fedfomo", models=(5, 10)),
-    "APPLE": tuple(Setup("apple", lr, {"rate": rate}) for lr in (2.5, 5.0) for rate in (0.01, 0.1)),
+    "APPLE": tuple(Setup("apple", lr, {"rate": rate}) for lr in (2.5, 5.0) for rate in (0.001, 0.01)),
     "IFCA": choices("ifca", clusters=(2, 5)),
     "FedPAC": choices("fedpac", head_fraction=(0.5, 1 / 6), lam=(1.0, 1.0)),
 }  # fmt: skip
