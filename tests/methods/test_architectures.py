@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +23,7 @@ from fedloom.core.context import Context, RoundInfo
 from fedloom.core.errors import ConfigError
 from fedloom.core.federation import Index, Split
 from fedloom.core.local import Local
+from fedloom.core.method import Method
 from fedloom.core.parts import Personal
 from fedloom.experiment.experiment import Evaluation
 from fedloom.experiment.federated import run
@@ -45,8 +47,8 @@ def both() -> nn.Module:
     return Several([tanh_net(), deep()])
 
 
-def own(name: str, *members: int, **settings: Any) -> Any:
-    return replace(make(name, **settings), personal=OwnArchitectures(2, members))
+def own(name: str, *members: int, count: int = 2, **settings: Any) -> Any:
+    return replace(make(name, **settings), personal=OwnArchitectures(count, members))
 
 
 def private(result: Any, client: int) -> Tensor:
@@ -130,6 +132,24 @@ def test_they_resume_run_in_processes_and_are_loaded_each_with_its_own_network(t
         assert torch.equal(loaded.client(client).predict(x), whole.trained.client(client).predict(x))
         layers = [one for one in loaded.client(client).module.modules() if isinstance(one, nn.Tanh)]
         assert len(layers) == depth
+
+
+@pytest.mark.parametrize(
+    ("method", "model", "alone"),
+    [
+        (own("local", count=4), lambda: Several([tanh_net(), deep(4), deep(), deep(6)]), deep),
+        (make("fml", alpha=1.0, beta=1.0), tanh_net, tanh_net),
+    ],
+    ids=["networks in turn", "beside a shared one"],
+)
+def test_a_client_that_joins_later_trains_the_network_of_its_group(
+    method: Method, model: Callable[[], nn.Module], alone: Callable[[], nn.Module]
+) -> None:
+    """The seventh client has the third of four networks, and with weight on labels alone its own one."""
+    own = classes().train.client(1)
+    runs = go(method, model=model, local=WHOLE), go("local", model=alone, local=WHOLE)
+    one, other = (each.trained.adapt(own.x, own.y, rounds=2).outputs(own.x) for each in runs)
+    torch.testing.assert_close(one, other, rtol=0, atol=TINY)
 
 
 def test_a_list_of_models_is_all_that_a_run_needs() -> None:

@@ -457,11 +457,13 @@ class TrainedRun(RunRecords):
         plan, number = _joined(self.plan, data), self.plan.population.clients
         store = StateStore()
         if plan.private_size:
-            compute, states = computes.make("live")(plan), InitialStates(plan, server.theta, store)
+            mine = plan.levels[plan.level[number]]
+            compute, states = computes.make("live")(mine), InitialStates(plan, server.theta, store)
             with reproducible():
                 for ahead in range(rounds):
                     down = replace(server, round=server.round + ahead).broadcast(plan)
-                    (result,) = compute.work(replace(down, invited=(number,)), [number], [states(number)])
+                    down = replace(down, theta=mine.own(down.theta), invited=(number,))
+                    (result,) = compute.work(down, [number], [states(number)])
                     if (failure := result.failure) is not None:
                         raise ClientError(f"the new client cannot train: {failure.reason}.", failure.trace)
                     store.put({number: result.state}, ahead + 1)
