@@ -302,6 +302,8 @@ UNDRAWN = {  # parts that stand in no draw, and why
     "squared_error": "has numbers as targets, and the federations here classes",
     "reinitialised": "shares no model, and trains a new one in every round",
     "private_lora": "needs a network with adapters",
+    "combined": "reads the models of others, which one topology alone sends, cores",
+    "cores": "is own_model at a server, but for combined",
 }
 FITS: dict[tuple[str, str], dict[str, Any]] = {  # without which a filling is refused, or has no effect
     ("personal", "width"): {"model": "wide"},
