@@ -90,7 +90,7 @@ BURNING = {
 }
 
 
-def test_yaml_is_read_without_surprises(tmp_path: Path) -> None:
+def test_yaml_is_read_without_surprises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whichever parser is there: numbers without a point are numbers, dates are text, no key comes twice."""
     path = tmp_path / "some.yaml"
     path.write_text("a: 1e-3\nb: 2001-01-01\nc: [.5, 0x10, 'x', ~]\nd: ${a}\n")
@@ -98,6 +98,9 @@ def test_yaml_is_read_without_surprises(tmp_path: Path) -> None:
     for text, found in (("", {}), ("# nothing", {}), ("abc", {"abc": None})):
         path.write_text(text)
         assert yaml.load(path) == found
+    monkeypatch.setattr(yaml, "NODES", 20)
+    path.write_text("a: [1, 2, 3, 4]\nb: &b [1]\nc: *b\n")  # an alias counts what it stands for: 14 in all
+    assert yaml.load(path)["c"] == [1]
     for text, sentence in (("a: 1\na: 2", "found duplicate key a"), ("3", "it holds one value alone")):
         path.write_text(text)
         with pytest.raises(yaml.YAMLProblem, match=sentence):

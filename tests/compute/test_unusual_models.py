@@ -277,7 +277,19 @@ def pooled() -> nn.Module:
     return nn.Sequential(nn.Flatten(1, 2), nn.Linear(6, 6), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(9, CLASSES))
 
 
-@pytest.mark.parametrize("model", [frozen, pooled])
+class PooledBeside(nn.Module):
+    """What a pool reads is read beside it, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.pool, self.c = nn.Linear(6, 6), nn.MaxPool2d(3, 1, 1), nn.Linear(36, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.relu(self.a(x.flatten(1, 2)))
+        return self.c((self.pool(h) + h).flatten(1))
+
+
+@pytest.mark.parametrize("model", [frozen, pooled, PooledBeside])
 def test_frozen_kernels_and_pools_of_planes_give_the_live_numbers(model: Callable[[], nn.Module]) -> None:
     data = classes((6, 9, 11), shape=SIDES)
     assert reason_against_batched(plan_of(model, federation=data)) is None

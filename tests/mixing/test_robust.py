@@ -134,6 +134,7 @@ def test_a_hostile_client_moves_a_bounded_mean_by_its_share_of_the_radius_exactl
     honest = shares[2:] @ (updates[2:] * np.minimum(1, 0.5 / np.linalg.norm(updates[2:], axis=1))[:, None])
     moved = mixed(NormBounding(0.5), updates, samples)[1] - honest
     np.testing.assert_allclose(np.linalg.norm(moved), shares[:2].sum() * 0.5, rtol=1e-12)
+    np.testing.assert_allclose(np.linalg.norm(mixed(NormBounding(0.5), updates[:1], [1])[1]), 0.5, rtol=1e-12)
 
 
 @pytest.mark.parametrize("steps", [1, 3])
@@ -159,6 +160,8 @@ def test_whoever_points_away_from_the_root_has_no_trust_whatever_its_number() ->
     np.testing.assert_allclose(p.sum(), 1)
     assert np.linalg.norm(delta) <= np.linalg.norm(honest[0]) * (1 + 1e-12)
     assert (mixed(FLTrust(), np.concatenate([honest[:1], updates[4:]]))[1] == 0).all()
+    p, _ = mixed(FLTrust(), np.concatenate([honest, np.zeros_like(honest[:1])]))
+    assert p[4] == 0, "whoever did not move has none either"
 
 
 def test_a_round_without_the_root_teaches_nothing() -> None:

@@ -127,6 +127,12 @@ def simulated(
     return theta, clocks
 
 
+def test_many_are_invited_among_the_free_and_each_once() -> None:
+    """Drawing 400 of 1000 with replacement meets some twice, or at work, and others are drawn for them."""
+    some = World(1000, 400, lambda t, count: draw_cohort(1000, count, 0, t), seconds)
+    assert len({*some.invite(400, 0, 1, {1, 2, 3}, 0.0).tolist()} - {1, 2, 3}) == 400
+
+
 def test_fedbuff_with_server_momentum() -> None:
     task = machine(methods.make("fedbuff", server_lr=0.7, momentum=0.5), Buffered(2), 4, 40)
     theta, data = start(task)

@@ -124,9 +124,8 @@ def _phases(views: Sequence[Sequence[View]]) -> list[Phase] | None:
     >>> _phases([(head, body)]), _phases([(View(private=0.5),)])
     (None, None)
     """
-    usual = all(
-        len(each) == 1 and each[0].data and {each[0].shared, each[0].private} in ({0, 1}, {1}) for each in views
-    )
+    steps = ((0, 1), (1, 0), (1, 1))
+    usual = all(len(each) == 1 and each[0].data and (each[0].shared, each[0].private) in steps for each in views)
     if not usual:
         return None
     halves = [(bool(each[0].shared), bool(each[0].private)) for each in views]

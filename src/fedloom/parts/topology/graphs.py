@@ -292,8 +292,6 @@ def _pairs(numbers: np.ndarray) -> np.ndarray:
     [[1, 0], [2, 1], [3, 0], [3, 2]]
     """
     i = ((1 + np.sqrt(8 * numbers + 1)) / 2).astype(np.int64)
-    i -= i * (i - 1) // 2 > numbers
-    i += i * (i + 1) // 2 <= numbers
     return np.stack([i, numbers - i * (i - 1) // 2], 1)
 
 
