@@ -324,6 +324,9 @@ def test_bad_use_ends_in_a_sentence(make_run, tmp_path: Path) -> None:
         (run / "config.yaml").write_text(spoilt)
         with pytest.raises(FedLoomError, match="holds no settings: it was emptied or damaged"):
             build([run], tmp_path / "out")
+    (run / "config.yaml").write_text("identity: 3")
+    with pytest.raises(FedLoomError, match="its identity is no settings"):
+        build([run], tmp_path / "out")
 
 
 def test_tables_and_facts_of_strangers_end_no_page(make_run, tmp_path: Path) -> None:

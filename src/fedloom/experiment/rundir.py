@@ -275,6 +275,8 @@ class RunDirectory:
             raise CheckpointError(f"{path} cannot be read as a configuration: {first_line(error)}.") from error
         if not isinstance(stored, dict) or not stored:
             raise CheckpointError(f"{path} holds no settings: it was emptied or damaged; bring back a copy of it.")
+        if not isinstance(stored.get("identity", {}), dict):
+            raise CheckpointError(f"{path} is damaged: its identity is no settings; bring back a copy of it.")
         return _with_text_keys(stored)
 
     @property

@@ -77,7 +77,8 @@ class Architectures(Personal):
             return (Use(client % self.count),)
         if client >= len(self.members):
             raise ConfigError(
-                f"personal: members names the networks of {len(self.members)} clients, but there are more."
+                f"personal: members names the networks of {len(self.members)} clients, but there are more; "
+                "name one for each."
             )
         return (Use(self.members[client]),)
 

@@ -78,8 +78,8 @@ class Graph(OwnModel):
         push_sum: clients push shares of their models, and weights.
     """
 
-    combine_first: bool = False
-    push_sum: bool = False
+    combine_first: bool = field(default=False, kw_only=True)
+    push_sum: bool = field(default=False, kw_only=True)
 
     @property
     def adds(self) -> bool:
@@ -265,7 +265,7 @@ class ErdosRenyi(Graph):
         redrawn: a graph for each round (as in gossip) instead of one for the run.
         seed: of the draws.
 
-    >>> edges = ErdosRenyi(probability=0.6).edges(30, 0)  # of 435 pairs
+    >>> edges = ErdosRenyi(0.6).edges(30, 0)  # of 435 pairs
     >>> len(np.unique(edges, axis=0)) == len(edges), 225 < len(edges) < 297
     (True, True)
     """
