@@ -195,3 +195,5 @@ def test_the_range_that_clients_see_is_that_of_normalised_images() -> None:
     assert plan.facts.low.shape == plan.facts.high.shape == (1, 1, 1)
     assert (plan.facts.low == -2).all()
     assert (plan.facts.high == 2).all()
+    plain = ClientPlan.of(tanh_net(), make("fedavg"), classes().train, Local()).facts
+    assert (plain.low, plain.high) == (0, 1), "of images that are not normalised"

@@ -496,6 +496,17 @@ def test_rows_off_the_simplex_are_refused(weights: tuple[tuple[float, ...], ...]
         go(on(Given(weights=weights)), rounds=1)
 
 
+@pytest.mark.parametrize("moved", [-1, 1, 0.5])
+def test_receivers_of_models_that_there_are_not_are_refused(moved: float) -> None:
+    @dataclass(frozen=True)
+    class Beside(Given):
+        def receives(self, sizes: np.ndarray) -> np.ndarray:
+            return np.arange(len(sizes)) + moved
+
+    with pytest.raises(ConfigError, match="it must name one of 6 models, from 0, for each of 6 clients"):
+        go(on(Beside()))
+
+
 def test_rounds_that_wait_for_some_mix_those_and_steps_without_rounds_are_refused() -> None:
     patient = go(on(Ring()), devices="equal", schedule="over_select", cohort=3)
     assert {len(models(patient)), patient.history[-1]["failures"]} == {6, 0}
