@@ -133,7 +133,7 @@ def test_other_steps_are_taken_together(
     names = [name for name in names if name != "feddyn" or len({*sizes}) == 1]
     live = [go(name, **same) for name in names]
     monkeypatch.setattr("fedloom.compute.cohort.descent.best_window", lambda *a: 100 * (local == "cosine"))
-    monkeypatch.setattr("fedloom.compute.cohort.rows.has_fused_steps", lambda theta: not dropout)  # a GPU has none
+    monkeypatch.setattr("fedloom.compute.cohort.net.has_fused_steps", lambda theta: not dropout)  # a GPU has none
     monkeypatch.setattr(_Block, "lockstep", None)
     for name, expected in zip(names, live, strict=True):
         assert_same_run(expected, go(name, compute="batched", **same), 1e-10)

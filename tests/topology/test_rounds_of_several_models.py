@@ -391,7 +391,7 @@ def test_a_changed_file_of_edges_is_another_run(tmp_path: Path) -> None:
     path.write_text("0 1\n1 2\n")
     run(experiment(on(EdgeList(pairs=path)), rounds=1), tmp_path / "a")
     path.write_text("0 1\n1 3\n")
-    with pytest.raises(CheckpointError, match=r"method\.topology: EdgeList.* contents .* → .* contents"):
+    with pytest.raises(CheckpointError, match=r"edges: contents \w+ → contents \w+\."):
         run(experiment(on(EdgeList(pairs=path)), rounds=2), tmp_path / "a", resume=True)
     path.write_text("0 1\n1 2\n")
     assert len(run(experiment(on(EdgeList(pairs=path)), rounds=2), tmp_path / "a", resume=True).history) == 2

@@ -41,16 +41,16 @@ def of_part(part: Part) -> str:
         text = (
             f"{type(part).__qualname__}({', '.join(f'{name}={of_value(value)}' for name, value in settings.items())})"
         )
-    files = (of_file(value) for value in settings.values() if isinstance(value, Path))
+    files = (f" {of_file(value)}" for value in settings.values() if isinstance(value, Path))
     return text + "".join(files) + "".join(f" code {code}" for code in _codes(type(part)))
 
 
 def of_file(path: Path) -> str:
-    """A checksum of a file, after a blank; what cannot be read is refused where it is used."""
+    """A checksum of a file; what cannot be read is refused where it is used."""
     try:
-        return f" contents {hashlib.blake2b(readable(path).read_bytes(), digest_size=6).hexdigest()}"
+        return f"contents {hashlib.blake2b(readable(path).read_bytes(), digest_size=6).hexdigest()}"
     except OSError:
-        return " unreadable"
+        return "unreadable"
 
 
 def _obscure(value: Any) -> bool:
