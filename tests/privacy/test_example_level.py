@@ -285,3 +285,16 @@ def test_opacus_takes_the_same_steps() -> None:
     found = go("fedavg", federation=federation, model=zero_linear, rounds=1, local=settings)
     expected = torch.cat([p.detach().flatten() for p in model.parameters()]).numpy()
     np.testing.assert_allclose(theta(found), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_gradient_too_long_to_be_measured_counts_as_0_where_it_is_clipped_and_as_it_is_elsewhere() -> None:
+    one = classes((8, 8))
+    x = one.train.arrays.x.clone()
+    x[one.train.index[0][3]] = 1.7e308
+    long = replace(one, train=replace(one.train, arrays=replace(one.train.arrays, x=x)))
+    clipped, unclipped, plain = (
+        theta(go("fedavg", federation=long, model=zero_linear, rounds=1, local=Local(batch_size=0, dp_clip=clip)))
+        for clip in (0.25, float("inf"), None)
+    )
+    assert 0 < np.abs(clipped).max() < 1
+    np.testing.assert_allclose(unclipped, plain, rtol=1e-9)
