@@ -161,3 +161,18 @@ def test_every_link_to_a_result_is_one() -> None:
     assert len(results) >= 8
     for link in results:
         assert (ROOT / "docs/howto" / link).resolve().with_suffix(".json").is_file(), link
+
+
+def test_a_model_for_every_client(protocol: Any) -> None:
+    cells = protocol.stored("topology/personal_mnist")["cells"]
+    for split, names in {
+        "classes": ("kNN-Per", "Ditto", "local", "FedAvg"),
+        "dirichlet": ("kNN-Per", "local", "APPLE", "FedALA", "Ditto", "FedPer", "FedAvg"),
+    }.items():
+        for name in names:
+            assert (
+                shown(" " + protocol.mean_error([run["mean"] for run in cells[split][name].values()], 100))[1:] in PAGE
+            )
+        for figure in ("mean", "worst10"):
+            best = max(cells[split], key=lambda name: sum(run[figure] for run in cells[split][name].values()))
+            assert best == "kNN-Per"
