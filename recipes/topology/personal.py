@@ -203,11 +203,10 @@ def reported(results: dict[str, Any]) -> dict[str, Any]:
 
 def tables(results: dict[str, Any], setting: Setting) -> str:
     """The results as Markdown."""
-    seeds = sorted({seed for cells in results["cells"].values() for runs in cells.values() for seed in runs})
     text = [f"# A model for every client: {setting.title}", ""]
     text += [
         f"{setting.rows} training images at {CLIENTS} clients of equal size, all in every round; mean ± standard "
-        f"error over seeds {', '.join(seeds)} after the last round, on each client's share of the common test set. "
+        "error over seeds after the last round, on each client's share of the common test set. "
         "*Gain*: paired with FedAvg by seed, with its 95 % interval. *MB*: all that a run sent. *Seconds*: of a "
         "core, a round, evaluations included. Settings were chosen on seed 0, in half as many rounds."
     ]
@@ -225,7 +224,9 @@ def tables(results: dict[str, Any], setting: Setting) -> str:
             ])  # fmt: skip
         rounds = sorted({run["rounds"] for runs in cells.values() for run in runs.values()})
         header = ["method", "setting", "mean, %", "gain over FedAvg", "worst tenth, %", "MB", "seconds"]
-        title = f"## {SPLITS[split][0].capitalize()}, {', '.join(map(str, rounds))} rounds"
+        seeds = sorted({seed for runs in cells.values() for seed in runs})
+        length = f"{', '.join(map(str, rounds))} rounds, seeds {', '.join(seeds)}"
+        title = f"## {SPLITS[split][0].capitalize()}, {length}"
         text += ["", title, "", reporting.table(header, rows)]
     text += ["", f"`{results['command']}`. {results['machine']}."]
     return "\n".join([*text, *reporting.notes(reported(results))]) + "\n"

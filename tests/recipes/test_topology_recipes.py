@@ -97,7 +97,7 @@ def test_clients_of_an_edge_are_alike_or_have_all_classes_together(graphs: Modul
     assert classes == {"alike inside": {2}, "alike across": {4}}
 
 
-@pytest.mark.parametrize("name", ["personal_mnist", "graphs"])
+@pytest.mark.parametrize("name", ["personal_mnist", "personal_cifar10", "graphs"])
 def test_pages_follow_from_stored_results(name: str) -> None:
     results = json.loads((STORED / f"{name}.json").read_text())
     if name == "graphs":
