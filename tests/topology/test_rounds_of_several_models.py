@@ -149,7 +149,7 @@ def test_models_that_nobody_mixes_are_local_training(conditions: dict[str, Any],
 @pytest.mark.parametrize("compute", ["live", "batched"])
 @pytest.mark.parametrize("combine_first", [False, True])
 def test_a_ring_is_its_matrix_times_what_was_trained(combine_first: bool, compute: str) -> None:
-    w, result = world(), go(on(Ring(combine_first)), compute=compute)
+    w, result = world(), go(on(Ring(combine_first=combine_first)), compute=compute)
     b = (np.eye(6) + np.roll(np.eye(6), 1, 0) + np.roll(np.eye(6), -1, 0)) / 3
     theta = np.tile(w.start, (6, 1))
     for t, rate, who in w.schedule():
