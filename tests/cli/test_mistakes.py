@@ -47,6 +47,7 @@ MISTAKES = {
     "run method.objective=[proximal]": "no term with a loss on the data; add CrossEntropy(), or cross_entropy to",
     "run method=fedavg method.objective.proximal.mu=1": "method.objective=[cross_entropy, proximal]",
     "run data=digit": "unknown data source 'digit'; did you mean 'digits'?",
+    f"run data={'x' * 400}": "unknown data source 'xxx",
     "run data=visits.csv": "to read it, write table:visits.csv",
     "run data.name=table:visits.csv": "write {name: table, path: visits.csv}",
     "run data=.": "to read it, write folder:.",

@@ -52,6 +52,10 @@ def test_heads_of_like_clients_have_equal_weights_and_those_of_others_none() -> 
     np.testing.assert_allclose(combined(np.tile(m, (3, 1)), variance)[0], np.array([4, 2, 1]) / 7, rtol=0, atol=1e-12)
     np.testing.assert_allclose(combined(1e6 * np.eye(3), variance), np.eye(3), rtol=0, atol=1e-9)
     assert np.isfinite(combined(np.zeros((2, 3)), np.zeros(2))).all(), "a sample each, and no features"
+    usual = combined(np.array([[1.0], [2.0]]), np.ones(2))
+    for far in (1e8, 1e30, 1e200):  # of classes that the others lack
+        others = combined(np.array([[far, 0.0], [0.0, 1.0], [0.0, 2.0]]), np.ones(3))[1:]
+        np.testing.assert_allclose(others, np.column_stack([np.zeros(2), usual]), rtol=0, atol=1e-7)
 
 
 def test_clients_with_the_same_samples_train_one_model() -> None:

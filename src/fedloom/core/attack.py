@@ -94,11 +94,11 @@ class Attack:
         return update
 
     def collude(self, honest: Float[Tensor, "honest P"], hostile: int) -> Float[Tensor, "P"]:
-        """Return the update that each hostile member sends, given those of the honest members.
+        """Return the update that each hostile member sends, given those of the honest members; by default their mean.
 
-        Called only for attacks that define it.
+        Hostile clients of attacks that leave it so act alone.
         """
-        raise NotImplementedError("hostile clients of this attack act alone")
+        return honest.mean(0)
 
     def goal(self, test: Arrays) -> Arrays | None:
         """Return test samples with the labels that the attack wants predicted; None if it targets no labels."""

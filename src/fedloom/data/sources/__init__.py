@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -88,7 +89,7 @@ class Sources(Registry[Source]):
                 raise ConfigError(f"{name!r} has a path in its name; write {{name: {kind}, path: {path}}}.")
             if reader := READERS.get(Path(name).suffix.lower()):
                 raise ConfigError(f"{name!r} is a file, not a data source; to read it, write {reader}:{name}.")
-            if name and Path(name).is_dir():
+            if os.path.isdir(name):
                 reader = "npz" if (Path(name) / "x_train.npy").is_file() else "folder"
                 raise ConfigError(f"{name!r} is a folder, not a data source; to read it, write {reader}:{name}.")
         return super().__getitem__(name)

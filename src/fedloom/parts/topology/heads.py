@@ -92,12 +92,24 @@ class CombinedHeads(OwnModel):
 def combined(m: np.ndarray, variance: np.ndarray) -> np.ndarray:
     """The rows α_i [n, n] of n clients with the mean statistics m [n, M] and their variances V [n].
 
+    A client whose statistics are too long for their products keeps its own head, and nobody hears it.
+
     >>> combined(np.array([[0.0], [0.0], [1.0]]), np.array([0.1, 0.1, 0.1])).round(3)
     array([[0.478, 0.478, 0.043],
            [0.478, 0.478, 0.043],
            [0.043, 0.043, 0.913]])
+    >>> combined(np.array([[0.0], [0.0], [1e200]]), np.array([0.1, 0.1, 0.1]))
+    array([[0.5, 0.5, 0. ],
+           [0.5, 0.5, 0. ],
+           [0. , 0. , 1. ]])
     """
-    gram, n = m @ m.T, len(m)
-    least = RIDGE * max(np.trace(gram), 1.0)  # one sample has no variance
-    quadratic = np.diag(np.maximum(variance, least)) + gram
-    return np.array([minimise(quadratic, -own, np.full(n, 1 / n)) for own in gram])
+    rows = np.eye(len(m))
+    with np.errstate(over="ignore"):
+        near = np.flatnonzero(np.isfinite(np.einsum("nm,nm->n", m, m)))
+    if len(near):
+        gram = m[near] @ m[near].T
+        least = RIDGE * np.maximum(gram.diagonal(), 1.0)  # one sample has no variance
+        quadratic = np.diag(np.maximum(variance[near], least)) + gram
+        start = np.full(len(near), 1 / len(near))
+        rows[np.ix_(near, near)] = [minimise(quadratic, -own, start) for own in gram]
+    return rows
