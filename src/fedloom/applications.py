@@ -119,11 +119,7 @@ def find(name: str) -> Application | None:
 
 
 def of_kind(kind: str) -> Application:
-    """The application that leaves runs of a kind.
-
-    Raises:
-        ConfigError: if none that is installed does.
-    """
+    """The application that leaves runs of a kind."""
     for known in (ours, applications):
         for application in known().values():
             if application.kind == kind:
@@ -141,11 +137,7 @@ def shown(what: Any) -> str | None:
 
 @cache
 def installed(group: str) -> tuple[Any, ...]:
-    """What other packages' entry points in a group name; importing a module registers its parts, sources, ….
-
-    Raises:
-        ConfigError: if one cannot be imported.
-    """
+    """What other packages' entry points in a group name; importing a module registers its parts, sources, …."""
     from importlib.metadata import entry_points  # slow to import
 
     records = []

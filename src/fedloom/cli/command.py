@@ -148,10 +148,6 @@ def plan(
         words: overrides.
         base: a recipe.
         multirun: whether keys may have several values.
-
-    Raises:
-        ConfigError: for impossible settings.
-        CheckpointError: if a directory is taken, or one to be continued is not a run directory.
     """
     resume = next((Path(word.partition("=")[2]) for word in words if word.startswith("resume=")), None)
     if resume is not None and (resume / PLAN).is_file():
@@ -214,11 +210,7 @@ def dated(name: str, now: datetime | None = None) -> Path:
 
 
 def make_folder(path: Path) -> Path:
-    """Make a folder of this name, or of the same with a number if it is there: of several processes each has its own.
-
-    Raises:
-        OSError: if it cannot be made.
-    """
+    """Make a folder of this name, or with a number if it is there: of several processes each has its own."""
     path.parent.mkdir(parents=True, exist_ok=True)
     for folder in (path, *(path.with_name(f"{path.name}-{n}") for n in range(2, 1000))):
         with suppress(FileExistsError):

@@ -82,11 +82,7 @@ def chosen(path: Path, client: str | None, round: str | None = None) -> Deployed
 
 
 def trained(path: Path, round: str | None = None) -> Any:
-    """What ``fl.load`` reads of a run: of a federated one, its models.
-
-    Raises:
-        ConfigError: if it was started from Python, and as ``fedloom.load``.
-    """
+    """What ``fl.load`` reads of a run: of a federated one, its models."""
     directory = RunDirectory(located(path)[0])
     if directory.is_begun and not of_kind(directory.kind).load and "method" not in directory.config():
         raise ConfigError(
@@ -102,9 +98,6 @@ def run_and_files(
     """The run directory ``run=DIR`` and the other words, with settings of these keys.
 
     ``methods`` are settings of the command's methods, written ``method.SETTING``.
-
-    Raises:
-        ConfigError: if there is none, or another setting.
     """
     runs = [word.removeprefix("run=") for word in words if word.startswith("run=")]
     others = [word for word in words if not word.startswith("run=")]

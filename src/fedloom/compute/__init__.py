@@ -42,9 +42,6 @@ def batched(*, shares: int | None = None) -> ComputeFactory:
     Args:
         shares: the number of a round's blocks is a multiple of this, so that up to as many workers get equally many
             clients. With 1, one process steps a small cohort in a single pass. By default 4, and 1 on a GPU.
-
-    Raises:
-        ConfigError: if ``shares`` is below 1.
     """
     at_least(1, "compute 'batched': ", shares=shares)
     return _batched if shares is None else partial(_batched, shares=shares)

@@ -118,10 +118,6 @@ def _read(text: str, names: Sequence[str] | None = None) -> Any:
 
     >>> _read("{name: feddyn, alpha: .1}"), _read("[64, '1']"), _read("1:30"), _read("a,1e3")
     ({'name': 'feddyn', 'alpha': 0.1}, [64, '1'], '1:30', ['a', 1000.0])
-
-    Raises:
-        ValueError: if it is malformed.
-        ConfigError: for a sweep that is none.
     """
     if call := CALL.fullmatch(text):
         return _swept(call[1], _arguments(call[2]), names)

@@ -362,9 +362,6 @@ class CommandSchema:
         >>> from fedloom.config import sweep
         >>> [(c["method.name"], c["seed"]) for c in sweep(["method=fedavg,feddyn", "seed=range(1,3)"])]
         [('fedavg', 1), ('fedavg', 2), ('feddyn', 1), ('feddyn', 2)]
-
-        Raises:
-            ConfigError: as ``resolve``, for any of them.
         """
         return self._configs(self._parse(words), base)
 
@@ -380,11 +377,7 @@ class CommandSchema:
         return {override.key[0] for override in self._parse(words)} | (read(base).keys() if base else set())
 
     def complete(self, recipe: Mapping[str, Any], words: Mapping[Key, Any] | None = None) -> dict[str, Any]:
-        """Every key with its value: overrides over a recipe over what goes with the choices over the defaults.
-
-        Raises:
-            ConfigError: for anything unknown or of the wrong type.
-        """
+        """Every key with its value: overrides over a recipe over what goes with the choices over the defaults."""
         layers = [self._tree({(key,): value for key, value in recipe.items()}), self._tree(words or {})]
         defaults = {key: section.default for key, section in self.sections.items() if section.default is not EMPTY}
         defaults |= self.defaults

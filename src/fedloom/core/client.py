@@ -261,11 +261,7 @@ def own_values(state: State | None) -> Tree | None:
 
 
 def with_private(state: State, private: Tree, hook: str) -> None:
-    """Put private parameters and buffers into a client's state, beside what the personal part's hook returned.
-
-    Raises:
-        ConfigError: if it returned something by their names.
-    """
+    """Put private parameters and buffers into a client's state, beside what the personal part's hook returned."""
     mine = state.get("personal", {})
     for name in PRIVATE:
         if name in mine:

@@ -55,9 +55,6 @@ def replacement(path: Path, alone: bool = True) -> Iterator[Path]:
     Args:
         path: the file; a link is replaced itself.
         alone: whether no other process, on any machine, may replace the file at the same time.
-
-    Raises:
-        OSError: if it cannot be written; nothing is left behind.
     """
     part = path.with_name(f".{path.name}.part" if alone else f".{path.name}.{platform.node()}-{os.getpid()}.part")
     try:

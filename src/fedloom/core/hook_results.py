@@ -19,9 +19,6 @@ def tensors(made: object, hook: str) -> Tree:
     Traceback (most recent call last):
     ...
     fedloom.core.errors.ConfigError: drift.init_client returned 'visits' as int; states hold tensors, by name.
-
-    Raises:
-        ConfigError: if it holds anything but tensors.
     """
     if not isinstance(made, dict):
         raise ConfigError(f"{hook} returned {in_words(made)}; a state is a dict of tensors, by name, or {{}}.")
@@ -76,9 +73,6 @@ def pair(made: object, hook: str, second: str) -> tuple[Tree, Any]:
     Traceback (most recent call last):
     ...
     fedloom.core.errors.ConfigError: server 'own': step returned a Tensor of shape [3] instead of the pair (state, Δ).
-
-    Raises:
-        ConfigError: if it is no pair, or the state holds anything but tensors.
     """
     if not (isinstance(made, tuple | list) and len(made) == 2):
         raise ConfigError(f"{hook} returned {in_words(made)} instead of the pair (state, {second}).")
@@ -92,9 +86,6 @@ def like(value: object, other: Tensor, hook: str) -> Tensor:
     Traceback (most recent call last):
     ...
     fedloom.core.errors.ConfigError: server 'own': step returned a tensor of the shape [2] instead of [3].
-
-    Raises:
-        ConfigError: if it is no tensor, or another shape or type.
     """
     if not isinstance(value, Tensor):
         raise ConfigError(f"{hook} returned {in_words(value)} instead of a tensor of the shape {list(other.shape)}.")

@@ -89,11 +89,7 @@ class Links(NamedTuple):
 
 
 def checked(made: object, models: int, size: int, hook: str) -> tuple[Links, ...]:
-    """The links that a topology returned, for R models of P parameters.
-
-    Raises:
-        ConfigError: if they are not links, name a model that there is not, or a row is off the simplex.
-    """
+    """The links that a topology returned, for R models of P parameters."""
     found = () if made is None else (made,) if isinstance(made, Links) else tuple(made)  # type: ignore[arg-type]
     taken = np.zeros(size, dtype=bool)
     for links in found:

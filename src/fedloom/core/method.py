@@ -192,9 +192,6 @@ class Method:
         >>> from fedloom.parts.objectives import SquaredError
         >>> make("fedprox").with_loss(SquaredError()).name
         'fedprox+squared_error'
-
-        Raises:
-            ConfigError: if the method has no cross entropy because it is defined by a loss of its own.
         """
         kept = [one for one in self.objective if not one.is_cross_entropy]
         if len(kept) == len(self.objective):
@@ -568,11 +565,7 @@ def _is_reduction(value: object) -> bool:
 
 
 def _check_names(who: str, part: Part) -> None:
-    """Name methods of a part that are almost hooks: an error if it overrides no hook at all, else a warning.
-
-    Raises:
-        ConfigError: if a part overrides nothing of its base class, but has a method with almost its name.
-    """
+    """Name methods of a part that are almost hooks: an error if it overrides no hook at all, else a warning."""
     kinds = type(part).__mro__
     bases = [kind for kind in kinds if kind.__module__ == Part.__module__]
     known = {name for kind in bases for name in vars(kind) if not name.startswith("_")}

@@ -202,11 +202,7 @@ class ClientPlan:
 
     @cached_property
     def model_of(self) -> np.ndarray:
-        """The model that each client receives, int64 [K], unless clients choose one in every round.
-
-        Raises:
-            ConfigError: if the topology names a model that there is not.
-        """
+        """The model that each client receives, int64 [K], unless clients choose one in every round."""
         clients, topology = self.population.clients, self.method.topology
         found = np.asarray(topology.receives(self.population.sizes))
         fits = found.shape == (clients,) and found.dtype.kind == "i"
@@ -347,11 +343,7 @@ class ClientPlan:
 
     @cached_property
     def rates(self) -> list[tuple[int, int, float]]:
-        """Where factors on the rate change: (start, stop, factor) over the layout's parameters; [] if all are 1.
-
-        Raises:
-            ConfigError: if a name in ``local.rates`` begins none of the model's parameters.
-        """
+        """Where factors on the rate change: (start, stop, factor) over the layout's parameters; [] if all are 1."""
         given, found = self.local.rates, []
         names = [leaf.name for leaf in self.layout.parameters]
         for start in given:
@@ -416,11 +408,7 @@ class ClientPlan:
             return self.layout.read(self.remake())[0].to(self.theta0.device)
 
     def remake(self) -> nn.Module:
-        """The model with new random parameters, drawn from PyTorch's default generator.
-
-        Raises:
-            ConfigError: if the plan has no model factory.
-        """
+        """The model with new random parameters, drawn from PyTorch's default generator."""
         if self.make is None:
             raise ConfigError(
                 f"personal {label(self.method.personal)!r} starts from another initialisation of the model, "

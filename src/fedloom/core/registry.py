@@ -82,11 +82,7 @@ class Entry(Generic[T]):
         return signature(self.factory)
 
     def make(self, **settings: Any) -> T:
-        """Call the factory.
-
-        Raises:
-            ConfigError: for an unknown setting (the message names the closest valid one) or a missing one.
-        """
+        """Call the factory."""
         known = self.parameters
         for name in settings:
             if name not in known:

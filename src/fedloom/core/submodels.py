@@ -93,11 +93,7 @@ def mean_over_holders(
 
 
 def refuse(method: Method, layout: Layout) -> None:
-    """Check that all parts and the model work with clients of several levels.
-
-    Raises:
-        ConfigError: if a part is not defined for them, or the model has batch statistics.
-    """
+    """Check that all parts and the model work with clients of several levels."""
     personal = method.personal
     if not personal.levels:
         return

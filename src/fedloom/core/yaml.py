@@ -28,11 +28,7 @@ class Loader(PARSER):  # pyright: ignore[reportGeneralTypeIssues]
     """Numbers need no point, dates are text, and no key comes twice in a mapping."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """The mapping of a node.
-
-        Raises:
-            ConstructorError: if a key comes twice.
-        """
+        """The mapping of a node."""
         known: set[str] = set()
         for key, _ in node.value:
             if key.tag == "tag:yaml.org,2002:str":

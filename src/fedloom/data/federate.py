@@ -182,9 +182,6 @@ def of_samples(data: Sequence[Any], collate: Collate, own: Mapping[str, Any]) ->
     """A source of samples that ``collate`` puts together; ``own`` are the other arguments for user data.
 
     Targets and clients are read as those of rows, which the samples then take the place of.
-
-    Raises:
-        DataError: for arguments of tables, or data that are no sequence.
     """
     from fedloom.data.user import as_source
 

@@ -113,9 +113,6 @@ class Target(Ranged):
 
         >>> Imbalanced(rho=4).rows(np.repeat([0, 1, 2], 8), 3, np.ones((1, 3)), np.random.default_rng(0)).shape
         (14,)
-
-        Raises:
-            DataError: if the pool has no samples of a class with positive probability.
         """
         shares = self.shares(classes, client_counts).astype(float)
         available = np.bincount(labels, minlength=classes)

@@ -54,9 +54,6 @@ def in_units(content: Mapping[str, Any], arrays: Arrays, table: Mapping[str, Any
 
     Columns of an array are in the units of the known data's own file, and are scaled as those were, unless that was a
     table.
-
-    Raises:
-        DataError: for a table, if the known data were none.
     """
     x, label = content["x"], table.get("label")
     if not is_frame(x):
@@ -85,9 +82,6 @@ def inputs_like(arrays: Arrays, table: Mapping[str, Any], x: Any) -> Tensor:
     """Inputs [N, ...] in the shape, type and scale of a run's data; 8-bit pixels are rescaled as its images were.
 
     Columns of a table, and texts, are read as the run's own were, which ``table`` says (``table_of``).
-
-    Raises:
-        DataError: if they do not fit.
     """
     if "columns" in table and is_frame(x):
         x = in_columns(x, table["columns"], table.get("standardised"))
@@ -122,11 +116,7 @@ def inputs_like(arrays: Arrays, table: Mapping[str, Any], x: Any) -> Tensor:
 
 
 def labelled_like(arrays: Arrays, x: Tensor, y: Any) -> Arrays:
-    """Inputs [N, ...] as ``inputs_like`` returns them, with targets [N, ...], as arrays like a run's.
-
-    Raises:
-        DataError: if the targets do not fit.
-    """
+    """Inputs [N, ...] as ``inputs_like`` returns them, with targets [N, ...], as arrays like a run's."""
     like, y = arrays.y, numbers(numbered(y, arrays.names), "y")
     if y.ndim == like.ndim + 1 and y.shape[-1] == 1:
         y = y.squeeze(-1)
@@ -153,9 +143,6 @@ def numbered(y: Any, names: Sequence[str]) -> Any:
     Traceback (most recent call last):
     ...
     fedloom.core.errors.DataError: the targets are names like 'yes', but the classes of this run are numbers.
-
-    Raises:
-        DataError: for a name that is not among them, or names where there are none.
     """
     if names and hasattr(getattr(y, "dtype", None), "categories"):
         y = [str(label) for label in y]

@@ -317,11 +317,7 @@ class Processes(Engine):
         self._fill()
 
     def reason_to_spawn(self) -> str | None:
-        """Why workers are not forked now; None if they are.
-
-        Raises:
-            ConfigError: if they must be, and cannot.
-        """
+        """Why workers are not forked now; None if they are."""
         if self.start == "spawn":
             return "engine.start=spawn"
         reason = "they work on GPUs" if self.devices else reason_against_forking()
@@ -575,11 +571,7 @@ class Processes(Engine):
 
 
 def on_this_machine(device: str) -> str:
-    """The name of a GPU, as PyTorch has it.
-
-    Raises:
-        ConfigError: if there is no such GPU.
-    """
+    """The name of a GPU, as PyTorch has it."""
     name = re.sub("^gpu(?=:)", "cuda", device)
     number, count = re.fullmatch(r"cuda:(\d+)", name), torch.cuda.device_count()
     if number is None or int(number[1]) >= count:

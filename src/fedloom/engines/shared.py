@@ -41,11 +41,7 @@ class Handed(mmap.mmap):
 
     @classmethod
     def of(cls, nbytes: int) -> Handed:
-        """So much new memory.
-
-        Raises:
-            OSError: if the system does not grant it.
-        """
+        """So much new memory."""
         if sys.platform == "win32":
             return cls.at(f"fedloom-{uuid.uuid4()}", nbytes)
         if sys.platform == "linux":
@@ -81,11 +77,7 @@ def _received(handle: Any, nbytes: int) -> Handed:
 
 
 def shared(nbytes: int, handed: bool) -> mmap.mmap:
-    """Shared memory, for forked processes alone or, if it can be ``handed`` over, for others as well.
-
-    Raises:
-        OSError: if the system does not grant it.
-    """
+    """Shared memory, for forked processes alone or, if it can be ``handed`` over, for others as well."""
     return Handed.of(nbytes) if handed else mmap.mmap(-1, nbytes, mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | NORESERVE)
 
 

@@ -113,11 +113,7 @@ class Clock:
 
     @cached_property
     def fits(self) -> np.ndarray:
-        """Whether each client's device has the memory for its work, bool [K]; the others are never invited.
-
-        Raises:
-            ConfigError: if no device has it.
-        """
+        """Whether each client's device has the memory for its work, bool [K]; the others are never invited."""
         if np.isinf(self.fleet.memory).all():
             return np.ones(len(self.fleet.memory), dtype=bool)
         fits = self.memory <= self.fleet.memory

@@ -71,9 +71,6 @@ class Evaluation:
         server_average: ρ in (0, 1): the average of the server models of all rounds with weights ρ^(t-s) is evaluated
             beside the last one as ``server_average/...`` and saved as ``model_average.safetensors``; n = 2, 3, …: the
             mean of the last n of them, of which FedExP's authors release that of 2; 0: none.
-
-    Raises:
-        ConfigError: for impossible settings, such as a target for a metric that is not measured.
     """
 
     what: tuple[str, ...] = ("global", "clients")
@@ -322,11 +319,7 @@ def check_measured(evaluation: Evaluation, history: Sequence[Mapping[str, object
 
 
 def _by_client(path: Path) -> dict[str, dict[str, Any]]:
-    """The cells of a table with the column ``client``, by client and column; empty ones are left out.
-
-    Raises:
-        DataError: if it is no such table, or has several rows of a client.
-    """
+    """The cells of a table with the column ``client``, by client and column; empty ones are left out."""
     from fedloom.data.sources.table import read_frame  # imports pandas
     from fedloom.data.user import clients_of
 
@@ -464,11 +457,7 @@ class Experiment:
             raise ConfigError(f"{len(empty)} clients have no training samples; the first is client {empty[0]}.")
 
     def _dealt(self) -> Method:
-        """The method with every client's network by name, where networks are dealt by the clients' devices.
-
-        Raises:
-            ConfigError: if devices do not say what they are dealt by.
-        """
+        """The method with every client's network by name, where networks are dealt by the clients' devices."""
         if not self.method.personal.levels:
             return self.method
         from fedloom.parts.personal import Architectures
@@ -534,11 +523,7 @@ class Experiment:
                 raise ConfigError(f"presence leaves no client in round {int(t)}, counted from 0.")
 
     def _matching(self, key: str, pattern: str) -> list[int]:
-        """The clients that a name or number with ``*`` fits.
-
-        Raises:
-            ConfigError: if it fits none.
-        """
+        """The clients that a name or number with ``*`` fits."""
         names, seen = self.federation.names, self.federation.seen
         found = [k for k in range(seen) if fnmatchcase(names[k] if names else str(k), pattern) or str(k) == pattern]
         if not found:
@@ -548,11 +533,7 @@ class Experiment:
 
     @cached_property
     def own_local(self) -> dict[int, Local]:
-        """The settings of local training of clients that have some of their own.
-
-        Raises:
-            ConfigError: for a setting that all clients share, or one that is out of range.
-        """
+        """The settings of local training of clients that have some of their own."""
         own: dict[int, dict[str, Any]] = {}
         given = self.client_local
         for pattern, settings in (_by_client(given) if isinstance(given, Path) else given).items():
@@ -564,11 +545,7 @@ class Experiment:
 
     @cached_property
     def spans(self) -> Mapping[str, Sequence[int]]:
-        """``presence`` as a mapping.
-
-        Raises:
-            ConfigError: if it is a table with other columns.
-        """
+        """``presence`` as a mapping."""
         if not isinstance(self.presence, Path):
             return self.presence
         rows = _by_client(self.presence)

@@ -236,11 +236,7 @@ def example_accountant(experiment: Experiment, federation: Federation) -> Exampl
 
 
 def private_uplink(experiment: Experiment) -> ClipNoise | None:
-    """The private uplink of an experiment, or None.
-
-    Raises:
-        ConfigError: if there are two, since their noise cannot be composed.
-    """
+    """The private uplink of an experiment, or None."""
     private = [
         uplink for uplink in experiment.method.uplink if isinstance(uplink, ClipNoise) and "noise" in uplink.guarantees
     ]
@@ -260,11 +256,7 @@ def accountant(experiment: Experiment) -> Accountant | None:
 
 
 def calibrated(experiment: Experiment) -> Experiment:
-    """The experiment with the smallest noise (to a thousandth) for which all rounds stay within the target ε.
-
-    Raises:
-        ConfigError: if there is a target, but the library is not installed.
-    """
+    """The experiment with the smallest noise (to a thousandth) for which all rounds stay within the target ε."""
     part = private_uplink(experiment)
     if part is None or part.epsilon is None:
         return experiment

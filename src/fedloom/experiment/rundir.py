@@ -261,11 +261,7 @@ class RunDirectory:
         return f"it is a folder of them; name one, like {self.path / runs[0]}" if runs else "it has no config.yaml"
 
     def config(self) -> dict[str, Any]:
-        """The configuration as nested plain data, including provenance: ``identity``, ``versions``, ….
-
-        Raises:
-            CheckpointError: if this is not a run directory, or its configuration cannot be read.
-        """
+        """The configuration as nested plain data, including provenance: ``identity``, ``versions``, …."""
         path = self.path / "config.yaml"
         if not path.is_file():
             raise CheckpointError(f"{self.path} is not a run directory: {self.lack()}.")
@@ -460,11 +456,7 @@ class RunDirectory:
         return history
 
     def record(self, record: dict[str, Any], tables: Mapping[str, Columns] | None = None) -> None:
-        """Append one round's record, and hold its table rows until the tables are written.
-
-        Raises:
-            CheckpointError: if the disk is full; existing checkpoints stay valid.
-        """
+        """Append one round's record, and hold its table rows until the tables are written."""
         self._reopen()
         line = json.dumps(record)
         try:

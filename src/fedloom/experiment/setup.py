@@ -295,11 +295,7 @@ def _teacher(experiment: Experiment, federation: Federation, device: str) -> nn.
 
 
 def _other_initialisations(experiment: Experiment) -> Callable[[], nn.Module] | None:
-    """The factory of models with other initial parameters; None if the experiment has one module.
-
-    Raises:
-        ConfigError: if the method needs it.
-    """
+    """The factory of models with other initial parameters; None if the experiment has one module."""
     if not isinstance(experiment.model, Copies):
         return experiment.model
     if experiment.method.draws_models:

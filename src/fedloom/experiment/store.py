@@ -129,11 +129,7 @@ class StateFolder:
     noun: str = "state"
 
     def write(self, round: int, states: Iterable[tuple[int, State]]) -> Iterator[dict[int, StateEntry]]:
-        """Write states, and yield what is in each file once it is on disk.
-
-        Raises:
-            OSError: if a file cannot be written (disk full).
-        """
+        """Write states, and yield what is in each file once it is on disk."""
         some: dict[int, State] = {}
         size = 0
         for client, state in states:
@@ -193,11 +189,7 @@ class StateFolder:
         return nested({key: tensor.to(device) for key, tensor in found.items()})
 
     def adopted(self, client: int, state: StoredState) -> StateEntry:
-        """Where a state is that a worker has written, once this machine sees it.
-
-        Raises:
-            CheckpointError: if it does not.
-        """
+        """Where a state is that a worker has written, once this machine sees it."""
         path = self.path / state.entry.file.name
         if size_of(path) != state.entry.file.bytes:
             raise CheckpointError(
@@ -331,11 +323,7 @@ class StateStore:
         return frozenset(file.name for file in self._live)
 
     def get(self, client: int) -> State | None:
-        """The client's state, or None if it has not participated yet.
-
-        Raises:
-            CheckpointError: if its file is missing or altered.
-        """
+        """The client's state, or None if it has not participated yet."""
         if (state := self._trees.get(client)) is None:
             if client not in self._entries:
                 return None
@@ -634,9 +622,6 @@ def make_store(
         folder: the folder for their files; None if the run writes nothing to disk.
         device: the device of the states.
         noun: what they are, for messages.
-
-    Raises:
-        ConfigError: for ``disk`` and ``shared`` without a folder.
     """
     if folder is None:
         if choice in FILES:
@@ -835,20 +820,12 @@ class LastModels(ClientModels):
         self.pending[result.client] = self.arrived(result, received)
 
     def get(self, client: int) -> Tensor:
-        """A client's last model, shaped as ``initial`` (with levels, as their level's segment).
-
-        Raises:
-            CheckpointError: if it is in a file that is missing or altered.
-        """
+        """A client's last model, shaped as ``initial`` (with levels, as their level's segment)."""
         state = self.models.get(client)
         return self.initial[self.segment(self.level(client))] if state is None else state["average"]["model"]
 
     def prepare(self, round: int) -> StateUpdate:
-        """Write the models of round t, from 1, if there is no more room; they take effect at ``commit``.
-
-        Raises:
-            CheckpointError: see ``StateStore.prepare``; nothing has changed then.
-        """
+        """Write the models of round t, from 1, if there is no more room; they take effect at ``commit``."""
         self.total_after = self.total.clone()
         for client, model in self.pending.items():
             self.total_after[self.segment(self.level(client))] += model.double() - self.get(client).double()
@@ -860,11 +837,7 @@ class LastModels(ClientModels):
         self.pending.clear()
 
     def saved(self, round: int) -> dict[str, Tree]:
-        """Their part of a checkpoint: the sum, and the index of the models.
-
-        Raises:
-            OSError: if models cannot be written.
-        """
+        """Their part of a checkpoint: the sum, and the index of the models."""
         return {"average": {"total": self.total}, MODELS: self.models.save(round)}
 
     def restore(self, trees: Mapping[str, Mapping[str, Tensor]]) -> None:

@@ -97,11 +97,7 @@ class Tracker(Callback):
             self.lost = True
 
     def replay(self, directory: RunDirectory) -> None:
-        """Log a run that has ended, from its run directory.
-
-        Raises:
-            ConfigError: if the library refuses to begin.
-        """
+        """Log a run that has ended, from its run directory."""
         summary = directory.summary()
         self.on_start(RunInfo(summary["method"], summary["rounds"], seed=summary["seed"], directory=directory))
         try:
@@ -128,9 +124,5 @@ trackers.lazily("fedloom_apps", ["trackers.TensorBoard", "trackers.MLflow", "tra
 
 
 def make(names: Sequence[str]) -> list[Tracker]:
-    """The trackers with the given names.
-
-    Raises:
-        ConfigError: for an unknown name, or a tracker whose library is not installed.
-    """
+    """The trackers with the given names."""
     return [trackers.make(name) for name in names]

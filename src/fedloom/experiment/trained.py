@@ -112,9 +112,6 @@ class DeployedModel:
         Returns:
             Class numbers, int64 [N], or [N, T] for sequences labelled at every position; truth values, int64, or
             numbers, shaped like the targets.
-
-        Raises:
-            DataError: as ``outputs``.
         """
         out, kind = self.outputs(x), self.measurement.targets
         if kind == STRUCTURES:
@@ -128,9 +125,6 @@ class DeployedModel:
         """Loss and the run's metrics on inputs [N, ...] with targets [N], as numbers or names of classes.
 
         Samples whose targets ``collate`` returns, too, need no ``y``.
-
-        Raises:
-            DataError: as ``outputs``, or if the targets do not fit the run's.
         """
         arrays, values = self.labelled(x, y), []
         for rows in torch.arange(len(arrays)).split(self.measurement.batch_size):
@@ -236,10 +230,6 @@ def export(module: nn.Module, sample: Tensor, path: Path | str, format: str = "s
         sample: at least two inputs [N, ...] to trace the module with.
         path: the file; its extension is up to the caller, but may not be that of another format.
         format: one of ``FORMATS``.
-
-    Raises:
-        ConfigError: if the file exists, cannot be written or has the extension of another format, the format is
-            unknown, its package is not installed, or the module cannot be written in it.
     """
     path = Path(path)
     one_of("unknown format", format, FORMATS)

@@ -39,9 +39,6 @@ def vector(values: Values) -> NDArray[np.float64]:
 def sign(direction: str) -> float:
     """1 for ``max`` and -1 for ``min``, so that ``sign * value`` is to be maximised.
 
-    Raises:
-        ConfigError: for another direction.
-
     >>> sign("max"), sign("min")
     (1.0, -1.0)
     """
@@ -82,9 +79,6 @@ def smoothed(values: Values, decay: float = 0.9) -> NDArray[np.float64]:
     Args:
         values: the curve.
         decay: weight of the past, in [0, 1).
-
-    Raises:
-        ConfigError: if the decay is outside [0, 1).
 
     >>> smoothed([1.0, 0.0, float("nan"), 1.0], decay=0.5)
     array([1.  , 0.5 , 0.5 , 0.75])
@@ -170,9 +164,6 @@ def fedavg_rounds(uploaded: float, model: int, cohort: float) -> float:
         uploaded: total number of parameters uploaded by all clients.
         model: number of parameters of a model.
         cohort: clients per round.
-
-    Raises:
-        ConfigError: if the model or the cohort is not positive.
 
     >>> fedavg_rounds(uploaded=2 * 100 * 10 * 7, model=100, cohort=10)
     14.0

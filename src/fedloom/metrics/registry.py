@@ -67,11 +67,7 @@ class Metric:
     range: tuple[float, float] = (-float("inf"), float("inf"))
 
     def value(self, predicted: Array, targets: Array) -> float:
-        """The function's value on a group of samples.
-
-        Raises:
-            ConfigError: if it raises an exception, or does not return one number.
-        """
+        """The function's value on a group of samples."""
         assert self.function is not None
         try:
             value: Any = self.function(predicted, targets)

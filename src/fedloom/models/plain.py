@@ -36,9 +36,6 @@ def logistic(*, classes: int, inputs: tuple[int, ...], zero: bool = True, one_lo
         one_logit: of two classes, learn the difference of their logits alone, with half the parameters. Two logits take
             steps of twice the length in that difference.
 
-    Raises:
-        ConfigError: for sizes below one, or one logit of other than two classes.
-
     Example:
         >>> model = logistic(classes=5, inputs=(30,))
         >>> model(torch.ones(2, 30)).abs().max().item(), sum(p.numel() for p in model.parameters())
@@ -82,9 +79,6 @@ def mlp(*, classes: int, inputs: tuple[int, ...], hidden: tuple[int, ...] = (64,
         norm: ``none``, or ``batch`` for batch normalisation before each ReLU, with layers without bias, as in the 2-D
             problem of selective distillation (hidden layers of 2, and of 8 and 16).
 
-    Raises:
-        ConfigError: for an unknown norm, or a width below 1.
-
     Example:
         >>> mlp(classes=10, inputs=(1, 8, 8), hidden=(32, 16)).head
         Linear(in_features=16, out_features=10, bias=True)
@@ -117,9 +111,6 @@ def two_nn_superfed(*, classes: int, inputs: tuple[int, ...], width: int = 200) 
         classes: number of classes.
         inputs: shape of one sample; it is flattened.
         width: units in each hidden layer.
-
-    Raises:
-        ConfigError: for sizes below one.
 
     Example:
         >>> sum(p.numel() for p in two_nn_superfed(classes=10, inputs=(1, 28, 28)).parameters())
@@ -209,9 +200,6 @@ def fedssa_cnn(
     Args:
         channels: channels of the two convolutions.
 
-    Raises:
-        ConfigError: unless there are two numbers of channels, or if samples are not images of sufficient size.
-
     Example:
         >>> sum(p.numel() for p in fedssa_cnn(classes=10, inputs=(3, 32, 32)).parameters())
         62006
@@ -263,9 +251,6 @@ def vgg9(
         channels: channels of the six convolutions.
         dense: units of the layer before the head.
 
-    Raises:
-        ConfigError: unless there are six numbers of channels, or if samples are not images of sufficient size.
-
     Example:
         >>> sum(p.numel() for p in vgg9(classes=62, inputs=(1, 28, 28)).parameters())
         1719742
@@ -306,9 +291,6 @@ def energy_cnn(
         inputs: (channels, height, width) of one image; every convolution but the first halves it.
         channels: channels of the convolutions; by default the image is halved until its shorter side has one or two
             pixels, so that an energy depends on the whole image, and channels double up to 64.
-
-    Raises:
-        ConfigError: without channels, or if samples are not images.
 
     Example:
         >>> [sum(p.numel() for p in energy_cnn(classes=10, inputs=(1, n, n)).parameters()) for n in (8, 28)]
@@ -379,9 +361,6 @@ def stacked_lstm(
         positions: ``last`` predicts the token after the sequence (logits [B, C], labels [B]), ``every`` the token after
             each position (logits [B, T, C], labels [B, T]).
 
-    Raises:
-        ConfigError: for unknown positions, a size below 1, or samples that are not sequences.
-
     Example:
         >>> import torch
         >>> model = stacked_lstm(classes=80, inputs=(20,), positions="every")
@@ -408,9 +387,6 @@ def m5(*, classes: int, inputs: tuple[int, ...], norm: str = "batch", groups: in
 
     Args:
         inputs: (channels, samples) of one waveform, 1100 samples or more.
-
-    Raises:
-        ConfigError: if samples are not waveforms of sufficient length.
 
     Example:
         >>> sum(p.numel() for p in m5(classes=35, inputs=(1, 16000)).parameters())

@@ -316,11 +316,7 @@ class Recorded(Devices):
 
 
 def columns(path: Path, known: Collection[str] = ()) -> dict[str, np.ndarray]:
-    """The columns of a CSV or Parquet file of numbers, float64 [rows] each; of those with ``known`` names alone.
-
-    Raises:
-        DataError: if it cannot be read, has no rows, or a column with something else than numbers.
-    """
+    """The columns of a CSV or Parquet file of numbers, float64 [rows] each; of those with ``known`` names alone."""
     from fedloom.data.sources.table import read_frame  # imports pandas
 
     frame = read_frame(path)

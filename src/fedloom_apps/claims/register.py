@@ -175,11 +175,7 @@ class ClaimFile:
         return self.path.parent / "results" / f"{self.name}.json"
 
     def results(self) -> dict[str, Any]:
-        """Its stored results; without runs if there are none.
-
-        Raises:
-            ConfigError: if they cannot be read.
-        """
+        """Its stored results; without runs if there are none."""
         if not self.stored.exists():
             return {"runs": {}}
         with refusing(f"{str(self.stored)!r} cannot be read as results", ConfigError):
@@ -223,11 +219,7 @@ def comparable(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_claims(place: Path) -> list[ClaimFile]:
-    """The claim file at a path, or all in a folder.
-
-    Raises:
-        ConfigError: if there is none, or one is not what a claim file must be.
-    """
+    """The claim file at a path, or all in a folder."""
     paths = sorted(place.glob("*.yaml")) if place.is_dir() else [place]
     if not paths:
         raise ConfigError(f"{str(place)!r} holds no claim file; name one, or a folder of them, as --claims.")

@@ -253,9 +253,6 @@ def target_prior(scores: Tensor, resamples: int = 200, coverage: float = 0.95, s
     >>> apart = torch.tensor([[0.0, -50.0], [0.0, -50.0], [0.0, -50.0], [-50.0, 0.0]])
     >>> target_prior(apart).shares.round(6).tolist()
     [0.75, 0.25]
-
-    Raises:
-        ConfigError: if there are no inputs, a score is NaN, or an input has no possible class.
     """
     scores = scores.double().cpu()
     if not len(scores) or not bool(torch.isfinite(scores.max(-1).values).all()):

@@ -188,9 +188,6 @@ class ClassModels:
             x: unlabelled inputs [N, ...] of the target, as ``DeployedModel.predict`` takes them.
             resamples: number of bootstrap samples, for the intervals of the shares.
             seed: seed of the bootstrap.
-
-        Raises:
-            DataError: if the inputs do not fit the run's data.
         """
         facts = self.facts(self.server.inputs(x), resamples, seed)
         return TargetModel(self.head(torch.from_numpy(facts.prior.shares)), lambda: facts)
@@ -202,9 +199,6 @@ class ClassModels:
             x: as in ``target_head``.
             resamples: likewise.
             seed: likewise.
-
-        Raises:
-            DataError: if the inputs do not fit the run's data.
         """
         facts = self.facts(self.server.inputs(x), resamples, seed)
         return TargetModel(self.server, lambda: facts)
@@ -229,10 +223,6 @@ class ClassModels:
             fit: steps, learning rate and batch size.
             resamples: as in ``target_head``.
             seed: likewise.
-
-        Raises:
-            ConfigError: if the run did not keep its clients' last models, or has networks of different size.
-            DataError: if the inputs do not fit the run's data.
         """
         run = self.trained
         clients, models, buffers = last_models(run.plan, run.snapshot)
@@ -270,10 +260,6 @@ class ClassModels:
             views: augmentations that make two views of each input.
             resamples: as in ``target_head``.
             seed: likewise.
-
-        Raises:
-            ConfigError: as ``target_fit``, or for unsuitable views.
-            DataError: if the inputs do not fit the run's data.
         """
         run, rounds = self.trained, self.trained.snapshot.server.round
         if (like := run.federation.train.arrays.x).ndim != 4:

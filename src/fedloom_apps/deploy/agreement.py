@@ -64,11 +64,7 @@ class Agreement:
         return digest(text), agreed["seed"]
 
     def accept(self) -> str:
-        """Agree to the specification that was offered last; returns its text.
-
-        Raises:
-            CheckpointError: if none was offered.
-        """
+        """Agree to the specification that was offered last; returns its text."""
         try:
             offered = json.loads((self.home / OFFERED).read_bytes())
             text = as_text(offered["data"])

@@ -163,11 +163,7 @@ class Quota:
         return cls(**limits)
 
     def count(self, home: Path) -> None:
-        """Count an order of today in a node's folder.
-
-        Raises:
-            Refusal: if there were as many.
-        """
+        """Count an order of today in a node's folder."""
         path, day = home / ORDERS, int(time.time() // DAY)
         try:
             stored = json.loads(path.read_bytes())

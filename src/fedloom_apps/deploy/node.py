@@ -83,11 +83,7 @@ class Log:
 
 
 def reasons(path: Path) -> list[str]:
-    """The last five refusals and failures in a log, the newest last.
-
-    Raises:
-        CheckpointError: if there is no log.
-    """
+    """The last five refusals and failures in a log, the newest last."""
     try:
         text = path.read_text(errors="replace")
     except OSError as error:

@@ -53,9 +53,6 @@ class Versions:
             base: the version.
             oldest: the completed rounds of the oldest checkpoint to which the server may go back.
             prune: whether to drop other states, including those that may yet turn out to count.
-
-        Raises:
-            CheckpointError: if its file is missing or damaged.
         """
         files = self._files()
         if base is not None:

@@ -145,9 +145,6 @@ class Splits:
         validation: for the selection of the reported model; may be empty.
         test: for reporting; never used for selection except under the name ``as_published``.
         about: the origin, as plain data.
-
-    Raises:
-        DataError: for fewer than two training samples, or none to test on.
     """
 
     train: Samples
@@ -188,9 +185,6 @@ class Splits:
         >>> parts = Splits.of("digits", validation=0.1, samples=1000)
         >>> len(parts.train), len(parts.validation), len(parts.test)
         (900, 100, 355)
-
-        Raises:
-            DataError: for a fraction outside [0, 1), or more samples than available.
         """
         if not 0 <= validation < 1:
             raise DataError(f"validation is {validation:g}, but it must lie in [0, 1).")

@@ -221,11 +221,7 @@ def load_momentum(sgd: torch.optim.SGD, buffers: dict[str, Tensor]) -> None:
 
 
 def step(sgd: torch.optim.SGD, loss: Tensor, lr: float, clip: float | None, who: str) -> float:
-    """Take one SGD step on a mean loss; returns its value.
-
-    Raises:
-        Diverged: if the loss is infinite or NaN.
-    """
+    """Take one SGD step on a mean loss; returns its value."""
     value = float(loss.detach())
     if not np.isfinite(value):
         raise Diverged(f"{who}'s loss is {value}; set a smaller learning rate, or clip gradients (training.clip=10).")

@@ -54,9 +54,6 @@ class FeatureTap:
         model: the network; hooks are registered on its modules, and removed by ``close``.
         maps: whether to record maps.
 
-    Raises:
-        ConfigError: if the network has no ``features`` or ``head``.
-
     >>> from fedloom.models import models
     >>> taps = FeatureTap(models.make("resnet10_xxs", classes=10, inputs=(1, 16, 16)), maps=True)
     >>> [tuple(m.shape) for m in taps(torch.zeros(3, 1, 16, 16)).maps]
@@ -332,9 +329,6 @@ class Distiller:
         passes: the student's passes over the data in one round.
         warm: whether the student is first trained with cross entropy on the labels.
         citation: BibTeX.
-
-    Raises:
-        ConfigError: for no terms, a guide without a selective term, or two terms that reuse the head.
     """
 
     name: str

@@ -39,9 +39,6 @@ class Measures:
             long as fewer than ``ltm_tasks`` of the tasks seen come before it in a random order of the stream.
         tolerance: experts whose weights sum to less than this are left out of long-term evaluations, which they cannot
             change by more.
-
-    Raises:
-        ConfigError: if a setting is out of range, or ``sizes`` do not increase.
     """
 
     ltm_every: NonNegativeInt = 0
@@ -85,9 +82,6 @@ class Online:
         dtype: ``float32`` or ``float64``.
         device: ``auto`` (a GPU if available), ``cpu`` or ``cuda``.
         config: the settings as given, stored in the run directory.
-
-    Raises:
-        ConfigError: for impossible settings.
     """
 
     name: str
@@ -111,11 +105,7 @@ class Online:
             raise ConfigError("an online experiment needs at least one task.")
 
     def ensemble(self) -> ExpertEnsemble:
-        """Make the ensemble on a freshly initialised model, which is tried on inputs of the first task.
-
-        Raises:
-            ConfigError: if the model does not fit the tasks, or the experts' adaptation.
-        """
+        """Make the ensemble on a freshly initialised model, which is tried on inputs of the first task."""
         with torch.random.fork_rng(devices=[]):
             rng.seed_torch(self.seed, "model")
             model = make_model(self.model).to(getattr(torch, self.dtype))

@@ -100,11 +100,7 @@ class Tasks(Ranged, ABC):
 
     @abstractmethod
     def deal(self, source: Source, seed: int) -> tuple[int, Dealt]:
-        """The number of tasks, and the function that deals each its samples.
-
-        Raises:
-            DataError: if the source has too few samples or classes for such tasks.
-        """
+        """The number of tasks, and the function that deals each its samples."""
 
     def change(
         self, x: Sequence[Tensor], y: Sequence[Tensor], arrays: Arrays, ways: int, draw: np.random.Generator
@@ -157,9 +153,6 @@ def by_class(source: Source, table: np.ndarray, sizes: tuple[int, int], seed: in
         table: the source's classes of every task, in the order of the task's labels; int [T, k].
         sizes: number of training and of test samples per task.
         seed: seed of the order of the samples.
-
-    Raises:
-        DataError: if a class has fewer samples than a task needs.
     """
     pools = (source.train, source.test)
     ways = table.shape[1]

@@ -58,11 +58,7 @@ def latex_escape(value: Any) -> str:
 
 
 def write(path: Path, content: bytes | str) -> Path:
-    """Write a file of a report atomically, creating its folder if necessary.
-
-    Raises:
-        FedLoomError: if it cannot be written.
-    """
+    """Write a file of a report atomically, creating its folder if necessary."""
     if path.parent.name in ("figures", "tables") and path.parent.is_symlink():
         raise FedLoomError(f"{path.parent} is a link, and a report would write where it leads; choose another --out.")
     try:

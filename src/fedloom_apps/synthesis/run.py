@@ -85,10 +85,6 @@ def grid(
         names: names of the classes; by default their numbers.
         title: title of the figure.
         each: number of images per class, from the first on.
-
-    Raises:
-        DataError: for samples that are not images, labels that do not fit, or values outside the bounds by more than a
-            twentieth of their width.
     """
     path = Path(path)
     path = path if path.suffix else path.with_suffix(".png")
@@ -170,11 +166,7 @@ class EvalObserver(Callback):
             self.write(*self.last[1:])
 
     def write(self, generated: Generated, evaluation: EvalResult) -> None:
-        """Write the set, its evaluation and figures into the run directory, if there is one.
-
-        Raises:
-            CheckpointError: if they cannot be written.
-        """
+        """Write the set, its evaluation and figures into the run directory, if there is one."""
         if self.out is None:
             return
         try:

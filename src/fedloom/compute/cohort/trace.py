@@ -25,11 +25,7 @@ UPDATES = {f"i{name}" for name in ("add", "sub", "mul", "truediv", "floordiv", "
 
 
 def divisor(module: nn.Module) -> float | None:
-    """The declared divisor of a layer's output by its forward hooks while training; None without hooks.
-
-    Raises:
-        Unsupported: if the module has other hooks.
-    """
+    """The declared divisor of a layer's output by its forward hooks while training; None without hooks."""
     others = (module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
     declared = [getattr(hook, "training_divisor", None) for hook in module._forward_hooks.values()]
     if any(others) or None in declared or len(declared) > 1:
@@ -39,11 +35,7 @@ def divisor(module: nn.Module) -> float | None:
 
 @contextmanager
 def observed(model: nn.Module) -> Iterator[None]:
-    """Training mode within the block; modes, attributes and random states are restored.
-
-    Raises:
-        Unsupported: if the block draws random numbers, or sets attributes of modules to other values.
-    """
+    """Training mode within the block; modes, attributes and random states are restored."""
     modules = list(model.modules())
     modes, held = [module.training for module in modules], [probe.attributes(module) for module in modules]
     model.train()

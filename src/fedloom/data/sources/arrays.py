@@ -135,9 +135,6 @@ def by_class(folder: Path, inner: str = "") -> tuple[list[Path], np.ndarray, lis
     Args:
         folder: contains the classes' folders.
         inner: sub-folder of a class's folder that holds its images, if any.
-
-    Raises:
-        DataError: if there are no classes, or a class has no images.
     """
     names = folders_in(folder)
     if not names:
@@ -165,9 +162,6 @@ def read_images(
         cache: npz file for the decoded images, renewed if the files or the size change.
         crop: whether to keep the aspect ratio and cut out the centre; otherwise both sides are scaled to ``size``.
         resize: whether images of another size are resized or rejected.
-
-    Raises:
-        DataError: if an image is missing, damaged or of a rejected size, or memory cannot hold them.
     """
     if not size or size < 1:
         raise DataError(f"{title}: images need a size of at least 1 pixel, not {size}.")
@@ -371,9 +365,6 @@ def shaped(x: np.ndarray, shape: Sequence[int], what: str) -> np.ndarray:
 
     >>> shaped(np.zeros((3, 6)), (2, 3), "x").shape
     (3, 2, 3)
-
-    Raises:
-        DataError: if a row has another number of values.
     """
     if not shape:
         return x

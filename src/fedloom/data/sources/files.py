@@ -189,11 +189,7 @@ Standardise = Literal["client", "pooled", "none"]
 
 
 def read_npz(path: Path, keys: Sequence[str], optional: Sequence[str] = ()) -> dict[str, np.ndarray]:
-    """Arrays of an npz file by name, without unpickling.
-
-    Raises:
-        DataError: if the file is missing, truncated or damaged, or lacks an array.
-    """
+    """Arrays of an npz file by name, without unpickling."""
     try:
         with np.load(readable(path), allow_pickle=False) as file:
             names = list(getattr(file, "files", ()))
@@ -225,11 +221,7 @@ def read_npy_folder(path: Path, keys: Sequence[str], optional: Sequence[str] = (
 
 
 def read_npy(path: Path) -> np.ndarray:
-    """The array of an npy file, memory-mapped.
-
-    Raises:
-        DataError: if the file is missing, truncated or damaged.
-    """
+    """The array of an npy file, memory-mapped."""
     try:
         return np.load(readable(path), mmap_mode="r", allow_pickle=False)
     except FileNotFoundError as error:
@@ -241,11 +233,7 @@ def read_npy(path: Path) -> np.ndarray:
 
 
 def write_npz(path: Path, **arrays: Any) -> None:
-    """Write arrays to an npz file atomically: an interruption leaves either the old file or the new one.
-
-    Raises:
-        OSError: if it cannot be written; nothing is left behind.
-    """
+    """Write arrays to an npz file atomically: an interruption leaves either the old file or the new one."""
     with whole_file(path) as file:
         np.savez(file, **arrays)
 
@@ -289,9 +277,6 @@ def read_idx(path: str | Path, dims: int | None = None) -> np.ndarray:
     Args:
         path: the file.
         dims: required number of dimensions (3 for images, 1 for labels).
-
-    Raises:
-        DataError: if it is not an idx file, or is truncated or damaged.
     """
     path = Path(path)
 
@@ -435,9 +420,6 @@ def standardise(
         how: ``client``, ``pooled`` or ``none``.
         fit: mask of the rows that give means and deviations, bool [N]; by default all.
         columns: the columns to scale.
-
-    Raises:
-        ConfigError: for an unknown ``how``.
 
     >>> standardise(np.array([[1.0], [3.0], [5.0], [5.0]]), np.array([0, 0, 1, 1]), "client").ravel().tolist()
     [-1.0, 1.0, 0.0, 0.0]

@@ -57,11 +57,7 @@ def _normalised(x: Tensor, about: Mapping[str, Any], y: Tensor) -> Arrays:
 
 
 def save_npz(data: Generated, path: Path) -> None:
-    """Write a set as npz.
-
-    Raises:
-        OSError: if it cannot be written.
-    """
+    """Write a set as npz."""
     arrays = data.arrays
     write_npz(
         path,
@@ -158,9 +154,6 @@ def generated(path: str | Path, test: bool = True) -> Source:
     Args:
         path: its npz or parquet file.
         test: whether to read the real test set; otherwise there is none.
-
-    Raises:
-        DataError: if it is not such a file, or the real data are missing.
     """
     data = read_generated(Path(path).expanduser())
     arrays, origin = data.arrays, data.provenance.get("data", {})

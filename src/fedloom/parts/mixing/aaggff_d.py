@@ -35,9 +35,6 @@ class AAggFFD(responses.Responding):
             responses give FedAvg.
         step: ``published``, or ``visits``: the largest step √(log K / visits) ≤ 1, where visits is how often a client
             was sampled on average; for gradients that are bounded at the sampled clients.
-
-    Raises:
-        ConfigError: for an unknown distribution, or settings out of range.
     """
 
     cdf: responses.Name = "weibull"

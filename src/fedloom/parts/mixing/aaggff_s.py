@@ -37,9 +37,6 @@ class AAggFFS(responses.Responding):
         response: samples on which the losses F_i are taken: ``train`` or ``validation``, which local work never sees.
         prior: the coefficients before tilting: ``uniform``, as published, or ``samples``, n_i/n, with which equal
             responses give FedAvg.
-
-    Raises:
-        ConfigError: for an unknown distribution, or settings out of range.
     """
 
     @property

@@ -28,9 +28,6 @@ class AFL(Mixing):
         response: samples on which the losses F_i are taken: ``train`` or ``validation``, which local work never sees.
         prior: the first p: ``samples``, n_i/n, or ``uniform``.
         simultaneous: models are mixed with the p of before the ascent step.
-
-    Raises:
-        ConfigError: if γ is negative or not finite.
     """
 
     step: NonNegative = 0.1

@@ -31,9 +31,6 @@ class QFFL(Mixing):
         response: samples on which the losses F_i are taken: ``train`` or ``validation``, which local work never sees.
         prior: the coefficients before responses: ``samples``, n_i/n, or ``uniform``: algorithm 2 of the paper has no
             n_i, since it draws clients by their samples.
-
-    Raises:
-        ConfigError: if q is negative or not finite.
     """
 
     q: NonNegative = 1.0

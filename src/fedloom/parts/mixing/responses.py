@@ -105,11 +105,7 @@ def transformed(x: Vector, cdf: Name, scale: float = 1.0, shape: float = 0.0) ->
 
 
 def nonnegative(policy: str, losses: Vector) -> Vector:
-    """Return the losses F_i [n] if none is negative, as policies with ratios or powers of losses require.
-
-    Raises:
-        ClientError: if one is negative.
-    """
+    """Return the losses F_i [n] if none is negative, as policies with ratios or powers of losses require."""
     if (losses < 0).any():
         raise ClientError(
             f"mixing {policy!r} weights clients by losses of at least 0, but one is {losses.min():.3g}; choose an "

@@ -25,9 +25,6 @@ class TERM(Mixing):
         lam: λ, finite; negative values favour small losses, 0 gives FedAvg.
         response: samples on which the losses F_i are taken: ``train`` or ``validation``, which local work never sees.
         prior: the coefficients before responses: ``samples``, n_i/n, or ``uniform``, which omits n_i.
-
-    Raises:
-        ConfigError: if λ is not finite.
     """
 
     lam: Annotated[float, Range()] = 1.0

@@ -75,9 +75,6 @@ class Energy(Term):
         labelled: the samples x̃ of the synthetic cross entropy: those of the ``chain`` before this step's moves, as in
             line 16 of algorithm 4.2; as ``received`` from the server; or after the moves, ``moved``, as in the author's
             code.
-
-    Raises:
-        ConfigError: if a setting is out of range.
     """
 
     per_class: Count = 10

@@ -28,9 +28,6 @@ class PropFair(Term):
         M: M > 0, an upper bound of the losses.
         eps: ε > 0.
         beyond: the slope where M - ℓ < ε: ``published`` (1/M) or ``tangent`` (1/ε).
-
-    Raises:
-        ConfigError: if a setting is out of range.
     """
 
     M: Positive = 2.0

@@ -54,9 +54,6 @@ class Selective(Term):
         guide_lr: learning rate of the guide, > 0.
         steps: guide steps before each step of the model, at least 1.
 
-    Raises:
-        ConfigError: if a setting is out of range.
-
     >>> out = Output(torch.zeros(1, 2), teacher=torch.tensor([[2.0, 0.0]]))
     >>> facts = Facts((1,), 2, torch.zeros(()), torch.ones(()), clients=1, rounds=1, seed=0)
     >>> ctx = Context(torch.zeros(1), {"guide": torch.zeros(3)}, {}, {}, 1.0, 1, 0.1, 0, facts)

@@ -194,9 +194,6 @@ class OwnNetwork(Architectures):
         members: the own network of each client, by its number; () deals them as ``by`` says.
         by: see ``architectures``.
         align: a linear map from the shared network's features to those of the own one, kept and trained at the client.
-
-    Raises:
-        ConfigError: if a client's network is none of them.
     """
 
     count: Count = 1
@@ -243,9 +240,6 @@ def for_networks(method: Method, count: int) -> Method:
 
     Parameters that a method keeps at its clients stay there; those that it averages are averaged within a group, but
     the head over all groups if the bodies are kept.
-
-    Raises:
-        ConfigError: if its personal part splits or doubles a model otherwise.
     """
     personal, kinds = method.personal, {Personal: Architectures, LocalOnly: OwnArchitectures, PrivateBody: OwnBodies}
     if isinstance(personal, OwnNetwork):

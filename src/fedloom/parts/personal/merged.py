@@ -44,9 +44,6 @@ class Merged(Personal):
         batch_size: samples per step of the weights; 0 for all of them.
         tolerance: standard deviation of losses at which weights have converged, ≥ 0.
         most: largest number of epochs until then.
-
-    Raises:
-        ConfigError: if a setting is out of range.
     """
 
     layers: NonNegativeInt = 1

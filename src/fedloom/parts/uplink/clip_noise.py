@@ -53,9 +53,6 @@ class ClipNoise(Uplink):
         count_noise: σ_b > z/2; None means max(m/20, z).
         delta: δ of the reported ε.
         epsilon: if given, the privacy budget of all rounds together, from which z is computed.
-
-    Raises:
-        ConfigError: if a setting is out of range.
     """
 
     clip: Bound = 1.0
