@@ -140,15 +140,7 @@ class RunPlan:
 def plan(
     schema: CommandSchema, title: Callable[[Config], str], words: Sequence[str], base: Path | None, multirun: bool
 ) -> RunPlan:
-    """Plan the runs of a command line, new or resumed.
-
-    Args:
-        schema: of the command.
-        title: names a configuration, like ``feddyn``.
-        words: overrides.
-        base: a recipe.
-        multirun: whether keys may have several values.
-    """
+    """Plan the runs of a command line, new or resumed."""
     resume = next((Path(word.partition("=")[2]) for word in words if word.startswith("resume=")), None)
     if resume is not None and (resume / PLAN).is_file():
         if len(words) > 1 or base is not None:

@@ -138,10 +138,6 @@ def parted(program: Program, frozen: Collection[str]) -> tuple[Program, Program]
     """The layers before the first trained one, and the others as a network of what the former return.
 
     None if the first layer is trained, or if trained layers read more than one value of those before.
-
-    Args:
-        program: the network.
-        frozen: names of parameters that are not trained.
     """
 
     def trains(step: LayerCall) -> bool:

@@ -50,12 +50,7 @@ def new_file(path: Path) -> Iterator[BinaryIO]:
 
 @contextmanager
 def replacement(path: Path, alone: bool = True) -> Iterator[Path]:
-    """Where to write what replaces ``path`` when the block ends: readers see either the old content or the new one.
-
-    Args:
-        path: the file; a link is replaced itself.
-        alone: whether no other process, on any machine, may replace the file at the same time.
-    """
+    """Where to write what replaces ``path`` when the block ends: readers see either the old content or the new one."""
     part = path.with_name(f".{path.name}.part" if alone else f".{path.name}.{platform.node()}-{os.getpid()}.part")
     try:
         yield part

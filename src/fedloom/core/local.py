@@ -316,12 +316,6 @@ def check_one_size(clients: int | None, participation: float, cohort: int | None
     Traceback (most recent call last):
     ...
     fedloom.core.errors.ConfigError: participation=0.5 and cohort=3 both set the size of cohorts; leave one out.
-
-    Args:
-        clients: K; None if it is not known yet, and they then count as different.
-        participation: C.
-        cohort: |S_t|; None if it was not given.
-        remedy: what else can be done, as the end of the sentence.
     """
     if cohort is not None and (clients is None or cohort_size(clients, participation) != cohort):
         raise ConfigError(

@@ -29,11 +29,6 @@ PIXELS = 100  # samples of a run's images that say whether their pixels go beyon
 def read_like(path: Path, table: Mapping[str, Any], names: Sequence[str] = ()) -> dict[str, Any]:
     """The content of a file: ``x`` and, if it has them, ``y`` of an npz file; the array of an npy file, or a table.
 
-    Args:
-        path: the file.
-        table: how the known data were made, see ``inputs_like``.
-        names: names of their classes, which are texts in a table even if they look like numbers.
-
     Raises:
         DataError: if it cannot be read or has no ``x``.
     """

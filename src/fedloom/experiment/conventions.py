@@ -48,11 +48,6 @@ def compare(theirs: Mapping[str, Any], ours: Mapping[str, Any], model: str) -> N
 
     Data in another scale are warned about, since made-up data may be in the model's own scale without saying so.
 
-    Args:
-        theirs: the ``conventions`` of the data from which the model learnt.
-        ours: those of the data that it is used on.
-        model: what the model is, for messages.
-
     >>> compare({"classes": ["no", "yes"]}, {"classes": ["yes", "no"]}, "the teacher")
     Traceback (most recent call last):
     ...

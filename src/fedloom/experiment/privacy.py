@@ -223,12 +223,7 @@ def privacy_spent(
 
 
 def example_accountant(experiment: Experiment, federation: Federation) -> ExampleAccountant | None:
-    """The accountant of local training; None if it adds no noise, or the library is not installed.
-
-    Args:
-        experiment: the experiment.
-        federation: its clients as they are trained, all data at one of them if the method pools.
-    """
+    """The accountant of local training; None if it adds no noise, or the library is not installed."""
     if not is_installed():
         return None
     fewest = int(federation.train.index.sizes[: federation.seen].min())

@@ -72,11 +72,6 @@ def altered(folder: Path, summary: Mapping[str, Any]) -> str | None:
 def missing(records: Sequence[Record], tables: Mapping[str, Mapping[str, np.ndarray]], round: int) -> str | None:
     """What is missing or altered among the records up to a round, as text; None if everything is there.
 
-    Args:
-        records: the lines of ``metrics.jsonl``, in file order.
-        tables: the columns of each parquet file; empty if there is no file.
-        round: number of completed rounds.
-
     >>> missing([{"round": 1, "seconds": 1.0}, {"round": 4, "seconds": 1.0}], {}, 4)
     'metrics.jsonl lacks rounds 2 to 3'
     >>> records = [{"round": 1, "seconds": 1.0, "train/loss": loss} for loss in (0.5, 0.4)]

@@ -451,12 +451,6 @@ USUAL = {CLASSES: "cross_entropy", TRUTHS: "binary_cross_entropy", NUMBERS: "squ
 def check_targets(method: Method, arrays: Arrays, out: Tensor, metrics: Sequence[str] = ()) -> TargetKind:
     """The kind of targets, if objective, targets and the model's outputs fit together.
 
-    Args:
-        method: the method.
-        arrays: the training data.
-        out: the model's outputs on the first samples, [2, ...].
-        metrics: what is measured.
-
     Raises:
         ConfigError: if they do not; the sentence says what to choose.
     """

@@ -459,10 +459,6 @@ class StateStore:
         """Clients of the emptiest files, until files take no more than ``SPARE`` times the bytes that count.
 
         No more is moved at once than ``new`` bytes are written, or a file may have.
-
-        Args:
-            superseded: clients whose states in files no longer count.
-            new: bytes that are written besides.
         """
         live = dict(self._live)
         for client in superseded:

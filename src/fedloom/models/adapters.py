@@ -111,12 +111,7 @@ def wrap(module: nn.Module, head: str, sample: Tensor | None = None) -> Wrapped:
 
 
 def check(model: nn.Module, sample: Tensor) -> None:
-    """Check that ``head(features(x))`` is a model's output, and that of the module that it wraps.
-
-    Args:
-        model: a model with ``features`` and ``head``.
-        sample: inputs [B, ...].
-    """
+    """Check that ``head(features(x))`` is a model's output, and that of the module that it wraps."""
     training = model.training
     model.eval()
     try:

@@ -48,12 +48,6 @@ def residual(
 ) -> Classifier:
     """A residual network: 3x3 stem, stages of basic blocks, global mean, linear head; all stages but the first halve.
 
-    Args:
-        name: the model's name, for error messages.
-        stem: channels of the first convolution.
-        widths: channels of each stage.
-        repeats: blocks of each stage.
-
     The other settings are those of all models.
 
     Example:

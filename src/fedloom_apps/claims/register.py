@@ -481,11 +481,6 @@ def open_work(
 
     The chance is that of the rule where a claim has enough seeds for a spread (1 if the seeds it asks for are known,
     0 if more runs like these decide nothing), and a half before. Minutes of a run are the mean of those measured.
-
-    Args:
-        files: the claims.
-        measured: results by file's name, instead of the stored ones.
-        minutes: of one seed, by file's name and run, instead of those of results and files.
     """
     result = []
     for file in files:

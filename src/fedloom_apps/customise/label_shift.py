@@ -45,11 +45,7 @@ class ClassSums:
         return ClassSums(self.n + other.n, self.first + other.first, self.second + other.second)
 
     def discriminant(self, shrinkage: float = 0.01) -> Discriminant:
-        """Class means and the pooled covariance W = (Q - Σ n_c μ_c μ_cᵀ) / N + s tr(W₀)/d I, where W₀ has s = 0.
-
-        Args:
-            shrinkage: s ≥ 0.
-        """
+        """Class means and the pooled covariance W = (Q - Σ n_c μ_c μ_cᵀ) / N + s tr(W₀)/d I, where W₀ has s = 0."""
         n = self.n.clamp(min=0)  # noise may bring a count below 0
         total = float(n.sum())
         if not total > 0:
@@ -135,10 +131,6 @@ class Discriminant:
         B is diagonal in the axes of W for all samples. A class's only sample is compared with the other classes. If
         samples were compared with a fit that contains them, all other data would seem to lie farther away, the more so
         the less N exceeds d.
-
-        Args:
-            features: [N, d] of samples that the class sums contain.
-            y: their class numbers [N].
         """
         variances, axes = torch.linalg.eigh(self.factor @ self.factor.T)
         total, d = self.n.sum(), len(variances)

@@ -193,13 +193,7 @@ class ClassModels:
         return TargetModel(self.head(torch.from_numpy(facts.prior.shares)), lambda: facts)
 
     def target_prior(self, x: Any, resamples: int = 200, seed: int = 0) -> TargetModel:
-        """The target's class shares alone, with intervals, clients and check; the model is the server's, unchanged.
-
-        Args:
-            x: as in ``target_head``.
-            resamples: likewise.
-            seed: likewise.
-        """
+        """The target's class shares alone, as in ``target_head``; the model is the server's, unchanged."""
         facts = self.facts(self.server.inputs(x), resamples, seed)
         return TargetModel(self.server, lambda: facts)
 
@@ -217,12 +211,6 @@ class ClassModels:
         e^{l_c'(x)}; ``TargetFit`` has the loss. It starts from FedAvg's p_k = n_k / Σ n. Mixing in proportion to the
         part of the target that each client knows would be wrong for broad targets: a mean of networks is another
         network, for which the weights must be chosen.
-
-        Args:
-            x: as in ``target_head``.
-            fit: steps, learning rate and batch size.
-            resamples: as in ``target_head``.
-            seed: likewise.
         """
         run = self.trained
         clients, models, buffers = last_models(run.plan, run.snapshot)
@@ -251,15 +239,8 @@ class ClassModels:
     ) -> TargetModel:
         """The clients' last models mixed by FedSSA, learnt once: Σ_k p_k θ_k with p as in ``SelfSupervised``.
 
-        The mixture needs no class statistics: clients are asked for them when the class shares or the check are first
-        read.
-
-        Args:
-            x: as in ``target_head``.
-            policy: its settings; by default those of ``SelfSupervised``.
-            views: augmentations that make two views of each input.
-            resamples: as in ``target_head``.
-            seed: likewise.
+        ``views`` makes the two views of each input. The mixture needs no class statistics: clients are asked for them
+        when the class shares or the check are first read.
         """
         run, rounds = self.trained, self.trained.snapshot.server.round
         if (like := run.federation.train.arrays.x).ndim != 4:

@@ -293,14 +293,7 @@ class Deployed(Engine):
     def begin(
         self, down: Broadcast, clients: np.ndarray, clock: float, tickets: Mapping[int, str] | None = None
     ) -> None:
-        """Order work from clients.
-
-        Args:
-            down: the message with the model, of the largest level.
-            clients: the clients.
-            clock: the time.
-            tickets: those of orders that are given again.
-        """
+        """Order work from clients."""
         for client in clients.tolist():
             self.drop(client)
         for level in np.unique(self.plan.level[clients]).tolist():
@@ -367,12 +360,7 @@ class Deployed(Engine):
         return sum(ticket in self.answers and self.answers[ticket].failure is None for ticket in tickets)
 
     def compare(self, clients: np.ndarray, known: Norms) -> None:
-        """Refuse arrived work whose uploads have other shapes than most, or norms beyond all others.
-
-        Args:
-            clients: whose work it is.
-            known: norms of earlier work, to which those of this are added.
-        """
+        """Refuse arrived work whose uploads have other shapes than most, or norms beyond all others."""
         answers = [answer for client in clients.tolist() if (answer := self.answer(client)) is not None]
         for refuse in (same_shapes, partial(same_scale, known=known)):
             kept = [answer for answer in answers if answer.result is not None and answer.result.failure is None]

@@ -296,11 +296,6 @@ def student_of(
 ) -> TrainedStudent:
     """Load the student in a run directory; nothing is written.
 
-    Args:
-        experiment: the experiment of the run.
-        directory: the run directory.
-        teacher: makes a network of the teacher's architecture, unless the teacher is a run directory.
-
     Raises:
         CheckpointError: if the run has not ended, or its model cannot be read.
     """

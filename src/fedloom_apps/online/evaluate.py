@@ -173,14 +173,7 @@ def trusted(p: Tensor, tolerance: float) -> list[int]:
 
 
 def summarise(online: Online, history: Sequence[dict[str, Any]], total: Tensor, parameters: int) -> dict[str, Any]:
-    """The content of ``summary.json`` for an online run.
-
-    Args:
-        online: the experiment.
-        history: one record per task.
-        total: the experts' cumulative losses in Hedge, float64 [E].
-        parameters: number of parameters of one model.
-    """
+    """The content of ``summary.json`` for an online run."""
     final = history[-1] if history else {}
     long = [record for record in history if record.get("ltm/accuracy") is not None]
     losses = [record["ctm/loss"] for record in history]

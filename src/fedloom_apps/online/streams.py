@@ -147,12 +147,6 @@ def by_class(source: Source, table: np.ndarray, sizes: tuple[int, int], seed: in
 
     Each class's samples are shuffled once and dealt task by task: a sample is reused only after all samples of its
     class have been used.
-
-    Args:
-        source: its training samples make the tasks' training samples, its test samples their test samples.
-        table: the source's classes of every task, in the order of the task's labels; int [T, k].
-        sizes: number of training and of test samples per task.
-        seed: seed of the order of the samples.
     """
     pools = (source.train, source.test)
     ways = table.shape[1]
@@ -181,11 +175,6 @@ def as_they_come(source: Source, sizes: tuple[int, int], seed: int) -> Dealt:
     """Tasks of all classes: the shuffled samples are dealt in turn, whatever their labels.
 
     A sample is reused only after all others; within a task the class frequencies are random.
-
-    Args:
-        source: its training samples make the tasks' training samples, its test samples their test samples.
-        sizes: number of training and of test samples per task.
-        seed: seed of the order of the samples.
     """
     pools = (source.train, source.test)
     for pool, size, what in zip(pools, sizes, ("training", "test"), strict=True):

@@ -41,12 +41,7 @@ def plain(text: str, length: int = 60) -> str:
 
 
 def files(figures: Sequence[Figure], forms: Sequence[str]) -> Iterator[tuple[str, bytes]]:
-    """Every figure as (file name, content); a chart with several horizontal axes is one file for each.
-
-    Args:
-        figures: what to draw.
-        forms: any of ``pdf``, ``svg`` and ``png``.
-    """
+    """Every figure as (file name, content); a chart with several horizontal axes is one file for each."""
     for figure in figures:
         for number, axis in enumerate(figure.x if isinstance(figure, Chart) else ("",)):
             suffix = f"_{axis.label.split()[0]}" if isinstance(axis, Axis) and number else ""

@@ -132,10 +132,6 @@ class SeedStats:
     def text(self, form: Format = as_number, spread: bool = True) -> str:
         """Mean ± standard error over runs, with the number of runs if some have no value.
 
-        Args:
-            form: formats a number.
-            spread: whether to show the standard error.
-
         Example:
             >>> SeedStats([0.5, 0.75]).text(), SeedStats([1.0]).text(), SeedStats([None]).text()
             ('0.6250 ± 0.12', '1', '–')
@@ -186,16 +182,7 @@ def words(title: str, texts: Sequence[str], left: bool = False) -> Column:
 def column(
     title: str, stats: Sequence[SeedStats], form: Format, better: str | None = None, spread: bool = True, over: str = ""
 ) -> Column:
-    """A column of numbers; if there are several, the best mean is marked, and with it all that are printed alike.
-
-    Args:
-        title: the heading.
-        stats: one per row.
-        form: formats a number.
-        better: ``max``, ``min``, or None to mark nothing.
-        spread: whether to show the standard error over seeds.
-        over: a heading shared with neighbouring columns.
-    """
+    """A column of numbers; if there are several, the best mean is marked, and with it all that are printed alike."""
     shown = ["" if s.mean is None else form(s.mean) for s in stats]
     best = ""
     if better and len({*shown} - {""}) > 1:

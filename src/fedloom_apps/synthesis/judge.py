@@ -110,12 +110,6 @@ def classifier(name: str, arrays: Arrays) -> nn.Module:
 def fit(name: str, arrays: Arrays, training: ClassifierTraining, seed: int) -> FittedClassifier:
     """Train a freshly initialised classifier on ``arrays``, on their device; a function of its arguments alone.
 
-    Args:
-        name: name of a model, or ``auto``.
-        arrays: the training samples.
-        training: settings of the training.
-        seed: seed of initialisation, mini-batches and augmentation.
-
     Example:
         >>> from fedloom.data.sources.included import digits
         >>> found = fit("mlp", digits().train.take(torch.arange(100)), ClassifierTraining(augment=()), seed=0)

@@ -118,13 +118,7 @@ class Parameter:
         self._velocity = self._velocity_matrix = self._constant = None
 
     def descend(self, rule: StepRule | None, velocity: Tensor | None = None, constant: Tensor | None = None) -> None:
-        """Apply gradients directly by ``rule``; None stores them.
-
-        Args:
-            rule: the update rule.
-            velocity: this parameter's segment [C, size] of v, if there is momentum.
-            constant: its segment [C, size] of k, if there is one.
-        """
+        """Apply gradients directly by ``rule``; None stores them."""
         self.rule = rule
         if velocity is not None:
             self._velocity, self._velocity_matrix = _views(self.leaf, velocity)

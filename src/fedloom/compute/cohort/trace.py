@@ -167,11 +167,6 @@ class _Tracer(fx.Tracer):
 def trace(model: nn.Module, known: Mapping[str, Parameter], outputs: Outputs = "logits") -> Program:
     """The cohort layers that compute what ``model`` computes while it is trained.
 
-    Args:
-        model: the module of one client.
-        known: the cohort's parameters by name.
-        outputs: what the network returns.
-
     Raises:
         Unsupported: if some operation of the model has no cohort form.
     """

@@ -26,11 +26,6 @@ def trial_reason(model: nn.Module, outputs: Outputs, samples: Tensor) -> str | N
 
     Clients with different parameters and numbers of rows are compared in float64, in training mode and with the same
     draws of dropout. That takes a backward pass, which a forked child runs where it would spoil this process.
-
-    Args:
-        model: the module of one client; it is not modified.
-        outputs: what the network returns.
-        samples: some inputs [N, ...]; of floats only the shape is read.
     """
     trial = partial(_reason, model, outputs, samples)
     on_cpu = all(each.device.type == "cpu" for each in (*model.parameters(), *model.buffers(), samples))

@@ -225,10 +225,6 @@ def standardised(source: Source, columns: Sequence[int] | None = None) -> Source
     """A source with columns scaled by the mean and deviation of the pooled training rows; constant ones become 0.
 
     Test rows are scaled by the same numbers, which are kept in ``settings["standardised"]`` for later inputs.
-
-    Args:
-        source: a source with inputs [N, D].
-        columns: the columns to scale; by default all.
     """
     x = source.train.x
     if x.ndim != 2:
@@ -260,13 +256,7 @@ def rescaled(table: np.ndarray, numbers: Mapping[str, Any]) -> np.ndarray:
 
 
 def warn_of_scales(source: Source, names: Sequence[str], columns: Sequence[int]) -> None:
-    """Warn if a column of numbers is far from mean 0 and deviation 1, or much wider than another.
-
-    Args:
-        source: a source with inputs [N, D].
-        names: names of all D columns.
-        columns: the columns of numbers.
-    """
+    """Warn if a column of numbers is far from mean 0 and deviation 1, or much wider than another."""
     table = source.train.x.numpy()[:, list(columns)].astype(np.float64)
     mean, deviation = table.mean(0), table.std(0)
     varied = np.flatnonzero(np.ptp(table, 0) > 0)
@@ -284,12 +274,7 @@ def warn_of_scales(source: Source, names: Sequence[str], columns: Sequence[int])
 
 
 def warn_of_pixels(x: Tensor, name: str) -> None:
-    """Warn if inputs of two or more axes, such as images [N, C, H, W], hold large values; only some are read.
-
-    Args:
-        x: inputs [N, ...].
-        name: name of the source.
-    """
+    """Warn if inputs of two or more axes, such as images [N, C, H, W], hold large values; only some are read."""
     if x.ndim < 3 or not x.is_floating_point() or not x.numel():
         return
     sample = x[:: -(-len(x) // ENOUGH)]

@@ -26,13 +26,7 @@ MAIN = "import sys; from fedloom.cli import main; sys.exit(main())"
 
 @contextmanager
 def hosting(deployment: Deployment, folder: Path, insecure: bool = False) -> Iterator[tuple[Transport, int]]:
-    """A SuperLink and the transport to its nodes; K is ``nodes``, or the number of registered keys.
-
-    Args:
-        deployment: address, certificates and limits.
-        folder: folder for the SuperLink's log.
-        insecure: use neither encryption nor node keys.
-    """
+    """A SuperLink and the transport to its nodes; K is ``nodes``, or the number of registered keys."""
     require()
     from fedloom_apps.deploy.flower.grid import FlowerTransport
 

@@ -42,15 +42,7 @@ class Guard:
 
 
 def start(folder: Path, host: str, port: int, secret: str, certificates: Path | None) -> subprocess.Popen[bytes]:
-    """Start a SuperLink, which ends with this process.
-
-    Args:
-        folder: folder for its log and its secret, accessible to this user alone.
-        host: the address on which it listens.
-        port: its port.
-        secret: secret of its control and run-time interfaces.
-        certificates: folder with ``ca.pem``, ``server.pem`` and ``server.key``; None for no encryption.
-    """
+    """Start a SuperLink, which ends with this process; ``certificates`` holds ca.pem, server.pem and server.key."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     path = folder / "secret"
     path.unlink(missing_ok=True)
