@@ -411,16 +411,7 @@ class _Block:
 
 @dataclass(frozen=True)
 class _Descent:
-    """The plain rounds of a block.
-
-    Attributes:
-        schedule: the clients' mini-batches.
-        x: their samples, in the schedule's order.
-        y: the labels [C, n, ...].
-        contexts: the clients' contexts, in the block's order; none if they are linear.
-        linear: their coefficients, in the schedule's order, if they are.
-        rule: the update rule.
-    """
+    """The plain rounds of a block."""
 
     schedule: BatchSchedule
     x: Rows

@@ -26,15 +26,7 @@ class _Client:
 
 
 class Lockstep:
-    """Drives the local work of a block of clients.
-
-    Args:
-        plan: the client plan.
-        net: the network whose rows are the clients' models.
-        live: the module of a single client, for reference models.
-        down: the broadcast.
-        draws: the generators of random layers, if there are any.
-    """
+    """Drives the local work of a block of clients."""
 
     def __init__(
         self, plan: ClientPlan, net: CohortNet, live: Net, down: Broadcast, draws: list[torch.Generator] | None

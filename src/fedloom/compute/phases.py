@@ -35,15 +35,7 @@ def has_phased_rounds(plan: ClientPlan) -> bool:
 
 @dataclass
 class PhasedRound:
-    """A block's round.
-
-    Attributes:
-        plan: the client plan.
-        net: the network, whose rows become the clients' models.
-        down: the broadcast.
-        jobs: the clients' work.
-        vectors: a row of the network as a client's memory.
-    """
+    """A block's round."""
 
     plan: ClientPlan
     net: CohortNet

@@ -315,11 +315,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Unlabelled:
-    """Inputs [M, ...] without labels, in random order, from which a server may learn.
-
-    Args:
-        x: inputs [M, ...].
-    """
+    """Inputs [M, ...] without labels, in random order, from which a server may learn."""
 
     x: Tensor
 

@@ -238,21 +238,13 @@ PIPE = 1 << 16  # bytes of a message that a pipe takes while nobody reads it
 
 @dataclass
 class Worker:
-    """A process and its tasks.
-
-    Attributes:
-        process: the process.
-        pipe: the pipe to it.
-        tasks: its unfinished tasks, the oldest first.
-        held: messages of its last task, sent only once it is idle, since it may itself be sending a long one.
-        read: the number of the broadcast that it has read in each segment.
-    """
+    """A process and its tasks."""
 
     process: Any
     pipe: Connection
     tasks: deque[BlockTask] = field(default_factory=deque)
-    held: deque[bytes] = field(default_factory=deque)
-    read: dict[int, int] = field(default_factory=dict)
+    held: deque[bytes] = field(default_factory=deque)  # sent once it is idle, since it may be sending a long one itself
+    read: dict[int, int] = field(default_factory=dict)  # by segment, the number of the broadcast that it has read
 
 
 STARTS = ("auto", "fork", "spawn")
@@ -262,15 +254,7 @@ ELSEWHERE = (
 
 
 class Processes(Engine):
-    """The multi-process engine; see the module's docstring.
-
-    Args:
-        plan: the client plan.
-        compute: makes the compute of a worker.
-        workers: number of processes; 0 means one per core available to this process.
-        start: how they are started, one of ``STARTS``.
-        devices: GPUs, on which workers take turns to be placed; () for the CPU.
-    """
+    """The multi-process engine; see the module's docstring."""
 
     traits = Traits(devices=("cpu",))
 

@@ -280,12 +280,7 @@ class LatestProgress(NullProgress):
 
 
 class BarProgress(LatestProgress):
-    """One bar per run, with accuracy, loss and remaining time; finished bars stay.
-
-    Args:
-        console: the terminal.
-        seconds_between: shortest time between redraws, in seconds.
-    """
+    """One bar per run, with accuracy, loss and remaining time; finished bars stay."""
 
     def __init__(self, console: Console, seconds_between: float = 0.1) -> None:
         super().__init__()
@@ -333,11 +328,7 @@ class BarProgress(LatestProgress):
 
 
 class NotebookProgress(LatestProgress):
-    """One bar per run in a notebook's output, which stays when the run has ended; needs no widgets.
-
-    Args:
-        seconds_between: shortest time between redraws, in seconds.
-    """
+    """One bar per run in a notebook's output, which stays when the run has ended; needs no widgets."""
 
     def __init__(self, seconds_between: float = 0.1) -> None:
         super().__init__()

@@ -50,12 +50,7 @@ VECTORS = 256 << 20  # largest size of stacked parameters, in bytes
 
 
 class LoadedModel:
-    """A module in evaluation mode that holds one model at a time.
-
-    Args:
-        plan: the client plan, with the layout of parameters and buffers.
-        settings: metrics and batch size.
-    """
+    """A module in evaluation mode that holds one model at a time."""
 
     def __init__(self, plan: ClientPlan, settings: Evaluation) -> None:
         self.plan, self.settings = plan, settings

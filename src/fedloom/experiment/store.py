@@ -64,12 +64,7 @@ DTYPES = {
 
 
 class LostState(CheckpointError):
-    """A client's state whose file is missing or altered.
-
-    Args:
-        sentence: the message.
-        what: its first half, without the remedy.
-    """
+    """A client's state whose file is missing or altered."""
 
     def __init__(self, sentence: str, what: str = "") -> None:
         super().__init__(sentence)
@@ -101,12 +96,7 @@ class StateEntry(NamedTuple):
 
 
 class StoredState(State):
-    """A client's new state in a file that a worker has written; empty itself.
-
-    Args:
-        entry: where it is.
-        node: the name of the worker's machine.
-    """
+    """A client's new state in a file that a worker has written; empty itself."""
 
     def __init__(self, entry: StateEntry, node: str) -> None:
         super().__init__()
@@ -118,12 +108,7 @@ class StoredState(State):
 
 @dataclass(frozen=True)
 class StateFolder:
-    """A folder of files of states, as the driver or a worker sees it.
-
-    Attributes:
-        path: the folder.
-        noun: what it holds of each client, for messages.
-    """
+    """A folder of files of states, as the driver or a worker sees it."""
 
     path: Path
     noun: str = "state"
@@ -256,19 +241,12 @@ class BlockFiles:
 
 @dataclass
 class StateUpdate:
-    """The new states of a round, written as far as they had to be; they count once they are adopted.
-
-    Attributes:
-        store: the store.
-        trees: those in memory.
-        entries: those in files, other clients' that were moved there included.
-        stored: clients whose states a worker has written.
-    """
+    """The new states of a round, written as far as they had to be; they count once they are adopted."""
 
     store: StateStore
     trees: dict[int, State] = field(default_factory=dict)
     entries: dict[int, StateEntry] = field(default_factory=dict)
-    stored: set[int] = field(default_factory=set)
+    stored: set[int] = field(default_factory=set)  # clients whose states a worker has written
 
     def adopt(self) -> None:
         """Let them count; nothing can fail."""
@@ -792,10 +770,6 @@ class LastModels(ClientModels):
 
     A client that has not participated counts with the initial model, as in the published curves of FedDyn. The sum is
     updated by differences, so that a round costs O(cohort).
-
-    Attributes:
-        models: last models of the clients that have participated.
-        pending: models of the current round, not committed yet.
     """
 
     models: StateStore = field(default_factory=StateStore)

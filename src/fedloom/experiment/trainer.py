@@ -33,12 +33,9 @@ from fedloom.experiment.runtime import environment
 class Interruptible:
     """Turns SIGINT and SIGTERM into ``KeyboardInterrupt``, and defers them while state is being changed.
 
-    Used as a context manager around a run; inside it, ``with held():`` marks sections that must not be interrupted. The
-    exception is raised again before such a section if it was lost, as Python ignores all exceptions in finalisers and
+    Used as a context manager around a run; inside it, ``with held():`` marks sections that must not be interrupted, and
+    ``finish`` is called with the status and the reason if it ends early. The exception is raised again before such a section if it was lost, as Python ignores all exceptions in finalisers and
     callbacks of the garbage collector. Outside the main thread, where Python delivers no signals, it does nothing.
-
-    Args:
-        finish: called with the status and the reason if the run ends early; the exception then propagates.
     """
 
     def __init__(self, finish: Callable[[Status, str | None], object]) -> None:

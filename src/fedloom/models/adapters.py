@@ -165,11 +165,7 @@ def copied(module: nn.Module) -> nn.Module:
 
 
 class Copies:
-    """A model factory that copies one module, whose parameters are the initial ones of every run.
-
-    Args:
-        module: the module; later changes to it have no effect.
-    """
+    """A model factory that copies one module, whose parameters are the initial ones of every run."""
 
     def __init__(self, module: nn.Module) -> None:
         self.module = copied(module)
@@ -287,12 +283,7 @@ def timm(
 
 
 class Logits(nn.Module):
-    """A classifier of transformers from one tensor, tokens [B, T] or images [B, C, H, W], to its logits [B, ...].
-
-    Args:
-        net: the classifier.
-        padding: the number of padding tokens, which are masked; None for images.
-    """
+    """A classifier of transformers from one tensor, tokens [B, T] or images [B, C, H, W], to its logits [B, ...]."""
 
     def __init__(self, net: nn.Module, padding: int | None) -> None:
         super().__init__()
@@ -468,11 +459,7 @@ def _read(path: Path, key: str) -> dict[str, Tensor]:
 
 
 class Several(nn.Module):
-    """A list of networks for the same inputs and outputs; the output is that of the first.
-
-    Args:
-        networks: the networks.
-    """
+    """A list of networks for the same inputs and outputs; the output is that of the first."""
 
     def __init__(self, networks: Sequence[nn.Module]) -> None:
         super().__init__()

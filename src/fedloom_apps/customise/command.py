@@ -31,12 +31,7 @@ ALEXANDARI = "alexandari2020"
 
 
 class TargetMethod(Ranged, ABC):
-    """Base class: makes a model from unlabelled inputs and the clients' statistics; a frozen dataclass of settings.
-
-    Attributes:
-        citation: BibTeX of the paper.
-        makes_model: whether there is a model other than the server's.
-    """
+    """Base class: makes a model from unlabelled inputs and the clients' statistics; a frozen dataclass of settings."""
 
     citation: ClassVar[str] = f"{SAERENS}, {ALEXANDARI}"
     makes_model: ClassVar[bool] = True

@@ -87,13 +87,7 @@ class TargetModel:
 
 
 class ClassFit(NamedTuple):
-    """The server's fit to the clients' statistics.
-
-    Attributes:
-        sums: the class sums of each client.
-        discriminant: the calibrated discriminant of all clients together.
-        distances: the sum of ``Discriminant.far``, [3, C].
-    """
+    """The server's fit to the clients' statistics."""
 
     sums: list[ClassSums]
     discriminant: Discriminant

@@ -25,12 +25,7 @@ NUMBERS, CLASSES = 1 << 24, 1 << 20  # of one input
 
 
 class Agreement:
-    """The agreed specification in a node's folder.
-
-    Args:
-        home: the folder.
-        tell: called with a message to the owner.
-    """
+    """The agreed specification in a node's folder."""
 
     def __init__(self, home: Path, tell: Callable[[str], None] = lambda sentence: None) -> None:
         self.home, self.tell = home, tell

@@ -98,10 +98,6 @@ class RealFlight(InFlight):
     Who fails takes part in the next step and is not invited before, but takes no place in it, so that a node that
     refuses at once neither uses up the rounds of the run nor ends it. Only if as many clients have failed as work at a
     time, or nobody is at work for the deadline, their failures make a step.
-
-    Attributes:
-        failed: the work of no use since the last step.
-        idle: since when nobody is at work.
     """
 
     world: RealWorld  # pyright: ignore[reportIncompatibleVariableOverride]

@@ -21,12 +21,7 @@ FILE, SECOND = "privacy.json", "orders"
 
 @dataclass(frozen=True)
 class Budget:
-    """The largest ε, for a δ, that any one sample of a node may spend over all runs together.
-
-    Args:
-        epsilon: ε.
-        delta: δ.
-    """
+    """The largest ε, for a δ, that any one sample of a node may spend over all runs together."""
 
     epsilon: Positive
     delta: Fraction = 1e-5
@@ -43,10 +38,6 @@ class Ledger:
     Every order for work counts when it is started: one that is started again after the node was killed draws new noise.
     The number of orders is kept a second time, beside the node's folder: a record that was deleted or brought back
     from an older copy, with its folder, has fewer and is not used.
-
-    Args:
-        budget: ε and δ.
-        home: the node's folder.
 
     Raises:
         CheckpointError: if the file is damaged, or behind its second count.

@@ -168,16 +168,6 @@ class Work(NamedTuple):
 class Deployed(Engine):
     """The engine that sends messages.
 
-    Args:
-        plan: the plan; its data are counts.
-        compute: makes the compute, which determines how cohorts are cut into blocks.
-        transport: reaches the nodes.
-        names: the node of each client.
-        assignment: the assignment of all nodes; only ``client`` differs.
-        terms: deadline, quorum and limits.
-        shapes: shapes of all uploads beside the update; None if unknown, so that the majority decides.
-        tests: the number of test samples that each node declared, by its name.
-
     Attributes:
         versions: the version of each client's state that counted last.
         tally: statistics of the current round.

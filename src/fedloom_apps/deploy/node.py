@@ -62,12 +62,7 @@ BAD = ("refused: ", "failed: ")
 
 
 class Log:
-    """Writes events to a file, and passes them on.
-
-    Args:
-        path: the file.
-        tell: called with every event as well.
-    """
+    """Writes events to a file, and passes them on."""
 
     def __init__(self, path: Path, tell: Callable[[str], None] = lambda sentence: None) -> None:
         self.path, self.tell = path, tell

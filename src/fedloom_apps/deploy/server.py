@@ -128,14 +128,7 @@ UNTESTED = (
 
 
 class DeployTask(FederatedTask):
-    """A federated task whose clients are nodes.
-
-    Args:
-        recipe: the configuration.
-        roster: the nodes.
-        transport: the transport to them; None for a run that is only loaded.
-        out: run directory.
-    """
+    """A federated task whose clients are nodes."""
 
     def __init__(self, recipe: Recipe, roster: Roster, transport: Transport | None, out: Path | None = None) -> None:
         super().__init__(recipe.experiment(roster), out)

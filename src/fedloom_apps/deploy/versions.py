@@ -28,9 +28,6 @@ ANSWERS = 2  # answers that can be sent again
 class Versions:
     """The states and last answers of one run at a node.
 
-    Args:
-        folder: the folder of the states; created for the node's owner alone.
-
     >>> import tempfile
     >>> import torch
     >>> home = tempfile.TemporaryDirectory()

@@ -32,13 +32,7 @@ class WireError(FedLoomError, ValueError):
 
 
 class Packet(NamedTuple):
-    """A message.
-
-    Attributes:
-        kind: the kind of message, like ``order`` or ``answer``.
-        facts: plain data.
-        tensors: tensors by name, in their own memory.
-    """
+    """A message."""
 
     kind: str
     facts: dict[str, Any]

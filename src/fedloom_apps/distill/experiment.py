@@ -85,13 +85,7 @@ class SGDConfig:
 
 @dataclass(frozen=True)
 class PassSchedule:
-    """The numbers of passes over the data, by phase and round.
-
-    Args:
-        before: passes of the student before the run.
-        warm: passes of the warm start, one per round.
-        rounds: the student's passes in each later round.
-    """
+    """The numbers of passes over the data, by phase and round."""
 
     before: int
     warm: int

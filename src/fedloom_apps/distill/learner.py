@@ -26,15 +26,7 @@ from fedloom_apps.distill.method import Distiller, DistillTerm, FeatureTap, Guid
 
 
 class StudentModule(nn.Module):
-    """The student, the layers of its terms, and the teacher's head if it is deployed.
-
-    Args:
-        method: provides the terms.
-        student: the network to train.
-        sizes: output sizes of student and teacher; without a teacher, the student's twice.
-        head: the teacher's head.
-        training: batch size, and the dtype of factors while training.
-    """
+    """The student, the layers of its terms, and the teacher's head if it is deployed."""
 
     def __init__(
         self,
@@ -170,15 +162,7 @@ class Diverged(ClientError):
 
 @dataclass
 class DistillationData:
-    """The data and settings that all passes of a run share.
-
-    Attributes:
-        train: the training samples.
-        teacher: the teacher's outputs on them; None without a teacher.
-        change: the augmentation, if there is one.
-        training: settings of SGD.
-        seed: seed of the run.
-    """
+    """The data and settings that all passes of a run share."""
 
     train: Samples
     teacher: TeacherCache | None

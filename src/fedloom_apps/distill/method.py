@@ -50,10 +50,6 @@ class FeatureTap:
     A *map* is the last four-dimensional output at each spatial size of more than one position, in the order of
     computation; in a residual network, the output of each stage.
 
-    Args:
-        model: the network; hooks are registered on its modules, and removed by ``close``.
-        maps: whether to record maps.
-
     >>> from fedloom.models import models
     >>> taps = FeatureTap(models.make("resnet10_xxs", classes=10, inputs=(1, 16, 16)), maps=True)
     >>> [tuple(m.shape) for m in taps(torch.zeros(3, 1, 16, 16)).maps]
@@ -126,11 +122,6 @@ class GuideNet(nn.Module):
     """g(x) in [0, 1] from the teacher's features and logits: two hidden layers with batch normalisation and ReLU.
 
     Acar, thesis 2023, A.1.5. It receives neither the student's outputs nor the input, and is not used at inference.
-
-    Args:
-        features: d, the number of the teacher's features.
-        classes: C, the number of classes.
-        hidden: units of the hidden layers.
 
     >>> net = GuideNet(6, 3).eval()
     >>> float(net(torch.zeros(2, 6), torch.zeros(2, 3)).detach().max()) < 1

@@ -295,12 +295,7 @@ def run(
 
 
 class DistillTask(TrainerTask):
-    """A distillation as a task of the trainer; a round is a pass of the warm start, or passes of guide and student.
-
-    Args:
-        experiment: what to run.
-        cache: folder of the teacher's outputs if they are cached on disk.
-    """
+    """A distillation as a task of the trainer; a round is a pass of the warm start, or passes of guide and student."""
 
     kind = "distill"
 

@@ -73,12 +73,7 @@ def samples_needed(sizes: Sequence[int], accuracies: Sequence[float], target: fl
 
 @dataclass(frozen=True)
 class StreamEvaluator:
-    """Scores the experts' predictions; it alone has access to test labels.
-
-    Args:
-        online: the experiment.
-        ensemble: its ensemble of experts.
-    """
+    """Scores the experts' predictions; it alone has access to test labels."""
 
     online: Online
     ensemble: ExpertEnsemble

@@ -58,10 +58,6 @@ class TaskStream(Sequence[Task]):
 
     Nothing is cached: an online learner remembers only what it stores itself.
 
-    Args:
-        count: number of tasks.
-        make: generates the task of a given number.
-
     >>> import torch
     >>> stream = TaskStream(3, lambda number: Task(number, *[Arrays(torch.zeros(2, 1), torch.tensor([0, 1]), 2)] * 2))
     >>> len(stream), stream[-1].number, [task.number for task in stream[1:]]

@@ -80,13 +80,7 @@ def run(
 
 
 class StreamStep(NamedTuple):
-    """The outcome of a task before it is committed: its record and the state after it.
-
-    Attributes:
-        record: the measurements.
-        state: the experts' state after it.
-        total: the experts' cumulative losses after it, float64 [E].
-    """
+    """The outcome of a task before it is committed: its record and the state after it."""
 
     record: Record
     state: State

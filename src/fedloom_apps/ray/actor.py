@@ -135,12 +135,7 @@ class RemoteBlock(Block):
 
 
 class Actor:
-    """A worker on some node; Ray calls its methods one after the other.
-
-    Args:
-        path: the driver's module search path, for modules that are not installed.
-        device: the device of local work.
-    """
+    """A worker on some node; Ray calls its methods one after the other."""
 
     def __init__(self, path: Sequence[str], device: str = "cpu") -> None:
         sys.path += [place for place in path if place not in sys.path]

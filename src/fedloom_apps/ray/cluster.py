@@ -37,14 +37,7 @@ ENVIRONMENT = {
 
 @dataclass(eq=False)
 class Member:
-    """A worker.
-
-    Attributes:
-        actor: Ray's handle.
-        joining: the reference that resolves when it is ready.
-        ready: whether it takes work.
-        jobs: its unfinished jobs by reference, the oldest first.
-    """
+    """A worker."""
 
     actor: Any
     joining: Any
@@ -54,14 +47,7 @@ class Member:
 
 @dataclass(eq=False)
 class RemoteJob:
-    """A call of an actor's method.
-
-    Attributes:
-        numbers: of the blocks that it does.
-        method: the method.
-        arguments: makes its arguments when the job is dealt.
-        deaths: number of workers that died while doing it.
-    """
+    """A call of an actor's method."""
 
     numbers: Sequence[int]
     method: str
@@ -94,14 +80,7 @@ class TaskQueue:
 
 
 class Cluster:
-    """Workers on a Ray cluster; see the module's docstring.
-
-    Args:
-        workers: number of workers; 0 means as many as there is room for.
-        address: ``host:port`` of the cluster to join, or ``auto`` for the one that runs on this machine; empty starts
-            one for this run.
-        gpus: GPUs (or the share of one) per worker; 0 for work on the CPU.
-    """
+    """Workers on a Ray cluster; see the module's docstring."""
 
     def __init__(self, workers: int = 0, address: str = "", gpus: float = 0.0) -> None:
         at_least(0, "engine 'ray': ", workers=workers, gpus=gpus)

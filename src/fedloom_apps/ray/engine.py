@@ -48,16 +48,7 @@ LIGHT = 2 << 20  # bytes of an answer up to which a worker does several blocks b
 
 
 class Ray(Engine):
-    """The engine for Ray clusters; see the module's docstring.
-
-    Args:
-        plan: the client plan.
-        compute: makes the compute of a worker.
-        workers: number of workers; 0 means as many as there is room for.
-        address: ``host:port`` of the cluster to join, or ``auto``; empty starts one on this machine.
-        gpus: GPUs (or the share of one) per worker; 0 for work on the CPU.
-        gather: how sums come back: ``fold``, ``chain`` or ``auto``.
-    """
+    """The engine for Ray clusters; see the module's docstring."""
 
     traits = Traits(devices=("cpu",))
 

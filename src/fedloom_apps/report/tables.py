@@ -194,17 +194,7 @@ def column(
 
 @dataclass(frozen=True)
 class ReportTable:
-    """A table.
-
-    Args:
-        name: for anchors, labels and files, such as ``final_global``.
-        caption: the caption.
-        names: the rows' names.
-        columns: the columns.
-        styles: the line style of each row's group; empty if rows are no groups.
-        note: how the numbers were computed.
-        heading: of the rows' names.
-    """
+    """A table."""
 
     name: str
     caption: str

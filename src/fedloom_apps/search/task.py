@@ -64,15 +64,7 @@ class Outcome:
 
 
 class Comparisons(Callback):
-    """Compares a run with the others at given rounds, and measures what it costs.
-
-    Args:
-        outcome: the outcome to fill in.
-        goal: the metric to compare.
-        milestones: rounds of comparison.
-        goes_on: the rule; None lets the candidate run to its end.
-        limit: the run ends before it communicates more bytes than this.
-    """
+    """Compares a run with the others at given rounds, and measures what it costs."""
 
     def __init__(
         self, outcome: Outcome, goal: str, milestones: Sequence[int], goes_on: GoesOn | None, limit: float = math.inf
@@ -160,18 +152,7 @@ class Maker(Protocol):
 
 @dataclass(frozen=True)
 class SearchExperiment:
-    """A search over compositions.
-
-    Args:
-        make: makes the experiment of a candidate.
-        recipe: makes the complete configuration of a candidate, a recipe for ``fedloom run``.
-        space: all candidates.
-        settings: the settings of the search.
-        rounds: T of every run.
-        seed: seed of the search; the final comparison uses the seeds after it.
-        config: the configuration.
-        misfits: named methods that cannot run under these conditions, with the reasons.
-    """
+    """A search over compositions."""
 
     make: Maker
     recipe: Callable[[Candidate], dict[str, Any]]
@@ -228,13 +209,7 @@ def load(path: Path | str) -> NoReturn:
 
 
 class SearchTask(TrainerTask):
-    """A search as a task of the trainer; a round is one run.
-
-    Args:
-        experiment: the search.
-        out: run directory.
-        known: records of other searches, as in ``search``.
-    """
+    """A search as a task of the trainer; a round is one run."""
 
     kind, name, headline = "search", "search", "score"
 

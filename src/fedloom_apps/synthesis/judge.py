@@ -72,14 +72,7 @@ class ClassifierTraining:
 
 @dataclass(frozen=True)
 class FittedClassifier:
-    """A trained classifier, in evaluation mode.
-
-    Attributes:
-        model: the network.
-        steps: number of training steps.
-        loss: mean loss over the last window, on augmented mini-batches.
-        accuracy: accuracy on the training samples without augmentation.
-    """
+    """A trained classifier, in evaluation mode."""
 
     model: nn.Module
     steps: int
@@ -233,12 +226,7 @@ class EvalConfig:
 
 @dataclass(frozen=True)
 class EvalResult:
-    """The evaluation of one synthetic set.
-
-    Attributes:
-        numbers: metrics by name, as in a run's records.
-        details: plain data: the features used, numbers by class, sizes.
-    """
+    """The evaluation of one synthetic set."""
 
     numbers: dict[str, float]
     details: dict[str, Any] = field(default_factory=dict)

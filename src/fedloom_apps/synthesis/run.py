@@ -137,13 +137,7 @@ class Synthesis:
 
 
 class EvalObserver(Callback):
-    """Evaluates the synthetic set at intervals: a figure, and numbers for the round's record.
-
-    Args:
-        experiment: the experiment.
-        judge: the evaluator.
-        out: run directory, for figures; None draws none.
-    """
+    """Evaluates the synthetic set at intervals: a figure, and numbers for the round's record."""
 
     def __init__(self, experiment: Experiment, judge: SyntheticEvaluator, out: Path | None) -> None:
         self.experiment, self.judge, self.out = experiment, judge, out

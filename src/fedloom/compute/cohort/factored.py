@@ -27,12 +27,7 @@ from fedloom.core.tree import Float
 
 
 class FactoredLinear(CohortLayer):
-    """A linear layer on known samples: from their positions, int64 [c, B], to its outputs [c, B, out].
-
-    Args:
-        linear: the layer that it replaces, with the clients' weights.
-        rule: the update rule.
-    """
+    """A linear layer on known samples: from their positions, int64 [c, B], to its outputs [c, B, out]."""
 
     def __init__(self, linear: Linear, rule: StepRule) -> None:
         self.linear, self.rule = linear, rule

@@ -26,10 +26,6 @@ def has_fused_steps(theta: Tensor) -> bool:
 class RowSteps:
     """Takes the steps of a rule on the rows of a cohort.
 
-    Args:
-        theta: the clients' parameters.
-        grad: memory of their gradients.
-
     Example:
         >>> theta, grad = torch.zeros(2, 2), torch.tensor([[3.0, 4.0], [0.3, 0.4]])
         >>> steps = RowSteps(theta, grad)

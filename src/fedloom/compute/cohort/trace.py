@@ -110,13 +110,7 @@ class LayerCall:
 
 @dataclass(frozen=True)
 class Program:
-    """A network as a sequence of layer calls over numbered values; value 0 is the input.
-
-    Attributes:
-        steps: the calls, in forward order.
-        values: number of values.
-        outputs: the indices of the returned values.
-    """
+    """A network as a sequence of layer calls over numbered values; value 0 is the input."""
 
     steps: tuple[LayerCall, ...]
     values: int

@@ -66,12 +66,6 @@ class Refused(ConfigError):
 class Link:
     """A connection to a SuperLink.
 
-    Args:
-        address: address of the SuperLink, ``host:port``.
-        ca: certificate of its authority; None for no encryption.
-        key: the node's private key.
-        state: folder in which the node's number is remembered.
-
     Raises:
         Refused: if the server does not match the certificate, or does not know the key.
         httpx.HTTPError: if it cannot be reached.
