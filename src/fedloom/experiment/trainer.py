@@ -34,8 +34,9 @@ class Interruptible:
     """Turns SIGINT and SIGTERM into ``KeyboardInterrupt``, and defers them while state is being changed.
 
     Used as a context manager around a run; inside it, ``with held():`` marks sections that must not be interrupted, and
-    ``finish`` is called with the status and the reason if it ends early. The exception is raised again before such a section if it was lost, as Python ignores all exceptions in finalisers and
-    callbacks of the garbage collector. Outside the main thread, where Python delivers no signals, it does nothing.
+    ``finish`` is called with the status and the reason if it ends early. The exception is raised again before such a
+    section if it was lost, as Python ignores all exceptions in finalisers and callbacks of the garbage collector.
+    Outside the main thread, where Python delivers no signals, it does nothing.
     """
 
     def __init__(self, finish: Callable[[Status, str | None], object]) -> None:
