@@ -176,9 +176,7 @@ def _experiment(
     """The experiment that the arguments of ``run`` describe."""
     if isinstance(method, Experiment):
         if federation is not None or model is not None or loss is not None or conditions:
-            raise ConfigError(
-                "an Experiment already has a federation, a model and conditions; change them with replace()."
-            )
+            raise ConfigError("an Experiment has a federation, a model and conditions; change them with replace().")
         return method
     if federation is None or model is None:
         raise ConfigError("a method needs a federation and a model: run(method, federation, model, ...).")

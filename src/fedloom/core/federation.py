@@ -244,9 +244,7 @@ class Split:
                     f"the {name} of an index are a NumPy array of whole numbers; Index.of(lists) makes them."
                 )
         if not len(offsets) or offsets[0] != 0 or (offsets[1:] < offsets[:-1]).any():
-            raise DataError(
-                "the offsets of an index begin with 0 and never fall; Index.of(lists) makes them from lists."
-            )
+            raise DataError("the offsets of an index begin with 0 and never fall; Index.of(lists) makes them.")
         if len(rows) and offsets[-1] != len(rows):  # without rows, as at a server, it tells the sizes alone
             raise DataError(f"the offsets of an index end with {offsets[-1]}, but it lists {len(rows)} rows.")
         for row in (rows.min(), rows.max()) if len(rows) else ():

@@ -236,9 +236,7 @@ def _clients(
             raise DataError(f"{name}: {lost} of {ids.size} samples have no client; drop them, or give each one.")
         ids = as_texts(ids, name)
     if ids.ndim != 1 or len(ids) != sizes[0]:
-        raise DataError(
-            f"{name} has {sizes[0]} samples, but client ids of shape {list(ids.shape)}; give one per sample."
-        )
+        raise DataError(f"{name} has {sizes[0]} samples, but client ids of shape {list(ids.shape)}; give one each.")
     return ids
 
 

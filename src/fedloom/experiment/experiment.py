@@ -638,9 +638,7 @@ class Experiment:
         if isinstance(schedule, Rounds):
             return
         if self.devices is None and not isinstance(schedule, Replay):
-            raise ConfigError(
-                f"schedule={name} goes by the time that clients take; set devices, like devices=lognormal."
-            )
+            raise ConfigError(f"schedule={name} goes by the time clients take; set devices, like devices=lognormal.")
         if method.pooled:
             raise ConfigError(f"method {method.name!r} trains on pooled data, without clients; choose schedule=rounds.")
         if self.sampling != "fixed":
@@ -696,9 +694,7 @@ class Experiment:
     def _check_objects(self) -> None:
         """Raise a ``ConfigError`` if method, federation or model are of the wrong type."""
         if not isinstance(self.method, Method):
-            raise ConfigError(
-                f"the method is {in_words(self.method)}; give one from fl.methods, or its name to fl.run."
-            )
+            raise ConfigError(f"the method is {in_words(self.method)}; give one of fl.methods, or its name to fl.run.")
         if not isinstance(self.federation, Federation):
             raise ConfigError(f"the federation is {in_words(self.federation)}; make one with fl.data.federate(...).")
         for name, registry, kind in (

@@ -141,9 +141,7 @@ def metric(
 def add(metric: Metric) -> None:
     """Register a metric."""
     if not re.fullmatch(r"\w+", metric.name) or metric.name == "loss":
-        raise ConfigError(
-            f"a metric cannot be called {metric.name!r}; choose a word of letters, digits and underscores."
-        )
+        raise ConfigError(f"a metric cannot be called {metric.name!r}; choose a word of letters, digits and _.")
     if metric.name in _METRICS or _TOP.fullmatch(metric.name):
         raise ConfigError(f"there is already a metric {metric.name!r}; choose another name.")
     _METRICS[metric.name] = metric

@@ -133,9 +133,7 @@ def check(model: nn.Module, sample: Tensor) -> None:
             f"layer {model.place!r} is not the last one: what it returns, {list(cut.shape)}, is not what the module "
             "returns; choose the layer whose output is the module's, and leave out what follows it, such as a softmax."
         )
-    raise ConfigError(
-        f"head(features(x)) of {type(model).__name__} is not its forward(x), which methods with features rely on."
-    )
+    raise ConfigError(f"head(features(x)) of {type(model).__name__} is not its forward(x), as methods need.")
 
 
 def remedy(model: nn.Module) -> str:

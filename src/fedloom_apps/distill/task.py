@@ -535,9 +535,7 @@ def begin_with(student: nn.Module, start: Path) -> int:
         passes = int(directory.summary()["passes"])
         student.load_state_dict(read_model_file(start / "last.safetensors"))
     except (OSError, SafetensorError, RuntimeError, KeyError, ValueError) as error:
-        raise ConfigError(
-            f"start={start} holds no trained student of this shape ({in_one_line(error, 150)})."
-        ) from error
+        raise ConfigError(f"start={start} holds no such trained student ({in_one_line(error, 150)}).") from error
     return passes
 
 

@@ -164,9 +164,7 @@ class OnlineTask(TrainerTask):
 
     def restore(self, checkpoint: Checkpoint) -> None:
         if checkpoint.round > self.rounds:
-            raise CheckpointError(
-                f"the checkpoint of task {checkpoint.round} is past the stream's {self.rounds} tasks."
-            )
+            raise CheckpointError(f"the checkpoint of task {checkpoint.round} is past the {self.rounds} tasks.")
         state = {MEMORY: {}, **nested(checkpoint.tensors["state"])}
         self.state = {place: self._placed(place, tree) for place, tree in state.items()}
         self.total, self.round = checkpoint.tensors["hedge"]["total"], checkpoint.round

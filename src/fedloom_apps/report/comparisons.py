@@ -254,9 +254,7 @@ def _arithmetic(groups: Sequence[RunGroup]) -> str:
         elif model and cohort:
             sentences.append(f"one FedAvg round = {cohort:,.4g} clients × {model:,.0f} = {upload:,.0f} parameters")
         else:
-            sentences.append(
-                f"one FedAvg round = {upload:,.0f} parameters, the mean upload of the FedAvg run in this comparison"
-            )
+            sentences.append(f"one FedAvg round = {upload:,.0f} parameters, the mean upload of the FedAvg run compared")
     return "Here " + "; ".join(dict.fromkeys(sentences)) + "."
 
 

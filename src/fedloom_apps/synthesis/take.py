@@ -52,9 +52,7 @@ def sample(
     at_least(1, per_class=per_class)
     make = getattr(model, "generate", None) or getattr(model, "decode", None)
     if make is None or not hasattr(model, "latent") or not hasattr(model, "classes"):
-        raise ConfigError(
-            f"{type(model).__name__} cannot generate labelled samples: it has no generate or decode method."
-        )
+        raise ConfigError(f"{type(model).__name__} cannot generate labelled samples: it has no generate or decode.")
     layout = Layout.of(model)
     buffers = layout.read(model)[1] if buffers is None else buffers
     if len(theta) != layout.size or len(buffers) != layout.buffer_size:

@@ -638,9 +638,7 @@ def listed(pool: Path, by_client: bool) -> Listed:
     """The images of a folder, in order of names, client by client."""
     outer = folders_in(pool)
     if not by_client and any(entry.is_dir() for name in outer for entry in [*os.scandir(pool / name)]):
-        raise DataError(
-            f"{pool}: its folders contain folders; if each outer folder is a client, set data.by_client=true."
-        )
+        raise DataError(f"{pool}: its folders contain folders; if the outer ones are clients, set data.by_client=true.")
     listing = Listed([], [], [])
     for client in outer if by_client else ("",):
         paths, labels, names = by_class(pool / client)
