@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -408,6 +409,12 @@ def test_many_long_rows_are_a_product_and_short_ones_sums() -> None:
     weights /= weights.sum(1, keepdims=True)
     found = dict(mixed(Links.dense(np.arange(90), weights), lambda n: x[n]))
     np.testing.assert_allclose(torch.stack([found[n] for n in range(90)]), weights @ x.numpy(), rtol=0, atol=TINY)
+
+
+def test_a_mixed_model_is_not_kept_when_the_next_one_is_there() -> None:
+    rows = mixed(Ring().links(40, 0), lambda n: torch.full((7,), float(n)))
+    held = [weakref.ref(mean) for _, mean in rows]
+    assert sum(mean() is not None for mean in held) <= 1
 
 
 def test_clients_use_and_the_table_shows_the_models_that_they_receive() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -130,10 +131,12 @@ def mixed(links: Links, vector: Callable[[int], Float[Tensor, "M"]]) -> Iterator
     products: dict[tuple[bytes, bytes], Tensor] = {}
     if len(unique) > BLOCK and sum(len(sources) for sources, _ in unique.values()) > MANY * len(unique):
         products = dict(zip(unique, _products([*unique.values()], vector), strict=True))
+    again = Counter(key for _, key in keys)
     for row, key in keys:
         if key not in products:
             products[key] = _around(*unique[key], vector)
-        yield row, products[key].clone()
+        again[key] -= 1
+        yield row, products[key].clone() if again[key] else products.pop(key)
 
 
 def _around(sources: np.ndarray, weights: np.ndarray, vector: Callable[[int], Tensor]) -> Tensor:

@@ -129,7 +129,7 @@ def federated_round(
     after |= {number: rounds[number].finish() for number in waiting}
     for number, one in rounds.items() if report.models is not None else ():
         report.add(report.models == number, one.report)
-    active = {number: after[number] for number, one in rounds.items() if one.arrived}
+    active = {number: after[number] for number, one in rounds.items() if len(one.arrived)}
     if not active and (arrivals is None or not arrivals.in_flight):  # else others are still at work
         _refuse_if_broken(report, np.concatenate([one.members for one in rounds.values()]))
     if server.models is None:
@@ -156,8 +156,8 @@ class ModelRound:
     Attributes:
         groups: the work for the engine.
         members: the clients whose work is awaited.
-        arrived: whether the work of any of them counts.
-        info: the record of the round; at the end of those whose work counts.
+        arrived: the clients whose work counts, int64, at the end.
+        info: the record of the round as known before local work.
         uploads: what the topology has uploaded, reduced, at the end.
         common: the slices of parts with one state for several models, at the end.
     """
@@ -168,7 +168,7 @@ class ModelRound:
         clients: np.ndarray | None = None, heard: Heard | None = None,
     ) -> None:  # fmt: skip
         self.plan, self.server, self.report, method, cohort = plan, server, report, plan.method, report.cohort
-        self.arrived, self.uploads, self.common = False, Tree(), Fold()
+        self.arrived, self.uploads, self.common = cohort[:0], Tree(), Fold()
 
         # broadcast
         down = replace(server.broadcast(plan), invited=tuple(received.tolist()), heard=heard)
@@ -208,10 +208,10 @@ class ModelRound:
         idle = replace(server, parts=states, round=server.round + 1)
         if not len(arrived):
             return idle
-        self.arrived = True
+        self.arrived = members[arrived]
 
         if plan.keeps_uploads:
-            work.collude(totals[0], members[arrived])
+            work.collude(totals[0], self.arrived)
 
         # the coefficients of those that arrived
         kept = [total.kept for total in totals]
@@ -260,8 +260,7 @@ class ModelRound:
 
         # correct
         info = replace(info, combined=delta)
-        self.info, self.uploads = info, uploads.get("topology", {})
-        self.common = totals[0].of(plan.common)
+        self.uploads, self.common = uploads.get("topology", {}), totals[0].of(plan.common)
         for place, part in method.hooks["correct"]:
             if place in plan.common:
                 continue
@@ -269,7 +268,7 @@ class ModelRound:
             states[place], delta = _halves(made, _named(place, part, "correct"), server.theta)
 
         # step: what no client of the round holds stays, and so does the optimiser's memory of it
-        held = work.held(members[arrived], p)
+        held = work.held(self.arrived, p)
         for place, part in method.hooks["step"]:
             before = states.get(place, {})
             made = part.step(before, delta, uploads.get(place, {}), info)
@@ -308,7 +307,7 @@ def _corrected(plan: ClientPlan, server: Server, work: Cohort, rounds: Mapping[i
         return states
     for one in rounds.values():
         slices.merge(one.common)
-    members = np.concatenate([one.info.cohort for one in rounds.values()])
+    members = np.concatenate([one.arrived for one in rounds.values()])
     info, nothing = work.info(members, None), torch.zeros_like(server.theta)
     uploads = slices.uploads(plan, 1.0, np.zeros(0), plan.facts.clients, plan.common)
     for place, part in halves:
