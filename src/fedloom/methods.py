@@ -495,7 +495,7 @@ preset(
     "dpsgd",
     lambda name: Method(name, CE, topology=topology.Ring(combine_first=True), citation="lian2017dpsgd"),
     "Decentralised SGD on a ring: θ_i ← Σ_j B_ij θ_j - step_i, with every client's own model. Lian et al., 2017.",
-    "Algorithm 1, with local.steps=1; another graph by method.topology, with method.topology.combine_first=true.",
+    "Algorithm 1, with local.steps=1; other graphs by method.topology.",
     {"topology.combine_first": "", "topology.push_sum": ""},
 )
 preset(
@@ -517,7 +517,7 @@ preset(
         name, CE, topology=topology.Exponential(one_peer=True, push_sum=True), citation="assran2019sgp"
     ),
     "Stochastic gradient push: clients push shares of models and weights along a directed graph. Assran et al., 2019.",
-    "Algorithm 1, with local.steps=1; one's own graph by method.topology=edge_list, one_way, push_sum.",
+    "Algorithm 1, with local.steps=1; one's own graph by method.topology=edge_list.",
     {"topology.combine_first": "", "topology.push_sum": ""},
 )
 preset(

@@ -10,13 +10,15 @@ from helpers.runs import experiment
 
 from fedloom import Method, methods
 from fedloom.config import build, resolve
+from fedloom.config.keys import RUN, build_method
 from fedloom.core.parts import Drift
 from fedloom.experiment.federated import run
 from fedloom.methods import methods as presets
-from fedloom.parts.mixing import Uniform
+from fedloom.parts.mixing import AAggFFD, Uniform
 from fedloom.parts.objectives import BinaryCrossEntropy, CrossEntropy, Proximal, WeightedCrossEntropy
 from fedloom.parts.personal import PrivateHead
-from fedloom.parts.server import Adam
+from fedloom.parts.server import Adam, Yogi
+from fedloom.parts.topology import Hierarchy, Ring, Torus
 from fedloom.parts.uplink import TopK
 
 CE = (CrossEntropy(),)
@@ -67,3 +69,17 @@ def test_another_loss_gives_the_same_name_everywhere() -> None:
     words = ["method=fedprox", "method.objective=[binary_cross_entropy,proximal]", "clients=2"]
     made = build(resolve(words)).method
     assert made.name == methods.fedprox().with_loss(BinaryCrossEntropy()).name == "fedprox+binary_cross_entropy"
+
+
+def test_what_a_method_sets_of_a_whole_family_of_parts_stays_with_another_of_them() -> None:
+    def made(*words: str) -> Method:
+        return build_method(resolve([*words]))
+
+    assert made("method=dpsgd", "method.topology=torus").topology == Torus(combine_first=True)
+    assert made("method=dpsgd", "method.topology=torus", "method.topology.combine_first=false").topology == Torus()
+    assert made("method=sgp", "method.topology=ring").topology == Ring(push_sum=True)
+    assert made("method=dpsgd", "method.topology=hierarchy").topology == Hierarchy()
+    config = resolve(["method=fedadam", "method.lr=0.3", "method.server=yogi"])
+    assert build_method(config).server == Yogi(lr=0.3)
+    assert RUN.complete(config.values) == config.values  # nor has what config.yaml says twice no effect
+    assert made("method=aaggff_s", "method.mixing=aaggff_d").mixing == AAggFFD()  # which has defaults of its own

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
 from typing import Any
 
@@ -48,16 +48,18 @@ def resolve_method(methods: Registry[Method], given: Mapping[str, Any]) -> dict[
 
 def _is_lost(usual: Method, preset: Method, made: Method) -> bool:
     """Whether the composed method has kept nothing of what distinguishes the preset from the usual one."""
-    was, now, left = ({type(part): _values(part) for part in each.parts.values()} for each in (usual, preset, made))
-    changed = [
-        (kind, name) for kind in now for name, value in now[kind].items() if was.get(kind, {}).get(name) != value
-    ]
-    return bool(changed) and all(kind not in left or left[kind][name] != now[kind][name] for kind, name in changed)
+    was, now, left = (
+        {(owner, name): getattr(part, name) for part in each.parts.values() for name, owner in _owners(type(part))}
+        for each in (usual, preset, made)
+    )
+    changed = [key for key, value in now.items() if was.get(key) != value]
+    return bool(changed) and all(key not in left or left[key] != now[key] for key in changed)
 
 
-def _values(part: Part) -> dict[str, Any]:
-    """The settings of a part by name."""
-    return {one.name: getattr(part, one.name) for one in fields(part)}  # pyright: ignore[reportArgumentType]
+def _owners(kind: Any) -> Iterator[tuple[str, type]]:
+    """The settings of a kind of parts, with the class that has introduced each: parts of a family share those."""
+    for name in getattr(kind, "__dataclass_fields__", ()):
+        yield name, next(base for base in reversed(kind.__mro__) if name in getattr(base, "__dataclass_fields__", ()))
 
 
 def compose(methods: Registry[Method], resolved: Mapping[str, Any]) -> Method:
@@ -153,13 +155,14 @@ def _terms(preset: Method, slot: str, given: Mapping[str, Any]) -> dict[str, Any
 
 
 def _settings(entry: Entry[Any], own: Part | None, prefix: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """All settings of a part; if the preset's part has the same type, its settings are the defaults."""
-    start = {}
-    if type(own) is entry.factory:
-        for field in fields(own):  # pyright: ignore[reportArgumentType]
-            if field.init and field.name in entry.parameters:
-                try:
-                    start[field.name] = to_plain(getattr(own, field.name))
-                except TypeError:  # an object that plain data cannot express
-                    continue
+    """All settings of a part; those that the preset's part has from the same class are set as the preset does."""
+    start, shared = {}, {*_owners(type(own))} & {*_owners(entry.factory)}
+    for field in fields(own) if shared else ():  # pyright: ignore[reportArgumentType]
+        if field.init and field.name in entry.parameters and field.name in dict(shared):
+            try:
+                value = to_plain(getattr(own, field.name))
+            except TypeError:  # an object that plain data cannot express
+                continue
+            if value != field.default:  # else another part has its own default
+                start[field.name] = value
     return validate(f"{entry.kind} {entry.name!r}", prefix, entry.parameters, {**start, **given})
