@@ -212,6 +212,8 @@ PARTS: dict[str, dict[str, Any]] = {
         "own_bodies": personal.OwnBodies(2, (1, 0, 0, 1)),
         "own_network": personal.OwnNetwork(),
         "aligned": personal.OwnNetwork(align=True),
+        "combined": personal.Combined(0.05, 0.5, span=0.7),
+        "combined of some": personal.Combined(0.05, 0.5, "cosine", 1.0),
     },
     "adaptation": {
         "none": Adaptation(),
@@ -281,6 +283,8 @@ PARTS: dict[str, dict[str, Any]] = {
         "collaboration": topology.Collaboration(),
         "combined_heads": topology.CombinedHeads(),
         "first_order": topology.FirstOrder(2),
+        "cores": topology.Cores(),
+        "some cores": topology.Cores(2),
     },
     "uplink": {
         "none": (),
@@ -302,8 +306,6 @@ UNDRAWN = {  # parts that stand in no draw, and why
     "squared_error": "has numbers as targets, and the federations here classes",
     "reinitialised": "shares no model, and trains a new one in every round",
     "private_lora": "needs a network with adapters",
-    "combined": "reads the models of others, which one topology alone sends, cores",
-    "cores": "is own_model at a server, but for combined",
 }
 FITS: dict[tuple[str, str], dict[str, Any]] = {  # without which a filling is refused, or has no effect
     ("personal", "width"): {"model": "wide"},
@@ -313,6 +315,8 @@ FITS: dict[tuple[str, str], dict[str, Any]] = {  # without which a filling is re
     ("personal", "architectures"): {"model": "several", "time": "rounds"},
     ("personal", "own_architectures"): {"model": "several", "time": "rounds"},
     ("personal", "own_bodies"): {"model": "several"},
+    ("personal", "combined"): {"topology": "cores"},
+    ("personal", "combined of some"): {"topology": "some cores"},
     ("objective", "inheritance"): {"personal": "inherited"},
     ("objective", "inheritance of features"): {"personal": "inherited"},
     ("objective", "head_on_means"): {"personal": "body"},
@@ -688,6 +692,7 @@ ORDERED = {  # what is drawn for a client by its number, or taken from one of th
         "bipartition",
         "collaboration",
         "combined_heads",
+        "cores",
     ),
     "own": ("none",),
     "presence": ("everybody",),
