@@ -41,7 +41,7 @@ class Combined(Personal):
     p_i moves with momentum, and with limited downloads all are sent once and then M others at random.
 
     Args:
-        rate: η₂ ≥ 0 of the weights; with 0 they stay p⁰.
+        rate: η₂ ≥ 0 of the weights, the same in all rounds whatever ``local.schedule``; with 0 they stay p⁰.
         mu: μ ≥ 0.
         decay: of λ(t): ``exponential`` or ``cosine``.
         span: L/T, the part of all rounds in which p_i is drawn to p⁰.

@@ -37,8 +37,9 @@ class CombinedHeads(OwnModel):
     is uniform by clients; clients that do not take part receive it, too, and keep their head. In FedPAC heads and
     bodies are trained in turn (``personal=in_turn``) beside FedProto's term, with class means of all clients.
 
-    Xu, Tong & Huang, ICLR 2023, algorithm 1 and the programme of the section on combining classifiers. The authors'
-    code sets weights below 10⁻³ to 0.
+    Xu, Tong & Huang, ICLR 2023, algorithm 1 and the programme of the section on combining classifiers. Deviations: a
+    class that nobody in a round has keeps its prototype of before; prototypes and statistics are read in evaluation
+    mode; the authors' code sets weights below 10⁻³ to 0.
     """
 
     needs = Needs(features=True, model="inputs", common_classes=True)
