@@ -6,20 +6,21 @@ private: Ditto with 5000 clients, each of which keeps a second ResNet-18 for its
 on two 3x16x16 images each, so that what is measured is the states and not the training; nothing is evaluated. ``disk``
 keeps the states in the run directory and writes a checkpoint every 10 rounds, ``memory`` keeps them in memory, without
 a run directory. Each runs in a process of its own on one thread. ``rss_mb`` is the process's resident memory after a
-round, ``peak_mb`` the most there was, ``states_mb`` all distinct states so far, ``ms_per_state`` what it takes to get
-one at the end, checksum included, and ``checkpoint_mb`` what the last checkpoint takes besides the states' own files.
+round, ``anon_mb`` the part of it that no file backs, which the kernel cannot take back (the rest are pages of
+libraries), ``peak_mb`` the most there was, ``states_mb`` all distinct states so far, ``ms_per_state`` what it takes to
+get one at the end, checksum included, and ``checkpoint_mb`` what the last checkpoint takes besides the states' own
+files.
 The disk arm leaves 45 MB a client that takes part (9 GB after 40 rounds) in a temporary folder of ``--room``, and
 removes it.
 
 models: as many TwoNN as clients on a ring (``dfedavgm``), 1000 and 10 000 of them; cohorts of 100 do one step on ten
-1x28x28 images each, and have the means of those of their neighbours that take part. On disk, and once in memory.
+1x28x28 images each, and have the means of those of their neighbours that take part. On disk, and 1000 in memory too.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import resource
 import statistics
 import subprocess
@@ -45,23 +46,25 @@ from fedloom.methods import make
 from fedloom.models import models
 
 SHOWN = (1, 5, 10, 20, 30, 40)
+MEMORY = {"rss_mb": "VmRSS", "anon_mb": "RssAnon"}
 
 
-def resident() -> float:
-    """Resident memory of this process, in MB."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
+def resident() -> dict[str, int]:
+    """Resident memory of this process, all of it and what no file backs, in MB."""
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return {name: round(int(status[key].split()[0]) * 1.024e-3) for name, key in MEMORY.items()}
 
 
 class Gauge(Callback):
     """Reads memory after every round."""
 
     def __init__(self) -> None:
-        self.rss: dict[int, float] = {}
+        self.memory: dict[int, dict[str, int]] = {}
         self.seconds: list[float] = []
 
     def on_round(self, record: Mapping[str, Any]) -> None:
         """Read it."""
-        self.rss[record["round"]] = round(resident())
+        self.memory[record["round"]] = resident()
         self.seconds.append(record["seconds"])
 
 
@@ -111,7 +114,10 @@ def measure(
         "with_state": len(sizes),
         "states_mb": round(sum(sizes) / 1e6),
         "ms_per_state": round(1e3 * spent / len(sizes), 1),
-        "rss_mb": {str(number): gauge.rss[number] for number in SHOWN if number in gauge.rss},
+        **{
+            name: {str(number): gauge.memory[number][name] for number in SHOWN if number in gauge.memory}
+            for name in MEMORY
+        },
         "peak_mb": round(peak),
         "seconds_per_round": round(statistics.median(gauge.seconds), 2),
     }
@@ -153,7 +159,7 @@ def main() -> None:
     found: dict[str, Any] = {"command": " ".join(["python", *sys.argv]), "machine": machine()}
     for work in args.work:
         several = WORK[work][-1]
-        arms = [*(("disk", clients, args.rounds) for clients in several), ("memory", several[-1], args.memory_rounds)]
+        arms = [*(("disk", clients, args.rounds) for clients in several), ("memory", several[0], args.memory_rounds)]
         for states, clients, rounds in arms:
             name = f"{work}, {clients} clients, {states}"
             found[name] = apart(work, clients, states, rounds, args.room)
