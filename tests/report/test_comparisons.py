@@ -132,7 +132,7 @@ def test_clients_are_shown_by_the_metric_that_judges_the_runs(make_run, metric: 
     assert table is not None
     assert table.caption == f"{metric.capitalize()} of the clients in the last evaluated round"
     worst = next(one for one in table.columns if one.title == "worst")
-    values = [run.by_client(metric) for member in groups for run in member.runs]
+    values = [run.by_client(metric).y for member in groups for run in member.runs]
     expected = [of.max() if metric == "rmse" else of.min() for of in values]
     assert [float(cell.text) for cell in worst.cells] == pytest.approx(expected, rel=1e-3)
     assert [cell.best for cell in worst.cells] == [value == (min if metric == "rmse" else max)(expected)

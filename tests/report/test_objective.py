@@ -116,10 +116,10 @@ def test_sums_over_rounds_and_seeds(make_run) -> None:
     groups = read([*runs, make_run(method="silent", rounds=2)])
     (member,) = (member for member in groups if has([member], OBJECTIVE))
     total = cumulated(member.runs[0])
-    assert (total.index.tolist(), total.tolist()) == ([1, 2, 3, 4], [2.0, 2.0, 3.0, 3.5])
+    assert (total.x.tolist(), total.y.tolist()) == ([1, 2, 3, 4], [2.0, 2.0, 3.0, 3.5])
     band = cumulated_band(member)
-    assert band["x"].tolist() == [1, 2, 3]  # as far as both seeds are
-    assert band[["mean", "low", "high"]].to_numpy().T.tolist() == [[1.5, 2.0, 4.0], [1, 2, 3], [2, 2, 5]]
+    assert band.x.tolist() == [1, 2, 3]  # as far as both seeds are
+    assert [band.mean.tolist(), band.low.tolist(), band.high.tolist()] == [[1.5, 2.0, 4.0], [1, 2, 3], [2, 2, 5]]
 
 
 def test_the_page_draws_it_where_it_is(make_run, tmp_path: Path) -> None:

@@ -40,9 +40,9 @@ def test_it_is_the_regret_of_the_recorded_coefficients(cdf: str, scale: float, s
     columns = parquet.read_table(where / "mixing.parquet")
     p, losses = (columns[name].to_numpy().reshape(6, 5) for name in ("p", "loss"))
     responses = np.array([respond(f, cdf, scale, shape, 0.0, 1 / 5) for f in losses])
-    series = regret_curve(found)
+    series = regret_curve(found).y
     np.testing.assert_allclose(series, regret(played(p), responses), rtol=0, atol=1e-12)
-    assert series.iloc[-1] <= silo_bound(6, 5, lipschitz(0, 1 / 5))
+    assert series[-1] <= silo_bound(6, 5, lipschitz(0, 1 / 5))
 
 
 def test_the_first_decision_is_the_one_that_a_run_starts_with(tmp_path: Path) -> None:
@@ -57,7 +57,7 @@ def test_the_first_decision_is_the_one_that_a_run_starts_with(tmp_path: Path) ->
         assert abs(first - 0.2).max() > 0.01
         responses = np.array([respond(f, "normal", 1.0, 0.0, 0.0, 1 / 5) for f in losses])
         expected = regret(np.concatenate([first[None], p[:-1]]), responses)
-        np.testing.assert_allclose(regret_curve(found), expected, rtol=0, atol=1e-12)
+        np.testing.assert_allclose(regret_curve(found).y, expected, rtol=0, atol=1e-12)
 
 
 def test_only_runs_that_know_all_losses_have_one(tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_the_page_draws_it_without_the_bound(tmp_path: Path) -> None:
     (figure,) = (one for one in drawn(build(where, tmp_path / "page")) if one["name"] == "regret")
     (line,) = figure["series"]
     known = regret_curve(read(where)[-1].runs[0])
-    np.testing.assert_allclose(line["y"], known, rtol=1e-5)
+    np.testing.assert_allclose(line["y"], known.y, rtol=1e-5)
     bound = silo_bound(6, 5, lipschitz(0, 1 / 5))
     assert f"is {bound:.3g} after 6 rounds with 5 clients" in figure["caption"]
     assert not [one for one in drawn(build(where[1:], tmp_path / "other")) if one["name"] == "regret"]

@@ -172,11 +172,11 @@ def test_without_the_size_of_the_model_the_fedavg_run_is_the_unit(make_run) -> N
 
 def test_uploads_are_read_by_round_also_when_a_run_cumulated_them(make_run) -> None:
     run = make_run(rounds=3)
-    assert traffic(load(run))["up"].tolist() == [4000, 4000, 4000]
+    assert traffic(load(run))["up"].y.tolist() == [4000, 4000, 4000]
     for key in ("comm/up_params", "comm/down_params"):
         script(run, key, [4000, 8000, 12000])
-    assert traffic(load(run))["up"].tolist() == [4000, 4000, 4000]
-    assert traffic(load(run))["up"].loc[:2].sum() == 8000
+    assert traffic(load(run))["up"].y.tolist() == [4000, 4000, 4000]
+    assert traffic(load(run))["up"].y[:2].sum() == 8000
 
 
 def test_fairness_is_that_of_the_last_round_of_each_run(make_run) -> None:
@@ -198,9 +198,9 @@ def test_lines_are_means_over_the_seeds_that_got_there(make_run) -> None:
     ]
     member = read(runs)[0]
     line = series(member, "global/accuracy")
-    np.testing.assert_allclose([line["x"], line["mean"]], [[1, 2, 3], [0.2, 0.2, 0.6]])
-    np.testing.assert_allclose([line["low"], line["high"]], [[0.1, 0.2, 0.6], [0.3, 0.2, 0.6]])
-    assert series(member, "nothing").empty
+    np.testing.assert_allclose([line.x, line.mean], [[1, 2, 3], [0.2, 0.2, 0.6]])
+    np.testing.assert_allclose([line.low, line.high], [[0.1, 0.2, 0.6], [0.3, 0.2, 0.6]])
+    assert not len(series(member, "nothing"))
 
 
 def test_a_curve_is_drawn_over_rounds_bytes_and_seconds(make_run, tmp_path: Path) -> None:

@@ -189,12 +189,7 @@ class Table:
         }
         self.blocks = [columns]
         sink = pa.BufferOutputStream()
-        arrays = {  # pyarrow would import pandas to look at an array of NumPy, or at a list
-            name: pa.array(column) if column.dtype.kind not in "iuf" else pa.Array.from_buffers(
-                pa.from_numpy_dtype(column.dtype), len(column), [None, pa.py_buffer(np.ascontiguousarray(column))]
-            )
-            for name, column in columns.items()
-        }  # fmt: skip
+        arrays = {name: _to_arrow(column) for name, column in columns.items()}
         pq.write_table(pa.table(arrays), sink, compression="zstd")
         atomic.write_whole(self.path, sink.getvalue().to_pybytes())
 
@@ -206,7 +201,7 @@ class Table:
 
         with pq.ParquetFile(self.path) as file:
             stored = file.read()
-        return {name: stored[name].to_numpy() for name in stored.column_names}
+        return {name: _to_numpy(stored[name].combine_chunks()) for name in stored.column_names}
 
     def rewind(self, round: int) -> None:
         """Continue from the rows on disk of rounds up to ``round``."""
@@ -214,6 +209,29 @@ class Table:
         if columns:
             past = columns["round"] <= round
             self.blocks = [{name: column[past] for name, column in columns.items()}]
+
+
+def _to_arrow(column: np.ndarray) -> Any:
+    """A column for pyarrow, which would import pandas to look at an array of NumPy, or at a list."""
+    import pyarrow as pa
+
+    if column.dtype.kind == "b":
+        return _to_arrow(column.view(np.uint8)).cast(pa.bool_())
+    if column.dtype.kind not in "iuf":
+        return pa.array(column)
+    kind = pa.from_numpy_dtype(column.dtype)
+    return pa.Array.from_buffers(kind, len(column), [None, pa.py_buffer(np.ascontiguousarray(column))])
+
+
+def _to_numpy(column: Any) -> np.ndarray:
+    """A column of pyarrow, whose own ``to_numpy`` imports pandas."""
+    import pyarrow as pa
+
+    if pa.types.is_boolean(column.type) and not column.null_count:
+        return _to_numpy(column.cast(pa.uint8())).view(np.bool_)
+    if column.null_count or not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
+        return column.to_numpy(zero_copy_only=False)
+    return np.from_dlpack(column)
 
 
 class RunDirectory:

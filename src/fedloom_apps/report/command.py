@@ -31,7 +31,7 @@ SECONDS = 3.0
 
 def command(arguments: argparse.Namespace) -> int:
     """Write the page and print its path; with ``--watch``, rewrite it until all runs have ended."""
-    from fedloom_apps.report import groups, write  # pandas and jinja2 are slow to import
+    from fedloom_apps.report import groups, write  # jinja2 is slow to import
 
     if not arguments.words:
         raise ConfigError("fedloom report needs at least one run directory, like fedloom report runs/2026-01-31/*.")

@@ -13,7 +13,6 @@ from importlib import import_module
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from fedloom.core.slots import SLOTS
 from fedloom.experiment.console import ABSENT, EPSILONS, WORDS, duration, notes, number, plural
@@ -22,6 +21,7 @@ from fedloom_apps.report.groups import (
     NO_SEED,
     PROVENANCE,
     WALL,
+    Curve,
     RunData,
     RunGroup,
     TargetValue,
@@ -206,18 +206,18 @@ COMMUNICATION = "comm/params"
 _CONDITIONS = ("model.name", "data.name", "clients", "participation", "cohort")
 
 
-def traffic(run: RunData) -> pd.DataFrame:
-    """Parameters that all clients together sent in each round: columns ``up`` and ``down``, indexed by round.
+def traffic(run: RunData) -> dict[str, Curve]:
+    """Parameters that all clients together sent in each round, ``up`` and ``down``.
 
     If a run recorded cumulative values (their last ones then add up to ``comm/params``), differences are taken.
     """
-    keys = {"up": "comm/up_params", "down": "comm/down_params", "both": COMMUNICATION}
-    sent = pd.DataFrame({name: run.curve(key) for name, key in keys.items()}).dropna(subset="up").fillna(0)
-    if len(sent) > 1:
-        first, last = sent["both"].iloc[[0, -1]]
-        if first > 0 and np.isclose(sent["up"].iloc[-1] + sent["down"].iloc[-1], last, rtol=1e-9):
-            sent = sent.diff().fillna(sent)
-    return sent.loc[:, ["up", "down"]]
+    rounds = run.curve("comm/up_params").known.x
+    up, down, both = (
+        np.nan_to_num(run.curve(key).at(rounds)) for key in ("comm/up_params", "comm/down_params", COMMUNICATION)
+    )
+    if len(rounds) > 1 and both[0] > 0 and np.isclose(up[-1] + down[-1], both[-1], rtol=1e-9):
+        up, down = (np.diff(values, prepend=0) for values in (up, down))
+    return {"up": Curve(rounds, up), "down": Curve(rounds, down)}
 
 
 def _model_size(run: RunData) -> float | None:
@@ -237,7 +237,7 @@ def fedavg_upload(run: RunData, groups: Sequence[RunGroup]) -> float | None:
         return model * cohort
     for other in all_runs(groups):
         if other.method == "fedavg" and all(other.config.get(k) == run.config.get(k) for k in _CONDITIONS):
-            up = traffic(other)["up"].to_numpy()
+            up = traffic(other)["up"].y
             if up.sum() > 0:
                 return float(up.mean())
     return None
@@ -271,22 +271,27 @@ _NOTE = (
 def target_table(groups: Sequence[RunGroup], target: TargetValue) -> ReportTable:
     """The cost of each group until it reached a target."""
 
-    def spent(run: RunData) -> pd.DataFrame:
-        """What a run had spent at each of its evaluations: columns rounds, FedAvg rounds, parameters."""
-        at, upload = run.curve(target.metric).index, fedavg_upload(run, groups)
-        up = traffic(run)["up"].cumsum().reindex(at, method="ffill") / (upload or np.nan)
-        known = {"rounds": at, "FedAvg rounds": up, "parameters": run.curve(COMMUNICATION).reindex(at)}
-        return pd.DataFrame(known | {"hours": run.curve("clock").reindex(at) / 3600}, at)
+    def spent(run: RunData) -> dict[str, Curve]:
+        """What a run had spent at each of its evaluations: hours, rounds, FedAvg rounds, parameters."""
+        at, up = run.curve(target.metric).x, traffic(run)["up"]
+        so_far = np.concatenate([[np.nan], up.y.cumsum()])[np.searchsorted(up.x, at, side="right")]
+        known = {
+            "rounds": at,
+            "FedAvg rounds": so_far / (fedavg_upload(run, groups) or np.nan),
+            "parameters": run.curve(COMMUNICATION).at(at),
+            "hours": run.curve("clock").at(at) / 3600,
+        }
+        return {name: Curve(at, values).known for name, values in known.items()}
 
     def cost(member: RunGroup, what: str) -> SeedStats:
         """The cost of each run until it reached the target, with its whole cost as the bound."""
         reached, whole = [], []
         for run in member.runs:
             values = run.curve(target.metric)
-            round = rounds_to_target(values.to_numpy(), values.index.to_numpy(), target.value, target.direction)
-            known = spent(run)[what].dropna()
-            reached.append(known.get(round))
-            whole.append(known.iloc[-1] if len(known) else None)
+            round = rounds_to_target(values.y, values.x, target.value, target.direction)
+            known = spent(run)[what]
+            reached.append(next(iter(known.y[known.x == round].tolist()), None))
+            whole.append(float(known.y[-1]) if len(known) else None)
         return SeedStats(reached, whole)
 
     relative = [cost(member, "FedAvg rounds") for member in groups]
@@ -309,11 +314,11 @@ def total_table(groups: Sequence[RunGroup]) -> ReportTable:
     """Total communication of the whole run."""
 
     def mean_upload(way: str, run: RunData) -> float | None:
-        sent = traffic(run)[way].to_numpy()
+        sent = traffic(run)[way].y
         return float(sent.mean()) if len(sent) else None
 
     def seconds(run: RunData) -> float | None:
-        values = run.curve("seconds").to_numpy()
+        values = run.curve("seconds").y
         values = values[np.isfinite(values)]
         return float(np.median(values)) if len(values) else None
 
@@ -338,16 +343,16 @@ def time_table(groups: Sequence[RunGroup]) -> ReportTable | None:
 
     def shares(run: RunData) -> tuple[float, float] | None:
         """The shares of the time of clients at work that counted, and of all work that was thrown away."""
-        clock, size, work = run.last("clock"), run.cohort_size, run.curve("time/work").sum()
-        lost = run.curve("time/wasted").sum()
+        clock, size, work = run.last("clock"), run.cohort_size, run.curve("time/work").known.y.sum()
+        lost = run.curve("time/wasted").known.y.sum()
         return ((work - lost) / (clock * size), lost / work) if clock and size and work else None
 
     def staleness(run: RunData) -> float | None:
-        values = run.curve("staleness/mean")
+        values = run.curve("staleness/mean").known.y
         return float(values.mean()) if len(values) else None
 
     def versions(run: RunData) -> float | None:
-        values = run.curve("versions")
+        values = run.curve("versions").known.y
         return float(values.max()) if len(values) else None
 
     figures = {run.path: shares(run) for run in all_runs(groups)}

@@ -6,9 +6,10 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
-import pandas as pd
+from numpy.typing import NDArray
 
 from fedloom.metrics import direction
 from fedloom_apps.report.charts import (
@@ -25,12 +26,16 @@ from fedloom_apps.report.charts import (
     thinned,
 )
 from fedloom_apps.report.groups import (
+    NOTHING,
     WALL,
+    Band,
+    Curve,
     RunData,
     RunGroup,
+    Table,
     all_runs,
     band,
-    by_seed,
+    chosen,
     form_of,
     has,
     on_the_same_data,
@@ -85,12 +90,11 @@ def bands(groups: Sequence[RunGroup]) -> str:
     return "Lines are means over seeds; bands reach from the lowest to the highest seed."
 
 
-def line(member: RunGroup, frame: pd.DataFrame, label: str = "") -> Series:
-    """A group's line from its ``band``: columns mean, low, high, and x or x0, x1, …; thinned."""
-    kept = frame.iloc[thinned(len(frame))]
-    ends = (kept["low"].to_numpy(), kept["high"].to_numpy()) if len(member.runs) > 1 else ((), ())
-    x = [kept[name].to_numpy() for name in kept if str(name).startswith("x")]
-    return Series(label or member.label, member.style, x, kept["mean"].to_numpy(), *ends)
+def line(member: RunGroup, band: Band, others: Sequence[Floats] = ()) -> Series:
+    """A group's line from its ``band``, with its positions on other axes; thinned."""
+    kept = thinned(len(band))
+    ends = (band.low[kept], band.high[kept]) if len(member.runs) > 1 else ((), ())
+    return Series(member.label, member.style, [x[kept] for x in (band.x, *others)], band.mean[kept], *ends)
 
 
 def metric(groups: Sequence[RunGroup], key: str, heading: str, y: Axis, name: str = "") -> Chart:
@@ -98,11 +102,10 @@ def metric(groups: Sequence[RunGroup], key: str, heading: str, y: Axis, name: st
     over = {source: axis for source, axis in OVER.items() if has(groups, source)}
     lines = []
     for member in groups:
-        frame = series(member, key)
-        for number, source in enumerate(over, start=1):
-            frame[f"x{number}"] = by_seed(member, source).mean(axis=1).reindex(frame.index)
-        if len(frame):
-            lines.append(line(member, frame))
+        drawn = series(member, key)
+        means = (series(member, source) for source in over)
+        if len(drawn):
+            lines.append(line(member, drawn, [Curve(other.x, other.mean).at(drawn.x) for other in means]))
     if y.form == "number":
         values = np.concatenate([np.zeros(0), *(line.y for line in lines)])
         y = replace(y, log=len(values) > 0 and bool(0 < values.min() < values.max() / 30))
@@ -138,7 +141,7 @@ def distribution(groups: Sequence[RunGroup]) -> Iterator[Chart]:
     """The quantile curve of the clients' metric over the clients of all seeds."""
     metric, lines = client_metric(groups), []
     for member in groups:
-        pooled = np.sort(np.concatenate([np.zeros(0), *(run.by_client(metric).dropna() for run in member.runs)]))
+        pooled = np.sort(np.concatenate([run.by_client(metric).known.y for run in member.runs]))
         if len(pooled):
             kept = thinned(len(pooled))
             lines.append(Series(member.label, member.style, [(kept + 0.5) / len(pooled)], pooled[kept]))
@@ -160,20 +163,18 @@ def gains(groups: Sequence[RunGroup]) -> Iterator[Chart]:
         before = {run.seed: run.by_client(metric) for run in baseline.runs}
         clouds, better = [], []
         for member in groups:
-            both = [
-                pd.DataFrame({"x": before[run.seed], "y": run.by_client(metric)}).dropna().assign(seed=run.seed)
+            points = [
+                (x, y, f"client {client:.0f}, seed {run.seed}")
                 for run in member.runs
                 if member is not baseline and run.seed in before and on_the_same_data(member, baseline)
+                for client, x, y in with_both(before[run.seed], run.by_client(metric))
             ]
-            points = pd.concat([pd.DataFrame(columns=["x", "y", "seed"]), *both]) if both else pd.DataFrame()
-            if not len(points):
+            if not points:
                 continue
-            gained = points["y"] > points["x"] if up else points["y"] < points["x"]
-            better.append(f"{member.label}: {100 * gained.mean():.0f} %")
-            points = points.iloc[thinned(len(points))]
-            names = [f"client {client}, seed {seed}" for client, seed in points["seed"].items()]
-            x, y = (points[name].to_numpy(np.float64) for name in "xy")
-            clouds.append(Series(member.label, member.style, [x], y, names=names))
+            gained = [y > x if up else y < x for x, y, _ in points]
+            better.append(f"{member.label}: {100 * np.mean(gained):.0f} %")
+            x, y, names = zip(*(points[place] for place in thinned(len(points))), strict=True)
+            clouds.append(Series(member.label, member.style, [np.array(x)], np.array(y), names=names))
         if clouds:
             caption = (
                 f"Each point is a client with the same data in both runs; {'above' if up else 'below'} the dashed line "
@@ -184,16 +185,26 @@ def gains(groups: Sequence[RunGroup]) -> Iterator[Chart]:
             yield Chart(name, heading, caption, [x], y, clouds, points=True, diagonal=True)
 
 
+def with_both(before: Curve, after: Curve) -> Iterator[tuple[float, float, float]]:
+    """The clients that have a value in both of two runs, with the two values."""
+    clients = np.intersect1d(before.known.x, after.known.x)
+    yield from zip(*(values.tolist() for values in (clients, before.at(clients), after.at(clients))), strict=True)
+
+
 def interpolation(groups: Sequence[RunGroup]) -> Iterator[Chart]:
     """Accuracy of the models (1 - λ)w + λv between the server's w and each client's v, in the last evaluated round."""
     lines = []
     for member in groups:
-        rows = [
-            {float(match[1]): run.last(key) for key in run.columns if (match := _LAMBDA.fullmatch(key))}
-            for run in member.runs
-        ]
-        if any(rows):
-            lines.append(line(member, band(pd.DataFrame(rows, dtype=np.float64).T.sort_index())))
+        curves = []
+        for run in member.runs:
+            last = {
+                float(match[1]): values.y[-1]
+                for key, values in run.columns.items()
+                if (match := _LAMBDA.fullmatch(key))
+            }
+            curves.append(Curve(np.array([*last]), np.array([*last.values()])))
+        if any(map(len, curves)):
+            lines.append(line(member, band(curves)))
     if lines:
         caption = (
             "Mean accuracy over clients of the interpolation (1 - λ)w + λv of the server's model w and the client's "
@@ -235,7 +246,7 @@ def guides(groups: Sequence[RunGroup]) -> Iterator[Chart]:
     """Histograms of a distillation guide's g over samples on which the student is right, and on which it is wrong."""
     for member in groups:
         table = member.runs[0].guide
-        if not len(table):
+        if not table:
             continue
         lines = []
         for right, label, colour in ((True, "student is right", "#0072B2"), (False, "student is wrong", "#D55E00")):
@@ -252,32 +263,37 @@ def partitions(groups: Sequence[RunGroup]) -> Iterator[HeatMap]:
     drawn: list[Floats] = []
     for member in groups:
         table = member.runs[0].partition
-        if not len(table):
+        if not table:
             continue
-        counts = table.pivot_table(index="label", columns="client", values="samples", aggfunc="sum", fill_value=0)
-        counts = counts.reindex(columns=range(int(table["client"].to_numpy().max()) + 1), fill_value=0)
-        z = counts.to_numpy(np.float64)
+        labels, row = np.unique(table["label"], return_inverse=True)
+        z = np.zeros((len(labels), int(table["client"].max()) + 1))
+        np.add.at(z, (row, table["client"].astype(np.int64)), table["samples"])
         if len(drawn) == MATRICES or any(np.array_equal(z, matrix) for matrix in drawn):
             continue
         drawn.append(z)
-        kept, names = thinned(z.shape[1], COLUMNS), [str(client) for client in counts.columns]
+        kept = thinned(z.shape[1], COLUMNS)
         caption = f"Training samples of each label at each client, seed {member.runs[0].seed}."
         if len(kept) < z.shape[1]:
             caption += f" {len(kept)} of {z.shape[1]} clients, evenly chosen."
         heading = "Partition" + (f", {member.label}" if len(drawn) > 1 else "")
         name = "partition" + (f"_{len(drawn)}" if len(drawn) > 1 else "")
-        rows, columns = [str(label) for label in counts.index], [names[i] for i in kept]
+        rows, columns = ([str(item) for item in axis] for axis in (labels, kept))
         yield HeatMap(name, heading, caption, "client", "label", columns, rows, z[:, kept], "count")
 
 
 # --- mixing
 
 
-def pivot(mixing: pd.DataFrame, column: str) -> pd.DataFrame:
-    """One column of ``mixing.parquet`` as [clients, rounds]; NaN where a client did not participate."""
-    return mixing.drop_duplicates(["client", "round"], keep="last").pivot(
-        index="client", columns="round", values=column
-    )
+def pivot(mixing: Table, column: str) -> tuple[NDArray[Any], NDArray[Any], Floats]:
+    """The clients [n] and rounds [m] of ``mixing.parquet``, and one of its columns [n, m].
+
+    It is NaN where a client did not participate.
+    """
+    clients, row = np.unique(mixing["client"], return_inverse=True)
+    rounds, place = np.unique(mixing["round"], return_inverse=True)
+    values = np.full((len(clients), len(rounds)), np.nan)
+    values[row, place] = mixing[column]
+    return clients, rounds, values
 
 
 def mixing_matrices(groups: Sequence[RunGroup]) -> Iterator[HeatMap]:
@@ -289,15 +305,17 @@ def mixing_matrices(groups: Sequence[RunGroup]) -> Iterator[HeatMap]:
     count = 0
     for member in groups:
         for run in member.runs:
-            p = pivot(run.mixing, "p") if len(run.mixing) else run.mixing
-            z = p * p.notna().sum()
-            if len(p.columns) > 1 and len(p) <= CLIENTS_DRAWN and count < MATRICES and (z.max(axis=None) > 1 + 1e-6):
+            if not run.mixing:
+                continue
+            clients, rounds, p = pivot(run.mixing, "p")
+            z = p * (~np.isnan(p)).sum(axis=0)
+            if len(rounds) > 1 and len(clients) <= CLIENTS_DRAWN and count < MATRICES and (z > 1 + 1e-6).any():
                 count += 1
-                z = z.iloc[:, thinned(len(p.columns), COLUMNS)]
+                kept = thinned(len(rounds), COLUMNS)
                 heading = f"Mixing coefficients of {member.label}" + f", seed {run.seed}" * (len(member.runs) > 1)
-                columns, rows = ([str(item) for item in axis] for axis in (z.columns, z.index))
-                values = z.to_numpy(np.float64)
-                yield HeatMap(f"mixing_{count}", heading, caption, "round", "client", columns, rows, values, middle=1.0)
+                columns, rows = ([str(item) for item in axis] for axis in (rounds[kept], clients))
+                drawn = z[:, kept]
+                yield HeatMap(f"mixing_{count}", heading, caption, "round", "client", columns, rows, drawn, middle=1.0)
                 break
 
 
@@ -312,14 +330,14 @@ def networks(groups: Sequence[RunGroup]) -> Iterator[Figure]:
     drawn: list[Floats] = []
     for member in groups:
         run = member.runs[0]
-        if not len(table := run.topology):
+        if not (table := run.topology):
             continue
-        ends = table[["model", "source"]].to_numpy().astype(np.int64)
+        ends = np.stack([table["model"], table["source"]], axis=1).astype(np.int64)
         if not 0 <= ends.min() <= ends.max() < NODES:
             continue
         matrix = np.zeros((ends.max() + 1, ends.max() + 1))
-        np.add.at(matrix, (*ends.T,), table["weight"].to_numpy())
-        rounds = table["round"].nunique()
+        np.add.at(matrix, (*ends.T,), table["weight"])
+        rounds = len(np.unique(table["round"]))
         matrix /= rounds
         if len(drawn) == MATRICES or any(np.array_equal(matrix, other) for other in drawn):
             continue
@@ -343,17 +361,17 @@ ROWS, ROUNDS_DRAWN = 40, 5
 
 def gantts(groups: Sequence[RunGroup]) -> Iterator[Gantt]:
     """Who works when at the beginning of the first run of each group that has devices."""
-    members = [m for m in groups if {"begin", "end"} <= set(m.runs[0].mixing) and len(m.runs[0].mixing)]
+    members = [member for member in groups if {"begin", "end"} <= member.runs[0].mixing.keys()]
     for number, member in enumerate(members[:MATRICES], start=1):
         run = member.runs[0]
-        work = run.mixing.iloc[: int(ROUNDS_DRAWN * (run.cohort_size or 1))]
-        work = run.mixing[run.mixing["round"] <= work["round"].max()]
-        names, row = np.unique(work["client"].to_numpy(), return_inverse=True)
+        last = run.mixing["round"][: int(ROUNDS_DRAWN * (run.cohort_size or 1))].max()
+        work = chosen(run.mixing, run.mixing["round"] <= last)
+        names, row = np.unique(work["client"], return_inverse=True)
         drawn = thinned(len(names), ROWS)
         place = np.full(len(names), -1)
         place[drawn] = np.arange(len(drawn))
-        work, row = work[place[row] >= 0], place[row][place[row] >= 0]
-        late = work["late"].to_numpy(bool) if "late" in work else np.zeros(len(work), bool)
+        work, row = chosen(work, place[row] >= 0), place[row][place[row] >= 0]
+        late = work["late"].astype(bool) if "late" in work else np.zeros(len(row), bool)
         last = int(work["round"].max())
         clock = run.curve("clock")
         caption = (
@@ -361,22 +379,23 @@ def gantts(groups: Sequence[RunGroup]) -> Iterator[Gantt]:
             f"thrown away. Seed {run.seed}, the first {last} steps"
             + (f", {len(drawn)} of {len(names)} clients." if len(drawn) < len(names) else ".")
         )
-        steps = clock[clock.index <= last].to_numpy()
+        steps = clock.y[clock.x <= last]
         labels = [str(names[i]) for i in drawn]
-        begin, end = (work[name].to_numpy(np.float64) for name in ("begin", "end"))
+        begin, end = (work[name].astype(np.float64) for name in ("begin", "end"))
         yield Gantt(f"gantt_{number}", f"Work of {member.label}", caption, labels, row, begin, end, late, steps)
 
 
-def cumulated(run: RunData) -> pd.Series:
+def cumulated(run: RunData) -> Curve:
     """Σ_{τ≤t} Σ_i p_i F_i(θ^τ) by round; a round without a value adds nothing."""
     values = run.curve(OBJECTIVE)
-    return values.where(np.isfinite(values), 0.0).cumsum()
+    return Curve(values.x, np.where(np.isfinite(values.y), values.y, 0.0).cumsum())
 
 
-def cumulated_band(member: RunGroup) -> pd.DataFrame:
+def cumulated_band(member: RunGroup) -> Band:
     """The cumulative objective of a group, over the rounds that all its seeds have reached."""
     sums = [total for run in member.runs if len(total := cumulated(run))]
-    return band(pd.concat(sums, axis=1, join="inner")) if sums else pd.DataFrame()
+    common = np.array(sorted(set.intersection(*({*total.x.tolist()} for total in sums))))
+    return band([Curve(common, total.at(common)) for total in sums])
 
 
 def objectives(groups: Sequence[RunGroup]) -> Iterator[Chart]:
@@ -385,7 +404,7 @@ def objectives(groups: Sequence[RunGroup]) -> Iterator[Chart]:
         "The {} losses of the model that a round's clients received, weighted by the coefficients that then mixed "
         "their updates. Smaller is better. " + bands(groups)
     )
-    each: tuple[tuple[str, str, str, str, Callable[[RunGroup], pd.DataFrame]], ...] = (
+    each: tuple[tuple[str, str, str, str, Callable[[RunGroup], Band]], ...] = (
         (OBJECTIVE, "objective", "Global objective in each round", "training", partial(series, key=OBJECTIVE)),
         (OBJECTIVE, "objective_cumulated", "Global objective, cumulated", "training", cumulated_band),
         (HELD_OUT_OBJECTIVE, "objective_held_out", "Global objective on validation samples in each round", "validation",
@@ -405,7 +424,7 @@ def decisions(run: RunData) -> tuple[Floats, Floats] | None:
     loss_column = next((column for column in ("held_out_loss", "loss") if column in run.mixing), None)
     if loss_column is None:
         return None
-    p, losses = (pivot(run.mixing, column).to_numpy(np.float64) for column in ("p", loss_column))
+    p, losses = (pivot(run.mixing, column)[2] for column in ("p", loss_column))
     complete = p.shape == losses.shape and np.isfinite(p).all() and np.isfinite(losses).all()
     return (p.T, losses.T) if len(p) > 1 and complete else None
 
@@ -425,21 +444,21 @@ def prior(run: RunData, decided: Floats) -> Floats | None:
     """p^1 [K] for the decisions [T, K] of a run: what never changes, or n_i/n if the policy starts there; else None."""
     if (decided == decided[0]).all():
         return decided[0]
-    if "prior='samples'" not in str(run.facts.get("method.mixing", "")) or not len(run.partition):
+    if "prior='samples'" not in str(run.facts.get("method.mixing", "")) or not run.partition:
         return None
     partition = run.partition
-    sizes = np.bincount(partition["client"].to_numpy(), partition["samples"].to_numpy(np.float64))
+    sizes = np.bincount(partition["client"], partition["samples"])
     return sizes / sizes.sum() if len(sizes) == decided.shape[1] else None
 
 
-def regret_curve(run: RunData) -> pd.Series:
+def regret_curve(run: RunData) -> Curve:
     """Σ_{τ≤t} ℓ_τ(p^τ) - ℓ_τ(p*) by round, with p* the best fixed p of the whole run; empty if losses are missing.
 
     All policies are evaluated with responses in [0, 1/K], as in AAggFF for silos.
     """
     known = decisions(run)
     if known is None:
-        return pd.Series(dtype=np.float64)
+        return NOTHING
     from fedloom.metrics.regret import played, regret_of_losses
     from fedloom.parts.mixing.responses import respond
 
@@ -447,7 +466,7 @@ def regret_curve(run: RunData) -> pd.Series:
     cdf, scale, shape = transformation(run)
     answer = partial(respond, cdf=cdf, scale=scale, shape=shape, low=0.0, high=1 / p.shape[1])
     values = regret_of_losses(played(p, prior(run, p)), losses, answer)
-    return pd.Series(values, np.arange(1.0, len(values) + 1))
+    return Curve(np.arange(1.0, len(values) + 1), values)
 
 
 def with_regret(groups: Sequence[RunGroup]) -> list[RunGroup]:
@@ -459,11 +478,11 @@ def with_regret(groups: Sequence[RunGroup]) -> list[RunGroup]:
 def regrets(groups: Sequence[RunGroup]) -> Iterator[Chart]:
     """The regret of each group; the bound of Hahn 2024, theorem 3.1, which is far above it, is in the caption."""
     curves = with_regret(groups)
-    lines = [line(g, band(pd.concat([regret_curve(run) for run in g.runs], axis=1))) for g in curves]
+    lines = [line(g, band([regret_curve(run) for run in g.runs])) for g in curves]
     if lines:
         from fedloom.metrics.regret import lipschitz, silo_bound
 
-        bounds = dict.fromkeys((len(pivot(run.mixing, "p")), run.last_round) for run in all_runs(curves))
+        bounds = dict.fromkeys((len(np.unique(run.mixing["client"])), run.last_round) for run in all_runs(curves))
         said = [f"{silo_bound(t, k, lipschitz(0.0, 1 / k)):.3g} after {t} rounds with {k} clients" for k, t in bounds]
         caption = (
             "What the mixing coefficients lost, in decision losses -log(1 + ⟨p, r⟩), against the best fixed ones of "

@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 import numpy as np
-import pandas as pd
+from numpy.typing import NDArray
 
 from fedloom.core.errors import ConfigError, FedLoomError, outside
 from fedloom.core.settings import flatten
 from fedloom.experiment.console import ABSENT, in_percent
 from fedloom.experiment.rundir import RunDirectory, Status, altered
 from fedloom.metrics import Direction, direction
-from fedloom_apps.report.charts import Form, LineStyle, line_styles
+from fedloom_apps.report.charts import Floats, Form, LineStyle, line_styles
 
 _PYTHON_KEYS = {
     "sampling.participation": "participation",
@@ -42,6 +42,55 @@ _SEED_FACTS = (*DIGESTS, "teacher", "federation.samples", "model.digest", "stude
 """Facts that depend on the seed, as the initial parameters do, and so do not define what was compared."""
 
 NO_SEED = ABSENT
+
+Table = Mapping[str, NDArray[Any]]
+"""The columns of a table, all of one length; empty if it has no rows."""
+
+
+@dataclass(frozen=True, eq=False)
+class Curve:
+    """Values by round, or by client.
+
+    Args:
+        x: rounds or clients, float64 [n].
+        y: their values, float64 [n], NaN where there is none.
+    """
+
+    x: Floats
+    y: Floats
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    @property
+    def known(self) -> Curve:
+        """The curve without NaN."""
+        return Curve(self.x[there := ~np.isnan(self.y)], self.y[there])
+
+    def at(self, x: Floats) -> Floats:
+        """The values at other rounds or clients [m], NaN where there is none.
+
+        >>> Curve(np.array([1.0, 3.0]), np.array([0.5, 0.75])).at(np.array([2.0, 3.0])).tolist()
+        [nan, 0.75]
+        """
+        known = dict(zip(self.x.tolist(), self.y.tolist(), strict=True))
+        return np.array([known.get(place, math.nan) for place in x.tolist()], dtype=np.float64)
+
+
+NOTHING = Curve(np.zeros(0), np.zeros(0))
+
+
+@dataclass(frozen=True, eq=False)
+class Band:
+    """Curves of several seeds, summarised: positions, means, and lowest and highest values, float64 [n] each."""
+
+    x: Floats
+    mean: Floats
+    low: Floats
+    high: Floats
+
+    def __len__(self) -> int:
+        return len(self.x)
 
 
 @dataclass(frozen=True)
@@ -68,11 +117,11 @@ class RunData:
     facts: Mapping[str, Any]
     rows: Sequence[Mapping[str, Any]]
     summary: Mapping[str, Any]
-    clients: pd.DataFrame
-    mixing: pd.DataFrame
-    partition: pd.DataFrame
-    topology: pd.DataFrame
-    guide: pd.DataFrame
+    clients: Table
+    mixing: Table
+    partition: Table
+    topology: Table
+    guide: Table
     citations: str
     notes: Sequence[str]
 
@@ -125,29 +174,30 @@ class RunData:
         return float(value) if _is_number(value) else None
 
     @cached_property
-    def columns(self) -> dict[str, pd.Series]:
+    def columns(self) -> dict[str, Curve]:
         """Every metric by round, where it was recorded (NaN where the run recorded null or NaN)."""
         values_of: dict[str, dict[float, float]] = {}
         for row in self.rows:
             for key, value in row.items():
                 if value is None or _is_number(value):
                     values_of.setdefault(key, {})[float(row["round"])] = math.nan if value is None else float(value)
-        columns = {key: pd.Series(values, dtype=np.float64) for key, values in values_of.items()}
-        return columns | ({WALL: columns["seconds"].cumsum()} if "seconds" in columns else {})
+        columns = {key: Curve(np.array([*values]), np.array([*values.values()])) for key, values in values_of.items()}
+        taken = columns.get("seconds")
+        return columns if taken is None else columns | {WALL: Curve(taken.x, np.nancumsum(taken.y))}
 
     @cached_property
     def finite(self) -> frozenset[str]:
         """The metrics of which any value is finite."""
-        return frozenset(key for key, values in self.columns.items() if np.isfinite(values.to_numpy()).any())
+        return frozenset(key for key, values in self.columns.items() if np.isfinite(values.y).any())
 
-    def curve(self, key: str) -> pd.Series:
+    def curve(self, key: str) -> Curve:
         """The values of a metric by round; empty if there is none."""
-        return self.columns.get(key, pd.Series(dtype=np.float64))
+        return self.columns.get(key, NOTHING)
 
     def last(self, key: str) -> float | None:
         """The last recorded value of a metric, NaN if that is what the run recorded; None if there is none."""
         values = self.curve(key)
-        return float(values.iloc[-1]) if len(values) else None
+        return float(values.y[-1]) if len(values) else None
 
     @property
     def selected_round(self) -> float | None:
@@ -161,9 +211,9 @@ class RunData:
     def result(self, key: str) -> float | None:
         """The value of a metric that is the run's result: in the selected round, or else the last recorded."""
         values, selected = self.curve(key), self.selected_round
-        if selected is None or selected not in values.index:
+        if selected is None or selected not in values.x:
             return self.last(key)
-        return float(values.loc[selected])  # pyright: ignore[reportArgumentType]
+        return float(values.y[values.x == selected][0])
 
     def latest(self, key: str) -> Any:
         """The last recorded value of any type under a key; None if there is none."""
@@ -183,25 +233,25 @@ class RunData:
         rate = self.number("participation")
         if self.seen and rate:
             return max(math.floor(self.seen * rate + 1e-9), 1)
-        cohorts = self.curve("cohort")
-        return float(cohorts.mean()) if len(cohorts) else None
+        cohorts = self.curve("cohort").known
+        return float(cohorts.y.mean()) if len(cohorts) else None
 
-    def by_client(self, metric: str) -> pd.Series:
+    def by_client(self, metric: str) -> Curve:
         """A metric by client in the last evaluated round, NaN where it is unknown; empty if there is none."""
         if metric not in self.clients:
-            return pd.Series(dtype=np.float64)
-        return pd.Series(self.clients[metric].to_numpy(np.float64), self.clients["client"])
+            return NOTHING
+        return Curve(self.clients["client"].astype(np.float64), self.clients[metric].astype(np.float64))
 
     @property
     def left_out(self) -> int:
         """Number of client updates left out, over all rounds."""
-        failures = self.curve("failures")
+        failures = self.curve("failures").y
         return int(failures[failures > 0].sum())
 
     @property
     def share_left_out(self) -> float | None:
         """Fraction of client updates left out; None if cohort sizes are not on record."""
-        asked = self.curve("cohort").sum()
+        asked = self.curve("cohort").known.y.sum()
         return self.left_out / asked if asked > 0 else None
 
 
@@ -223,12 +273,17 @@ def _inside(flat: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     return {key.removeprefix(prefix): value for key, value in flat.items() if key.startswith(prefix)}
 
 
-def _table(columns: Mapping[str, Any], name: str, needed: set[str], notes: list[str]) -> pd.DataFrame:
-    numbers = {key for key, values in columns.items() if np.asarray(values).dtype.kind in "biuf"}
+def chosen(table: Table, rows: NDArray[Any]) -> Table:
+    """Some rows of a table, by a mask or by indices."""
+    return {name: values[rows] for name, values in table.items()}
+
+
+def _table(columns: Table, name: str, needed: set[str], notes: list[str]) -> Table:
+    numbers = {key for key, values in columns.items() if values.dtype.kind in "biuf"}
     missing = sorted(needed - numbers) if columns else []
     if missing:
         notes.append(f"{name}.parquet has no numbers in the column {', '.join(missing)}.")
-    return pd.DataFrame({} if missing else columns)
+    return {} if missing or not all(map(len, columns.values())) else columns
 
 
 def load(path: Path) -> RunData:
@@ -263,7 +318,7 @@ def load(path: Path) -> RunData:
         facts=facts,
         rows=directory.metrics(),
         summary=summary,
-        clients=clients.loc[clients["round"] == clients["round"].max()] if len(clients) else clients,
+        clients=chosen(clients, clients["round"] == clients["round"].max()) if clients else clients,
         mixing=_table(directory.mixing(), "mixing", {"round", "client", "p"}, directory.notes),
         partition=_table(directory.table("partition"), "partition", {"client", "label", "samples"}, directory.notes),
         topology=_table(
@@ -441,23 +496,20 @@ def has(groups: Sequence[RunGroup], key: str) -> bool:
     return any(key in run.finite for run in all_runs(groups))
 
 
-def by_seed(member: RunGroup, key: str) -> pd.DataFrame:
-    """The values of a metric, one row per round recorded by any seed, one column per seed."""
-    return pd.concat([run.curve(key) for run in member.runs], axis=1).replace([np.inf, -np.inf], np.nan).sort_index()
+def band(curves: Sequence[Curve]) -> Band:
+    """Summarise the curves of several seeds.
 
-
-def band(values: pd.DataFrame) -> pd.DataFrame:
-    """Summarise curves [rounds, seeds] over seeds: columns ``x`` (the round), ``mean``, ``low``, ``high``.
-
-    A round is included if any seed has a value; statistics are over the seeds that have one.
+    A round is included if any seed has a finite value; statistics are over the seeds that have one.
     """
-    columns = {"mean": values.mean(axis=1), "low": values.min(axis=1), "high": values.max(axis=1)}
-    return pd.DataFrame({"x": values.index.to_series(), **columns}, dtype=np.float64).dropna()
+    x = np.unique(np.concatenate([NOTHING.x, *(curve.x[np.isfinite(curve.y)] for curve in curves)]))
+    values = np.array([curve.at(x) for curve in curves])
+    values[np.isinf(values)] = np.nan
+    return Band(x, *(summarised(values, axis=0) for summarised in (np.nanmean, np.nanmin, np.nanmax)))
 
 
-def series(member: RunGroup, key: str) -> pd.DataFrame:
+def series(member: RunGroup, key: str) -> Band:
     """The ``band`` of a metric over rounds."""
-    return band(by_seed(member, key))
+    return band([run.curve(key) for run in member.runs])
 
 
 def settings(groups: Sequence[RunGroup]) -> tuple[dict[str, list[str]], dict[str, str]]:

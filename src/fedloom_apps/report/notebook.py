@@ -8,7 +8,6 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from markupsafe import Markup, escape
 
 from fedloom.core.federation import Federation
@@ -23,7 +22,7 @@ from fedloom.experiment.federated import RunResult
 from fedloom.experiment.trained import RunRecords
 from fedloom_apps.report import figures, paper
 from fedloom_apps.report.charts import Axis, Figure, Network
-from fedloom_apps.report.groups import RunData, RunGroup, form_of, group
+from fedloom_apps.report.groups import RunData, RunGroup, Table, form_of, group
 from fedloom_apps.report.render import template
 
 BOX, HIGH, PAD = 148, 44, 10
@@ -132,16 +131,15 @@ def curve(history: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]) -> F
 
 def partition(federation: Federation) -> Figure | None:
     """The labels of each client, as on the page of a run; None if they are not class numbers."""
-    return next(figures.partitions(_in_memory(labels=pd.DataFrame(partition_table(federation)))), None)
+    return next(figures.partitions(_in_memory(labels=partition_table(federation))), None)
 
 
 def _in_memory(
     history: Sequence[Mapping[str, Any]] = (), summary: Mapping[str, Any] = MappingProxyType({}),
-    labels: pd.DataFrame | None = None,
+    labels: Table = MappingProxyType({}),
 ) -> list[RunGroup]:  # fmt: skip
     """A run without a directory, as figures take it."""
-    none, labels = pd.DataFrame(), pd.DataFrame() if labels is None else labels
-    return group([RunData(Path(), {}, {}, history, summary, none, none, labels, none, none, "", ())])
+    return group([RunData(Path(), {}, {}, history, summary, {}, {}, labels, {}, {}, "", ())])
 
 
 def drawn(figure: Figure | None) -> str:

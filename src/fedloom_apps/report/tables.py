@@ -15,7 +15,6 @@ from itertools import groupby
 from typing import Any, Protocol
 
 import numpy as np
-import pandas as pd
 
 from fedloom.core.files import cell
 from fedloom.experiment.console import METRIC, SYNTHETIC, TOP
@@ -31,7 +30,7 @@ from fedloom.metrics import (
     summary,
 )
 from fedloom_apps.report.charts import Form, LineStyle
-from fedloom_apps.report.groups import ABSENT, RunData, RunGroup, all_runs, counts, form_of, has
+from fedloom_apps.report.groups import ABSENT, Curve, RunData, RunGroup, all_runs, counts, form_of, has
 
 
 class Format(Protocol):
@@ -394,14 +393,14 @@ def rounds_done(run: RunData) -> str:
 def _best(run: RunData, key: str, direction: Direction) -> float | None:
     """The best value of a round that can be selected: those of a distillation's warm start cannot."""
     values = run.curve(key)
-    values = values.drop([row["round"] for row in run.rows if row.get("phase") == "warm"], errors="ignore")
-    best = best_round(values.to_numpy(), values.index.to_numpy(), direction)
+    kept = ~np.isin(values.x, [row["round"] for row in run.rows if row.get("phase") == "warm"])
+    best = best_round(values.y[kept], values.x[kept], direction)
     return best[1] if best else None
 
 
 def _smoothed(run: RunData, key: str) -> float | None:
-    values = run.curve(key).dropna()
-    smoothed = final_smoothed(values.to_numpy(), values.index.to_numpy(), EMA) if len(values) >= EVALUATIONS else None
+    values = run.curve(key).known
+    smoothed = final_smoothed(values.y, values.x, EMA) if len(values) >= EVALUATIONS else None
     return smoothed[1] if smoothed else None
 
 
@@ -524,23 +523,25 @@ _WEIGHTS: tuple[tuple[str, str, Format], ...] = (
 def _fairness(run: RunData, metric: str) -> dict[str, float]:
     """Fairness metrics of the last evaluated round; empty without ``clients.parquet`` or any value in it."""
     values = run.by_client(metric)
-    if not np.isfinite(values).any():
+    if not np.isfinite(values.y).any():
         return {}
-    samples = run.clients["n"].to_numpy(np.float64) if "n" in run.clients else None
-    return summary(values.to_numpy(), samples, direction(metric)) | _weights(run, values, direction(metric))
+    samples = run.clients["n"].astype(np.float64) if "n" in run.clients else None
+    return summary(values.y, samples, direction(metric)) | _weights(run, values, direction(metric))
 
 
-def _weights(run: RunData, values: pd.Series, better: Direction) -> dict[str, float]:
+def _weights(run: RunData, values: Curve, better: Direction) -> dict[str, float]:
     """What the mixing coefficients gave to the clients that are worst in the end, and how far they are from equal."""
-    if not len(run.mixing):
+    if not run.mixing:
         return {}
-    client, t, p = (run.mixing[name].to_numpy() for name in ("client", "round", "p"))
-    lost = run.curve("failures").to_dict()
-    rounds = [(p[t == round], int(lost.get(round, 0))) for round in np.unique(t)]
+    client, t, p = (run.mixing[name] for name in ("client", "round", "p"))
+    at = np.unique(t)
+    lost = np.nan_to_num(run.curve("failures").at(at)).astype(np.int64)
+    rounds = [(p[t == round], int(left_out)) for round, left_out in zip(at, lost, strict=True)]
     kl = [divergence_from_uniform(weights, left_out) for weights, left_out in rounds if weights.sum() > 0]
-    trained = values.loc[values.index < (run.seen or np.inf)]
-    sums = np.bincount(client, p, minlength=int(max(trained.index, default=0)) + 1)[trained.index]
-    hardest = hardest_weight(trained.to_numpy(), sums, direction=better)
+    trained = values.x < (run.seen or np.inf)
+    clients = values.x[trained].astype(np.int64)
+    sums = np.bincount(client, p, minlength=clients.max(initial=0) + 1)[clients]
+    hardest = hardest_weight(values.y[trained], sums, direction=better)
     return {"hardest": hardest, "kl": float(np.mean(kl)) if kl else float("nan")}
 
 
@@ -594,7 +595,7 @@ def synthetic_table(groups: Sequence[RunGroup]) -> ReportTable | None:
         for title, key, form, better in _SYNTHETIC
         if has(members, key)
     ]
-    if any(len(run.curve(DOWNSTREAM).dropna()) > 1 for run in all_runs(members)):
+    if any(len(run.curve(DOWNSTREAM).known) > 1 for run in all_runs(members)):
         best = per_run(members, partial(_best, key=DOWNSTREAM, direction="max"))
         columns.append(column("best accuracy, %", best, as_percent, "max"))
     if not columns:
