@@ -109,6 +109,7 @@ def test_a_module_of_ones_own_is_imported(tmp_path: Path, monkeypatch: pytest.Mo
         "method=fedavg",
         "partition=turns",
         "clients=4",
+        "devices=lognormal",
         "rounds=1",
         "model=logistic",
         "out=r",

@@ -11,7 +11,6 @@ import numpy as np
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import FlopCounterMode
 
 from fedloom.compute.live import Live
 from fedloom.core import rng
@@ -21,6 +20,7 @@ from fedloom.core.plan import ClientPlan
 from fedloom.core.server import Server, first_state
 from fedloom.core.timeline import Timeline
 from fedloom.core.tree import nbytes
+from fedloom.models.classifier import Operations
 from fedloom.timing.devices import Devices, Fleet
 
 EVALUATION = 1 / 3  # of the operations of a step, which are a forward and a backward pass
@@ -214,12 +214,12 @@ def _trial(plan: ClientPlan, level: int, server: Server) -> tuple[float, float, 
 
     hook = register_module_forward_hook(keep)
     try:
-        with rng.undisturbed(), FlopCounterMode(display=False) as counter:
+        with rng.undisturbed(), Operations() as counter:
             folded = Live(short).fold(replace(down, invited=(client,)), [client], [state], np.ones(1))
     finally:
         hook.remove()
     samples = len(short.batches(0, client)[0])
-    operations = counter.get_total_flops() / 2 / max(samples, 1)
+    operations = counter.total / 2 / max(samples, 1)
     copies = 2 + short.local.memory  # the model, its gradient and the moments
     fixed = received + sum(map(nbytes, state.values())) + copies * down.theta.nbytes
     return max(operations, 1.0), received, folded.traffic.bytes or received, fixed, sum(outputs) / max(samples, 1)

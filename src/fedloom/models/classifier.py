@@ -6,10 +6,12 @@ import copy
 from collections.abc import Iterable
 from math import prod
 from numbers import Integral
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 
 from fedloom.core.errors import ConfigError
 from fedloom.core.registry import Registry
@@ -70,6 +72,37 @@ class Classifier(nn.Module):
         return self.head(self.features(x))
 
 
+class Operations(TorchDispatchMode):
+    """Counts floating point operations of convolutions and matrix products, as ``torch.utils.flop_counter`` does.
+
+    PyTorch's own counter imports the compiler, for a second of the processor.
+
+    Attributes:
+        total: operations so far, two for a multiplication with its addition.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.total = 0
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:  # the compiler would be imported to be kept out of the method below
+        return False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """An operation, by its parts if it has any, which are counted instead."""
+        kwargs = kwargs or {}
+        with self:
+            if (result := func.decompose(*args, **kwargs)) is not NotImplemented:
+                return result
+        result, packet = func(*args, **kwargs), func.overloadpacket
+        if packet in flop_registry:
+            self.total += flop_registry[packet](*args, **kwargs, out_val=result)
+        return result
+
+
 def macs(model: nn.Module, inputs: tuple[int, ...]) -> int:
     """Multiply-accumulate operations of a forward pass on one sample, in convolutions and matrix products.
 
@@ -88,9 +121,9 @@ def macs(model: nn.Module, inputs: tuple[int, ...]) -> int:
     tokens = any(isinstance(module, nn.Embedding) for module in model.modules())
     floating = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
     sample = torch.zeros(1, *inputs, dtype=torch.int64 if tokens else floating, device="meta")
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+    with torch.no_grad(), Operations() as operations:
         model(sample)
-    return counter.get_total_flops() // 2
+    return operations.total // 2
 
 
 def whole_number(model: str, name: str, value: int) -> int:
