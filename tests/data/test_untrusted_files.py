@@ -245,12 +245,6 @@ def test_cells_that_are_neither_numbers_nor_texts(kind: str) -> None:
             as_source(frame, label="label", client="x")
 
 
-def test_folders_whose_names_are_not_text(tmp_path: Path) -> None:
-    images(tmp_path / "set", "a", os.fsdecode(b"\xff\xfe"))
-    with pytest.raises(DataError, match=r"'\\udcff\\udcfe', whose name is not in UTF-8; rename it"):
-        sources.make("folder", path=str(tmp_path / "set"), size=4)
-
-
 def test_images_may_have_any_name(tmp_path: Path) -> None:
     images(tmp_path / "set", "a", "b")
     (tmp_path / "set" / "a" / "0.png").rename(tmp_path / "set" / "a" / os.fsdecode(b"\xff.png"))

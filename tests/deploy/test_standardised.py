@@ -14,7 +14,6 @@ import fedloom as fl
 from fedloom.cli import main
 from fedloom.core.errors import ConfigError, DataError
 from fedloom.data.sources.arrays import rescaled
-from fedloom.experiment import checkpoint as checkpoints
 from fedloom_apps.deploy.data import read
 from fedloom_apps.deploy.node import Node
 from fedloom_apps.deploy.recipe import Recipe
@@ -103,24 +102,3 @@ def test_without_data_at_the_server_nothing_can_be_standardised(tmp_path: Path) 
     words = [stored(tmp_path, "npz", samples()), *WORDS, "deploy.inputs=[3]", "deploy.classes=2"]
     with pytest.raises(ConfigError, match=r"with deploy\.inputs it loads none; leave out one of the two"):
         Recipe.of(config(*words))
-
-
-def test_a_run_whose_nodes_did_not_standardise_is_not_continued(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    words = [stored(tmp_path, "npz", samples()), *WORDS]
-    transport = in_process(made := config(*words), tmp_path / "nodes")
-    run(Recipe.of(made), transport, 3, tmp_path / "run")
-    longer, load = Recipe.of(config(*words, "rounds=3")), checkpoints.load
-
-    def old(path: Path) -> checkpoints.Checkpoint:
-        found = load(path)
-        del found.facts["deploy"]["scaled"]
-        return found
-
-    with monkeypatch.context() as patched:
-        patched.setattr(checkpoints, "load", old)
-        with pytest.raises(ConfigError, match="whose nodes did not standardise their data; begin a new run"):
-            run(longer, transport, 3, tmp_path / "run", resume=True)
-    assert len(run(longer, transport, 3, tmp_path / "run", resume=True).history) == 3
-    transport.close()

@@ -30,13 +30,7 @@ EVEN = 4  # the number of even blocks is a multiple of this, so that all cores g
 
 
 def blocks(members: int) -> list[range]:
-    """Cut a cohort into short blocks, which shrink towards the end so that all cores finish at about the same time.
-
-    >>> blocks(3)
-    [range(0, 1), range(1, 2), range(2, 3)]
-    >>> [len(block) for block in blocks(100)] == 13 * [6] + [5, 4, 3, 2, 2, 1, 1, 1, 1, 1, 1]
-    True
-    """
+    """Cut a cohort into short blocks, which shrink towards the end so that all cores finish at about the same time."""
     cut: list[range] = []
     start = 0
     while start < members:
@@ -47,13 +41,7 @@ def blocks(members: int) -> list[range]:
 
 
 def even_blocks(members: int, longest: int, shares: int = EVEN) -> list[range]:
-    """Cut a cohort into blocks whose sizes differ by at most one; their number is a multiple of ``shares``.
-
-    >>> [len(block) for block in even_blocks(100, 16)], [len(block) for block in even_blocks(10, 16)]
-    ([13, 13, 13, 13, 12, 12, 12, 12], [3, 3, 2, 2])
-    >>> [len(block) for block in even_blocks(10, 16, shares=1)]
-    [10]
-    """
+    """Cut a cohort into blocks whose sizes differ by at most one; their number is a multiple of ``shares``."""
     count = min(shares * -(-members // (shares * longest)), members)
     short, longer = divmod(members, max(count, 1))
     ends = [number * short + min(number, longer) for number in range(count + 1)]

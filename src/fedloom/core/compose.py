@@ -86,16 +86,7 @@ def compose(methods: Registry[Method], resolved: Mapping[str, Any]) -> Method:
 
 
 def named(methods: Registry[Method], method: Method) -> Method:
-    """The method with a name that lists its changed parts (``Method.changes``); a user's own name is kept.
-
-    >>> from fedloom.methods import methods
-    >>> from fedloom.parts.server import SGD, Adam
-    >>> composed = named(methods, replace(methods.make("feddyn"), server=Adam()))
-    >>> composed.name, named(methods, replace(composed, server=SGD())).name
-    ('feddyn+adam', 'feddyn+sgd')
-    >>> named(methods, replace(composed, name="mine")).name, named(methods, replace(composed, name="feddyn-adam")).name
-    ('mine', 'feddyn-adam')
-    """
+    """The method with a name that lists its changed parts (``Method.changes``); a user's own name is kept."""
     name, *changes = re.split(r"(?=[+-])", method.name)
     if name not in methods:
         return method

@@ -20,12 +20,7 @@ CACHED = 1 << 18  # values whose masks are drawn in one go on a CPU
 
 
 def keys(count: int, generator: torch.Generator | None = None) -> Int[Tensor, "count"]:
-    """The next keys of a generator on the CPU, by default of PyTorch's own; one by one they are the same.
-
-    >>> one, two = (torch.Generator().manual_seed(0) for _ in range(2))
-    >>> keys(2, one).tolist() == [int(keys(1, two)), int(keys(1, two))]
-    True
-    """
+    """The next keys of a generator on the CPU, by default of PyTorch's own; one by one they are the same."""
     return torch.empty(count, dtype=torch.int64).random_(generator=generator)
 
 
@@ -40,11 +35,6 @@ def masks(keys: Int[Tensor, "c"], x: Float[Tensor, "c B ..."], p: float) -> Floa
         keys: the clients' keys, on the device of x.
         x: values whose shape, type and device the masks have; of half precision, they are in float32.
         p: the probability in (0, 1).
-
-    >>> masks(torch.tensor([1, 2]), torch.ones(2, 1, 4), 0.5)
-    tensor([[[2., 0., 2., 0.]],
-    <BLANKLINE>
-            [[2., 2., 2., 0.]]])
     """
     order = x.movedim(2, -1) if x.ndim == 5 else x
     size = prod(order.shape[1:])

@@ -46,10 +46,6 @@ def traits(model: nn.Module, layout: Layout, inputs: Tensor | Samples) -> ModelT
 
     Passes start from the same random numbers and buffers. What happens only after more passes, for more samples or on a
     GPU is not found.
-
-    >>> layers = nn.Linear(2, 3), nn.BatchNorm1d(3, track_running_stats=False)
-    >>> traits(nn.Sequential(*layers), Layout.of(nn.Sequential(*layers)), torch.eye(5, 2))
-    ModelTraits(memory=None, mixes=True, mixes_in_training=True)
     """
     if len(inputs) < 2:
         return ModelTraits()

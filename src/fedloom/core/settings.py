@@ -152,13 +152,6 @@ def brief(record: Any) -> str:
 def convert(key: str, value: Any, annotation: Any) -> Any:
     """``value`` as the annotated type: integral floats become ints, lists tuples, a single value a list of one.
 
-    >>> convert("rounds", 1e3, int), convert("hidden", [64, 32], tuple[int, ...]), convert("cohort", None, int | None)
-    (1000, (64, 32), None)
-    >>> convert("local.lr", "fast", float)
-    Traceback (most recent call last):
-    ...
-    fedloom.core.errors.ConfigError: local.lr is 'fast', but it must be a number.
-
     Raises:
         ConfigError: if it cannot be that type, saying what was given and what is expected.
     """

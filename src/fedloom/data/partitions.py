@@ -773,13 +773,7 @@ class Flower(Partition):
             ) from error
         if clients and count != clients:
             raise DataError(f"{what} makes {count} partitions, but {clients} clients were requested.")
-        owner = np.full(len(labels), -1, dtype=np.int64)
-        for client, rows in enumerate(parts):
-            if len(rows) < self.min_size:
-                raise DataError(f"{what} gives client {client} {len(rows)} samples; min_size is {self.min_size}.")
-            if len(np.unique(rows)) < len(rows) or (owner[rows] >= 0).any():
-                raise DataError(f"{what} puts a sample at two clients or twice at one.")
-            owner[rows] = client
+        owner = Rows(parts).owners(labels, clients, rng)
         if (owner < 0).any():
             warnings.warn(f"{what} leaves out {int((owner < 0).sum())} of {len(owner)} samples.", stacklevel=3)
         return owner

@@ -143,9 +143,9 @@ def as_source(
 
 def _per_client(data: Any) -> tuple[list[Any], list[str] | None]:
     """The data sets, and the clients' names if there is one for each."""
+    if isinstance(data, Mapping | list) and not data:
+        raise DataError("there are no data sets; give at least one client.")
     if isinstance(data, Mapping):
-        if not data:
-            raise DataError("the mapping of data sets is empty; give at least one client.")
         if {"x", "y"} <= data.keys():
             return [(data["x"], data["y"])], None
         owners = [str(key) for key in data]
@@ -153,8 +153,6 @@ def _per_client(data: Any) -> tuple[list[Any], list[str] | None]:
             raise DataError(f"two data sets belong to client {Counter(owners).most_common(1)[0][0]!r}; join them.")
         return list(data.values()), owners
     if isinstance(data, list):
-        if not data:
-            raise DataError("the list of data sets is empty; give at least one client.")
         if isinstance(data[0], np.ndarray | Tensor | int | float | str):
             raise DataError(
                 "a list holds one data set per client; give inputs and targets as a pair (x, y), or targets with y=."
@@ -205,8 +203,6 @@ def _inputs(parts: Sequence[Any], what: Sequence[str], count: int, name: str) ->
     ``what`` names each part in errors.
     """
     if any(map(is_frame, parts)):
-        if not all(map(is_frame, parts)):
-            raise DataError(f"{name}: some data sets are tables and others are not; give all in the same form.")
         tables, columns = encoded(parts, name)
         return [torch.from_numpy(table) for table in tables], columns
     tensors = [inputs(part, f"{name}: x", warn=False) for part in parts]
@@ -437,9 +433,7 @@ def read(
     if y is not None:
         return Columns(data, y)
     if isinstance(data, TensorDataset):
-        if len(data.tensors) < 2:
-            raise DataError(f"{what} is a TensorDataset without targets; give TensorDataset(x, y).")
-        if len(data.tensors) > 2:
+        if len(data.tensors) != 2:
             raise _too_many(what, data.tensors)
         return Columns(data.tensors[0], data.tensors[1])
     if isinstance(data, Dataset):
@@ -607,8 +601,6 @@ def coded(parts: Sequence[Any], names: Sequence[Sequence[str]], what: str) -> tu
     raw = [_raw(part, what) for part in parts]
     if any(part.dtype.kind in "US" for part in raw):
         texts = [part.astype(str) for part in raw]
-        if any(part.ndim > 1 and part.shape[1:] != (1,) for part in texts):
-            raise DataError(f"{what}: targets are texts of shape {list(texts[0].shape)}; give one name per sample.")
         known = categories(parts) or sorted({str(value) for part in texts for value in np.unique(part)})
         place = {name: number for number, name in enumerate(known)}
         return [torch.tensor([place[value] for value in part.ravel()], dtype=torch.int64) for part in texts], tuple(
@@ -681,10 +673,7 @@ def _raw(part: Any, what: str) -> np.ndarray:
     if kinds <= {str}:
         return array.astype(str)
     if kinds <= {bool, int, np.bool_, np.int64} or kinds <= {float, int}:
-        try:
-            return array.astype(np.float64 if float in kinds else np.int64)
-        except OverflowError as error:
-            raise DataError(f"{what}: some labels are beyond the numbers of classes that fit.") from error
+        return array.astype(np.float64 if float in kinds else np.int64)
     message = ", ".join(sorted(kind.__name__ for kind in kinds))
     raise DataError(f"{what}: targets are {message}; give class numbers, names or numbers, and none missing.")
 

@@ -170,11 +170,6 @@ class Segment:
         nbytes: its size in bytes.
         arena: the arena in which tensors may be already.
         handed: whether processes receive it that are not forked.
-
-    >>> segment = Segment(1000)
-    >>> message, end = segment.dump({"state": [torch.ones(2), "and so on"]})
-    >>> segment.load(message), end
-    ({'state': [tensor([1., 1.]), 'and so on']}, 128)
     """
 
     def __init__(self, nbytes: int, arena: Arena | None = None, handed: bool = False) -> None:

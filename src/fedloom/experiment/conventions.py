@@ -47,11 +47,6 @@ def compare(theirs: Mapping[str, Any], ours: Mapping[str, Any], model: str) -> N
     """Refuse data whose inputs or classes mean something else than those from which a model learnt.
 
     Data in another scale are warned about, since made-up data may be in the model's own scale without saying so.
-
-    >>> compare({"classes": ["no", "yes"]}, {"classes": ["yes", "no"]}, "the teacher")
-    Traceback (most recent call last):
-    ...
-    fedloom.core.errors.ConfigError: the teacher knows the classes no, yes, but the classes of these data are yes, no.
     """
     for key, noun in (("classes", "classes"), ("columns", "columns"), ("texts", "tokens")):
         if key in theirs and key in ours and theirs[key] != ours[key]:

@@ -264,17 +264,6 @@ class StateStore:
         folder: the folder of the files, created on first use; None keeps all in memory.
         room: bytes of new states that wait, and of all states that are kept, in memory.
         device: the device of the returned states.
-
-    >>> import tempfile
-    >>> home = tempfile.TemporaryDirectory()
-    >>> store = StateStore(StateFolder(Path(home.name)), room=100)
-    >>> store.put({3: {"drift": {"h": torch.ones(2)}}}, round=1)
-    >>> store.get(3), store.get(4), len(store.files)
-    ({'drift': {'h': tensor([1., 1.])}}, None, 0)
-    >>> index = store.save(round=1)
-    >>> StateStore(store.folder).opened(index).get(3), len(store.files)
-    ({'drift': {'h': tensor([1., 1.])}}, 1)
-    >>> home.cleanup()
     """
 
     def __init__(

@@ -78,12 +78,7 @@ def best_of(history: Sequence[Mapping[str, Any]], settings: Evaluation) -> tuple
 
 
 def should_stop(history: Sequence[dict[str, Any]], settings: Evaluation) -> str | None:
-    """The reason to stop now, or None; a function of the history alone, so that a resumed run stops at the same round.
-
-    >>> records = [{"round": r, "global/accuracy": a} for r, a in enumerate([0.5, 0.6, 0.6, 0.55], start=1)]
-    >>> should_stop(records, Evaluation(patience=2))
-    'no improvement in 2 evaluations'
-    """
+    """The reason to stop now, or None; of the history alone, so that a resumed run stops at the same round."""
     clocks = [0.0, *(record.get("clock", 0.0) for record in history)]
     due = [
         record

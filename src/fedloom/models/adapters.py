@@ -485,8 +485,6 @@ def several(classes: int, inputs: tuple[int, ...], names: tuple[str, ...] = ("ml
     known = {"classes": classes, "inputs": inputs}
     networks = []
     for name in names:
-        if name == "several":
-            raise ConfigError("model 'several' cannot hold itself; name other models.")
         networks.append(
             models.make(name, **{key: value for key, value in known.items() if key in models[name].parameters})
         )

@@ -49,12 +49,6 @@ def residual(
     """A residual network: 3x3 stem, stages of basic blocks, global mean, linear head; all stages but the first halve.
 
     The other settings are those of all models.
-
-    Example:
-        >>> import torch
-        >>> tiny = residual("tiny", 4, (4, 8), (1, 2), classes=3, inputs=(1, 6, 6))
-        >>> tiny(torch.zeros(2, 1, 6, 6)).shape
-        torch.Size([2, 3])
     """
     colours, _, _ = image(name, classes, inputs)
     make = normalisation(name, norm, groups, (stem, *widths))

@@ -196,14 +196,7 @@ cohort_layer(NarrowConv2d)(convolution)
 
 
 def with_safe_convolutions(model: nn.Module) -> nn.Module:
-    """The model, whose ``nn.Conv2d`` that the fault concerns have become ``NarrowConv2d``.
-
-    >>> with_safe_convolutions(nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(4, 8, 1, stride=2)))
-    Sequential(
-      (0): Conv2d(3, 8, kernel_size=(3, 3), stride=(1, 1))
-      (1): NarrowConv2d(4, 8, kernel_size=(1, 1), stride=(2, 2))
-    )
-    """
+    """The model, whose ``nn.Conv2d`` that the fault concerns have become ``NarrowConv2d``."""
     for module in model.modules():
         if type(module) is nn.Conv2d and is_narrow(module):
             module.__class__ = NarrowConv2d  # keeps its parameters, hooks and place

@@ -204,8 +204,6 @@ def fedssa_cnn(
         >>> sum(p.numel() for p in fedssa_cnn(classes=10, inputs=(3, 32, 32)).parameters())
         62006
     """
-    if len(channels) != 2:
-        raise ConfigError(f"model 'fedssa_cnn' needs two numbers of 'channels', not {tuple(channels)}.")
     first, second = (whole_number("fedssa_cnn", "channels", c) for c in channels)
     return _two_convolutions("fedssa_cnn", classes, inputs, (first, second), (120, 84), padding)
 
@@ -301,8 +299,6 @@ def energy_cnn(
         halvings = max((min(sides) - 1).bit_length() - 1, 0)
         channels = tuple(min(max(64 >> halvings, 8) << k, 64) for k in range(halvings + 1))
     widths = [whole_number("energy_cnn", "channels", c) for c in channels]
-    if not widths:
-        raise ConfigError("model 'energy_cnn' needs at least one number of 'channels'.")
     image("energy_cnn", classes, inputs, 2 ** (len(widths) - 1))
     norm, act = normalisation("energy_cnn", "group", groups, widths), activation_layer("energy_cnn", activation)
     body = nn.Sequential()

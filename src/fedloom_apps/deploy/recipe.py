@@ -38,13 +38,11 @@ class Roster:
         run: the run's identifier.
         nodes: the numbers of samples of each node, by name.
         completed: rounds that the run had completed when this was stored.
-        scaled: whether its nodes standardise their inputs.
     """
 
     run: str
     nodes: Mapping[str, Sizes]
     completed: int = 0
-    scaled: bool = False
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -64,7 +62,7 @@ class Roster:
             raise ConfigError(f"{directory} is not a deployment; resume it with fedloom run.")
         with checkpoints.refusing(path):
             nodes = {name: (int(a), int(b), int(c)) for name, (a, b, c) in about["nodes"].items()}
-            return cls(str(about["run"]), nodes, stored.round, bool(about.get("scaled", False)))
+            return cls(str(about["run"]), nodes, stored.round)
 
 
 @dataclass(frozen=True)

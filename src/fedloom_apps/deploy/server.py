@@ -255,7 +255,6 @@ class DeployTask(FederatedTask):
         stored.facts["deploy"] = {
             "run": self.roster.run,
             "nodes": {name: list(sizes) for name, sizes in self.roster.nodes.items()},
-            "scaled": bool(self.recipe.spec.standardised),
         }
         if isinstance(self.engine, Deployed) and self.engine.work:
             stored.facts["deploy"]["at_work"] = [[client, *work] for client, work in self.engine.work.items()]
@@ -299,34 +298,20 @@ def run(
     callbacks: Sequence[Callback] = (),
     tell: Callable[[str], None] = lambda sentence: None,
 ) -> RunResult:
-    """Run a recipe with real clients, from the start or from a checkpoint.
+    """Run a recipe with real clients, from the start or from a checkpoint, once ``nodes`` of them have joined.
 
-    Args:
-        recipe: the configuration.
-        transport: reaches the nodes.
-        nodes: K, the number of nodes to wait for.
-        out: run directory; None keeps everything in memory.
-        resume: True resumes from the newest checkpoint in ``out``; a path, from that checkpoint.
-        checkpoint_every: rounds between checkpoints.
-        keep: number of checkpoints to keep.
-        callbacks: observers of the run.
-        tell: called with a message about every event before the first round.
+    Settings of the run directory are those of ``fedloom.experiment.federated.run``; ``tell`` is called with a message
+    about every event before the first round.
 
     Raises:
         ConfigError: if a node's data changed since the run began, or are now read otherwise.
         ClientError: if fewer than ``deploy.quorum`` nodes give a usable answer in time.
-        CheckpointError: as ``fedloom.experiment.federated.run``.
     """
     with reproducible():
         known = None if out is None else Roster.stored(Path(out), resume)
         if known is not None and known.completed >= recipe.config.values["rounds"]:  # no node is needed
             roster = known
         else:
-            if known is not None and recipe.spec.standardised and not known.scaled:
-                raise ConfigError(
-                    "this run was begun by a version of FedLoom whose nodes did not standardise their data; begin a "
-                    "new run."
-                )
             if known is None and nodes != recipe.deployment.nodes:  # otherwise it was checked
                 recipe.check(likely(nodes))
             roster = assemble(recipe, transport, nodes if known is None else len(known.nodes), tell, known)

@@ -26,18 +26,7 @@ ANSWERS = 2  # answers that can be sent again
 
 
 class Versions:
-    """The states and last answers of one run at a node.
-
-    >>> import tempfile
-    >>> import torch
-    >>> home = tempfile.TemporaryDirectory()
-    >>> kept = Versions(Path(home.name))
-    >>> kept.propose(0, "a" * 32, {"drift": {"h": torch.ones(2)}})
-    '000000000-aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa'
-    >>> kept.confirm("000000000-" + "a" * 32, oldest=0)
-    {'drift': {'h': tensor([1., 1.])}}
-    >>> home.cleanup()
-    """
+    """The states and last answers of one run at a node."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

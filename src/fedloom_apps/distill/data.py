@@ -158,8 +158,6 @@ class Splits:
                 f"distillation needs at least 2 training samples and 1 test sample, not {len(self.train)} and "
                 f"{len(self.test)}."
             )
-        if are_numbers(self.train.y):
-            raise DataError("distillation needs classes, but the targets are numbers.")
 
     @classmethod
     def of(

@@ -122,12 +122,6 @@ class GuideNet(nn.Module):
     """g(x) in [0, 1] from the teacher's features and logits: two hidden layers with batch normalisation and ReLU.
 
     Acar, thesis 2023, A.1.5. It receives neither the student's outputs nor the input, and is not used at inference.
-
-    >>> net = GuideNet(6, 3).eval()
-    >>> float(net(torch.zeros(2, 6), torch.zeros(2, 3)).detach().max()) < 1
-    True
-    >>> [tuple(p.shape) for p in net.parameters() if p.ndim == 2]
-    [(64, 9), (128, 64), (1, 128)]
     """
 
     def __init__(self, features: int, classes: int, hidden: Sequence[int] = (64, 128)) -> None:
@@ -325,19 +319,12 @@ class Distiller:
     name: str
     terms: tuple[DistillTerm, ...]
     guide: Guide | None = None
-    passes: int = 1
+    passes: Count = 1
     warm: bool = True
     citation: str = ""
 
     def __post_init__(self) -> None:
-        if not self.terms:
-            raise ConfigError(f"method {self.name!r} has no terms, so the student would not be trained.")
-        if self.guide is not None and not self.selective:
-            raise ConfigError(f"method {self.name!r} has a guide, but no selective term.")
-        if self.passes < 1:
-            raise ConfigError(f"method {self.name!r} needs at least 1 pass per round, not {self.passes}.")
-        if sum(term.reuses_head for term in self.terms) > 1:
-            raise ConfigError(f"method {self.name!r} has two terms that reuse the teacher's head.")
+        within(self, f"{self.name}: ")
 
     @property
     def selective(self) -> tuple[int, ...]:

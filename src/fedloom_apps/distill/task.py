@@ -119,15 +119,6 @@ def selected(history: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
 
     Of equally accurate ones it is that of the least cross entropy there, the earliest of equals: where the first pass
     finds all classes, a teacher of one pass has hardly anything to say. Rounds of the warm start are not candidates.
-
-    >>> records = [{"round": 1, "validation/accuracy": 0.5}, {"round": 2, "validation/accuracy": 0.5}]
-    >>> selected(records)["round"]
-    1
-    >>> records[1]["validation/cross_entropy"] = 0.7
-    >>> selected(records)["round"]
-    2
-    >>> selected([{"round": 1, "global/accuracy": 0.5}, {"round": 2, "global/accuracy": 0.4}])["round"]
-    2
     """
     evaluated = [record for record in history if "global/accuracy" in record or "validation/accuracy" in record]
     evaluated = [record for record in evaluated if record.get("phase") != "warm"]
@@ -159,13 +150,7 @@ def brief(record: Mapping[str, Any] | None) -> dict[str, Any] | None:
 
 
 def misplaced(guide: Mapping[str, float | None]) -> list[str]:
-    """A warning if a guide's help goes to samples on which the student is right, more than to the others.
-
-    >>> misplaced({"right": 0.1, "wrong": 0.4})
-    []
-    >>> misplaced({"right": 0.45, "wrong": 0.03})[0][:77]
-    'the guide helps where the student is right (g 0.45), not where it is wrong (0'
-    """
+    """A warning if a guide's help goes to samples on which the student is right, more than to the others."""
     right, wrong = guide["right"], guide["wrong"]
     if right is None or wrong is None or round(right, 2) <= round(wrong, 2):
         return []
@@ -176,15 +161,7 @@ def misplaced(guide: Mapping[str, float | None]) -> list[str]:
 
 
 def behind_warm_start(history: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A warning if the selected student is less accurate than at the end of its warm start.
-
-    >>> records = [{"round": 1, "phase": "warm", "validation/accuracy": 0.9}, {"round": 2, "validation/accuracy": 0.6}]
-    >>> behind_warm_start(records)[0][:86]
-    'the student is less accurate than after its warm start (validation/accuracy 0.6, was 0'
-    >>> records[1]["validation/accuracy"] = 0.9
-    >>> behind_warm_start(records)
-    []
-    """
+    """A warning if the selected student is less accurate than at the end of its warm start."""
     best = selected(history)
     if best is None:
         return []
@@ -272,21 +249,13 @@ def run(
 ) -> Distilled:
     """Run a distillation experiment, from the start or from a checkpoint.
 
-    Args:
-        experiment: what to run.
-        out: run directory; None keeps everything in memory.
-        resume: True continues from the latest checkpoint in ``out``, or starts there if there is none; a path continues
-            from that checkpoint.
-        checkpoint_every: rounds between checkpoints; one is always written at the end and on Ctrl-C.
-        keep: number of checkpoints to keep.
-        callbacks: observers of the run; ``on_step`` receives the numbers of the round's passes.
-        cache: folder of the teacher's outputs if they are cached on disk; by default in ``out``.
+    Settings of the run directory are those of ``fedloom.experiment.federated.run``, but resume=True also begins a run;
+    callbacks' ``on_step`` receives the numbers of the round's passes. ``cache`` is the folder of the teacher's outputs
+    if they are cached on disk, by default in ``out``.
 
     Raises:
         ConfigError: if the networks do not fit the data or each other.
-        CheckpointError: if ``out`` is taken, cannot be written, or holds another experiment.
         Diverged: if a loss is infinite or NaN.
-        KeyboardInterrupt: on Ctrl-C, after a checkpoint.
     """
     with reproducible(), torch.random.fork_rng(devices=[]):
         task = DistillTask(experiment, cache or (None if out is None else Path(out) / "answers"))

@@ -294,8 +294,6 @@ class ExpertEnsemble:
     plans: dict[int, tuple[ClientPlan, Net]] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if not self.experts:
-            raise ConfigError("an online learner needs at least one expert.")
         for name, module in self.model.named_modules():
             if isinstance(module, _BatchNorm) or (isinstance(module, _NormBase) and module.track_running_stats):
                 raise ConfigError(

@@ -156,11 +156,7 @@ class StreamEvaluator:
 
 
 def trusted(p: Tensor, tolerance: float) -> list[int]:
-    """The smallest set of experts whose weights sum to at least 1 - ``tolerance``, in ascending order.
-
-    >>> trusted(torch.tensor([0.0005, 0.6, 0.3995]), 0.001)
-    [1, 2]
-    """
+    """The smallest set of experts whose weights sum to at least 1 - ``tolerance``, in ascending order."""
     order = torch.argsort(p, descending=True, stable=True)
     lacking = 1 - torch.cumsum(p[order], 0)
     enough = int((lacking <= tolerance).nonzero()[0]) if bool((lacking <= tolerance).any()) else len(p) - 1

@@ -331,10 +331,6 @@ class Hedge:
 
 
 def mixed(p: Tensor, values: Tensor) -> float:
-    """Σ p_i v_i over the experts with p_i > 0; the others may have no value.
-
-    >>> mixed(torch.tensor([1.0, 0.0]), torch.tensor([0.5, float("nan")]))
-    0.5
-    """
+    """Σ p_i v_i over the experts with p_i > 0; the others may have no value."""
     trusted = p > 0
     return float((p[trusted] * values.to(p)[trusted]).sum())

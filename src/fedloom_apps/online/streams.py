@@ -267,15 +267,7 @@ class SMnist(Tasks):
 
 
 def s_mnist_change(x: Tensor, turn: int, flip: int, shrink: int, shift: int) -> Tensor:
-    """Images [N, C, S, S], turned, flipped, shrunk and shifted.
-
-    >>> x = torch.zeros(1, 1, 28, 28)
-    >>> x[0, 0, 0, 0] = 1.0
-    >>> s_mnist_change(x, turn=1, flip=0, shrink=0, shift=0).nonzero().tolist()  # counter-clockwise
-    [[0, 0, 27, 0]]
-    >>> s_mnist_change(x, turn=0, flip=2, shrink=0, shift=3).nonzero().tolist()  # down, then up by four
-    [[0, 0, 23, 0]]
-    """
+    """Images [N, C, S, S], turned, flipped, shrunk and shifted."""
     side = x.shape[-1]
     x = torch.rot90(x, turn, (2, 3))
     if flip:

@@ -56,22 +56,14 @@ def run(
     keep: int = 2,
     callbacks: Sequence[Callback] = (),
 ) -> OnlineResult:
-    """Run an online experiment, from the start of its stream or from a checkpoint.
+    """Run an online experiment, from the start of its stream or from a checkpoint, which includes the stored tasks.
 
-    Args:
-        online: what to run.
-        out: run directory; None keeps everything in memory.
-        resume: True resumes from the newest checkpoint in ``out``; a path, from that checkpoint.
-        checkpoint_every: tasks between checkpoints; one is always written at the end and on Ctrl-C. A checkpoint
-            includes the stored tasks, so FTML's checkpoints grow.
-        keep: number of checkpoints to keep.
-        callbacks: observers of the run; ``on_step`` receives a ``StreamStep``.
+    Settings of the run directory are those of ``fedloom.experiment.federated.run``, with tasks in place of rounds;
+    callbacks' ``on_step`` receives a ``StreamStep``.
 
     Raises:
         ConfigError: if the model does not fit the tasks.
-        CheckpointError: if ``out`` is taken, cannot be written, or holds another experiment.
         ClientError: if no expert's predictions are finite.
-        KeyboardInterrupt: on Ctrl-C, after a checkpoint.
     """
     with reproducible():
         task = OnlineTask(online)

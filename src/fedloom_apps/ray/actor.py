@@ -41,12 +41,7 @@ LARGE = 1 << 20  # bytes from which an array may be used in place
 
 
 def pack(value: Any, pickler: type[pickle.Pickler] = pickle.Pickler) -> Packed:
-    """The message for a value; its tensors on the CPU are not copied.
-
-    >>> message = pack({"state": [torch.ones(2), "and so on"]})
-    >>> len(message[1]), unpack(message)
-    (1, {'state': [tensor([1., 1.]), 'and so on']})
-    """
+    """The message for a value; its tensors on the CPU are not copied."""
     file = io.BytesIO()
     packer = _packer(pickler)(file, protocol=pickle.HIGHEST_PROTOCOL)
     packer.sent = {}

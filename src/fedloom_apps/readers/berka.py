@@ -63,8 +63,6 @@ def berka(
     """
     loans, accounts, districts, orders, transactions = FILES.obtain(root)
     rows = {int(row[0]): row for row in numbers_of(loans, ["account_id", "date", "amount", "duration", "payments"], 5)}
-    if not rows:
-        raise DataError(f"{loans} lists no loans.")
     opened = {int(row[0]): row for row in numbers_of(accounts, ["account_id", "district_id", "date", "frequency"], 3)}
     columns = ["A1", "A3", "A4", "A11", "A12", "A13", "A14", "A15", "A16"]
     where = {int(row[0]): row for row in numbers_of(districts, columns, 1, text=1)}

@@ -59,8 +59,6 @@ def omniglot(
     if alphabets is not None:
         first = list(dict.fromkeys(spoken))[:alphabets]
         x, spoken = x[np.isin(spoken, first)], spoken[np.isin(spoken, first)]
-    if not len(x):
-        raise DataError(f"{path} has no characters in the {subset} set.")
     names = [f"{name} {np.count_nonzero(spoken[:row] == name) + 1}" for row, name in enumerate(spoken)]
     y = np.repeat(np.arange(len(x)), drawings)
     who = np.repeat(spoken, drawings)

@@ -65,8 +65,6 @@ def reddit(
     parts = [read(part, vocabulary, None if padded else length) for part in users]
     names = tuple(vocabulary) + tuple(f"unused {n}" for n in range(len(vocabulary), words))
     train, *others = (Arrays(x, y, words, names) for x, y, _ in parts)
-    if not len(train):
-        raise DataError(f"{folders[0]} holds no comments of {length + 1} words or more.")
     test, *kept = others
     return Source(
         name="reddit",

@@ -56,8 +56,6 @@ def speech_commands(
         raise ConfigError(f"SpeechCommands has no word {missing[0]!r}; there are: {', '.join(there) or 'none'}.")
     chosen = [word for word in there if word in words or not words]
     names = [f"{word}/{name}" for word in chosen for name in sorted(os.listdir(folder / word)) if name.endswith(".wav")]
-    if not names:
-        raise DataError(f"{folder} holds no recordings ({folder}/<word>/*.wav).")
     if strange := next((name for name in names if MARK not in name), None):
         raise DataError(f"{folder / strange} does not name its speaker: its name has no {MARK!r}.")
     valid, test = (np.isin(names, path.read_text().split()) for path in lists)

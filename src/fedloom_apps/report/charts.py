@@ -40,12 +40,6 @@ def line_styles(methods: Sequence[str]) -> list[LineStyle]:
 
     A method has one colour, FedAvg the first; its variants differ in dashes. If all groups have the same method, each
     has its own colour instead.
-
-    Example:
-        >>> [(s.colour, len(s.dash)) for s in line_styles(["scaffold", "fedavg", "scaffold"])]
-        [('#D55E00', 0), ('#0072B2', 0), ('#D55E00', 2)]
-        >>> [s.colour for s in line_styles(["feddyn", "feddyn"])]
-        ['#0072B2', '#D55E00']
     """
     distinct = sorted(set(methods), key=lambda name: (name != "fedavg", name))
     styles = []

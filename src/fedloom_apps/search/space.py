@@ -228,11 +228,7 @@ def _replaces(candidate: Candidate, slot: str, part: Part) -> bool:
 
 
 def without(candidate: Candidate, slot: str) -> Candidate:
-    """The candidate with a slot as FedAvg has it.
-
-    >>> without({"method": "feddyn", "method.mixing": "uniform", "local.lr": 0.1}, "mixing")
-    {'method': 'feddyn', 'local.lr': 0.1, 'method.mixing': 'by_samples'}
-    """
+    """The candidate with a slot as FedAvg has it."""
     key = f"method.{slot}"
     kept = {name: value for name, value in candidate.items() if name != key and not name.startswith(f"{key}.")}
     plain = {"objective": ["cross_entropy"], "mixing": "by_samples"}

@@ -123,9 +123,6 @@ def in_best(score: float, others: Sequence[float], eta: int, maximise: bool) -> 
     """Whether a score is among the best 1/η of all that were measured so far at the same round, itself included.
 
     The rule of asynchronous successive halving (Li et al., MLSys 2020, algorithm 2); NaN is worst.
-
-    >>> in_best(0.8, [0.5, 0.9, 0.7], 3, maximise=True), in_best(0.9, [0.5, 0.8, 0.7], 3, maximise=True)
-    (False, True)
     """
     if math.isnan(score):
         return False
@@ -176,16 +173,10 @@ def search(
 ) -> dict[str, Any]:
     """Run a search, from the start or where it stopped; returns its summary.
 
-    Args:
-        experiment: the search.
-        out: run directory; None keeps everything in memory.
-        resume: True resumes from the newest checkpoint in ``out``; a path, from that checkpoint.
-        checkpoint_every: runs between checkpoints.
-        keep: number of checkpoints to keep.
-        callbacks: observers; they see one record per run. Trackers among them log each run of the final comparison by
-            itself, once the search has finished.
-        known: records of other searches with the same data, conditions and seed, which differ in sampler, slots or
-            budget. Runs that both begin with, and comparisons of the same candidates, are taken over, not repeated.
+    Settings of the run directory are those of ``fedloom.experiment.federated.run``, with runs in place of rounds.
+    Trackers among the callbacks log each run of the final comparison by itself, once the search has finished.
+    ``known`` are records of other searches with the same data, conditions and seed, which differ in sampler, slots or
+    budget: runs that both begin with, and comparisons of the same candidates, are taken over, not repeated.
     """
     finished_before = out is not None and RunDirectory(out).status is Status.FINISHED
     with reproducible():

@@ -59,13 +59,7 @@ def guided(
 
 
 def helpable(teacher_logits: Tensor, top_k: int, labels: Tensor | None = None) -> Tensor:
-    """1[y ∈ top_K(t)] as floats [..., C]: the teacher's K most likely classes, and the labels [...] if given.
-
-    >>> helpable(torch.tensor([[1.0, 3.0, 2.0]]), 2)
-    tensor([[0., 1., 1.]])
-    >>> helpable(torch.tensor([[1.0, 3.0, 2.0]]), 1, torch.tensor([0]))
-    tensor([[1., 1., 0.]])
-    """
+    """1[y ∈ top_K(t)] as floats [..., C]: the teacher's K most likely classes, and the labels [...] if given."""
     if top_k >= teacher_logits.shape[-1]:
         return torch.ones_like(teacher_logits)
     best = teacher_logits.detach().topk(top_k, -1).indices

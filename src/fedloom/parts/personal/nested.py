@@ -230,10 +230,6 @@ def narrowed(model: nn.Module, share: float, scale: bool = False) -> nn.Module:
 
     Raises:
         ConfigError: if a layer cannot be cut.
-
-    >>> net = nn.Sequential(nn.Linear(3, 4), nn.GroupNorm(2, 4), nn.ReLU(), nn.Linear(4, 5))
-    >>> [tuple(p.shape) for p in narrowed(net, 0.5).parameters()]
-    [(2, 3), (2,), (2,), (2,), (5, 2), (5,)]
     """
     small = copy.deepcopy(model)
     owners = [
