@@ -323,7 +323,7 @@ def test_synthetic_sizes_have_the_asked_mean_and_variance() -> None:
     assert sizes.mean() == pytest.approx(200, rel=0.05)
     assert np.log(sizes).var() == pytest.approx(0.5, rel=0.1)
     assert len(source.test) == 0
-    with pytest.raises(ConfigError, match="cannot be negative"):
+    with pytest.raises(ConfigError, match="gamma1 must be at least 0"):
         sources.make("synthetic", gamma1=-1.0)
     with pytest.raises(ConfigError, match="did you mean 'type1'"):
         sources.make("synthetic", heterogeneity="typ1")

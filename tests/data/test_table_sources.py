@@ -52,7 +52,7 @@ def test_heart_is_prepared_as_in_flamby(tmp_path: Path) -> None:
     numbers = [63.0, 1, 145, 233, 1, 150, 0]
     assert any(row[:7] == pytest.approx(numbers) and row[8:] == (0, 0, 0, 0, 1) for row in rows)
     assert len(sources.make("heart", root=str(tmp_path), missing="mean").train) >= len(source.train)
-    with pytest.raises(ConfigError, match="cannot be treated by 'median'"):
+    with pytest.raises(ConfigError, match="missing is 'median'"):
         sources.make("heart", root=str(tmp_path), missing="median")
     path = tmp_path / "heart/processed.va.data"
     path.write_text(HEARTS["va"][0][:-4] + "\n")

@@ -55,5 +55,5 @@ def test_a_seed_is_a_draw_and_a_spread_must_be_positive():
 @pytest.mark.parametrize("name", ["intervals", "six_gaussians"])
 @pytest.mark.parametrize(("key", "least"), [("samples", 1), ("test_samples", 0)])
 def test_a_toy_problem_has_points(name: str, key: str, least: int) -> None:
-    with pytest.raises(ConfigError, match=f"{name}: {key} must be at least {least}, not -1"):
+    with pytest.raises(ConfigError, match=f"{name}': {key} must be at least {least}, not -1"):
         sources.make(name, **{key: -1})

@@ -126,5 +126,5 @@ def test_impossible_switches_are_refused(wrong: dict[str, object]) -> None:
 @pytest.mark.parametrize("name", ["fitnet", "semckd", "simkd", "simkd_disk"])
 @pytest.mark.parametrize("beta", [-1.0, float("inf"), float("nan")])
 def test_a_weight_that_no_loss_can_have_is_refused(name: str, beta: float) -> None:
-    with pytest.raises(ConfigError, match=rf"{name}: beta must be .*, not {beta}"):
+    with pytest.raises(ConfigError, match=rf"{name}': beta must be .*, not {beta}"):
         distillers.make(name, beta=beta)

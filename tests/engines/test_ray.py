@@ -143,7 +143,7 @@ def test_faults_in_the_code_end_the_run_with_a_sentence(lent: Lent) -> None:
         ({"gpus": 1}, "workers is 1, but the cluster has room for 0, with one CPU and 1 GPU each"),
         ({"workers": 1}, "workers is 1, but the cluster has room for 0 now, with one CPU each; lower it with"),
         ({"workers": -1}, "workers must be at least 0, not -1"),
-        ({"gather": "heap"}, "gather is 'heap', but it must be one of auto, fold, chain"),
+        ({"gather": "heap"}, "gather is 'heap'; there are: auto, fold, chain"),
     ],
 )
 def test_what_a_cluster_does_not_have_is_refused_at_once(settings: dict[str, Any], sentence: str, lent: Lent) -> None:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from functools import partial
 
-from fedloom.core.checks import at_least
 from fedloom.core.engine import Compute, ComputeFactory
 from fedloom.core.plan import ClientPlan
+from fedloom.core.ranges import Count
 from fedloom.core.registry import Registry
 
 computes: Registry[ComputeFactory] = Registry("compute")
@@ -34,7 +34,7 @@ def live() -> ComputeFactory:
 
 
 @computes.register
-def batched(*, shares: int | None = None) -> ComputeFactory:
+def batched(*, shares: Count | None = None) -> ComputeFactory:
     """Step blocks of clients in one batched pass, equal to ``live`` up to rounding; falls back to ``live``.
 
     Plans that have no batched form (see ``reason_against_batched``) run live.
@@ -43,7 +43,6 @@ def batched(*, shares: int | None = None) -> ComputeFactory:
         shares: the number of a round's blocks is a multiple of this, so that up to as many workers get equally many
             clients. With 1, one process steps a small cohort in a single pass. By default 4, and 1 on a GPU.
     """
-    at_least(1, "compute 'batched': ", shares=shares)
     return _batched if shares is None else partial(_batched, shares=shares)
 
 

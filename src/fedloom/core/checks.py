@@ -31,20 +31,6 @@ def at_least(least: float, where: str = "", /, **settings: float | None) -> None
             raise ConfigError(f"{where}{name} must be {finite}at least {least:g}, not {value}.")
 
 
-def positive(where: str = "", /, **settings: float | None) -> None:
-    """Raise a ``ConfigError`` unless every setting is finite and greater than 0, or None."""
-    for name, value in settings.items():
-        if value is not None and not (isfinite(value) and value > 0):
-            raise ConfigError(f"{where}{name} must be a finite number greater than 0, not {value}.")
-
-
-def probability(where: str = "", /, **settings: float) -> None:
-    """Raise a ``ConfigError`` unless every setting lies in [0, 1]."""
-    for name, value in settings.items():
-        if not 0 <= value <= 1:
-            raise ConfigError(f"{where}{name} must lie in [0, 1], not {value}.")
-
-
 def one_of(what: str, value: object, valid: Iterable[str]) -> None:
     """Raise a ``ConfigError`` unless ``value`` is one of ``valid``; ``what`` begins the sentence.
 

@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeVar, overload
 
 from fedloom.core.documentation import documentation
 from fedloom.core.errors import ConfigError, nearest
-from fedloom.core.ranges import outside
+from fedloom.core.ranges import beyond, each, outside, range_of
 from fedloom.core.settings import checked, signature
 
 T = TypeVar("T")
@@ -92,7 +92,12 @@ class Entry(Generic[T]):
         if missing:
             raise ConfigError(f"{self.kind} {self.name!r} needs a value for {', '.join(map(repr, missing))}.")
         what = f"{self.kind} {self.name!r}: "
-        return self.factory(**{n: checked(what + n, value, known[n].annotation) for n, value in settings.items()})
+        made = {n: checked(what + n, value, known[n].annotation) for n, value in settings.items()}
+        for name, value in made.items():
+            allowed = range_of(known[name].annotation)
+            if wrong := next((w for one in each(value) if allowed and (w := beyond(allowed, one))), None):
+                raise ConfigError(f"{what}{name} {wrong}.")
+        return self.factory(**made)
 
 
 class Registry(Generic[T]):

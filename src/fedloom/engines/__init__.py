@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from contextlib import nullcontext, suppress
 from functools import partial
+from typing import Literal
 
 import numpy as np
 
@@ -61,7 +62,9 @@ def serial() -> EngineFactory:
 
 
 @engines.register
-def processes(workers: int = 0, start: str = "auto", devices: tuple[str, ...] = ()) -> EngineFactory:
+def processes(
+    workers: int = 0, start: Literal["auto", "fork", "spawn"] = "auto", devices: tuple[str, ...] = ()
+) -> EngineFactory:
     """Run one process per core or GPU with data and weights in shared memory; results equal ``serial`` bitwise.
 
     Args:

@@ -45,7 +45,6 @@ import torch
 
 from fedloom.core import fork_safety
 from fedloom.core.aggregate import EVEN, Fold, even_blocks, fold
-from fedloom.core.checks import one_of
 from fedloom.core.client import Broadcast, Failure, FailureKind, Result, State
 from fedloom.core.determinism import exact_gpu, prepare_gpu
 from fedloom.core.engine import Compute, ComputeFactory, Engine, Group, States, Traits
@@ -247,7 +246,6 @@ class Worker:
     read: dict[int, int] = field(default_factory=dict)  # by segment, the number of the broadcast that it has read
 
 
-STARTS = ("auto", "fork", "spawn")
 ELSEWHERE = (
     "define models, losses and parts in a module that can be imported, install cloudpickle, or use engine=serial"
 )
@@ -262,7 +260,6 @@ class Processes(Engine):
         self, plan: ClientPlan, compute: ComputeFactory, workers: int = 0, start: str = "auto",
         devices: Sequence[str] = (),
     ) -> None:  # fmt: skip
-        one_of("engine 'processes': there is no start", start, STARTS)
         self.start, self.message, self.devices = start, None, [on_this_machine(each) for each in devices]
         reason = self.reason_to_spawn()
         handed = reason is not None or fork_safety.sees_gpu()  # with one in sight, forks may become unsafe

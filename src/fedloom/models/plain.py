@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -70,7 +71,9 @@ def _layers(
 
 
 @models.register
-def mlp(*, classes: int, inputs: tuple[int, ...], hidden: tuple[int, ...] = (64,), norm: str = "none") -> Classifier:
+def mlp(
+    *, classes: int, inputs: tuple[int, ...], hidden: tuple[int, ...] = (64,), norm: Literal["none", "batch"] = "none"
+) -> Classifier:
     """Multilayer perceptron with ReLU.
 
     Args:
@@ -83,7 +86,6 @@ def mlp(*, classes: int, inputs: tuple[int, ...], hidden: tuple[int, ...] = (64,
         >>> mlp(classes=10, inputs=(1, 8, 8), hidden=(32, 16)).head
         Linear(in_features=16, out_features=10, bias=True)
     """
-    one_of("model 'mlp' has no norm", norm, ("none", "batch"))
     return _layers("mlp", classes, inputs, tuple(hidden), norm == "batch")
 
 
@@ -339,7 +341,7 @@ def stacked_lstm(
     embedding: int = 8,
     hidden: int = 100,
     layers: int = 2,
-    positions: str = "last",
+    positions: Literal["last", "every"] = "last",
 ) -> Classifier:
     """Stacked LSTM for next-token prediction on token numbers [B, T], int64.
 
@@ -365,7 +367,6 @@ def stacked_lstm(
     """
     name = "stacked_lstm"
     shape(name, classes, inputs, 1, "sequences of token numbers")
-    one_of(f"model {name!r} has no positions", positions, ("last", "every"))
     sizes = {"vocabulary": vocabulary or classes, "embedding": embedding, "hidden": hidden, "layers": layers}
     body = Recurrent(*(whole_number(name, key, size) for key, size in sizes.items()), every=positions == "every")
     return Classifier(body, hidden, classes)

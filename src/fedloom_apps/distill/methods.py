@@ -14,9 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedloom.core.checks import at_least, positive, probability
 from fedloom.core.errors import ConfigError
-from fedloom.core.ranges import Count, NonNegative, Positive
+from fedloom.core.ranges import Count, NonNegative, Positive, Probability
 from fedloom.parts.objectives import divergence
 from fedloom.parts.objectives.guidance import excess, guided
 from fedloom_apps.distill.method import (
@@ -319,12 +318,6 @@ SEMCKD = "chen2021cross"
 SIMKD = "chen2022knowledge"
 
 
-def labels(alpha: float) -> Labels:
-    """The term on the labels with weight α, which must lie in [0, 1]."""
-    probability("distillation: ", alpha=alpha)
-    return Labels(alpha)
-
-
 @distillers.register
 def ce(warm: bool = False) -> Distiller:
     """Cross entropy on the labels alone, without a teacher.
@@ -337,7 +330,7 @@ def ce(warm: bool = False) -> Distiller:
 
 
 @distillers.register
-def kd(alpha: float = 0.1, tau: float = 4.0, warm: bool = True) -> Distiller:
+def kd(alpha: Probability = 0.1, tau: float = 4.0, warm: bool = True) -> Distiller:
     """α·cross entropy + (1 - α)·τ² KL(t^τ‖s^τ). Hinton et al., 2015; Acar, thesis 2023, eq. (6.1).
 
     Args:
@@ -345,13 +338,13 @@ def kd(alpha: float = 0.1, tau: float = 4.0, warm: bool = True) -> Distiller:
         tau: τ > 0, the temperature of both networks.
         warm: whether to start from a student trained on the labels, as in the thesis.
     """
-    terms = (labels(alpha), Response(1 - alpha, tau))
+    terms = (Labels(alpha), Response(1 - alpha, tau))
     return Distiller("kd", terms, warm=warm, citation=HINTON)
 
 
 @distillers.register
 def disk(
-    alpha: float = 0.1,
+    alpha: Probability = 0.1,
     tau: float = 4.0,
     tau_s: float | None = None,
     top_k: int | None = None,
@@ -420,11 +413,13 @@ def disk(
     guide = Guide(passes=guide_passes, lam_period=lam_period, **((coded if as_coded else published) | chosen))
     chosen = given(tau_s=tau_s, support=support, truncate=truncate, normaliser=normaliser)
     term = SelectiveResponse(1 - alpha, tau, top_k=top_k, **((coded_term if as_coded else {}) | chosen))
-    return Distiller("disk", (labels(alpha), term), guide, passes, warm, KAG + "\n\n" + ACAR)
+    return Distiller("disk", (Labels(alpha), term), guide, passes, warm, KAG + "\n\n" + ACAR)
 
 
 @distillers.register
-def fitnet(alpha: float = 0.5, tau: float = 4.0, beta: float = 50.0, layer: int = -2, warm: bool = False) -> Distiller:
+def fitnet(
+    alpha: Probability = 0.5, tau: float = 4.0, beta: NonNegative = 50.0, layer: int = -2, warm: bool = False
+) -> Distiller:
     """FitNet: α·cross entropy + (1 - α)·τ² KL + β·(mean squared distance of an intermediate map). Romero et al., 2015.
 
     Args:
@@ -434,14 +429,13 @@ def fitnet(alpha: float = 0.5, tau: float = 4.0, beta: float = 50.0, layer: int 
         layer: index of the map in both networks, from the end if negative.
         warm: whether to start from a student trained on the labels.
     """
-    at_least(0, "fitnet: ", beta=beta)
-    terms = (labels(alpha), Response(1 - alpha, tau), Hint(beta, layer))
+    terms = (Labels(alpha), Response(1 - alpha, tau), Hint(beta, layer))
     return Distiller("fitnet", terms, warm=warm, citation=ROMERO)
 
 
 @distillers.register
 def semckd(
-    alpha: float = 0.5, tau: float = 4.0, beta: float = 200.0, width: int = 128, warm: bool = False
+    alpha: Probability = 0.5, tau: float = 4.0, beta: NonNegative = 200.0, width: int = 128, warm: bool = False
 ) -> Distiller:
     """SemCKD: α·cross entropy + (1 - α)·τ² KL + β·(distances of all maps, weighted by attention). Chen et al., 2021.
 
@@ -454,13 +448,12 @@ def semckd(
         width: width of queries and keys.
         warm: whether to start from a student trained on the labels.
     """
-    at_least(0, "semckd: ", beta=beta)
-    terms = (labels(alpha), Response(1 - alpha, tau), SemanticAttention(beta, width))
+    terms = (Labels(alpha), Response(1 - alpha, tau), SemanticAttention(beta, width))
     return Distiller("semckd", terms, warm=warm, citation=SEMCKD)
 
 
 @distillers.register
-def simkd(beta: float = 1.0, warm: bool = False) -> Distiller:
+def simkd(beta: Positive = 1.0, warm: bool = False) -> Distiller:
     """SimKD: added layers regress the teacher's features, and the teacher's head is reused. Chen et al., 2022.
 
     The deployed model is larger than the student by these layers and that head.
@@ -469,13 +462,12 @@ def simkd(beta: float = 1.0, warm: bool = False) -> Distiller:
         beta: the weight of the distance.
         warm: whether to start from a student trained on the labels.
     """
-    positive("simkd: ", beta=beta)
     return Distiller("simkd", (Reuse(beta),), warm=warm, citation=SIMKD)
 
 
 @distillers.register
 def simkd_disk(
-    beta: float = 1.0,
+    beta: Positive = 1.0,
     delta: float | None = None,
     lam_min: float = 0.1,
     lam_max: float = 50.0,
@@ -498,7 +490,6 @@ def simkd_disk(
         guide_lr: the guide's learning rate; the thesis gives .1 for student and guide.
         warm: whether to start from a student trained on the labels.
     """
-    positive("simkd_disk: ", beta=beta)
     guide = Guide(
         passes=guide_passes, lam_min=lam_min, lam_max=lam_max, lam_period=lam_period, delta=delta, lr=guide_lr
     )

@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
-from fedloom.core.checks import at_least
 from fedloom.core.errors import ClientError, ConfigError, first_line, of_extra
 from fedloom_apps.ray.actor import Actor, Packed
 
@@ -83,7 +82,6 @@ class Cluster:
     """Workers on a Ray cluster; see the module's docstring."""
 
     def __init__(self, workers: int = 0, address: str = "", gpus: float = 0.0) -> None:
-        at_least(0, "engine 'ray': ", workers=workers, gpus=gpus)
         os.environ.update({name: value for name, value in ENVIRONMENT.items() if name not in os.environ})
         self.ray: Any = of_extra("ray", "ray", "engine 'ray'")
         self.address, self.gpus = address, gpus

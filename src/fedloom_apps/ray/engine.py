@@ -26,7 +26,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -34,15 +34,15 @@ import torch
 from fedloom.core.aggregate import Fold, fold
 from fedloom.core.client import Broadcast, Failure, FailureKind, Result, State
 from fedloom.core.engine import Compute, ComputeFactory, Engine, EngineFactory, Group, StateFiles, States, Traits
-from fedloom.core.errors import ClientError, ConfigError, FedLoomError, LossError
+from fedloom.core.errors import ClientError, FedLoomError, LossError
 from fedloom.core.federation import Index, Split
 from fedloom.core.plan import ClientPlan
+from fedloom.core.ranges import NonNegative, NonNegativeInt
 from fedloom.engines import engines
 from fedloom_apps.ray.actor import Packed, RemoteBlock, nbytes, pack, unpack
 from fedloom_apps.ray.cluster import QUEUED, Cluster, Member, RemoteJob, TaskQueue
 
 ATTEMPTS = 2  # at a block, before its members are done on their own
-WAYS = ("auto", "fold", "chain")
 SAVED = 16 << 20  # bytes that a chain must save a round for ``auto`` to choose it; below, its hops cost as much
 LIGHT = 2 << 20  # bytes of an answer up to which a worker does several blocks before it answers; a call costs 3 to 6 ms
 
@@ -61,8 +61,6 @@ class Ray(Engine):
         gpus: float = 0.0,
         gather: str = "auto",
     ) -> None:
-        if gather not in WAYS:
-            raise ConfigError(f"engine 'ray': gather is {gather!r}, but it must be one of {', '.join(WAYS)}.")
         self.plan, self.gather = plan, gather
         self.computes: list[Compute] = [compute(level) for level in plan.levels]  # for the shapes of blocks
         self.joint = self.computes[0].joint
@@ -310,7 +308,10 @@ def _is_there(home: Member | Fold | None) -> bool:
 
 
 @engines.register
-def ray(workers: int = 0, address: str = "", gpus: float = 0.0, gather: str = "auto") -> EngineFactory:
+def ray(
+    workers: NonNegativeInt = 0, address: str = "", gpus: NonNegative = 0.0,
+    gather: Literal["auto", "fold", "chain"] = "auto",
+) -> EngineFactory:  # fmt: skip
     """Run workers on a Ray cluster, on this machine or many, with CPUs or GPUs; results equal ``serial`` bitwise.
 
     Args:

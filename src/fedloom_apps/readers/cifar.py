@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 
 from fedloom.core.documentation import bibtex
-from fedloom.core.errors import ConfigError, DataError
+from fedloom.core.errors import DataError
 from fedloom.data.sources import Source, sources
 from fedloom.data.sources.arrays import by_class, image_arrays, read_images
 from fedloom.data.sources.files import Files, read_npz, read_pickle, reads
@@ -69,7 +69,10 @@ KEYS = {"fine": ("y_", "names"), "coarse": ("coarse_", "coarse_names")}  # of la
 @sources.register
 @reads(CIFAR100)
 def cifar100(
-    root: str | Path | None = None, download: bool = False, normalise: bool = True, labels: str = "fine"
+    root: str | Path | None = None,
+    download: bool = False,
+    normalise: bool = True,
+    labels: Literal["fine", "coarse"] = "fine",
 ) -> Source:
     """CIFAR-100: 50 000 + 10 000 colour photographs, 32x32, 100 classes.
 
@@ -79,8 +82,6 @@ def cifar100(
     Args:
         labels: fine (100 classes) or coarse (20 superclasses).
     """
-    if labels not in KEYS:
-        raise ConfigError(f"CIFAR-100 has fine and coarse labels, not {labels!r}.")
     paths = CIFAR100.obtain(root, download)
     if len(paths) == 1:
         names, train, test = from_npz(paths[0], *KEYS[labels])

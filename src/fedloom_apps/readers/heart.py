@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
 
-from fedloom.core.checks import one_of
 from fedloom.core.documentation import bibtex
 from fedloom.core.errors import DataError, of_extra
 from fedloom.core.federation import Arrays
@@ -24,12 +24,13 @@ NUMBERS = ("age", "sex", "trestbps", "chol", "fbs", "thalach", "exang", "oldpeak
 COLUMNS = (0, 1, 3, 4, 5, 7, 8, 9)
 KINDS = {2: ("cp", (1, 2, 3, 4)), 6: ("restecg", (0, 1, 2))}
 FEATURES = (*NUMBERS, *(f"{name}={value}" for name, values in KINDS.values() for value in values[1:]))
-MISSING = ("drop", "mean")
 
 
 @sources.register
 @reads(FILES)
-def heart(missing: str = "drop", standardised: Standardise = "client", root: str | Path | None = None) -> Source:
+def heart(
+    missing: Literal["drop", "mean"] = "drop", standardised: Standardise = "client", root: str | Path | None = None
+) -> Source:
     """Heart disease (UCI, FLamby): presence of disease from 13 features, by hospital.
 
     Reads ``heart/processed.{cleveland,hungarian,switzerland,va}.data``. As in FLamby, the columns ``slope``, ``ca`` and
@@ -44,7 +45,6 @@ def heart(missing: str = "drop", standardised: Standardise = "client", root: str
             all are unknown).
         standardised: whether features are standardised per ``client``, ``pooled``, or not (``none``).
     """
-    one_of("unknown values cannot be treated by", missing, MISSING)
     tables = [read_hospital(path, missing) for path in FILES.obtain(root)]
     x, y = (np.concatenate(column) for column in zip(*tables, strict=True))
     groups = np.repeat(np.arange(len(HOSPITALS)), [len(labels) for _, labels in tables])

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
-from fedloom.core.checks import one_of
 from fedloom.core.documentation import bibtex
 from fedloom.core.errors import DataError
+from fedloom.core.ranges import Count
 from fedloom.data.sources import Source, sources
 from fedloom.data.sources.arrays import by_class, image_arrays, read_images
 from fedloom.data.sources.files import Files, read_table, reads
@@ -29,7 +30,6 @@ MINI = Files(
 )
 SCALE_TINY = (0.4802, 0.4481, 0.3975), (0.2770, 0.2691, 0.2821)
 SCALE = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's
-SPLITS = ("images", "classes")
 
 
 @sources.register
@@ -66,7 +66,10 @@ def tiny_imagenet(root: str | Path | None = None, normalise: bool = True) -> Sou
 @sources.register
 @reads(MINI)
 def mini_imagenet(
-    root: str | Path | None = None, split: str = "images", size: int = 84, normalise: bool = True
+    root: str | Path | None = None,
+    split: Literal["images", "classes"] = "images",
+    size: Count = 84,
+    normalise: bool = True,
 ) -> Source:
     """miniImageNet: 60 000 colour photographs, 84x84, 100 classes of 600.
 
@@ -80,7 +83,6 @@ def mini_imagenet(
         size: height and width; images of another shape are first cropped to the central square.
         normalise: whether to normalise by ImageNet's mean and deviation per channel; otherwise 0..1.
     """
-    one_of("miniImageNet has no split", split, SPLITS)
     folder, *lists = MINI.obtain(root)
     rows = [(folder / name, label, part) for part, path in enumerate(lists) for name, label in listed(path)]
     names = sorted({label for _, label, _ in rows})

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import string
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from fedloom.core.checks import one_of
 from fedloom.core.documentation import bibtex
 from fedloom.core.errors import DataError
 from fedloom.core.federation import Arrays
@@ -115,7 +114,10 @@ TEN = emnist_files("letters", ("emnist_l.npz",), title="EMNIST-L")
 @sources.register
 @reads(emnist_files("letters"))
 def emnist(
-    split: str = "letters", root: str | Path | None = None, download: bool = False, normalise: bool = True
+    split: Literal["letters", "byclass", "balanced", "digits"] = "letters",
+    root: str | Path | None = None,
+    download: bool = False,
+    normalise: bool = True,
 ) -> Source:
     """EMNIST: handwritten letters and digits, 28x28, upright.
 
@@ -125,7 +127,6 @@ def emnist(
     Args:
         split: letters (26 classes, both cases together), byclass (62), balanced (47) or digits (10).
     """
-    one_of("EMNIST has no split", split, CLASSES)
     train, test = (image_arrays(x, y, CLASSES[split], normalise, *SCALE) for x, y in read_split(split, root, download))
     settings = {"split": split, "normalise": normalise}
     return Source(f"emnist_{split}", train, test, LICENCE, bibtex("cohen2017emnist"), settings=settings)

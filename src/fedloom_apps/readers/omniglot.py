@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
-from fedloom.core.checks import one_of
 from fedloom.core.documentation import bibtex
 from fedloom.core.errors import ConfigError, DataError
 from fedloom.data.sources import Source, natural_clients, sources
@@ -15,15 +15,13 @@ from fedloom.data.sources.files import Files, read_npz, reads
 
 FILES = Files("Omniglot", (("omniglot.npz",),), "https://github.com/brendenlake/omniglot")
 BACKGROUND, SIDE = 964, 105
-SUBSETS = ("all", "background", "evaluation")
-CLIENTS = ("alphabets", "drawers")
 
 
 @sources.register
 @reads(FILES)
 def omniglot(
-    clients: str = "alphabets",
-    subset: str = "all",
+    clients: Literal["alphabets", "drawers"] = "alphabets",
+    subset: Literal["all", "background", "evaluation"] = "all",
     alphabets: int | None = None,
     size: int = 28,
     test: int = 4,
@@ -44,8 +42,6 @@ def omniglot(
         test: number of drawers whose drawings of each character are the common test set; with ``clients=drawers`` they
             have no training drawings.
     """
-    one_of("Omniglot has no subset", subset, SUBSETS)
-    one_of("Omniglot's clients are not", clients, CLIENTS)
     [path] = FILES.obtain(root)
     arrays = read_npz(path, ["x", "alphabet"])
     x, spoken = arrays["x"], arrays["alphabet"].astype(str)

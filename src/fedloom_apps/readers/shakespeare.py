@@ -6,12 +6,11 @@ import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
 
-from fedloom.core.checks import one_of
 from fedloom.core.documentation import bibtex
 from fedloom.core.errors import ConfigError, DataError
 from fedloom.core.federation import Arrays
@@ -25,7 +24,6 @@ ALPHABET = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklm
 CODE = np.full(256, ALPHABET.index(" "), dtype=np.uint8)  # other characters become a space
 CODE[[ord(letter) for letter in ALPHABET]] = np.arange(len(ALPHABET))
 LENGTH = 80
-SPLITS = ("time", "random")
 SPACES = np.full(LENGTH, CODE[ord(" ")])
 FILES = leaf.leaf_files("Shakespeare", "shakespeare", ("shakespeare.jsonl",))
 
@@ -35,7 +33,7 @@ FILES = leaf.leaf_files("Shakespeare", "shakespeare", ("shakespeare.jsonl",))
 def shakespeare(
     train: int | None = 2000,
     test: int | None = 400,
-    split: str = "time",
+    split: Literal["time", "random"] = "time",
     least: int = 2,
     seed: int = 0,
     root: str | Path | None = None,
@@ -61,7 +59,6 @@ def shakespeare(
         least: samples that a role must have if ``train`` and ``test`` are null.
         seed: seed of the random split.
     """
-    one_of("Shakespeare has no split", split, SPLITS)
     if min(1 if train is None else train, 1 if test is None else test + 1) < 1:
         raise ConfigError(f"train must be at least 1 and test at least 0, not {train} and {test}.")
     paths = FILES.obtain(root)

@@ -6,14 +6,14 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
 
-from fedloom.core.checks import at_least, one_of, positive
 from fedloom.core.documentation import bibtex
-from fedloom.core.errors import ConfigError
 from fedloom.core.federation import Arrays
+from fedloom.core.ranges import Count, NonNegative, NonNegativeInt, Positive, Range
 from fedloom.core.rng import stream
 from fedloom.data.sources import Source, sources
 from fedloom.data.split import rank_within
@@ -55,16 +55,16 @@ KINDS = {  # gamma1, gamma2, gamma3; None switches that type of heterogeneity of
 
 @sources.register
 def synthetic(
-    heterogeneity: str = "homogeneous",
-    gamma1: float | None = None,
-    gamma2: float | None = None,
-    gamma3: float | None = None,
-    clients: int = 20,
-    samples: float = 200.0,
+    heterogeneity: Literal["homogeneous", "type1", "type2", "type3", "all"] = "homogeneous",
+    gamma1: NonNegative | None = None,
+    gamma2: NonNegative | None = None,
+    gamma3: NonNegative | None = None,
+    clients: Count = 20,
+    samples: Annotated[float, Range(1)] = 200.0,
     min_size: int = 10,
-    test: float = 0.25,
-    features: int = 30,
-    classes: int = 5,
+    test: NonNegative = 0.25,
+    features: Count = 30,
+    classes: Annotated[int, Range(2)] = 5,
     seed: int = 0,
 ) -> Source:
     r"""FedDyn's convex problem: labels from linear models, with a choice of client heterogeneity.
@@ -101,15 +101,8 @@ def synthetic(
     >>> source.train.x.shape[1], source.train.classes, len(source.group_names)
     (30, 5, 20)
     """
-    one_of("there is no heterogeneity", heterogeneity, KINDS)
     gammas = (gamma1, gamma2, gamma3)
     g1, g2, g3 = (g if g is not None else kind for g, kind in zip(gammas, KINDS[heterogeneity], strict=True))
-    at_least(1, "synthetic: ", clients=clients, features=features, samples=samples)
-    at_least(2, "synthetic: ", classes=classes)
-    at_least(0, "synthetic: ", test=test)
-    if negative := next((g for g in (g1, g2, g3) if g is not None and g < 0), None):
-        raise ConfigError(f"a gamma is a variance and cannot be negative, as {negative} is.")
-
     rng = stream(seed, "synthetic")
     sizes = np.full(clients, round(samples))
     if g3:
@@ -169,7 +162,7 @@ CENTRES = {  # of the two clusters of each class
 
 
 @sources.register
-def intervals(seed: int = 0, samples: int = 1000, test_samples: int = 100) -> Source:
+def intervals(seed: int = 0, samples: Count = 1000, test_samples: NonNegativeInt = 100) -> Source:
     """Balanced binary problem on [0, 9]: class 1 (blue) in [2, 3] and [5, 7], class 0 (red) elsewhere.
 
     A model with two intervals can classify all points, one with a single interval, [5, 7] or [2, 7], at best five of
@@ -184,8 +177,6 @@ def intervals(seed: int = 0, samples: int = 1000, test_samples: int = 100) -> So
     >>> tuple(source.train.x.shape), source.train.y.float().mean().item()
     ((1000, 1), 0.5)
     """
-    at_least(1, "intervals: ", samples=samples)
-    at_least(0, "intervals: ", test_samples=test_samples)
 
     def draw(purpose: str, count: int) -> Arrays:
         rng = stream(seed, f"intervals {purpose}", count)
@@ -201,7 +192,9 @@ def intervals(seed: int = 0, samples: int = 1000, test_samples: int = 100) -> So
 
 
 @sources.register
-def six_gaussians(seed: int = 0, samples: int = 1000, test_samples: int = 1000, r: float = 0.05) -> Source:
+def six_gaussians(
+    seed: int = 0, samples: Count = 1000, test_samples: NonNegativeInt = 1000, r: Positive = 0.05
+) -> Source:
     """Balanced three-class problem in the plane with two Gaussian clusters per class.
 
     x ~ N(centre, r·I), [N, 2]; r is a variance, as in the formula of the text, which calls it a radius. A student with
@@ -216,9 +209,6 @@ def six_gaussians(seed: int = 0, samples: int = 1000, test_samples: int = 1000, 
     >>> tuple(source.train.x.shape), source.train.names
     ((1000, 2), ('red', 'green', 'blue'))
     """
-    positive("six_gaussians: ", r=r)
-    at_least(1, "six_gaussians: ", samples=samples)
-    at_least(0, "six_gaussians: ", test_samples=test_samples)
     centres = np.array(list(CENTRES.values()))  # [class, cluster, 2]
 
     def draw(purpose: str, count: int) -> Arrays:
