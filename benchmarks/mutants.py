@@ -157,11 +157,14 @@ def drawn(count: int, seed: int, only: tuple[str, ...]) -> list[Mutant]:
 
 
 class Trace:
-    """Notes the tests that execute each line, and the seconds of the processor that each test and each file take."""
+    """Notes the tests that execute each line, and the seconds of the processor that each test and each file take.
+
+    Lines that other processes execute are not noted; ``elsewhere`` has the tests that leave much of their work to them.
+    """
 
     def __init__(self, file: Path) -> None:
-        self.file, self.seconds = file, dict[str, float]()
-        self.coverage = coverage.Coverage(data_file=file, source=[str(SOURCE)], config_file=False)
+        self.file, self.seconds, self.elsewhere = file, dict[str, float](), list[str]()
+        self.coverage = coverage.Coverage(data_file=file, source=["src"], config_file=False)
 
     def pytest_sessionstart(self) -> None:
         self.coverage.start()
@@ -179,9 +182,12 @@ class Trace:
 
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:
-        begin = processor()
+        begin, children = processor(), processor(resource.RUSAGE_CHILDREN)
         yield
-        self.seconds[name] = self.seconds.get(name, 0.0) + processor() - begin
+        spent = processor() - begin
+        self.seconds[name] = self.seconds.get(name, 0.0) + spent
+        if processor(resource.RUSAGE_CHILDREN) - children > spent / 10:
+            self.elsewhere.append(name)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed:
@@ -190,12 +196,13 @@ class Trace:
     def pytest_sessionfinish(self) -> None:
         self.coverage.stop()
         self.coverage.save()
-        self.file.with_suffix(".json").write_text(json.dumps(self.seconds))
+        text = json.dumps({"seconds": self.seconds, "elsewhere": self.elsewhere})
+        self.file.with_suffix(".json").write_text(text)
 
 
-def processor() -> float:
-    """Seconds of the processor so far, with those of processes that have ended."""
-    of = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+def processor(*whose: int) -> float:
+    """Seconds of the processor so far: of this process and of those that have ended, or of one of the two."""
+    of = map(resource.getrusage, whose or (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return sum(one.ru_utime + one.ru_stime for one in of)
 
 
@@ -211,8 +218,10 @@ class Tests:
         self.only = only
         self.data = coverage.CoverageData(str(file))
         self.data.read()
-        self.seconds: dict[str, float] = json.loads(file.with_suffix(".json").read_text())
-        self.files = {SOURCE / name.partition(f"/{SOURCE}/")[2]: name for name in self.data.measured_files()}
+        noted = json.loads(file.with_suffix(".json").read_text())
+        self.seconds: dict[str, float] = noted["seconds"]
+        self.elsewhere = frozenset[str](noted["elsewhere"])
+        self.files = {Path("src", name.rpartition("/src/")[2]): name for name in self.data.measured_files()}
 
     def __call__(self, mutant: Mutant) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """One case of each function, and the others."""
@@ -306,7 +315,7 @@ def traced(copy: Path, files: str, only: frozenset[str] = frozenset()) -> Tests:
     trace = ROOT / ".coverage"
     if not trace.exists():
         first = failing(copy, ("-m", "not exhaustive", "--maxfail=100", *files.split()), 36000, Trace(trace))
-        if not any("::" in name for name in json.loads(trace.with_suffix(".json").read_text())):
+        if not any("::" in name for name in json.loads(trace.with_suffix(".json").read_text())["seconds"]):
             trace.unlink()
             raise SystemExit(f"no test ran: look at {first}")
     return Tests(trace, only)

@@ -31,7 +31,9 @@ settings.load_profile("fedloom")
 torch.set_num_threads(1)
 declare_operators()
 RECIPES = Path(__file__).parent / "recipes"
-QUICK = frozenset(Path(__file__).with_name("quick.txt").read_text().splitlines())
+QUICK, REPEATS = (
+    frozenset(Path(__file__).with_name(f"{name}.txt").read_text().splitlines()) for name in ("quick", "repeats")
+)
 
 
 def pytest_runtest_setup() -> None:
@@ -66,12 +68,13 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Choose the tests that need a GPU, or the others; with ``--quick``, those of the list.
 
-    Exhaustive are those of recipes, since what they use of the package has tests of its own, and the combinations of a
-    test with several parametrisations beyond each value once.
+    Exhaustive are those of recipes, since what they use of the package has tests of its own, those of
+    tests/repeats.txt, and the combinations of a test with several parametrisations beyond each value once.
     """
     gpu = config.getoption("--gpu")
     reason = None if gpu and sees_gpu() else "there is no GPU" if gpu else "run them with --gpu, where there is a GPU"
-    for item in (*beyond_once(items), *(item for item in items if item.path.parent == RECIPES)):
+    rest = (item for item in items if item.path.parent == RECIPES or item.nodeid in REPEATS)
+    for item in (*beyond_once(items), *rest):
         item.add_marker(exhaustive)
     for item in items:
         if reason and item.get_closest_marker("cuda") is not None:
@@ -92,7 +95,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     reports = (one for some in terminalreporter.stats.values() for one in some if isinstance(one, pytest.TestReport))
     if config.getoption("--quick") and (gone := QUICK - {report.nodeid for report in reports}):
         text = "of tests/quick.txt did not run, such as"
-        terminalreporter.write_line(f"{len(gone)} tests {text} {min(gone)}; benchmarks/quick_tests.py chooses anew")
+        terminalreporter.write_line(f"{len(gone)} tests {text} {min(gone)}; benchmarks/choose_tests.py chooses anew")
 
 
 def _keep(config: pytest.Config, items: list[pytest.Item], chosen: set[pytest.Item]) -> None:
