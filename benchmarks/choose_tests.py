@@ -1,6 +1,6 @@
 """Which tests `make quick` and `make test` run: writes tests/quick.txt and tests/repeats.txt.
 
-    python benchmarks/choose_tests.py [--seconds 48] [--times 8]
+    python benchmarks/choose_tests.py [--seconds 42] [--times 4]
 
 Both are chosen by the lines of functions that tests execute, and by the processor's time that they take. Lines and
 seconds are those of ``.coverage``, which ``mutants.py`` writes, or this script if there is none (``pip install
@@ -11,14 +11,16 @@ are spent. A line that n of the chosen tests execute already counts 2⁻ⁿ, so 
 are executed twice. With the first test of a file the time that both workers take to import the file is paid.
 
 repeats.txt, what is left to `make test-all`: the most expensive first, each test of whose lines, in the library and in
-the applications, each is executed by ``--times`` of the tests that stay. Tests that leave much to other processes stay,
-since it is not known what those execute.
+the applications, each is executed by ``--times`` of the tests that stay. Others that stay: tests that have found one of
+the faults in ``results/mutants.csv``; examples of pages and docstrings, whose subject is the text; and tests that leave
+much to other processes, since it is not known what those execute.
 """  # fmt: skip
 
 from __future__ import annotations
 
 import argparse
 import ast
+import csv
 from collections import Counter
 from functools import cached_property
 from pathlib import Path
@@ -82,10 +84,13 @@ class Execution:
 
     def repeats(self, times: int) -> tuple[list[str], float]:
         """Tests that add nothing to the others, and their seconds."""
+        with (ROOT / "benchmarks/results/mutants.csv").open() as table:
+            stay = self.tests.elsewhere | {row["found by"] for row in csv.DictReader(table)}
         count, left = self.executes.sum(1), list[int]()
         for at in np.argsort(-self.seconds):
             rows = self.executes[:, at]
-            if self.names[at] not in self.tests.elsewhere and (count[rows] > times).all():
+            stays = self.names[at] in stay or not self.names[at].startswith("tests/")
+            if not stays and (count[rows] > times).all():
                 count[rows] -= 1
                 left.append(at)
         return sorted(self.names[at] for at in left), float(self.seconds[left].sum())
@@ -98,8 +103,8 @@ def write(name: str, tests: list[str]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # pyright: ignore[reportOptionalMemberAccess]
-    parser.add_argument("--seconds", type=float, default=48, help="of the processor for all quick tests")
-    parser.add_argument("--times", type=int, default=8, help="how often others execute the lines of what repeats them")
+    parser.add_argument("--seconds", type=float, default=42, help="of the processor for all quick tests")
+    parser.add_argument("--times", type=int, default=4, help="how often others execute the lines of what repeats them")
     settings = parser.parse_args()
     with copied() as copy:
         (copy / "tests/repeats.txt").write_text("")

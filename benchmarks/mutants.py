@@ -221,7 +221,8 @@ class Tests:
         noted = json.loads(file.with_suffix(".json").read_text())
         self.seconds: dict[str, float] = noted["seconds"]
         self.elsewhere = frozenset[str](noted["elsewhere"])
-        self.files = {Path("src", name.rpartition("/src/")[2]): name for name in self.data.measured_files()}
+        files = (name for name in self.data.measured_files() if name.endswith(".py"))  # not templates of pages
+        self.files = {Path("src", name.rpartition("/src/")[2]): name for name in files}
 
     def __call__(self, mutant: Mutant) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """One case of each function, and the others."""
