@@ -431,6 +431,13 @@ preset(
     "Jeong et al. 2018. With γ = 0 it is local training.",
 )
 preset(
+    "fedmd",
+    lambda name: Method(name, (*CE, objectives.Consensus()), personal=personal.LocalOnly()),
+    "Clients keep their models, and learn the mean f̃ of their scores for public inputs, then their own samples.",
+    "Li & Wang 2019. The server sends unlabelled inputs with every round. With epochs=0 it is local training. See "
+    "``Consensus``.",
+)
+preset(
     "feddbe",
     lambda name: Method(name, (*CE, objectives.FeatureMean()), personal=personal.BiasMemory()),
     "Features r(x) + b_i with a vector b_i of the client's own, and (κ/d)‖mean r(x) - m̄‖² beside the loss.",

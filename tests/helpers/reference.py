@@ -6,7 +6,7 @@ The net is o = W₂ tanh(W₁x + b₁) + b₂ with cross entropy; its parameters
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -101,11 +101,17 @@ class World:
         self, theta: Vector, client: int, t: int, rate: float, correct: Correct = lambda g, theta: g, rows: Any = None,
         gradient: Callable[[Vector, Vector], Vector] | None = None,
     ) -> tuple[Vector, int]:  # fmt: skip
-        """Local SGD from θ: correction, clipping, weight decay, momentum, step. Returns θ_i and the steps taken."""
-        gradient = gradient or self.gradient
-        local, theta = self.local, theta.copy()
+        """Local SGD from θ on the client's mini-batches of the round. Returns θ_i and the steps taken."""
         rows = self.federation.train.index[client] if rows is None else rows
-        batches = local.batches(rows, self.seed, t, client)
+        batches = self.local.batches(rows, self.seed, t, client)
+        return self.descend(theta, batches, rate, correct, gradient or self.gradient), len(batches)
+
+    def descend(
+        self, theta: Vector, batches: Sequence[Vector], rate: float, correct: Correct,
+        gradient: Callable[[Vector, Vector], Vector],
+    ) -> Vector:  # fmt: skip
+        """SGD from θ with its settings: correction, clipping, weight decay, momentum, step."""
+        local, theta = self.local, theta.copy()
         velocity = np.zeros_like(theta)
         for batch in batches:
             g = correct(gradient(theta, batch), theta)
@@ -116,7 +122,7 @@ class World:
             velocity = local.momentum * velocity + g
             direction = g + local.momentum * velocity if local.nesterov else velocity
             theta = theta - rate * direction
-        return theta, len(batches)
+        return theta
 
 
 @dataclass

@@ -30,7 +30,7 @@ GENTLE: dict[str, dict[str, Any]] = {  # instead of defaults that ask for smalle
 }
 LIVE = {  # they have no form for a cohort: compute=batched is compute=live
     "per_fedavg", "p_avg_proto", "pfldyn", "pflscaf", "fedevg", "fedevg_kept", "fedproto", "feddistill", "fedcgan",
-    "fedcvae", "feddbe", "fedtgp", "fedgh", "fml", "fedkd", "fedpac",
+    "fedcvae", "feddbe", "fedtgp", "fedgh", "fml", "fedkd", "fedpac", "fedmd",
 }  # fmt: skip
 
 

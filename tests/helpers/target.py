@@ -165,6 +165,35 @@ def feddf(world: World, steps: int = 100, lr: float = 1e-3, batch_size: int = 12
     return Found(theta)
 
 
+def fedmd(
+    world: World, size: int = 500, epochs: int = 1, batch_size: int = 50, lam: float = 1.0, distance: str = "absolute"
+) -> Found:
+    """Communicate, aggregate, distribute, digest, revisit; the inputs of each round, and their order, are drawn."""
+    own, x = dict.fromkeys(range(world.clients), world.start), unlabelled(world)
+    chosen: list[Vector] = []
+    scores: list[Vector] = []
+    for t, rate, cohort in world.schedule():
+        for i in cohort:
+            if scores:  # digest
+                public, consensus = x[chosen[-2]], scores[-1]
+
+                def slope(w: Vector, rows: Vector, public=public, consensus=consensus) -> Vector:
+                    apart = outputs(world, w, public[rows]) - consensus[rows]
+                    of_each = np.sign(apart) if distance == "absolute" else 2 * apart
+                    return backward(world, w, public[rows], lam * of_each / apart.size)
+
+                draws = stream(world.seed, "objective.1", t, i)
+                orders = [draws.permutation(len(public)) for _ in range(epochs)]
+                rows = [order[n : n + batch_size] for order in orders for n in range(0, len(order), batch_size)]
+                own[i] = world.descend(own[i], rows, rate, lambda g, w: g, slope)
+            own[i], _ = world.train(own[i], i, t, rate)  # revisit
+        if chosen:
+            scores.append(np.mean([outputs(world, own[i], x[chosen[-1]]) for i in cohort], axis=0))
+        chosen.append(stream(world.seed, "public inputs", t).permutation(len(x))[:size])
+    states = {"inputs": x[chosen[-2]], "scores": scores[-1], "next": x[chosen[-1]]}
+    return Found(world.start, own, {f"server/objective.1/{name}": value for name, value in states.items()})
+
+
 ORACLES: dict[str, Callable[..., Found]] = {
-    f.__name__: f for f in (fedssa, fedssa_similarity, fedssa_confidence, feddf)
+    f.__name__: f for f in (fedssa, fedssa_similarity, fedssa_confidence, feddf, fedmd)
 }

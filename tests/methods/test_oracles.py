@@ -62,6 +62,10 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     "fedproto": [{"lam": 0.7}],
     "feddistill": [{"gamma": 0.7}],
     "fedpac": [{"lam": 5.0, "head_fraction": 0.5}],
+    "fedmd": [
+        {"size": 7, "epochs": 2, "batch_size": 3, "lam": 2.0},
+        {"size": 9, "batch_size": 4, "distance": "squared"},
+    ],
     "fedtgp": [{"lam": 0.7, "margin": 0.2, "epochs": 3, "lr": 0.3, "batch_size": 4}],
     "fedgh": [{"epochs": 2, "lr": 0.3, "batch_size": 4}],
     "fml": [{"alpha": 0.2, "beta": 0.9}],
@@ -226,7 +230,7 @@ def test_method_follows_its_equations(name: str, settings: dict[str, Any], key: 
         "local": slice(0, 0),
         "fedevg": slice(0, 0),
     }
-    order["fedevg_kept"] = order["fedproto"] = order["fedtgp"] = order["feddistill"] = order["local"]
+    order |= dict.fromkeys(("fedevg_kept", "fedproto", "fedtgp", "feddistill", "fedmd"), order["local"])
     order["fedgh"] = head
     part = order.get(name, slice(None))
     assert shared == len(found.theta[part])

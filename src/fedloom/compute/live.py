@@ -115,7 +115,7 @@ class Live:
         total = ask.at.new_zeros(())
         for share, batch in _passes(ask.batch, self.plan.local.micro_batch):
             with torch.enable_grad():
-                value = loss(self.plan, self._outputs(batch), batch, ask.contexts)
+                value = loss(self.plan, self._outputs(batch), batch, ask.contexts, ask.hook)
                 value = value if share == 1 else value * share
                 value.backward()
             total = value.detach() if share == 1 else total + value.detach()

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cache
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -193,7 +193,8 @@ class Request(NamedTuple):
     """A request for the loss and its gradient at the parameters ``at`` on a mini-batch.
 
     The answer is the pair (gradient [P], loss []); the receiver may overwrite the gradient. With ``plain`` the compute
-    takes the step θ ← θ - η_t g itself, and the answer is (None, loss).
+    takes the step θ ← θ - η_t g itself, and the answer is (None, loss). The loss is the sum of what the ``hook`` of the
+    terms with a context returns.
     """
 
     at: Float[Tensor, "P"]
@@ -201,6 +202,7 @@ class Request(NamedTuple):
     support: Batch | None
     contexts: Mapping[str, Context]
     plain: bool = False
+    hook: Literal["loss", "lesson"] = "loss"
 
 
 Answer = tuple[Tensor | None, Tensor]
@@ -336,6 +338,8 @@ class ClientWork:
         seen = self.begin(len(batches))
         if plan.method.hooks["start"]:
             yield from self._start(seen, at)
+        for place, part in plan.method.hooks["lessons"]:
+            yield from self._lessons(place, part, seen, at)
         trained = TrainState.of(plan.at(client), at.theta, seen)
         layers = LayerViews(plan.layout)
         draws = plan.draws(down.round, client, len(batches)).tolist()
@@ -412,6 +416,17 @@ class ClientWork:
         at.theta[:split].copy_(theta)
         seen["personal"] = seen["personal"]._replace(local=local)
         seen.update({place: ctx._replace(own=local) for place, ctx in seen.items()})
+
+    def _lessons(self, place: str, term: Term, seen: Mapping[str, Context], at: Vectors) -> Generator[Request, Answer, None]:
+        """Take the steps of a term on what it has received, which it reads with its context as it is now."""
+        plan, down, mine = self.plan, self.down, self.plan.at(self.client)
+        trained, only = TrainState.of(mine, at.theta, seen), {place: seen[place]}
+        draws = rng.stream(plan.seed, place, down.round, self.client)
+        for number, batch in enumerate(term.lessons(seen[place], draws)):
+            self.stage = f"lesson {number + 1}"
+            grad, _ = yield Request(at.model, batch, None, only, hook="lesson")
+            assert grad is not None
+            descend(mine, trained, grad, mine.speed * down.lr, seen)
 
     def _gradient(self, ask: Request, at: Vectors, step: int) -> Generator[Request, Answer, Answer]:
         """Request a gradient, and those that terms take at other points; DP-SGD's arrives clipped, and gets noise."""

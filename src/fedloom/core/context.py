@@ -123,6 +123,14 @@ class Heard(NamedTuple):
         return *self.models.values(), self.shares
 
 
+def evaluated(model: Model, of: Callable[[Tensor], Tensor], x: Shaped[Tensor, "N ..."]) -> Float[Tensor, "N d"]:
+    """What a model in evaluation mode makes of inputs."""
+    model.eval()  # pyright: ignore[reportFunctionMemberAccess]
+    rows = torch.cat([of(part) for part in x.split(PIECE)])
+    model.train()  # pyright: ignore[reportFunctionMemberAccess]
+    return rows
+
+
 class Context(NamedTuple):
     """What a part can see at a client.
 
@@ -176,10 +184,7 @@ class Context(NamedTuple):
 
     def over_samples(self, model: Model, of: Callable[[Tensor], Tensor]) -> Tensor:
         """What a model in evaluation mode makes of all of the client's training samples, [rows, d]."""
-        model.eval()  # pyright: ignore[reportFunctionMemberAccess]
-        rows = torch.cat([of(x) for x in self.samples.x.split(PIECE)])
-        model.train()  # pyright: ignore[reportFunctionMemberAccess]
-        return rows
+        return evaluated(model, of, self.samples.x)
 
     def by_class(self, model: Model, of: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
         """Sums by class of what a model in evaluation mode makes of them, [C, d], and their numbers [C]."""

@@ -7,8 +7,8 @@ from functools import cache
 from fedloom.core.parts import Part
 
 HOOKS = (
-    "init_server", "init_client", "begin", "start", "point", "on_step", "loss", "probe", "grad", "prox", "end",
-    "send", "after_send", "receive", "combine", "correct", "step", "refine", "between",
+    "init_server", "init_client", "begin", "start", "lessons", "lesson", "point", "on_step", "loss", "probe", "grad",
+    "prox", "end", "send", "after_send", "receive", "combine", "correct", "step", "refine", "between",
 )  # fmt: skip
 
 

@@ -121,10 +121,11 @@ class Method:
                         f"but personal {label(self.personal)!r} shares none."
                     )
 
-        if overrides(self.personal, "start") and self.needs("sgd"):
+        for place, part in (*self.hooks["start"], *self.hooks["lessons"]) if self.needs("sgd") else ():
             raise ConfigError(
-                f"{self.who_needs('sgd')} infers gradients from the way from the received model, but with personal "
-                f"{label(self.personal)!r} local steps start elsewhere; choose a drift like dynamic, or none."
+                f"{self.who_needs('sgd')} infers gradients from the way from the received model, but with "
+                f"{place.partition('.')[0]} {label(part)!r} local steps start elsewhere; choose a drift like dynamic, or "
+                "none."
             )
         signed = [term for term in self.objective if self.mixing.weighs_losses and _is_signed(term)]
         if signed:
@@ -490,6 +491,11 @@ class Method:
         """The places of parts that keep the momentum of local steps."""
         return tuple(place for place, part in self.parts.items() if part.needs.momentum)
 
+    @property
+    def uses_unlabelled(self) -> bool:
+        """Whether any part needs unlabelled inputs at the server."""
+        return self.needs("target") or self.needs("public")
+
     def who_needs(self, what: str) -> str:
         """The parts that declare it, for error messages, like ``drift 'scaffold'``."""
         named = ((place.partition(".")[0], p) for place, p in self.parts.items() if what in p.needs)
@@ -528,6 +534,10 @@ def _check_declarations(who: str, part: Part) -> None:
                     f"{who}: {name} has {value!r:.60} for {key!r:.60}, but it must map names, like "
                     f"{{'control': {example}}}."
                 )
+    if overrides(part, "lessons") and part.needs.model != "inputs":
+        raise ConfigError(
+            f"{who} takes steps on other inputs than the client's samples; declare needs = Needs(model='inputs')."
+        )
     _check_names(who, part)
 
 

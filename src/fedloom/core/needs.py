@@ -22,6 +22,7 @@ class Needs:
         twin: a second augmented view of every mini-batch, and the model's logits on it.
         teacher: a second, trained model, evaluated on every mini-batch.
         target: unlabelled inputs of the target distribution, at the server; ``views``: and random augmented views.
+        public: unlabelled inputs at the server that it may send to all clients.
         losses: every cohort member's loss of the received model on its ``train`` or ``validation`` samples, before
             local work; at its last exit.
         updates: all updates of the cohort at once, instead of a running sum.
@@ -43,6 +44,7 @@ class Needs:
     twin: bool = False
     teacher: bool = False
     target: Literal["", "inputs", "views"] = ""
+    public: bool = False
     losses: Literal["", "train", "validation"] = ""
     updates: bool = False
     full_participation: bool = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -90,12 +91,15 @@ def _at(
     return call(net, named, (x,))
 
 
-def loss(plan: ClientPlan, out: Output, batch: Batch, contexts: Mapping[str, Context]) -> Float[Tensor, ""]:
+def loss(
+    plan: ClientPlan, out: Output, batch: Batch, contexts: Mapping[str, Context],
+    hook: Literal["loss", "lesson"] = "loss",
+) -> Float[Tensor, ""]:  # fmt: skip
     """The objective on one batch; for a network with several exits, the weighted sum over the exits."""
     if not plan.exit_weights:
-        return _terms(plan, out, batch, contexts)
+        return _terms(plan, out, batch, contexts, hook)
     logits = zip(plan.exit_weights, (*out.early, out.logits), strict=True)
-    values = [w * _terms(plan, out._replace(logits=end), batch, contexts) for w, end in logits if w]
+    values = [w * _terms(plan, out._replace(logits=end), batch, contexts, hook) for w, end in logits if w]
     return torch.stack(values).sum()
 
 
@@ -108,16 +112,20 @@ def deployed_loss(plan: ClientPlan, out: Output, batch: Batch, contexts: Mapping
     return _terms(plan, out, batch, contexts)
 
 
-def _terms(plan: ClientPlan, out: Output, batch: Batch, contexts: Mapping[str, Context]) -> Float[Tensor, ""]:
-    """The sum over terms of each term's mean over the unmasked rows."""
+def _terms(
+    plan: ClientPlan, out: Output, batch: Batch, contexts: Mapping[str, Context], hook: Literal["loss", "lesson"] = "loss"
+) -> Float[Tensor, ""]:
+    """The sum over terms with a context of each term's mean over the unmasked rows."""
     total: Tensor | float = 0.0
-    for place, term in plan.method.hooks["loss"]:
-        value: Tensor = term.loss(out, batch, contexts[place])
+    for place, term in plan.method.hooks[hook]:
+        if place not in contexts:
+            continue
+        value: Tensor = getattr(term, hook)(out, batch, contexts[place])
         if not isinstance(value, Tensor):
-            raise TypeError(f"{type(term).__name__}.loss returned {in_words(value)}, but a loss is a tensor")
+            raise TypeError(f"{type(term).__name__}.{hook} returned {in_words(value)}, but a loss is a tensor")
         if value.ndim and isinstance(batch.y, Tensor) and value.shape != batch.y.shape[:1]:
             raise ValueError(
-                f"{type(term).__name__}.loss returned the shape {list(value.shape)} for {len(batch.y)} samples; "
+                f"{type(term).__name__}.{hook} returned the shape {list(value.shape)} for {len(batch.y)} samples; "
                 "a loss is one number per sample, or [] for all"
             )
         total = total + (batch.mean(value) if value.ndim else value)

@@ -9,6 +9,8 @@ optional. The life of a part during a round::
     init_server(θ, facts)  (once)                   init_client(θ) -> state   (on its first participation)
     the state's ``downloads``  ------------------>  begin(ctx) -> constants of this round's local work
                                                     start(ctx, θ^t, own) -> where local steps start   (personal)
+                                                    lessons(ctx, draws): steps on what was received, by
+                                                    lesson(out, batch, ctx)   (objective)
                                                     every step: point(w, ctx) -> the model, and chain back (personal),
                                                     on_step(ctx, model, batch, draws), then
                                                     loss(out, batch, ctx), probe(g, w, ctx)   (objective),
@@ -28,7 +30,7 @@ actually sent, and checkpoints need no code per method. θ, gradients and update
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -229,6 +231,22 @@ class Term(Part):
 
     def loss(self, out: Output, batch: Batch, ctx: Context) -> Float[Tensor, "B"] | Float[Tensor, ""]:
         """Return losses of the samples, or a scalar that does not depend on the rows of the batch."""
+        return torch.zeros(())
+
+    def lessons(self, ctx: Context, draws: np.random.Generator) -> Iterable[Batch]:
+        """Return mini-batches of what was received, for steps before those on the client's samples.
+
+        These steps descend ``lesson`` alone, by the client's optimiser with its learning rate, from anew; they are not
+        among ``ctx.steps``. A part that overrides it declares ``Needs(model="inputs")``.
+
+        Args:
+            ctx: the context.
+            draws: a random stream that depends only on the seed, the part, the round and the client.
+        """
+        return ()
+
+    def lesson(self, out: Output, batch: Batch, ctx: Context) -> Float[Tensor, "B"] | Float[Tensor, ""]:
+        """Return the loss on such a mini-batch, like ``loss``."""
         return torch.zeros(())
 
     def probe(self, grad: Float[Tensor, "M"], w: Float[Tensor, "M"], ctx: Context) -> Probe:

@@ -134,7 +134,8 @@ def federated_round(
         _refuse_if_broken(report, np.concatenate([one.members for one in rounds.values()]))
     if server.models is None:
         return after[0], report
-    return _met(plan, engine, server, store, active, {number: rounds[number] for number in active}, report), report
+    live = {number: rounds[number] for number in active}
+    return _met(plan, engine, server, store, active, live, report, server_data), report
 
 
 class ModelRound:
@@ -299,7 +300,9 @@ def models_of(plan: ClientPlan, engine: Engine, server: Server, store: Store, cl
     return np.nan_to_num(np.array(found), nan=np.inf).argmin(0)
 
 
-def _corrected(plan: ClientPlan, server: Server, work: Cohort, rounds: Mapping[int, ModelRound]) -> State:
+def _corrected(
+    plan: ClientPlan, server: Server, work: Cohort, rounds: Mapping[int, ModelRound], server_data: ServerData | None
+) -> State:
     """The new states of parts that have one for all models, from what the clients of a round have uploaded."""
     states, slices = dict(server.parts), Fold()
     halves = [(place, part) for place, part in plan.method.hooks["correct"] if place in plan.common]
@@ -308,7 +311,7 @@ def _corrected(plan: ClientPlan, server: Server, work: Cohort, rounds: Mapping[i
     for one in rounds.values():
         slices.merge(one.common)
     members = np.concatenate([one.arrived for one in rounds.values()])
-    info, nothing = work.info(members, None), torch.zeros_like(server.theta)
+    info, nothing = work.info(members, server_data), torch.zeros_like(server.theta)
     uploads = slices.uploads(plan, 1.0, np.zeros(0), plan.facts.clients, plan.common)
     for place, part in halves:
         made = part.correct(states.get(place, {}), nothing, uploads.get(place, {}), info)
@@ -338,7 +341,7 @@ def heard_by(plan: ClientPlan, server: Server) -> Callable[[int], Heard]:
 
 def _met(
     plan: ClientPlan, engine: Engine, server: Server, store: Store, after: Mapping[int, Server],
-    rounds: Mapping[int, ModelRound], report: Report,
+    rounds: Mapping[int, ModelRound], report: Report, server_data: ServerData | None,
 ) -> Server:  # fmt: skip
     """The server after the models of a round, those ``after`` it, have been mixed with each other."""
     method, topology, t, size = plan.method, plan.method.topology, server.round, len(server.theta)
@@ -348,7 +351,7 @@ def _met(
         for number, one in after.items()
     }
     downs = {t: server.broadcast(plan)}
-    states = _corrected(plan, server, Cohort.of(plan, engine, server, store, downs, report), rounds)
+    states = _corrected(plan, server, Cohort.of(plan, engine, server, store, downs, report), rounds, server_data)
     if topology.home == "clients":  # who trains a model where it is, receives and sends nothing
         report.traffic = Traffic()
     received, trained = server.models, server.models.after(after)

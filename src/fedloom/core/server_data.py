@@ -31,7 +31,7 @@ class Augment(Protocol):
 
 @dataclass(frozen=True)
 class ServerData:
-    """Unlabelled inputs and the federation's model, for parts that learn at the server.
+    """Unlabelled inputs and the federation's model, for parts that learn at the server, or send inputs.
 
     There are no labels here, so what a part does at the server cannot depend on them.
 

@@ -587,6 +587,8 @@ class Experiment:
                      "augment=[crop,flip]."),
             "target": (federation.unlabelled is None, "learns from unlabelled inputs of a target distribution, but the "
                        "data have none; choose a target, like target=skew or target=uniform."),
+            "public": (federation.unlabelled is None, "sends unlabelled inputs to clients, but the data have none; choose "
+                       "a target, like target=uniform, or add Unlabelled inputs to the federation."),
             "views": (not self.views, "compares two views of inputs; choose their augmentations with "
                       "views=[jitter,blur]."),
             "teacher": (self.teacher is None, "needs a trained model to learn from; give its run directory, with "
@@ -655,6 +657,11 @@ class Experiment:
             raise ConfigError(
                 f"topology {label(method.topology)!r} mixes models at the end of rounds, which schedule={name} has "
                 "none of; choose schedule=rounds, deadline or over_select."
+            )
+        if schedule.stale and (taught := method.hooks["lessons"]):
+            raise ConfigError(
+                f"objective {label(taught[0][1])!r} compares what clients make of the same inputs, which with "
+                f"schedule={name} have received different ones; choose schedule=rounds, deadline or over_select."
             )
         noisy = [label(one) for one in method.uplink if "noise" in one.guarantees]
         if noisy:

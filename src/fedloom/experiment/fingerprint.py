@@ -190,7 +190,7 @@ def _beside(experiment: Experiment, plan: ClientPlan) -> dict[str, Any]:
     unlabelled = experiment.federation.unlabelled
     if plan.teacher is not None:
         inputs["teacher"] = _digest(*(_bytes(t) for t in plan.teacher.state_dict().values()))
-    if unlabelled is not None and experiment.method.needs("target"):
+    if unlabelled is not None and experiment.method.uses_unlabelled:
         inputs["target"] = _digest(_bytes(unlabelled.x))
     if experiment.method.needs("views"):
         inputs["views"] = [repr(augmentation(a)) for a in experiment.views]

@@ -200,7 +200,7 @@ def _structures(experiment: Experiment, arrays: Arrays) -> None:
         "local.micro_batch": local.micro_batch is not None,
         f"adaptation {label(method.adaptation)!r}": not method.adaptation.is_identity,
         "a start that learns from samples": bool(method.hooks["start"]),
-        **{method.who_needs(need): True for need in ("generator", "teacher", "target") if method.needs(need)},
+        **{method.who_needs(need): True for need in ("generator", "teacher", "target", "public") if method.needs(need)},
     }
     classes = {
         **{method.who_needs(need): True for need in ("label_counts", "common_classes") if method.needs(need)},
@@ -274,8 +274,8 @@ def _hint(error: Exception, tokens: Tensor, size: int) -> str:
 
 
 def make_server_data(experiment: Experiment, plan: ClientPlan, federation: Federation) -> ServerData | None:
-    """The server's unlabelled data, if some part of the method learns from them."""
-    if federation.unlabelled is None or not experiment.method.needs("target"):
+    """The server's unlabelled data, if some part of the method learns from them, or sends them."""
+    if federation.unlabelled is None or not experiment.method.uses_unlabelled:
         return None
     views = experiment.method.needs("views")
     change = pipeline(experiment.views, federation.train.arrays) if views else None

@@ -151,7 +151,11 @@ class Recipe:
                     "uplink 'secure_sum' draws its masks from the run's seed, which hides nothing from a server that "
                     "knows it; leave it out, and see docs/deploy.md for what protects uploads."
                 )
-        for need, what_for in (("target", "unlabelled inputs at the server"), ("teacher", "a trained model")):
+        for need, what_for in (
+            ("target", "unlabelled inputs at the server"),
+            ("public", "unlabelled inputs at the server"),
+            ("teacher", "a trained model"),
+        ):
             if method.needs(need):
                 raise ConfigError(f"{method.who_needs(need)} learns from {what_for}, which is not deployed.")
         if method.mixing.needs.label_counts:

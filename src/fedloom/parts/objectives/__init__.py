@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from fedloom.parts.objectives.calibrated import BalancedSoftmax as BalancedSoftmax
     from fedloom.parts.objectives.calibrated import CalibratedLogits as CalibratedLogits
     from fedloom.parts.objectives.calibrated import RestrictedSoftmax as RestrictedSoftmax
+    from fedloom.parts.objectives.consensus import Consensus as Consensus
     from fedloom.parts.objectives.contrastive import Contrastive as Contrastive
     from fedloom.parts.objectives.cross_entropy import CrossEntropy as CrossEntropy
     from fedloom.parts.objectives.cross_entropy import WeightedCrossEntropy as WeightedCrossEntropy
@@ -46,7 +47,7 @@ __getattr__ = objectives.lazily(
         "trainable_prototypes=alignment.TrainablePrototypes",
         "binary_cross_entropy=binary.BinaryCrossEntropy", "calibrated=calibrated.CalibratedLogits",
         "balanced=calibrated.BalancedSoftmax", "restricted=calibrated.RestrictedSoftmax",
-        "contrastive.Contrastive", "cross_entropy=cross_entropy.CrossEntropy",
+        "consensus.Consensus", "contrastive.Contrastive", "cross_entropy=cross_entropy.CrossEntropy",
         "weighted_cross_entropy=cross_entropy.WeightedCrossEntropy", "decorrelation.Decorrelation",
         "cosine=proximal.CosinePull", "distillation.Distillation", "elastic_net=elastic_net.ElasticNet",
         "energy.Energy",
