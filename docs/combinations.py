@@ -213,6 +213,7 @@ CASES: dict[str, dict[str, Case]] = {
         ),
         "two augmented views × no augmentation": run(method=Method("twin", loss(Robustness()))),
         "a target × no unlabelled inputs": run("fedssa"),
+        "public inputs × no unlabelled inputs": run("fedmd"),
         "a teacher × none": run(method=Method("taught", loss(Distillation()))),
         "a teacher × a method without use for one": run(teacher="runs/teacher"),
         "class numbers × clients that number classes themselves": run(

@@ -74,7 +74,7 @@ def test_every_need_of_conditions_has_a_case() -> None:
     words = {
         "full_participation": "every client in every round",
         "probabilities": "the probabilities with which clients take part", "twin": "two augmented views",
-        "target": "the data have none", "views": "two views of inputs",
+        "target": "the data have none", "public": "sends unlabelled inputs to clients", "views": "two views of inputs",
         "teacher": "a trained model to learn from", "sgd": "local training by sgd",
         "common_classes": "class numbers", "validation": "responses on validation samples",
     }  # fmt: skip

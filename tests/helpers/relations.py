@@ -164,6 +164,7 @@ PARTS: dict[str, dict[str, Any]] = {
         "inheritance": (CE, objectives.Inheritance(0.5)),
         "inheritance of features": (CE, objectives.Inheritance(0.5, "features")),
         "class_outputs": (CE, objectives.ClassOutputs()),
+        "consensus": (CE, objectives.Consensus(6, epochs=2, batch_size=6, distance="squared")),
         "trainable_prototypes": (CE, objectives.TrainablePrototypes(epochs=2, lr=0.1)),
         "head_on_means": (CE, objectives.HeadOnMeans(epochs=2, lr=0.1, batch_size=100)),
         "mutual": (objectives.Mutual(0.4, 0.7),),

@@ -56,7 +56,8 @@ def private(result: Any, client: int) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("name", "entry"), [("fedproto", "prototypes"), ("feddistill", "outputs"), ("fedtgp", "prototypes")]
+    ("name", "entry"),
+    [("fedproto", "prototypes"), ("feddistill", "outputs"), ("fedtgp", "prototypes"), ("fedmd", "scores")],
 )
 def test_equal_networks_are_one_network(name: str, entry: str) -> None:
     same: dict[str, Any] = {"cohort": 4, "drop_rate": 0.2, "rounds": 3, "evaluation": Evaluation(what=("clients",))}

@@ -69,7 +69,9 @@ def test_clients_with_the_same_samples_train_one_model() -> None:
         torch.testing.assert_close(several.snapshot.server.parts["objective.1"][name], value, rtol=0, atol=1e-11)
 
 
-@pytest.mark.parametrize(("name", "settings"), [("fedproto", {}), ("fedtgp", {"epochs": 3}), ("feddistill", {})])
+@pytest.mark.parametrize(
+    ("name", "settings"), [("fedproto", {}), ("fedtgp", {"epochs": 3}), ("feddistill", {}), ("fedmd", {})]
+)
 def test_what_clients_exchange_by_class_is_common_to_the_models_of_a_server(name: str, settings: Any) -> None:
     """Models that nobody mixes are private ones."""
     method = make(name, **settings)

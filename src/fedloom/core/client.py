@@ -417,7 +417,9 @@ class ClientWork:
         seen["personal"] = seen["personal"]._replace(local=local)
         seen.update({place: ctx._replace(own=local) for place, ctx in seen.items()})
 
-    def _lessons(self, place: str, term: Term, seen: Mapping[str, Context], at: Vectors) -> Generator[Request, Answer, None]:
+    def _lessons(
+        self, place: str, term: Term, seen: Mapping[str, Context], at: Vectors
+    ) -> Generator[Request, Answer, None]:
         """Take the steps of a term on what it has received, which it reads with its context as it is now."""
         plan, down, mine = self.plan, self.down, self.plan.at(self.client)
         trained, only = TrainState.of(mine, at.theta, seen), {place: seen[place]}

@@ -124,8 +124,8 @@ class Method:
         for place, part in (*self.hooks["start"], *self.hooks["lessons"]) if self.needs("sgd") else ():
             raise ConfigError(
                 f"{self.who_needs('sgd')} infers gradients from the way from the received model, but with "
-                f"{place.partition('.')[0]} {label(part)!r} local steps start elsewhere; choose a drift like dynamic, or "
-                "none."
+                f"{place.partition('.')[0]} {label(part)!r} local steps start elsewhere; choose a drift like dynamic, "
+                "or none."
             )
         signed = [term for term in self.objective if self.mixing.weighs_losses and _is_signed(term)]
         if signed:

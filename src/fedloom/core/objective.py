@@ -113,8 +113,9 @@ def deployed_loss(plan: ClientPlan, out: Output, batch: Batch, contexts: Mapping
 
 
 def _terms(
-    plan: ClientPlan, out: Output, batch: Batch, contexts: Mapping[str, Context], hook: Literal["loss", "lesson"] = "loss"
-) -> Float[Tensor, ""]:
+    plan: ClientPlan, out: Output, batch: Batch, contexts: Mapping[str, Context],
+    hook: Literal["loss", "lesson"] = "loss",
+) -> Float[Tensor, ""]:  # fmt: skip
     """The sum over terms with a context of each term's mean over the unmasked rows."""
     total: Tensor | float = 0.0
     for place, term in plan.method.hooks[hook]:

@@ -587,8 +587,9 @@ class Experiment:
                      "augment=[crop,flip]."),
             "target": (federation.unlabelled is None, "learns from unlabelled inputs of a target distribution, but the "
                        "data have none; choose a target, like target=skew or target=uniform."),
-            "public": (federation.unlabelled is None, "sends unlabelled inputs to clients, but the data have none; choose "
-                       "a target, like target=uniform, or add Unlabelled inputs to the federation."),
+            "public": (federation.unlabelled is None, "sends unlabelled inputs to clients, but there are none; choose "
+                       "a target, like target=uniform, or give the federation some, with replace(federation, "
+                       "unlabelled=Unlabelled(x))."),
             "views": (not self.views, "compares two views of inputs; choose their augmentations with "
                       "views=[jitter,blur]."),
             "teacher": (self.teacher is None, "needs a trained model to learn from; give its run directory, with "

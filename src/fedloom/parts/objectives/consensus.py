@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedloom.core import rng
-from fedloom.core.context import Batch, Context, Facts, Model, Output, RoundInfo, evaluated
+from fedloom.core.context import Batch, Context, Model, Output, RoundInfo, evaluated
 from fedloom.core.message import ClientEnd
 from fedloom.core.parts import Halves, Needs, Reduce, Term
 from fedloom.core.ranges import Count, NonNegativeInt, Positive
