@@ -29,6 +29,7 @@ from fedloom.data.sources.files import cached, read_idx, read_npz, read_pickle, 
 from fedloom.data.sources.generated import read_generated
 from fedloom.data.sources.table import read_frame
 from fedloom.data.user import as_source
+from fedloom.experiment.rundir import Table
 
 __all__ = ["cli"]
 
@@ -116,12 +117,16 @@ def test_what_unpacks_to_more_than_memory_is_refused(tmp_path: Path, monkeypatch
     with gzip.open(tmp_path / "x.idx.gz", "wb") as file:
         file.write(struct.pack(">BBBBI", 0, 0, 8, 1, 2_000_000) + bytes(2_000_000))
     pq.write_table(pa.table({"x": np.zeros(200_000), "label": np.zeros(200_000)}), tmp_path / "x.parquet")
+    pq.write_table(pa.table({"x": [np.zeros(200_000)], "label": [0]}), tmp_path / "lists.parquet")
     monkeypatch.setattr(files, "memory", lambda: 1e6)
     for read in (
         lambda p: read_npz(p / "x.npz", ["x"]),
         lambda p: read_like(p / "x.npz", {}),
         lambda p: read_idx(p / "x.idx.gz"),
         lambda p: read_frame(p / "x.parquet"),
+        lambda p: read_frame(p / "lists.parquet"),
+        lambda p: read_generated(p / "lists.parquet"),
+        lambda p: Table(p / "x.parquet").read(),
     ):
         with pytest.raises(DataError, match=r"unpacked needs 0\.0 GB of memory, but there are 0\.0 GB"):
             read(tmp_path)

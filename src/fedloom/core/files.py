@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -109,6 +109,13 @@ def memory() -> float:
         if (most := resource.getrlimit(resource.RLIMIT_AS)[0]) != resource.RLIM_INFINITY:
             limits.append(most)
     return min(limits)
+
+
+def check_parquet(path: Path, metadata: Any) -> None:
+    """Raise a ``DataError`` if memory cannot hold what a parquet file holds: few bytes may stand for many values."""
+    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+    values = sum(group.column(place).num_values for group in groups for place in range(group.num_columns))
+    check_memory(f"{path} unpacked", 8.0 * values + sum(group.total_byte_size for group in groups))
 
 
 def check_memory(title: str, needed: float) -> None:

@@ -28,6 +28,7 @@ import numpy as np
 
 from fedloom.core import yaml
 from fedloom.core.errors import CheckpointError, first_line
+from fedloom.core.files import check_parquet
 from fedloom.experiment import atomic
 from fedloom.experiment.atomic import Lock
 
@@ -200,6 +201,9 @@ class Table:
         import pyarrow.parquet as pq
 
         with pq.ParquetFile(self.path) as file:
+            check_parquet(self.path, file.metadata)
+            names = file.schema_arrow.names
+        with pq.ParquetFile(self.path, read_dictionary=names) as file:  # a name is stored once, and stays so
             stored = file.read()
         return {name: _to_numpy(stored[name].combine_chunks()) for name in stored.column_names}
 
@@ -227,6 +231,9 @@ def _to_numpy(column: Any) -> np.ndarray:
     """A column of pyarrow, whose own ``to_numpy`` imports pandas."""
     import pyarrow as pa
 
+    if pa.types.is_dictionary(column.type):
+        values = np.array([*column.dictionary.to_pylist(), None], dtype=object)
+        return values[_to_numpy(column.indices.fill_null(len(values) - 1))]
     if pa.types.is_boolean(column.type) and not column.null_count:
         return _to_numpy(column.cast(pa.uint8())).view(np.bool_)
     if column.null_count or not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from fedloom.core.errors import DataError, FedLoomError, first_line, of_extra
 from fedloom.core.federation import Arrays
-from fedloom.core.files import readable
+from fedloom.core.files import check_parquet, readable
 from fedloom.data.augment import Scale
 from fedloom.data.sources import Source, sources
 from fedloom.data.sources.files import read_npz, write_npz
@@ -132,7 +132,9 @@ def _read_parquet(path: Path) -> tuple[Tensor, Tensor, dict[str, Any]]:
     import pyarrow.parquet as pq
 
     try:
-        table = pq.read_table(readable(path))
+        with pq.ParquetFile(readable(path)) as file:
+            check_parquet(path, file.metadata)
+            table = file.read()
     except FileNotFoundError as error:
         raise DataError(f"there is no file {path}.") from error
     except DataError:

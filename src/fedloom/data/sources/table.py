@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from fedloom.core.errors import ConfigError, DataError, first_line, in_one_line, nearest
-from fedloom.core.files import check_memory, readable
+from fedloom.core.files import check_memory, check_parquet, readable
 from fedloom.core.ranges import Count
 from fedloom.data.sources import Source, sources
 from fedloom.data.sources.files import one_name_each
@@ -223,7 +223,7 @@ def _parquet(path: Path, texts: Collection[str]) -> Any:
     with pq.ParquetFile(path) as file:
         names = file.schema_arrow.names
         _check_header(names, path)
-        check_memory(f"{path} unpacked", 8.0 * file.metadata.num_rows * len(names))
+        check_parquet(path, file.metadata)
     return pd.read_parquet(path)
 
 
