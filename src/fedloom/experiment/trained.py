@@ -227,7 +227,8 @@ def export(module: nn.Module, sample: Tensor, path: Path | str, format: str = "s
 
     Args:
         module: from inputs [N, ...] to outputs [N, ...], in evaluation mode.
-        sample: at least two inputs [N, ...] to trace the module with.
+        sample: at least two inputs [N, ...], of which the shape and type count: files hold what a module is traced
+            with, which must be nobody's data.
         path: the file; its extension is up to the caller, but may not be that of another format.
         format: one of ``FORMATS``.
     """
@@ -236,7 +237,7 @@ def export(module: nn.Module, sample: Tensor, path: Path | str, format: str = "s
     refuse_other(path, format)
     if path.exists():
         raise ConfigError(f"{path} exists already; choose another file.")
-    module, sample = module.to("cpu"), sample[:SAMPLES].to("cpu")
+    module, sample = module.to("cpu"), torch.zeros_like(sample[:SAMPLES], device="cpu")
     if format == "safetensors":
         if not module.state_dict():
             raise ConfigError(
@@ -294,9 +295,13 @@ def _traced(module: nn.Module, sample: Tensor) -> Any:
     count = torch.export.Dim.DYNAMIC  # pyright: ignore[reportAttributeAccessIssue]
     try:
         with torch.enable_grad():  # without, adapted models split large inputs, which no program of any size could
-            return torch.export.export(module, (sample,), dynamic_shapes=({0: count},))
+            program = torch.export.export(module, (sample,), dynamic_shapes=({0: count},))
     except Exception as error:
         raise _refused(error, "torch-export") from error
+    for graph in program.graph_module.modules():
+        for node in graph.graph.nodes if isinstance(graph, torch.fx.GraphModule) else ():
+            node.meta.pop("stack_trace", None)  # paths of this machine
+    return program
 
 
 def _refused(error: Exception, format: str) -> ConfigError:
