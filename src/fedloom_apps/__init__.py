@@ -213,6 +213,8 @@ examples:
   fedloom deploy server resume=runs/trial
 """
 
+DEPLOYED = "data state server ca key epsilon delta limit threads poll quota nodes hosts"  # options with a value
+
 APPLICATIONS = (
     Application(
         "search",
@@ -293,22 +295,7 @@ APPLICATIONS = (
         "train with real clients: a server, nodes that keep their data, certificates",
         DEPLOY,
         "fedloom_apps.deploy.command:command",
-        (
-            *TRAINS[1:],
-            "--insecure",
-            *(
-                "--data=",
-                "--state=",
-                "--server=",
-                "--ca=",
-                "--key=",
-                "--epsilon=",
-                "--delta=",
-                "--limit=",
-                "--threads=",
-            ),
-            *("--poll=", "--quota=", "--nodes=", "--hosts="),
-        ),
+        (*TRAINS[1:], "--insecure", *(f"--{name}=" for name in DEPLOYED.split())),
         load="fedloom_apps.deploy.server:load",
     ),
     Application(

@@ -438,9 +438,5 @@ def _bytes(plan: ClientPlan) -> int:
     """Bytes per client of a block: weights, gradients, momentum, and the activations of a mini-batch."""
     numbers = (2 + plan.memory) * plan.layout.size
     samples = plan.local.batch_size or round(plan.population.mean_size)
-    return plan.layout.dtype.itemsize * (numbers + samples * _activations(plan))
-
-
-def _activations(plan: ClientPlan) -> int:
-    """Number of activations that the network computes per sample."""
-    return CohortNet(plan.model, plan.layout, 1, outputs_of(plan)).activations(plan.data.arrays.x[:1][None].cpu())
+    net = CohortNet(plan.model, plan.layout, 1, outputs_of(plan))
+    return plan.layout.dtype.itemsize * (numbers + samples * net.activations(plan.data.arrays.x[:1][None].cpu()))

@@ -131,9 +131,7 @@ def _source(code: CodeType) -> str:
     return _dumped([*arguments, *body[documented:]])
 
 
-@functools.lru_cache(maxsize=16)
-def _parsed(text: str) -> ast.Module:
-    return ast.parse(text)
+_parsed = functools.lru_cache(maxsize=16)(ast.parse)
 
 
 def _is_source_of(node: ast.AST, code: CodeType) -> TypeGuard[ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda]:

@@ -266,12 +266,8 @@ class LiveModule:
 
 
 def _states(module: nn.Module) -> dict[str, Tensor]:
-    """The buffers that training may change and aggregation averages."""
+    """The buffers that training may change and aggregation averages; what is not finite from the start is a mask."""
     stored = module.state_dict().keys()
     buffers = {name: buffer for name, buffer in module.named_buffers() if name in stored}
-    return {n: b for n, b in buffers.items() if (b.is_floating_point() and _finite(n, b)) or n.endswith(COUNTER)}
-
-
-def _finite(name: str, buffer: Tensor) -> bool:
-    """Whether a buffer is finite, or holds statistics that have diverged; all others are masks."""
-    return name.endswith(STATISTICS) or bool(torch.isfinite(buffer).all())
+    moving = {n for n, b in buffers.items() if n.endswith(STATISTICS) or bool(torch.isfinite(b).all())}
+    return {n: b for n, b in buffers.items() if (b.is_floating_point() and n in moving) or n.endswith(COUNTER)}

@@ -187,7 +187,8 @@ class ModelRound:
         self.states, weights = dict(server.parts), None
         if len(members) and not method.mixing.needs.updates:
             self.states["mixing"], weights = _coefficients(method, self.states, info)
-            weights = np.where(weights < _least(server.theta.dtype), 0.0, weights)
+            finfo = torch.finfo(server.theta.dtype)  # sums lose digits below it, and are divided by what arrived
+            weights = np.where(weights < finfo.tiny / finfo.eps, 0.0, weights)
         self.factors = factors = _factors(method, info) if method.weighting else None
         if factors is not None and weights is not None:
             weights = weights * factors / float(weights @ factors)
@@ -413,14 +414,6 @@ def _count(traffic: Traffic, home: str, links: Links, message: Tensor) -> None:
     traffic.count(numbers, numbers * message.element_size())
     if home == "edges" and up:
         traffic.down((message,), len(links.rows))
-
-
-def _least(dtype: torch.dtype) -> float:
-    """The smallest coefficient whose products are summed with full precision; smaller ones count as 0.
-
-    Sums are divided by the coefficients of the members that arrived, which may leave out the largest ones.
-    """
-    return torch.finfo(dtype).tiny / torch.finfo(dtype).eps
 
 
 def _named(place: str, part: Part, hook: str) -> str:

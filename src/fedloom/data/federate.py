@@ -192,7 +192,9 @@ def of_samples(data: Sequence[Any], collate: Collate, own: Mapping[str, Any]) ->
         raise DataError(f"client={client!r} names a column, but samples have none; give the client of each sample.")
     apart = {"test": own["test"], "validation": own["validation_set"]}
     pairs = {"train": data if y is None else (data, y)} | {k: held for k, held in apart.items() if held is not None}
-    if part := next((k for k, held in pairs.items() if y is not None and not _is_pair(held)), None):
+    if part := next(
+        (k for k, v in pairs.items() if y is not None and not (isinstance(v, tuple) and len(v) == 2)), None
+    ):
         raise DataError(f"with y= the {part} samples are a pair, too: (samples, targets).")
     items = {part: held if y is None else held[0] for part, held in pairs.items()}
     for part, one in items.items():
@@ -217,10 +219,6 @@ def of_samples(data: Sequence[Any], collate: Collate, own: Mapping[str, Any]) ->
         test=arrays("test", source.test),
         validation=kept if kept is None else arrays("validation", kept),
     )
-
-
-def _is_pair(held: Any) -> bool:
-    return isinstance(held, tuple) and len(held) == 2
 
 
 def by_name(source: str | Source, own: dict[str, Any]) -> Source:

@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-import numpy as np
 import torch
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-from torch import Tensor, nn
+from torch import nn
 
 from fedloom.core.checks import at_least
 from fedloom.core.errors import ConfigError, in_words, nearest, outside
@@ -102,7 +101,7 @@ def numbers(callback: Callback, step: Any) -> dict[str, int | float | None]:
     returned: Any = callback.on_step(step)
     if not isinstance(returned, Mapping):
         raise ConfigError(f"{_named(callback)} returned {in_words(returned)}, but it must return numbers by name.")
-    plain = {key: value.item() if _is_scalar(value) else value for key, value in returned.items()}
+    plain = {key: value.item() if getattr(value, "ndim", None) == 0 else value for key, value in returned.items()}
     for key, value in plain.items():
         if not isinstance(key, str) or not isinstance(value, int | float | None):
             raise ConfigError(
@@ -118,10 +117,6 @@ def added(record: Mapping[str, Any], callback: Callback, measured: Mapping[str, 
             f"{_named(callback)} returned {taken[0]!r}, which the record of a round has already; choose another name."
         )
     return {**record, **measured}
-
-
-def _is_scalar(value: Any) -> bool:
-    return isinstance(value, np.generic) or (isinstance(value, Tensor | np.ndarray) and value.ndim == 0)
 
 
 def _named(callback: Callback) -> str:

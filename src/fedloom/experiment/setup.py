@@ -642,10 +642,10 @@ def _from_run(path: Path, federation: Federation) -> nn.Module:
         _refuse_private(run, config, model)
     except ConfigError as error:
         raise ConfigError(f"teacher={path} cannot be used: {error}") from error
-    _compare(path, model.state_dict(), weights, federation)
+    data = f"inputs of shape {_shape(federation)} in {federation.classes} classes"
+    adapters.fill(model, weights, f"the teacher {path}", data)
     ours = conventions(federation.train.arrays, federation.provenance)
     compare(run.summary().get("data", {}), ours, f"the teacher {path}")
-    model.load_state_dict(weights)
     return model
 
 
@@ -684,23 +684,6 @@ def _finished(run: RunDirectory) -> Mapping[str, Any]:
     if not isinstance(config.get("model"), dict):
         raise ConfigError(f"{run.path} was started from Python, so its model is unknown; pass the module itself.")
     return config
-
-
-def _compare(path: Path, built: Mapping[str, Tensor], stored: Mapping[str, Tensor], federation: Federation) -> None:
-    """Raise ``ConfigError`` if stored weights do not fit the model built for these data."""
-    wrong = [name for name, value in built.items() if name not in stored or stored[name].shape != value.shape]
-    wrong += [name for name in stored if name not in built]
-    if not wrong:
-        return
-    last = list(built)[-1].rpartition(".")[0]  # the head: one row per class
-    if all(name.rpartition(".")[0] == last and name in built and name in stored for name in wrong):
-        outputs = len(stored[wrong[0]])
-        raise ConfigError(f"the teacher {path} has {outputs} outputs, but the data have {federation.classes} classes.")
-    shapes = [list(tensors[wrong[0]].shape) if wrong[0] in tensors else "nothing" for tensors in (stored, built)]
-    raise ConfigError(
-        f"the teacher {path} does not fit inputs of shape {_shape(federation)} in {federation.classes} classes: "
-        f"its {wrong[0]} is {shapes[0]}, where {shapes[1]} is needed."
-    )
 
 
 def _shape(federation: Federation) -> tuple[int, ...]:

@@ -6,7 +6,7 @@ Packages are imported on use; parameters can be loaded from a local file.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -429,12 +429,17 @@ def load_weights(net: nn.Module, path: Path, what: str, without: Sequence[str] =
         key: the setting that names the file, in an error message.
     """
     stored = {name: t for name, t in _read(path, key).items() if not name.startswith(tuple(without))}
+    fill(net, stored, f"{key}={path}", what)
+
+
+def fill(net: nn.Module, stored: Mapping[str, Tensor], who: str, what: str) -> None:
+    """Load stored tensors, ``who`` in an error message, if they are those of the network, ``what`` in it."""
     made = net.state_dict()
     for name in (*made, *stored):
         shapes = [list(tensors[name].shape) if name in tensors else None for tensors in (stored, made)]
         if shapes[0] != shapes[1]:
             has, needs = ("nothing" if shape is None else f"{shape}" for shape in shapes)
-            raise ConfigError(f"{key}={path} does not fit {what}: its {name} is {has}, where {needs} is needed.")
+            raise ConfigError(f"{who} does not fit {what}: its {name} is {has}, where {needs} is needed.")
     if not any(t.is_meta for t in made.values()):  # a network without memory is made for its shapes
         net.load_state_dict(stored)
 

@@ -32,7 +32,7 @@ import numpy as np
 import torch
 
 from fedloom.core.aggregate import Fold, fold
-from fedloom.core.client import Broadcast, Failure, FailureKind, Result, State
+from fedloom.core.client import Broadcast, Failure, FailureKind, Result
 from fedloom.core.engine import Compute, ComputeFactory, Engine, EngineFactory, Group, StateFiles, States, Traits
 from fedloom.core.errors import ClientError, FedLoomError, LossError
 from fedloom.core.federation import Index, Split
@@ -103,7 +103,7 @@ class Ray(Engine):
         """Losses of the received model, float64 [clients]."""
         private = self.plan.has_private
         own: States = (
-            (lambda client: {k: v for k, v in states(client).items() if k == "personal"}) if private else _none
+            (lambda client: {k: v for k, v in states(client).items() if k == "personal"}) if private else lambda _: {}
         )
         work = _Blocks(self, Group(down, clients, own, None, level), self.files if private else None)
         return work.losses(held_out)
@@ -297,10 +297,6 @@ def groups(numbers: Sequence[int], workers: int) -> Iterator[Sequence[int]]:
         size = max(len(numbers) // (2 * workers), 1)
         yield numbers[:size]
         numbers = numbers[size:]
-
-
-def _none(client: int) -> State:
-    return {}
 
 
 def _is_there(home: Member | Fold | None) -> bool:

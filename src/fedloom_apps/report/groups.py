@@ -374,11 +374,6 @@ def _follow(runs: Sequence[RunData]) -> frozenset[str]:
     return frozenset(k for k in _identity(runs[0]) if _is_seed(k) and all(_identity(r).get(k) == r.seed for r in runs))
 
 
-def _described(runs: Sequence[RunData]) -> dict[str, str]:
-    """What defines the runs of a group, as text."""
-    return _identity(runs[0]) | dict.fromkeys(_follow(runs), "${seed}")
-
-
 def _dealt(run: RunData) -> dict[str, str]:
     """The settings of the data that clients or tasks hold.
 
@@ -397,7 +392,8 @@ def on_the_same_data(a: RunGroup, b: RunGroup) -> bool:
 
 def _labels(teams: Sequence[Sequence[RunData]]) -> list[str]:
     """The method's name and, if several groups share it, up to three settings that differ."""
-    runs, identities = [team[0] for team in teams], [_described(team) for team in teams]
+    runs = [team[0] for team in teams]
+    identities = [_identity(team[0]) | dict.fromkeys(_follow(team), "${seed}") for team in teams]
     labels = []
     for run, identity in zip(runs, identities, strict=True):
         rivals = [other for r, other in zip(runs, identities, strict=True) if r.method == run.method]

@@ -70,7 +70,7 @@ class Merged(Personal):
         last, samples, losses = own["private"], ctx.samples, []
         rows = torch.from_numpy(draws.permutation(len(samples.x))[: max(round(self.fraction * len(samples.x)), 1)])
         most = 0 if not self.rate else 1 if epochs else self.most
-        while len(losses) < most and not _converged(losses, self.tolerance):
+        while len(losses) < most and not (len(losses) > RECENT and np.std(losses[-RECENT:]) < self.tolerance):
             values = []
             for part in rows.split(self.batch_size or len(rows)):
                 at = part.to(samples.x.device)
@@ -107,7 +107,3 @@ class OwnStart(Personal):
         """The client's last model; what it received if it never participated."""
         into.theta.copy_(shared.theta if own is None else own["private"])
         into.buffers.copy_(shared.buffers)
-
-
-def _converged(losses: list[float], tolerance: float) -> bool:
-    return len(losses) > RECENT and float(np.std(losses[-RECENT:])) < tolerance
