@@ -48,7 +48,7 @@ def point(bench: Bench, name: str, algorithm: str, found: dict[str, Any]) -> dic
 
 
 def fill(bench: Bench, name: str, found: dict[str, Any], seeds: Sequence[int], write: Callable[[], None]) -> None:
-    """Run what is not stored yet on one data set, writing after every algorithm."""
+    """Run what is not stored yet on one data set, writing after every ten seeds."""
     lr = compare.rate(bench, name, found)
     if "cdf" not in found:
         found["cdf"] = compare.chosen(bench, name, "AAggFF", {**found, "chosen": {}})["cdf"]
@@ -63,10 +63,11 @@ def fill(bench: Bench, name: str, found: dict[str, Any], seeds: Sequence[int], w
             best = {"cdf": found["cdf"]}
             kinds["with"] = (compare.label("AAggFF", best), common.make(name, "AAggFF", best))
         pair = found["runs"].setdefault(algorithm, {"alone": {}, "with": {}})
-        for kind, (label, method) in kinds.items():
-            for seed in (s for s in seeds if str(s) not in pair[kind]):
-                pair[kind][str(seed)] = bench.trial(name, label, method, lr, seed)
-        write()
+        for number, seed in enumerate(seeds, 1):  # seed by seed: what was interrupted has whole pairs
+            for kind in (one for one in kinds if str(seed) not in pair[one]):
+                pair[kind][str(seed)] = bench.trial(name, *kinds[kind], lr, seed)
+            if number % 10 == 0 or number == len(seeds):
+                write()
 
 
 RECIPE = compare.Recipe(
