@@ -176,7 +176,9 @@ def trial(data: str, split: str, setup: Setup, seed: int) -> dict[str, Any]:
     }
 
 
-def collect(stored: reporting.Stored, data: str, splits: Sequence[str], seeds: Sequence[int]) -> None:
+def collect(
+    stored: reporting.Stored, data: str, splits: Sequence[str], names: Sequence[str], seeds: Sequence[int]
+) -> None:
     """Choose settings, then run what is missing, seed by seed; ``cells`` has what is reported."""
 
     def get(split: str, method: str, setup: Setup, seed: int) -> dict[str, Any]:
@@ -187,8 +189,10 @@ def collect(stored: reporting.Stored, data: str, splits: Sequence[str], seeds: S
         best = {
             method: max(setups, key=lambda setup: get(split, method, setup, TUNING)["mean"])
             for method, setups in METHODS.items()
+            if method in names
         }
-        stored.results.setdefault("chosen", {})[split] = {method: setup.words for method, setup in best.items()}
+        words = {method: setup.words for method, setup in best.items()}
+        stored.results.setdefault("chosen", {}).setdefault(split, {}).update(words)
         cells = stored.results.setdefault("cells", {}).setdefault(split, {})
         for seed in seeds:
             for method, setup in best.items():
@@ -238,6 +242,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", nargs="+", choices=[*DATA], default=["mnist"])
     parser.add_argument("--splits", nargs="+", choices=[*SPLITS], default=[*SPLITS])
+    parser.add_argument("--methods", nargs="+", choices=[*METHODS], default=[*METHODS], help="only these")
     parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
     parser.add_argument("--table", action="store_true", help="only write the tables of all data that have results")
     args = parser.parse_args(arguments)
@@ -249,7 +254,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         stored = reporting.Stored(path, f"FEDLOOM_DATA=... python recipes/topology/personal.py --data {data}")
         if not args.table:
             torch.set_num_threads(1)
-            collect(stored, data, args.splits, args.seeds)
+            collect(stored, data, args.splits, args.methods, args.seeds)
         path.with_suffix(".md").write_text(tables(stored.results, DATA[data]))
         code = max(code, reporting.verdict(reported(stored.results)))
     return code
