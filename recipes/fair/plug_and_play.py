@@ -63,10 +63,11 @@ def fill(bench: Bench, name: str, found: dict[str, Any], seeds: Sequence[int], w
             best = {"cdf": found["cdf"]}
             kinds["with"] = (compare.label("AAggFF", best), common.make(name, "AAggFF", best))
         pair = found["runs"].setdefault(algorithm, {"alone": {}, "with": {}})
-        for number, seed in enumerate(seeds, 1):  # seed by seed: what was interrupted has whole pairs
+        left = [seed for seed in seeds if any(str(seed) not in runs for runs in pair.values())]
+        for number, seed in enumerate(left, 1):  # seed by seed: what was interrupted has whole pairs
             for kind in (one for one in kinds if str(seed) not in pair[one]):
                 pair[kind][str(seed)] = bench.trial(name, *kinds[kind], lr, seed)
-            if number % 10 == 0 or number == len(seeds):
+            if number % 10 == 0 or number == len(left):
                 write()
 
 
