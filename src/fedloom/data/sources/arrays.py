@@ -155,6 +155,8 @@ def read_images(
         crop: whether to keep the aspect ratio and cut out the centre; otherwise both sides are scaled to ``size``.
         resize: whether images of another size are resized or rejected.
     """
+    if not size or size < 1:
+        raise DataError(f"{title}: images need a size of at least 1 pixel, not {size}.")
     check_memory(title, (1 if _BYTES.get() else 5) * len(paths) * size * size * 3)
     if lost := next((path for path in paths if not path.is_file()), None):
         raise DataError(f"{title} is incomplete: there is no file {lost}.")
