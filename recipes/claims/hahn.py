@@ -175,12 +175,14 @@ RESULTS: dict[str, Result] = {
              {"FedAvg": OTHER_IMAGES, "FedAdam": OTHER_IMAGES},
              (("FedAvg", "51.50 : 50.95 (TinyImageNet)"), ("FedAdam", "55.92 : 53.54 (TinyImageNet)"))))
         for name, published in rows
-        for claim in claims("table 3.10", words.format(name.partition(",")[0]), f"data > {data} > runs > {name} > {{}} > * > worst10",
+        for claim in claims("table 3.10", words.format(name.partition(",")[0]),
+                            f"data > {data} > runs > {name} > {{}} > * > worst10",
                             ("with", "alone", published), differs=differs.get(name, ""), **PERCENT)
     ] + [
         claim for name, published in (("FedProx, as published", "85.04 : 84.48"), ("FedAdam", "84.84 : 84.34"),
                                       ("FedYogi", "84.86 : 84.29"), ("FedAdagrad", "85.09 : 84.61"))
-        for claim in claims("table 3.10", f"Heart: {name.partition(',')[0]} {{}} AAggFF has a higher weighted AUROC than {{}}",
+        for claim in claims("table 3.10",
+                            f"Heart: {name.partition(',')[0]} {{}} AAggFF has a higher weighted AUROC than {{}}",
                             f"data > heart_published > runs > {name} > {{}} > * > weighted",
                             ("with", "alone", published), **PERCENT)
     ], RESPLITS),
