@@ -14,10 +14,13 @@ from federation import LR, Federation, Models, Net, loss, serve, vector
 from flgo.utils import fmodule
 from torch import nn
 
-MODULES = {"q_ffl": "qfedavg", "coordinate_median": "fedavg"}
+MODULES = {
+    "q_ffl": "qfedavg", "coordinate_median": "fedavg", "hierfavg": "hierarchical", "dfedavgm": "decentralized",
+}  # fmt: skip
 WORDS: dict[str, tuple[str, ...]] = {  # the settings of each method, in flgo's order
     "feddyn": ("alpha",), "scaffold": ("eta",), "fedprox": ("mu",), "fedavgm": ("beta",), "q_ffl": ("q",),
     "afl": ("learning_rate_lambda",), "fedmgda": ("eta", "epsilon"), "moon": ("mu", "tau"), "ditto": ("mu",),
+    "fedspeed": ("lmbd", "alpha", "rho"), "mifa": ("c",),
 }  # fmt: skip
 
 
@@ -40,7 +43,7 @@ class Calculator:
         return {"loss": nn.functional.cross_entropy(model(batch[0]), batch[1])}
 
     def get_optimizer(self, model: nn.Module, lr: float, weight_decay: float, momentum: float) -> Any:
-        return torch.optim.SGD(model.parameters(), lr=lr, weight_decay=weight_decay, momentum=momentum)
+        return torch.optim.SGD(model.parameters(), lr=lr, weight_decay=abs(weight_decay), momentum=momentum)
 
     def to_device(self, batch: Any) -> Any:
         return batch
@@ -50,7 +53,13 @@ def play(federation: Federation, method: str, theirs: Mapping[str, Any], changed
     """A method's last models."""
     module = import_module(f"flgo.algorithm.{MODULES.get(method, method)}")
 
-    class Server(module.Server):
+    def hosting(kind: Any, clients: list[Any]) -> Any:
+        """A server of clients, or of edge servers."""
+        return type("Hosting", (Hosting, kind), {})(clients)
+
+    class Hosting:
+        gv = types.SimpleNamespace(logger=types.SimpleNamespace(info=print))
+
         def __init__(self, clients: list[Any]) -> None:
             self.model = Module()
             self.model.load_state_dict(federation.model().state_dict())
@@ -60,14 +69,20 @@ def play(federation: Federation, method: str, theirs: Mapping[str, Any], changed
             values = [theirs[word] for word in WORDS.get(method, ())]
             self.option = {"learning_rate": LR, "algo_para": values}
             self.learning_rate, self._object_map = LR, dict(enumerate(clients))
+            self.lr_scheduler_type, self.num_edge_rounds = "constant", every
             self._data_names, self._cache_vars = [], []
             for client in clients:
                 client.server = self
             self.initialize()
             self.aggregation_option = theirs.get("aggregate", "uniform")  # which some overwrite
 
+        def iterate(self) -> Any:
+            federation.round = self.current_round - 1  # edges have theirs one after the other
+            return super().iterate()
+
         def sample(self) -> list[int]:
-            return federation.cohorts[federation.round].tolist()
+            cohort = federation.cohorts[federation.round].tolist()
+            return [at for at, one in enumerate(self.clients) if getattr(one, "number", cohort[0]) in cohort]
 
         def communicate(self, selected: list[int], *others: Any) -> Any:
             self.received_clients = selected
@@ -78,7 +93,7 @@ def play(federation: Federation, method: str, theirs: Mapping[str, Any], changed
             self.number, self.id, self.calculator, self.device = number, number, Calculator(), torch.device("cpu")
             self.learning_rate, self.momentum, self.weight_decay, self.clip_grad = LR, 0.0, 0.0, 0.0
             self.datavol = len(federation.rows(number))
-            self.train_data, self.model, self._cache_vars = range(self.datavol), None, []
+            self.train_data, self.model, self._cache_vars, self._object_map = range(self.datavol), None, [], {}
             self.queue: Any = collections.deque()
 
         @property
@@ -96,15 +111,46 @@ def play(federation: Federation, method: str, theirs: Mapping[str, Any], changed
 
     if method == "fedmgda":
         exact(module, changed)
-    clients = [Client(i) for i in range(int(federation.owner.max()) + 1)]
-    server = Server(clients)
+    every, clients = theirs.get("num_edge_rounds", 1), [Client(i) for i in range(int(federation.owner.max()) + 1)]
+    if method == "dfedavgm":
+        return on_ring(module, clients, federation, changed)
+    hosted = clients
+    if method == "hierfavg":
+        hosted = [hosting(module.EdgeServer, part) for part in (clients[:3], clients[3:])]
+    server = hosting(module.Server, hosted)
     for client in clients:
         client.initialize()
-    for _ in federation.rounds():
-        server.iterate()
-        server.current_round += 1
+        if changed and method == "fedspeed":  # whose weight decay stays as it is
+            client.lmbd = -client.lmbd
+    if changed and method == "mifa":
+        server.update_table = [server.model.zeros_like() for _ in clients]
+    for number, _ in enumerate(federation.rounds()):
+        if number % every == 0:
+            server.iterate()
+            server.current_round += 1
     kept = {f"client {c.id}": vector(c.model) for c in clients if method == "ditto" and c.model is not None}
     return {"theta": vector(copy.deepcopy(server.model)), **kept}
+
+
+def on_ring(module: Any, clients: list[Any], federation: Federation, changed: bool) -> Models:
+    """Models of clients on a ring, without a server; changed, the last ones are mixed, too."""
+    ring = object.__new__(module.BiRingProtocol)
+    ring.clients, ring.num_clients = clients, len(clients)
+    ring.init_topology()
+    for client in clients:
+        client.model = Module()
+        client.model.load_state_dict(federation.model().state_dict())
+        client.init_state()
+        client.sample = lambda: [0, 1]
+        client.communicate = lambda both, own=client: own.unpack([own.clients[i].send_state() for i in both])
+    for _ in federation.rounds():
+        ring.iterate()
+
+    def last(client: Any) -> Any:
+        return client.aggregate([client.model, *(other.state["model"] for other in client.clients)])
+
+    kept = {f"client {c.id}": vector(last(c) if changed else c.model) for c in clients}
+    return {"theta": sum(kept.values()) / len(clients), **kept}
 
 
 def exact(module: Any, changed: bool) -> None:

@@ -102,4 +102,6 @@ def play(path: Path, situation: str, name: str, wanted: Mapping[str, Any]) -> Mo
         for client, state in result.snapshot.store
         if "private" in state.get("personal", {})
     }
-    return {"theta": result.snapshot.server.theta.numpy(), **kept}
+    rows = result.snapshot.rows if method.topology.home == "clients" else None
+    models = {f"client {number}": state["model"]["theta"].numpy() for number, state in rows or ()}
+    return {"theta": result.snapshot.server.theta.numpy(), **kept, **models}

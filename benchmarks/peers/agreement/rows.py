@@ -170,6 +170,20 @@ ROWS = (
         "p starts at 1/K, and models are mixed with the p of before its step", "",
         {"prior": "uniform", "simultaneous": True}, everybody=True,
     ),
+    Row(
+        "fedspeed", "flgo", {"alpha": 0.5, "rho": 0.1, "blend": 0.9, "unit": True},
+        {"lmbd": 0.5, "alpha": 0.9, "rho": 0.1},
+        "a client's summed displacements and the received model have the wrong sign in the pull", "turn it",
+    ),
+    Row(
+        "mifa", "flgo", {}, {"c": 0.0}, "clients that were never there are left out of the mean", "count them as 0",
+    ),
+    Row("hierfavg", "flgo", {"edges": 2, "cloud_every": 5}, {"num_edge_rounds": 5, **SAMPLES}),
+    Row(
+        "dfedavgm", "flgo", {}, {},
+        "rounds begin with the neighbours' mean and end with training, so that the last mean is missing",
+        "mix the last models, too", everybody=True,
+    ),
     # FedLab
     Row("fedavg", "fedlab", UNIFORM),
     Row("fedprox", "fedlab", {"mu": 0.5, **UNIFORM}, {"client": {"mu": 0.5}}),
