@@ -39,6 +39,8 @@ from fedloom.parts.topology import Clusters, Hierarchy, Ring
 from fedloom.parts.uplink import ClipNoise, SecureSum, TopK
 from fedloom.parts.weighting import InverseProbability
 from fedloom_apps.audit.attacks import ALIE, LabelFlip, SignFlip
+from fedloom_apps.deploy.recipe import Recipe
+from fedloom_apps.deploy.settings import DEPLOY
 
 Case = Callable[[], Any]
 
@@ -143,6 +145,12 @@ def even() -> nn.Module:
 def nested(**parts: Any) -> Case:
     """The plan of HeteroFL with some parts replaced."""
     return lambda: FederatedTask(run(method=replace(make("heterofl"), **parts), model=small)())
+
+
+def deployed(*words: str) -> Case:
+    """The recipe of a deployment to nodes with two numbers a sample."""
+    usual = ["deploy.inputs=[2]", "deploy.classes=2", "model=logistic", "evaluation.what=[]"]
+    return lambda: Recipe.of(DEPLOY.resolve([*usual, *words]))
 
 
 @dataclass(frozen=True)
@@ -283,5 +291,20 @@ CASES: dict[str, dict[str, Case]] = {
         "accuracy of a mean × no common test set": planned(
             evaluation=Evaluation(what=("average",), metric="average/accuracy")
         ),
+    },
+    "Deployments": {
+        "× pooled data": deployed("method=centralised"),
+        "× measures that need what nodes keep": deployed("evaluation.what=[average]"),
+        "× several models": deployed("method=dpsgd"),
+        "× masks that the server knows": deployed("method.uplink=[secure_sum]", "method.mixing=uniform"),
+        "× a teacher": deployed("method=distill", "teacher=runs/teacher"),
+        "× weights by classes": deployed("method=feddisco"),
+        "a first model × private parameters": deployed("method=fedper", "init=model.safetensors"),
+        "× clients with settings of their own": deployed("client_local={0:{lr:0.1}}"),
+        "× a simulated clock": deployed("devices=lognormal"),
+        "factors 1/π × a deadline": deployed("method.weighting=[inverse_probability]", "schedule=buffered"),
+        "× simulated failures": deployed("drop_rate=0.1"),
+        "× attacks": deployed("attack=sign_flip"),
+        "× simulated stragglers": deployed("local.stragglers=0.5"),
     },
 }

@@ -19,6 +19,7 @@ from fedloom.core.method import Method
 from fedloom.core.plan import ClientPlan
 from fedloom.experiment import experiment, setup
 from fedloom.experiment.experiment import Experiment
+from fedloom_apps.deploy.recipe import Recipe
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "docs"))
 
@@ -29,6 +30,7 @@ CHECKS = (
     Method.__post_init__, Method._check, Method._check_target, Method._check_topology, submodels.refuse,
     Experiment._check_needs, Experiment._check_attack, ClientPlan.__post_init__, example_privacy.check,
     experiment.check_evaluation, experiment.check_means, setup.require_features, setup._private, setup._momentum,
+    Recipe.refuse,
 )  # fmt: skip
 ALL = {f"{topic}: {title}": case for topic, cases in CASES.items() for title, case in cases.items()}
 

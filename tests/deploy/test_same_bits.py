@@ -18,9 +18,9 @@ from fedloom_apps.deploy.versions import Versions
 from fedloom_apps.deploy.wire import unpack
 
 METHODS = ("scaffold", "fedavg", "feddyn", "superfed_mm", "fedper", "aaggff_d", "fedevg", "moon", "fedhen", "ditto",
-           "fedgh", "fml", "fedphp")  # fmt: skip
+           "fedgh", "fml", "fedphp", "feddistill")  # fmt: skip
 MODELS = {"fedevg": ["model=energy_cnn"], "fedhen": ["model=exit_cnn", "model.channels=[4,4,8]"],
-          "ditto": ["model.norm=batch", "evaluation.what=[clients]"]}  # fmt: skip
+          "feddistill": ["model=several"], "ditto": ["model.norm=batch", "evaluation.what=[clients]"]}  # fmt: skip
 
 
 def states(result: RunResult, home: Path) -> dict[int, State]:

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedloom.config.keys import CONDITIONS, METHOD, model_factory
-from fedloom.config.schema import arguments
+from fedloom.config.keys import CONDITIONS, build_method, model_factory
+from fedloom.config.schema import Config, arguments
 from fedloom.core.errors import ConfigError, DataError
 from fedloom.core.federation import Arrays, Federation, Index, Population, Split
 from fedloom.core.method import Method
@@ -89,7 +89,7 @@ class Assignment:
 
     def method(self) -> Method:
         """The method, with the noise that a privacy budget requires."""
-        method = METHOD.instantiate(self.values["method"])
+        method = build_method(Config(self.values))
         if self.noise is None:
             return method
         uplink = (replace(u, noise=self.noise) if isinstance(u, ClipNoise) else u for u in method.uplink)

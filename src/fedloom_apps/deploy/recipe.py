@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedloom.config.keys import CONDITIONS, DATA, METHOD, build_federation, model_factory
+from fedloom.config.keys import CONDITIONS, DATA, build_federation, build_method, model_factory
 from fedloom.config.schema import Config, arguments
 from fedloom.core.errors import ConfigError
 from fedloom.core.federation import Arrays, Federation, Index, Split
@@ -126,7 +126,7 @@ class Recipe:
 
     def refuse(self) -> None:
         """Raise ``ConfigError`` for settings that a deployment does not support, naming them."""
-        values, method = self.config.values, METHOD.instantiate(self.config.values["method"])
+        values, method = self.config.values, build_method(self.config)
         what = values["evaluation"]["what"]
         if method.pooled:
             raise ConfigError(
@@ -204,7 +204,7 @@ class Recipe:
         conditions = arguments(Experiment, CONDITIONS, values)
         conditions |= {"engine": "serial", "engine_settings": {}, "device": "cpu", "client_state": "memory"}
         conditions["devices"] = Real()
-        method = METHOD.instantiate(values["method"])
+        method = build_method(self.config)
         model = model_factory(values["model"], arrays, method.targets)
         return Experiment(method=method, federation=federation, model=model, config=values, **conditions)
 
