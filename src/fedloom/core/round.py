@@ -141,18 +141,8 @@ def federated_round(
 class ModelRound:
     """The round of one model: its receivers train it, and the server halves act on what returns.
 
-    Args:
-        plan: the client plan.
-        engine: the engine that runs client work.
-        store: client states.
-        versions: the messages with earlier versions, by version.
-        drop_rate: probability that a member drops out.
-        server_data: the server's unlabelled inputs, for parts that learn from them.
-        server: the model and its server states before the round.
-        report: the report of its part of the cohort, to be filled.
-        received: the clients that are sent the model in this round, int64.
-        clients: all that receive it, of several models; None: all clients.
-        heard: the models that they are sent beside it.
+    Made as ``federated_round`` is called; ``report`` is that of its part of the cohort, to be filled, ``received`` are
+    the clients that are sent the model in this round, and ``clients`` all that receive it, of several models.
 
     Attributes:
         groups: the work for the engine.

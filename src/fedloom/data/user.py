@@ -55,30 +55,17 @@ def as_source(
     standardise: bool = False,
     name: str = "own data",
 ) -> Source:
-    """A source of the user's own data.
+    """A source of the user's own data, which are given as to ``fedloom.data.federate``; ``name`` names it in captions.
 
-    Args:
-        data: ``(x, y)`` as arrays or tensors; the inputs alone with ``y``; a pandas frame; a torch ``Dataset`` of pairs
-            (read once, in order); a Hugging Face ``Dataset`` or ``DatasetDict``; or one of these per client, as a list
-            or as a mapping from client names.
-        y: the targets, if ``data`` is the inputs alone.
-        test: a common test set, likewise, if there is one. One per client, for data with one data set per client, are
-            joined, and each remains its client's with ``held_out="natural"``; they may be empty.
-        validation_set: samples for validation, in any of the forms of ``test``.
-        features: for tables, the input columns: a list of numbers and categories, which become one float32 vector
-            (categories one-hot), or the name of a column of arrays or images; by default all other columns.
-        label: for tables, the target column; a list of columns for several labels or numbers per sample.
-        client: natural client of each sample: an array, or the name of a column.
-        classes: number of classes; by default those that occur.
-        standardise: whether numbers [N, D] are scaled, column by column, by the mean and deviation of all clients'
-            training samples (of those that are tested on a share, too); one-hot columns stay 0 and 1. In a federation
-            of real clients these two numbers per column would have to be computed jointly, for instance as secure sums.
-        name: the name in captions and provenance.
+    ``data`` is ``(x, y)`` as arrays or tensors; the inputs alone with ``y``; a pandas frame; a torch ``Dataset`` of
+    pairs (read once, in order); a Hugging Face ``Dataset`` or ``DatasetDict``; or one of these per client, as a list or
+    as a mapping from client names. ``test`` and ``validation_set`` per client are joined, and may be empty.
 
-    Returns:
-        The source. Integers of any width and byte order, truth values, texts and categories become class numbers
-        (texts and categories with names); a matrix of zeros and ones is several truth values per sample; floats are
-        numbers. Targets [N, 1] that are classes become [N].
+    Columns of numbers and categories become one float32 vector [D], categories one-hot; the ``features`` may also be
+    the name of a column of arrays or images. One-hot columns stay 0 and 1 with ``standardise``. Integers of any width
+    and byte order, truth values, texts and categories become class numbers (texts and categories with names), of which
+    there are ``classes``, by default those that occur; a matrix of zeros and ones is several truth values per sample;
+    floats are numbers. Targets [N, 1] that are classes become [N].
 
     Raises:
         DataError: if the data cannot be used; the message says what to do.

@@ -116,21 +116,16 @@ def run(
     keep: int = 2,
     callbacks: Sequence[Callback] = (),
 ) -> RunResult:
-    """Run an experiment, from the start or from a checkpoint.
+    """Run an experiment, from the start or from a checkpoint, as ``fedloom.run``, without a display or warnings.
 
     Args:
         experiment: the experiment.
         out: run directory; None keeps everything in memory.
         resume: True resumes from the newest checkpoint in ``out``; a path, from that checkpoint.
-        checkpoint_every: rounds between checkpoints; one is always written at the end and on Ctrl-C.
+        checkpoint_every: rounds between checkpoints; one is always written at the end and on Ctrl-C, which then raises
+            ``KeyboardInterrupt``.
         keep: number of checkpoints to keep.
         callbacks: observers of the run; their ``on_step`` receives a ``RoundStep``.
-
-    Raises:
-        ConfigError: if the model does not fit the data, or the engine does not support the method.
-        CheckpointError: if ``out`` exists, cannot be written, or holds another experiment.
-        ClientError: if all clients of a round fail with an exception, or the server model diverges.
-        KeyboardInterrupt: on Ctrl-C, after a checkpoint.
     """
     with reproducible(), own_draws():
         task = FederatedTask(experiment, None if out is None else Path(out))

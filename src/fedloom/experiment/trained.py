@@ -361,9 +361,6 @@ class TrainedRun(RunRecords):
     Args:
         evaluator: the run's evaluator, whose models these are.
         snapshot: all final state.
-        history: one record per round.
-        summary: the content of ``summary.json``; empty if the run has not ended.
-        path: the run directory, if there is one.
         apart: whether clients kept their data and models to themselves, as in a deployment.
     """
 

@@ -328,14 +328,6 @@ class ACGAN(ConditionalGAN):
     on 1x28x28 and 166 thousand on 3x32x32. The baseline of Hahn (2024) has batch normalisation and dropout, which are
     left out here, since generators must not use batch statistics; it also trains the two networks in turns.
 
-    Args:
-        classes: number of classes.
-        inputs: (channels, height, width) of one image.
-        latent: dimension of the latent space.
-        width: channels before the generator's output; the discriminator has twice as many after its first halving.
-        low: smallest value of a pixel, one number or one per channel; (0 - mean) / std for normalised images.
-        high: largest value of a pixel, likewise.
-
     Example:
         >>> net = ACGAN(10, (3, 32, 32), latent=16)
         >>> net.discriminate(net.generate(torch.randn(2, 16), torch.tensor([3, 4]))).shape

@@ -88,13 +88,19 @@ class Series:
 
 
 @dataclass(frozen=True)
-class Chart:
+class Drawn:
+    """What all figures have: a name for files, a title, and what is drawn, in sentences."""
+
+    name: str
+    heading: str
+    caption: str
+
+
+@dataclass(frozen=True)
+class Chart(Drawn):
     """A pair of axes with series.
 
     Args:
-        name: for files.
-        heading: the title.
-        caption: what is drawn, in sentences.
         x: one or several horizontal axes, between which the page switches.
         y: the vertical axis.
         series: what is drawn.
@@ -103,9 +109,6 @@ class Chart:
         diagonal: draw the line y = x.
     """
 
-    name: str
-    heading: str
-    caption: str
     x: Sequence[Axis]
     y: Axis
     series: Sequence[Series]
@@ -143,13 +146,10 @@ def hidden(lines: Sequence[Series]) -> str:
 
 
 @dataclass(frozen=True)
-class HeatMap:
+class HeatMap(Drawn):
     """A matrix in colours: 0 is transparent and large values blue, or blue below ``middle`` and orange above it.
 
     Args:
-        name: for files.
-        heading: the title.
-        caption: what is drawn, in sentences.
         x: what the columns are.
         y: what the rows are.
         columns: the columns' names.
@@ -159,9 +159,6 @@ class HeatMap:
         middle: the neutral value, if there is one.
     """
 
-    name: str
-    heading: str
-    caption: str
     x: str
     y: str
     columns: Sequence[str]
@@ -172,13 +169,10 @@ class HeatMap:
 
 
 @dataclass(frozen=True)
-class Gantt:
+class Gantt(Drawn):
     """Bars of time, a row for each client, with lines at the server's steps.
 
     Args:
-        name: for files.
-        heading: the title.
-        caption: what is drawn, in sentences.
         rows: the rows' names.
         row: the row of each bar, int [n].
         begin: when it begins, in seconds [n].
@@ -187,9 +181,6 @@ class Gantt:
         steps: times of server steps.
     """
 
-    name: str
-    heading: str
-    caption: str
     rows: Sequence[str]
     row: NDArray[np.int64]
     begin: Floats
@@ -199,22 +190,16 @@ class Gantt:
 
 
 @dataclass(frozen=True)
-class Network:
+class Network(Drawn):
     """A graph with its nodes on a circle.
 
     Args:
-        name: for files.
-        heading: the title.
-        caption: what is drawn, in sentences.
         nodes: the nodes' names.
         edges: who hears whom, (i, j) for i that hears j, int [m, 2].
         weight: weights of the edges [m], which are their opacity.
         directed: whether some edge has none back.
     """
 
-    name: str
-    heading: str
-    caption: str
     nodes: Sequence[str]
     edges: NDArray[np.int64]
     weight: Floats

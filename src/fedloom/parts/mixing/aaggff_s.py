@@ -29,14 +29,7 @@ class AAggFFS(responses.Responding):
     algorithm 3.1; Hahn, Kim & Lee, ICML 2024.
 
     Args:
-        cdf: ``weibull``, ``frechet``, ``gumbel``, ``exponential``, ``logistic`` or ``normal``.
-        scale: scale parameter of the distribution.
-        shape: shape parameter of the distribution; 0 means its default (2 for Weibull, else 1).
-        c1: C1 ≥ 0, lower bound of the responses.
         c2: C2 > C1, upper bound of the responses; 0 means 1/K.
-        response: samples on which the losses F_i are taken: ``train`` or ``validation``, which local work never sees.
-        prior: the coefficients before tilting: ``uniform``, as published, or ``samples``, n_i/n, with which equal
-            responses give FedAvg.
     """
 
     @property

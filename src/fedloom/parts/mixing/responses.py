@@ -51,7 +51,17 @@ Prior = Literal["samples", "uniform"]
 
 @dataclass(frozen=True)
 class Responding(Mixing):
-    """Base class of policies that act on bounded responses to losses, whose settings each of them describes."""
+    """Base class of policies that act on bounded responses to losses.
+
+    Args:
+        cdf: ``weibull``, ``frechet``, ``gumbel``, ``exponential``, ``logistic`` or ``normal``.
+        scale: scale parameter of the distribution.
+        shape: shape parameter of the distribution; 0 means its default (2 for Weibull, else 1).
+        c1: C1 ≥ 0, lower bound of the responses.
+        response: samples on which the losses F_i are taken: ``train`` or ``validation``, which local work never sees.
+        prior: the coefficients before tilting: ``uniform``, as published, or ``samples``, n_i/n, with which equal
+            responses give FedAvg.
+    """
 
     cdf: Name = "normal"
     scale: Positive = 1.0

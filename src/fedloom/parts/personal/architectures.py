@@ -88,8 +88,6 @@ class OwnArchitectures(Architectures):
     """Clients of different architecture, each of which keeps all parameters of its network.
 
     Args:
-        count: number of networks.
-        members: the network of each client, by its number; () deals them as ``by`` says.
         by: see ``architectures``.
     """
 
@@ -109,8 +107,6 @@ class OwnBodies(Architectures):
     those of the others are not used. With equal networks it is ``private_body``.
 
     Args:
-        count: number of networks.
-        members: the network of each client, by its number; () deals them as ``by`` says.
         by: see ``architectures``.
 
     Raises:

@@ -114,7 +114,6 @@ class EarlyExitSlice(TwoLevels):
     partition ordered by client number does not split the data along with the networks.
 
     Args:
-        simple_fraction: fraction of clients that train the simple network, in [0, 1].
         side_weight: σ ≥ 0, weight of the exit's loss at complex clients.
     """
 
@@ -139,9 +138,6 @@ class Decoupled(TwoLevels):
 
     The baseline Decouple of Acar, thesis, algorithm 8. The networks have the same initial values where they coincide.
     The complex one has no exit.
-
-    Args:
-        simple_fraction: fraction of clients that train the simple network, in [0, 1].
     """
 
     def whole(self, model: nn.Module) -> nn.Module:

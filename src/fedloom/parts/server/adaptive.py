@@ -68,14 +68,7 @@ class Adam(Adaptive):
 
 @dataclass(frozen=True)
 class Yogi(Adam):
-    """θ ← θ - η m/(√v + τ) with v ← v - (1-β₂)Δ² sign(v - Δ²): v decreases slowly when updates become small.
-
-    Args:
-        lr: server learning rate η.
-        beta1: decay β₁ of the first moment.
-        beta2: decay β₂ of the second moment.
-        tau: adaptivity τ.
-    """
+    """θ ← θ - η m/(√v + τ) with v ← v - (1-β₂)Δ² sign(v - Δ²): v decreases slowly when updates become small."""
 
     def second(self, v: Tensor, squared: Tensor) -> Tensor:
         return v - (1 - self.beta2) * squared * torch.sign(v - squared)
