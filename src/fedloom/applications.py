@@ -105,11 +105,7 @@ def ours() -> dict[str, Application]:
 
 
 def applications() -> dict[str, Application]:
-    """All applications by name, also those of other packages.
-
-    Raises:
-        ConfigError: if a package's record cannot be imported.
-    """
+    """All applications by name, also those of other packages."""
     return ours() | {application.name: application for application in installed("fedloom.applications")}
 
 

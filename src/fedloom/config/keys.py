@@ -80,11 +80,7 @@ COMMON: Mapping[str, Section] = {"checkpoint": Record(Checkpoints), **sections_o
 
 
 def run_settings(config: Config) -> dict[str, Any]:
-    """The arguments of every task's ``run``: checkpoint settings, and trackers as callbacks.
-
-    Raises:
-        ConfigError: for invalid checkpoint settings, an unknown tracker, or one whose library is not installed.
-    """
+    """The arguments of every task's ``run``: checkpoint settings, and trackers as callbacks."""
     checkpoints = COMMON["checkpoint"].instantiate(config["checkpoint"])
     callbacks = tracking(tuple(config["trackers"]))
     return {"checkpoint_every": checkpoints.every, "keep": checkpoints.keep, "callbacks": callbacks}
@@ -117,9 +113,6 @@ def model_factory(
     """Make a model factory for given data and, if the method declares it, their kind of targets.
 
     It is tried on the meta device, to detect invalid settings.
-
-    Raises:
-        ConfigError: for invalid settings.
     """
     make = functools.partial(MODEL.instantiate, values, **model_arguments(values["name"], arrays, targets))
     try:
@@ -282,10 +275,6 @@ def build(config: Config, shared: Shared | None = None) -> Experiment:
     Args:
         config: of ``fedloom run``, or of another command with its keys.
         shared: the cache of a sweep, in which equal federations are built once.
-
-    Raises:
-        ConfigError: for invalid or incompatible parts or settings.
-        DataError: for missing data or an impossible partition.
     """
     values = config.values
     method = build_method(config)

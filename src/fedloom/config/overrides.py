@@ -70,9 +70,6 @@ def parse(text: str, names: Mapping[str, Sequence[str]] | None = None) -> Parsed
     Traceback (most recent call last):
     ...
     fedloom.core.errors.ConfigError: 'method' is not a setting; write it as key=value, like method=feddyn.
-
-    Raises:
-        ConfigError: if it cannot be read.
     """
     unreadable = ConfigError(f"{text!r} is not a setting; write it as key=value, like method=feddyn.")
     key, equals, literal = text.partition("=")

@@ -350,9 +350,6 @@ class CommandSchema:
         Traceback (most recent call last):
         ...
         fedloom.core.errors.ConfigError: unknown method 'feddin'; did you mean 'feddyn'? There are: ...
-
-        Raises:
-            ConfigError: for anything unknown, of the wrong type, or with several values.
         """
         return self._configs(self._parse(words, sweeps=False), base)[0]
 
@@ -583,11 +580,7 @@ def _refuse_twice(values: Mapping[Key, Any]) -> None:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """A recipe: a YAML file of settings.
-
-    Raises:
-        ConfigError: if it cannot be read or is not a mapping.
-    """
+    """A recipe: a YAML file of settings."""
     try:
         content = yaml.load(path)
     except FileNotFoundError:
@@ -603,11 +596,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def read_run(directory: Path) -> dict[str, Any]:
-    """The configuration of a run directory, without what records how it was made.
-
-    Raises:
-        CheckpointError: if it is not a run directory.
-    """
+    """The configuration of a run directory, without what records how it was made."""
     path = directory / "config.yaml"
     if not path.is_file():
         raise CheckpointError(f"{str(directory)!r} is not a run directory: {RunDirectory(directory).lack()}.")

@@ -70,9 +70,6 @@ def compose(methods: Registry[Method], resolved: Mapping[str, Any]) -> Method:
     'feddyn+by_samples'
     >>> compose(methods, resolve_method(methods, {"name": "feddyn", "drift": {"name": "none"}})).name
     'feddyn-dynamic'
-
-    Raises:
-        ConfigError: if parts are incompatible or settings impossible.
     """
     preset = _preset(methods, resolved)
     parts: dict[str, Any] = {}

@@ -74,11 +74,7 @@ def in_one_line(error: BaseException, most: int = 200) -> str:
 
 
 def of_extra(extra: str, name: str, what: str) -> Any:
-    """Import a module that an extra of this package installs, for ``what`` needs it.
-
-    Raises:
-        ConfigError: if it cannot be imported.
-    """
+    """Import a module that an extra of this package installs, for ``what`` needs it."""
     try:
         return import_module(name)
     except (ImportError, RuntimeError) as error:  # RuntimeError: built for another PyTorch

@@ -36,11 +36,7 @@ def cell(text: str) -> str:
 
 @contextmanager
 def new_file(path: Path) -> Iterator[BinaryIO]:
-    """A new file to write into, never the target of a link; it is on disk when the block ends.
-
-    Raises:
-        OSError: if it cannot be written.
-    """
+    """A new file to write into, never the target of a link; it is on disk when the block ends."""
     path.unlink(missing_ok=True)
     with path.open("xb+") as file:
         yield file

@@ -74,11 +74,7 @@ class Layout:
 
     @classmethod
     def of(cls, module: nn.Module, private: Callable[[str], bool] = lambda name: False) -> Layout:
-        """The layout of a module; names for which ``private`` is true come last.
-
-        Raises:
-            ConfigError: if the model has no trainable parameter, or parameters of several dtypes.
-        """
+        """The layout of a module; names for which ``private`` is true come last."""
         trained = {n: p for n, p in module.named_parameters() if p.requires_grad}
         types = {p.dtype for p in trained.values()}
         if len(types) != 1:

@@ -65,9 +65,6 @@ class ClientPlan:
         hostile: their numbers.
         client_local: the settings of local training of clients that have some of their own.
         speed: η_i/η of the client whose plan this is, which has a rate of its own.
-
-    Raises:
-        ConfigError: if the method cannot train such a model.
     """
 
     model: nn.Module

@@ -54,9 +54,6 @@ def validate(
         parameters: the factory's parameters.
         given: values by name.
         grid: whether a list may be given for a single-valued setting; its elements are validated one by one.
-
-    Raises:
-        ConfigError: for an unknown or missing setting, or a value of the wrong type.
     """
     for name in given:
         if name not in parameters:
@@ -233,9 +230,6 @@ def check_fields(made: Any, prefix: str = "") -> None:
     """Convert the fields of a frozen dataclass to their annotated types and check their ranges.
 
     A mapping becomes a nested record.
-
-    Raises:
-        ConfigError: for a value of another type or outside its range; ``prefix`` begins the field's name.
     """
     for name, parameter in _signature(type(made)).items():
         value, kind = getattr(made, name), parameter.annotation

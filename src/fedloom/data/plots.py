@@ -66,11 +66,7 @@ def plot_labels(federation: Federation, path: str | Path) -> Path:
 
 
 def save(figure: Figure, path: str | Path, dpi: int) -> Path:
-    """Write a figure into a file whole; its suffix sets the format, png if it has none.
-
-    Raises:
-        OSError: if it cannot be written; nothing is left behind.
-    """
+    """Write a figure into a file whole; its suffix sets the format, png if it has none."""
     path = Path(path)
     with whole_file(path) as file:
         figure.savefig(file, dpi=dpi, format=path.suffix.lstrip(".") or "png")

@@ -406,11 +406,7 @@ def read(
     data: Any, y: Any, features: str | Sequence[str] | None, label: str | Sequence[str] | None, client: str | None,
     what: str,
 ) -> Columns:  # fmt: skip
-    """The columns of a data set; ``what`` names it in errors.
-
-    Raises:
-        DataError: for anything that is not a data set, or lacks a column.
-    """
+    """The columns of a data set; ``what`` names it in errors."""
     if is_frame(data):
         return _frame(data, y, features, label, client, what)
     if hasattr(data, "column_names") and hasattr(data, "with_format"):

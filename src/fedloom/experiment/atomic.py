@@ -51,11 +51,7 @@ def write_whole(path: Path, blob: bytes, alone: bool = True) -> None:
 
 
 def append(path: Path, text: str, sync: bool = False) -> None:
-    """Append to a file, which must not be a link; with ``sync``, wait until it is on disk.
-
-    Raises:
-        OSError: if it cannot be written.
-    """
+    """Append to a file, which must not be a link; with ``sync``, wait until it is on disk."""
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
     with os.fdopen(os.open(path, flags, 0o644), "a") as file:
         file.write(text)

@@ -149,9 +149,6 @@ class Evaluation:
     def of_clients(self) -> Evaluation:
         """The evaluation for clients that share no parameters: server models and means of models are left out.
 
-        Raises:
-            ConfigError: if the target, patience or metric refers to such a model.
-
         >>> Evaluation(what=("clients", "average", "train")).of_clients().what
         ('clients',)
         """
@@ -173,9 +170,6 @@ class Evaluation:
         >>> found = Evaluation().fitted(NUMBERS, common=False)
         >>> found.metrics, found.what, found.metric
         (('rmse', 'r2'), ('clients',), 'clients/rmse/mean')
-
-        Raises:
-            ConfigError: for a metric that does not suit the targets.
         """
         usual = {NUMBERS: ("rmse", "r2"), STRUCTURES: ()} if self.metrics == Evaluation.metrics else {}
         metrics = usual.get(targets, self.metrics)
@@ -399,9 +393,6 @@ class Experiment:
             and write themselves; all nodes must see the run directory) or ``auto`` (disk if the states of all potential
             participants exceed 2 GB).
         config: the settings as the user gave them, stored in the run directory.
-
-    Raises:
-        ConfigError: for impossible settings, before the run starts.
     """
 
     method: Method

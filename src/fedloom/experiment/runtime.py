@@ -85,9 +85,6 @@ def pick_device(wanted: str, among: Sequence[str] = ("cpu", "cuda")) -> str:
     Args:
         wanted: ``auto``, ``cpu``, ``cuda`` or ``cuda:1``.
         among: the kinds of devices to choose from.
-
-    Raises:
-        ConfigError: for a device that is unknown, not available, or of another kind.
     """
     if wanted == "auto":
         wanted = "cuda" if "cuda" in among and torch.cuda.is_available() else "cpu"

@@ -449,11 +449,7 @@ USUAL = {CLASSES: "cross_entropy", TRUTHS: "binary_cross_entropy", NUMBERS: "squ
 
 
 def check_targets(method: Method, arrays: Arrays, out: Tensor, metrics: Sequence[str] = ()) -> TargetKind:
-    """The kind of targets, if objective, targets and the model's outputs fit together.
-
-    Raises:
-        ConfigError: if they do not; the sentence says what to choose.
-    """
+    """The kind of targets, if objective, targets and the model's outputs fit together."""
     y, wanted = arrays.y, method.targets
     binary = are_numbers(y) and bool(((y == 0) | (y == 1)).all())
     if not fits(wanted, y):

@@ -223,11 +223,7 @@ class BlockFiles:
         return {client: self.folder.read(client, file, device) for client, file in self.files.items()}
 
     def save(self, states: Mapping[int, State]) -> dict[int, State]:
-        """Write the next states, and return references to them; an empty one is not written.
-
-        Raises:
-            CheckpointError: if they cannot be written (disk full), or this machine does not see the folder.
-        """
+        """Write the next states, and return references to them; an empty one is not written."""
         found = dict(states)
         try:
             for entries in self.folder.write(self.round, ((c, state) for c, state in states.items() if state)):
@@ -800,11 +796,7 @@ class LastModels(ClientModels):
         return {"average": {"total": self.total}, MODELS: self.models.save(round)}
 
     def restore(self, trees: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Adopt the models of a checkpoint.
-
-        Raises:
-            ValueError: if a file is missing or was altered.
-        """
+        """Adopt the models of a checkpoint."""
         self.total, self.models = trees["average"]["total"], self.models.opened(trees[MODELS])
 
 
@@ -869,9 +861,6 @@ class Snapshot:
             server: the server after the round.
             states: the new client states.
             versions: the messages on which clients are still at work.
-
-        Raises:
-            CheckpointError: see ``StateStore.prepare``.
         """
         updates = [self.store.prepare(states, server.round)]
         try:
@@ -966,11 +955,7 @@ class Snapshot:
         return Snapshot(server, store, last, self.cohort, averaged, versions, rows)
 
     def _placed(self, saved: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, State]:
-        """The parameters, buffers and parts' states of a file, on the device of the run.
-
-        Raises:
-            ValueError: if they are of another model.
-        """
+        """The parameters, buffers and parts' states of a file, on the device of the run."""
         parts, mine = dict(saved), (self.server.theta, self.server.buffers)
         both = parts.pop("shared"), parts.pop("buffers")
         if [(t.shape, t.dtype) for t in both] != [(t.shape, t.dtype) for t in mine]:

@@ -47,9 +47,6 @@ def _count(share: float, clients: int) -> int:
 def worst(values: Values, share: float = 0.1, direction: Direction = "max") -> float:
     """Mean over the worst fraction ``share`` of the K clients with a value: max(1, ⌊share · K⌋) of them.
 
-    Raises:
-        ConfigError: if the share is outside (0, 1].
-
     Example:
         >>> worst([0.9, 0.2, 0.4, 0.8], share=0.5)
         0.30000000000000004

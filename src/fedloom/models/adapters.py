@@ -39,11 +39,7 @@ class Wrapped(nn.Module):
         return self.body(x)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits [B, C] of samples [B, ...].
-
-        Raises:
-            ConfigError: if it fails where the original module does not.
-        """
+        """Logits [B, C] of samples [B, ...]."""
         try:
             return self.head(self.body(x))
         except Exception as error:
@@ -148,11 +144,7 @@ def remedy(model: nn.Module) -> str:
 
 
 def copied(module: nn.Module) -> nn.Module:
-    """A copy of a module.
-
-    Raises:
-        ConfigError: if it holds something that cannot be copied.
-    """
+    """A copy of a module."""
     try:
         return copy.deepcopy(module)
     except Exception as error:

@@ -170,9 +170,6 @@ def build(words: Sequence[str]) -> TargetMethod | CCVR:
 
     >>> build(["method=target_fit", "method.steps=100"]).steps, type(build([])).__name__
     (100, 'TargetHead')
-
-    Raises:
-        ConfigError: for an unknown method or setting, or a wrong value.
     """
     tree = Tree(name=TARGET_METHOD.start)
     for word in words:

@@ -118,9 +118,6 @@ def read(place: str, spec: DataSpec, seed: int = 0) -> NodeData:
             ``scaled``, which is true, are so already.
         spec: the recipe's requirements.
         seed: seed of the split, if the files are not split.
-
-    Raises:
-        DataError: if the samples cannot be read or do not fit.
     """
     path = Path(place).expanduser()
     if path.is_dir():

@@ -318,9 +318,6 @@ class Deployed(Engine):
         """Wait for the answers to orders: all of them, or the first ``enough`` that are of use, or until a time.
 
         Nodes that are offline are not waited for once the others have answered.
-
-        Raises:
-            ClientError: if fewer than the quorum are of use.
         """
         started = time.monotonic()
         quorum = min(self.terms.quorum if quorum is None else quorum, len(tickets))

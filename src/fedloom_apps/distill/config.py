@@ -104,10 +104,6 @@ def build(config: Config, shared: Shared | None = None) -> DistillExperiment:
     """Build and check the experiment of a configuration.
 
     If the teacher is to be trained first (``build_teacher``), it is ``PENDING``.
-
-    Raises:
-        ConfigError: for invalid settings.
-        DataError: for missing or insufficient data.
     """
     values = config.values
     data = _splits(config, shared)
@@ -294,11 +290,7 @@ class TrainedStudent(RunRecords):
 def student_of(
     experiment: DistillExperiment, directory: RunDirectory, teacher: Callable[[], nn.Module] | None = None
 ) -> TrainedStudent:
-    """Load the student in a run directory; nothing is written.
-
-    Raises:
-        CheckpointError: if the run has not ended, or its model cannot be read.
-    """
+    """Load the student in a run directory; nothing is written."""
     path, dtype = directory.path, getattr(torch, experiment.dtype)
     if not directory.status.ended:
         raise CheckpointError(f"{path} has not ended, and its student is written at the end; continue it first.")

@@ -65,10 +65,6 @@ def build(config: Config, shared: Shared | None = None) -> Online:
     >>> online = build(ONLINE.resolve(["learner.alpha=[1,5]", "adaptation.lr=[.3,.1]", "tasks=9"]))
     >>> len(online.experts), len(online.stream)
     (4, 9)
-
-    Raises:
-        ConfigError: for invalid settings.
-        DataError: for missing data, or too few for such tasks.
     """
     values = config.values
     source = (shared or Shared())("source", values["data"], DATA.instantiate)

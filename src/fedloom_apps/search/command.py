@@ -41,10 +41,6 @@ def build(config: Config, shared: Shared | None = None) -> SearchExperiment:
 
     Parts that the configuration puts into slots of ``method``, like ``method.uplink=[clip_noise]``, are part of every
     candidate; the method's name does not matter.
-
-    Raises:
-        ConfigError: for invalid settings, if FedAvg does not fit, or without Optuna.
-        DataError: for missing data or an impossible partition.
     """
     for package in ("optuna", "matplotlib"):
         of_extra("search", package, "a search")

@@ -191,11 +191,7 @@ def search(
 
 
 def load(path: Path | str) -> NoReturn:
-    """What ``fl.load`` says of a search.
-
-    Raises:
-        ConfigError: in any case.
-    """
+    """What ``fl.load`` says of a search."""
     raise ConfigError(f"{path} is a run of fedloom search; load one of the runs that it compared, in its folder runs.")
 
 

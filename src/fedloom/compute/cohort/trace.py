@@ -159,11 +159,7 @@ class _Tracer(fx.Tracer):
 
 
 def trace(model: nn.Module, known: Mapping[str, Parameter], outputs: Outputs = "logits") -> Program:
-    """The cohort layers that compute what ``model`` computes while it is trained.
-
-    Raises:
-        Unsupported: if some operation of the model has no cohort form.
-    """
+    """The cohort layers that compute what ``model`` computes while it is trained."""
     wrapped = ChosenOutputs(model, outputs)
     with observed(wrapped):
         try:

@@ -73,9 +73,6 @@ def to_images(raw: np.ndarray, mean: Sequence[float] = (), std: Sequence[float] 
 
     No memory beyond the result is allocated.
 
-    Raises:
-        DataError: for arrays of another type or shape.
-
     >>> to_images(np.array([[[0, 255]]], np.uint8)).tolist()
     [[[[0.0, 1.0]]]]
     >>> to_images(np.array([[[0, 255]]], np.uint8), mean=[0.5], std=[0.5]).tolist()
@@ -474,9 +471,6 @@ def inputs(x: Tensor | np.ndarray, what: str = "x", warn: bool = True) -> Tensor
     """Inputs as models take them: images [N, C, H, W] in 0..1, floats as float32, integers as int64.
 
     Within ``images.as_bytes``, images stay bytes. ``warn`` tells of images whose channels seem to be last.
-
-    Raises:
-        DataError: for arrays without numbers or rows; ``what`` names them.
     """
     x = x.detach() if isinstance(x, Tensor) else as_array(x, what)
     if x.ndim in (3, 4) and x.dtype in (np.uint8, torch.uint8):
@@ -515,9 +509,6 @@ def as_array(value: Any, what: str) -> np.ndarray:
     Traceback (most recent call last):
     ...
     fedloom.core.errors.DataError: x holds arrays of different shapes, or under names; pad or join them to one array ...
-
-    Raises:
-        DataError: if it is several, or some of its values are masked.
     """
     if np.ma.is_masked(value):
         lost = int(np.ma.count_masked(value))
@@ -534,11 +525,7 @@ def as_array(value: Any, what: str) -> np.ndarray:
 
 
 def targets(y: Tensor | np.ndarray, what: str = "y") -> Tensor:
-    """Class numbers as int64, real targets as float32, all of them finite.
-
-    Raises:
-        DataError: for anything else; ``what`` names it.
-    """
+    """Class numbers as int64, real targets as float32, all of them finite."""
     y = numbers(y, what)
     y = y.to(torch.float32 if y.is_floating_point() else torch.int64)
     if y.is_floating_point() and not bool(torch.isfinite(y).all()):

@@ -151,9 +151,6 @@ def read_frame(path: Path, texts: Collection[str] = ()) -> Any:
     Args:
         path: the file.
         texts: columns of a CSV file that hold texts, even if all of them look like numbers.
-
-    Raises:
-        DataError: if there is no such file, or it is not a table.
     """
     try:
         frame = (_csv if path.name.lower().endswith(CSV) else _parquet)(readable(path), texts)

@@ -40,11 +40,7 @@ class Prototypes(Adaptation):
     def adapt(
         self, forward: Forward, theta: Tensor, support: Batch, loss: Callable[[Output, Batch], Tensor]
     ) -> tuple[Callable[[Tensor], Output], Tensor | None]:
-        """Return the model whose logits are negative squared distances to the support's class means.
-
-        Raises:
-            ConfigError: if targets are not one class per sample.
-        """
+        """Return the model whose logits are negative squared distances to the support's class means."""
         require_one_class("adaptation 'proto'", support.y)
         out = forward(theta, support.x)
         assert out.features is not None

@@ -199,9 +199,6 @@ def multiplier(r: int, rounds: int, lam_min: float, lam_max: float, lam_period: 
         lam_max: λ_max ≥ λ_min.
         lam_period: λ_T ≥ 1, in rounds.
 
-    Raises:
-        ConfigError: for values out of range.
-
     >>> [round(multiplier(r, 5, 0.0, 10.0, 2), 2) for r in range(6)]
     [0.0, 5.0, 0.0, 2.5, 7.5, 10.0]
     """
