@@ -33,7 +33,7 @@ from fedloom.compute.phases import PhasedRound, has_phased_rounds
 from fedloom.compute.results import finished
 from fedloom.core import dropout, rng
 from fedloom.core.aggregate import EVEN, Fold, even_blocks, fold
-from fedloom.core.client import Broadcast, ClientWork, Result, State, Vectors, load
+from fedloom.core.client import Broadcast, ClientWork, Result, State, Vectors, load, private_start
 from fedloom.core.client import contexts as client_contexts
 from fedloom.core.context import Context
 from fedloom.core.engine import FEW, States
@@ -233,30 +233,26 @@ class _Block:
         if pull is None:
             return None
         memory = self.compute.memory[: len(self.jobs)]
-        held = [self._pair(row) for row in memory]
-        for number, at in zip(work.schedule.order, held, strict=True):
-            job = self.jobs[number]
-            load(plan, down, job.client, job.state, at)
-            job.moved_private = True
+        jobs = [self.jobs[number] for number in work.schedule.order]
         keys, further = self._keys(work.schedule, passes=2)
         shared = self._trained(work, keys)
         assert shared is not None, "separate rounds have no augmentation"
-        w, v = memory[:, :size], memory[:, size : 2 * size]
-        for row in range(len(memory)):
-            w[row] = shared.model(row)
+        for row, job in enumerate(jobs):
+            memory[row, :size] = shared.model(row)
+            own, job.moved_private = private_start(plan, down, job.client, job.state), True
+            self.net.theta[row], memory[row, 2 * size :] = own[:size], own[size:]
         local = plan.local
         constant = None
         if pull:  # the corrections of w are not needed any more
             constant = torch.mul(down.theta, -pull, out=self.compute.constants[0]).expand(len(memory), -1)
         rule = StepRule(down.lr, local.weight_decay + pull, local.momentum, constant)
-        self.net.theta[: len(memory)] = v
         private = train(self.net, None, work.schedule, work.x, work.y, rule, further)
 
-        def own(row: int) -> Vectors:
-            v[row] = private.model(row)
-            return held[row]
+        def held(row: int) -> Vectors:
+            memory[row, size : 2 * size] = private.model(row)
+            return self._pair(memory[row])
 
-        return self._finished(work, own, (shared.losses + private.losses) / 2)
+        return self._finished(work, held, (shared.losses + private.losses) / 2)
 
     def summed(self, weights: np.ndarray) -> Fold | None:
         """The fold of plain rounds by ``TrainedCohort.mixed``, from no client's own update; None if impossible."""

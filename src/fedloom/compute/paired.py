@@ -16,7 +16,7 @@ from fedloom.compute.cohort.schedule import taken
 from fedloom.compute.cohort.windows import windows
 from fedloom.compute.plain import descends
 from fedloom.compute.results import finished
-from fedloom.core.client import Broadcast, ClientWork, Result, Vectors, load
+from fedloom.core.client import Broadcast, ClientWork, Result, Vectors, private_start
 from fedloom.core.context import Context
 from fedloom.core.plan import ClientPlan
 from fedloom.core.views import Pair, RegGrad, StepInfo, View
@@ -64,14 +64,15 @@ class PairedRound:
 
     def run(self) -> Iterator[Result] | None:
         """The results in the block's order; None if the clients' views differ in more than numbers."""
-        plan, down = self.plan, self.down
-        held = [self.vectors(row) for row in self.memory[: len(self.jobs)]]
-        for job, at in zip(self.jobs, held, strict=True):
-            load(plan, down, job.client, job.state, at)
+        plan, down, size = self.plan, self.down, self.plan.layout.size
+        private = [private_start(plan, down, job.client, job.state) for job in self.jobs]
+        for row, own in zip(self.memory, private, strict=False):
+            row[2 * size :] = own[size:]
+        self.net.begin(down.theta, [own[:size] for own in private])
         losses = self._train()
         if losses is None:
             return None
-        size = plan.layout.size
+        held = [self.vectors(row) for row in self.memory[: len(self.jobs)]]
         means = (losses / torch.from_numpy(self.schedule.steps).to(losses)).tolist()
 
         def trained(row: int) -> Vectors:
@@ -87,7 +88,6 @@ class PairedRound:
         x = plan.data.arrays.x[schedule.rows]
         owners = torch.tensor([job.client for job in self.jobs], device=x.device).repeat_interleave(x.shape[1])
         y = plan.data.labels(schedule.rows.flatten(), owners).unflatten(0, schedule.rows.shape)
-        self.net.begin(self.down.theta, list(self.memory[:count, size : 2 * size]))
         draws = [
             plan.draws(self.down.round, job.client, int(steps)).tolist()
             for job, steps in zip(self.jobs, schedule.steps, strict=True)

@@ -285,22 +285,25 @@ def on_step(
         seen[place] = seen[place]._replace(local=part.on_step(seen[place], model, mine, draws))
 
 
+def private_start(plan: ClientPlan, down: Broadcast, client: int, state: State) -> Float[Tensor, "private"]:
+    """The private values with which a client's round starts, which nobody may change in place."""
+    return plan.private_start(client, down.theta, state.get("personal", {}).get("private"), down.round)
+
+
 def load(plan: ClientPlan, down: Broadcast, client: int | None, state: State, at: Vectors) -> None:
     """Copy the received and the private parameters and buffers into place.
 
     Without a client (None), a paired method's own v is not loaded.
     """
     split, buffers = plan.layout.shared_size, plan.layout.shared_buffers
-    private = state.get("personal", {})
     at.theta[:split].copy_(down.theta)
     if plan.has_private or (plan.is_paired and client is not None):
-        own = plan.private_start(client or 0, down.theta, private.get("private"), down.round)
-        at.theta[split:].copy_(own)
+        at.theta[split:].copy_(private_start(plan, down, client or 0, state))
     if plan.is_paired:
         at.model.copy_(down.theta)
     at.buffers[:buffers].copy_(down.buffers)
     if not plan.is_paired:  # v's are in place during its passes alone
-        at.buffers[buffers:].copy_(private.get("buffers", plan.buffers0[buffers:]))
+        at.buffers[buffers:].copy_(state.get("personal", {}).get("buffers", plan.buffers0[buffers:]))
 
 
 def minibatch(
