@@ -33,7 +33,7 @@ from statistics import median
 from typing import Any
 
 APPLICATIONS = ("experiment/trackers.py",)  # beside all of src/fedloom_apps
-DERIVED = {"is_identity"}  # which no part overrides
+DERIVED = {"is_identity", "words"}  # which no part overrides
 RUN = "run method=feddyn data=digits clients=4 rounds=1 device=cpu engine=serial -q"
 
 

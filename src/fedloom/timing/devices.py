@@ -13,7 +13,7 @@ from typing import Annotated, NamedTuple
 import numpy as np
 
 from fedloom.core import rng
-from fedloom.core.errors import ConfigError, DataError, nearest
+from fedloom.core.errors import DataError, nearest
 from fedloom.core.ranges import NonNegative, Positive, Range
 from fedloom.core.registry import Ranged, Registry
 
@@ -211,12 +211,7 @@ class Grades(Drawn):
         speeds: of each kind, relative to ``speed``, ``down`` and ``up``.
     """
 
-    speeds: tuple[float, ...] = (1.0, 0.3, 0.1)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.speeds or not all(0 < speed < inf for speed in self.speeds):
-            raise ConfigError("devices grades: speeds must be finite numbers greater than 0.")
+    speeds: tuple[Positive, ...] = (1.0, 0.3, 0.1)
 
     def factors(self, clients: int, draw: np.random.Generator) -> np.ndarray:
         kinds = draw.permutation(clients) % len(self.speeds)
@@ -286,9 +281,7 @@ class Recorded(Devices):
     def _windows(self) -> tuple[np.ndarray, np.ndarray]:
         """Starts and ends, client · day + time, sorted."""
         assert self.intervals is not None
-        table = columns(self.intervals)
-        if missing := {"client", "start", "end"} - table.keys():
-            raise DataError(f"{self.intervals} has no column {min(missing)!r}.")
+        table = columns(self.intervals, ("client", "start", "end"))
         start, end = table["start"], table["end"]
         if not ((start >= 0) & (start < end) & (end <= self.day)).all():
             raise DataError(f"{self.intervals}: every interval must begin before it ends, within {self.day:g} seconds.")
@@ -315,15 +308,18 @@ class Recorded(Devices):
         return begun + float(later[0]) if len(later) else begun + self.day + float(opening[0])
 
 
-def columns(path: Path, known: Collection[str] = ()) -> dict[str, np.ndarray]:
-    """The columns of a CSV or Parquet file of numbers, float64 [rows] each; of those with ``known`` names alone."""
+def columns(path: Path, needed: Collection[str] = (), also: Collection[str] = ()) -> dict[str, np.ndarray]:
+    """The columns of a CSV or Parquet file of numbers, float64 [rows] each; those ``needed`` and ``also`` others."""
     from fedloom.data.sources.table import read_frame  # imports pandas
 
     frame = read_frame(path)
     if not len(frame):
         raise DataError(f"{path} has no rows.")
+    if missing := {*needed} - {*frame.columns}:
+        raise DataError(f"{path} has no column {min(missing)!r}.")
+    names = [name for name in frame.columns if not needed or name in (*needed, *also)]
     try:
-        table = {str(name): frame[name].to_numpy(np.float64) for name in frame.columns if not known or name in known}
+        table = {str(name): frame[name].to_numpy(np.float64) for name in names}
     except (TypeError, ValueError):
         raise DataError(f"{path} has a column with something else than numbers.") from None
     if name := next((name for name, column in table.items() if not np.isfinite(column).all()), ""):

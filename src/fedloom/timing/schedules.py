@@ -215,10 +215,8 @@ class Replay(Schedule):
         return None
 
     def steps(self, world: World, version: int = 0, clock: float = 0.0) -> Iterator[Arrivals]:
-        known = ("round", "client", "version", "begin", "end", "late")
-        table = columns(self.path / "mixing.parquet" if self.path.is_dir() else self.path, known)
-        if missing := {"round", "client", "version"} - table.keys():
-            raise DataError(f"{self.path} has no column {min(missing)!r}.")
+        path = self.path / "mixing.parquet" if self.path.is_dir() else self.path
+        table = columns(path, ("round", "client", "version"), ("begin", "end", "late"))
         order = np.lexsort((table["client"], table["version"], table["round"]))
         t, clients, versions = (table[name][order].astype(np.int64) for name in ("round", "client", "version"))
         t, zeros = t - 1, np.zeros(len(order))

@@ -98,9 +98,7 @@ class Listed(Selection):
     path: Path = field(kw_only=True)
 
     def draw(self, past: Past) -> Chosen:
-        table = columns(self.path)
-        if missing := {"round", "client"} - table.keys():
-            raise DataError(f"{self.path} has no column {min(missing)!r}.")
+        table = columns(self.path, ("round", "client"))
         rounds = np.unique(table["round"])
         clients = np.unique(table["client"][table["round"] == rounds[past.t % len(rounds)]]).astype(np.int64)
         if clients.min() < 0 or clients.max() >= len(past.sizes):
