@@ -57,6 +57,7 @@ class Federation:
         cohorts: each round's clients [R, S].
         steps: the rows of every step, [R, K, steps, B], filled up with -1.
         supports: likewise those that clients of meta-learning adapt on.
+        mixes: numbers in [0, 1) drawn for every step, [R, K, steps].
         theta: the first model [P].
         epochs: passes over a client's samples in a round.
         batch_size: of the mini-batches; 0 for full batches.
@@ -69,6 +70,7 @@ class Federation:
     cohorts: np.ndarray
     steps: np.ndarray
     supports: np.ndarray
+    mixes: np.ndarray
     theta: np.ndarray
     epochs: np.ndarray
     batch_size: np.ndarray

@@ -26,12 +26,15 @@ ALGORITHMS = {
     "fedproto": ("fedproto", "FedProto"), "ditto": ("ditto", "Ditto"), "apfl": ("apfl", "APFL"),
     "pfedme": ("pfedme", "PFedMe"), "per_fedavg": ("per_fedavg", "PerFedAVG"), "fedala": ("fedala", "FedALA"),
     "fedamp": ("fedamp", "FedAMP"), "fedrs": ("fedrs", "FedRS"), "fedsam": ("fedsam", "FedSAM"),
+    "superfed_mm": ("superfed", "SuPerFed"),
 }  # fmt: skip
 ENCODER, HEAD = {"fedper", "fedrep", "fedbabu"}, {"lg_fedavg"}  # what the server holds, if not the whole model
 
 
 class Given(FastDataLoader):
     """The current round's mini-batches of a client, all in one epoch; with ``halves``, one half of them at a time."""
+
+    mixes: Iterator[float]
 
     def __init__(self, federation: Federation, client: int, halves: bool = False) -> None:
         x, y = federation.samples(client)
@@ -45,6 +48,7 @@ class Given(FastDataLoader):
             batches = batches[cut:] if self.turn % 2 else batches[:cut]
             self.turn += 1
         self.n_batches = len(batches)
+        Given.mixes = iter(self.federation.mixes[self.federation.round, self.client].tolist())
         return iter(batches)
 
 
@@ -95,6 +99,8 @@ def play(federation: Federation, method: str, theirs: Mapping[str, Any], changed
     for client in clients:
         client.set_channel(server.channel)
     algorithm._round_zero(types.SimpleNamespace(server=server, clients=clients))
+    if method == "superfed_mm":
+        module.np = types.SimpleNamespace(random=types.SimpleNamespace(uniform=lambda low, high: next(Given.mixes)))
     undo = CHANGED_SERVERS[method](server, module) if changed and method in CHANGED_SERVERS else None
     for cohort in federation.rounds():
         eligible = [clients[i] for i in cohort]
@@ -135,6 +141,9 @@ PRIVATE: dict[str, Any] = {
     "pfedme": lambda client: client.model,
     "fedala": lambda client: client.model,
     "fedamp": lambda client: client.model,
+    "superfed_mm": lambda client: nn.ParameterList(
+        p for n, p in client.personalized_model.named_parameters() if "_local" in n
+    ),
 }
 """What a client keeps to itself: a module."""
 
@@ -344,6 +353,22 @@ def fresh(kind: type) -> type:
     return Changed
 
 
+def squared(kind: type) -> type:
+    """SuPerFed: the pull is half the square of a distance, and nothing is added to the products of the cosine."""
+
+    class Changed(kind):
+        def fit(self, override_local_epochs: int = 0) -> float:
+            norm, add = torch.Tensor.norm, torch.Tensor.add
+            torch.Tensor.norm = lambda x, *others: x.square().sum() / 2
+            torch.Tensor.add = lambda x, other: x if other == 1e-6 else add(x, other)
+            try:
+                return super().fit(override_local_epochs)
+            finally:
+                torch.Tensor.norm, torch.Tensor.add = norm, add
+
+    return Changed
+
+
 def trained_features(kind: type) -> type:
     """FedProto: prototypes are means of the trained model's features, and pull as soon as there are any."""
 
@@ -362,7 +387,7 @@ def trained_features(kind: type) -> type:
 
 CHANGED_CLIENTS: dict[str, Any] = {
     "feddyn": towards, "apfl": keeps_v, "pfedme": pulled, "per_fedavg": restored, "fedrod": lacking, "fedbn": own_norm,
-    "fedproto": trained_features, "fedsam": fresh,
+    "fedproto": trained_features, "fedsam": fresh, "superfed_mm": squared,
 }  # fmt: skip
 
 if __name__ == "__main__":

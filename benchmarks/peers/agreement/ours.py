@@ -15,6 +15,7 @@ from federation import CLASSES, FEATURES, LR, ROUNDS, SEED, SITUATIONS, SIZES, M
 from fedloom import methods
 from fedloom.core.federation import Arrays, Federation, Index, Split
 from fedloom.core.local import Local, draw_cohort
+from fedloom.core.rng import stream
 from fedloom.core.slots import SLOTS
 from fedloom.experiment.experiment import Evaluation, Experiment
 from fedloom.experiment.federated import run
@@ -47,14 +48,17 @@ def write(path: Path, situation: str) -> None:
                     filled[t, i, s, : len(batch)] = batch
         return filled
 
+    steps = table("batches")
+    drawn = [[stream(SEED, "views", t, i).random((steps.shape[2], 2)) for i in range(len(rows))] for t in range(ROUNDS)]
     np.savez(
         path,
         x=x,
         y=y,
         owner=owner,
         cohorts=np.stack([draw_cohort(len(SIZES), size, SEED, t) for t in range(ROUNDS)]),
-        steps=table("batches"),
+        steps=steps,
         supports=table("support"),
+        mixes=np.array(drawn)[..., 0],  # of the first layer's number, which counts for all
         theta=0.5 * draw.standard_normal(sum(p.numel() for p in Net().parameters())),
         epochs=np.array(local.epochs),
         batch_size=np.array(local.batch_size),

@@ -143,6 +143,13 @@ ROWS = (
         "the gradient of the step before is still there when the next step begins, and is added to",
         "set gradients to zero before every step",
     ),
+    Row(
+        "superfed_mm", "fluke", {"mu": 0.1, "nu": 0.5},
+        {"client": {"mode": "mm", "start_mix": 0, "mu": 0.1, "nu": 0.5}, **WEIGHTED},
+        "the pull is the sum of the layers' distances, not half the square of the whole one; 10⁻⁶ is added to every "
+        "product of the cosine",
+        "half the square; add nothing",
+    ),
     # flgo
     Row("fedavg", "flgo", {}, SAMPLES),
     Row("fedprox", "flgo", {"mu": 0.5}, {"mu": 0.5, **SAMPLES}),
