@@ -47,21 +47,13 @@ class Received:
 
 @dataclass(frozen=True)
 class LinearClient:
-    """A client's hooks.
-
-    Attributes:
-        received: what it has received.
-        own: the vectors of its states.
-        gradient: the corrected gradient a·g + b·w + k.
-        states: the new states by place and name.
-        sent: the update and the uploads by slot.
-    """
+    """A client's hooks."""
 
     received: Received
     own: list[Float[Tensor, "P"]]
-    gradient: Form
-    states: dict[str, dict[str, Form]]
-    sent: dict[str, Form]
+    gradient: Form  # a·g + b·w + k
+    states: dict[str, dict[str, Form]]  # the new ones, by place and name
+    sent: dict[str, Form]  # by slot
 
     @classmethod
     def of(cls, plan: ClientPlan, received: Received, seen: Mapping[str, Context]) -> LinearClient:

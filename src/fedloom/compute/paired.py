@@ -38,27 +38,15 @@ def samples_with_coordinates(plan: ClientPlan) -> int:
 
 @dataclass
 class PairedRound:
-    """A block's round.
-
-    Attributes:
-        plan: the client plan.
-        net: the vectors of the clients.
-        down: the broadcast.
-        jobs: the clients' work.
-        schedule: their mini-batches.
-        contexts: their contexts, in the schedule's order.
-        memory: the clients' w, v and further scalars, [C, 2P + E], in that order.
-        draws: generators for random layers, if there are any.
-        vectors: a row of ``memory`` as a client's memory.
-    """
+    """A block's round."""
 
     plan: ClientPlan
     net: PairedNet
     down: Broadcast
     jobs: Sequence[ClientWork]
     schedule: BatchSchedule
-    contexts: Sequence[dict[str, Context]]
-    memory: Tensor
+    contexts: Sequence[dict[str, Context]]  # in the schedule's order
+    memory: Tensor  # the clients' w, v and further scalars, [C, 2P + E]
     draws: list[torch.Generator] | None
     vectors: Callable[[Tensor], Vectors]
 

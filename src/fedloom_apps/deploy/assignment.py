@@ -107,24 +107,14 @@ Forms = dict[tuple[str, str], tuple[torch.Size, torch.dtype]]
 
 @dataclass
 class Bench:
-    """Everything that a node needs for the work of an assignment.
-
-    Attributes:
-        assignment: the assignment.
-        experiment: the experiment, with the node as its only client.
-        plan: the client plan, with the node's samples under its client number.
-        federation: likewise, for evaluation.
-        client: that number.
-        computes: the computes made so far, by level.
-        later: the forms of a broadcast after a round, once they were needed.
-    """
+    """Everything that a node needs for the work of an assignment."""
 
     assignment: Assignment
-    experiment: Experiment
-    plan: ClientPlan
+    experiment: Experiment  # with the node as its only client
+    plan: ClientPlan  # with the node's samples under its number, as in ``federation``
     federation: Federation
     client: int
-    computes: dict[int, Any] = field(default_factory=dict)
+    computes: dict[int, Any] = field(default_factory=dict)  # those made so far, by level
     later: Forms = field(default_factory=dict)
 
 

@@ -116,17 +116,7 @@ class ExchangeTerms:
 
 @dataclass
 class Asked:
-    """An order whose answer is awaited.
-
-    Attributes:
-        client: whose order it is.
-        do: the requested work.
-        down: the message that it goes with.
-        level: the level of the model in it.
-        request: both as bytes.
-        since: when it was given.
-        session: the session in which its node got it; None while the node is offline.
-    """
+    """An order whose answer is awaited."""
 
     client: int
     do: tuple[str, ...]
@@ -134,20 +124,12 @@ class Asked:
     level: int
     request: NodeRequest
     since: float
-    session: str | None = None
+    session: str | None = None  # in which its node got it; None while the node is offline
 
 
 @dataclass
 class Answer:
-    """An answer, or the reason why there is none.
-
-    Attributes:
-        down: the message that the order went with.
-        packet: what the node said.
-        time: when it came.
-        failure: why it is of no use; work that diverged is.
-        result: the work in it, or its failure.
-    """
+    """An answer, or the reason why there is none."""
 
     down: Broadcast
     packet: Packet | Failure

@@ -42,21 +42,11 @@ class _Ended(Exception):
 
 @dataclass
 class Outcome:
-    """The outcome of a candidate's run.
-
-    Attributes:
-        label: its name, like ``feddyn+uniform``.
-        scores: the goal by round, at the rounds of comparison and at the end.
-        state: ``complete``, ``stopped`` (at a comparison), ``failed`` (it diverged) or ``refused`` (impossible).
-        reason: why it failed or was refused.
-        rounds: rounds that were run.
-        bytes: bytes communicated.
-        minutes: minutes of training.
-    """
+    """The outcome of a candidate's run."""
 
     label: str
-    scores: dict[int, float] = field(default_factory=dict)
-    state: str = "complete"
+    scores: dict[int, float] = field(default_factory=dict)  # the goal by round
+    state: str = "complete"  # or stopped at a comparison, failed (it diverged) or refused (impossible)
     reason: str = ""
     rounds: int = 0
     bytes: int = 0
