@@ -36,6 +36,9 @@ class Attack:
     Args:
         fraction: the fraction of hostile clients, in [0, 1): ⌊fraction · K⌋ of K clients, drawn from the run's seed.
             With 0 the run is the honest one, bit for bit.
+
+    Raises:
+        ConfigError: if the fraction is out of range.
     """
 
     fraction: Decay = 0.2

@@ -97,6 +97,9 @@ class Local:
         poisson: every step takes each sample independently with probability B/n_i, instead of walking through shuffled
             epochs; needs ``steps`` and ``dp_clip``.
 
+    Raises:
+        ConfigError: for values outside their range.
+
     >>> Local(lr=0.1, lr_decay=0.5).rate(2)
     0.025
     """
@@ -298,6 +301,9 @@ def cohort_size(clients: int, participation: float, cohort: int | None = None) -
 
     >>> cohort_size(1_000_000, 1e-5), cohort_size(20, 0.01)
     (10, 1)
+
+    Raises:
+        ConfigError: if C is outside (0, 1] or the cohort is larger than K.
     """
     if cohort is not None:
         if not 1 <= cohort <= clients:

@@ -193,6 +193,9 @@ class Method:
         >>> from fedloom.parts.objectives import SquaredError
         >>> make("fedprox").with_loss(SquaredError()).name
         'fedprox+squared_error'
+
+        Raises:
+            ConfigError: if the method has no cross entropy because it is defined by a loss of its own.
         """
         kept = [one for one in self.objective if not one.is_cross_entropy]
         if len(kept) == len(self.objective):

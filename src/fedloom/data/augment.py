@@ -91,6 +91,9 @@ def augmentation(choice: str | Mapping[str, Any] | Augmentation) -> Augmentation
     >>> from fedloom.data.augment import augmentation
     >>> augmentation({"name": "cutout", "size": 8})
     Cutout(size=8)
+
+    Raises:
+        ConfigError: for unknown names and settings, and a registered class of another kind.
     """
     if isinstance(choice, Augmentation):
         return choice

@@ -197,6 +197,9 @@ class Shards(Partition):
     Args:
         shards: shards per client.
 
+    Raises:
+        DataError: if there are more shards than samples.
+
     >>> index = Shards(shards=2)(np.repeat(np.arange(4), 6), 4, np.random.default_rng(0))
     >>> index.sizes.tolist()
     [6, 6, 6, 6]
@@ -296,6 +299,9 @@ class Niid1(Partition):
         parts: number of equal parts of the classes; a client holds as many classes as one part has.
         order: whether the parts are dealt in the order of the classes, so that of ten classes client k = 1, ..., 5
             holds classes 2k - 1 and 2k, as table 4 of the paper implies; otherwise classes are dealt at random.
+
+    Raises:
+        DataError: if ``parts`` does not divide the number of classes, or the clients cannot hold all classes.
 
     >>> labels = np.repeat(np.arange(10), 6)
     >>> index = Niid1()(labels, 5, np.random.default_rng(0))
@@ -473,6 +479,9 @@ class Acid(Partition):
         samples: training samples per client.
         test_samples: test samples per client.
 
+    Raises:
+        DataError: if s exceeds the number of classes, or a class has too few samples.
+
     >>> labels = np.repeat(np.arange(5), 20)
     >>> index = Acid(classes=2, samples=20)(labels, 5, np.random.default_rng(0))
     >>> np.unique(labels[index[4]]).tolist(), index.sizes.tolist()
@@ -520,6 +529,9 @@ class Alid(Acid):
         names: ``all``, a permutation of the numbers of all classes; or ``local``, as published: client k numbers its s
             classes 0 ... s - 1, in its own order, and the model has s outputs. All samples then carry their owners'
             labels, and only the samples of the common test set that were dealt to clients remain.
+
+    Raises:
+        ConfigError: for unknown names, or settings out of range.
 
     >>> labels = Alid().relabelling(4, 3, np.random.default_rng(0))
     >>> labels.shape, np.sort(labels, axis=1)[2].tolist()
@@ -580,6 +592,9 @@ class Natural(Partition):
     Ids with fewer than ``min_size`` samples are left out. If a number of clients is given, that many of the remaining
     ids are drawn at random. A warning reports what is left out.
 
+    Raises:
+        DataError: if the source has no natural ids, or fewer than the number of clients.
+
     >>> index = Natural()(np.zeros(5, int), None, np.random.default_rng(0), groups=np.array([7, 3, 7, 7, 3]))
     >>> [index[client].tolist() for client in range(len(index))]
     [[1, 4], [0, 2, 3]]
@@ -623,6 +638,9 @@ class Rows(Partition):
 
     Args:
         rows: one list of row numbers per client.
+
+    Raises:
+        DataError: for a row that does not exist or is listed twice, or a client without rows.
 
     >>> index = Rows([[0, 2], [1]])(np.zeros(4, int), None, np.random.default_rng(0))
     >>> [index[client].tolist() for client in range(len(index))]
@@ -671,6 +689,9 @@ class File(Partition):
 
     Args:
         path: the file.
+
+    Raises:
+        DataError: if it cannot be read, or names no clients, or a row that the data do not have, or one twice.
     """
 
     path: Path

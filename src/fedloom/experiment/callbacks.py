@@ -176,6 +176,9 @@ class Measure(Callback):
             round's record.
         every: rounds between measurements.
 
+    Raises:
+        ConfigError: if ``every`` is below 1, or the run trains no server model.
+
     >>> import fedloom as fl
     >>> norm = Measure(lambda model: {"norm": float(model.head.weight.norm())})
     >>> federation = fl.data.federate("digits", "iid", clients=2)

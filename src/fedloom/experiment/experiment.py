@@ -71,6 +71,9 @@ class Evaluation:
         server_average: ρ in (0, 1): the average of the server models of all rounds with weights ρ^(t-s) is evaluated
             beside the last one as ``server_average/...`` and saved as ``model_average.safetensors``; n = 2, 3, …: the
             mean of the last n of them, of which FedExP's authors release that of 2; 0: none.
+
+    Raises:
+        ConfigError: for impossible settings, such as a target for a metric that is not measured.
     """
 
     what: tuple[str, ...] = ("global", "clients")
@@ -393,6 +396,9 @@ class Experiment:
             and write themselves; all nodes must see the run directory) or ``auto`` (disk if the states of all potential
             participants exceed 2 GB).
         config: the settings as the user gave them, stored in the run directory.
+
+    Raises:
+        ConfigError: for impossible settings, before the run starts.
     """
 
     method: Method

@@ -126,6 +126,12 @@ def run(
             ``KeyboardInterrupt``.
         keep: number of checkpoints to keep.
         callbacks: observers of the run; their ``on_step`` receives a ``RoundStep``.
+
+    Raises:
+        ConfigError: if the model does not fit the data, or the engine does not support the method.
+        CheckpointError: if ``out`` exists, cannot be written, or holds another experiment.
+        ClientError: if all clients of a round fail with an exception, or the server model diverges.
+        KeyboardInterrupt: on Ctrl-C, after a checkpoint.
     """
     with reproducible(), own_draws():
         task = FederatedTask(experiment, None if out is None else Path(out))

@@ -112,6 +112,9 @@ class DeployedModel:
         Returns:
             Class numbers, int64 [N], or [N, T] for sequences labelled at every position; truth values, int64, or
             numbers, shaped like the targets.
+
+        Raises:
+            DataError: as ``outputs``.
         """
         out, kind = self.outputs(x), self.measurement.targets
         if kind == STRUCTURES:

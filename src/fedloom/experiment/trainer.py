@@ -181,6 +181,9 @@ class Trainer:
         checkpoint_every: rounds between checkpoints; one is always written at the end and on Ctrl-C.
         keep: number of checkpoints to keep.
         callbacks: observers of the run.
+
+    Raises:
+        ConfigError: if ``checkpoint_every`` or ``keep`` is below 1.
     """
 
     def __init__(

@@ -80,6 +80,9 @@ def smoothed(values: Values, decay: float = 0.9) -> NDArray[np.float64]:
         values: the curve.
         decay: weight of the past, in [0, 1).
 
+    Raises:
+        ConfigError: if the decay is outside [0, 1).
+
     >>> smoothed([1.0, 0.0, float("nan"), 1.0], decay=0.5)
     array([1.  , 0.5 , 0.5 , 0.75])
     """
@@ -164,6 +167,9 @@ def fedavg_rounds(uploaded: float, model: int, cohort: float) -> float:
         uploaded: total number of parameters uploaded by all clients.
         model: number of parameters of a model.
         cohort: clients per round.
+
+    Raises:
+        ConfigError: if the model or the cohort is not positive.
 
     >>> fedavg_rounds(uploaded=2 * 100 * 10 * 7, model=100, cohort=10)
     14.0

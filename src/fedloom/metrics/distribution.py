@@ -170,6 +170,10 @@ def nearest(queries: Tensor, others: Tensor, k: int = 1, *, own: bool = False) -
         k: number of neighbours.
         own: whether ``others`` are the queries themselves, which are then not their own neighbours.
 
+    Raises:
+        ConfigError: if there are fewer than k others.
+        DataError: if samples differ in shape.
+
     Example:
         >>> nearest(torch.tensor([[0.0], [5.0]]), torch.tensor([[1.0], [7.0], [4.0]]), k=2).distance.tolist()
         [[1.0, 4.0], [1.0, 2.0]]

@@ -25,6 +25,9 @@ def _known(values: Values) -> NDArray[np.float64]:
 def weighted_mean(values: Values, weights: Values) -> float:
     """Weighted mean Σ w_i x_i / Σ w_i; with the clients' sample counts as w, the mean over samples.
 
+    Raises:
+        ConfigError: unless there are as many weights as values.
+
     Example:
         >>> weighted_mean([0.5, 1.0, float("nan")], [3, 1, 9])
         0.625
@@ -46,6 +49,9 @@ def _count(share: float, clients: int) -> int:
 
 def worst(values: Values, share: float = 0.1, direction: Direction = "max") -> float:
     """Mean over the worst fraction ``share`` of the K clients with a value: max(1, ⌊share · K⌋) of them.
+
+    Raises:
+        ConfigError: if the share is outside (0, 1].
 
     Example:
         >>> worst([0.9, 0.2, 0.4, 0.8], share=0.5)
@@ -95,6 +101,9 @@ def parity_gap(values: Values, groups: Sequence[object] | None = None, weights: 
         values: the metric of each client [K].
         groups: the group of each client [K].
         weights: weight of each client within its group [K], such as its sample count; by default 1.
+
+    Raises:
+        ConfigError: unless there are as many groups and weights as values.
 
     Example:
         >>> parity_gap([0.5, 0.75, 1.0])
@@ -149,6 +158,9 @@ def hardest_weight(values: Values, weights: Values, share: float = 0.1, directio
     """The share of all weight on the hardest clients: the worst max(1, ⌊share · K⌋) of the K with a value.
 
     With the clients' coefficients summed over rounds as ``weights``, equal coefficients give about ``share``.
+
+    Raises:
+        ConfigError: unless there are as many weights as values, or if the share is outside (0, 1].
 
     Example:
         >>> hardest_weight([0.9, 0.2, 0.4, 0.8], [1, 2, 1, 1], share=0.25)

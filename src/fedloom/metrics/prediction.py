@@ -193,6 +193,9 @@ def top_k(scores: ArrayLike, labels: ArrayLike, k: int = 5) -> float:
         labels: class numbers [n].
         k: number of guesses.
 
+    Raises:
+        ConfigError: for k below 1, or another number of labels than rows of scores.
+
     Example:
         >>> top_k([[0.5, 0.3, 0.2], [0.5, 0.3, 0.2]], [1, 2], k=2)
         0.5

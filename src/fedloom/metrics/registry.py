@@ -115,6 +115,9 @@ def metric(
             ``confidence``: (probability of the prediction [n], whether it is right [n]).
         suits: kinds of targets for which it is defined: ``classes``, ``truth values``, ``numbers``, ``structures``.
         range: the least and the largest value that it can have; what a deployed node reports beyond is not used.
+
+    Raises:
+        ConfigError: if the name is taken or has a slash, or a setting is unknown.
     """
     if direction not in ("max", "min"):
         raise ConfigError(f"the direction of a metric is 'max' or 'min', not {direction!r}.")

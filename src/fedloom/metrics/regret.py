@@ -150,6 +150,9 @@ def regret_of_losses(decisions: ArrayLike, losses: ArrayLike, respond: Callable[
         losses: F [T, K].
         respond: maps a round's losses [K] to responses [K], usually by a CDF of F_i/F̄.
 
+    Raises:
+        ConfigError: for shapes that do not fit, losses that are not finite, or responses of -1 and below.
+
     >>> regret_of_losses([[0.5, 0.5], [0.0, 1.0]], [[0.1, 0.4], [0.2, 0.2]], lambda f: f / f.max()).round(3)
     array([0.208, 0.208])
     """
@@ -159,6 +162,9 @@ def regret_of_losses(decisions: ArrayLike, losses: ArrayLike, respond: Callable[
 
 def lipschitz(low: float, high: float) -> float:
     """L = C2/(1 + C1), the largest entry of the gradient -r/(1 + ⟨p, r⟩) for r in [C1, C2] (Hahn 2024, lemma 3.1).
+
+    Raises:
+        ConfigError: unless 0 ≤ C1 ≤ C2.
 
     >>> lipschitz(0.0, 0.25)
     0.25

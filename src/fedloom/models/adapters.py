@@ -208,6 +208,9 @@ def efficientnet_b0(
 
     Args:
         inputs: (3, height, width) of one image.
+
+    Raises:
+        ConfigError: if torchvision cannot be imported, or samples are not colour images.
     """
     if image("efficientnet_b0", classes, inputs)[0] != 3:
         raise ConfigError(f"model 'efficientnet_b0' needs images of three channels, but a sample has shape {inputs}.")
@@ -241,6 +244,10 @@ def timm(
             a new one.
         weights: a file of the network's parameters on this machine, ``.safetensors`` or one written by ``torch.save``,
             to start from. Without ``head`` its classifier is left out.
+
+    Raises:
+        ConfigError: if timm cannot be imported, has no such network, the network does not take such images, or the
+            classifier or the file does not fit.
     """
     colours, height, width = image("timm", classes, inputs)
     if pretrained and weights:
@@ -310,6 +317,10 @@ def transformer(
             layers in ``CONFIGURABLE``. No network runs code of its folder.
         lora: rank r of the adapters; 0 trains all parameters.
         lora_targets: endings of the names of the layers that get adapters; by default all linear layers of the encoder.
+
+    Raises:
+        ConfigError: if transformers or peft cannot be imported, the network cannot be made, has no linear head, or
+            ``lora`` is negative, or ``config`` has another key.
     """
     _check_config(config or {})
     package = _package("transformers", "transformers")
@@ -394,6 +405,9 @@ def distilbert(
         inputs: (T,), the length of a sequence; tokenise with the network's own tokeniser, as ``data=text`` does with
             ``data.tokenizer=NAME``.
         network: its name on the hub, or a local folder.
+
+    Raises:
+        ConfigError: if transformers cannot be imported, the network cannot be loaded, or samples are not sequences.
     """
     shape("distilbert", classes, inputs, 1, "sequences of token numbers")
     package = _package("distilbert", "transformers")
@@ -478,6 +492,9 @@ def several(classes: int, inputs: tuple[int, ...], names: tuple[str, ...] = ("ml
         classes: number of classes.
         inputs: shape of one sample.
         names: names of other models, each with its default settings.
+
+    Raises:
+        ConfigError: if one of them is no classifier of such samples.
     """
     known = {"classes": classes, "inputs": inputs}
     networks = []

@@ -263,6 +263,9 @@ def wide_resnet(
         depth: 6n + 4 with n blocks per stage: 10, 16, 22, 28, 34, 40, ...
         width: factor on the channels.
 
+    Raises:
+        ConfigError: for another depth, groups that do not divide the channels, or samples that are not images.
+
     Example:
         >>> sum(p.numel() for p in wide_resnet(classes=100, inputs=(3, 32, 32), depth=16, width=2).parameters())
         703284
@@ -420,6 +423,9 @@ def shufflenet_v2(
     Args:
         inputs: (channels, height, width) of one image, of any size; three stages halve it.
         width: 0.5, 1, 1.5 or 2.
+
+    Raises:
+        ConfigError: for another width, groups that do not divide the channels, or samples that are not images.
 
     Example:
         >>> sum(p.numel() for p in shufflenet_v2(classes=100, inputs=(3, 32, 32)).parameters())

@@ -95,6 +95,9 @@ def exit_cnn(
         channels: channels of the convolutions.
         near: number of convolutions before the exit.
 
+    Raises:
+        ConfigError: if the exit is not between two convolutions, or samples are not images of sufficient size.
+
     Example:
         >>> net = exit_cnn(classes=10, inputs=(1, 8, 8))
         >>> count = lambda part: sum(p.numel() for p in part.parameters())

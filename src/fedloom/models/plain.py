@@ -37,6 +37,9 @@ def logistic(*, classes: int, inputs: tuple[int, ...], zero: bool = True, one_lo
         one_logit: of two classes, learn the difference of their logits alone, with half the parameters. Two logits take
             steps of twice the length in that difference.
 
+    Raises:
+        ConfigError: for sizes below one, or one logit of other than two classes.
+
     Example:
         >>> model = logistic(classes=5, inputs=(30,))
         >>> model(torch.ones(2, 30)).abs().max().item(), sum(p.numel() for p in model.parameters())
@@ -81,6 +84,9 @@ def mlp(
         hidden: widths of the hidden layers, from the input on; an empty tuple gives a linear model.
         norm: ``none``, or ``batch`` for batch normalisation before each ReLU, with layers without bias, as in the 2-D
             problem of selective distillation (hidden layers of 2, and of 8 and 16).
+
+    Raises:
+        ConfigError: for a width below 1.
 
     Example:
         >>> mlp(classes=10, inputs=(1, 8, 8), hidden=(32, 16)).head
@@ -202,6 +208,9 @@ def fedssa_cnn(
     Args:
         channels: channels of the two convolutions.
 
+    Raises:
+        ConfigError: if samples are not images of sufficient size.
+
     Example:
         >>> sum(p.numel() for p in fedssa_cnn(classes=10, inputs=(3, 32, 32)).parameters())
         62006
@@ -251,6 +260,9 @@ def vgg9(
         channels: channels of the six convolutions.
         dense: units of the layer before the head.
 
+    Raises:
+        ConfigError: unless there are six numbers of channels, or if samples are not images of sufficient size.
+
     Example:
         >>> sum(p.numel() for p in vgg9(classes=62, inputs=(1, 28, 28)).parameters())
         1719742
@@ -291,6 +303,9 @@ def energy_cnn(
         inputs: (channels, height, width) of one image; every convolution but the first halves it.
         channels: channels of the convolutions; by default the image is halved until its shorter side has one or two
             pixels, so that an energy depends on the whole image, and channels double up to 64.
+
+    Raises:
+        ConfigError: if samples are not images.
 
     Example:
         >>> [sum(p.numel() for p in energy_cnn(classes=10, inputs=(1, n, n)).parameters()) for n in (8, 28)]
@@ -359,6 +374,9 @@ def stacked_lstm(
         positions: ``last`` predicts the token after the sequence (logits [B, C], labels [B]), ``every`` the token after
             each position (logits [B, T, C], labels [B, T]).
 
+    Raises:
+        ConfigError: for a size below 1, or samples that are not sequences.
+
     Example:
         >>> import torch
         >>> model = stacked_lstm(classes=80, inputs=(20,), positions="every")
@@ -384,6 +402,9 @@ def m5(*, classes: int, inputs: tuple[int, ...], norm: str = "batch", groups: in
 
     Args:
         inputs: (channels, samples) of one waveform, 1100 samples or more.
+
+    Raises:
+        ConfigError: if samples are not waveforms of sufficient length.
 
     Example:
         >>> sum(p.numel() for p in m5(classes=35, inputs=(1, 16000)).parameters())

@@ -222,6 +222,9 @@ def inclusion(scores: np.ndarray, size: int) -> np.ndarray:
 
     >>> inclusion(np.array([8.0, 1.0, 1.0]), 2)
     array([1. , 0.5, 0.5])
+
+    Raises:
+        ConfigError: for scores that are negative or not finite.
     """
     if not (np.isfinite(scores).all() and (scores >= 0).all()):
         raise ConfigError("a selection's scores must be finite numbers of at least 0.")

@@ -182,12 +182,19 @@ class ClassModels:
             x: unlabelled inputs [N, ...] of the target, as ``DeployedModel.predict`` takes them.
             resamples: number of bootstrap samples, for the intervals of the shares.
             seed: seed of the bootstrap.
+
+        Raises:
+            DataError: if the inputs do not fit the run's data.
         """
         facts = self.facts(self.server.inputs(x), resamples, seed)
         return TargetModel(self.head(torch.from_numpy(facts.prior.shares)), lambda: facts)
 
     def target_prior(self, x: Any, resamples: int = 200, seed: int = 0) -> TargetModel:
-        """The target's class shares alone, as in ``target_head``; the model is the server's, unchanged."""
+        """The target's class shares alone, as in ``target_head``; the model is the server's, unchanged.
+
+        Raises:
+            DataError: if the inputs do not fit the run's data.
+        """
         facts = self.facts(self.server.inputs(x), resamples, seed)
         return TargetModel(self.server, lambda: facts)
 
@@ -205,6 +212,10 @@ class ClassModels:
         e^{l_c'(x)}; ``TargetFit`` has the loss. It starts from FedAvg's p_k = n_k / Σ n. Mixing in proportion to the
         part of the target that each client knows would be wrong for broad targets: a mean of networks is another
         network, for which the weights must be chosen.
+
+        Raises:
+            ConfigError: if the run did not keep its clients' last models, or has networks of different size.
+            DataError: if the inputs do not fit the run's data.
         """
         run = self.trained
         clients, models, buffers = last_models(run.plan, run.snapshot)
@@ -235,6 +246,10 @@ class ClassModels:
 
         ``views`` makes the two views of each input. The mixture needs no class statistics: clients are asked for them
         when the class shares or the check are first read.
+
+        Raises:
+            ConfigError: as ``target_fit``, or for unsuitable views.
+            DataError: if the inputs do not fit the run's data.
         """
         run, rounds = self.trained, self.trained.snapshot.server.round
         if (like := run.federation.train.arrays.x).ndim != 4:

@@ -37,6 +37,10 @@ def make(folder: Path, hosts: Sequence[str], nodes: Sequence[str]) -> list[Path]
 
     ``ca.pem`` goes to every node, ``<name>.key`` to its node alone; ``server.pem``, ``server.key`` and ``nodes/*.pub``
     stay at the server. Existing files are kept, so that nodes can be added.
+
+    Raises:
+        ConfigError: for a name that no node or host can have, if the server's certificate is for other hosts, the
+            package ``cryptography`` is missing, or files cannot be read or written.
     """
     for host in hosts:
         if not HOST.fullmatch(host):

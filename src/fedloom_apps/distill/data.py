@@ -145,6 +145,9 @@ class Splits:
         validation: for the selection of the reported model; may be empty.
         test: for reporting; never used for selection except under the name ``as_published``.
         about: the origin, as plain data.
+
+    Raises:
+        DataError: for fewer than two training samples, or none to test on.
     """
 
     train: Samples

@@ -165,6 +165,9 @@ class DistillExperiment:
         dtype: ``float32`` or ``float64``.
         device: ``auto`` (a GPU if available), ``cpu`` or ``cuda``.
         config: the settings as given, stored in the run directory.
+
+    Raises:
+        ConfigError: for impossible settings, before anything runs.
     """
 
     method: Distiller

@@ -82,6 +82,9 @@ def grid(
     >>> found = grid(Moml(), Maml(), Local(steps=10), {"learner.alpha": (1.0, 5.0), "adaptation.lr": (0.1, 0.01)})
     >>> [(e.learner.alpha, e.adaptation.lr) for e in found]
     [(1.0, 0.1), (1.0, 0.01), (5.0, 0.1), (5.0, 0.01)]
+
+    Raises:
+        ConfigError: if a key is not a setting.
     """
     base = {"learner": learner, "adaptation": adaptation, "local": local}
     experts = []
@@ -281,6 +284,9 @@ class ExpertEnsemble:
         seed: seed of all random numbers.
         device: device of the parameters and data.
         disjoint: whether support and query of a step share no sample, where a task has enough.
+
+    Raises:
+        ConfigError: if the model keeps batch statistics, or a setting is not supported here.
     """
 
     experts: tuple[ExpertConfig, ...]

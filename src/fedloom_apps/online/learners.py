@@ -286,6 +286,9 @@ class Hedge:
         retire: an expert whose weight falls below this threshold is dropped: it is no longer trained or evaluated. 0
             drops none. The reported mixture changes by no more than this times the number of experts, unless one of
             the dropped experts would have recovered.
+
+    Raises:
+        ConfigError: if γ is not strictly between 0 and 1, or ``retire`` is outside [0, .001).
     """
 
     gamma: Fraction = 0.1

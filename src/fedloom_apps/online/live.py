@@ -143,6 +143,11 @@ def load(path: Path | str) -> Live:
     ``learner.predict((x, y), new_x)`` gives class probabilities, and ``learner.observe((x, y))`` learns a task;
     ``learner.history`` is the run's record as a pandas frame. The run directory is only read; errors are those of
     ``fedloom.load``.
+
+    Raises:
+        ConfigError: if it is another kind of run, or one started from Python, which does not record its model.
+        CheckpointError: if it is not a run directory, or has no checkpoint that can be read.
+        DataError: if the run's data are not on this machine.
     """
     directory, config = ONLINE.of_run(path, "use Live(OnlineTask(experiment)) instead")
     shared = Shared()

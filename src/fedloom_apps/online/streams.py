@@ -143,6 +143,9 @@ def by_class(source: Source, table: np.ndarray, sizes: tuple[int, int], seed: in
 
     Each class's samples are shuffled once and dealt task by task: a sample is reused only after all samples of its
     class have been used.
+
+    Raises:
+        DataError: if a class has fewer samples than a task needs.
     """
     pools = (source.train, source.test)
     ways = table.shape[1]

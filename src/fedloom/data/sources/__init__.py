@@ -37,6 +37,9 @@ class Source:
         groups_validation: the same for the validation rows.
         group_names: name of each natural client, indexed by ``groups``.
         settings: how the source was made, as plain data.
+
+    Raises:
+        DataError: if the numbers of samples and of client ids differ.
     """
 
     name: str

@@ -156,6 +156,9 @@ def generated(path: str | Path, test: bool = True) -> Source:
     Args:
         path: its npz or parquet file.
         test: whether to read the real test set; otherwise there is none.
+
+    Raises:
+        DataError: if it is not such a file, or the real data are missing.
     """
     data = read_generated(Path(path).expanduser())
     arrays, origin = data.arrays, data.provenance.get("data", {})

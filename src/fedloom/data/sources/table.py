@@ -65,6 +65,9 @@ def table(
             mean of a column's numbers in the first file, or its most frequent text, which clients would have to compute
             jointly.
         shape: the shape of one sample, like [1,28,28], where the input columns are its numbers in order.
+
+    Raises:
+        DataError: if a file cannot be read as a table, or lacks a column, or has columns for samples of another shape.
     """
     from fedloom.data.sources.arrays import shaped
     from fedloom.data.user import as_source  # this package is imported by it
@@ -311,6 +314,10 @@ def text(
             folder or its name on the hub. None of them is made from the clients' texts.
         words: the number of tokens of ``words``.
         length: tokens per sequence; longer texts are cut, shorter ones padded.
+
+    Raises:
+        ConfigError: if ``words`` or ``length`` is too small, or hashed words were to be predicted.
+        DataError: if the file cannot be read as a table, lacks a column or a text, or there is no such tokeniser.
     """
     from fedloom.data.user import as_source, clients_of, padded, present, texts_of, tokens, vocabulary  # imports this
 
@@ -383,6 +390,9 @@ def hub(
         train: the split that is dealt to clients.
         test: the split that is the common test set; by default ``test`` if there is one.
         seed: seed of the random order of the samples.
+
+    Raises:
+        DataError: if flwr-datasets is missing, or the data set cannot be loaded or has no such split or column.
     """
     from fedloom.data.user import as_source  # this package is imported by it
 

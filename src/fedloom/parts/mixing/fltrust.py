@@ -31,6 +31,9 @@ class FLTrust(Mixing):
 
     Args:
         root: number of the client that holds the server's data.
+
+    Raises:
+        ConfigError: if ``root`` is no client.
     """
 
     root: NonNegativeInt = 0

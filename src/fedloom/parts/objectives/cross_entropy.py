@@ -48,6 +48,9 @@ class WeightedCrossEntropy(Term):
     Args:
         weights: a_c > 0, one per class.
 
+    Raises:
+        ConfigError: if there is no weight, or one is not positive.
+
     >>> import torch
     >>> term = WeightedCrossEntropy((1.0, 5.0))
     >>> term.loss(Output(torch.zeros(2, 2)), Batch(torch.zeros(2), torch.tensor([0, 1])), None)

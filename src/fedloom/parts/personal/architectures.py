@@ -190,6 +190,9 @@ class OwnNetwork(Architectures):
         members: the own network of each client, by its number; () deals them as ``by`` says.
         by: see ``architectures``.
         align: a linear map from the shared network's features to those of the own one, kept and trained at the client.
+
+    Raises:
+        ConfigError: if a client's network is none of them.
     """
 
     count: Count = 1

@@ -35,6 +35,9 @@ class BiasMemory(Personal):
     representation bias memory).
 
     The model has ``features`` and a linear ``head``, which is called ``head.linear`` here and b_i ``head.memory.bias``.
+
+    Raises:
+        ConfigError: for a model without such a head.
     """
 
     citation = "zhang2023feddbe"

@@ -169,6 +169,9 @@ class WidthSlice(Personal):
         widths: decreasing from 1, one per level; every r·C must be an integer, and so must r times the number of groups
             of a group normalisation, so that no group is cut.
         scale: whether narrow networks scale their features in training.
+
+    Raises:
+        ConfigError: if the widths do not decrease from 1 to above 0.
     """
 
     widths: tuple[Annotated[float, Range(0, 1, above=True)], ...] = (1.0, 0.5)

@@ -337,6 +337,9 @@ class EdgeList(Graph):
         pairs: the edges (i, j), such as ``list(graph.edges)`` of networkx; or a file with two client numbers a line,
             separated by blanks or a comma, in which lines that begin with # are skipped.
         one_way: client i hears j for an edge (i, j), but j does not hear i.
+
+    Raises:
+        ConfigError: if an edge is no pair of numbers, or the file cannot be read.
     """
 
     pairs: Path | tuple[tuple[NonNegativeInt, ...], ...] = field(kw_only=True, repr=False)
