@@ -135,5 +135,5 @@ def test_ranges_of_local_training_are_listed(capsys: pytest.CaptureFixture[str])
 
 
 def test_a_method_refuses_what_its_parts_refuse() -> None:
-    with pytest.raises(ConfigError, match=r"server 'sgd': momentum must lie in \[0, 1\), not 1\.0\."):
+    with pytest.raises(ConfigError, match=r"method 'fedavgm': momentum must lie in \[0, 1\), not 1\.0\."):
         make("fedavgm", momentum=1.0)

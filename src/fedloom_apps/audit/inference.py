@@ -76,6 +76,8 @@ def lira(target: np.ndarray, shadows: np.ndarray, inside: np.ndarray) -> np.ndar
     """
     if not (inside.any(0) & ~inside.all(0)).all():
         raise ConfigError("lira needs, for every sample, a shadow model with it and one without it; take more shadows.")
+    if min(inside.sum(), (~inside).sum()) <= inside.shape[1]:
+        raise ConfigError("lira needs several shadow models with some sample, and several without; take more shadows.")
     score = np.zeros(len(target))
     for of, sign in ((inside, 1), (~inside, -1)):
         mean = (shadows * of).sum(0) / of.sum(0)

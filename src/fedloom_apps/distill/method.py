@@ -314,6 +314,9 @@ class Distiller:
         passes: the student's passes over the data in one round.
         warm: whether the student is first trained with cross entropy on the labels.
         citation: BibTeX.
+
+    Raises:
+        ConfigError: for no terms, a guide without a selective term, or two terms that reuse the head.
     """
 
     name: str
@@ -325,6 +328,12 @@ class Distiller:
 
     def __post_init__(self) -> None:
         within(self, f"{self.name}: ")
+        if not self.terms:
+            raise ConfigError(f"method {self.name!r} has no terms, so the student would not be trained.")
+        if self.guide is not None and not self.selective:
+            raise ConfigError(f"method {self.name!r} has a guide, but no selective term.")
+        if sum(term.reuses_head for term in self.terms) > 1:
+            raise ConfigError(f"method {self.name!r} has two terms that reuse the teacher's head.")
 
     @property
     def selective(self) -> tuple[int, ...]:

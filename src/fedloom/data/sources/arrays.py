@@ -132,6 +132,8 @@ def by_class(folder: Path, inner: str = "") -> tuple[list[Path], np.ndarray, lis
         raise DataError(f"{folder} holds no folders, but there should be one for each class.")
     files = []
     for home in (folder / name / inner for name in names):
+        if not home.is_dir():
+            raise DataError(f"{home.parent} has no folder {inner!r}.")
         paths = sorted(e.name for e in os.scandir(home) if e.name.lower().endswith(SUFFIXES) and e.name[0] != ".")
         if not paths:
             raise DataError(f"{home} holds no images ({', '.join(SUFFIXES)}).")
@@ -553,7 +555,11 @@ def numbers(array: Tensor | np.ndarray, what: str) -> Tensor:
             kind, "no plain numbers"
         )
         raise DataError(f"{what} holds {kind_in_words} ({shown}), but only numbers and truth values will do.")
+    if array.ndim == 0:
+        raise DataError(f"{what} is a single number, but it must have a row for each sample.")
     if isinstance(array, np.ndarray):
+        if kind == "u" and array.size and array.max() > np.iinfo(np.int64).max:
+            raise DataError(f"{what} holds numbers beyond 64-bit integers.")
         if kind == "f" and array.dtype.itemsize > 8:
             array = array.astype(np.float64)
         with warnings.catch_warnings():  # a read-only array, such as a file in memory, is only read
