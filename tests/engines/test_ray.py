@@ -143,7 +143,7 @@ def test_faults_in_the_code_end_the_run_with_a_sentence(lent: Lent) -> None:
         ({"gpus": 1}, "workers is 1, but the cluster has room for 0, with one CPU and 1 GPU each"),
         ({"workers": 1}, "workers is 1, but the cluster has room for 0 now, with one CPU each; lower it with"),
         ({"workers": -1}, "workers must be at least 0, not -1"),
-        ({"gather": "heap"}, "gather is 'heap'; there are: auto, fold, chain"),
+        ({"gather": "heap"}, "engine 'ray': gather is 'heap'; there are: auto, chain, fold"),
     ],
 )
 def test_what_a_cluster_does_not_have_is_refused_at_once(settings: dict[str, Any], sentence: str, lent: Lent) -> None:
@@ -194,11 +194,11 @@ def test_nothing_is_left_after_ctrl_c(tmp_path: Path) -> None:
         cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
     try:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 300
         metrics = tmp_path / "here" / "metrics.jsonl"
         while not (metrics.exists() and metrics.read_text().count("\n") > 1):
             assert program.poll() is None, program.communicate()
-            assert time.monotonic() < deadline
+            assert time.monotonic() < deadline, (program.kill(), program.communicate())
             time.sleep(0.05)
         os.killpg(program.pid, signal.SIGINT)
         out, err = program.communicate(timeout=60)
