@@ -38,7 +38,6 @@ MISSING = (
         ("A.2", "FedSplit", "recipe"),
         ("A.2 (table)", "unbalanced data: lognormal sizes", "recipe"),
         ("A.3 (table)", "1 % participation on CIFAR-10 and CIFAR-100", "recipe"),
-        ("A.3", "how many classes hold 40, 60 and 80 % of a client's samples", "recipe"),
         ("A.11", "curves with unbalanced data", "recipe"),
     ),
     *chapter(

@@ -142,6 +142,18 @@ def test_balanced_dirichlet_has_the_label_entropy_of_its_priors_while_labels_las
     assert expected - 0.15 < entropies(labels, index).mean() < expected + 0.3
 
 
+@pytest.mark.parametrize(("alpha", "modes"), [(0.6, {4, 5}), (0.3, {3, 4})])
+def test_balanced_dirichlet_has_the_published_number_of_classes_in_80_percent_of_a_clients_data(
+    alpha: float, modes: set[int]
+) -> None:
+    """Acar, thesis, A.1.1 and figure A.3: MNIST, 100 clients, "mostly 4 or 5" at Dirichlet .6, "3 or 4" at .3."""
+    labels = np.arange(60_000) % 10
+    index = DirichletBalanced(alpha)(labels, 100, stream(0, "partition"))
+    largest_first = np.stack([np.sort(np.bincount(labels[index[k]], minlength=10))[::-1] for k in range(100)])
+    classes = 1 + (largest_first.cumsum(1) < 0.8 * 600).sum(1)
+    assert {*np.argsort(np.bincount(classes))[-2:]} == modes
+
+
 def one_place_after_the_other(labels: np.ndarray, clients: int, alpha: float, rng: np.random.Generator) -> np.ndarray:
     """The balanced Dirichlet partition as described in the papers, without optimisation; counts [K, C]."""
     left = np.bincount(labels, minlength=10).astype(float)
