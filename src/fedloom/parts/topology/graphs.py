@@ -64,7 +64,7 @@ class Graph(OwnModel):
 
     The topology's state is w; in terms of the models B_ij = A_ij w_j / w_i⁺, and j's step counts 1/w_j-fold. Without
     training on a strongly connected graph all models become their first mean. This is stochastic gradient push, Assran
-    et al., ICML 2019, algorithm 1, for any number of local steps. The number w_j beside a model is not counted.
+    et al., ICML 2019, algorithm 1, for any number of local steps. The number w_j is sent, and counted, with its model.
 
     A graph of one's own overrides ``edges``::
 
