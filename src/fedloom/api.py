@@ -21,6 +21,7 @@ from fedloom.core.federation import Federation
 from fedloom.core.local import Local, check_one_size
 from fedloom.core.method import Method
 from fedloom.core.parts import Term
+from fedloom.core.slots import SLOTS
 from fedloom.experiment import federated
 from fedloom.experiment.callbacks import Callback, make_progress
 from fedloom.experiment.checkpoint import located
@@ -189,10 +190,17 @@ def _experiment(
             f"the federation is {in_words(federation)}; make one of your data with fedloom.data.federate(...)."
         )
     known = {field.name for field in fields(Experiment)} - {"method", "federation", "model"}
+    preset = methods.methods[method] if isinstance(method, str) else None
     for name, value in conditions.items():
+        if name in known:
+            continue
         for record, of in ((Local, "local"), (Evaluation, "evaluation")):
-            if name not in known and name in {field.name for field in fields(record)}:
+            if name in {field.name for field in fields(record)}:
                 raise ConfigError(f"run has no argument {name!r}; write {of}=fl.{record.__name__}({name}={value!r}).")
+        if preset and name in preset.parameters:
+            raise ConfigError(f"{name} is a setting of the method; write fl.methods.{preset.name}({name}={value!r}).")
+        if name in SLOTS:
+            raise ConfigError(f"{name} is a slot of the method; write dataclasses.replace(method, {name}=...).")
         one_of("run has no argument", name, known | ARGUMENTS)
     built = methods.make(method) if isinstance(method, str) else method
     built = built if loss is None else built.with_loss(objectives.loss(loss))

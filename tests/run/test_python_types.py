@@ -43,6 +43,8 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a setting of local training": (go(lr=0.1), r"run has no argument 'lr'; write local=fl\.Local\(lr=0\.1\)\."),
     "a setting of the evaluation": (go(every=2), r"'every'; write evaluation=fl\.Evaluation\(every=2\)\."),
+    "a setting of the method": (go("FedDyn", alpha=0.1), r"a setting of the method; write fl\.methods\.feddyn\(al"),
+    "a part": (go(server="adam"), r"slot of the method; write dataclasses\.replace\(method, server=\.\.\.\)\."),
     "an argument of run, misspelt": (go(callback=[]), r"did you mean 'callbacks'\?"),
     "an unknown condition": (go(round=3), r"run has no argument 'round'; did you mean 'rounds'\?"),
     "local": (go(local={"lr": "fast"}), r"local\.lr is 'fast', but it must be a number greater than 0\."),
