@@ -25,7 +25,7 @@ def require() -> None:
         installed = version("flwr")
         import_module("flwr")
     except (PackageNotFoundError, ImportError) as error:
-        raise ConfigError("a deployment needs Flower; pip install 'fedloom[flower]'") from error
+        raise ConfigError("a deployment needs the package flwr; pip install 'fedloom[flower]'.") from error
     numbers = tuple(int(part) for part in installed.split(".")[:2])
     if not KNOWN[0] <= numbers < KNOWN[1]:
         wanted = f"at least {KNOWN[0][0]}.{KNOWN[0][1]} and below {KNOWN[1][0]}.{KNOWN[1][1]}"
