@@ -26,6 +26,8 @@ from fedloom_apps.claims.register import open_work
 from fedloom_apps.claims.rule import published_gain
 
 PAGE = ROOT.parent / "docs/reproduction.md"
+MANY = 6
+"""Runs of a claim file beyond which the page does not name them."""
 HEADER = ("table", "claim", "published", "ours", "gain ± s.e. (95 %)", "seeds", "excluded", "cost", "verdict", "why")
 OVERVIEW = (
     "results", "claims", "reproduced", "λ on test images", "order only", "not reproduced", "holds here",
@@ -94,6 +96,8 @@ def unrun() -> list[list[str]]:
         is_open = sum(found is None or found.verdict.open for _, found in judged)
         place = f"[{one.file.title}](../recipes/claims/{one.file.name}.yaml)"
         seeds = ", ".join(f"{work.run} {len(work.seeds)}" for work in one.works)
+        if len(one.works) > MANY:
+            seeds = f"{sum(len(work.seeds) for work in one.works)}, of {len(one.works)} runs"
         rows.append([place, f"{is_open} of {len(judged)}", seeds, f"{one.minutes / 60:.0f}"])
     return rows
 

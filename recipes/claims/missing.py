@@ -71,12 +71,9 @@ MISSING = (
     ),
     *chapter(
         "Hahn II, SuPerFed",
-        ("2.3", "CIFAR-10; pFedMe and SuPerFed-LM with 100 clients", "time"),
-        ("2.4", "CIFAR-100 with α of 10 and 100", "time"),
         ("2.4", "TinyImageNet", "data"),
         ("2.5", "FEMNIST", "data"),
-        ("2.6", "CIFAR-10; pair noise .1, symmetric noise .2; MCE", "time"),
-        ("2.7", "CIFAR-10", "time"),
+        ("figure 2.3", "CIFAR-10: the grid of ν and μ", "time"),
         ("figure 2.4", "500 rounds", "time"),
     ),
     *chapter(

@@ -13,6 +13,7 @@ from helpers.commands import Cli
 from fedloom.core import yaml
 from fedloom.core.errors import ConfigError, DataError
 from fedloom_apps.claims.register import open_work, read_claim
+from fedloom_apps.claims.rule import Verdict
 
 CLAIM: dict[str, Any] = {
     "title": "A small step learns more slowly (tests)",
@@ -131,6 +132,9 @@ WRONG = {
     "a key that names a file": ({"settings": {"client_local": "x"}}, "client_local is not for a claim to set"),
     "a free text": ({"settings": {"partition": "iid", "partition.x": "notes"}}, "partition.x is 'notes', but a claim"),
     "a path for a name": ({"settings": {"method.topology": "../x"}}, "method.topology is '../x', but a claim sets"),
+    "a path for a target": ({"settings": {"target": "../x"}}, "target is '../x', but a claim sets"),
+    "a text for a number": ({"settings": {"noise": "pair", "noise.rate": "x"}}, "noise.rate is 'x', but a claim"),
+    "scripts that are a text": ({"scripts": "no"}, "scripts must be true or false"),
     "a setting out of range": ({"settings": {"local.momentum": 2}}, "local.momentum must lie in"),
     "a run that there is not": (
         {"claims": [CLAIM["claims"][0] | {"against": {"slwo": "-"}}]},
@@ -150,6 +154,36 @@ def test_a_claim_file_is_data(changes: dict[str, Any], says: str, tmp_path: Path
         read_claim(write(tmp_path, **changes))
     assert says in str(told.value)
     assert str(told.value).count("\n") == 0
+
+
+def test_label_noise_and_targets_are_settings_of_claims(tmp_path: Path) -> None:
+    labels = {"noise": "pair", "noise.rate": 0.1, "target": "imbalanced", "target.rho": 50}
+    complete = read_claim(write(tmp_path, settings=CLAIM["settings"] | labels)).complete["fast"]
+    assert (complete["noise.rate"], complete["target.name"], complete["target.rho"]) == (0.1, "imbalanced", 50)
+
+
+def test_a_lambda_chosen_on_test_samples_is_never_called_reproduced(tmp_path: Path, cli: Cli) -> None:
+    """Methods without a λ have what clients deploy beside it; scripts and differences of one comparison are said."""
+    published, deployed = "as_published/accuracy/mean", "clients/accuracy/mean"
+    claims = [
+        CLAIM["claims"][0] | {"metric": published},
+        CLAIM["claims"][0] | {"metric": deployed},
+        CLAIM["claims"][0] | {"metric": deployed, "differs": "λ .5"},
+    ]
+    file = read_claim(write(tmp_path, settings=CLAIM["settings"] | {"evaluation.what": ["clients"]}, claims=claims,
+                            scripts=True))  # fmt: skip
+    train(cli, file.path.parent, "fast", 0, "runs/fast")
+    assert cli("claim", "check", "runs", "--claims", "claims", "--replay", "0", "--store").code == 0
+    curves = file.results()["runs"]["fast"]["0"]["curves"]
+    assert curves[published] == curves[deployed]
+    runs = {"fast": (0.9, 0.91, 0.92), "slow": (0.1, 0.1, 0.1)}
+    results = {"runs": {
+        run: {str(s): RECORD | {"curves": {published: [value], deployed: [value]}} for s, value in enumerate(seen)}
+        for run, seen in runs.items()
+    }}  # fmt: skip
+    said = [(found.verdict, found.reason) for _, found in file.judged(results) if found]
+    assert [verdict for verdict, _ in said] == [Verdict.ON_TEST, Verdict.SCRIPTS, Verdict.OTHERWISE]
+    assert said[2][1] == "λ .5; holds here"
 
 
 def test_a_claim_that_is_a_pipe_or_large_is_not_read(tmp_path: Path, cli: Cli) -> None:

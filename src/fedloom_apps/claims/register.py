@@ -12,6 +12,7 @@ closed lists, so that none names a file, an address or code, and data and models
       - {table: table 2.3, says: "{} needs fewer transmissions than {} to reach 98.2 %", ours: FedDyn,
          against: {FedAvg: "100 : 588"}, figure: transmissions, metric: average/accuracy, target: 0.982}
     minutes: {FedDyn: 20, FedAvg: 25}                             # of one core, for one seed
+    differs: two networks are not published                        # if anything does; also scripts: true, and note
 
 Results lie beside the claims, in ``results/NAME.json``: of each run that counts as evidence its curves, by seed.
 """
@@ -45,13 +46,15 @@ from fedloom_apps.claims.rule import AtLeast, Claim, Evidence, Verdict, deciding
 ANYHOW = ("seed", "engine", "compute", "device", "client_state", "checkpoint", "trackers")
 """Keys that say how a run is computed; runs that differ in them fit the same claim."""
 KEYS = ("method", "data", "partition", "clients", "participation", "cohort", "sampling", "rounds", "model", "local",
-        "evaluation", "augment", "held_out", "validation", "weighting", "dtype")  # fmt: skip
+        "evaluation", "augment", "held_out", "validation", "weighting", "dtype", "noise", "target")  # fmt: skip
 """The keys that a claim may set."""
 FREE = ("evaluation.what", "evaluation.metric", "evaluation.metrics", "augment", "sampling", "held_out", "dtype")
 """Settings that are names without being annotated as a list of words; none of them is a file's."""
 NAME = re.compile(r"[A-Za-z0-9_]{1,40}(/[A-Za-z0-9_]{1,40}){0,4}")
 OPENING = ("path", "network", "weights", "pretrained", "file", "repository")
 """Parameters of data sets and models that read what they name; those that have one cannot be in a claim."""
+ON_TEST = "as_published/"
+"""Metrics of what clients have with the λ that is best on their test samples."""
 ELSEWHERE = ("root", "download")
 """Settings of published data that say where they are read from."""
 SIZE, ENTRIES, LONG = 1 << 16, 200, 400
@@ -109,6 +112,7 @@ class Published:
         digits: of the figures.
         seeds: fewer cannot decide.
         importance: relative to other claims.
+        differs: how this comparison differs from the publication, beyond the runs.
     """
 
     table: str
@@ -123,6 +127,7 @@ class Published:
     digits: Annotated[int, Range(0, 6)] = 1
     seeds: Annotated[int, Range(2, 1000)] = 3
     importance: Annotated[float, Range(0, 100)] = 1.0
+    differs: str = ""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -130,14 +135,15 @@ class Published:
         if (self.target is None) != (self.figure in ("last", "best")):
             raise ConfigError(f"{self.says!r}: rounds and transmissions need a target, and other figures none.")
 
-    def claim(self, differs: str) -> Claim:
-        """The claim that the rule judges."""
+    def claim(self, differs: str, scripts: bool = False) -> Claim:
+        """The claim that the rule judges, with how its runs differ from the publication."""
         says = self.says.replace("{}", self.ours, 1).replace("{}", self.other, 1)
         figure = Figure(self.figure, self.metric, self.target)
         lower = self.target is not None or direction(self.metric) == "min"
         return Claim(
             self.table, says, f"runs > {self.ours} > *", f"runs > {self.other} > *", self.published, figure, self.unit,
-            self.digits, lower, differs, seeds=self.seeds,
+            self.digits, lower, "; ".join(filter(None, (differs, self.differs))), scripts, seeds=self.seeds,
+            as_published=self.metric.startswith(ON_TEST),
         )  # fmt: skip
 
 
@@ -153,6 +159,7 @@ class ClaimFile:
         claims: the comparisons.
         minutes: of one core for one seed, by run.
         differs: how all of its runs differ from the publication; empty if they do not.
+        scripts: whether they follow the authors' scripts where these differ from the text.
         note: a remark.
         path: of the file.
         complete: by run, all settings, flat, without those that say how it is computed.
@@ -165,6 +172,7 @@ class ClaimFile:
     claims: Sequence[Published]
     minutes: Mapping[str, float]
     differs: str = ""
+    scripts: bool = False
     note: str = ""
     path: Path = Path()
     complete: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -195,7 +203,7 @@ class ClaimFile:
         """Its claims with the evidence of results; None where one of the runs is missing altogether."""
         pairs: list[tuple[Claim, Evidence | None]] = []
         for one in self.claims:
-            claim = one.claim(self.differs)
+            claim = one.claim(self.differs, self.scripts)
             is_run = all(results["runs"].get(name) for name in (one.ours, one.other))
             pairs.append((claim, evidence(claim, results) if is_run else None))
         return pairs
@@ -283,13 +291,15 @@ def _checked(path: Path, content: Mapping[str, Any]) -> ClaimFile:
         for name in (entry["ours"], *against):
             if name not in runs:
                 raise ConfigError(f"claims[{number}] compares {name!r}; {nearest(str(name), [*runs])}")
+    if not isinstance(content.get("scripts", False), bool):
+        raise ConfigError("scripts must be true or false.")
     minutes = content["minutes"]
     for name in runs:
         if not isinstance(minutes.get(name), int | float) or not 0 < minutes[name] < 1e6:
             raise ConfigError(f"minutes.{name} must be the minutes that one seed of {name} takes.")
     file = ClaimFile(
         path.stem, content["title"], content["settings"], runs, claims, minutes, str(content.get("differs") or ""),
-        str(content.get("note") or ""), path,
+        content.get("scripts", False), str(content.get("note") or ""), path,
     )  # fmt: skip
     return replace(file, complete={name: _complete(file.words(name)) for name in runs})
 
@@ -403,7 +413,7 @@ def of_run(directory: RunDirectory, metrics: Sequence[str]) -> dict[str, Any]:
         CheckpointError: if it ended before its rounds with no setting that ends it, or its records lack what is stored.
     """
     history, summary, config = directory.metrics(), directory.summary(), directory.config()
-    if lacking := [metric for metric in metrics if not any(metric in record for record in history)]:
+    if lacking := [metric for metric in metrics if all(_measured(record, metric) is None for record in history)]:
         raise CheckpointError(f"records no {lacking[0]}, which its claim measures.")
     with refusing("its records are not those of a run", CheckpointError):
         ends = config["evaluation"].get("stop_at_target") or config["evaluation"].get("patience")
@@ -417,8 +427,17 @@ def of_run(directory: RunDirectory, metrics: Sequence[str]) -> dict[str, Any]:
             "cost": round(max(sent, default=0)),
             "left_out": sum(record["failures"] for record in history) / max(cohort, 1),
             "minutes": round(sum(record["seconds"] for record in history) / 60, 2),
-            "curves": {metric: [_rounded(record.get(metric)) for record in history] for metric in metrics},
+            "curves": {metric: [_rounded(_measured(record, metric)) for record in history] for metric in metrics},
         }
+
+
+def _measured(record: Mapping[str, Any], metric: str) -> float | None:
+    """A metric of a record; where clients have no λ to choose, as published is as deployed.
+
+    >>> _measured({"clients/accuracy/mean": 0.5}, "as_published/accuracy/mean")
+    0.5
+    """
+    return record.get(metric, record.get(metric.replace(ON_TEST, "clients/", 1)))
 
 
 def _rounded(value: float | None) -> float | None:
