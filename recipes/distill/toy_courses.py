@@ -240,21 +240,47 @@ def counts(toy: Toy, parameters: Tensor) -> dict[str, int]:
 
 
 ALPHAS, TEMPERATURES = (0.0, 0.1, 0.5, 0.9), (1.0, 2.0, 4.0)  # what the thesis scans for KD and DiSK, but α = 1
+GRID: dict[str, tuple[float, ...]] = {  # what it scans for DiSK
+    "alpha": (*ALPHAS, 1.0),
+    "tau": TEMPERATURES,
+    "tau_s": TEMPERATURES,
+    "top_k": (1, 2, 3),
+    "delta": (0.1, 0.05, 0.0),
+    "lam_min": (0.01, 0.1, 1.0, 5.0, 10.0),
+    "lam_max": (1.0, 5.0, 10.0, 20.0, 50.0, 100.0, 1000.0),
+    "lam_period": (20, 50),
+}
 
 
-def candidates() -> dict[str, list[Course]]:
+def scan(count: int) -> list[Course]:
+    """Courses of DiSK drawn without replacement from the thesis' whole grid, where λ_min ≤ λ_max.
+
+    >>> len(set(scan(20))), max(course.lam_min - course.lam_max for course in scan(20)) <= 0
+    (20, True)
+    """
+    grid = [dict(zip(GRID, values, strict=True)) for values in product(*GRID.values())]
+    grid = [one for one in grid if one["lam_min"] <= one["lam_max"]]
+    drawn = rng.stream(0, "scan").choice(len(grid), count, replace=False)
+    return [Course(guide=True, **grid[number]) for number in drawn]  # type: ignore[arg-type]
+
+
+def candidates(drawn: int) -> dict[str, list[Course]]:
     """The candidate courses of each method: α and τ from the scanned ranges, otherwise the text's defaults.
 
-    The text's default K 2 helps both classes of the line alike; ``DiSK, K 1`` is the other value that it scans there.
-    ``DiSK, strong guide`` is far from them: λ 3 throughout, and the guide's rate 3.
+    The text's default K 2 helps both classes of the line alike; ``DiSK, K 1`` is the other value that it scans there,
+    and ``DiSK, whole grid`` has so many courses ``drawn`` from everything that it scans. ``DiSK, strong guide`` is far
+    from them: λ 3 throughout, and the guide's rate 3.
     """
     plain = [Course(alpha=alpha, tau=tau) for alpha, tau in product(ALPHAS, TEMPERATURES)]
     guided = [replace(course, guide=True) for course in plain]
     single = [replace(course, top_k=1) for course in guided]
-    strong = Course(alpha=0.1, tau=6.0, guide=True, top_k=1, lam_min=3.0, lam_max=3.0, guide_lr=3.0)
     return {
-        "cross entropy": [Course()], "KD": plain, "DiSK": guided, "DiSK, K 1": single, "DiSK, strong guide": [strong]
+        "cross entropy": [Course()], "KD": plain, "DiSK": guided, "DiSK, K 1": single,
+        "DiSK, whole grid": scan(drawn), "DiSK, strong guide": [STRONG],
     }  # fmt: skip
+
+
+STRONG = Course(alpha=0.1, tau=6.0, guide=True, top_k=1, lam_min=3.0, lam_max=3.0, guide_lr=3.0)
 
 
 def shorter(course: Course, rounds: int) -> Course:

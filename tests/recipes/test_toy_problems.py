@@ -157,8 +157,7 @@ def test_the_teacher_of_the_plane_is_nearly_always_right(plane: courses.Toy) -> 
 def test_disk_finds_the_minimum_that_others_seldom_find() -> None:
     """The effect itself, with fewer starts and samples than in the recipe."""
     toy, ends = toys.intervals(samples=500), {}
-    (guided,) = courses.candidates()["DiSK, strong guide"]
-    for name, course in (("KD", courses.Course(alpha=0.0, tau=6.0)), ("DiSK", guided)):
+    for name, course in (("KD", courses.Course(alpha=0.0, tau=6.0)), ("DiSK", courses.STRONG)):
         ends[name] = courses.counts(toy, courses.train(toy, course, starts=8).parameters)
     assert ends["DiSK"]["C"] >= ends["KD"]["C"] + 2
     assert ends["DiSK"]["C"] >= 6
@@ -176,12 +175,12 @@ def test_the_recipe_writes_counts_tables_and_figures(tmp_path: Path, monkeypatch
     recipe, problems = load("distill", "toys"), load("distill", "toy_problems")
     taught = problems._taught
     monkeypatch.setattr(problems, "_taught", lambda *about, **_: taught(*about, steps=20))
-    small = ["--draws", "1", "2", "--starts", "3", "--tries", "2", "--rounds", "2", "--samples", "60"]
+    small = ["--draws", "1", "2", "--starts", "3", "--tries", "2", "--rounds", "2", "--samples", "60", "--scan", "2"]
     assert recipe.main([*small, "--out", str(tmp_path)]) == 0
     kept = json.loads((tmp_path / "toys.json").read_text())
     assert set(kept["toys"]) == set(kept["courses"]) == set(recipe.PROBLEMS)
     for problem in kept["toys"].values():
-        assert set(problem["methods"]) == {"cross entropy", "KD", "DiSK", "DiSK, K 1", "DiSK, strong guide"}
+        assert set(problem["methods"]) == {*courses.candidates(2)}
         for draws in problem["methods"].values():
             assert [sum(one["counts"].values()) for one in draws.values()] == [3, 3]
     text = (tmp_path / "toys.md").read_text()
