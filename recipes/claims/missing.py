@@ -67,7 +67,6 @@ MISSING = (
     *chapter(
         "Acar 7, local losses",
         ("7.1", "CIFAR-100", "time"),
-        ("7.1", "accuracies at the end", "recipe"),
     ),
     *chapter(
         "Hahn II, SuPerFed",
