@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+from fedloom.core.errors import ConfigError
 from fedloom.experiment.callbacks import RunInfo
 from fedloom.experiment.rundir import Status
 from fedloom.experiment.trackers import STORE, Tracker
@@ -49,8 +50,14 @@ class MLflow(Tracker):
         if SERVER not in os.environ:
             mlflow.set_tracking_uri(f"sqlite:///{folder / STORE}")
             os.environ.pop(SERVER, None)  # MLflow sets it; the next run would take it for the user's
+            home = (folder / "mlflow").as_uri()
             if mlflow.get_experiment_by_name(experiment) is None:
-                mlflow.create_experiment(experiment, artifact_location=(folder / "mlflow").as_uri())
+                mlflow.create_experiment(experiment, artifact_location=home)
+            runs = mlflow.search_runs(experiment_names=[experiment], output_format="list")
+            places = {one.info.artifact_uri.removesuffix(f"/{one.info.run_id}/artifacts") for one in runs}
+            places.add(mlflow.get_experiment_by_name(experiment).artifact_location)
+            if away := places - {home}:  # of a stranger's run, or one that was moved
+                raise ConfigError(f"{folder / STORE} keeps files in {min(away)}, not in its run directory; remove it.")
         mlflow.set_experiment(experiment)
         before = []
         if run.start:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -70,10 +71,22 @@ def test_a_report_follows_no_links(cli: Cli, tmp_path: Path) -> None:
     assert (mine / "precious").read_text() == "precious"
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "tables").symlink_to(mine)
+    (mine / "precious.csv").touch()
+    (tmp_path / "other" / "report.html").write_text('id="table-precious"')  # a table of runs that are no longer on it
     code, _, err = cli("report", "there", "--out", "other")
     assert code == 2
     assert "other/tables is a link, and a report would write where it leads; choose another --out." in err
-    assert [path.name for path in mine.iterdir()] == ["precious"]
+    assert sorted(path.name for path in mine.iterdir()) == ["precious", "precious.csv"]
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "checkpoint/round-000001/manifest.json"])
+def test_a_pipe_in_a_run_directory_is_not_waited_for(name: str, cli: Cli, tmp_path: Path) -> None:
+    assert cli("run", "-q", "method=fedavg", "rounds=1", "out=there", *SMALL).code == 0
+    (tmp_path / "there" / name).unlink()
+    os.mkfifo(tmp_path / "there" / name)
+    answer = cli("evaluate", "run=there")
+    assert (answer.code, answer.out) == (2, "")
+    assert f"{name} is a pipe, a socket or a device" in answer.err
 
 
 def bomb(levels: int = 30) -> str:

@@ -69,6 +69,16 @@ def test_one_run_has_everything_in_its_directory(cli: Cli, tmp_path: Path):
     assert "alpha: 0.4" in cli("distill", *recipe).out
 
 
+def test_no_teacher_is_trained_through_a_link(cli: Cli, tmp_path: Path) -> None:
+    assert cli("distill", "-q", "method=kd", "out=there", *QUICK).code == 0
+    (tmp_path / "there" / "teacher").rename(tmp_path / "teacher")
+    (tmp_path / "there" / "summary.json").unlink()
+    (mine := tmp_path / "mine").mkdir()
+    (tmp_path / "there" / "teacher").symlink_to(mine)
+    code, _, err = cli("distill", "-q", "resume=there")
+    assert (code, "teacher is a symbolic link, through which" in err, [*mine.iterdir()]) == (2, True, [])
+
+
 def test_several_values_are_a_sweep(cli: Cli, tmp_path: Path):
     words = ("method=kd", "method.alpha=0.1,0.9", "seed=1,2", "out=sweep", *QUICK)
     code, out, _ = cli("distill", "-m", "-q", *words)

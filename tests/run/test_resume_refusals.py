@@ -328,6 +328,9 @@ def test_a_link_in_a_run_directory_is_not_followed(copy: Path, tmp_path: Path) -
     (copy / "summary.json").unlink()
     (copy / "summary.json").symlink_to(tmp_path / "mine")
     run(work(), copy, resume=True)
+    (copy / ".lock").symlink_to(tmp_path / "mine")
+    with pytest.raises(CheckpointError, match="cannot be written"):
+        run(work(), copy, resume=True)
     assert (tmp_path / "mine").read_text() == "precious"
 
 

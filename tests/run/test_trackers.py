@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from helpers.commands import Cli, cli
 
 import fedloom as fl
 from fedloom.cli import main
 from fedloom.core.errors import ClientError, ConfigError
 from fedloom.experiment.callbacks import Callback, RunInfo
 from fedloom.experiment.rundir import RunDirectory
-from fedloom.experiment.trackers import Tracker, make, trackers
+from fedloom.experiment.trackers import Tracker, files, make, trackers
+
+__all__ = ["cli"]
 
 COMMANDS = {
     "run": ("method=fedavg", "clients=3", "rounds=2", "model=logistic"),
@@ -53,6 +57,14 @@ def read_mlflow(out: str) -> Any:
     mlflow.set_tracking_uri(f"sqlite:///{Path(out).absolute()}/mlflow.db")
     (one,) = mlflow.search_runs(experiment_names=["fedloom"], output_format="list")
     return one
+
+
+def test_what_a_link_leads_to_is_not_uploaded(tmp_path: Path) -> None:
+    (tmp_path / "mine").touch()
+    (out := tmp_path / "out").mkdir()
+    (out / "config.yaml").touch()
+    (out / "notes.txt").symlink_to(tmp_path / "mine")
+    assert files(RunDirectory(out)) == [out / "config.yaml"]
 
 
 @pytest.mark.extra("tensorboard")
@@ -175,6 +187,17 @@ def test_mlflow_gets_every_round_once_though_a_killed_run_does_some_again() -> N
     number = read_mlflow("there").info.run_id
     history = mlflow.MlflowClient().get_metric_history(number, "global/accuracy")
     assert [point.step for point in history] == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.extra("mlflow", "sqlalchemy")
+@pytest.mark.parametrize("change", ["runs set artifact_uri", "experiments set artifact_location"])
+def test_mlflow_keeps_no_file_where_a_run_directory_says(change: str, tmp_path: Path, cli: Cli) -> None:
+    assert cli("run", "-q", "out=there", "trackers=[mlflow]", *RUN).code == 0
+    with sqlite3.connect("there/mlflow.db") as store:
+        store.execute(f"update {change} = '{(tmp_path / 'mine').as_uri()}'")
+    answer = cli("run", "-q", "resume=there", "rounds=3")
+    assert (answer.code, (tmp_path / "mine").exists()) == (2, False)
+    assert "mlflow.db keeps files in file:///" in answer.err
 
 
 @pytest.mark.extra("mlflow", "sqlalchemy")

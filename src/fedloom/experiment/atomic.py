@@ -22,6 +22,8 @@ from fedloom.core.errors import CheckpointError
 if TYPE_CHECKING:
     from torch import Tensor
 
+NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)  # not on Windows
+
 
 def write_synced(path: Path, blob: bytes) -> None:
     """Write a file and wait until it is on disk."""
@@ -52,8 +54,7 @@ def write_whole(path: Path, blob: bytes, alone: bool = True) -> None:
 
 def append(path: Path, text: str, sync: bool = False) -> None:
     """Append to a file, which must not be a link; with ``sync``, wait until it is on disk."""
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
-    with os.fdopen(os.open(path, flags, 0o644), "a") as file:
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | NOFOLLOW, 0o644), "a") as file:
         file.write(text)
         file.flush()
         if sync:
@@ -144,7 +145,7 @@ class Lock:
 
     def _open(self) -> int | None:
         """The handle of the file, locked; None if another process has the lock."""
-        handle = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
+        handle = os.open(self.path, os.O_RDWR | os.O_CREAT | NOFOLLOW, 0o644)
         if fcntl is None:
             return handle
         try:

@@ -23,6 +23,7 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from fedloom.core.errors import CheckpointError, FedLoomError, in_one_line
+from fedloom.core.files import readable
 from fedloom.experiment import atomic
 
 FORMAT = 3
@@ -161,7 +162,7 @@ def read(path: Path) -> Checkpoint:
 
 def _bytes(file: Path) -> bytes:
     try:
-        return file.read_bytes()
+        return readable(file).read_bytes()
     except FileNotFoundError:
         raise FileNotFoundError(f"its {file.name} is missing") from None
 

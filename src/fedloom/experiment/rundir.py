@@ -28,7 +28,7 @@ import numpy as np
 
 from fedloom.core import yaml
 from fedloom.core.errors import CheckpointError, first_line
-from fedloom.core.files import check_parquet
+from fedloom.core.files import check_parquet, readable
 from fedloom.experiment import atomic
 from fedloom.experiment.atomic import Lock
 
@@ -312,7 +312,7 @@ class RunDirectory:
         """All valid records in ``metrics.jsonl``, in file order."""
         path, records, broken = self.path / "metrics.jsonl", [], 0
         try:
-            text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+            text = readable(path).read_text(encoding="utf-8", errors="replace") if path.exists() else ""
         except OSError as error:
             raise CheckpointError(f"{path} cannot be read ({error.strerror}).") from error
         for line in text.splitlines():

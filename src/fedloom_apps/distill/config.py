@@ -202,6 +202,8 @@ def _teacher(job: Job, batch: RunPlan, progress: NullProgress) -> Path:
     number = different.index(described(job.config))
     place = batch.parent / ("teacher" if number == 0 else f"teacher-{number + 1}")
     if not RunDirectory(place).status.ended:
+        if place.is_symlink():
+            raise CheckpointError(f"{place} is a symbolic link, through which a teacher's run would write; remove it.")
         label, progress.label = progress.label, "teacher"
         trackers = run_settings(job.config)["callbacks"]
         result = run(build_teacher(job.config), place, resume=True, callbacks=[progress, *trackers])

@@ -158,12 +158,12 @@ def write(
 
         for name, content in paper.files(drawn, files):
             render.write(out / "figures" / name, content)
-    former = re.findall(r'id="table-(\w+)"', render.former(out / "report.html"))
-    for name in set(former) - {table.name for table in tables}:  # numbers of other runs than those on the page
-        (out / "tables" / f"{name}.csv").unlink(missing_ok=True)
     render.write(out / "tables.tex", render.latex(tables))
     for table in tables:
         render.write(out / "tables" / f"{table.name}.csv", table.csv())
+    former = re.findall(r'id="table-(\w+)"', render.former(out / "report.html"))
+    for name in set(former) - {table.name for table in tables}:  # numbers of other runs than those on the page
+        (out / "tables" / f"{name}.csv").unlink(missing_ok=True)
     page = render.page(
         title=title or comparisons.heading(groups),
         sentence=comparisons.sentence(groups),
