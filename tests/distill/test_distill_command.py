@@ -207,6 +207,7 @@ def test_the_student_is_loaded_predicts_and_is_exported(method: str, cli: Cli) -
     exported = torch.export.load("student.pt2").module()
     torch.testing.assert_close(exported(test.x[:7]), run.model.outputs(test.x[:7]))
     assert "leave out --client" in cli("predict", "run=there", "test.npz", "--client", "1").err
+    assert "measures runs of fedloom run, and there is another" in cli("evaluate", "run=there").err
     assert fl.load("there").summary == run.summary  # type: ignore[attr-defined]
     with pytest.raises(ConfigError, match=r"load takes run directories; .* safetensors"):
         fl.load("there/model.safetensors")

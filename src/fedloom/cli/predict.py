@@ -152,10 +152,10 @@ def export(arguments: argparse.Namespace) -> int:
 def evaluate(arguments: argparse.Namespace) -> int:
     """Print what is measured, one line each."""
     path, words = run_and_files(arguments.words, "evaluate", (*DATA, "evaluation"))
-    config = RUN.resolve(words, located(path)[0] / "config.yaml")
     run = trained(path, arguments.round)
     if not isinstance(run, TrainedRun):
         raise ConfigError(f"fedloom evaluate measures runs of fedloom run, and {path} is another.")
+    config = RUN.resolve(words, located(path)[0] / "config.yaml")
     others = build_federation(config) if RUN.named(words, None) & DATA else None
     evaluation = CONDITIONS["evaluation"].instantiate(config["evaluation"])
     record: dict[str, Any] = run.evaluate(others, evaluation)

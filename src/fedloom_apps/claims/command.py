@@ -28,7 +28,7 @@ def command(arguments: argparse.Namespace) -> int:
     """Print what the register knows; ``check`` has the exit code 1 if a directory is no evidence."""
     action, *words = arguments.words or ["list"]
     if action not in ACTIONS:
-        raise ConfigError(f"fedloom claim {action}: {nearest(action, ACTIONS)}")
+        raise ConfigError(f"unknown command 'claim {action}'; {nearest(action, ACTIONS)}")
     place = Path(arguments.claims) if arguments.claims else CLAIMS
     if not place.exists():
         raise ConfigError(f"there are no claims at {str(place)!r}; name a file or a folder of them as --claims.")
