@@ -48,7 +48,8 @@ ANYHOW = ("seed", "engine", "compute", "device", "client_state", "checkpoint", "
 KEYS = ("method", "data", "partition", "clients", "participation", "cohort", "sampling", "rounds", "model", "local",
         "evaluation", "augment", "held_out", "validation", "weighting", "dtype", "noise", "target")  # fmt: skip
 """The keys that a claim may set."""
-FREE = ("evaluation.what", "evaluation.metric", "evaluation.metrics", "augment", "sampling", "held_out", "dtype")
+FREE = ("evaluation.what", "evaluation.metric", "evaluation.metrics", "augment", "sampling", "held_out", "dtype",
+        "model.norm")  # fmt: skip
 """Settings that are names without being annotated as a list of words; none of them is a file's."""
 NAME = re.compile(r"[A-Za-z0-9_]{1,40}(/[A-Za-z0-9_]{1,40}){0,4}")
 OPENING = ("path", "network", "weights", "pretrained", "file", "repository")
