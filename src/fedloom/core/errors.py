@@ -151,10 +151,12 @@ ELSEWHERE = {
     },
 }  # fmt: skip
 """What to write instead of words of other libraries and other commands, by what is asked for and the word."""
+MANY = 60
+"""A longer list of names would hide the closest one."""
 
 
 def nearest(name: str, valid: Iterable[str], what: str = "") -> str:
-    """The hint that ends an "unknown ..." message: the closest valid name, then all valid names.
+    """The hint that ends an "unknown ..." message: the closest valid name, then all, unless too many to be read.
 
     ``what`` is asked for: the kind of name, or what has the setting.
 
@@ -162,6 +164,8 @@ def nearest(name: str, valid: Iterable[str], what: str = "") -> str:
     "did you mean 'fedavg'? There are: fedavg, feddyn."
     >>> nearest("--fast", ["--json", "--quiet"])  # dashes do not make options alike
     'there are: --json, --quiet.'
+    >>> nearest("fedavgg", ["fedavg", *map(str, range(99))])
+    "did you mean 'fedavg'?"
     >>> nearest("mse", ["cross_entropy", "squared_error"], "objective")
     'take squared_error instead.'
     """
@@ -169,6 +173,8 @@ def nearest(name: str, valid: Iterable[str], what: str = "") -> str:
         return f"take {instead} instead."
     valid = sorted(valid)
     close = closest(name, valid)
+    if close and len(valid) > MANY:
+        return f"did you mean {close!r}?"
     return (f"did you mean {close!r}? There are" if close else "there are") + f": {', '.join(valid) or 'none'}."
 
 
