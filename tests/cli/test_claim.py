@@ -145,6 +145,9 @@ WRONG = {
     "an unknown key": ({"clams": []}, "unknown key 'clams'; did you mean 'claims'?"),
     "no minutes": ({"minutes": {"fast": 1}}, "minutes.slow must be the minutes"),
     "a long text": ({"title": "x" * 500}, "a text has more than 400 characters"),
+    "a tag": ({"note": "<script>"}, "or one of < "),
+    "a further cell": ({"title": "x | **reproduced**"}, "or one of < "),
+    "a link": ({"differs": "[x](http://x)"}, "or one of < "),
 }
 
 

@@ -23,7 +23,7 @@ import fedloom as fl
 from fedloom.applications import applications, at
 from fedloom.config.schema import Choice, Record, Section, Value
 from fedloom.core import yaml
-from fedloom.experiment.rundir import checksums
+from fedloom.experiment.rundir import PROVENANCE, checksums
 
 SCHEMAS = {one.name: at(one.schema) for one in applications().values() if one.schema}
 SMALL = ("--dry-run", "-q")
@@ -344,6 +344,14 @@ def test_no_cluster_that_a_run_directory_names_is_joined_to_use_or_replay_it(
     (finished / "summary.json").write_text(json.dumps(summary | {"checksums": checksums(finished)}))
     for command in ("verify", "evaluate"):
         assert watched(cli, watch, READING[command]) == (0, set())
+    plain = {key: value for key, value in yaml.load(path).items() if key not in PROVENANCE}
+    (sweep := finished.parent / "sweep").mkdir()
+    (sweep / "sweep.yaml").write_text(yaml.dump({"one": {"label": "one", "config": plain}}))
+    for name in ("one", "sweep"):
+        first, given = (cli("run", "-q", f"resume={name}", *more) for more in ([], ["engine.address=127.0.0.1:9"]))
+        asks = "if that is your cluster, add engine.address=127.0.0.1:9, and otherwise engine=serial."
+        assert (first.code, asks in first.err, asks in given.err) == (2, True, False)
+        assert cli("run", "-q", f"resume={name}", "engine=serial").code == 0
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import fedloom as fl
 from fedloom.core.links import Links
+from fedloom.experiment.trained import RunRecords
 from fedloom.parts.topology import EdgeList, Exponential
 from fedloom_apps.report.notebook import html, names_of, slots_picture
 from fedloom_apps.report.page import build
@@ -69,3 +70,17 @@ def test_a_method_shows_its_parts_by_slot_and_hostile_names_are_text() -> None:
     assert slots_picture(names_of(method)).count("filled") == 3
     text = "Method(name='<script>', objective=(CrossEntropy(),), drift=FedDynDrift(alpha=0.1), mixing=Uniform())"
     assert repr(method).replace(", size_weighted=True", "") == text
+
+
+def test_a_damaged_summary_is_no_traceback(tmp_path: Path) -> None:
+    federation = fl.data.federate("digits", "iid", clients=2, seed=0)
+    fl.run("fedavg", federation, "logistic", rounds=1, out=tmp_path / "run")
+    whole = json.loads((tmp_path / "run" / "summary.json").read_text())
+    changes = ({"final": 3}, {"target": "x"}, {"headline": [1]}, {"seconds": "x"}, {"left_out": 3}, {"warnings": 3},
+               {"final": {"comm/params": "x"}})  # fmt: skip
+    for change in changes:
+        assert html(RunRecords([], whole | change)) is None
+    for text in (json.dumps({"target": {"metric": "global/accuracy", "value": 10**400}}), "[" * 100_000):
+        (tmp_path / "run" / "summary.json").write_text(text)
+        (tmp_path / "run" / "metrics.jsonl").write_text(json.dumps({"round": 1, "global/accuracy": 10**400}))
+        assert "summary.json could not be read" in build([tmp_path / "run"], tmp_path / "page").read_text()

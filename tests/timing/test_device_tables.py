@@ -133,3 +133,10 @@ def test_evaluation_by_the_clock(tmp_path: Path) -> None:
     assert ["global/loss" in record for record in again.history[3:]] == wanted[3:]
     with pytest.raises(ConfigError, match="goes by the clock; set devices"):
         experiment("fedavg", evaluation=evaluation)
+
+
+@pytest.mark.parametrize("column", ["speed", "down", "up"])
+def test_a_device_that_would_never_be_done_is_refused(column: str, tmp_path: Path) -> None:
+    path = table(tmp_path / "fleet.csv", f"{column}\n1e-308\n")
+    with pytest.raises(ConfigError, match=r"the work of client \d takes its device more than 1e\+15 seconds"):
+        go(devices=Recorded(path=path))

@@ -143,9 +143,10 @@ def plan(
     """Plan the runs of a command line, new or resumed."""
     resume = next((Path(word.partition("=")[2]) for word in words if word.startswith("resume=")), None)
     if resume is not None and (resume / PLAN).is_file():
-        if len(words) > 1 or base is not None:
+        engine = [word for word in words if word.startswith(("engine=", "engine."))]
+        if len(words) > 1 + len(engine) or base is not None:
             raise ConfigError(f"{str(resume)!r} continues with its own settings; leave out the others.")
-        return _read_plan(schema, resume)
+        return _read_plan(schema, resume, engine)
     configs = schema.plan(words, base, multirun)
     if len(configs) > 1:
         titles = list(dict.fromkeys(map(title, configs)))
@@ -162,8 +163,8 @@ def plan(
     return RunPlan(directory, [Job(config, directory, start, title(config))])
 
 
-def _read_plan(schema: CommandSchema, parent: Path) -> RunPlan:
-    """The runs of a stored plan; those that have a run directory are resumed."""
+def _read_plan(schema: CommandSchema, parent: Path, words: Sequence[str]) -> RunPlan:
+    """The runs of a stored plan, with words on their engine; those that have a run directory are resumed."""
     jobs = []
     home = parent.resolve()
     runs, text = read(parent / PLAN), (parent / PLAN).read_text(encoding="utf-8")
@@ -177,7 +178,7 @@ def _read_plan(schema: CommandSchema, parent: Path) -> RunPlan:
             raise CheckpointError(f"{parent / PLAN} does not describe run {name!r}: label and config are missing.")
         run = RunDirectory(directory)
         refuse_lost_config(run)
-        config = Config(schema.complete(about["config"]))
+        config = schema.stored(parent, about["config"], words)
         jobs.append(Job(config, directory, run.is_begun, str(about["label"])))
     return RunPlan(parent, jobs)
 
@@ -409,6 +410,8 @@ class Command:
         done = RunDirectory(job.directory).summary().get("rounds", 0)
         who = f"{job.label}, seed {job.config['seed']}" if batch.is_sweep else job.label
         how = f"fedloom {self.schema.command} resume={relpath(batch.parent)}"
+        if address := job.config.values.get("engine", {}).get("address"):
+            how += f" engine.address={address}"
         step = of_kind(self.schema.kind).step
         return f"stopped after {step} {done} of {who}; continue with: {how}"
 

@@ -501,7 +501,24 @@ class CommandSchema:
                 f"{str(directory)!r} cannot be continued with other settings ({'; '.join(changed)}); "
                 f"what may change is {may}."
             )
+        self._refuse_cluster(directory, after, words)
         return after
+
+    def stored(self, directory: Path, recipe: Mapping[str, Any], words: Sequence[str]) -> Config:
+        """The configuration of a run in the plan of a directory, with words on its engine."""
+        given = {override.key: override.values[0] for override in self._parse(words, sweeps=False)}
+        values = self.complete(recipe, given)
+        self._refuse_cluster(directory, values, given)
+        return Config(values)
+
+    def _refuse_cluster(self, directory: Path, values: Mapping[str, Any], words: Mapping[Key, Any]) -> None:
+        """Raise a ``ConfigError`` if stored settings join a cluster that the words do not name: it runs code."""
+        address = values.get("engine", {}).get("address", "")
+        if address not in ("", "auto", self._tree(words).get("engine", {}).get("address")):
+            raise ConfigError(
+                f"{str(directory)!r} would send the data to {address!r} and run what comes from there; if that is your "
+                f"cluster, add engine.address={bare(address)}, and otherwise engine=serial."
+            )
 
     def _tree(self, values: Mapping[Key, Any]) -> Tree:
         """Settings by key as a tree: choices by name before their settings, whatever the order."""

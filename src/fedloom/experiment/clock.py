@@ -23,6 +23,7 @@ from fedloom.core.tree import nbytes
 from fedloom.models.classifier import Operations
 from fedloom.timing.devices import Devices, Fleet
 
+LONGEST = 1e15  # seconds of a client's work, thirty million years
 EVALUATION = 1 / 3  # of the operations of a step, which are a forward and a backward pass
 
 
@@ -154,8 +155,16 @@ class Clock:
         return WorkParts(2 * latency, self.down[level] / down, samples * self.macs[level] / speed, self.up[level] / up)
 
     def _seconds(self, clients: np.ndarray, samples: np.ndarray, noise: np.ndarray) -> np.ndarray:
-        parts = self.parts(clients, samples)
-        return parts.latency + parts.down + parts.computing * noise + parts.up
+        with np.errstate(all="ignore"):
+            parts = self.parts(clients, samples)
+            seconds = parts.latency + parts.down + parts.computing * noise + parts.up
+        if not (seconds < LONGEST).all():
+            client = clients[np.argmin(seconds < LONGEST)]
+            raise ConfigError(
+                f"the work of client {client} takes its device more than {LONGEST:g} seconds; choose larger speed, "
+                "down and up, or smaller latency and jitter, of devices."
+            )
+        return seconds
 
     def punctual(self, clients: np.ndarray, seconds: float) -> np.ndarray:
         """The probability that work takes at most so many seconds, over the noise of computing, float64 [clients]."""

@@ -8,6 +8,7 @@ import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from math import isfinite
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -183,7 +184,7 @@ def duration(seconds: float | None) -> str:
     >>> duration(0.012), duration(0.3), duration(12.4), duration(125), duration(7300)
     ('12 ms', '0.3 s', '12 s', '2 min 5 s', '2 h 1 min')
     """
-    if seconds is None:
+    if seconds is None or not isfinite(seconds):
         return ABSENT
     if seconds < 0.1:
         return f"{1000 * seconds:.0f} ms"

@@ -317,7 +317,7 @@ class RunDirectory:
             raise CheckpointError(f"{path} cannot be read ({error.strerror}).") from error
         for line in text.splitlines():
             try:
-                record = json.loads(line)
+                record = json.loads(line, parse_int=_whole)
                 records.append({**record, "round": int(record["round"])})
             except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
                 broken += bool(line.strip())
@@ -348,8 +348,8 @@ class RunDirectory:
             self.notes.append("There is no summary.json: the run is not finished.")
             return {}
         try:
-            content = json.loads(path.read_text(encoding="utf-8", errors="replace"))
-        except (OSError, ValueError):
+            content = json.loads(path.read_text(encoding="utf-8", errors="replace"), parse_int=_whole)
+        except (OSError, ValueError, OverflowError, RecursionError):
             content = None
         if not isinstance(content, dict):
             self.notes.append("summary.json could not be read.")
@@ -504,6 +504,12 @@ class RunDirectory:
         """Write ``summary.json``, with checksums of the files that it summarises."""
         whole = {**summary, "checksums": checksums(self.path)}
         atomic.write_whole(self.path / "summary.json", json.dumps(whole, indent=1).encode())
+
+
+def _whole(digits: str) -> int:
+    """A whole number in JSON, OverflowError beyond all floats: everything that shows numbers turns them into floats."""
+    float(number := int(digits))
+    return number
 
 
 def _with_text_keys(value: Any) -> Any:

@@ -59,6 +59,8 @@ ON_TEST = "as_published/"
 ELSEWHERE = ("root", "download")
 """Settings of published data that say where they are read from."""
 SIZE, ENTRIES, LONG = 1 << 16, 200, 400
+MARKS = set("<|`[]\\")
+"""Characters that would make more than a text of a cell in a generated page: tags, further cells, links."""
 SHORTEST = 0.01
 """Minutes to which those of runs are rounded."""
 
@@ -263,8 +265,10 @@ def _checked(path: Path, content: Mapping[str, Any]) -> ClaimFile:
         if not isinstance(content[key], kind) or not 0 < len(content[key]) <= ENTRIES:
             raise ConfigError(f"{key} must be a {'list' if kind is list else 'mapping'} of 1 to {ENTRIES} entries.")
     for text in _texts(content):
-        if len(text) > LONG or not text.isprintable():
-            raise ConfigError(f"a text has more than {LONG} characters, or some that cannot be printed.")
+        if len(text) > LONG or not text.isprintable() or set(text) & MARKS:
+            raise ConfigError(
+                f"a text has more than {LONG} characters, some not to be printed, or one of {' '.join(sorted(MARKS))}."
+            )
     runs = content["runs"]
     for name, settings in runs.items():
         if not isinstance(name, str) or not isinstance(settings, Mapping):

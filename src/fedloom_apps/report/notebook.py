@@ -35,7 +35,7 @@ Rows = Sequence[tuple[str, str]]
 
 
 def html(what: Any) -> str | None:
-    """HTML of a run's result or loaded run, a federation, a method or a graph; None for anything else."""
+    """HTML of a run's result or loaded run, a federation, a method or a graph; None for anything else or damaged."""
     if isinstance(what, Federation):
         heading, rows, picture = "Federation", of_federation(what), drawn(partition(what))
     elif isinstance(what, Method):
@@ -44,8 +44,11 @@ def html(what: Any) -> str | None:
         heading, rows, picture = "Who hears whom", of_links(what), drawn(network(what))
     elif isinstance(what, RunResult | RunRecords):
         records = what.history if isinstance(what, RunResult) else what.records
-        heading, rows = f"Run of {what.summary.get('method', '')}", of_run(what.summary)
-        picture = drawn(curve(records, what.summary))
+        heading = f"Run of {what.summary.get('method', '')}"
+        try:
+            rows, picture = of_run(what.summary), drawn(curve(records, what.summary))
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
+            return None  # no run writes such a summary
     else:
         return None
     return template("notebook.html").render(heading=heading, rows=rows, picture=Markup(picture))
