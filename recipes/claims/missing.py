@@ -30,11 +30,6 @@ def chapter(title: str, *rows: tuple[str, str, Lack]) -> tuple[Missing, ...]:
 
 MISSING = (
     *chapter(
-        "Acar 2, FedDyn",
-        ("A.2", "FedSplit", "recipe"),
-        ("A.11", "curves of ResNet18 with group normalisation", "recipe"),
-    ),
-    *chapter(
         "Acar 3, personal models",
         ("A.7", "miniImageNet", "data"),
         ("3.1, 3.2", "whether a method reaches the level of centralised training", "recipe"),
