@@ -125,7 +125,7 @@ for method in ("fedavg", "local", "fedper"):
         Every client knows two digits, and is tested on those. From left to right the worst to the best client: with one
         model for all they reach {fedavg:clients/accuracy/mean} on average, with a body in common and a head of their
         own {fedper:clients/accuracy/mean}. Two digits are easy to tell apart: with some 60 images of them a client
-        needs nobody, and by itself has {local:clients/accuracy/mean}, which is the first thing to compare with.
+        alone has {local:clients/accuracy/mean}, which is the first thing to compare with.
         """,
         "clients_distribution.svg",
         {"personal models": "personal.md"},
@@ -277,9 +277,10 @@ for name, settings in {"rounds": {}, "buffered": {"k": 5}}.items():
     fl.run("fedavg", clients, "mlp", rounds=60, **told)
 """,
         """
-        Devices differ in speed by two decades. After 60 steps a server that waits for its whole cohort has
-        {rounds:global/accuracy} and {rounds:clock} seconds on the clock; one that takes every five updates as they
-        arrive, some of them late, {buffered:global/accuracy} and {buffered:clock}. It is ahead at first, and restless.
+        Devices differ in speed by two decades. A server that waits for its whole cohort takes 60 steps in
+        {rounds:clock} virtual seconds, and has {rounds:global/accuracy}; one that takes every five updates as they
+        arrive, some of them stale, takes {buffered:clock} and has {buffered:global/accuracy}: ahead at first, but
+        unsteady.
         """,
         "global_accuracy_virtual.svg",
         {"time": "time.md"},
