@@ -133,6 +133,19 @@ def test_what_unpacks_to_more_than_memory_is_refused(tmp_path: Path, monkeypatch
     assert list(read_npz(tmp_path / "x.npz", ["y"])) == ["y"]
 
 
+@pytest.mark.parametrize("kind", [pa.string(), pa.binary(100_000)])
+def test_a_text_that_a_parquet_file_holds_once_counts_each_time(
+    kind: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = pa.array(["x" * 100_000] * 1000, pa.string()).cast(pa.binary()).cast(kind)
+    pq.write_table(pa.table({"x": texts, "label": np.zeros(1000)}), path := tmp_path / "x.parquet")
+    assert path.stat().st_size < 2e5
+    monkeypatch.setattr(files, "memory", lambda: 5e7)
+    for read in (read_frame, read_generated):
+        with pytest.raises(DataError, match=r"unpacked needs 0\.1 GB of memory, but there are 0\.1 GB"):
+            read(path)
+
+
 @pytest.mark.parametrize("packed", ["", ".gz", ".bz2", ".xz", ".zip"])
 def test_a_csv_file_that_unpacks_to_more_than_memory_is_refused_while_it_is_read(
     packed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -489,3 +489,11 @@ def test_memory_does_not_grow_with_the_clients_that_have_taken_part(
 
     assert growth("disk") < 30
     assert growth("memory") > 90
+
+
+def test_states_that_take_no_bytes_are_refused(tmp_path: Path) -> None:
+    held = on_disk(tmp_path)
+    held.put({0: {"drift": {"h": torch.ones(2)}}}, 1)
+    index = held.save(1)
+    with pytest.raises(ValueError, match="states of clients take no bytes"):
+        held.opened({**index, "size": 0 * index["size"]})

@@ -21,6 +21,7 @@ from fedloom.core.errors import DataError
 CGROUP = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
+PIECE = 256  # rows of texts that are read at a time
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
 NUMBERS = re.compile(r"[-+](?:[\d.,\s±%()+-]|e(?=[-+]?\d)|inf|nan|to)+")
 
@@ -107,11 +108,19 @@ def memory() -> float:
     return min(limits)
 
 
-def check_parquet(path: Path, metadata: Any) -> None:
-    """Raise a ``DataError`` if memory cannot hold what a parquet file holds: few bytes may stand for many values."""
-    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
-    values = sum(group.column(place).num_values for group in groups for place in range(group.num_columns))
-    check_memory(f"{path} unpacked", 8.0 * values + sum(group.total_byte_size for group in groups))
+def check_parquet(path: Path, file: Any, texts: bool = True) -> None:
+    """Raise a ``DataError`` if memory cannot hold what a parquet file holds: few bytes may stand for many values.
+
+    With ``texts`` all of them are read, piece by piece: a file says neither how long they are where they repeat, nor
+    that it tells the truth about its size. Numbers are as many as it says.
+    """
+    groups = [file.metadata.row_group(number) for number in range(file.metadata.num_row_groups)]
+    columns = [group.column(place) for group in groups for place in range(group.num_columns)]
+    size = 8.0 * sum(column.num_values for column in columns)
+    check_memory(f"{path} unpacked", size + sum(group.total_byte_size for group in groups))
+    long = sorted({column.path_in_schema for column in columns if column.physical_type.endswith("BYTE_ARRAY")})
+    for piece in file.iter_batches(PIECE, columns=long) if texts and long else ():
+        check_memory(f"{path} unpacked", size := size + piece.nbytes)
 
 
 def check_memory(title: str, needed: float) -> None:

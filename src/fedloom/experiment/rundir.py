@@ -201,7 +201,7 @@ class Table:
         import pyarrow.parquet as pq
 
         with pq.ParquetFile(self.path) as file:
-            check_parquet(self.path, file.metadata)
+            check_parquet(self.path, file, texts=False)  # which are read once each
             names = file.schema_arrow.names
         with pq.ParquetFile(self.path, read_dictionary=names) as file:  # a name is stored once, and stays so
             stored = file.read()

@@ -366,6 +366,8 @@ class StateStore:
         """
         assert self.folder is not None
         store, files = StateStore(self.folder, self.room, self.device), files_in(index)
+        if not (index["size"] > 0).all():
+            raise ValueError(f"{self.folder.noun}s of clients take no bytes")
         for file in files:
             path = self.folder.path / file.name
             if (size := size_of(path)) != file.bytes:

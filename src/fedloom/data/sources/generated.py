@@ -133,7 +133,7 @@ def _read_parquet(path: Path) -> tuple[Tensor, Tensor, dict[str, Any]]:
 
     try:
         with pq.ParquetFile(readable(path)) as file:
-            check_parquet(path, file.metadata)
+            check_parquet(path, file)
             table = file.read()
     except FileNotFoundError as error:
         raise DataError(f"there is no file {path}.") from error

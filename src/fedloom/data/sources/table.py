@@ -223,7 +223,7 @@ def _parquet(path: Path, texts: Collection[str]) -> Any:
     with pq.ParquetFile(path) as file:
         names = file.schema_arrow.names
         _check_header(names, path)
-        check_parquet(path, file.metadata)
+        check_parquet(path, file)
     return pd.read_parquet(path)
 
 
