@@ -143,15 +143,17 @@ options:
 
 CLAIM = """Keep a register of published claims, which anybody's runs may decide.
 
-usage: fedloom claim list [--claims PATH]
-       fedloom claim next [--claims PATH]
+usage: fedloom claim list [NAME …] [--claims PATH]
+       fedloom claim next [NAME …] [--claims PATH]
        fedloom claim check DIR… [--claims PATH] [--replay N] [--store] [--debug]
 
 A claim is a file: published comparisons, the settings of the runs that decide them, and what is measured. A run
 directory whose settings are those of a claim is evidence for it, whoever made it.
 
-  list          every claim, with the verdict of the results that are stored beside it
-  next          open claims, by importance and chance to decide for the time they take, with the commands to run
+  list          the claim files, with how many claims have which verdict by the results that are stored beside them;
+                of the files NAME every claim
+  next          files with open claims, by importance and chance to decide for the time they take, and the commands to
+                run for the first three, or for the files NAME
   check         which of the DIRs, run directories or folders of them, are evidence, and the verdicts that follow from
                 them and the stored results; runs are verified, and their first rounds run again and compared bit for
                 bit. The exit code is 1 if one is no evidence
@@ -163,6 +165,7 @@ options:
 
 examples:
   fedloom claim next
+  fedloom claim list emnist_dir3
   fedloom claim check runs/claims/mnist_iid --store
 """
 

@@ -62,8 +62,31 @@ def test_runs_that_fit_decide_and_are_stored(cli: Cli, claims: Path) -> None:
     assert "fast is more accurate than slow (published +40): reproduced" in out
     assert "3 seeds" in out
     assert json.loads((claims / "results/steps.json").read_text())["runs"].keys() == {"fast", "slow"}
-    assert "reproduced" in cli("claim", "list", "--claims", "claims").out
+    assert (
+        cli("claim", "list", "--claims", "claims").out
+        == "steps: A small step learns more slowly (tests): 1 reproduced\n"
+    )
+    assert (
+        "fast is more accurate than slow (published +40): rep"
+        in cli("claim", "list", "steps", "--claims", "claims").out
+    )
     assert cli("claim", "next", "--claims", "claims").out == ""
+
+
+def test_next_shows_the_commands_of_the_first_files_and_of_those_that_are_named(cli: Cli, tmp_path: Path) -> None:
+    for minutes in (5, 3, 1, 2, 4):
+        write(tmp_path, f"takes_{minutes}", minutes={"fast": minutes, "slow": minutes})
+    out = cli("claim", "next", "--claims", "claims").out
+    assert [line.split(":")[0] for line in out.splitlines() if line[0] != " "] == [
+        "takes_1",
+        "takes_2",
+        "takes_3",
+        "then",
+    ]
+    assert out.endswith("\nthen: takes_4, takes_5\n")
+    out = cli("claim", "next", "takes_5", "takes_2", "--claims", "claims").out
+    assert [line.split(":")[0] for line in out.splitlines() if line[0] != " "] == ["takes_2", "takes_5"]
+    assert "did you mean 'takes_5'?" in cli("claim", "list", "take_5", "--claims", "claims").err
 
 
 def test_next_names_what_is_missing_by_worth_for_the_time(cli: Cli, tmp_path: Path, claims: Path) -> None:

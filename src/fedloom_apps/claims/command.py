@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import re
 import shlex
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from fedloom.cli.verify import problem, runs_and_rounds
+from fedloom.core.checks import one_of
 from fedloom.core.errors import CheckpointError, ConfigError, FedLoomError, nearest
 from fedloom.core.settings import flatten
 from fedloom.experiment.console import duration, make_console, plural, print_raw, relpath
@@ -20,6 +22,9 @@ from fedloom_apps.claims.rule import difference
 
 ACTIONS = ("list", "next", "check")
 CLAIMS = Path("recipes/claims")
+FIRST = 3
+"""Files of which ``next`` shows the commands, unless they are named."""
+NOT_RUN = "not run"
 ROUNDS = 3
 OK, WRONG = 0, 1
 
@@ -35,25 +40,32 @@ def command(arguments: argparse.Namespace) -> int:
     files = read_claims(place)
     if action == "check":
         return check(words, files, arguments)
-    if words:
-        raise ConfigError(f"fedloom claim {action} takes no words; name claim files as --claims.")
+    known = {file.name: file for file in files}
+    for word in words:
+        one_of("there is no claim file", word, known)
+    chosen, show = [known[word] for word in words] or files, listed if action == "list" else following
     console = make_console()
-    for line in listed(files) if action == "list" else following(files):
+    for line in show(chosen, bool(words)):
         print_raw(console, line)
     return OK
 
 
-def listed(files: Sequence[ClaimFile]) -> Iterator[str]:
-    """Every claim with the verdict of the stored results."""
+def listed(files: Sequence[ClaimFile], named: bool) -> Iterator[str]:
+    """Every file, with its claims and their verdicts by the stored results, or with how many have which verdict."""
     for file in files:
-        yield f"{file.name}: {file.title}" + (f"; differs: {file.differs}" if file.differs else "")
-        yield from verdicts(file, file.results())
+        told = f"{file.name}: {file.title}"
+        if named:
+            yield told + (f"; differs: {file.differs}" if file.differs else "")
+            yield from verdicts(file, file.results())
+        else:
+            counts = Counter(judged.verdict if judged else NOT_RUN for _, judged in file.judged(file.results()))
+            yield f"{told}: {', '.join(f'{count} {verdict}' for verdict, count in counts.items())}"
 
 
 def verdicts(file: ClaimFile, results: Mapping[str, Any]) -> Iterator[str]:
     """The claims of a file and what results say about them."""
     for claim, judged in file.judged(results):
-        shown = "not run"
+        shown = NOT_RUN
         if judged is not None:
             seeds = plural(int(judged.gain["seeds"]), "seed")
             shown = f"{judged.verdict} ({judged.ours} : {judged.other}, {seeds}, gain "
@@ -61,9 +73,10 @@ def verdicts(file: ClaimFile, results: Mapping[str, Any]) -> Iterator[str]:
         yield f"  {claim.table}: {claim.says} (published {claim.published}): {shown}"
 
 
-def following(files: Sequence[ClaimFile]) -> Iterator[str]:
-    """The open claims, the most promising first, with the commands that bring a verdict nearer."""
-    for one in open_work(files):
+def following(files: Sequence[ClaimFile], named: bool) -> Iterator[str]:
+    """The files with open claims, the most promising first, with the commands that bring a verdict nearer."""
+    ahead = open_work(files)
+    for one in ahead if named else ahead[:FIRST]:
         yield f"{one.file.name}: about {duration(60 * one.minutes)} of one core"
         for work in one.works:
             folder = re.sub(r"[^\w-]", "_", work.run)  # a comma would be a sweep
@@ -71,6 +84,8 @@ def following(files: Sequence[ClaimFile]) -> Iterator[str]:
             words = [*work.words, f"seed={seeds}", f"out=runs/claims/{one.file.name}/{folder}"]
             yield f"  fedloom run -m {' '.join(map(shlex.quote, words))}"
         yield f"  fedloom claim check runs/claims/{one.file.name} --store"
+    if not named and (rest := [one.file.name for one in ahead[FIRST:]]):
+        yield f"then: {', '.join(rest)}"
 
 
 def machine(directory: RunDirectory) -> str:
