@@ -1,6 +1,6 @@
 """A Hugging Face data set with natural clients."""
 
-import datasets
+import datasets  # pip install 'fedloom[hub]'
 import numpy as np
 
 import fedloom as fl

@@ -57,7 +57,10 @@ class MLflow(Tracker):
             places = {one.info.artifact_uri.removesuffix(f"/{one.info.run_id}/artifacts") for one in runs}
             places.add(mlflow.get_experiment_by_name(experiment).artifact_location)
             if away := places - {home}:  # of a stranger's run, or one that was moved
-                raise ConfigError(f"{folder / STORE} keeps files in {min(away)}, not in its run directory; remove it.")
+                raise ConfigError(
+                    f"{folder / STORE} keeps files in {min(away)}, not in its run directory; rename it, which begins a "
+                    "new one, or take trackers=[]"
+                )
         mlflow.set_experiment(experiment)
         before = []
         if run.start:

@@ -20,6 +20,7 @@ from fedloom.core.settings import convert
 from fedloom.core.slots import label
 from fedloom.engines import engines
 from fedloom.methods import methods
+from fedloom_apps.online.config import ONLINE
 
 
 def write(path: Path, text: str) -> Path:
@@ -319,6 +320,21 @@ def test_participation_and_cohort_may_not_contradict_each_other(tmp_path: Path):
         assert resolve([*FIRST, *words])["participation"] in (0.5, 0.15, 0.3)
     assert resolve(["cohort=4"], recipe)["cohort"] == 4
     assert resolve(["cohort=null"], recipe)["cohort"] is None
+
+
+def test_epochs_are_not_given_in_vain(tmp_path: Path) -> None:
+    recipe = write(tmp_path / "recipe.yaml", "method: fedavg\nlocal: {epochs: 2, steps: 15}\n")
+    for words, base in ((["method=fedevg"], None), (["method=fedavg"], recipe)):
+        with pytest.raises(
+            ConfigError, match=r"local\.epochs=3 and local\.steps=15 both .*, or add local\.steps=null\."
+        ):
+            resolve([*words, "local.epochs=3"], base)
+        assert resolve([*words, "local.epochs=3", "local.steps=null"], base)["local.epochs"] == 3
+        assert resolve([*words, "local.steps=4"], base)["local.steps"] == 4
+    with pytest.raises(ConfigError, match=r"local\.epochs=3 and local\.steps=4 both .*; leave one out\."):
+        resolve(["method=fedavg", "local.epochs=3", "local.steps=4"])
+    with pytest.raises(ConfigError, match=r"local\.steps=10 both set the length"):
+        ONLINE.resolve(["local.epochs=3"])
 
 
 def test_a_complete_recipe_has_both_and_a_participation_does_not_vanish_in_it(tmp_path: Path):

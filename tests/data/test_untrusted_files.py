@@ -146,6 +146,20 @@ def test_a_text_that_a_parquet_file_holds_once_counts_each_time(
             read(path)
 
 
+def test_categories_that_a_parquet_file_holds_once_a_group_count_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = pa.array([f"a long name of a town, number {town:06d}" for town in range(2000)])
+    towns = pa.DictionaryArray.from_arrays(np.arange(10_000) % 2000, names)
+    table = pa.table({"x": towns, "label": np.arange(10_000) % 2})
+    pq.write_table(table, path := tmp_path / "x.parquet", row_group_size=5000)
+    monkeypatch.setattr(files, "memory", lambda: 2e6)
+    assert len(read_frame(path)) == 10_000
+    monkeypatch.setattr(files, "memory", lambda: 3e5)
+    with pytest.raises(DataError, match="unpacked needs"):
+        read_frame(path)
+
+
 @pytest.mark.parametrize("packed", ["", ".gz", ".bz2", ".xz", ".zip"])
 def test_a_csv_file_that_unpacks_to_more_than_memory_is_refused_while_it_is_read(
     packed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -201,6 +201,15 @@ def test_mlflow_keeps_no_file_where_a_run_directory_says(change: str, tmp_path: 
 
 
 @pytest.mark.extra("mlflow", "sqlalchemy")
+def test_mlflow_goes_on_where_a_link_leads_to_the_run_directory(tmp_path: Path, cli: Cli) -> None:
+    (tmp_path / "scratch").mkdir()
+    (tmp_path / "runs").symlink_to("scratch")
+    assert cli("run", "-q", "out=runs/there", "trackers=[mlflow]", *RUN).code == 0
+    assert cli("run", "-q", "resume=scratch/there", "rounds=3").code == 0
+    read_mlflow("scratch/there")  # is the only one
+
+
+@pytest.mark.extra("mlflow", "sqlalchemy")
 def test_mlflow_marks_a_run_that_fails() -> None:
 
     class Fails(Callback):

@@ -32,6 +32,7 @@ from fedloom.core.local import CHANGEABLE, check_one_size
 from fedloom.core.method import Method
 from fedloom.core.ranges import Count, within
 from fedloom.core.samples import Samples
+from fedloom.core.settings import bare
 from fedloom.core.slots import SEVERAL, SLOTS
 from fedloom.core.targets import TargetKind, outputs_for
 from fedloom.data import federate, noises, partitions, sources, targets
@@ -196,8 +197,8 @@ def has_clients(data: Mapping[str, Any]) -> bool:
     return names_clients(Path(path).expanduser())
 
 
-def one_size(recipe: set[str], words: set[str], full: Mapping[str, Any]) -> None:
-    """Raise a ``ConfigError`` if ``participation`` would be given in vain, because ``cohort`` overrides it.
+def none_in_vain(recipe: set[str], words: set[str], full: Mapping[str, Any]) -> None:
+    """Raise a ``ConfigError`` if ``cohort`` overrides a given ``participation``, or ``local.steps`` given epochs.
 
     A recipe with all conditions, such as the ``config.yaml`` of a run, was written by FedLoom and has both keys.
     """
@@ -207,6 +208,10 @@ def one_size(recipe: set[str], words: set[str], full: Mapping[str, Any]) -> None
         clients = None if full["unseen"] else full["clients"]
         remedy = "" if "cohort" in words or by_hand else ", or add cohort=null"
         check_one_size(clients, full["participation"], full["cohort"], remedy)
+    if "local.epochs" in words and full["local"]["steps"] is not None:
+        both_set = " and ".join(f"local.{name}={bare(full['local'][name])}" for name in ("epochs", "steps"))
+        remedy = "" if "local.steps" in words else ", or add local.steps=null"
+        raise ConfigError(f"{both_set} both set the length of local training; leave one out{remedy}.")
 
 
 RUN = CommandSchema(
@@ -253,7 +258,7 @@ RUN = CommandSchema(
         "method=fedavg,feddyn",
         *(() if {"data", "evaluation"} & named else ("evaluation.target=0.9",)),  # both reach it on digits
     ),
-    check_conflicts=one_size,
+    check_conflicts=none_in_vain,
     may_change=(
         *("engine", "compute", "device", "client_state", "checkpoint", "trackers"),
         *(f"local.{name}" for name in CHANGEABLE),

@@ -427,7 +427,7 @@ class CommandSchema:
                 out = out or convert("out", place, Path | None)
                 try:
                     configs.append(Config(self.complete(recipe, words), out, swept=swept))
-                    self.check_conflicts({*recipe}, {key[0] for key in words}, configs[-1].values)
+                    self.check_conflicts({*recipe}, {".".join(key) for key in words}, configs[-1].values)
                 except ConfigError as error:
                     raise ConfigError(self._apart(overrides) or str(error)) from error
                 continue

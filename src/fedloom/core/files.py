@@ -119,8 +119,12 @@ def check_parquet(path: Path, file: Any, texts: bool = True) -> None:
     size = 8.0 * sum(column.num_values for column in columns)
     check_memory(f"{path} unpacked", size + sum(group.total_byte_size for group in groups))
     long = sorted({column.path_in_schema for column in columns if column.physical_type.endswith("BYTE_ARRAY")})
-    for piece in file.iter_batches(PIECE, columns=long) if texts and long else ():
-        check_memory(f"{path} unpacked", size := size + piece.nbytes)
+    for number in range(len(groups)) if texts and long else ():
+        most = 0  # of categories, which every piece of a group has anew
+        for piece in file.iter_batches(PIECE, row_groups=[number], columns=long):
+            once = sum(column.dictionary.nbytes for column in piece.columns if hasattr(column, "dictionary"))
+            check_memory(f"{path} unpacked", size := size + piece.nbytes - min(once, most))
+            most = max(once, most)
 
 
 def check_memory(title: str, needed: float) -> None:

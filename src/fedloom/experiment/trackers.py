@@ -54,7 +54,7 @@ class Tracker(Callback):
     def on_start(self, run: RunInfo) -> None:
         if run.directory is None:
             raise ConfigError(f"trackers={self.name} tracks run directories; give the run one, with out=….")
-        config, folder = run.directory.config(), run.directory.path.absolute()
+        config, folder = run.directory.config(), run.directory.path.resolve()
         settings = {key: value for key, value in config.items() if key not in PROVENANCE}
         if set(settings) <= {"checkpoint"}:  # started from Python: its identity replaces the settings
             settings |= config.get("identity", {})

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedloom.cli.command import Command, Rows, in_directory
-from fedloom.config.keys import COMMON, DATA, MODEL, Shared, model_factory
+from fedloom.config.keys import COMMON, DATA, MODEL, Shared, model_factory, none_in_vain
 from fedloom.config.schema import Choice, CommandSchema, Config, Record, arguments, sections_of
 from fedloom.core.local import Local
 from fedloom.core.settings import is_grid, signature
@@ -53,6 +53,7 @@ ONLINE = CommandSchema(
         "checkpoint": {"every": 50},
     },
     default_sweep=lambda named: ("learner=moml,ftml,mogd",),
+    check_conflicts=none_in_vain,
     aliases={"tasks": "stream.tasks"},
     may_change=("checkpoint", "device", "trackers"),
     extendable="stream.tasks",
