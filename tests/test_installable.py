@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 import sys
@@ -104,11 +103,3 @@ def test_the_image_is_built_by_instructions_and_commands_that_can_be_read() -> N
     assert subprocess.run(["bash", "-n", "-c", commands], capture_output=True).returncode == 0
     given = {rest.partition("=")[0] for word, rest in found if word == "ARG"}
     assert {*re.findall(r"\$\{?([A-Z]+)", text)} == given, "each argument is used, and each that is used is given"
-
-
-@pytest.mark.parametrize("path", sorted((ROOT / "docs/notebooks").glob("*.ipynb")), ids=lambda path: path.stem)
-def test_notebooks_install_what_is_missing(path: Path) -> None:
-    cells = [cell for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]
-    first = "".join(cells[0]["source"])
-    assert 'if find_spec("fedloom") is None:' in first
-    assert '"fedloom[plots]"' in first

