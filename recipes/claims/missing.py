@@ -7,7 +7,7 @@ from typing import Literal
 
 Lack = Literal["time", "data", "recipe"]
 WORDS: dict[Lack, str] = {
-    "time": "a recipe is here; it takes a GPU, or days",
+    "time": "a recipe is here; it takes a GPU, or hours to days",
     "data": "the data are not at hand",
     "recipe": "nobody has written a recipe",
 }
@@ -43,7 +43,7 @@ MISSING = (
     ),
     *chapter(
         "Acar 6, DiSK",
-        ("6.1", "table 6.1 over the thesis' whole grid", "recipe"),
+        ("6.1", "table 6.1 over the thesis' whole grid", "time"),
         ("6.3, A.13, A.14", "the full scale, with α scanned over {0, .1, .5, .9, 1}", "time"),
         ("6.4", "TinyImageNet and ImageNet", "data"),
     ),
