@@ -59,7 +59,7 @@ class MLflow(Tracker):
             if away := places - {home}:  # of a stranger's run, or one that was moved
                 raise ConfigError(
                     f"{folder / STORE} keeps files in {min(away)}, not in its run directory; rename it, which begins a "
-                    "new one, or take trackers=[]"
+                    "new one, or take trackers=[]."
                 )
         mlflow.set_experiment(experiment)
         before = []
