@@ -10,6 +10,7 @@ from typing import Any
 from protocol import TARGET_SEEDS, AtLeast, Claim, Measure, find
 
 from fedloom_apps.claims.register import Figure
+from fedloom_apps.online.evaluate import samples_needed
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,22 @@ def best_of(curve: str, rounds: str, *paths: str) -> Measure:
         target = min(max(one[curve]) for path in paths for one in find(results, path).values())
         hit = next((at for at, value in zip(run[rounds], run[curve], strict=True) if value >= target), None)
         return AtLeast(run[rounds][-1]) if hit is None else hit
+
+    return measure
+
+
+def tasks_until(samples: float, sizes: Sequence[int], target: float) -> Measure:
+    """Tasks until so many samples of a new task suffice for an accuracy, by means over a fifth of the measurements."""
+
+    def measure(run: Any, _: Mapping[str, Any]) -> float:
+        places, accuracies = zip(*run["efficiency"], strict=True)
+        window = 1 + len(places) // 5
+        for end in range(window, len(places) + 1):
+            means = [fmean(column) for column in zip(*accuracies[end - window : end], strict=True)]
+            needed = samples_needed(sizes, means, target)
+            if needed is not None and needed <= samples:
+                return places[end - 1]
+        return AtLeast(run["tasks"])
 
     return measure
 
