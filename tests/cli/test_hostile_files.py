@@ -89,6 +89,19 @@ def test_a_pipe_in_a_run_directory_is_not_waited_for(name: str, cli: Cli, tmp_pa
     assert f"{name} is a pipe, a socket or a device" in answer.err
 
 
+def test_pipes_among_what_a_run_directory_has_besides_are_not_waited_for(cli: Cli, tmp_path: Path) -> None:
+    """An earlier checkpoint's index, where a former page was, and a recipe."""
+    words = ("method=fedavg", "rounds=2", "checkpoint.every=1", "out=there", *SMALL)
+    assert cli("run", "-q", *words).code == 0
+    for name in ("checkpoint/round-000001/clients.safetensors", "report.html", "config.yaml"):
+        (tmp_path / "there" / name).unlink(missing_ok=True)
+        os.mkfifo(tmp_path / "there" / name)
+        command = ("run", "there/config.yaml") if name == "config.yaml" else ("run", "-q", "resume=there", "rounds=3")
+        answer = cli(*command)
+        assert answer.code == 2 * (name == "config.yaml"), answer.err
+    assert "'there/config.yaml' is not a YAML file of settings: there/config.yaml is a pipe" in answer.err
+
+
 def bomb(levels: int = 30) -> str:
     """Each line holds the one before it ten times."""
     lines = ["a0: &a0 [1, 1]", *(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, levels))]

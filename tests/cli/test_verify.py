@@ -8,7 +8,9 @@ from helpers.commands import Cli
 
 import fedloom as fl
 
-WORDS = ("run", "-q", "method=fedavg", "model=logistic", "clients=3", "rounds=3", "checkpoint.every=1")
+WORDS = (
+    "run", "-q", "method=fedavg", "model=logistic", "clients=3", "rounds=3", "checkpoint.every=1", "client_state=disk",
+)  # fmt: skip
 
 
 @pytest.fixture

@@ -20,6 +20,11 @@ pytestmark = pytest.mark.extra("dp_accounting")
 
 PRIVATE = ("local.dp_clip=1.0", "local.dp_noise=2.0", "local.epochs=1", "local.batch_size=16", "local.steps=null")
 
+LOCAL = (
+    "method.uplink=[clip_noise]", "method.uplink.clip_noise.noise_at=client", "method.uplink.clip_noise.noise=5.0",
+    "method.mixing=uniform",
+)  # fmt: skip
+
 
 def thrifty(tmp_path: Path, epsilon: float, *words: str) -> tuple[InProcess, list[str], Recipe]:
     """A deployment in which node 0 has a budget; also what that node told."""
@@ -122,6 +127,9 @@ def test_local_noise_on_the_upload_counts_once_an_order(tmp_path: Path) -> None:
         (("method.uplink=[clip_noise]", "method.mixing=uniform"), "trains only with its own noise"),
         (("local.dp_clip=1.0",), "trains only with its own noise"),
         (("local.dp_clip=1.0", "local.dp_noise=0.2"), "this node's budget is ε = 3"),
+        (("local.dp_clip=3e-44", "local.dp_noise=5.0"), "its noise, a multiple of that, may be rounded to 0"),
+        ((*LOCAL, "method.uplink.clip_noise.clip=1e-45"), "its noise, a multiple of that, may be rounded to 0"),
+        ((*LOCAL, "method.uplink.clip_noise.bounds={update: 1e-45}"), "may be rounded to 0"),
     ],
 )
 def test_a_run_that_protects_too_little_is_not_joined(words: tuple[str, ...], sentence: str, tmp_path: Path) -> None:

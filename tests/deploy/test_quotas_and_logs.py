@@ -68,6 +68,17 @@ def test_inputs_beyond_all_bounds_are_not_tried(parts: tuple[Node, Order, bytes]
     node.close()
 
 
+@pytest.mark.parametrize("counted", [{"clients": 2**31}, {"client": 2**31}, {"client": -2}])
+def test_clients_without_number_take_no_memory(
+    counted: dict[str, int], parts: tuple[Node, Order, bytes], tmp_path: Path
+) -> None:
+    first, order, broadcast = parts
+    node = Node(first.data, tmp_path / "new")
+    order = replace(order, base=None, assignment={**order.assignment, **counted})
+    assert code(node, order, broadcast, 0) == "settings"
+    node.close()
+
+
 def test_a_quota_is_typed(tmp_path: Path) -> None:
     assert Quota.parse("orders=5,disk=100") == Quota(orders=5, disk=100)
     for text in ("orders", "orders=-1", "cells=3", "orders=0"):

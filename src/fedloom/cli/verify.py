@@ -87,7 +87,8 @@ def _replayed(run: Path, rounds: int) -> str | None:
         raise ConfigError(
             f"{run} changed settings after round {changes[0]['after']}, so that none tell of all its rounds."
         )
-    here = Config(config.values | {"engine": {"name": "auto"}})  # the bits are the same, and no cluster is joined
+    # The bits are the same; no cluster is joined, and nothing is written.
+    here = Config(config.values | {"engine": {"name": "auto"}, "client_state": "memory"})
     again = federated.run(build(here), callbacks=[First(rounds)]).history
     for before, after in zip(directory.metrics(), again, strict=False):
         differing = [

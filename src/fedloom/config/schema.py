@@ -605,7 +605,7 @@ def read(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError(f"{str(path)!r} cannot be read: {error.strerror}.") from error
     except yaml.YAMLProblem as error:
-        reason = " ".join(str(error).replace('in "<unicode string>", ', "in ").split())
+        reason = " ".join(str(error).replace('in "<unicode string>", ', "in ").split()).rstrip(".")
         raise ConfigError(f"{str(path)!r} is not a YAML file of settings: {reason}.") from error
     if not isinstance(content, dict):
         raise ConfigError(f"{str(path)!r} holds no settings: it should be a mapping of keys to values.")

@@ -10,6 +10,8 @@ from typing import Any
 import yaml
 from yaml.events import AliasEvent, CollectionEndEvent, CollectionStartEvent, NodeEvent
 
+from fedloom.core.files import readable
+
 DEPTH = 40
 NODES = 300_000
 REFERENCES = 32
@@ -91,7 +93,7 @@ def load(path: Path) -> Any:
         OSError: if the file cannot be read.
         YAMLError: (or another of ``YAMLProblem``) if it is malformed, nested too deeply, or would become too large.
     """
-    text = path.read_text(encoding="utf-8")
+    text = readable(path).read_text(encoding="utf-8")
     _measure(text)
     found: Any = yaml.load(text, Loader) if text.strip() else {}
     if found is None or isinstance(found, str):

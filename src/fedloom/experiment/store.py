@@ -36,6 +36,7 @@ from torch import Tensor
 
 from fedloom.core.client import Broadcast, Failure, Result, State
 from fedloom.core.errors import CheckpointError, ConfigError
+from fedloom.core.files import readable
 from fedloom.core.plan import ClientPlan
 from fedloom.core.server import Server, first_state
 from fedloom.core.tree import Tree, copied, nbytes
@@ -603,8 +604,8 @@ def collect_garbage(folder: Path, stores: Mapping[str, StateStore | None]) -> No
         try:
             pinned = {file for path in available(folder) for file in _files_of(path / f"{name}.safetensors")}
             found = list(home.iterdir())
-        except (OSError, KeyError, SafetensorError):  # an unreadable checkpoint may refer to any file
-            continue
+        except (OSError, LookupError, TypeError, ValueError, SafetensorError):
+            continue  # an unreadable checkpoint may refer to any file
         if store is not None:
             store.pin(pinned)
         needed = pinned if store is None else pinned | store.files
@@ -615,7 +616,7 @@ def collect_garbage(folder: Path, stores: Mapping[str, StateStore | None]) -> No
 
 def _files_of(index: Path) -> set[str]:
     """The files to which a checkpoint's index refers."""
-    return {file.name for file in files_in(load_tensors(index.read_bytes()))} if index.exists() else set()
+    return {file.name for file in files_in(load_tensors(readable(index).read_bytes()))} if index.exists() else set()
 
 
 VERSION = "version-{:06d}"  # the file of one

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -17,18 +17,21 @@ from fedloom.core.errors import ConfigError, DataError
 from fedloom.core.federation import Arrays, Federation, Index, Population, Split
 from fedloom.core.method import Method
 from fedloom.core.plan import ClientPlan
+from fedloom.core.ranges import Range, within
 from fedloom.core.settings import from_plain, signature, to_plain, validate
 from fedloom.experiment.experiment import Experiment
 from fedloom.experiment.setup import make_plan, placed
 from fedloom.parts.uplink import ClipNoise
 from fedloom.timing import Rounds
-from fedloom_apps.deploy.allowed import check
+from fedloom_apps.deploy.allowed import WHOLE, check
 from fedloom_apps.deploy.data import DataSpec, NodeData
 from fedloom_apps.deploy.messages import Code, Refusal
 from fedloom_apps.deploy.settings import DEPLOY
 
 SENT = ("method", "model", "local", "augment", "evaluation", "compute", "seed", "rounds", "dtype")
 """The keys of the configuration that are sent to nodes."""
+Number = Annotated[int, Range(0, WHOLE)]
+"""Of clients, for each of which a node has a few numbers."""
 
 
 @dataclass(frozen=True)
@@ -51,13 +54,16 @@ class Assignment:
     run: str
     settings: Mapping[str, Any]
     data: Mapping[str, Any]
-    client: int = 0
-    clients: int = 0
+    client: Number = 0
+    clients: Number = 0
     mean_size: float = 0.0
     cohort: int = 1
     expected_cohort: float | None = None
     noise: float | None = None
     model: str = ""
+
+    def __post_init__(self) -> None:
+        within(self, "an assignment: ")
 
     @property
     def facts(self) -> dict[str, Any]:

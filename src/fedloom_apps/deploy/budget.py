@@ -6,6 +6,7 @@ import json
 import time
 from collections import Counter
 from dataclasses import asdict, dataclass, fields
+from math import inf
 from pathlib import Path
 
 from fedloom.core.errors import CheckpointError, ConfigError
@@ -14,7 +15,7 @@ from fedloom.core.ranges import Count, Fraction, Positive, within
 from fedloom.experiment.atomic import sync_folder, write_whole
 from fedloom.experiment.privacy import MISSING, ExampleAccountant, is_installed, total_epsilon
 from fedloom.parts.uplink import ClipNoise
-from fedloom_apps.deploy.messages import Code, Refusal
+from fedloom_apps.deploy.messages import MODERATE, Code, Refusal
 
 FILE, SECOND = "privacy.json", "orders"
 
@@ -103,16 +104,24 @@ class Ledger:
 
 def price(plan: ClientPlan, samples: int, delta: float) -> ExampleAccountant:
     """The privacy cost of an order for work to any one of the client's samples."""
-    if accountant := ExampleAccountant.of(plan.local, samples, delta):
-        return accountant
+    found, bounds = ExampleAccountant.of(plan.local, samples, delta), [plan.local.dp_clip or inf]
     for uplink in plan.method.uplink:
-        if isinstance(uplink, ClipNoise) and uplink.noise_at == "client" and uplink.noise:
-            return ExampleAccountant("shuffled", uplink.noise, 1, 1.0, delta)
-    raise Refusal(
-        Code.BUDGET,
-        "this node has a privacy budget, so it trains only with its own noise: local.dp_clip with local.dp_noise, or "
-        "the uplink clip_noise with noise_at=client.",
-    )
+        if found is None and isinstance(uplink, ClipNoise) and uplink.noise_at == "client" and uplink.noise:
+            found = ExampleAccountant("shuffled", uplink.noise, 1, 1.0, delta)
+            bounds = [*uplink.bounds.values()] or [uplink.clip]
+    if found is None:
+        raise Refusal(
+            Code.BUDGET,
+            "this node has a privacy budget, so it trains only with its own noise: local.dp_clip with local.dp_noise, "
+            "or the uplink clip_noise with noise_at=client.",
+        )
+    if min(bounds) < 1 / MODERATE:
+        raise Refusal(
+            Code.BUDGET,
+            f"an order clips to {min(bounds):g}, so that its noise, a multiple of that, may be rounded to 0; with a "
+            f"privacy budget bounds are at least {1 / MODERATE:g}.",
+        )
+    return found
 
 
 ORDERS = "orders.json"

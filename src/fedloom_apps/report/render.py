@@ -14,6 +14,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
 from fedloom.core.errors import FedLoomError
+from fedloom.core.files import readable
 from fedloom.experiment.atomic import write_whole
 from fedloom_apps.report.tables import ReportTable
 
@@ -72,8 +73,8 @@ def write(path: Path, content: bytes | str) -> Path:
 def former(path: Path) -> str:
     """The text of a page that is already there; empty without one."""
     try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
+        return readable(path).read_text(encoding="utf-8")
+    except (OSError, ValueError):
         return ""
 
 
