@@ -112,6 +112,18 @@ class Broadcast:
         one, owners = models[0], {client: n for n, members in enumerate(clients) for client in members}
         return cls(one.round, one.lr, one.theta[:0], one.buffers[:0], {}, models=tuple(models), model_of=owners)
 
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All that is sent."""
+        slices = (value for tree in self.parts.values() for value in tree.values())
+        heard = () if self.heard is None else (*self.heard.models.values(), self.heard.shares)
+        return self.theta, self.buffers, *slices, *heard
+
+    @property
+    def nbytes(self) -> int:
+        """Its size in bytes."""
+        return sum(value.nbytes for value in self.tensors)
+
     def to(self, client: int) -> Broadcast:
         """What a client has received."""
         return self.models[self.model_of[client]] if self.models else self
@@ -530,16 +542,8 @@ class ClientWork:
     def _keep(self, result: Result, at: Vectors) -> None:
         """Bring the client's state into memory of its own, with the private parameters and buffers."""
         plan, down, buffers = self.plan, self.down, self.plan.layout.shared_buffers
-        trees = (*down.parts.values(), *self.state.values())
-        others = [
-            at.theta,
-            at.model,
-            at.buffers,
-            down.theta,
-            down.buffers,
-            *(down.heard.tensors if down.heard else ()),
-            *(t for tree in trees for t in tree.values()),
-        ]
+        before = (value for tree in self.state.values() for value in tree.values())
+        others = [at.theta, at.model, at.buffers, *down.tensors, *before]
         for place, mine in result.state.items():
             hook = f"{place}.{'send' if place.startswith('uplink') else 'end'}"
             result.state[place] = in_own_memory(mine, hook, others)

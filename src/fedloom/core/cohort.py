@@ -186,10 +186,7 @@ class Cohort:
         """
         plan, cohort, report, t = self.plan, self.report.cohort, self.report, self.server.round
         for level, rows in self.by_level(received):
-            mine = self.broadcast_for(self.downs[t], level)
-            slices = (value for parts in mine.parts.values() for value in parts.values())
-            heard = mine.heard.tensors if mine.heard else ()
-            report.traffic.down((mine.theta, mine.buffers, *slices, *heard), len(rows))
+            report.traffic.down(self.broadcast_for(self.downs[t], level).tensors, len(rows))
         present = np.ones(len(cohort), dtype=bool) if report.late is None else ~report.late
         if drop_rate:
             drawn = zip(self.versions(cohort).tolist(), cohort.tolist(), strict=True)

@@ -117,11 +117,6 @@ class Heard(NamedTuple):
     models: Mapping[int, Tensor]
     shares: Tensor
 
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        """All that is sent."""
-        return *self.models.values(), self.shares
-
 
 def evaluated(model: Model, of: Callable[[Tensor], Tensor], x: Shaped[Tensor, "N ..."]) -> Float[Tensor, "N d"]:
     """What a model in evaluation mode makes of inputs."""

@@ -109,10 +109,8 @@ def federated_round(
         report.traffic.count(told, told * plan.layout.dtype.itemsize)
     if server.models is not None and plan.method.topology.chooses:  # all receive all models, to choose
         for number in range(plan.models):
-            down = server.model(number).broadcast(plan)
-            slices = (value for parts in down.parts.values() for value in parts.values())
             others = int((report.models != number).sum())
-            report.traffic.down((down.theta, down.buffers, *slices), others)
+            report.traffic.down(server.model(number).broadcast(plan).tensors, others)
 
     # client work: a model is finished as soon as the last of its receivers has arrived
     pieces = [(number, group) for number, one in rounds.items() for group in one.groups]

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from fedloom.compute.live import Live
 from fedloom.core import rng
-from fedloom.core.client import Broadcast, State
+from fedloom.core.client import State
 from fedloom.core.errors import ConfigError
 from fedloom.core.plan import ClientPlan
 from fedloom.core.server import Server, first_state
@@ -194,12 +194,6 @@ class Clock:
         }
 
 
-def broadcast_bytes(down: Broadcast) -> int:
-    """The size of a message to clients."""
-    slices = [value for parts in down.parts.values() for value in parts.values()]
-    return sum(value.nbytes for value in (down.theta, down.buffers, *slices))
-
-
 def _trial(plan: ClientPlan, level: int, server: Server) -> tuple[float, float, float, float, float]:
     """Operations of a step for a sample, bytes down and up, and the memory of a client of a level: fixed, a sample.
 
@@ -209,7 +203,7 @@ def _trial(plan: ClientPlan, level: int, server: Server) -> tuple[float, float, 
     one = plan.levels[level]
     down = server.broadcast(plan)
     down = replace(down, theta=one.own(down.theta))
-    received = broadcast_bytes(down)
+    received = down.nbytes
     if not len(members):
         return 1.0, received, received, received, 0.0
     client = int(members[np.argsort(plan.population.sizes[members], kind="stable")[len(members) // 2]])

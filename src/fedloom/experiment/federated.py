@@ -36,7 +36,7 @@ from fedloom.experiment import checkpoint as checkpoints
 from fedloom.experiment.atomic import as_model_file
 from fedloom.experiment.callbacks import Callback
 from fedloom.experiment.checkpoint import Checkpoint
-from fedloom.experiment.clock import Clock, Outlook, broadcast_bytes
+from fedloom.experiment.clock import Clock, Outlook
 from fedloom.experiment.evaluate import Evaluator
 from fedloom.experiment.experiment import UNTESTED, Experiment, check_means, check_measured
 from fedloom.experiment.rundir import FEDERATED, Columns, RunDirectory, Status, Table
@@ -574,7 +574,7 @@ class FederatedTask(TrainerTask):
         """The whole run on the clock; None without devices, or where invitations depend on training."""
         if self.clock is None or self.experiment.selection.adaptive:
             return None
-        each = broadcast_bytes(self.state.server.broadcast(self.plan))
+        each = self.state.server.broadcast(self.plan).nbytes
         return Outlook.of(self.timeline, self.experiment.rounds, each)
 
     def _warn_of_staleness(self) -> None:
@@ -596,7 +596,7 @@ class FederatedTask(TrainerTask):
                 f"unless the server's rate is about {few}/{size}, the model may cycle: method.server=sgd "
                 f"method.server.lr={few / size:.2g}."
             )
-        each = broadcast_bytes(self.state.server.broadcast(self.plan))
+        each = self.state.server.broadcast(self.plan).nbytes
         if size * each > LIMIT and (known := self.outlook()) is not None and known.versions * each > LIMIT:
             self.warnings.append(
                 f"up to {known.versions} versions of the model are kept at a time, {known.versions * each / 1e9:.1f} "

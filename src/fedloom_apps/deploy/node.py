@@ -329,7 +329,7 @@ def _check(bench: Bench, plan: ClientPlan, down: Broadcast) -> None:
     for key, form in sent.items():
         if key not in wanted or form != known.get(key):
             raise WireError(f"the broadcast holds the slice {key}, which no part of the method receives in this form.")
-    if not (0 <= down.lr <= MODERATE and all(map(moderate, [down.theta, down.buffers, *tensors_in(down.parts)]))):
+    if not (0 <= down.lr <= MODERATE and all(map(moderate, down.tensors))):
         raise Refusal(Code.BROADCAST, f"the received model has values that are not finite or beyond ±{MODERATE:g}.")
 
 
@@ -346,11 +346,6 @@ def _after_a_round(made: Bench) -> Forms:
 def _forms(down: Broadcast) -> Forms:
     """The shape and type of every slice, by place and name."""
     return {(place, name): (t.shape, t.dtype) for place, slices in down.parts.items() for name, t in slices.items()}
-
-
-def tensors_in(parts: State) -> list[Tensor]:
-    """All tensors of the parts of a broadcast."""
-    return [t for slices in parts.values() for t in slices.values()]
 
 
 def _refused(ticket: str, code: Code) -> bytes:
