@@ -19,9 +19,9 @@ from fedloom.core.tree import Float
 
 
 class Store(Protocol):
-    """Storage of states between rounds, by number; a client without a state has not participated yet."""
+    """Storage of states between rounds, by number, like a dict; who has no state has not participated yet."""
 
-    def get(self, client: int) -> State | None:
+    def get(self, client: int, /) -> State | None:
         """The client's state, or None."""
         ...
 
@@ -66,14 +66,6 @@ class Models:
         return replace(self, changed={**self.changed, **states})
 
 
-class Nothing:
-    """A store without any state."""
-
-    def get(self, client: int) -> State | None:
-        """None."""
-        return None
-
-
 @dataclass(frozen=True)
 class Server:
     """The server's state after ``round`` rounds: θ, shared buffers, and each part's server state.
@@ -114,7 +106,7 @@ class Server:
         for number in () if alike else range(plan.models):
             share = plan.receivers[number] / plan.receivers.sum()
             mean[: len(shared)] += share * (first(number).theta.double() - shared)
-        models = Models((lambda number: first(0)) if alike else first, Nothing())
+        models = Models((lambda number: first(0)) if alike else first, {})
         common = {place: state for place, state in first(0).parts.items() if place in plan.common}
         return replace(first(0), parts=common, models=models).with_mean(mean)
 

@@ -9,18 +9,15 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
+from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from fedloom.core import files
 from fedloom.core.errors import CheckpointError
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)  # not on Windows
 
@@ -69,9 +66,6 @@ def discard(path: Path) -> None:
 
 def as_file(named: dict[str, Tensor], metadata: dict[str, str] | None = None) -> bytes:
     """Serialise named tensors, and texts about them, as the content of a safetensors file."""
-    import torch  # slow to import, and the other functions do without
-    from safetensors.torch import save as save_tensors
-
     plain = torch.contiguous_format
     return save_tensors(
         {k: v.detach().cpu().clone(memory_format=plain).contiguous() for k, v in named.items()}, metadata

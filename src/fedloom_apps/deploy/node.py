@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -95,17 +95,6 @@ def reasons(path: Path) -> list[str]:
 DEFAULT = Quota()
 STOPPED = "stopped.txt"  # why a node with a budget answers no more
 RUN = 32  # longest run identifier, which names a folder
-
-
-class SingleStore(NamedTuple):
-    """A store with the state of a single client."""
-
-    client: int
-    state: State | None
-
-    def get(self, client: int) -> State | None:
-        """The client's state, or None."""
-        return self.state if client == self.client else None
 
 
 class Node:
@@ -306,7 +295,7 @@ class Node:
         settings = bench.experiment.evaluation.fitted(bench.plan.targets or CLASSES, common=False)
         evaluator = Evaluator(bench.plan, bench.federation, settings)
         server = Server(down.theta, down.buffers, down.parts, down.round)
-        _, table = evaluator.clients(server, SingleStore(bench.client, state))
+        _, table = evaluator.clients(server, {} if state is None else {bench.client: state})
         row = {name: float(column[0]) for name, column in table.items() if name not in ("client", "n")}
         return {"status": "done", "n": int(table["n"][0]), "values": row}
 
@@ -338,8 +327,8 @@ def _after_a_round(made: Bench) -> Forms:
     samples = placeholder(made.assignment.spec)
     plan = bench(replace(made.assignment, client=0, clients=1), NodeData(samples, samples, samples)).plan
     plan = replace(plan, whole=None, local=replace(plan.local, steps=1), noise_seed=0)
-    start, store = Server.initial(plan, plan.theta0, plan.buffers0), SingleStore(0, None)
-    after, _ = federated_round(plan, engines.make("serial")(plan, Live), start, store, np.array([0]))
+    start = Server.initial(plan, plan.theta0, plan.buffers0)
+    after, _ = federated_round(plan, engines.make("serial")(plan, Live), start, {}, np.array([0]))
     return _forms(after.broadcast(plan))
 
 
