@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -103,7 +103,7 @@ class InitialStates:
         """The state of a client."""
         state = self.store.get(client)
         if state is None:
-            level = int(self.plan.level[client]) if self.plan.has_levels else 0
+            level = int(self.plan.level[client])
             if level not in self.new:
                 hooks = self.plan.method.hooks["init_client"]
                 theta = self.plan.received(client, self.theta) if hooks else self.theta
@@ -143,10 +143,6 @@ class Cohort:
             {} if report.versions is None else dict(zip(report.cohort.tolist(), report.versions.tolist(), strict=True))
         )
         return cls(plan, engine, server, downs, states, report, receivers, known)
-
-    def level(self, members: np.ndarray) -> np.ndarray:
-        """The level of each member, int64 [members]."""
-        return self.plan.level[members]
 
     def info(self, members: np.ndarray, server_data: ServerData | None) -> RoundInfo:
         """The record of the round as known before local work."""
@@ -288,7 +284,7 @@ class Cohort:
             buffers = totals[0].buffers(total, p) if len(self.server.buffers) else self.server.buffers
             return totals[0].reduced(UPDATE, total, p), buffers, totals[0].uploads(plan, total, p, info.facts.clients)
         assert weights is not None
-        level = self.level(info.cohort)
+        level = plan.level[info.cohort]
         sums = [total.sums.get(UPDATE) for total in totals]
         mass = [float(weights[arrived][level == number].sum()) for number in range(len(totals))]
         index = [one.submodel.shared_index for one in plan.levels if one.submodel is not None]
@@ -306,7 +302,7 @@ class Cohort:
         if not self.plan.has_levels:
             return None
         mask = torch.zeros_like(self.server.theta, dtype=torch.bool)
-        for number in np.unique(self.level(members[p > 0])):
+        for number in np.unique(self.plan.level[members[p > 0]]):
             one = self.plan.levels[number].submodel
             assert one is not None
             mask[one.shared_index.to(mask.device)] = True
@@ -314,30 +310,21 @@ class Cohort:
 
     def by_level(self, members: np.ndarray) -> list[tuple[int, np.ndarray]]:
         """The rows of each level's members, for levels that have any."""
-        if len(self.plan.levels) == 1:
-            return [(0, np.arange(len(members)))] if len(members) else []
-        level = self.level(members)
-        return [(int(number), np.flatnonzero(level == number)) for number in np.unique(level)]
+        level = self.plan.level[members]
+        return [(number, np.flatnonzero(level == number)) for number in np.unique(level).tolist()]
 
     def versions(self, members: np.ndarray) -> np.ndarray:
         """The version that each member has received, int64 [members]."""
         t = self.server.round
         return np.array([self.version.get(client, t) for client in members.tolist()], dtype=np.int64)
 
-    def by_version(self, members: np.ndarray) -> list[tuple[int, np.ndarray]]:
-        """The rows of the members that received each version, for versions that any received."""
-        if not self.version:
-            return [(self.server.round, np.arange(len(members)))] if len(members) else []
-        versions = self.versions(members)
-        return [(int(version), np.flatnonzero(versions == version)) for version in np.unique(versions)]
-
-    def groups(self, members: np.ndarray) -> list[tuple[int, int, np.ndarray]]:
+    def groups(self, members: np.ndarray) -> Iterator[tuple[int, int, np.ndarray]]:
         """Version, level and rows of the members that have received one message."""
-        return [
-            (version, level, rows[inner])
-            for version, rows in self.by_version(members)
-            for level, inner in self.by_level(members[rows])
-        ]
+        versions = self.versions(members)
+        for version in np.unique(versions).tolist():
+            rows = np.flatnonzero(versions == version)
+            for level, inner in self.by_level(members[rows]):
+                yield version, level, rows[inner]
 
     def broadcast_for(self, down: Broadcast, level: int) -> Broadcast:
         """The broadcast to clients of a level."""
