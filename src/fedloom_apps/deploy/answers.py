@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -16,14 +16,12 @@ from fedloom.core.server import Server, first_state
 from fedloom.core.tree import finite
 from fedloom.metrics.registry import lookup
 from fedloom.parts.objectives import BinaryCrossEntropy, CrossEntropy, Proximal, SquaredError
-from fedloom_apps.deploy.assignment import Bench
+from fedloom_apps.deploy.assignment import Bench, Forms, forms
 from fedloom_apps.deploy.messages import LARGEST_LOSS, is_count, is_number, moderate, tree
 from fedloom_apps.deploy.wire import Packet, WireError
 
-Shapes = Mapping[tuple[str, str], tuple[tuple[int, ...], torch.dtype]]
-"""The shape and type of every upload, by place and name."""
 SLICES = (torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8, torch.bool)
-"""The types of uploads where shapes are not known."""
+"""The types of uploads where forms are not known."""
 NEVER_NEGATIVE = (CrossEntropy, BinaryCrossEntropy, SquaredError, Proximal)
 """Terms whose sums are losses of at least 0."""
 Norms = dict[str, dict[int, float]]
@@ -33,8 +31,8 @@ OTHERS = {"lambda": (0.0, 1.0)}  # columns beside metrics
 SLACK = 1e-6  # for rounding
 
 
-def upload_shapes(bench: Bench) -> Shapes | None:
-    """Shapes and types of all uploads beside the update, determined by one local step on the bench's samples.
+def upload_forms(bench: Bench) -> Forms | None:
+    """The forms of all uploads beside the update, determined by one local step on the bench's samples.
 
     None if that step fails, as it may on samples that are all equal.
     """
@@ -42,9 +40,7 @@ def upload_shapes(bench: Bench) -> Shapes | None:
     plan = replace(plan, local=replace(plan.local, steps=1), noise_seed=0)
     server = Server.initial(plan, plan.theta0, plan.buffers0)
     (result,) = Live(plan).work(server.broadcast(plan), [bench.client], [first_state(plan, server.theta)])
-    if result.failure is not None:
-        return None
-    return {(p, name): (tuple(t.shape), t.dtype) for p, slices in result.uploads.items() for name, t in slices.items()}
+    return forms(result.uploads) if result.failure is None else None
 
 
 def least_loss(plan: ClientPlan) -> float:
@@ -92,26 +88,17 @@ def _slots(result: Result, down: Broadcast) -> dict[str, torch.Tensor]:
 def same_shapes(results: Sequence[Result], downs: Sequence[Broadcast]) -> list[Result]:
     """The results without those whose uploads differ in shape from most others."""
     kept = list(results)
-    shapes = [
-        str(
-            sorted(
-                (place, name, tuple(t.shape), t.dtype)
-                for place, slices in r.uploads.items()
-                for name, t in slices.items()
-            )
-        )
-        for r in results
-    ]
-    usual = Counter(shapes).most_common(1)
-    for row, (shape, result) in enumerate(zip(shapes, results, strict=True)):
-        if shape != usual[0][0]:
+    sent = [frozenset(forms(result.uploads).items()) for result in results]
+    usual = Counter(sent).most_common(1)
+    for row, (own, result) in enumerate(zip(sent, results, strict=True)):
+        if own != usual[0][0]:
             reason = "the shapes of its uploads differ from those of the other clients"
             failure = Failure(downs[row].round, result.client, FailureKind.REFUSED, reason)
             kept[row] = Result(result.client, failure=failure)
     return kept
 
 
-def read_result(client: int, answer: Packet, down: Broadcast, plan: ClientPlan, shapes: Shapes | None = None) -> Result:
+def read_result(client: int, answer: Packet, down: Broadcast, plan: ClientPlan, known: Forms | None) -> Result:
     """The update and uploads in an answer.
 
     Raises:
@@ -119,20 +106,16 @@ def read_result(client: int, answer: Packet, down: Broadcast, plan: ClientPlan, 
     """
     update, buffers, uploads = answer.tensors.get("update"), answer.tensors.get("buffers"), tree(answer, "uploads")
     wanted = {(place, name) for place, part in plan.method.uploading for name in part.uploads if name != "update"}
-    if {(place, name) for place, slices in uploads.items() for name in slices} != wanted:
+    if forms(uploads).keys() != wanted:
         raise WireError("its answer holds other slices than the parts of the method upload")
     for name, tensor, like in (("update", update, down.theta), ("buffers", buffers, down.buffers)):
         if tensor is None or tensor.shape != like.shape or tensor.dtype != like.dtype:
             raise WireError(f"the {name} in its answer has another shape or type than the model")
     assert update is not None
     assert buffers is not None
-    for place, slices in uploads.items():
-        for name, tensor in slices.items():
-            shape, kind = (
-                (tensor.shape, SLICES) if shapes is None else (shapes[place, name][0], shapes[place, name][1:])
-            )
-            if tuple(tensor.shape) != tuple(shape) or tensor.dtype not in kind:
-                raise WireError(f"the slice {place}/{name} in its answer has another shape or type than clients upload")
+    for (place, name), form in forms(uploads).items():
+        if form[1] not in SLICES if known is None else form != known[place, name]:
+            raise WireError(f"the slice {place}/{name} in its answer has another shape or type than clients upload")
     if not finite({"": update, "buffers": buffers}, *uploads.values()):
         raise WireError("its answer is not finite")
     every = [update, buffers, *(t for slices in uploads.values() for t in slices.values())]

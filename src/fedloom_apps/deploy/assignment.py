@@ -13,6 +13,7 @@ import torch
 
 from fedloom.config.keys import CONDITIONS, build_method, model_factory
 from fedloom.config.schema import Config, arguments
+from fedloom.core.client import State
 from fedloom.core.errors import ConfigError, DataError
 from fedloom.core.federation import Arrays, Federation, Index, Population, Split
 from fedloom.core.method import Method
@@ -24,7 +25,7 @@ from fedloom.experiment.setup import make_plan, placed
 from fedloom.parts.uplink import ClipNoise
 from fedloom.timing import Rounds
 from fedloom_apps.deploy.allowed import WHOLE, check
-from fedloom_apps.deploy.data import DataSpec, NodeData
+from fedloom_apps.deploy.data import DataSpec, NodeData, placeholder
 from fedloom_apps.deploy.messages import Code, Refusal
 from fedloom_apps.deploy.settings import DEPLOY
 
@@ -108,7 +109,12 @@ def settings_of(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 Forms = dict[tuple[str, str], tuple[torch.Size, torch.dtype]]
-"""The shape and type of every slice of a broadcast, by place and name."""
+"""The shape and type of every slice of a message, by place and name."""
+
+
+def forms(slices: State) -> Forms:
+    """The forms of what parts send."""
+    return {(place, name): (t.shape, t.dtype) for place, own in slices.items() for name, t in own.items()}
 
 
 @dataclass
@@ -155,6 +161,12 @@ def bench(assignment: Assignment, data: NodeData, most: float = float("inf")) ->
     whole = Population(clients, np.zeros(0, np.int64), assignment.mean_size or float(len(data.train)))
     plan = replace(plan, whole=whole, cohort=assignment.cohort, expected_cohort=assignment.expected_cohort)
     return Bench(assignment, experiment, plan, federation, client)
+
+
+def trial(assignment: Assignment, most: float = float("inf")) -> Bench:
+    """The bench of an assignment without any node's data, see ``placeholder``."""
+    samples = placeholder(assignment.spec)
+    return bench(assignment, NodeData(samples, samples, samples), most)
 
 
 def model_digest(plan: ClientPlan) -> str:

@@ -29,7 +29,6 @@ from fedloom.core.plan import ClientPlan
 from fedloom_apps.deploy.answers import (
     SLACK,
     Norms,
-    Shapes,
     least_loss,
     measured,
     read_result,
@@ -37,7 +36,7 @@ from fedloom_apps.deploy.answers import (
     same_shapes,
     worked,
 )
-from fedloom_apps.deploy.assignment import Assignment
+from fedloom_apps.deploy.assignment import Assignment, Forms
 from fedloom_apps.deploy.messages import (
     EVALUATE,
     HELD_OUT,
@@ -164,7 +163,7 @@ class Deployed(Engine):
     names: tuple[str, ...]
     assignment: Assignment
     terms: ExchangeTerms = field(default_factory=ExchangeTerms)
-    shapes: Shapes | None = None
+    forms: Forms | None = None
     tests: Mapping[str, int] = field(default_factory=dict)
     versions: dict[int, str] = field(default_factory=dict)
     tally: Tally = field(default_factory=Tally)
@@ -447,7 +446,7 @@ class Deployed(Engine):
             return Result(client, failure=failure)
         assert isinstance(packet, Packet)
         try:
-            result = read_result(client, packet, down, self.plan.levels[asked.level], self.shapes)
+            result = read_result(client, packet, down, self.plan.levels[asked.level], self.forms)
             version = packet.facts.get("version")
             if version not in (None, f"{down.round:09d}-{ticket}"):
                 raise WireError("the state in its answer is not that of the order")

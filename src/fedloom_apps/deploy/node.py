@@ -34,7 +34,7 @@ from fedloom.experiment.atomic import Lock, append, write_whole
 from fedloom.experiment.evaluate import Evaluator
 from fedloom.experiment.store import flat
 from fedloom_apps.deploy.agreement import Agreement
-from fedloom_apps.deploy.assignment import Assignment, Bench, Forms, bench
+from fedloom_apps.deploy.assignment import Assignment, Bench, Forms, bench, forms, trial
 from fedloom_apps.deploy.budget import Budget, Ledger, Quota
 from fedloom_apps.deploy.data import NodeData, read
 from fedloom_apps.deploy.messages import (
@@ -51,7 +51,6 @@ from fedloom_apps.deploy.messages import (
     moderate,
     read_broadcast,
 )
-from fedloom_apps.deploy.recipe import placeholder
 from fedloom_apps.deploy.versions import Versions
 from fedloom_apps.deploy.wire import LIMIT, WireError, pack
 
@@ -246,8 +245,7 @@ class Node:
             self._bench = None
             data = self._read(assignment)
             if self.ledger is not None:  # what the settings alone do not suit is no reason to stop
-                samples = placeholder(assignment.spec)
-                bench(assignment, NodeData(samples, samples, samples), self.limit)
+                trial(assignment, self.limit)
             try:
                 self._bench = key, bench(assignment, data, self.limit)
             except FedLoomError as error:
@@ -311,7 +309,7 @@ def _check(bench: Bench, plan: ClientPlan, down: Broadcast) -> None:
                 f"[{size}] and {layout.dtype}."
             )
     wanted = {(place, name) for place, part in plan.method.parts.items() for name in part.downloads}
-    known, sent = _forms(Server.initial(plan, plan.theta0, plan.buffers0).broadcast(plan)), _forms(down)
+    known, sent = forms(Server.initial(plan, plan.theta0, plan.buffers0).broadcast(plan).parts), forms(down.parts)
     if wanted & sent.keys() - known.keys():  # those that are there after a first round only, like FedProto's
         bench.later = bench.later or _after_a_round(bench)
         known = bench.later | known
@@ -324,17 +322,11 @@ def _check(bench: Bench, plan: ClientPlan, down: Broadcast) -> None:
 
 def _after_a_round(made: Bench) -> Forms:
     """The forms of a broadcast after a round of one client with two samples of zeros, whatever data the node has."""
-    samples = placeholder(made.assignment.spec)
-    plan = bench(replace(made.assignment, client=0, clients=1), NodeData(samples, samples, samples)).plan
+    plan = trial(replace(made.assignment, client=0, clients=1)).plan
     plan = replace(plan, whole=None, local=replace(plan.local, steps=1), noise_seed=0)
     start = Server.initial(plan, plan.theta0, plan.buffers0)
     after, _ = federated_round(plan, engines.make("serial")(plan, Live), start, {}, np.array([0]))
-    return _forms(after.broadcast(plan))
-
-
-def _forms(down: Broadcast) -> Forms:
-    """The shape and type of every slice, by place and name."""
-    return {(place, name): (t.shape, t.dtype) for place, slices in down.parts.items() for name, t in slices.items()}
+    return forms(after.broadcast(plan).parts)
 
 
 def _refused(ticket: str, code: Code) -> bytes:

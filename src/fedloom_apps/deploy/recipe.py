@@ -23,8 +23,8 @@ from fedloom.experiment.federated import FederatedTask
 from fedloom.experiment.rundir import RunDirectory
 from fedloom.parts.uplink import SecureSum
 from fedloom_apps.deploy.arrivals import SCHEDULES, Real
-from fedloom_apps.deploy.assignment import Assignment, bench, settings_of
-from fedloom_apps.deploy.data import SCALED, DataSpec, NodeData, placeholder
+from fedloom_apps.deploy.assignment import Assignment, settings_of, trial
+from fedloom_apps.deploy.data import SCALED, DataSpec, placeholder
 from fedloom_apps.deploy.settings import DEPLOY, Deployment
 
 Sizes = tuple[int, int, int]  # samples for training, validation and tests
@@ -107,9 +107,8 @@ class Recipe:
             spec = replace(spec, range=deployment.range)
         recipe = cls(config, deployment, spec, test, about)
         recipe.refuse()
-        samples = placeholder(spec)
-        trial = bench(recipe.assignment("trial"), NodeData(samples, samples, samples))  # refuses what no node could run
-        if trial.plan.is_private and "received" in values["evaluation"]["what"]:
+        plan = trial(recipe.assignment("trial")).plan  # refuses what no node could run
+        if plan.is_private and "received" in values["evaluation"]["what"]:
             raise ConfigError(
                 "evaluation.what=received asks nodes for the losses of their training samples, which no noise of this "
                 "private run covers; leave it out."

@@ -29,13 +29,12 @@ from fedloom.experiment.rundir import Columns, RunDirectory, Status
 from fedloom.experiment.runtime import reproducible
 from fedloom.experiment.trained import TrainedRun
 from fedloom.experiment.trainer import Record, Trainer
-from fedloom_apps.deploy.answers import upload_shapes
+from fedloom_apps.deploy.answers import upload_forms
 from fedloom_apps.deploy.arrivals import AtWork, RealWorld
-from fedloom_apps.deploy.assignment import bench, model_digest
-from fedloom_apps.deploy.data import NodeData
+from fedloom_apps.deploy.assignment import model_digest, trial
 from fedloom_apps.deploy.engine import Deployed, ExchangeTerms, Tally, version_in
 from fedloom_apps.deploy.messages import JOIN, NodeRequest, Order, Transport, is_count, is_number, reason_in
-from fedloom_apps.deploy.recipe import Recipe, Roster, Sizes, likely, placeholder
+from fedloom_apps.deploy.recipe import Recipe, Roster, Sizes, likely
 from fedloom_apps.deploy.settings import DEPLOY, Deployment
 from fedloom_apps.deploy.versions import TICKET
 from fedloom_apps.deploy.wire import WireError, unpack
@@ -157,12 +156,10 @@ class DeployTask(FederatedTask):
             noise=None if private is None else private.noise,
             model=model_digest(plan),
         )
-        samples = placeholder(self.recipe.spec)
-        trial = bench(replace(assignment, clients=1, model=""), NodeData(samples, samples, samples))
         terms = ExchangeTerms(deployment.deadline, deployment.quorum, deployment.limit, self._oldest)
-        names, shapes = self.roster.names, upload_shapes(trial)
+        names, known = self.roster.names, upload_forms(trial(replace(assignment, clients=1, model="")))
         tests = {name: sizes[2] for name, sizes in self.roster.nodes.items()}
-        return Deployed(plan, compute, transport, names, assignment, terms, shapes, tests)
+        return Deployed(plan, compute, transport, names, assignment, terms, known, tests)
 
     def _oldest(self) -> int:
         """The oldest version whose work may not have counted at the oldest checkpoint to which the run may go back."""
