@@ -416,7 +416,7 @@ def test_large_states_go_to_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         ("auto", 7, None, INF),
         ("memory", 7, None, INF),
     ]:
-        assert make_store(choice, clients * size, folder).room == room
+        assert make_store(choice, clients * size, folder, "clients").room == room
     assert not list(tmp_path.iterdir()), "nothing is written before there is something to write"
 
 

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from fedloom.core.context import RoundInfo
 
 Vector = NDArray[np.float64]
+TOLERANCE = 1e-12  # relative, of the optimality conditions of ``minimise``
 RIDGE = 1e-12  # relative ridge on the diagonal; linearly dependent vectors have no unique solution
 
 
@@ -46,7 +47,7 @@ def exponentiated(last: Vector, response: Vector, step: float = 1.0) -> Vector:
     return p / p.sum()
 
 
-def minimise(quadratic: NDArray[np.float64], linear: Vector, start: Vector, tolerance: float = 1e-12) -> Vector:
+def minimise(quadratic: NDArray[np.float64], linear: Vector, start: Vector) -> Vector:
     """argmin over the simplex of ½pᵀHp + ⟨c, p⟩ [K], exact, by an active-set method.
 
     The equations of the free coordinates are solved; coordinates that become negative are fixed at zero, and those that
@@ -58,12 +59,11 @@ def minimise(quadratic: NDArray[np.float64], linear: Vector, start: Vector, tole
         quadratic: H [K, K], positive definite.
         linear: c [K].
         start: a point of the simplex; the closer to the solution, the fewer solves.
-        tolerance: relative tolerance of the optimality conditions.
 
     >>> minimise(np.eye(3), np.array([0.0, -1.0, 5.0]), np.full(3, 1 / 3))
     array([0., 1., 0.])
     """
-    slack_allowed = tolerance * max(np.abs(linear).max(), 1e-300)
+    slack_allowed = TOLERANCE * max(np.abs(linear).max(), 1e-300)
 
     def solve(free: NDArray[np.bool_]) -> tuple[NDArray[np.intp], Vector, float]:
         """The free rows, the minimiser on Σ p = 1 with all others at zero, and the common gradient entry there."""
@@ -75,7 +75,7 @@ def minimise(quadratic: NDArray[np.float64], linear: Vector, start: Vector, tole
 
     def gains(free: NDArray[np.bool_], rows: NDArray[np.intp], target: Vector, level: float) -> NDArray[np.bool_]:
         """Mask of the coordinates at zero that would decrease the objective by becoming positive."""
-        return ~free & (quadratic[:, rows] @ target + linear < level - slack_allowed - tolerance * abs(level))
+        return ~free & (quadratic[:, rows] @ target + linear < level - slack_allowed - TOLERANCE * abs(level))
 
     free, fewest, tries = start > 0, len(start) + 1, 5
     while tries and free.any():

@@ -34,6 +34,8 @@ from fedloom.experiment.rundir import RunDirectory
 from fedloom.experiment.summary import looks, since_best
 from fedloom.metrics import Direction, direction
 
+BETWEEN = 0.1  # seconds between two pictures of a bar
+
 
 @dataclass(frozen=True)
 class RunInfo:
@@ -280,7 +282,7 @@ class LatestProgress(NullProgress):
 class BarProgress(LatestProgress):
     """One bar per run, with accuracy, loss and remaining time; finished bars stay."""
 
-    def __init__(self, console: Console, seconds_between: float = 0.1) -> None:
+    def __init__(self, console: Console) -> None:
         super().__init__()
         self.console = console
         self.echo = False
@@ -292,7 +294,7 @@ class BarProgress(LatestProgress):
             TextColumn("{task.fields[status]}"),
             TimeRemainingColumn(compact=True, elapsed_when_finished=True),
             console=console,
-            refresh_per_second=1 / seconds_between,
+            refresh_per_second=1 / BETWEEN,
             expand=True,
         )
 
@@ -328,9 +330,8 @@ class BarProgress(LatestProgress):
 class NotebookProgress(LatestProgress):
     """One bar per run in a notebook's output, which stays when the run has ended; needs no widgets."""
 
-    def __init__(self, seconds_between: float = 0.1) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.seconds_between = seconds_between
         self.drawn = self.done = self.total = 0
         self.text = ""
         self.handle: Any = None
@@ -344,7 +345,7 @@ class NotebookProgress(LatestProgress):
         """Advance the bar."""
         self.done, self.text = record["round"], self.status(record)
         self.text += f"  {self.failures} failed" if self.failures else ""
-        if time.monotonic() - self.drawn >= self.seconds_between:
+        if time.monotonic() - self.drawn >= BETWEEN:
             self._draw()
 
     def on_finish(self, summary: Mapping[str, Any]) -> None:

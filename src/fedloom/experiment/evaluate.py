@@ -11,9 +11,9 @@ dominated by arithmetic and gains nothing; on a CPU, stacked weights would even 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -472,12 +472,8 @@ def labels_of(split: Split, clients: np.ndarray) -> Tensor | None:
     return split.labels(torch.from_numpy(index.rows), owners)
 
 
-class Fill(Protocol):
-    """Writes a client's own parameters and buffers of the model with the given number."""
-
-    def __call__(self, client: int, number: int, theta: Tensor, buffers: Tensor) -> None:
-        """Overwrite ``theta`` [A] and ``buffers`` [B]."""
-        ...
+Fill = Callable[[int, int, Tensor, Tensor], None]
+"""Writes a client's own parameters [A] and buffers [B] of its model with a number: (client, number, [A], [B])."""
 
 
 def stackable(loaded: LoadedModel) -> bool:

@@ -241,23 +241,20 @@ class FederatedTask(TrainerTask):
         self.goal = goal if goal is not None and len(goal) else None  # no test sample can tell whether it succeeds
         server = Server.initial(self.plan, self.plan.theta0.to(device), self.plan.buffers0.to(device))
         reach, each = self._reach(), state_bytes(self.plan, server)
-        clients, lasting = (None, None) if out is None else (out / CLIENTS, out / MODELS)
-        store = make_store(experiment.client_state, reach * each, clients, device)
+        store = make_store(experiment.client_state, reach * each, out, CLIENTS, device)
         if experiment.client_state == "auto" and out is None and reach * each > LIMIT:
             self.warnings.append(
                 f"client states may take {reach * each / 1e9:.1f} GB of memory ({reach} clients, {each / 1e6:.1f} MB "
                 "each); in a run directory they would be kept on disk."
             )
         if last is not None:
-            size = reach * last.initial.nbytes
-            last.models = make_store(experiment.client_state, size, lasting, noun="last model")
+            last.models = make_store(experiment.client_state, reach * last.initial.nbytes, out, MODELS)
         averaged = ServerAverage.of(on.server_average, server) if on.server_average else None
         rows = None
         if server.models is not None:
             own = server.theta.nbytes + server.buffers.nbytes + sum(map(nbytes, server.model(0).parts.values()))
             size = min(self.plan.models, reach) * own
-            folder = None if out is None else out / ROWS
-            rows = make_store(experiment.client_state, size, folder, device, "model")
+            rows = make_store(experiment.client_state, size, out, ROWS, device)
             server = replace(server, models=replace(server.models, stored=rows))
         self.state = Snapshot(server, store, last, models, averaged, rows=rows)
         noisy = privacy.private_uplink(experiment) or experiment.local.dp_noise

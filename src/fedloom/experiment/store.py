@@ -51,11 +51,10 @@ ROOM = 64 << 20  # bytes of states that are in memory where most of them are on 
 SPARE = 2  # times the bytes of all states that count, which their files may take
 LARGEST, MOST = 64 << 20, 500  # bytes and clients of a file, as far as one client allows
 FILES = ("disk", "shared")  # choices that keep states in files
-CLIENTS, MODELS, ROWS = (
-    "clients",
-    "models",
-    "rows",
-)  # folders of a run directory, and names of their indices in a checkpoint
+CLIENTS, MODELS, ROWS = "clients", "models", "rows"
+"""Folders of a run directory, and names of their indices in a checkpoint."""
+NOUNS = {CLIENTS: "state", MODELS: "last model", ROWS: "model"}
+"""What their files hold, for messages."""
 SHARE = "client_state=shared needs a run directory that all nodes see: choose another out=, or client_state=disk."
 DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "C64": torch.complex64,
@@ -573,26 +572,24 @@ def state_bytes(plan: ClientPlan, server: Server) -> int:
     return own + sum(map(nbytes, first_state(plan, server.theta).values()))
 
 
-def make_store(
-    choice: str, size: int, folder: Path | None, device: torch.device | str = "cpu", noun: str = "state"
-) -> StateStore:
-    """The store for a run's client states or last models.
+def make_store(choice: str, size: int, out: Path | None, name: str, device: torch.device | str = "cpu") -> StateStore:
+    """The store for a run's client states, last models or models of a topology.
 
     Args:
         choice: ``memory``, ``disk``, ``shared``, or ``auto``: disk if they may take more than 2 GB.
         size: bytes that they may take in all.
-        folder: the folder for their files; None if the run writes nothing to disk.
+        out: the run directory; None if the run writes nothing to disk.
+        name: the folder for their files in it.
         device: the device of the states.
-        noun: what they are, for messages.
     """
-    if folder is None:
+    if out is None:
         if choice in FILES:
             raise ConfigError(
                 f"client_state={choice} needs a run directory; name one with out=…, or choose client_state=memory."
             )
         return StateStore(device=device)
     bounded = choice in FILES or (choice == "auto" and size > LIMIT)
-    return StateStore(StateFolder(folder, noun), ROOM if bounded else math.inf, device)
+    return StateStore(StateFolder(out / name, NOUNS[name]), ROOM if bounded else math.inf, device)
 
 
 def collect_garbage(folder: Path, stores: Mapping[str, StateStore | None]) -> None:
