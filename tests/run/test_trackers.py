@@ -16,7 +16,7 @@ from fedloom.cli import main
 from fedloom.core.errors import ClientError, ConfigError
 from fedloom.experiment.callbacks import Callback, RunInfo
 from fedloom.experiment.rundir import RunDirectory
-from fedloom.experiment.trackers import Tracker, files, make, trackers
+from fedloom.experiment.trackers import Tracker, files, trackers
 
 __all__ = ["cli"]
 
@@ -174,7 +174,7 @@ def test_mlflow_gets_every_round_once_though_a_killed_run_does_some_again() -> N
     def go(*others: Callback, resume: bool = False) -> None:
         fl.run(
             "fedavg", federation, "logistic", rounds=6, out="there", checkpoint_every=2, resume=resume,
-            callbacks=[*make(["mlflow"]), *others],
+            callbacks=[trackers.make("mlflow"), *others],
         )  # fmt: skip
 
     child = os.fork()
@@ -218,7 +218,7 @@ def test_mlflow_marks_a_run_that_fails() -> None:
 
     federation = fl.data.federate("digits", "iid", clients=2)
     with pytest.raises(ClientError):
-        fl.run("fedavg", federation, "logistic", rounds=1, out="there", callbacks=[*make(["mlflow"]), Fails()])
+        fl.run("fedavg", federation, "logistic", rounds=1, out="there", callbacks=[trackers.make("mlflow"), Fails()])
     one = read_mlflow("there")
     assert one.info.status == "FAILED"
     assert one.data.params["method.name"] == "fedavg"
@@ -239,7 +239,7 @@ def test_trackers_need_a_run_directory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trackers["wandb"].factory, "library", "json")
     federation = fl.data.federate("digits", "iid", clients=2)
     with pytest.raises(ConfigError, match="trackers=wandb tracks run directories; give the run one, with out="):
-        fl.run("fedavg", federation, "logistic", rounds=1, callbacks=make(["wandb"]))
+        fl.run("fedavg", federation, "logistic", rounds=1, callbacks=[trackers.make("wandb")])
 
 
 def test_a_tracker_that_cannot_begin_says_so(
@@ -283,4 +283,4 @@ def test_a_missing_library_names_its_extra(name: str, monkeypatch: pytest.Monkey
     monkeypatch.setattr(trackers[name].factory, "library", "no_such_library_here")
     extra = "wandb" if name == "wandb" else "track"
     with pytest.raises(ConfigError, match=rf"trackers={name} needs the package .*: pip install 'fedloom\[{extra}\]'\."):
-        make([name])
+        trackers.make(name)

@@ -41,7 +41,7 @@ from fedloom.experiment.experiment import Experiment
 from fedloom.experiment.rundir import FEDERATED
 from fedloom.experiment.runtime import pick_device
 from fedloom.experiment.trackers import Tracker
-from fedloom.experiment.trackers import make as make_trackers
+from fedloom.experiment.trackers import trackers as known_trackers
 from fedloom.methods import methods
 from fedloom.models import models
 from fedloom.timing import devices, schedules, selections
@@ -73,7 +73,7 @@ def tracking(trackers: tuple[str, ...] = ()) -> list[Tracker]:
     Args:
         trackers: log every round's record to these, in addition to the run directory: tensorboard, mlflow, wandb.
     """
-    return make_trackers(trackers)
+    return [known_trackers.make(name) for name in trackers]
 
 
 COMMON: Mapping[str, Section] = {"checkpoint": Record(Checkpoints), **sections_of(tracking)}

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from fedloom.core import rng, tree
 from fedloom.core.context import Batch, Context, Heard, Model
-from fedloom.core.errors import ConfigError, in_words
+from fedloom.core.errors import ConfigError, in_words, with_type
 from fedloom.core.example_privacy import noised
 from fedloom.core.hook_results import in_own_memory
 from fedloom.core.message import ClientEnd, Message, Slice
@@ -620,7 +620,7 @@ class ClientWork:
 
         A client whose model has lost its norm, ‖θ‖² being infinite or NaN, has diverged, whatever raised an exception.
         """
-        reason, trace = f"{type(error).__name__}: {error}".rstrip("."), "".join(traceback.format_exception(error))
+        reason, trace = with_type(error), "".join(traceback.format_exception(error))
         if self.at is not None and not all(bool(v.square().sum().isfinite()) for v in (self.at.theta, self.at.model)):
             return self._left_out(FailureKind.DIVERGED, f"its model diverged before {self.stage}: {reason}", trace)
         if str(error).startswith(ONE_VALUE):

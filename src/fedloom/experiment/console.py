@@ -305,6 +305,7 @@ def final_values(summary: Mapping[str, Any], first: str) -> dict[str, str]:
     target: Mapping[str, Any] = summary.get("target") or {}
     goal = number(str(target.get("metric", "")), target.get("value")).replace(".0 %", " %")
     rounds, reached = summary.get("rounds"), target.get("round")
+    lost = (summary.get("left_out") or {}).get("count", 0)  # updates
     status = str(summary.get("status", "finished"))
     levels = [key for key in first_metrics(final) if LEVEL.fullmatch(key)]
     server = {"accuracy" if first == HEADLINES[0] else "server model": number("accuracy", final.get("global/accuracy"))}
@@ -328,15 +329,10 @@ def final_values(summary: Mapping[str, Any], first: str) -> dict[str, str]:
         **{WORDS[key]: number(key, final.get(key)) for key in EPSILONS},
         "parameters sent": count(final.get("comm/params")),
         "device time": duration(final["clock"]) if "clock" in final else ABSENT,
-        "failures": str(lost) if (lost := _left_out(summary)) else ABSENT,
+        "failures": str(lost) if lost else ABSENT,
         "time": duration(summary.get("seconds")),
         "status": ABSENT if status == "finished" else status,
     }
-
-
-def _left_out(summary: Mapping[str, Any]) -> int:
-    """Number of updates that were left out."""
-    return (summary.get("left_out") or {}).get("count", 0)
 
 
 def note(console: Console, message: object) -> None:

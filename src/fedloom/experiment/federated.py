@@ -218,9 +218,7 @@ class FederatedTask(TrainerTask):
         self.experiment = experiment = replace(experiment, evaluation=evaluation)
         self.headline = headline(method, evaluation)
         self.server_data = make_server_data(experiment, self.plan, self.federation)
-        alike = (
-            method.personal.is_identity and method.adaptation.is_identity and not several
-        )  # everyone tests the model of all
+        alike = method.personal.is_identity and method.adaptation.is_identity and not several  # all test the same model
         self.evaluator = Evaluator(self.plan, everyone if alike else federation, experiment.evaluation)
         self.model = self._model_after if method.predicts and (common or not judged) else None
         self.gap: float | None = None  # the spectral gap of a topology, if it is known
@@ -228,9 +226,6 @@ class FederatedTask(TrainerTask):
         self.failures: list[Failure] = []
         self.sent = Traffic()
         self.engine: Engine | None = None
-        on, seen = experiment.evaluation, self.federation.seen
-        last = LastModels.of(self.plan, seen) if "average" in on.what else None
-        models = CohortModels.of(self.plan, seen) if "cohort" in on.what else None
         self.accountant = privacy.accountant(experiment)
         self.examples = privacy.example_accountant(experiment, federation)
         self.chosen: tuple[int, Chosen] | None = None  # the last selection, by its round
@@ -239,28 +234,34 @@ class FederatedTask(TrainerTask):
         self.took_part = np.zeros(self.federation.seen, dtype=np.int64)  # rounds, by client
         goal = None if self.plan.attack is None else self.plan.attack.goal(self.federation.test)
         self.goal = goal if goal is not None and len(goal) else None  # no test sample can tell whether it succeeds
-        server = Server.initial(self.plan, self.plan.theta0.to(device), self.plan.buffers0.to(device))
-        reach, each = self._reach(), state_bytes(self.plan, server)
-        store = make_store(experiment.client_state, reach * each, out, CLIENTS, device)
-        if experiment.client_state == "auto" and out is None and reach * each > LIMIT:
-            self.warnings.append(
-                f"client states may take {reach * each / 1e9:.1f} GB of memory ({reach} clients, {each / 1e6:.1f} MB "
-                "each); in a run directory they would be kept on disk."
-            )
-        if last is not None:
-            last.models = make_store(experiment.client_state, reach * last.initial.nbytes, out, MODELS)
-        averaged = ServerAverage.of(on.server_average, server) if on.server_average else None
-        rows = None
-        if server.models is not None:
-            own = server.theta.nbytes + server.buffers.nbytes + sum(map(nbytes, server.model(0).parts.values()))
-            size = min(self.plan.models, reach) * own
-            rows = make_store(experiment.client_state, size, out, ROWS, device)
-            server = replace(server, models=replace(server.models, stored=rows))
-        self.state = Snapshot(server, store, last, models, averaged, rows=rows)
+        self.state = self._first_state(device)
         noisy = privacy.private_uplink(experiment) or experiment.local.dp_noise
         if self.accountant is None and self.examples is None and noisy:
             self.warnings.append(privacy.MISSING)
         self._warn_of_staleness()
+
+    def _first_state(self, device: str) -> Snapshot:
+        """The state before the first round, with stores for what will be kept between rounds."""
+        plan, on, choice, out = self.plan, self.experiment.evaluation, self.experiment.client_state, self.out
+        server = Server.initial(plan, plan.theta0.to(device), plan.buffers0.to(device))
+        reach, each, seen = self._reach(), state_bytes(plan, server), self.federation.seen
+        store = make_store(choice, reach * each, out, CLIENTS, device)
+        if choice == "auto" and out is None and reach * each > LIMIT:
+            self.warnings.append(
+                f"client states may take {reach * each / 1e9:.1f} GB of memory ({reach} clients, {each / 1e6:.1f} MB "
+                "each); in a run directory they would be kept on disk."
+            )
+        last = LastModels.of(plan, seen) if "average" in on.what else None
+        if last is not None:
+            last.models = make_store(choice, reach * last.initial.nbytes, out, MODELS)
+        models = CohortModels.of(plan, seen) if "cohort" in on.what else None
+        averaged = ServerAverage.of(on.server_average, server) if on.server_average else None
+        rows = None
+        if server.models is not None:
+            own = server.theta.nbytes + server.buffers.nbytes + sum(map(nbytes, server.model(0).parts.values()))
+            rows = make_store(choice, min(plan.models, reach) * own, out, ROWS, device)
+            server = replace(server, models=replace(server.models, stored=rows))
+        return Snapshot(server, store, last, models, averaged, rows=rows)
 
     def open(self) -> None:
         experiment = self.experiment

@@ -88,19 +88,12 @@ def missing(records: Sequence[Record], tables: Mapping[str, Mapping[str, np.ndar
             return f"metrics.jsonl has two different records of round {record['round']}"
     if gaps := set(range(1, round + 1)) - by_round.keys():
         return f"metrics.jsonl lacks {spans(gaps)}"
-    for name, needed in (("mixing", _mixed), ("clients", _evaluated)):
-        there = np.unique(tables.get(name, {}).get("round", np.zeros(0))).tolist()
-        if gaps := {at for at, record in by_round.items() if needed(record)} - set(there):
+    mixed = {at for at, record in by_round.items() if record.get("cohort")}
+    evaluated = {at for at, record in by_round.items() if any(key.startswith("clients/") for key in record)}
+    for name, needed in (("mixing", mixed), ("clients", evaluated)):
+        if gaps := needed - set(np.unique(tables.get(name, {}).get("round", np.zeros(0))).tolist()):
             return f"{name}.parquet lacks {spans(gaps)}"
     return None
-
-
-def _mixed(record: Record) -> bool:
-    return bool(record.get("cohort"))
-
-
-def _evaluated(record: Record) -> bool:
-    return any(key.startswith("clients/") for key in record)
 
 
 def _numbers(record: Record) -> dict[str, Any]:

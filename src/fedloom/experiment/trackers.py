@@ -122,8 +122,3 @@ class Tracker(Callback):
 
 trackers = Registry[Tracker]("tracker")
 trackers.lazily("fedloom_apps", ["trackers.TensorBoard", "trackers.MLflow", "trackers.WandB"])
-
-
-def make(names: Sequence[str]) -> list[Tracker]:
-    """The trackers with the given names."""
-    return [trackers.make(name) for name in names]

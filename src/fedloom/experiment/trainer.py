@@ -294,10 +294,8 @@ class Trainer:
             else:
                 directory.acquire()
                 self._go_back(directory, resume, stored)
-                self.changes = [change for change in stored.get("changes", []) if change["after"] < task.round]
-                self.changes += [
-                    change for change in stored.get("changes", []) if change["after"] == task.round and not changed
-                ]
+                last = task.round - bool(changed)  # what is changed now takes the place of a change after this round
+                self.changes = [change for change in stored.get("changes", []) if change["after"] <= last]
                 self.changes += [{"after": task.round, "changed": changed}] if changed else []
                 for one in self.changes:
                     task.warnings.append(
