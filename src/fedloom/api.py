@@ -30,7 +30,7 @@ from fedloom.experiment.experiment import Evaluation, Experiment
 from fedloom.experiment.federated import RunResult
 from fedloom.experiment.rundir import RunDirectory
 from fedloom.experiment.trained import TrainedRun
-from fedloom.models import Copies, models
+from fedloom.models import Copies, Several, models
 from fedloom.parts import objectives
 from fedloom.parts.objectives.custom import LossFunction
 
@@ -206,7 +206,6 @@ def _experiment(
     built = built if loss is None else built.with_loss(objectives.loss(loss))
     if isinstance(model, str) or not isinstance(model, Sequence):
         return Experiment(built, federation, _factory(model, federation, built), **conditions)
-    from fedloom.models import Several
     from fedloom.parts.personal.architectures import for_networks
 
     built = for_networks(built, len(model))

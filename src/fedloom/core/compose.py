@@ -37,7 +37,7 @@ def resolve_method(methods: Registry[Method], given: Mapping[str, Any]) -> dict[
             )
     found = {"name": entry.name, **validate(f"method {entry.name!r}", "method.", entry.parameters, own)}
     preset, parts = _preset(methods, found), {slot: given[slot] for slot in SLOTS if given.get(slot)}
-    resolved = found | _parts(preset, parts)
+    resolved = found | {slot: (_terms if slot in SEVERAL else _part)(preset, slot, own) for slot, own in parts.items()}
     for key in own if parts else ():
         usual = _preset(methods, {name: value for name, value in found.items() if name != key})
         if _is_lost(usual, preset, compose(methods, resolved)):
@@ -95,11 +95,6 @@ def named(methods: Registry[Method], method: Method) -> Method:
             return method  # no change of the preset is called so
     name += method.changes(preset)
     return method if name == method.name else replace(method, name=name)
-
-
-def _parts(preset: Method, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of the parts that are replaced or changed, by slot."""
-    return {slot: (_terms if slot in SEVERAL else _part)(preset, slot, given[slot]) for slot in given}
 
 
 def _preset(methods: Registry[Method], resolved: Mapping[str, Any]) -> Method:

@@ -1,8 +1,8 @@
 """The base classes of all parts: what a part of a method may do, and when.
 
-A federated method is a composition of parts, by slot (objective, drift, personal, adaptation, mixing, server, uplink).
-A part is a frozen record of its settings; its hooks are pure functions over explicit state, and all of them are
-optional. The life of a part during a round::
+A federated method is a composition of parts, by slot (``fedloom.core.slots``). A part is a frozen record of its
+settings; its hooks are pure functions over explicit state, and all of them are optional. The life of a part during a
+round::
 
     server                                          client i (one of the cohort S_t)
     ------                                          --------------------------------

@@ -1,4 +1,4 @@
-"""One registry of parts per slot; parts register themselves when they are imported."""
+"""One registry of parts per slot."""
 
 from __future__ import annotations
 

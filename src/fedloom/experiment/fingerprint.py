@@ -40,10 +40,10 @@ def describe(experiment: Experiment, plan: ClientPlan) -> dict[str, Any]:
     The number of rounds, unless a part depends on it, the engine and the evaluations are left out: they do not change
     what was computed so far.
     """
-    federation = experiment.federation
-    arrays, relabel = federation.train.arrays, federation.train.relabel
+    federation, method = experiment.federation, experiment.method
+    arrays, index, relabel = federation.train.arrays, federation.train.index, federation.train.relabel
+    targets = () if arrays.has_structures else (arrays.y.numpy(),)
     names = () if relabel is None else (relabel.numpy(),)
-    method = experiment.method
     parts = {place: identity.of_part(part) for place, part in method.parts.items()}
     networks, edges = getattr(method.personal, "members", ()), getattr(method.topology, "pairs", None)
     compute, shares = resolved(experiment.compute, plan), experiment.compute_settings.get("shares")
@@ -62,24 +62,14 @@ def describe(experiment: Experiment, plan: ClientPlan) -> dict[str, Any]:
         },
         "federation": {
             "clients": len(federation),
-            "samples": len(federation.train.arrays),
-            "digest": _digest(
-                federation.train.index.rows,
-                federation.train.index.offsets,
-                *(() if arrays.has_structures else (arrays.y.numpy(),)),
-                *names,
-                *_sampled(arrays.x),
-            ),
+            "samples": len(arrays),
+            "digest": _digest(index.rows, index.offsets, *targets, *names, *_sampled(arrays.x)),
             **({"collate": identity.of_function(arrays.x.collate)} if isinstance(arrays.x, Samples) else {}),
             **({"unseen": federation.unseen} if federation.unseen else {}),
         },
         "model": {
             "parameters": plan.layout.size,
-            "digest": _digest(
-                *_layers(plan),
-                _bytes(plan.theta0),
-                _bytes(plan.buffers0),
-            ),
+            "digest": _digest(*_layers(plan), _bytes(plan.theta0), _bytes(plan.buffers0)),
         },
         **({"augment": [repr(augmentation(a)) for a in experiment.augment]} if experiment.augment else {}),
         **({"attack": repr(experiment.attack)} if plan.attack else {}),

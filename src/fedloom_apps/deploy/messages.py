@@ -173,9 +173,7 @@ def read_broadcast(blob: bytes, limit: int) -> Broadcast:
         raise WireError("a message holds no broadcast.")
     assert isinstance(round, int)
     assert lr is not None
-    return Broadcast(
-        round, float(lr), packet.tensors["theta"], packet.tensors["buffers"], tree(packet, "parts"), ()
-    )  # fmt: skip
+    return Broadcast(round, float(lr), packet.tensors["theta"], packet.tensors["buffers"], tree(packet, "parts"))
 
 
 def tree(packet: Packet, name: str) -> dict[str, dict[str, Tensor]]:
