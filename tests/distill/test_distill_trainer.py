@@ -6,11 +6,12 @@ import json
 import os
 import shutil
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -138,6 +139,27 @@ def test_kept_answers_belong_to_one_teacher(images: Problem, tmp_path: Path):
     changed = TeacherCache(images.teacher, x, (1,), "disk", tmp_path).at(torch.arange(4))
     assert not torch.allclose(first.logits, changed.logits)
     assert len(list(tmp_path.iterdir())) == 2
+
+
+@pytest.mark.parametrize(
+    ("spoil", "sentence"),
+    [
+        (lambda path: np.save(path, np.zeros((2, 3))), "has other outputs than the teacher; delete"),
+        (lambda path: np.save(path, np.array(["a"])), "cannot be read"),
+        (lambda path: path.write_bytes(b"x"), "cannot be read"),
+        (os.mkfifo, "is a pipe"),
+    ],
+)
+def test_kept_answers_of_a_stranger_are_arrays_of_this_teacher(
+    spoil: Callable[[Path], object], sentence: str, images: Problem, tmp_path: Path
+):
+    x = images.data.train.x
+    images.teacher.eval()
+    TeacherCache(images.teacher, x, (1,), "disk", tmp_path)
+    (path := next(tmp_path.glob("*/map1.npy"))).unlink()
+    spoil(path)
+    with pytest.raises(CheckpointError, match=f"map1.npy .*{sentence}"):
+        TeacherCache(images.teacher, x, (1,), "disk", tmp_path)
 
 
 def test_kept_answers_are_those_of_the_batch(images: Problem):

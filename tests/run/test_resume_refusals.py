@@ -313,7 +313,7 @@ def test_a_run_that_has_lost_its_checkpoints_does_not_begin_anew(copy: Path) -> 
 
 
 def test_a_link_in_a_run_directory_is_not_followed(copy: Path, tmp_path: Path) -> None:
-    for name in ("metrics.jsonl", "checkpoint", "clients", "models"):
+    for name in ("metrics.jsonl", "checkpoint", "clients", "models", "answers", "judge", "runs"):
         there = tmp_path / f"mine-{name}"
         if (copy / name).exists():
             (copy / name).rename(there)

@@ -119,8 +119,8 @@ VERSION = 2
 PROVENANCE = ("identity", "changes", "about", "kind", "version", "versions", "machine", "git")
 """Keys of ``config.yaml`` that record how a run was made; it is a recipe without them."""
 
-WRITTEN = ("metrics.jsonl", "checkpoint", "clients", "models", "figures")
-"""Files and folders that are written into; all others are replaced atomically."""
+WRITTEN = ("metrics.jsonl", "checkpoint", "clients", "models", "figures", "answers", "judge", "runs")
+"""Files and folders that are written into, by applications the last three; all others are replaced atomically."""
 
 FEDERATED = "federated"
 """The kind of runs that the library itself leaves; an application's record says which are its own."""

@@ -6,7 +6,6 @@ The teacher's outputs on the training set: computed once and cached in memory or
 from __future__ import annotations
 
 import hashlib
-import json
 import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
@@ -20,9 +19,9 @@ import torch
 from torch import Tensor, nn
 
 from fedloom.core import rng
-from fedloom.core.errors import CheckpointError, ConfigError, DataError
+from fedloom.core.errors import CheckpointError, ConfigError, DataError, first_line
 from fedloom.core.federation import Arrays, Federation, Index, Split
-from fedloom.core.files import mapped, new_file
+from fedloom.core.files import mapped, new_file, readable
 from fedloom.core.targets import are_numbers
 from fedloom.data import Source, sources
 from fedloom.data.sources.arrays import as_bytes, normalised
@@ -358,17 +357,22 @@ class TeacherCache:
         state = self.taps.model.state_dict()
         name = _digest(chain(state.values(), (self.x[part] for part in self._parts()), [torch.tensor(self.maps)]))
         final = folder / name
-        if not (final / "shapes.json").is_file():
+        if not final.is_dir():
             self._write(final)
         kept = {}
-        for file in json.loads((final / "shapes.json").read_text()):
-            kept[file] = torch.from_numpy(np.load(final / f"{file}.npy", mmap_mode="c"))
+        for file, like in self._flat(self._probe()).items():
+            path = final / f"{file}.npy"
+            try:
+                kept[file] = torch.from_numpy(np.load(readable(path), mmap_mode="c"))
+            except (OSError, TypeError, ValueError) as error:
+                raise CheckpointError(f"{path} cannot be read ({first_line(error)}); delete {final}.") from error
+            if (kept[file].dtype, kept[file].shape) != (like.dtype, (len(self.x), *like.shape[1:])):
+                raise CheckpointError(f"{path} has other outputs than the teacher; delete {final}.")
         return kept
 
     def _write(self, final: Path) -> None:
         part = final.with_name(f".{final.name}.part")
         shutil.rmtree(part, ignore_errors=True)
-        shapes: dict[str, list[int]] = {}
         files: dict[str, np.memmap] = {}
         try:
             part.mkdir(parents=True)
@@ -376,14 +380,11 @@ class TeacherCache:
                 for name, t in named.items():
                     array = t.cpu().numpy()
                     if name not in files:
-                        shapes[name] = [len(self.x), *array.shape[1:]]
-                        shape = tuple(shapes[name])
                         with new_file(part / f"{name}.npy") as file:
-                            files[name] = mapped(file, array.dtype, shape)
+                            files[name] = mapped(file, array.dtype, (len(self.x), *array.shape[1:]))
                     files[name][rows] = array
             for file in files.values():
                 file.flush()
-            (part / "shapes.json").write_text(json.dumps(shapes))
             shutil.rmtree(final, ignore_errors=True)
             part.rename(final)
         except OSError as error:
