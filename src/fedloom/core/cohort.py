@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -114,35 +115,32 @@ class InitialStates:
 
 @dataclass(frozen=True)
 class Cohort:
-    """The cohort of a round.
+    """The cohort of a report.
 
     Attributes:
+        store: the states of clients.
         downs: the messages that members have received, by version.
-        states: the states of clients, by the version that they have received.
         receivers: the clients that receive the model, of several models, int64 [K_r]; None: all.
-        version: the version that each client of the cohort has received; empty if all have received θ^t.
     """
 
     plan: ClientPlan
     engine: Engine
     server: Server
+    store: Store
     downs: Mapping[int, Broadcast]
-    states: Mapping[int, InitialStates]
     report: Report
     receivers: np.ndarray | None = None
-    version: Mapping[int, int] = field(default_factory=dict)
 
-    @classmethod
-    def of(
-        cls, plan: ClientPlan, engine: Engine, server: Server, store: Store, downs: Mapping[int, Broadcast],
-        report: Report, receivers: np.ndarray | None = None,
-    ) -> Cohort:  # fmt: skip
-        """The cohort of a report, whose members have received the messages ``downs``, by version."""
-        states = {version: InitialStates(plan, down.theta, store) for version, down in downs.items()}
-        known = (
-            {} if report.versions is None else dict(zip(report.cohort.tolist(), report.versions.tolist(), strict=True))
-        )
-        return cls(plan, engine, server, downs, states, report, receivers, known)
+    @cached_property
+    def states(self) -> Mapping[int, InitialStates]:
+        """The states of clients, by the version that they have received."""
+        return {version: InitialStates(self.plan, down.theta, self.store) for version, down in self.downs.items()}
+
+    @cached_property
+    def version(self) -> Mapping[int, int]:
+        """The version that each member has received; empty if all have received θ^t."""
+        cohort, versions = self.report.cohort, self.report.versions
+        return {} if versions is None else dict(zip(cohort.tolist(), versions.tolist(), strict=True))
 
     def info(self, members: np.ndarray, server_data: ServerData | None) -> RoundInfo:
         """The record of the round as known before local work."""

@@ -92,6 +92,8 @@ class ClientPlan:
     hostile: frozenset[int] = frozenset()
     client_local: Mapping[int, Local] = field(default_factory=dict)
     speed: float = 1.0
+    _effective: dict[int, float] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _of_clients: dict[int, ClientPlan] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         method = self.method
@@ -294,11 +296,6 @@ class ClientPlan:
         """‖a‖₁ of a client with the mean number of samples; that of all clients if theirs are equal."""
         return self.effective_steps(self.local.steps_for(int(self.population.mean_size)))
 
-    @cached_property
-    def _effective(self) -> dict[int, float]:
-        """‖a‖₁ of rounds of so many local steps, in some of which shared parameters may not move."""
-        return {}
-
     def usual_views(self, steps: int) -> list[Sequence[View]]:
         """The views of the local steps of a round that has so many, as far as they depend on that alone."""
         personal, layers = self.method.personal, len(self.layout.layers)
@@ -323,11 +320,6 @@ class ClientPlan:
     def is_even(self) -> bool:
         """Whether every step of every client is SGD with the same settings and the rate η_t on all parameters."""
         return self.local.is_even and self.is_alike
-
-    @cached_property
-    def _of_clients(self) -> dict[int, ClientPlan]:
-        """The plans of clients with settings of their own, as they are asked for."""
-        return {}
 
     def at(self, client: int) -> ClientPlan:
         """The plan of one client's local work, in which ``local`` are its own settings."""

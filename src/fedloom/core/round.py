@@ -163,7 +163,7 @@ class ModelRound:
         down = replace(server.broadcast(plan), invited=tuple(received.tolist()), heard=heard)
         used = {server.round} if report.versions is None else {server.round, *report.versions.tolist()}
         downs = {s: down if s == server.round else versions[s] for s in sorted(used)}
-        self.work = work = Cohort.of(plan, engine, server, store, downs, report, clients)
+        self.work = work = Cohort(plan, engine, server, store, downs, report, clients)
         self.present = work.start(received, drop_rate)
         self.members = members = cohort[self.present]
         info = work.info(members, server_data)
@@ -340,7 +340,7 @@ def _met(
         for number, one in after.items()
     }
     downs = {t: server.broadcast(plan)}
-    states = _corrected(plan, server, Cohort.of(plan, engine, server, store, downs, report), rounds, server_data)
+    states = _corrected(plan, server, Cohort(plan, engine, server, store, downs, report), rounds, server_data)
     if topology.home == "clients":  # who trains a model where it is, receives and sends nothing
         report.traffic = Traffic()
     received, trained = server.models, server.models.after(after)
@@ -489,7 +489,7 @@ def received_losses(
             found[rows] = received_losses(plan, engine, server.model(number), store, clients[rows], held_out)
         return found
     report, downs = Report(clients, np.zeros(len(clients))), {server.round: server.broadcast(plan)}
-    return Cohort.of(plan, engine, server, store, downs, report).losses(clients, held_out)[0]
+    return Cohort(plan, engine, server, store, downs, report).losses(clients, held_out)[0]
 
 
 def _refuse_if_broken(report: Report, members: np.ndarray) -> None:
