@@ -32,7 +32,6 @@ class Report:
     Attributes:
         cohort: S_t, int64 [|S|].
         p: the mixing coefficients actually used, float64 [|S|]; 0 for clients that were left out.
-        train_loss: mean training loss over the clients that arrived.
         traffic: parameters and bytes sent.
         losses: F_i(θ^t) before local work, float64 [|S|], if a part needs them; on validation samples if it needs
             those.
@@ -48,7 +47,6 @@ class Report:
 
     cohort: np.ndarray
     p: np.ndarray
-    train_loss: float = float("nan")
     traffic: Traffic = field(default_factory=Traffic)
     losses: np.ndarray | None = None
     training_losses: np.ndarray | None = None
@@ -79,8 +77,11 @@ class Report:
         self.failures += other.failures
         self.states |= other.states
         self.local_losses |= other.local_losses
-        if self.local_losses:
-            self.train_loss = float(np.mean([*self.local_losses.values()]))
+
+    @property
+    def train_loss(self) -> float:
+        """The mean training loss over the clients that arrived; NaN without any."""
+        return float(np.mean([*self.local_losses.values()])) if self.local_losses else float("nan")
 
     def objective(self, losses: np.ndarray) -> float:
         """Σ p_i F_i(θ^t) over the clients with p_i ≠ 0; NaN if p is all 0 (Hahn 2024, eq. (1.1) and figure 3.1)."""
@@ -252,8 +253,6 @@ class Cohort:
         for level, rows in self.by_level(members):
             arrived[rows] = totals[level].arrived
             report.traffic.add(totals[level].traffic)
-        if report.local_losses:
-            report.train_loss = float(np.mean([*report.local_losses.values()]))
         return np.flatnonzero(arrived)
 
     def collude(self, total: Fold, members: np.ndarray) -> None:
