@@ -9,7 +9,7 @@ from typing import Any
 
 from protocol import TARGET_SEEDS, AtLeast, Claim, Measure, find
 
-from fedloom_apps.claims.register import Figure
+from fedloom_apps.claims.comparisons import Figure
 from fedloom_apps.online.evaluate import samples_needed
 
 

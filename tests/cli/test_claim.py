@@ -26,10 +26,10 @@ CLAIM: dict[str, Any] = {
         {
             "table": "table 1",
             "says": "{} is more accurate than {}",
-            "ours": "fast",
-            "against": {"slow": "+40"},
+            "compare": "fast",
+            "figures": {"slow": 50, "fast": 90},
             "unit": 100,
-            "seeds": 3,
+            "digits": 0,
         }
     ],
     "minutes": {"fast": 2, "slow": 1},
@@ -59,7 +59,7 @@ def test_runs_that_fit_decide_and_are_stored(cli: Cli, claims: Path) -> None:
     code, out, _ = cli("claim", "check", "runs", "--claims", "claims", "--replay", "1", "--store")
     assert code == 0
     assert out.count("evidence for steps, fast, seed ") == 3
-    assert "fast is more accurate than slow (published +40): reproduced" in out
+    assert "fast is more accurate than slow (published 90 : 50): reproduced" in out
     assert "3 seeds" in out
     assert json.loads((claims / "results/steps.json").read_text())["runs"].keys() == {"fast", "slow"}
     assert (
@@ -67,7 +67,7 @@ def test_runs_that_fit_decide_and_are_stored(cli: Cli, claims: Path) -> None:
         == "steps: A small step learns more slowly (tests): 1 reproduced\n"
     )
     assert (
-        "fast is more accurate than slow (published +40): rep"
+        "fast is more accurate than slow (published 90 : 50): rep"
         in cli("claim", "list", "steps", "--claims", "claims").out
     )
     assert cli("claim", "next", "--claims", "claims").out == ""
@@ -148,6 +148,11 @@ def test_a_run_whose_checksums_were_rewritten_is_told_by_its_replay(cli: Cli, cl
     assert "round 1 comes out differently, first in global/accuracy" in out
 
 
+def claimed(**fields: Any) -> dict[str, Any]:
+    return {"claims": [CLAIM["claims"][0] | fields]}
+
+
+MANY = {f"r{number}": number for number in range(110)}
 WRONG = {
     "data that open a file": ({"settings": {"data": "npz", "data.path": "/etc/passwd"}}, "data=npz reads what its"),
     "a model that is downloaded": ({"settings": {"model": "distilbert"}}, "model=distilbert reads what its settings"),
@@ -159,11 +164,73 @@ WRONG = {
     "a text for a number": ({"settings": {"noise": "pair", "noise.rate": "x"}}, "noise.rate is 'x', but a claim"),
     "scripts that are a text": ({"scripts": "no"}, "scripts must be true or false"),
     "a setting out of range": ({"settings": {"local.momentum": 2}}, "local.momentum must lie in"),
-    "a run that there is not": (
-        {"claims": [CLAIM["claims"][0] | {"against": {"slwo": "-"}}]},
-        "claims[0] compares 'slwo'; did you mean 'slow'?",
+    "a run that there is not": (claimed(compare="slwo"), "claims[0]: it compares 'slwo'; did you mean 'slow'?"),
+    "another run that there is not": (claimed(compare={"fast": ["slwo"]}), "it compares 'slwo'; did you mean 'slow'"),
+    "a figure of a run that there is not": (claimed(figures={"fast": 1, "slwo": 2}), "figures name 'slwo'; did you "),
+    "a figure that is true": (claimed(figures={"fast": 1, "slow": True}), "the figure of slow must be a number"),
+    "a figure that is no number": (
+        claimed(figures={"fast": 1, "slow": float("nan")}),
+        "the figure of slow must be a n",
     ),
-    "a target without rounds": ({"claims": [CLAIM["claims"][0] | {"target": 0.5}]}, "need a target, and other figures"),
+    "a figure that is a text": (claimed(figures={"fast": 1, "slow": "2 of 3"}), "slow must be a number, a bound like"),
+    "figures that are one": (claimed(figures=5), "figures must be a mapping of runs to at most 200 figures"),
+    "figures and rows of them": (claimed(figures={"fast": 1, "slow": {"fast": 2}}), "the figure of slow must be a"),
+    "no figures": ({"claims": [{"table": "1", "says": "{} {}", "compare": "fast"}]}, "claims[0]: it lacks figures."),
+    "a run and itself": (claimed(compare={"slow": "slow"}, figures={"fast": 1, "slow": None}), "no two runs that it"),
+    "equal figures": (claimed(figures={"fast": 1, "slow": "1+"}), "claims[0]: no two runs that it compares have"),
+    "a claim that is none": ({"claims": ["fast"]}, "claims[0]: it must be a mapping."),
+    "claims that are none": ({"claims": {"fast": "slow"}}, "claims must be a list of 1 to 200 entries."),
+    "no further claims": (claimed(claims=[]), "claims[0]: claims must be a list of 1 to 200 entries."),
+    "an unknown key of a claim": (
+        claimed(claims=[{}, {"figure": "best", "metrics": "x"}]),
+        "claims[0]: claims[1]: unknown key 'metrics'; did you mean 'metric'?",
+    ),
+    "a digit too many": (claimed(digits=7), "claims[0]: digits must lie in [0, 6], not 7"),
+    "many pairs": (
+        {"claims": [CLAIM["claims"][0] | {"claims": [{}] * 200}] * 6},
+        "compare more than 1,000 pairs of ru",
+    ),
+    "many runs": (
+        {
+            "runs": {run: {"method": "fedavg"} for run in MANY},
+            "cases": {"x": {}, "y": {}},
+            "claims": [CLAIM["claims"][0] | {"compare": "r0", "figures": {case: MANY}} for case in ("x", "y")],
+        },
+        "or more than 200 runs.",
+    ),
+    "many figures": (
+        {
+            "runs": {run: {"method": "fedavg"} for run in MANY},
+            "cases": {"x": {}, "y": {}},
+            **claimed(figures=dict.fromkeys(("x", "y"), MANY)),
+        },
+        "figures must be a mapping of runs to at most 200",
+    ),
+    "many to compare": (claimed(compare={"fast": ["slow"] * 200}), "it compares more than 200 runs."),
+    "a run that no claim compares": (
+        {"runs": CLAIM["runs"] | {"x": {"method": "fedavg"}}},
+        "its claims never compare 'x'.",
+    ),
+    "a case that no claim compares": (
+        {"cases": {"x": {"rounds": 2}, "y": {"rounds": 3}}, **claimed(figures={"x": {"fast": 2, "slow": 1}})},
+        "its claims never compare 'y'.",
+    ),
+    "a case without settings": ({"cases": {"x": 3}}, "cases.x must be a mapping of settings under a name."),
+    "a case that opens a file": (
+        {"cases": {"x": {"data": "npz"}}, **claimed(figures={"x": {"fast": 2, "slow": 1}})},
+        "data=npz reads what its",
+    ),
+    "no cases": ({"cases": {}}, "cases must be a mapping of 1 to 200 entries."),
+    "a run without its case": ({"cases": {"x": {"rounds": 2}}}, "figures name 'slow'; did you mean 'slow, x'?"),
+    "a long name with its case": (
+        {"cases": {"x" * 40: {}}, **claimed(figures={"x" * 40: {"fast": 2, "slow": 1}})},
+        "needs a name of at most 40 letters",
+    ),
+    "a target without rounds": (
+        claimed(target=0.5),
+        "claims[0]: rounds and transmissions need a target, and other fig",
+    ),
+    "minutes of no run": ({"minutes": CLAIM["minutes"] | {"slwo": 1}}, "minutes of a run 'slwo'; did you mean 'slow'?"),
     "no method": ({"runs": {"fast": {}, "slow": {"method": "fedavg"}}}, "runs.fast names no method"),
     "an unknown key": ({"clams": []}, "unknown key 'clams'; did you mean 'claims'?"),
     "no minutes": ({"minutes": {"fast": 1}}, "minutes.slow must be the minutes"),
@@ -180,6 +247,48 @@ def test_a_claim_file_is_data(changes: dict[str, Any], says: str, tmp_path: Path
         read_claim(write(tmp_path, **changes))
     assert says in str(told.value)
     assert str(told.value).count("\n") == 0
+
+
+def test_figures_stand_once_by_run_and_case_and_what_claims_share_stands_above_them(tmp_path: Path) -> None:
+    runs = {name: {"method": "fedavg", "local.lr": lr} for name, lr in (("A", 0.1), ("B", 0.2), ("C", 0.3), ("D", 0.4))}
+    cases = {"IID": {}, "Dirichlet .3": {"partition": "dirichlet", "partition.alpha": 0.3, "local.lr": 0.5}}
+    to_target = {"says": "{}, {} to {target}", "figure": "rounds", "metric": "global/loss", "digits": 0, "claims": [
+        {"target": 0.982, "figures": {"IID": {"A": 100, "B": "300+", "C": 99.6}}},
+        {"target": 0.5, "importance": 3, "compare": {"C": ["A", "D"], "B": "A"}, "figures": {
+            "Dirichlet .3": {"A": "90+", "B": 90, "C": 7}}},
+    ]}  # fmt: skip
+    figures = {"IID": {"B": 55.555, "A": 60, "D": 60}, "Dirichlet .3": {"A": 1.5, "B": 2, "D": 3}}
+    twice = {"figures": figures, "claims": [
+        {"says": "{case}: {} beats {}", "unit": 100, "compare": ["A", "B"], "digits": 2},
+        {"says": "{} has less than {}", "metric": "global/loss", "compare": {"D": "B"}, "differs": "x"},
+    ]}  # fmt: skip
+    across = {
+        "says": "{} or {}",
+        "compare": "C, IID",
+        "figures": {"C, IID": None, "A, Dirichlet .3": 1, "B, IID": None},
+    }
+    shared = {"table": "table 1", "compare": "A", "claims": [to_target, twice, across]}
+    file = read_claim(write(tmp_path, runs=runs, cases=cases, claims=[shared],
+                            minutes={"A": 1, "B": 2, "C": 3, "D": 4, "A, Dirichlet .3": 9}))  # fmt: skip
+    assert [(one.says, one.ours, one.other, one.published) for one in file.claims] == [
+        ("{}, {} to 98.2 %", "A, IID", "B, IID", "100 : 300+"),
+        ("{}, {} to 98.2 %", "C, IID", "A, IID", "100 : 100"),
+        ("{}, {} to 50.0 %", "C, Dirichlet .3", "A, Dirichlet .3", "7 : 90+"),
+        ("IID: {} beats {}", "D, IID", "B, IID", "60.00 : 55.55"),
+        ("Dirichlet .3: {} beats {}", "D, Dirichlet .3", "A, Dirichlet .3", "3.00 : 1.50"),
+        ("Dirichlet .3: {} beats {}", "D, Dirichlet .3", "B, Dirichlet .3", "3.00 : 2.00"),
+        ("{} has less than {}", "B, IID", "D, IID", "55.6 : 60.0"),
+        ("{} has less than {}", "B, Dirichlet .3", "D, Dirichlet .3", "2.0 : 3.0"),
+        ("{} or {}", "C, IID", "A, Dirichlet .3", "-"),
+        ("{} or {}", "C, IID", "B, IID", "-"),
+    ]
+    assert {one.table for one in file.claims} == {"table 1"}
+    assert [one.importance for one in file.claims[:3]] == [1, 1, 3]
+    assert [one.differs for one in file.claims[5:8]] == ["", "x", "x"]
+    assert [*file.runs] == ["A, IID", "B, IID", "C, IID", "D, IID", *(f"{run}, Dirichlet .3" for run in "ABCD")]
+    assert (file.complete["B, IID"]["local.lr"], file.complete["B, Dirichlet .3"]["local.lr"]) == (0.2, 0.5)
+    assert (file.minutes["A, IID"], file.minutes["A, Dirichlet .3"], file.minutes["B, Dirichlet .3"]) == (1, 9, 2)
+    assert file.judged({"runs": {}})[0][0].says == "A, IID, B, IID to 98.2 %"
 
 
 def test_label_noise_and_targets_are_settings_of_claims(tmp_path: Path) -> None:
@@ -217,6 +326,9 @@ def test_a_claim_that_is_a_pipe_or_large_is_not_read(tmp_path: Path, cli: Cli) -
     assert cli("claim", "list", "--claims", "pipe.yaml").code == 2
     (tmp_path / "large.yaml").write_text("a: 1\n" * 20_000)
     assert "more than 65,536 bytes" in cli("claim", "list", "--claims", "large.yaml").err
+    write(tmp_path).write_text(yaml.dump(CLAIM).replace("slow: 50", f"slow: 0x{'f' * 5000}"))  # too long to be printed
+    code, _, told = cli("claim", "list", "--claims", "claims")
+    assert (code, "its content: ValueError: Exceeds the limit" in told) == (2, True)
     assert "there are no claims at 'recipes/claims'" in cli("claim").err
     assert "did you mean 'check'" in cli("claim", "chekc", "--claims", "large.yaml").err
 
@@ -252,7 +364,7 @@ def test_names_of_files_and_runs_are_safe_to_paste(tmp_path: Path, cli: Cli) -> 
     with pytest.raises(ConfigError, match="its name is part of commands"):
         read_claim(write(tmp_path, "steps;reboot").rename(tmp_path / "steps;reboot.yaml"))
     runs = {"FedAvg (E=1, lr=.1)": CLAIM["runs"]["fast"], "..": CLAIM["runs"]["slow"]}
-    comparison = CLAIM["claims"][0] | {"ours": "FedAvg (E=1, lr=.1)", "against": {"..": "-"}}
+    comparison = CLAIM["claims"][0] | {"compare": "..", "figures": dict.fromkeys(runs)}
     write(tmp_path, runs=runs, claims=[comparison], minutes=dict.fromkeys(runs, 1))
     out = cli("claim", "next", "--claims", "claims").out
     assert "out=runs/claims/steps/FedAvg__E_1__lr__1_\n" in out

@@ -22,7 +22,14 @@ CLAIM: dict[str, Any] = {
     "settings": {"data": "digits", "model": "logistic", "partition": "iid", "clients": 3, "participation": 1.0},
     "runs": {"fast": {"method": "fedavg", "rounds": 2}, "slow": {"method": "fedprox", "rounds": 3}},
     "claims": [
-        {"table": "1", "says": "{} beats {}", "ours": "fast", "against": {"slow": "+90"}, "unit": 100, "seeds": 2}
+        {
+            "table": "1",
+            "says": "{} beats {}",
+            "compare": "fast",
+            "figures": {"fast": 95, "slow": 5},
+            "unit": 100,
+            "seeds": 2,
+        }
     ],
     "minutes": {"fast": 1, "slow": 1},
 }

@@ -3,16 +3,19 @@
 A claim file is data from outside: a YAML mapping of numbers and short texts. Its settings are numbers and words of
 closed lists, so that none names a file, an address or code, and data and models are those that open none::
 
-    title: FedDyn on MNIST, IID (Acar)
-    settings: {data: mnist, partition: iid, clients: 100, …}      # of fedloom run, for all of its runs
+    title: FedDyn on CIFAR-10, all clients in every round (Acar)
+    settings: {data: cifar10, clients: 100, …}                     # of fedloom run, for all of its runs
     runs:
-      FedDyn: {method: feddyn, method.alpha: 0.03, local.epochs: 50, rounds: 150}
-      FedAvg: {method: fedavg, local.epochs: 10, rounds: 650}
-    claims:
-      - {table: table 2.3, says: "{} needs fewer transmissions than {} to reach 98.2 %", ours: FedDyn,
-         against: {FedAvg: "100 : 588"}, figure: transmissions, metric: average/accuracy, target: 0.982}
-    minutes: {FedDyn: 20, FedAvg: 25}                             # of one core, for one seed
-    differs: two networks are not published                        # if anything does; also scripts: true, and note
+      FedDyn: {method: feddyn, method.alpha: 0.01}
+      FedAvg: {method: fedavg}
+    cases:                                                         # if runs are repeated with other settings
+      IID: {partition: iid}                                        # this makes FedDyn, IID and FedAvg, IID
+      Dirichlet .3: {partition: dirichlet_balanced, partition.alpha: 0.3}
+    claims:                                                        # see ``comparisons``
+      - {table: table 2.2, says: "{} needs fewer transmissions than {} to reach {target}", figure: transmissions,
+         metric: average/accuracy, target: 0.85, compare: FedDyn, figures: {IID: {FedDyn: 198, FedAvg: 1000+}, …}}
+    minutes: {FedDyn: 2700, FedAvg: 9000}                          # of one core, for one seed
+    differs: which α was chosen is not published                   # if anything does; also scripts: true, and note
 
 Results lie beside the claims, in ``results/NAME.json``: of each run that counts as evidence its curves, by seed.
 """
@@ -24,24 +27,25 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from itertools import chain
+from itertools import chain, islice
 from math import isnan
 from pathlib import Path
 from statistics import fmean
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from fedloom.config import resolve
 from fedloom.config.keys import METHOD, RUN, build_method
 from fedloom.config.schema import Choice, Record, read
+from fedloom.core.checks import one_of
 from fedloom.core.errors import CheckpointError, ConfigError, DataError, FedLoomError, nearest
 from fedloom.core.files import readable
-from fedloom.core.ranges import Positive, Range, Words, each, range_of, within
-from fedloom.core.settings import bare, check_fields, flatten, signature
+from fedloom.core.ranges import Words, each, range_of
+from fedloom.core.settings import bare, flatten, signature
 from fedloom.core.slots import SEVERAL, SLOTS
 from fedloom.experiment.atomic import write_whole
 from fedloom.experiment.rundir import PROVENANCE, RunDirectory
-from fedloom.metrics import direction, rounds_to_target
-from fedloom_apps.claims.rule import AtLeast, Claim, Evidence, Verdict, deciding, evidence, published_gain
+from fedloom_apps.claims.comparisons import ENTRIES, ON_TEST, Published, comparisons, in_case
+from fedloom_apps.claims.rule import Claim, Evidence, Verdict, deciding, evidence, published_gain
 
 ANYHOW = ("seed", "engine", "compute", "device", "client_state", "checkpoint", "trackers")
 """Keys that say how a run is computed; runs that differ in them fit the same claim."""
@@ -54,100 +58,14 @@ FREE = ("evaluation.what", "evaluation.metric", "evaluation.metrics", "augment",
 NAME = re.compile(r"[A-Za-z0-9_]{1,40}(/[A-Za-z0-9_]{1,40}){0,4}")
 OPENING = ("path", "network", "weights", "pretrained", "file", "repository")
 """Parameters of data sets and models that read what they name; those that have one cannot be in a claim."""
-ON_TEST = "as_published/"
-"""Metrics of what clients have with the λ that is best on their test samples."""
 ELSEWHERE = ("root", "download")
 """Settings of published data that say where they are read from."""
-SIZE, ENTRIES, LONG = 1 << 16, 200, 400
+PARTS = ("settings", "runs", "cases", "minutes")
+SIZE, PAIRS, LONG = 1 << 16, 1000, 400
 MARKS = set("<|`[]\\")
 """Characters that would make more than a text of a cell in a generated page: tags, further cells, links."""
 SHORTEST = 0.01
 """Minutes to which those of runs are rounded."""
-
-
-@dataclass(frozen=True)
-class Figure:
-    """What is measured in a run: a metric's last or best value, or what it takes until the metric reaches a target.
-
-    Attributes:
-        figure: ``last``, ``best``, ``rounds`` until the target, or ``transmissions``, in rounds of FedAvg.
-        metric: of the records, like ``average/accuracy``.
-        target: the value to reach, for the last two.
-    """
-
-    figure: Literal["last", "best", "rounds", "transmissions"] = "last"
-    metric: str = "global/accuracy"
-    target: float | None = None
-
-    def __call__(self, run: Mapping[str, Any], _: Mapping[str, Any]) -> float:
-        """The figure of a run as ``of_run`` stores it; a bound if it ended before its target.
-
-        >>> run = {"rounds": 3, "cost": 2, "curves": {"global/accuracy": [0.5, None, 0.7]}}
-        >>> Figure("best")(run, {}), Figure("transmissions", target=0.6)(run, {})
-        (0.7, 6)
-        >>> Figure("rounds", target=0.9)(run, {}).__class__.__name__
-        'AtLeast'
-        """
-        values = [float("nan") if value is None else value for value in run["curves"][self.metric]]
-        there = [value for value in values if not isnan(value)]
-        if self.target is None:
-            best = max if direction(self.metric) == "max" else min
-            return (best(there) if self.figure == "best" else there[-1]) if there else float("nan")
-        cost = run["cost"] if self.figure == "transmissions" else 1
-        at = rounds_to_target(values, range(1, len(values) + 1), self.target, direction(self.metric)) if there else None
-        return AtLeast(run["rounds"] * cost) if at is None else at * cost
-
-
-@dataclass(frozen=True)
-class Published:
-    """One published comparison of two runs; ``claim`` is what the rule judges.
-
-    In a file, ``against`` has the published figures by the other run, one comparison for each.
-
-    Attributes:
-        table: where it is published.
-        says: the sentence; ``{}`` stands for the two runs.
-        ours: the run that is said to be better.
-        other: the run that it is compared with.
-        published: both figures, as ``90 : 208``, or the gain, as ``+1.5``; ``-`` if none is.
-        figure, metric, target: what is measured, see ``Figure``.
-        unit: factor on the figures, like 100 for percent.
-        digits: of the figures.
-        seeds: fewer cannot decide.
-        importance: relative to other claims.
-        differs: how this comparison differs from the publication, beyond the runs.
-    """
-
-    table: str
-    says: str
-    ours: str
-    other: str
-    published: str = "-"
-    figure: Literal["last", "best", "rounds", "transmissions"] = "last"
-    metric: str = "global/accuracy"
-    target: float | None = None
-    unit: Positive = 1.0
-    digits: Annotated[int, Range(0, 6)] = 1
-    seeds: Annotated[int, Range(2, 1000)] = 3
-    importance: Annotated[float, Range(0, 100)] = 1.0
-    differs: str = ""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        within(self)
-        if (self.target is None) != (self.figure in ("last", "best")):
-            raise ConfigError(f"{self.says!r}: rounds and transmissions need a target, and other figures none.")
-
-    def claim(self, differs: str, scripts: bool = False) -> Claim:
-        """The claim that the rule judges, with how its runs differ from the publication."""
-        says = self.says.replace("{}", self.ours, 1).replace("{}", self.other, 1)
-        figure = Figure(self.figure, self.metric, self.target)
-        lower = self.target is not None or direction(self.metric) == "min"
-        return Claim(
-            self.table, says, f"runs > {self.ours} > *", f"runs > {self.other} > *", self.published, figure, self.unit,
-            self.digits, lower, "; ".join(filter(None, (differs, self.differs))), scripts, seeds=self.seeds,
-            as_published=self.metric.startswith(ON_TEST),
-        )  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,8 +75,7 @@ class ClaimFile:
     Attributes:
         name: of the file.
         title: of its section on a page.
-        settings: of ``fedloom run``, that all of its runs have.
-        runs: by name, their own settings.
+        runs: by name, their settings of ``fedloom run``.
         claims: the comparisons.
         minutes: of one core for one seed, by run.
         differs: how all of its runs differ from the publication; empty if they do not.
@@ -170,7 +87,6 @@ class ClaimFile:
 
     name: str
     title: str
-    settings: Mapping[str, Any]
     runs: Mapping[str, Mapping[str, Any]]
     claims: Sequence[Published]
     minutes: Mapping[str, float]
@@ -200,7 +116,7 @@ class ClaimFile:
 
     def words(self, run: str) -> list[str]:
         """The settings of one of its runs, as ``fedloom run`` takes them."""
-        return [f"{key}={bare(value)}" for key, value in {**self.settings, **self.runs[run]}.items()]
+        return [f"{key}={bare(value)}" for key, value in self.runs[run].items()]
 
     def judged(self, results: Mapping[str, Any]) -> list[tuple[Claim, Evidence | None]]:
         """Its claims with the evidence of results; None where one of the runs is missing altogether."""
@@ -246,7 +162,8 @@ def read_claim(path: Path) -> ClaimFile:
     try:
         if readable(path).is_file() and path.stat().st_size > SIZE:
             raise ConfigError(f"it has more than {SIZE:,} bytes.")
-        return _checked(path, read(path))
+        with refusing("its content", ConfigError):
+            return _checked(path, read(path))
     except (ConfigError, DataError) as error:
         raise ConfigError(f"{str(path)!r} is not a claim file: {error}") from error
 
@@ -255,58 +172,49 @@ def _checked(path: Path, content: Mapping[str, Any]) -> ClaimFile:
     """A claim file from its content."""
     if not re.fullmatch(r"\w[\w.-]{0,99}", path.stem):
         raise ConfigError("its name is part of commands, and must consist of letters, digits and ._- alone.")
-    known = [name for name in ClaimFile.__dataclass_fields__ if name not in ("name", "path")]
     for key in content:
-        if key not in known:
-            raise ConfigError(f"unknown key {key!r}; {nearest(key, known)}")
+        one_of("unknown key", key, (*PARTS, "title", "claims", "differs", "scripts", "note"))
     if lacking := {"title", "settings", "runs", "claims", "minutes"} - content.keys():
         raise ConfigError(f"it lacks {', '.join(sorted(lacking))}.")
-    for key, kind in (("settings", dict), ("runs", dict), ("claims", list), ("minutes", dict)):
-        if not isinstance(content[key], kind) or not 0 < len(content[key]) <= ENTRIES:
-            raise ConfigError(f"{key} must be a {'list' if kind is list else 'mapping'} of 1 to {ENTRIES} entries.")
     for text in _texts(content):
         if len(text) > LONG or not text.isprintable() or set(text) & MARKS:
             raise ConfigError(
                 f"a text has more than {LONG} characters, some not to be printed, or one of {' '.join(sorted(MARKS))}."
             )
-    runs = content["runs"]
-    for name, settings in runs.items():
-        if not isinstance(name, str) or not isinstance(settings, Mapping):
-            raise ConfigError(f"runs.{name} must be a mapping of settings under a name.")
+    settings, runs, cases, minutes = parts = [content.get(key, {"": {}}) for key in PARTS]
+    for key, part in zip(PARTS, parts, strict=True):
+        if not isinstance(part, Mapping) or not 0 < len(part) <= ENTRIES:
+            raise ConfigError(f"{key} must be a mapping of 1 to {ENTRIES} entries.")
+        for name, own in part.items() if key in ("runs", "cases") else ():
+            if not isinstance(name, str) or not isinstance(own, Mapping):
+                raise ConfigError(f"{key}.{name} must be a mapping of settings under a name.")
+    names = {in_case(run, case): (run, case) for case in cases for run in runs}
+    pairs = [*islice(comparisons(content["claims"], runs, names), PAIRS + 1)]
+    claims = [pair for pair in pairs if pair]
+    compared = {name for claim in claims for name in (claim.ours, claim.other)}
+    if len(pairs) > PAIRS or len(compared) > ENTRIES:
+        raise ConfigError(f"its claims compare more than {PAIRS:,} pairs of runs, or more than {ENTRIES} runs.")
+    made = {name: {**settings, **runs[run], **cases[case]} for name, (run, case) in names.items() if name in compared}
+    if idle := {*runs, *cases} - {part for name in made for part in names[name]}:
+        raise ConfigError(f"its claims never compare {min(idle)!r}.")
+    for name in minutes:
+        one_of("minutes of a run", name, (*runs, *made))
+    takes = {name: minutes.get(name, minutes.get(names[name][0])) for name in made}
+    for name, own in made.items():
         if not re.fullmatch(r"[\w ,.+()∇=-]{1,40}", name):
             raise ConfigError(f"the run {name!r} needs a name of at most 40 letters, digits, spaces and ,.+()=-.")
-        if "method" not in content["settings"] | dict(settings):
+        if "method" not in own:
             raise ConfigError(f"runs.{name} names no method.")
-        check_settings(content["settings"] | dict(settings))
-    claims = []
-    for number, entry in enumerate(content["claims"]):
-        if not isinstance(entry, Mapping):
-            raise ConfigError(f"claims[{number}] must be a mapping.")
-        fields = ["against", *(name for name in Published.__dataclass_fields__ if name not in ("other", "published"))]
-        for key in entry:
-            if key not in fields:
-                raise ConfigError(f"claims[{number}]: unknown key {key!r}; {nearest(str(key), fields)}")
-        if lacking := {"table", "says", "ours", "against"} - entry.keys():
-            raise ConfigError(f"claims[{number}] lacks {', '.join(sorted(lacking))}.")
-        against = entry["against"]
-        if not isinstance(against, Mapping) or not 0 < len(against) <= ENTRIES:
-            raise ConfigError(f"claims[{number}].against must be a mapping of runs to published figures.")
-        own = {key: value for key, value in entry.items() if key != "against"}
-        claims += [Published(other=other, published=published, **own) for other, published in against.items()]
-        for name in (entry["ours"], *against):
-            if name not in runs:
-                raise ConfigError(f"claims[{number}] compares {name!r}; {nearest(str(name), [*runs])}")
+        check_settings(own)
+        if not isinstance(takes[name], int | float) or not 0 < takes[name] < 1e6:
+            raise ConfigError(f"minutes.{name} must be the minutes that one seed of {name} takes.")
     if not isinstance(content.get("scripts", False), bool):
         raise ConfigError("scripts must be true or false.")
-    minutes = content["minutes"]
-    for name in runs:
-        if not isinstance(minutes.get(name), int | float) or not 0 < minutes[name] < 1e6:
-            raise ConfigError(f"minutes.{name} must be the minutes that one seed of {name} takes.")
     file = ClaimFile(
-        path.stem, content["title"], content["settings"], runs, claims, minutes, str(content.get("differs") or ""),
+        path.stem, content["title"], made, claims, takes, str(content.get("differs") or ""),
         content.get("scripts", False), str(content.get("note") or ""), path,
     )  # fmt: skip
-    return replace(file, complete={name: _complete(file.words(name)) for name in runs})
+    return replace(file, complete={name: _complete(file.words(name)) for name in made})
 
 
 def _complete(words: Sequence[str]) -> dict[str, Any]:
@@ -322,12 +230,8 @@ def _texts(content: Any) -> Iterator[str]:
     """All texts in plain data, keys included."""
     if isinstance(content, str):
         yield content
-    elif isinstance(content, Mapping):
-        for key, value in content.items():
-            yield str(key)
-            yield from _texts(value)
-    elif isinstance(content, list):
-        for value in content:
+    elif isinstance(content, Mapping | list):
+        for value in chain(content, content.values() if isinstance(content, Mapping) else ()):
             yield from _texts(value)
 
 
