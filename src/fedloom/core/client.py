@@ -10,7 +10,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cache
 from typing import Literal, NamedTuple
@@ -123,6 +123,10 @@ class Broadcast:
     def nbytes(self) -> int:
         """Its size in bytes."""
         return sum(value.nbytes for value in self.tensors)
+
+    def at(self, level: ClientPlan) -> Broadcast:
+        """What clients of a level receive, given its plan."""
+        return self if level.submodel is None else replace(self, theta=level.own(self.theta))
 
     def to(self, client: int) -> Broadcast:
         """What a client has received."""

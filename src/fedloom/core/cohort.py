@@ -181,7 +181,7 @@ class Cohort:
         """
         plan, cohort, report, t = self.plan, self.report.cohort, self.report, self.server.round
         for level, rows in self.by_level(received):
-            report.traffic.down(self.broadcast_for(self.downs[t], level).tensors, len(rows))
+            report.traffic.down(self.downs[t].at(plan.levels[level]).tensors, len(rows))
         present = np.ones(len(cohort), dtype=bool) if report.late is None else ~report.late
         if drop_rate:
             drawn = zip(self.versions(cohort).tolist(), cohort.tolist(), strict=True)
@@ -218,7 +218,7 @@ class Cohort:
     ) -> tuple[np.ndarray, dict[int, LossError]]:
         """The losses at one level; if one cannot be computed, halves of the members are asked until it stands alone."""
         try:
-            down = self.broadcast_for(self.downs[version], level)
+            down = self.downs[version].at(self.plan.levels[level])
             return self.engine.losses(down, members, self.states[version], level, held_out), {}
         except LossError as error:
             if len(members) == 1:
@@ -230,7 +230,7 @@ class Cohort:
         """The work of the members for the engine."""
         return [
             Group(
-                self.broadcast_for(self.downs[version], level), members[rows], self.states[version],
+                self.downs[version].at(self.plan.levels[level]), members[rows], self.states[version],
                 None if weights is None else weights[rows], level,
             )
             for version, level, rows in self.groups(members)
@@ -322,11 +322,6 @@ class Cohort:
             rows = np.flatnonzero(versions == version)
             for level, inner in self.by_level(members[rows]):
                 yield version, level, rows[inner]
-
-    def broadcast_for(self, down: Broadcast, level: int) -> Broadcast:
-        """The broadcast to clients of a level."""
-        plan = self.plan.levels[level]
-        return down if plan is self.plan else replace(down, theta=plan.own(down.theta))
 
     def leave_out(self, out: np.ndarray, kind: FailureKind, reason: str) -> None:
         """Record members that take no further part in the round."""

@@ -201,8 +201,7 @@ def _trial(plan: ClientPlan, level: int, server: Server) -> tuple[float, float, 
     """
     members = np.flatnonzero(plan.level == level)
     one = plan.levels[level]
-    down = server.broadcast(plan)
-    down = replace(down, theta=one.own(down.theta))
+    down = server.broadcast(plan).at(one)
     received = down.nbytes
     if not len(members):
         return 1.0, received, received, received, 0.0

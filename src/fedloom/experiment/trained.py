@@ -456,8 +456,8 @@ class TrainedRun(RunRecords):
             compute, states = computes.make("live")(mine), InitialStates(plan, server.theta, store)
             with reproducible():
                 for ahead in range(rounds):
-                    down = replace(server, round=server.round + ahead).broadcast(plan)
-                    down = replace(down, theta=mine.own(down.theta), invited=(number,))
+                    down = replace(server, round=server.round + ahead).broadcast(plan).at(mine)
+                    down = replace(down, invited=(number,))
                     (result,) = compute.work(down, [number], [states(number)])
                     if (failure := result.failure) is not None:
                         raise ClientError(f"the new client cannot train: {failure.reason}.", failure.trace)

@@ -268,8 +268,7 @@ class Deployed(Engine):
         for client in clients.tolist():
             self.drop(client)
         for level in np.unique(self.plan.level[clients]).tolist():
-            mine, plan = clients[self.plan.level[clients] == level], self.plan.levels[level]
-            own = down if plan is self.plan else replace(down, theta=plan.own(down.theta))
+            mine, own = clients[self.plan.level[clients] == level], down.at(self.plan.levels[level])
             for client, ticket in self._order(self.usual, own, mine, level, tickets or {}).items():
                 self.work[client] = Work(ticket, down.round, clock)
 
