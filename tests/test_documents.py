@@ -2,6 +2,7 @@
 
 import doctest
 import importlib.util
+import inspect
 import json
 import os
 import re
@@ -14,7 +15,7 @@ import matplotlib.pyplot as plt
 import pytest
 from helpers.marks import kinds
 
-from fedloom.core import yaml
+from fedloom.core import parts, yaml
 from fedloom.core.needs import Needs
 from fedloom.core.parts import Part
 from fedloom.core.slots import BASES
@@ -93,6 +94,14 @@ def test_every_method_has_a_page_with_its_parts_and_settings(site: ModuleType) -
         assert set(re.findall(r"parts\.md#([\w-]+)", page)) <= anchors
         assert all(f"`method.{setting}`" in page for setting in entry.parameters)
         assert f"](methods/{entry.name}.md)" in pages["methods/index.md"].replace("](", "](methods/")
+
+
+def test_the_algebra_shows_the_hooks_of_a_round_as_the_code_does() -> None:
+    one, other = (ROOT / "docs/algebra.md").read_text(), inspect.cleandoc(parts.__doc__ or "").replace("``", "`")
+    rounds = [
+        re.sub(r"[ -]+", " ", re.findall(r"^    server .*?(?=\n\n)", page, re.M | re.S)[0]) for page in (one, other)
+    ]
+    assert rounds[0] == rounds[1]
 
 
 def test_the_contract_of_a_part_is_one_page_with_a_meaning_for_every_name(site: ModuleType) -> None:

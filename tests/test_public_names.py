@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 from collections import defaultdict
 from collections.abc import Iterator
@@ -12,8 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from fedloom.core import slots
+
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+NOTEBOOKS = sorted((ROOT / "docs/notebooks").glob("*.ipynb"))
 SOURCES = [*sorted((ROOT / "src/fedloom_apps").rglob("*.py")), *sorted((ROOT / "examples").rglob("*.py"))]
 
 
@@ -25,7 +29,10 @@ def public() -> dict[str, set[str]]:
 
 def code(page: Path) -> str:
     """The import statements of a page's examples."""
-    text = re.sub(r"^(>>>|\.\.\.) ?", "", page.read_text(), flags=re.M)
+    text = page.read_text()
+    if page in NOTEBOOKS:
+        text = "\n".join("".join(cell["source"]) for cell in json.loads(text)["cells"] if cell["cell_type"] == "code")
+    text = re.sub(r"^(>>>|\.\.\.) ?", "", text, flags=re.M)
     return "\n".join(re.findall(r"^(?:from fedloom[\w.]* )?import (?:\([^)]*\)|[^\n(]+)$", text, re.M))
 
 
@@ -57,7 +64,7 @@ def is_module(name: str) -> bool:
 def used() -> dict[str, set[str]]:
     """All names that are imported from the library."""
     found: dict[str, set[str]] = defaultdict(set)
-    for text in [*map(Path.read_text, SOURCES), *map(code, PAGES)]:
+    for text in [*map(Path.read_text, SOURCES), *map(code, [*PAGES, *NOTEBOOKS])]:
         for module, name in imported(text):
             found[module].add(name)
     return found
@@ -73,6 +80,13 @@ def test_public_names_exist() -> None:
     for module, names in public().items():
         home = import_module(module)
         assert not [name for name in names if not hasattr(home, name)], module
+
+
+def test_a_part_of_any_slot_can_be_written_and_registered_with_public_names() -> None:
+    known = public()
+    assert {base.__name__ for base in slots.BASES.values()} <= known["fedloom.core.parts"]
+    registries = {name for name, held in vars(slots).items() if any(held is one for one in slots.SLOTS.values())}
+    assert registries <= known["fedloom.core.slots"]
 
 
 @pytest.mark.parametrize("name", ["online", "distill", "attacks", "target"])

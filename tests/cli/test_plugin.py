@@ -49,7 +49,8 @@ def shell(tmp_path_factory: pytest.TempPathFactory) -> Shell:
 
 
 def test_its_names_are_listed(shell: Shell) -> None:
-    for kind, name in {"drifts": "thresholded", "data": "rings", "metrics": "certainty", "engines": "counting"}.items():
+    names = {"drifts": "thresholded", "data": "rings", "metrics": "certainty", "engines": "counting"}
+    for kind, name in {**names, "methods": "fedavg_thresholded"}.items():
         assert name in [row["name"] for row in json.loads(shell("list", kind, "--json"))]
 
 

@@ -57,7 +57,11 @@ def test_what_is_filed_can_be_made() -> None:
     ("name", "settings", "sentence"),
     [
         ("sqare", {}, r"^unknown shape 'sqare'; did you mean 'square'\? There are: line, square\.$"),
-        ("zzz", {}, r"^unknown shape 'zzz'; [Tt]here are: line, square\.$"),
+        (
+            "zzz",
+            {},
+            r"^unknown shape 'zzz'; there are: line, square\. One of your own needs its module: --import MODULE\.$",
+        ),
         ("square", {"sid": 2}, r"^shape 'square' has no setting 'sid'; did you mean 'side'\? There are: side\.$"),
         ("line", {}, r"^shape 'line' needs a value for 'length'\.$"),
     ],

@@ -238,7 +238,7 @@ def test_what_is_no_table_gets_one_sentence(tmp_path: Path) -> None:
         ({"label": "ill", "time": "when"}, "lacks times in 1 of"),
         ({"label": "ill", "client": "site"}, "has no column 'site'"),
         ({"label": "ill", "path": "none.csv"}, "there is no file none.csv"),
-        ({"label": "ill", "path": str(tmp_path)}, "cannot be read as a table"),
+        ({"label": "ill", "path": str(tmp_path)}, "is a folder; a table is one file, with a column of clients"),
     ):
         with pytest.raises(DataError, match=re.escape(sentence)) as refused:
             sources.make("table", **{"path": str(path), **settings})

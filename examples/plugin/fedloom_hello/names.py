@@ -1,4 +1,4 @@
-"""A part, a data source, a metric and an engine: each registers its name when this module is imported."""
+"""A part, a method, a data source, a metric and an engine: each registers its name when this module is imported."""
 
 import sys
 from collections.abc import Generator, Sequence
@@ -12,12 +12,15 @@ from fedloom.core.aggregate import Fold
 from fedloom.core.context import RoundInfo
 from fedloom.core.engine import EngineFactory, Group
 from fedloom.core.federation import Arrays
+from fedloom.core.method import Method
 from fedloom.core.parts import Drift, Halves
 from fedloom.core.slots import drifts
 from fedloom.core.tree import Tree
 from fedloom.data.sources import Source, sources
 from fedloom.engines import Serial, engines
+from fedloom.methods import preset
 from fedloom.metrics import metric
+from fedloom.parts.objectives import CrossEntropy
 
 
 @drifts.register(name="thresholded")
@@ -34,6 +37,13 @@ class Thresholded(Drift):
     def correct(self, state: Tree, update: Tensor, uploads: Tree, info: RoundInfo) -> Halves:
         """Δ or 0."""
         return state, update * (update.norm() >= self.eps)
+
+
+preset(
+    "fedavg_thresholded",
+    lambda name: Method(name, (CrossEntropy(),), Thresholded()),
+    "FedAvg that ignores updates below a norm.",
+)
 
 
 @sources.register

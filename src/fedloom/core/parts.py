@@ -14,7 +14,7 @@ round::
                                                     every step: point(w, ctx) -> the model, and chain back (personal),
                                                     on_step(ctx, model, batch, draws), then
                                                     loss(out, batch, ctx), probe(g, w, ctx)   (objective),
-                                                grad(g, w, ctx), step, prox(w, lr, ctx)
+                                                    grad(g, w, ctx), step, prox(w, lr, ctx)
                                                     end(ctx, Δ_i, model) -> new state, uploads, Δ_i
     receive  (uplink: noise on sums)            <-  send(ctx, message, draws) -> the message that leaves the client
                                                     after_send(ctx, state, Δ_i, uploads) -> new state

@@ -189,7 +189,9 @@ class Registry(Generic[T]):
 
     def __getitem__(self, name: str) -> Entry[T]:
         if not isinstance(name, str) or (found := self.canonical(name)) not in self._entries:
-            raise ConfigError(f"unknown {self.kind} {name!r}; {nearest(str(name), self._entries, self.kind)}")
+            hint = nearest(str(name), self._entries, self.kind)
+            own = " One of your own needs its module: --import MODULE." if hint.startswith("there are") else ""
+            raise ConfigError(f"unknown {self.kind} {name!r}; {hint}{own}")
         return self._entries[found]
 
     def canonical(self, name: str) -> str:

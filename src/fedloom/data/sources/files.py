@@ -214,7 +214,7 @@ def read_npy_folder(path: Path, keys: Sequence[str], optional: Sequence[str] = (
     files = {file.stem: file for file in path.glob("*.npy")}
     if missing := [key for key in keys if key not in files]:
         raise DataError(
-            f"{path} lacks {', '.join(f'{key}.npy' for key in missing)}; it holds {', '.join(files) or 'none'}."
+            f"{path} lacks {', '.join(f'{key}.npy' for key in missing)}; it holds {', '.join(files) or 'no npy files'}."
         )
     return {key: read_npy(files[key]) for key in (*keys, *optional) if key in files}
 

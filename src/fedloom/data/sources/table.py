@@ -155,6 +155,11 @@ def read_frame(path: Path, texts: Collection[str] = ()) -> Any:
         path: the file.
         texts: columns of a CSV file that hold texts, even if all of them look like numbers.
     """
+    if path.is_dir():
+        raise DataError(
+            f"{path} is a folder; a table is one file, with a column of clients if it is several clients'"
+            " (data.client=COLUMN), and fl.data.federate takes a mapping from clients to tables."
+        )
     try:
         frame = (_csv if path.name.lower().endswith(CSV) else _parquet)(readable(path), texts)
     except (DataError, MemoryError):
