@@ -7,6 +7,7 @@ import pytest
 from helpers.commands import Cli
 
 import fedloom as fl
+from fedloom.experiment.checkpoint import _seal
 
 WORDS = (
     "run", "-q", "method=fedavg", "model=logistic", "clients=3", "rounds=3", "checkpoint.every=1", "client_state=disk",
@@ -86,6 +87,26 @@ def test_who_rewrites_the_checksums_too_is_noticed_by_a_replay(cli: Cli, run: Pa
     assert cli("verify", "runs/a").code == 0
     code, out, _ = cli("verify", "runs/a", "--replay", "2")
     assert (code, out) == (1, "runs/a: round 2 comes out differently, first in global/accuracy\n")
+
+
+@pytest.mark.parametrize("rounds", [0, 2, 10**15, "x", None])
+def test_a_summary_of_other_rounds_does_not_fit(rounds: object, cli: Cli, run: Path) -> None:
+    summary = json.loads((run / "summary.json").read_text())
+    (run / "summary.json").write_text(json.dumps(summary | {"rounds": rounds}))
+    assert cli("verify", "runs/a") == (1, "runs/a: summary.json does not fit the records\n", "")
+
+
+@pytest.mark.parametrize("words", [("evaluate", "run=runs/a"), ("run", "resume=runs/a", "rounds=4")])
+def test_a_checkpoint_of_more_rounds_than_were_recorded_is_not_counted(
+    words: tuple[str, ...], cli: Cli, run: Path
+) -> None:
+    folder = run / "checkpoint" / "round-000003"
+    manifest = json.loads((folder / "manifest.json").read_text()) | {"round": 10**12}
+    seal = _seal({key: value for key, value in manifest.items() if key != "sha256"})
+    (folder / "manifest.json").write_text(json.dumps(manifest | {"sha256": seal}))
+    answer = cli(*words)
+    assert answer.code == 2
+    assert "metrics.jsonl has 3 of its 1000000000000 rounds" in answer.err or "lacks rounds 4 to 1" in answer.err
 
 
 def test_mistakes(cli: Cli, run: Path) -> None:

@@ -73,10 +73,11 @@ def problem(run: Path, rounds: int) -> str | None:
     for path in checkpoint.available(directory.checkpoints):
         with checkpoint.refusing(path):
             checkpoint.read(path)
-    final = {key: value for key, value in directory.metrics()[-1].items() if key not in ("round", "seconds")}
-    if summary.get("final") != final or config.get("seed", summary["seed"]) != summary["seed"]:
+    last, seed = (directory.metrics() or [{"round": 0}])[-1], summary.get("seed")
+    final = {key: value for key, value in last.items() if key not in ("round", "seconds")}
+    if (summary.get("rounds"), summary.get("final")) != (last["round"], final) or config.get("seed", seed) != seed:
         return "summary.json does not fit the records"
-    return directory.missing(int(summary["rounds"])) or (_replayed(run, rounds) if rounds else None)
+    return directory.missing(last["round"]) or (_replayed(run, rounds) if rounds else None)
 
 
 def _replayed(run: Path, rounds: int) -> str | None:

@@ -78,16 +78,20 @@ def missing(records: Sequence[Record], tables: Mapping[str, Mapping[str, np.ndar
     >>> records = [{"round": 1, "seconds": 1.0, "train/loss": loss} for loss in (0.5, 0.4)]
     >>> missing(records, {}, 1)
     'metrics.jsonl has two different records of round 1'
+    >>> missing(records[:1], {}, 10**15)
+    'metrics.jsonl lacks rounds 2 to 1000000000000000'
     """
-    past = [record for record in records if record["round"] <= round]
+    past = [record for record in records if 0 < record["round"] <= round]
     by_round: dict[int, Record] = {}
     for record in past:
         if not isinstance(record.get("seconds"), int | float):
             return f"metrics.jsonl has a damaged record of round {record['round']}"
         if _numbers(by_round.setdefault(record["round"], record)) != _numbers(record):
             return f"metrics.jsonl has two different records of round {record['round']}"
-    if gaps := set(range(1, round + 1)) - by_round.keys():
-        return f"metrics.jsonl lacks {spans(gaps)}"
+    if len(by_round) < round:  # of which there may be more than memory holds
+        known = [0, *sorted(by_round), round + 1]
+        gaps = [(a + 1, b - 1) for a, b in pairwise(known) if b > a + 1]
+        return f"metrics.jsonl lacks {stretches(gaps)}"
     mixed = {at for at, record in by_round.items() if record.get("cohort")}
     evaluated = {at for at, record in by_round.items() if any(key.startswith("clients/") for key in record)}
     for name, needed in (("mixing", mixed), ("clients", evaluated)):
@@ -109,8 +113,14 @@ def spans(rounds: Iterable[int]) -> str:
     ordered = sorted(rounds)
     starts = [ordered[0], *(b for a, b in pairwise(ordered) if b > a + 1)]
     ends = [*(a for a, b in pairwise(ordered) if b > a + 1), ordered[-1]]
-    stretches = [f"{a}" if a == b else f"{a} to {b}" for a, b in zip(starts, ends, strict=True)]
-    return f"round{'s' * (len(ordered) > 1)} {', '.join(stretches[:3])}{', …' if len(stretches) > 3 else ''}"
+    return stretches([*zip(starts, ends, strict=True)])
+
+
+def stretches(intervals: Sequence[tuple[int, int]]) -> str:
+    """Intervals of rounds, first and last, as text, with at most three of them."""
+    several = "s" * (len(intervals) > 1 or intervals[0][0] < intervals[0][1])
+    shown = ", ".join(f"{a}" if a == b else f"{a} to {b}" for a, b in intervals[:3])
+    return f"round{several} {shown}{', …' if len(intervals) > 3 else ''}"
 
 
 VERSION = 2

@@ -323,9 +323,9 @@ class Trainer:
         if chosen is not None:
             with checkpoints.refusing(chosen):
                 checkpoint = checkpoints.read(chosen)
-                task.restore(checkpoint)
-                if lost := directory.missing(task.round, checkpoint.facts.get("records")):
+                if lost := directory.missing(checkpoint.round, checkpoint.facts.get("records")):
                     raise ValueError(f"{lost}, which it needs")
+                task.restore(checkpoint)
             for later in available[available.index(chosen) + 1 :]:
                 checkpoints.remove(later)
             self.saved = task.round
@@ -416,8 +416,12 @@ def load(task: TrainerTask, directory: RunDirectory, round: int | None = None) -
         there = ", ".join(str(checkpoints.located(path)[1]) for path in stored)
         raise CheckpointError(f"{directory.path} has no checkpoint of round {round}; it has those of {there}.")
     with checkpoints.refusing(chosen):
-        task.restore(checkpoints.read(chosen))
-    return [record for record in directory.metrics() if record["round"] <= task.round]
+        checkpoint = checkpoints.read(chosen)
+        history = [record for record in directory.metrics() if record["round"] <= checkpoint.round]
+        if len(history) < checkpoint.round:  # which restoring it may count one by one
+            raise ValueError(f"metrics.jsonl has {len(history)} of its {checkpoint.round} rounds")
+        task.restore(checkpoint)
+    return history
 
 
 def refuse_lost_config(directory: RunDirectory) -> None:
