@@ -146,7 +146,7 @@ class Evaluation:
 
     @property
     def first(self) -> str:
-        """The metric by which models are judged: the accuracy, or else the first one, or else the loss."""
+        """The headline of a run: the accuracy if it is measured, or else the first metric, or else the loss."""
         return "accuracy" if "accuracy" in self.metrics else (*self.metrics, "loss")[0]
 
     def of_clients(self) -> Evaluation:
