@@ -238,11 +238,55 @@ def test_what_is_no_table_gets_one_sentence(tmp_path: Path) -> None:
         ({"label": "ill", "time": "when"}, "lacks times in 1 of"),
         ({"label": "ill", "client": "site"}, "has no column 'site'"),
         ({"label": "ill", "path": "none.csv"}, "there is no file none.csv"),
-        ({"label": "ill", "path": str(tmp_path)}, "is a folder; a table is one file, with a column of clients"),
+        ({"label": "ill", "path": str(tmp_path), "test": str(tmp_path / "home")}, "there is no file"),
     ):
         with pytest.raises(DataError, match=re.escape(sentence)) as refused:
             sources.make("table", **{"path": str(path), **settings})
         assert "\n" not in str(refused.value)
+
+
+def write_hospitals(folder: Path) -> Path:
+    folder.mkdir()
+    (folder / "north.csv").write_text("age,ward,ill\n0.6,a,1\n0.3,b,0\n")
+    (folder / "South.CSV").write_text("ill,age,ward\n0,0.4,c\n1,0.2,a\n0,0.5,b\n")
+    (folder / "notes.txt").write_text("not a table")
+    return folder
+
+
+def test_a_folder_of_tables_is_one_table_with_a_column_of_clients(tmp_path: Path) -> None:
+    folder = write_hospitals(tmp_path / "hospitals")
+    (tmp_path / "all.csv").write_text(
+        "site,age,ward,ill\nSouth,0.4,c,0\nSouth,0.2,a,1\nSouth,0.5,b,0\nnorth,0.6,a,1\nnorth,0.3,b,0\n"
+    )
+    ours = sources.make("table", path=str(folder), label=("ill",), test=str(folder))
+    other = sources.make("table", path=str(tmp_path / "all.csv"), label=("ill",), client="site")
+    assert ours.group_names == other.group_names == ("South", "north")
+    assert ours.groups.tolist() == other.groups.tolist() == ours.groups_test.tolist() == [0, 0, 0, 1, 1]
+    assert torch.equal(ours.train.x, other.train.x)
+    assert torch.equal(ours.train.y, other.train.y)
+    by_ward = sources.make("table", path=str(folder), label=("ill",), client="ward")
+    assert by_ward.group_names == ("a", "b", "c")
+    (tmp_path / "words").mkdir()
+    (tmp_path / "words/ann.csv").write_text("note,label\ngood morning,1\n")
+    (tmp_path / "words/bob.csv").write_text("note,label\ngood night,0\n")
+    texts = sources.make("text", path=str(tmp_path / "words"), text="note")
+    assert texts.group_names == ("ann", "bob")
+
+
+def test_tables_of_a_folder_have_the_same_columns(tmp_path: Path) -> None:
+    folder = write_hospitals(tmp_path / "hospitals")
+    with pytest.raises(ConfigError, match="is a folder, not a data source; to read it, write table:"):
+        sources[str(folder)]
+    (folder / "west.csv").write_text("age,ill,client\n30,1,x\n")
+    with pytest.raises(DataError, match="South and west differ in the columns client, ward"):
+        sources.make("table", path=str(folder), label=("ill",))
+    for name in ("north.csv", "South.CSV"):
+        (folder / name).unlink()
+    with pytest.raises(DataError, match="have a column 'client': name it, data"):
+        sources.make("table", path=str(folder), label=("ill",))
+    (folder / "west.csv").unlink()
+    with pytest.raises(DataError, match="hospitals holds no tables"):
+        sources.make("table", path=str(folder), label=("ill",))
 
 
 @pytest.mark.parametrize(

@@ -187,14 +187,15 @@ _ADAM = {"steps": 15, "batch_size": 32, "lr": 1e-3, "optimiser": "adam", "weight
 
 
 def has_clients(data: Mapping[str, Any]) -> bool:
-    """Whether data name each sample's client: in the column ``client``, as ``client_train``, or by its folder."""
-    path = data.get("path") if data.get("name") == "npz" else None
+    """Whether data name each sample's client: by the column ``client``, ``client_train``, its file or its folder."""
+    kind, path = data.get("name"), data.get("path")
     named = data.get("client") is not None or data.get("by_client") is True
-    if named or not isinstance(path, str):
+    if named or not isinstance(path, str) or kind not in ("npz", "table", "text"):
         return named
     from fedloom.data.sources.arrays import names_clients
 
-    return names_clients(Path(path).expanduser())
+    place = Path(path).expanduser()
+    return names_clients(place) if kind == "npz" else place.is_dir()
 
 
 def none_in_vain(recipe: set[str], words: set[str], full: Mapping[str, Any]) -> None:

@@ -25,6 +25,7 @@ from fedloom.data.sources.files import one_name_each
 
 CSV = (".csv", *(f".csv.{packed}" for packed in ("gz", "bz2", "xz", "zip", "zst")))
 SEPARATORS = {";": "semicolons", "\t": "tabs"}
+FILE = "client"  # the column of the names of a folder's files
 COLUMNS = 100_000
 PIECE = 1 << 18  # bytes of a CSV file that are read at once
 HEADER = 1 << 24  # characters of a line of its header
@@ -50,16 +51,16 @@ def table(
     Columns of numbers are inputs unchanged; texts and categories become one-hot columns.
 
     Args:
-        path: the file, ``.csv`` or ``.parquet``.
+        path: the file, ``.csv`` or ``.parquet``; or a folder of them, by default one for each client.
         label: the target column, or several of numbers: ``data.label=[height,weight]``.
         features: the input columns; by default all other than label, client and time.
-        client: the column of natural clients.
+        client: the column of natural clients; of a folder without one, the names of its files.
         time: the column by which rows are sorted, of numbers or dates; it is no input. Each client is tested on its
             last rows.
         standardise: whether columns of numbers are scaled by the mean and deviation of all rows together, which a
             federation of real clients would have to compute jointly.
-        test: another such file, the common test set; with the column of clients, ``held_out=natural`` tests each client
-            on its own rows.
+        test: another such file or folder, the common test set; if it names clients, ``held_out=natural`` tests each
+            client on its own rows.
         validation: likewise for validation: a client's own rows, or rows like its own.
         missing: what becomes of missing values: ``refuse`` the table, ``drop`` their rows, or ``impute`` inputs by the
             mean of a column's numbers in the first file, or its most frequent text, which clients would have to compute
@@ -75,12 +76,13 @@ def table(
     if twice := [column for column in (*label, client) if column in features]:
         raise DataError(f"data.features names the column of labels or clients, {twice[0]!r}.")
     place = Path(path).expanduser()
-    frame, name = read_frame(place), place.stem
+    (frame, owner), name = read_frames(place, client), place.stem
     if time is not None:
         frame = in_order(frame, time, name)
         frame = frame if time in features else frame.drop(columns=time)
     targets = only(label)
-    apart = [read_frame(Path(other).expanduser()) for other in (test, validation) if other is not None]
+    apart = [read_frames(Path(other).expanduser(), client)[0] for other in (test, validation) if other is not None]
+    client = owner
     if time is not None and time not in features:
         apart = [other.drop(columns=time, errors="ignore") for other in apart]
     frame, *apart = without_gaps([frame, *apart], missing, [*label, *([client] if client else [])], features)
@@ -156,10 +158,7 @@ def read_frame(path: Path, texts: Collection[str] = ()) -> Any:
         texts: columns of a CSV file that hold texts, even if all of them look like numbers.
     """
     if path.is_dir():
-        raise DataError(
-            f"{path} is a folder; a table is one file, with a column of clients if it is several clients'"
-            " (data.client=COLUMN), and fl.data.federate takes a mapping from clients to tables."
-        )
+        raise DataError(f"{path} is a folder; name one of its files.")
     try:
         frame = (_csv if path.name.lower().endswith(CSV) else _parquet)(readable(path), texts)
     except (DataError, MemoryError):
@@ -171,6 +170,32 @@ def read_frame(path: Path, texts: Collection[str] = ()) -> Any:
     except Exception as error:  # readers fail in their own ways
         raise DataError(f"{path} cannot be read as a table ({in_one_line(error)}).") from error
     return frame
+
+
+def tables_in(folder: Path) -> dict[str, Path]:
+    """The tables in a folder, by their names without the ending."""
+    found = (path for path in sorted(folder.iterdir()) if path.name.lower().endswith((*CSV, ".parquet")))
+    return {re.sub(r"(\.csv(\.\w+)?|\.parquet)$", "", path.name, flags=re.IGNORECASE): path for path in found}
+
+
+def read_frames(place: Path, client: str | None) -> tuple[Any, str | None]:
+    """A table, or those of a folder as one, and its column of clients: of a folder without one, its files' names."""
+    if not place.is_dir():
+        return read_frame(place), client
+    import pandas as pd
+
+    frames = {name: read_frame(path) for name, path in tables_in(place).items()}
+    if not frames:
+        raise DataError(f"the folder {place} holds no tables, which end in .csv or .parquet.")
+    (first, columns), *others = ((name, set(frame.columns)) for name, frame in frames.items())
+    for name, own in others:
+        if apart := sorted(map(str, own ^ columns)):
+            raise DataError(f"of the tables in {place}, {first} and {name} differ in the columns {', '.join(apart)}.")
+    if client is None:
+        if FILE in columns:
+            raise DataError(f"the tables in {place} have a column {FILE!r}: name it, data.client={FILE}, or rename it.")
+        frames = {name: frame.assign(**{FILE: name}) for name, frame in frames.items()}
+    return pd.concat(frames.values(), ignore_index=True), client or FILE
 
 
 class _Unpacked(io.RawIOBase):
@@ -310,10 +335,10 @@ def text(
     after the other, are cut into sequences, and targets [N, length] are the next token at each position.
 
     Args:
-        path: the file, ``.csv`` or ``.parquet``.
+        path: the file, ``.csv`` or ``.parquet``; or a folder of them, by default one for each client.
         text: the column of texts.
         label: the target column; null predicts the next token instead.
-        client: the column of natural clients.
+        client: the column of natural clients; of a folder without one, the names of its files.
         time: the column by which rows are sorted, of numbers or dates; each client is tested on its last rows.
         tokenizer: ``words``, hashed into token numbers, or ``bytes`` of UTF-8; or a tokeniser of transformers, by its
             folder or its name on the hub. None of them is made from the clients' texts.
@@ -331,7 +356,7 @@ def text(
     if label is None and tokenizer == "words":
         raise ConfigError("hashed words cannot be predicted; choose data.tokenizer=bytes, or one of transformers.")
     place = Path(path).expanduser()
-    frame, name = read_frame(place), place.stem
+    (frame, client), name = read_frames(place, client), place.stem
     present([text, *(column for column in (label, client) if column is not None)], list(frame.columns), name)
     if time is not None:
         frame = in_order(frame, time, name)
