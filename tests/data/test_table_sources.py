@@ -277,6 +277,10 @@ def test_tables_of_a_folder_have_the_same_columns(tmp_path: Path) -> None:
     folder = write_hospitals(tmp_path / "hospitals")
     with pytest.raises(ConfigError, match="is a folder, not a data source; to read it, write table:"):
         sources[str(folder)]
+    (folder / "north.csv.gz").write_bytes(b"")
+    with pytest.raises(DataError, match=r"north\.csv and north\.csv\.gz in .* have the same name"):
+        sources.make("table", path=str(folder), label=("ill",))
+    (folder / "north.csv.gz").unlink()
     (folder / "west.csv").write_text("age,ill,client\n30,1,x\n")
     with pytest.raises(DataError, match="South and west differ in the columns client, ward"):
         sources.make("table", path=str(folder), label=("ill",))

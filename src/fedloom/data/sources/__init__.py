@@ -90,7 +90,7 @@ class Sources(Registry[Source]):
             if reader := READERS.get(Path(name).suffix.lower()):
                 raise ConfigError(f"{name!r} is a file, not a data source; to read it, write {reader}:{name}.")
             if os.path.isdir(name):
-                endings = {path.suffix.lower() for path in Path(name).iterdir()}
+                endings = {path.suffix.lower() for path in Path(name).glob("*")}
                 reader = "npz" if (Path(name) / "x_train.npy").is_file() else "folder"
                 reader = "table" if endings & {".csv", ".parquet"} else reader
                 raise ConfigError(f"{name!r} is a folder, not a data source; to read it, write {reader}:{name}.")

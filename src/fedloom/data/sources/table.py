@@ -174,8 +174,15 @@ def read_frame(path: Path, texts: Collection[str] = ()) -> Any:
 
 def tables_in(folder: Path) -> dict[str, Path]:
     """The tables in a folder, by their names without the ending."""
-    found = (path for path in sorted(folder.iterdir()) if path.name.lower().endswith((*CSV, ".parquet")))
-    return {re.sub(r"(\.csv(\.\w+)?|\.parquet)$", "", path.name, flags=re.IGNORECASE): path for path in found}
+    found: dict[str, Path] = {}
+    for path in sorted(folder.glob("*")):
+        if path.name.lower().endswith((*CSV, ".parquet")):
+            name = re.sub(r"(\.csv(\.\w+)?|\.parquet)$", "", path.name, flags=re.IGNORECASE)
+            if path != (other := found.setdefault(name, path)):
+                raise DataError(
+                    f"{other.name} and {path.name} in {folder} have the same name but for its ending; rename one."
+                )
+    return found
 
 
 def read_frames(place: Path, client: str | None) -> tuple[Any, str | None]:
