@@ -13,9 +13,8 @@ from typing import Any
 
 import pytest
 
-from fedloom.core import example_privacy, submodels
+from fedloom.core import compatibility, example_privacy, submodels
 from fedloom.core.errors import ConfigError
-from fedloom.core.method import Method
 from fedloom.core.plan import ClientPlan
 from fedloom.experiment import experiment, setup
 from fedloom.experiment.experiment import Experiment
@@ -27,7 +26,8 @@ from combinations import CASES  # pyright: ignore[reportMissingImports]
 from site_pages import combinations_page  # pyright: ignore[reportMissingImports]
 
 CHECKS = (
-    Method.__post_init__, Method._check, Method._check_target, Method._check_topology, submodels.refuse,
+    compatibility.check, compatibility._check_client_work, compatibility._check_target, compatibility._check_uplink,
+    compatibility._check_topology, submodels.refuse,
     Experiment._check_needs, Experiment._check_attack, ClientPlan.__post_init__, example_privacy.check,
     experiment.check_evaluation, experiment.check_means, setup.require_features, setup._private, setup._momentum,
     Recipe.refuse,

@@ -1,10 +1,14 @@
-"""The hooks of parts, and which of them a part overrides."""
+"""The hooks of parts, which of them a part overrides, and whether its declarations are what they should be."""
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Mapping
 from functools import cache
 
-from fedloom.core.parts import Part
+from fedloom.core.errors import ConfigError, closest, outside
+from fedloom.core.needs import Needs
+from fedloom.core.parts import Part, Reduce
 
 HOOKS = (
     "init_server", "init_client", "begin", "start", "lessons", "lesson", "point", "on_step", "loss", "probe", "grad",
@@ -28,3 +32,57 @@ def overridden(kind: type[Part]) -> frozenset[str]:
     # a setting may share its name with another slot's hook
     methods = {name: getattr(kind, name) for name in dir(kind) if name[0] != "_"}
     return frozenset([name for name, own in methods.items() if callable(own) and own.__module__ != Part.__module__])
+
+
+def check_declarations(who: str, part: Part) -> None:
+    """Raise a ``ConfigError`` about ``who`` if a part's declarations do not have the types that ``Part`` states."""
+    if not isinstance(part.needs, Needs):
+        raise ConfigError(f"{who}: needs is {part.needs!r:.60}, but it must be Needs(...), like Needs(twin=True).")
+    for name in ("downloads", "boundable", "mixed"):
+        names = getattr(part, name)
+        if not (isinstance(names, tuple | list) and all(isinstance(one, str) for one in names)):
+            told = f"{names!r:.60}"
+            raise ConfigError(f"{who}: {name} is {told}, but it must be a tuple of names, like ('momentum',).")
+    if part.common and Reduce.MIX in part.uploads.values():
+        raise ConfigError(
+            f"{who} is common to several models, between which coefficients p do not compare; reduce its uploads by "
+            "another rule than MIX, like Reduce.MEAN."
+        )
+    for name, fits, example in (
+        ("uploads", lambda value: isinstance(value, Reduce), "Reduce.MEAN"),
+        ("measured", callable, "torch.norm"),
+    ):
+        held = getattr(part, name)
+        if not isinstance(held, Mapping):
+            raise ConfigError(f"{who}: {name} is {held!r:.60}, but it must be a dict, like {{'control': {example}}}.")
+        for key, value in held.items():
+            if not (isinstance(key, str) and fits(value)):
+                raise ConfigError(
+                    f"{who}: {name} has {value!r:.60} for {key!r:.60}, but it must map names, like "
+                    f"{{'control': {example}}}."
+                )
+    if overrides(part, "lessons") and part.needs.model != "inputs":
+        raise ConfigError(
+            f"{who} takes steps on other inputs than the client's samples; declare needs = Needs(model='inputs')."
+        )
+    _check_names(who, part)
+
+
+def _check_names(who: str, part: Part) -> None:
+    """Name methods of a part that are almost hooks: an error if it overrides no hook at all, else a warning."""
+    kinds = type(part).__mro__
+    bases = [kind for kind in kinds if kind.__module__ == Part.__module__]
+    known = {name for kind in bases for name in vars(kind) if not name.startswith("_")}
+    own = {name: held for kind in kinds if kind not in (*bases, object) for name, held in vars(kind).items()}
+    missing, works = known - own.keys(), bool(known & own.keys())
+    for name, held in own.items():
+        if name in known or name.startswith("_") or not callable(held):
+            continue
+        if not (close := closest(name, missing, alike=0.75 if works else 0.6)):
+            continue
+        if not works:
+            raise ConfigError(f"{who} does nothing: it has no hook {name!r}; did you mean {close!r}?")
+        helper = f"if it is a method of your own, call it {'_' + name!r}"
+        warnings.warn(
+            f"{who}: {name!r} is not a hook; did you mean {close!r}? Otherwise, {helper}.", stacklevel=outside()
+        )

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -13,20 +12,18 @@ import torch
 from torch import Tensor, nn
 
 from fedloom.applications import shown
-from fedloom.core.context import NO_ROUND, Batch, Output, RoundInfo
+from fedloom.core import compatibility
 from fedloom.core.documentation import bibtex
-from fedloom.core.errors import ConfigError, closest, in_words, nearest, outside
-from fedloom.core.hooks import HOOKS, overridden, overrides
+from fedloom.core.errors import ConfigError, in_words
+from fedloom.core.hooks import HOOKS, check_declarations, overridden, overrides
 from fedloom.core.parts import (
     UPDATE,
     Adaptation,
     Drift,
     Mixing,
-    Needs,
     Paired,
     Part,
     Personal,
-    Reduce,
     ServerOptimizer,
     Term,
     Topology,
@@ -76,82 +73,7 @@ class Method:
 
     def __post_init__(self) -> None:
         self._check_slots()
-        if not any(overrides(term, "loss") for term in self.objective):
-            raise ConfigError(
-                f"method {self.name!r} has no term with a loss on the data; add CrossEntropy(), or "
-                "cross_entropy to the list of objectives."
-            )
-        if self.is_paired and not self.adaptation.is_identity:
-            raise ConfigError(
-                f"adaptation {label(self.adaptation)!r} fits one model, but with personal {label(self.personal)!r} "
-                "a client has two."
-            )
-        if self.needs("model") and self.adaptation.trains:
-            raise ConfigError(
-                f"{self.who_needs('model')} evaluates the model on inputs of its own, but adaptation "
-                f"{label(self.adaptation)!r} has a model only for the current mini-batch."
-            )
-        with_logits = [term for term in self.objective if term.needs.received and not term.needs.features]
-        if with_logits and self.adaptation.trains:
-            raise ConfigError(
-                f"objective {label(with_logits[0])!r} compares with the received model's logits, but adaptation "
-                f"{label(self.adaptation)!r} trains on the logits of an adapted model."
-            )
-        if self.needs("model") and self.is_paired:
-            raise ConfigError(
-                f"{self.who_needs('model')} evaluates the model on other inputs, but with personal "
-                f"{label(self.personal)!r} a client has two models."
-            )
-        if self.hooks["on_step"] and (self.adaptation.trains or self.is_paired):
-            place, part = self.hooks["on_step"][0]
-            other = (
-                f"adaptation {label(self.adaptation)!r}"
-                if self.adaptation.trains
-                else f"personal {label(self.personal)!r}"
-            )
-            raise ConfigError(
-                f"{place.partition('.')[0]} {label(part)!r} inspects the model before every step, but with {other} the "
-                "step's loss is that of another model; leave one of them out."
-            )
-        if self.shares_nothing:
-            for slot, part in self.parts.items():
-                if _works_on_shared(part):
-                    raise ConfigError(
-                        f"{slot} {label(part)!r} works on shared parameters, "
-                        f"but personal {label(self.personal)!r} shares none."
-                    )
-
-        for place, part in (*self.hooks["start"], *self.hooks["lessons"]) if self.needs("sgd") else ():
-            raise ConfigError(
-                f"{self.who_needs('sgd')} infers gradients from the way from the received model, but with "
-                f"{place.partition('.')[0]} {label(part)!r} local steps start elsewhere; choose a drift like dynamic, "
-                "or none."
-            )
-        signed = [term for term in self.objective if self.mixing.weighs_losses and _is_signed(term)]
-        if signed:
-            raise ConfigError(
-                f"mixing {label(self.mixing)!r} weights clients by losses of at least 0, but objective "
-                f"{label(signed[0])!r} is negative for good models; choose another of the two."
-            )
-        if self.needs("target"):
-            self._check_target()
-        kinds = {place: CLASSES if part.targets == ONE_CLASS else part.targets for place, part in self.parts.items()}
-        declared = {kind: (place, self.parts[place]) for place, kind in kinds.items() if kind}
-        if len(declared) > 1:
-            (kind, (one, part)), (other_kind, (other, second)) = list(declared.items())[:2]
-            raise ConfigError(
-                f"{one} {label(part)!r} is defined for {kind}, but {other} {label(second)!r} for {other_kind}; "
-                "leave one of them out."
-            )
-        for uplink in self.uplink:
-            self._check(uplink)
-        if self.needs("heard") and not overrides(self.topology, "heard"):
-            raise ConfigError(
-                f"{self.who_needs('heard')} reads models of other clients, but topology {label(self.topology)!r} sends "
-                "a client one; set method.topology=cores."
-            )
-        if not self.topology.is_identity:
-            self._check_topology()
+        compatibility.check(self)
         if self.is_paired:
             self._check_scalars()
 
@@ -184,7 +106,7 @@ class Method:
                         f"{slot} is {in_words(part)}, but it must be a {kind.__name__} of fedloom.core.parts."
                     )
                 if type(part) is not kind:
-                    _check_declarations(f"{slot} {label(part)!r}", part)
+                    check_declarations(f"{slot} {label(part)!r}", part)
 
     def with_loss(self, term: Term) -> Method:
         """The method with another loss on the data in place of the cross entropy; its name says so.
@@ -233,92 +155,6 @@ class Method:
                 found += "".join(f"-{part}" for part in gone)
             found += "".join(f"+{part}" for part in come if part != "none")
         return found + "+pooled" * (self.pooled and not base.pooled) + "-pooled" * (base.pooled and not self.pooled)
-
-    def _check_target(self) -> None:
-        """Raise ``ConfigError`` if clients have no models that the server could evaluate on inputs of its own."""
-        mine = f"{self.who_needs('target')} evaluates the clients' models on unlabelled inputs"
-        if not self.predicts:
-            raise ConfigError(f"{mine}, but method {self.name!r} trains no predictor.")
-        if self.drift.update_kind == "other":
-            raise ConfigError(
-                f"{mine}, but clients with drift {label(self.drift)!r} upload something else; choose one whose updates "
-                "lead to their models, like scaffold or dynamic."
-            )
-
-    def _check(self, uplink: Uplink) -> None:
-        """Raise ``ConfigError`` if an uplink cannot cover a slice of the method."""
-        mine = f"uplink {label(uplink)!r}"
-        if self.pooled:
-            raise ConfigError(f"method {self.name!r} trains on pooled data, so nothing passes {mine}.")
-        for slot in uplink.covered:
-            if slot not in self.slots:
-                raise ConfigError(f"{mine}: nothing called {slot!r} is uploaded; {nearest(slot, self.slots)}")
-        missing = [slot for slot in self.boundable if slot not in uplink.covered]
-        if "noise" in uplink.guarantees and uplink.covered and missing:
-            raise ConfigError(f"{mine} has no bound for {missing[0]!r}; give one in bounds.")
-        for place, part in self.parts.items():
-            if isinstance(part, Uplink):
-                continue
-            other = f"{place} {label(part)!r}"
-            single = part.needs.updates or part.needs.losses or Reduce.ALL in part.uploads.values()
-            if "sums" in uplink.guarantees and single:
-                raise ConfigError(f"{other} needs every client's own upload, but {mine} shows the server only sums.")
-            if "noise" in uplink.guarantees:
-                unbounded = [n for n in part.uploads if n != UPDATE and f"{place}/{n}" not in self.boundable]
-                counts = isinstance(part, Mixing) and part.needs.label_counts
-                if unbounded or part.needs.losses or counts:
-                    what = f"{unbounded[0]!r}" if unbounded else f"the client's {'classes' if counts else 'loss'}"
-                    raise ConfigError(f"{other} sends {what}, which has no bound that {mine} could protect.")
-        if "sums" not in uplink.guarantees:
-            return
-        if not all(later.guarantees == {"sums"} for later in self.uplink[self.uplink.index(uplink) + 1 :]):
-            raise ConfigError(f"{mine} must be the last uplink, since a later one could undo what it guarantees.")
-        unequal = [] if self.mixing.is_uniform else [f"mixing {label(self.mixing)!r}"]
-        if unequal := unequal + [f"weighting {label(part)!r}" for part in self.weighting]:
-            raise ConfigError(
-                f"{unequal[0]} does not give all clients of a cohort equal weight, as {mine} requires; choose "
-                "method.mixing=uniform, without method.weighting."
-            )
-
-    def _check_topology(self) -> None:
-        """Raise a ``ConfigError`` if a part is defined for one model only."""
-        topology, mixing = self.topology, f"mixing {label(self.mixing)!r}"
-        mine = f"topology {label(topology)!r}"
-        if self.pooled:
-            raise ConfigError(f"method {self.name!r} trains on pooled data, so nobody hears anybody in {mine}.")
-        if self.personal.levels:
-            raise ConfigError(
-                f"personal {label(self.personal)!r} gives clients networks of different size, which {mine} cannot mix "
-                "with each other."
-            )
-        if self.mixing.trusted or _counts_clients(self.mixing):
-            raise ConfigError(
-                f"{mixing} chooses among all clients, but with {mine} each model has receivers of its own; choose one "
-                "that looks at the cohort alone, like by_samples, term or q_ffl."
-            )
-        noisy = [label(uplink) for uplink in self.uplink if "noise" in uplink.guarantees]
-        if noisy:
-            raise ConfigError(
-                f"uplink {noisy[0]!r} has noise for one sum over all clients, but with {mine} there are several in a "
-                "round; leave one of them out."
-            )
-        if topology.home == "clients" and self.uplink:
-            raise ConfigError(
-                f"uplink {label(self.uplink[0])!r} changes what clients send to a server, but in {mine} they send "
-                "whole models to each other; leave it out."
-            )
-        tracking = next((place for place, part in self.parts.items() if part.mixed and not topology.keeps_mean), None)
-        if tracking:
-            raise ConfigError(
-                f"{tracking} {label(self.parts[tracking])!r} relies on means over models that mixing them keeps, but "
-                f"with {mine} columns of the matrix do not sum to 1; choose an undirected graph."
-            )
-        if topology.chooses and (self.hooks["init_client"] or self.keeps_own):
-            place, part = next(iter(self.hooks["init_client"]), ("personal", self.personal))
-            raise ConfigError(
-                f"{place} {label(part)!r} keeps something of its model at every client, who with {mine} may choose "
-                "another one in the next round; leave one of them out."
-            )
 
     def _check_scalars(self) -> None:
         """Raise a ``ConfigError`` if the scalars with which a paired part starts are no numbers in [0, 1]."""
@@ -511,90 +347,6 @@ class Method:
             if entry:
                 seen.setdefault(bibtex(entry))
         yield from seen
-
-
-def _check_declarations(who: str, part: Part) -> None:
-    """Raise a ``ConfigError`` about ``who`` if a part's declarations do not have the types that ``Part`` states."""
-    if not isinstance(part.needs, Needs):
-        raise ConfigError(f"{who}: needs is {part.needs!r:.60}, but it must be Needs(...), like Needs(twin=True).")
-    for name in ("downloads", "boundable", "mixed"):
-        names = getattr(part, name)
-        if not (isinstance(names, tuple | list) and all(isinstance(one, str) for one in names)):
-            told = f"{names!r:.60}"
-            raise ConfigError(f"{who}: {name} is {told}, but it must be a tuple of names, like ('momentum',).")
-    if part.common and Reduce.MIX in part.uploads.values():
-        raise ConfigError(
-            f"{who} is common to several models, between which coefficients p do not compare; reduce its uploads by "
-            "another rule than MIX, like Reduce.MEAN."
-        )
-    for name, fits, example in (("uploads", _is_reduction, "Reduce.MEAN"), ("measured", callable, "torch.norm")):
-        held = getattr(part, name)
-        if not isinstance(held, Mapping):
-            raise ConfigError(f"{who}: {name} is {held!r:.60}, but it must be a dict, like {{'control': {example}}}.")
-        for key, value in held.items():
-            if not (isinstance(key, str) and fits(value)):
-                raise ConfigError(
-                    f"{who}: {name} has {value!r:.60} for {key!r:.60}, but it must map names, like "
-                    f"{{'control': {example}}}."
-                )
-    if overrides(part, "lessons") and part.needs.model != "inputs":
-        raise ConfigError(
-            f"{who} takes steps on other inputs than the client's samples; declare needs = Needs(model='inputs')."
-        )
-    _check_names(who, part)
-
-
-def _works_on_shared(part: Part) -> bool:
-    """Whether a part works on shared parameters, or on updates of them."""
-    if isinstance(part, Drift | Uplink) and not part.is_identity:
-        return True
-    acts = any(overrides(part, hook) for hook in ("grad", "prox", "combine", "step", "refine"))
-    return acts or part.needs.updates or part.needs.received
-
-
-def _is_signed(term: Term) -> bool:
-    """Whether a loss is negative where the right classes are certain; by trial."""
-    y = torch.arange(3)
-    try:
-        value = term.loss(Output(100 * torch.eye(3)), Batch(torch.eye(3), y), NO_ROUND)
-    except Exception:  # it needs more than outputs and classes
-        return False
-    return bool((value < 0).any())
-
-
-def _counts_clients(mixing: Mixing) -> bool:
-    """Whether a policy has an entry for each of the K clients, by their numbers; by trial."""
-    try:
-        mixing.coefficients({}, RoundInfo.of_cohort([8, 9], [1, 1], 2, [1.0, 1.0]))
-    except IndexError:
-        return True
-    except Exception:  # it needs more than losses
-        return False
-    return False
-
-
-def _is_reduction(value: object) -> bool:
-    return isinstance(value, Reduce)
-
-
-def _check_names(who: str, part: Part) -> None:
-    """Name methods of a part that are almost hooks: an error if it overrides no hook at all, else a warning."""
-    kinds = type(part).__mro__
-    bases = [kind for kind in kinds if kind.__module__ == Part.__module__]
-    known = {name for kind in bases for name in vars(kind) if not name.startswith("_")}
-    own = {name: held for kind in kinds if kind not in (*bases, object) for name, held in vars(kind).items()}
-    missing, works = known - own.keys(), bool(known & own.keys())
-    for name, held in own.items():
-        if name in known or name.startswith("_") or not callable(held):
-            continue
-        if not (close := closest(name, missing, alike=0.75 if works else 0.6)):
-            continue
-        if not works:
-            raise ConfigError(f"{who} does nothing: it has no hook {name!r}; did you mean {close!r}?")
-        helper = f"if it is a method of your own, call it {'_' + name!r}"
-        warnings.warn(
-            f"{who}: {name!r} is not a hook; did you mean {close!r}? Otherwise, {helper}.", stacklevel=outside()
-        )
 
 
 def _in_unit_interval(value: object) -> bool:
