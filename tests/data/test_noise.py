@@ -42,7 +42,7 @@ def test_drawn_labels_follow_the_matrix(noise: LabelNoise) -> None:
     surprise = ((counts - expected)[here] ** 2 / expected[here]).sum()
     assert surprise < freedom + 4 * np.sqrt(2 * freedom)
     said = federation.provenance["noise"]
-    assert said == {**noise.describe(), "wrong": int((true != drawn).sum())}
+    assert said == {**noises.describe(noise), "wrong": int((true != drawn).sum())}
 
 
 def test_only_training_labels_are_wrong_and_inputs_are_shared() -> None:

@@ -170,7 +170,7 @@ def federate(
             **({"unseen": hidden} if hidden else {}),
             **({"relabelled": True} if calls is not None else {}),
             **wrong,
-            **({} if target.is_identity else {"target": target.describe()}),
+            **({} if target.is_identity else {"target": targets.describe(target)}),
             "left_out": left_out(source, index, natural),
             "fingerprint": fingerprint(train, kept, test_part, *([] if relabel is None else [relabel])),
         },
@@ -382,7 +382,7 @@ def noisy(
     y = labels.copy()
     y[train.rows] = noise.corrupt(labels[train.rows], clean.classes, rng)
     wrong = int((y != labels).sum())
-    return replace(clean, y=torch.from_numpy(y)), {"noise": {**noise.describe(), "wrong": wrong}}
+    return replace(clean, y=torch.from_numpy(y)), {"noise": {**noises.describe(noise), "wrong": wrong}}
 
 
 def dealt(

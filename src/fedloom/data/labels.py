@@ -7,7 +7,7 @@ see ``Unlabelled`` inputs in random order, and the labelled samples become the c
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -50,10 +50,6 @@ class LabelNoise(Ranged):
     def is_identity(self) -> bool:
         """Whether no label changes."""
         return type(self) is LabelNoise
-
-    def describe(self) -> dict[str, Any]:
-        """Name and settings as plain data."""
-        return noises.describe(self)
 
 
 @noises.register(name="pair")
@@ -137,10 +133,6 @@ class Target(Ranged):
     def is_identity(self) -> bool:
         """Whether the common test set is unchanged."""
         return type(self) is Target
-
-    def describe(self) -> dict[str, Any]:
-        """Name and settings as plain data."""
-        return targets.describe(self)
 
 
 @targets.register

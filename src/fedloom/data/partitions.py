@@ -28,7 +28,7 @@ from numpy import ndarray
 from numpy.random import Generator
 
 from fedloom.core.checks import one_of
-from fedloom.core.errors import ConfigError, DataError, first_line, with_type
+from fedloom.core.errors import ConfigError, DataError, with_type
 from fedloom.core.federation import Index
 from fedloom.core.files import readable
 from fedloom.core.ranges import Count, NonNegative, NonNegativeInt, Positive
@@ -243,31 +243,33 @@ class Pathological(Partition):
     classes: Count = 2
 
     def owners(self, labels: ndarray, clients: int, rng: Generator, groups: ndarray | None = None) -> ndarray:
-        present, label = np.unique(labels, return_inverse=True)
-        available = np.bincount(label)  # [C]
-        if self.classes > len(present):
-            raise DataError(f"clients cannot hold {self.classes} classes each: there are only {len(present)}.")
-        if clients * self.classes < len(present):
-            raise DataError(
-                f"{clients} clients with {self.classes} classes each cannot hold all {len(present)} classes; "
-                "use more clients or more classes per client."
-            )
-        chosen = self.dealt(clients, len(present), rng)  # [K, k]
-        holders = np.argsort(chosen.ravel(), kind="stable") // self.classes  # clients, grouped by class
-        held = np.bincount(chosen.ravel())  # [C] number of clients that hold each class
-        short = np.flatnonzero(available < held)
-        if len(short):
-            c = short[0]
-            raise DataError(f"class {present[c]} has {available[c]} samples, but {held[c]} clients need one.")
-        rows = shuffled_by_label(label, rng)
-        c = label[rows]
-        owner = np.empty(len(rows), dtype=np.int64)
-        owner[rows] = holders[(np.cumsum(held) - held)[c] + rank_within(c) % held[c]]
-        return owner
+        return with_classes(labels, clients, self.classes, rng)
 
-    def dealt(self, clients: int, classes: int, rng: Generator) -> ndarray:
-        """The classes that each client holds, int [K, k]."""
-        return deal_classes(clients, classes, self.classes, rng)
+
+def with_classes(labels: ndarray, clients: int, k: int, rng: Generator, in_order: bool = False) -> ndarray:
+    """The client of every sample, int [N], where each holds k classes: dealt at random, or k by k in their order."""
+    present, label = np.unique(labels, return_inverse=True)
+    available = np.bincount(label)  # [C]
+    if k > len(present):
+        raise DataError(f"clients cannot hold {k} classes each: there are only {len(present)}.")
+    if clients * k < len(present):
+        raise DataError(
+            f"{clients} clients with {k} classes each cannot hold all {len(present)} classes; "
+            "use more clients or more classes per client."
+        )
+    turns = np.arange(clients * k) % len(present)
+    chosen = turns if in_order else deal_classes(clients, len(present), k, rng).ravel()  # [K k]
+    holders = np.argsort(chosen, kind="stable") // k  # clients, grouped by class
+    held = np.bincount(chosen)  # [C] number of clients that hold each class
+    short = np.flatnonzero(available < held)
+    if len(short):
+        c = short[0]
+        raise DataError(f"class {present[c]} has {available[c]} samples, but {held[c]} clients need one.")
+    rows = shuffled_by_label(label, rng)
+    c = label[rows]
+    owner = np.empty(len(rows), dtype=np.int64)
+    owner[rows] = holders[(np.cumsum(held) - held)[c] + rank_within(c) % held[c]]
+    return owner
 
 
 def deal_classes(clients: int, classes: int, k: int, rng: Generator) -> ndarray:
@@ -319,15 +321,7 @@ class Niid1(Partition):
         classes = len(np.unique(labels))
         if classes % self.parts:
             raise DataError(f"{classes} classes cannot be cut into {self.parts} equal parts.")
-        return (_InOrder if self.order else Pathological)(classes // self.parts).owners(labels, clients, rng)
-
-
-@dataclass(frozen=True)
-class _InOrder(Pathological):
-    """As ``Pathological``, but client 0 holds the first k classes, client 1 the next k, and so on, cyclically."""
-
-    def dealt(self, clients: int, classes: int, rng: Generator) -> ndarray:
-        return np.arange(clients * self.classes).reshape(-1, self.classes) % classes
+        return with_classes(labels, clients, classes // self.parts, rng, self.order)
 
 
 @partitions.register
@@ -725,12 +719,10 @@ def _lists(path: Path, samples: int) -> list[ndarray]:
 
 
 def _lists_of_json(path: Path) -> list[ndarray]:
-    try:
+    from fedloom.data.sources.files import reading  # which imports rich
+
+    with reading(path, "cannot be read as JSON"):
         found = json.loads(readable(path).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise DataError(f"there is no file {path}.") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise DataError(f"{path} cannot be read as JSON: {first_line(error)}.") from error
     if isinstance(found, dict) and {"users", "num_samples"} <= found.keys():
         counts = found["num_samples"]
         if not isinstance(counts, list) or not all(type(n) is int and n > 0 for n in counts):

@@ -26,7 +26,7 @@ from fedloom.core.federation import Arrays
 from fedloom.core.files import check_memory, mapped, readable, whole_file
 from fedloom.core.ranges import Count
 from fedloom.data.sources import Source, natural_clients, sources
-from fedloom.data.sources.files import cached, moments, read_npy_folder, read_npz, stamp_of, with_progress
+from fedloom.data.sources.files import cached, moments, read_npy_folder, read_npz, reading, stamp_of, with_progress
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff")
 _BYTES: ContextVar[bool] = ContextVar("images stay bytes", default=False)
@@ -186,24 +186,19 @@ def in_bytes(picture: Any) -> Any:
 def read_image(path: Path, size: int, crop: bool = False, resize: bool = True) -> np.ndarray:
     """One image as RGB, uint8 [size, size, 3]."""
     Image = of_extra("images", "PIL.Image", "a folder of images")
-    try:
-        with Image.open(readable(path)) as file:
-            wide, high = file.size
-            if (wide, high) != (size, size) and not resize:
-                raise DataError(f"{path} is {wide} by {high} pixels, but {size} by {size} are expected.")
-            picture = in_bytes(file).convert("RGB")
-            if crop and wide != high:
-                scale = size / min(wide, high)
-                sides = max(size, round(wide * scale)), max(size, round(high * scale))
-                left, top = (sides[0] - size) // 2, (sides[1] - size) // 2
-                picture = picture.resize(sides).crop((left, top, left + size, top + size))
-            elif picture.size != (size, size):
-                picture = picture.resize((size, size))
-            return np.asarray(picture)
-    except (DataError, MemoryError):
-        raise
-    except Exception as error:  # each decoder fails in its own ways
-        raise DataError(f"{path} is damaged or not an image ({error}).") from error
+    with reading(path, "is damaged or not an image"), Image.open(readable(path)) as file:
+        wide, high = file.size
+        if (wide, high) != (size, size) and not resize:
+            raise DataError(f"{path} is {wide} by {high} pixels, but {size} by {size} are expected.")
+        picture = in_bytes(file).convert("RGB")
+        if crop and wide != high:
+            scale = size / min(wide, high)
+            sides = max(size, round(wide * scale)), max(size, round(high * scale))
+            left, top = (sides[0] - size) // 2, (sides[1] - size) // 2
+            picture = picture.resize(sides).crop((left, top, left + size, top + size))
+        elif picture.size != (size, size):
+            picture = picture.resize((size, size))
+        return np.asarray(picture)
 
 
 LARGE, APART = 10, 100

@@ -14,6 +14,7 @@ import warnings
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -23,7 +24,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import track
 
-from fedloom.core.errors import DataError, with_type
+from fedloom.core.errors import DataError, in_one_line, with_type
 from fedloom.core.files import check_memory, readable, whole_file
 from fedloom.core.registry import Entry
 
@@ -187,26 +188,36 @@ UNKNOWN = ("", "?", "NaN", "nan")
 Standardise = Literal["client", "pooled", "none"]
 
 
-def read_npz(path: Path, keys: Sequence[str], optional: Sequence[str] = ()) -> dict[str, np.ndarray]:
-    """Arrays of an npz file by name, without unpickling."""
+@contextmanager
+def reading(path: Path, failure: str) -> Iterator[None]:
+    """Raise a ``DataError`` for whatever fails in the block: the path, and ``failure`` in words.
+
+    Decoders, decompressors and parsers each fail in their own ways.
+    """
     try:
-        with np.load(readable(path), allow_pickle=False) as file:
-            names = list(getattr(file, "files", ()))
-            if missing := [key for key in keys if key not in names]:
-                raise DataError(f"{path} lacks {', '.join(missing)}; it holds {', '.join(names) or 'no named arrays'}.")
-            wanted = [key for key in (*keys, *optional) if key in names]
-            sizes = {info.filename: info.file_size for info in file.zip.infolist()}
-            check_memory(f"{path} unpacked", sum(sizes.get(f"{key}.npy", 0) for key in wanted))
-            return {key: file[key] for key in wanted}
+        yield
+    except (DataError, MemoryError):
+        raise
     except FileNotFoundError as error:
         raise DataError(f"there is no file {path}.") from error
     except IsADirectoryError as error:
-        raise DataError(f"{path} is a folder; name the npz file in it.") from error
-    except (DataError, MemoryError):
-        raise
-    except Exception as error:  # zip, zlib and npy each fail in their own ways
-        reason = "" if "pickle" in str(error) else f" ({error})"  # NumPy would have it unpickled, which may run code
-        raise DataError(f"{path} is truncated or not an npz file of plain arrays{reason}.") from error
+        raise DataError(f"{path} is a folder; name one of its files.") from error
+    except Exception as error:
+        reason = "" if "allow_pickle" in str(error) else f" ({in_one_line(error)})"  # which may run code
+        raise DataError(f"{path} {failure}{reason}.") from error
+
+
+def read_npz(path: Path, keys: Sequence[str], optional: Sequence[str] = ()) -> dict[str, np.ndarray]:
+    """Arrays of an npz file by name, without unpickling."""
+    failure = "is truncated or not an npz file of plain arrays"
+    with reading(path, failure), np.load(readable(path), allow_pickle=False) as file:
+        names = list(getattr(file, "files", ()))
+        if missing := [key for key in keys if key not in names]:
+            raise DataError(f"{path} lacks {', '.join(missing)}; it holds {', '.join(names) or 'no named arrays'}.")
+        wanted = [key for key in (*keys, *optional) if key in names]
+        sizes = {info.filename: info.file_size for info in file.zip.infolist()}
+        check_memory(f"{path} unpacked", sum(sizes.get(f"{key}.npy", 0) for key in wanted))
+        return {key: file[key] for key in wanted}
 
 
 def read_npy_folder(path: Path, keys: Sequence[str], optional: Sequence[str] = ()) -> dict[str, np.ndarray]:
@@ -221,14 +232,8 @@ def read_npy_folder(path: Path, keys: Sequence[str], optional: Sequence[str] = (
 
 def read_npy(path: Path) -> np.ndarray:
     """The array of an npy file, memory-mapped."""
-    try:
+    with reading(path, "is truncated or not an npy file of plain numbers"):
         return np.load(readable(path), mmap_mode="r", allow_pickle=False)
-    except FileNotFoundError as error:
-        raise DataError(f"there is no file {path}.") from error
-    except (DataError, MemoryError):
-        raise
-    except Exception as error:
-        raise DataError(f"{path} is truncated or not an npy file of plain numbers ({error}).") from error
 
 
 def write_npz(path: Path, **arrays: Any) -> None:
@@ -339,13 +344,8 @@ def read_pickle(path: Path, keys: list[str]) -> dict[str, Any]:
     Raises:
         DataError: if the file is truncated or damaged, lacks a key, or contains anything but plain data.
     """
-    try:
-        with open(readable(path), "rb") as file:
-            content = PlainUnpickler(file, encoding="latin1").load()
-    except (DataError, MemoryError):
-        raise
-    except Exception as error:  # a damaged pickle fails in many ways
-        raise DataError(f"{path} cannot be read as a pickle of plain data: {error}.") from error
+    with reading(path, "cannot be read as a pickle of plain data"), open(readable(path), "rb") as file:
+        content = PlainUnpickler(file, encoding="latin1").load()
     missing = [key for key in keys if not isinstance(content, dict) or key not in content]
     if missing:
         raise DataError(f"{path} lacks {', '.join(missing)}.")

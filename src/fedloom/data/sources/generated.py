@@ -21,12 +21,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedloom.core.errors import DataError, FedLoomError, first_line, of_extra
+from fedloom.core.errors import DataError, FedLoomError, of_extra
 from fedloom.core.federation import Arrays
 from fedloom.core.files import check_parquet, readable
 from fedloom.data.augment import Scale
 from fedloom.data.sources import Source, sources
-from fedloom.data.sources.files import read_npz, write_npz
+from fedloom.data.sources.files import read_npz, reading, write_npz
 
 OURS = b"fedloom"  # key of the set's metadata in parquet
 KEYS = ("shape", "classes", "names", "mean", "std", "provenance")
@@ -131,16 +131,9 @@ def read_generated(path: Path) -> Generated:
 def _read_parquet(path: Path) -> tuple[Tensor, Tensor, dict[str, Any]]:
     import pyarrow.parquet as pq
 
-    try:
-        with pq.ParquetFile(readable(path)) as file:
-            check_parquet(path, file)
-            table = file.read()
-    except FileNotFoundError as error:
-        raise DataError(f"there is no file {path}.") from error
-    except DataError:
-        raise
-    except Exception as error:  # arrow has an error for each kind of damage
-        raise DataError(f"{path} is truncated or not a parquet file ({first_line(error)}).") from error
+    with reading(path, "is truncated or not a parquet file"), pq.ParquetFile(readable(path)) as file:
+        check_parquet(path, file)
+        table = file.read()
     kept = (table.schema.metadata or {}).get(OURS)
     about = json.loads(kept) if kept else {}
     if not {*KEYS} <= {*about} or not {"x", "label"} <= {*table.column_names}:

@@ -17,11 +17,11 @@ from typing import Any, BinaryIO, Literal
 import numpy as np
 import torch
 
-from fedloom.core.errors import ConfigError, DataError, first_line, in_one_line, nearest
+from fedloom.core.errors import ConfigError, DataError, first_line, nearest
 from fedloom.core.files import check_memory, check_parquet, readable
 from fedloom.core.ranges import Count
 from fedloom.data.sources import Source, sources
-from fedloom.data.sources.files import one_name_each
+from fedloom.data.sources.files import one_name_each, reading
 
 CSV = (".csv", *(f".csv.{packed}" for packed in ("gz", "bz2", "xz", "zip", "zst")))
 SEPARATORS = {";": "semicolons", "\t": "tabs"}
@@ -157,19 +157,11 @@ def read_frame(path: Path, texts: Collection[str] = ()) -> Any:
         path: the file.
         texts: columns of a CSV file that hold texts, even if all of them look like numbers.
     """
-    if path.is_dir():
-        raise DataError(f"{path} is a folder; name one of its files.")
-    try:
-        frame = (_csv if path.name.lower().endswith(CSV) else _parquet)(readable(path), texts)
-    except (DataError, MemoryError):
-        raise
-    except FileNotFoundError:
-        raise DataError(f"there is no file {path}.") from None
-    except UnicodeDecodeError:
-        raise DataError(f"{path} is not encoded in UTF-8; write it in that encoding.") from None
-    except Exception as error:  # readers fail in their own ways
-        raise DataError(f"{path} cannot be read as a table ({in_one_line(error)}).") from error
-    return frame
+    with reading(path, "cannot be read as a table"):
+        try:
+            return (_csv if path.name.lower().endswith(CSV) else _parquet)(readable(path), texts)
+        except UnicodeDecodeError:
+            raise DataError(f"{path} is not encoded in UTF-8; write it in that encoding.") from None
 
 
 def tables_in(folder: Path) -> dict[str, Path]:
