@@ -355,13 +355,13 @@ class Personal(Part):
         Args:
             use: the model.
             shared: the shared values, as received.
-            first: the initial private values.
+            first: the values of a client that keeps none: the initial private ones, or ``shared`` for a whole model.
             own: as in ``uses``.
             into: the memory of the private values, or of all values where a client keeps a whole model.
         """
         mine = own or {}
         into.theta.copy_(mine.get("private", first.theta))
-        into.buffers.copy_(mine.get("buffers", first.buffers))
+        into.buffers.copy_(mine["buffers"] if len(mine.get("buffers", ())) else first.buffers)
 
     def start(self, ctx: Context, received: Float[Tensor, "P"], own: Tree | None, draws: np.random.Generator) -> Start:
         """Return new ``ctx.local``, ``ctx.own`` of all parts, and the shared parameters from which local steps start.

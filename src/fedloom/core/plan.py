@@ -15,7 +15,7 @@ from fedloom.core import probe, rng, submodels
 from fedloom.core.attack import Attack
 from fedloom.core.context import NO_ROUND, Facts
 from fedloom.core.errors import ConfigError, in_words, nearest
-from fedloom.core.federation import Population, Split
+from fedloom.core.federation import Index, Population, Split
 from fedloom.core.hooks import overrides
 from fedloom.core.layout import Layout
 from fedloom.core.local import LENGTHS, Local
@@ -24,7 +24,7 @@ from fedloom.core.server_data import Augment
 from fedloom.core.slots import label
 from fedloom.core.submodels import Submodel
 from fedloom.core.targets import TargetKind
-from fedloom.core.tree import Float, Shaped
+from fedloom.core.tree import Float, Shaped, Tree
 from fedloom.core.views import FULL_VIEW, StepInfo, View
 
 
@@ -373,6 +373,15 @@ class ClientPlan:
     def has_private(self) -> bool:
         """Whether some of the model's parameters are private."""
         return not self.is_paired and self.layout.shared_size < self.layout.size
+
+    def private_state(self, states: Callable[[int], Mapping[str, Tree]], client: int) -> dict[str, Tree]:
+        """What the loss of the received model reads of a client's state: private parameters and buffers, if any."""
+        return {"personal": states(client).get("personal", {})} if self.has_private else {}
+
+    def without_data(self) -> ClientPlan:
+        """The plan for another process, which gets the samples apart."""
+        nothing = Split(self.data.arrays.take(torch.zeros(0, dtype=torch.int64)), Index.of([]))
+        return replace(self, data=nothing, validation=None)
 
     @cached_property
     def private_size(self) -> int:

@@ -49,7 +49,6 @@ from fedloom.core.client import Broadcast, Failure, FailureKind, Result, State
 from fedloom.core.determinism import exact_gpu, prepare_gpu
 from fedloom.core.engine import Compute, ComputeFactory, Engine, Group, States, Traits
 from fedloom.core.errors import ClientError, ConfigError, LossError, first_line, with_type
-from fedloom.core.federation import Index, Split
 from fedloom.core.missing_needs import as_client_error, as_loss_error
 from fedloom.core.plan import ClientPlan
 from fedloom.engines.shared import Arena, Segment, segments
@@ -183,17 +182,15 @@ def _work(
         kind, content = pipe.recv()
         if kind == "losses":
             announced, level, clients, states, held_out = content
-            own = lambda client, states=states: states.get(client, {})  # noqa: E731
-            work = partial(computes[level].losses, read(announced), clients, own, held_out)
+            work = partial(computes[level].losses, read(announced), clients, states.__getitem__, held_out)
             pipe.send(as_loss_error(work))
         else:
             number, message, end = content
-            task: BlockTask = slots[number].load(message, device=device)
+            slot, task = slots[number], slots[number].load(message, device=device)
             down = read(task.down)
-            work = partial(_folded, plan.levels[task.level], computes[task.level], down, task, slots[number])
-            pipe.send_bytes(
-                slots[number].dump(as_client_error(work, f"round {down.round + 1}: uploads do not fold"), end)[0]
-            )
+            work = partial(_folded, plan.levels[task.level], computes[task.level], down, task, slot)
+            folded = as_client_error(work, f"round {down.round + 1}: uploads do not fold")
+            pipe.send_bytes(slot.dump(folded, end)[0])
 
 
 def _folded(plan: ClientPlan, compute: Compute, down: Broadcast, task: BlockTask, slot: Segment) -> Fold:
@@ -307,8 +304,9 @@ class Processes(Engine):
         return reason
 
     def _fill(self) -> None:
+        """Start the workers that are missing: all at first, and after they were stopped."""
         numbers = range(len(self.workers), self.count)
-        spawned = [self._spawn(number) for number in numbers] if self.reason_to_spawn() else []
+        spawned = [self._spawn(number) for number in numbers] if numbers and self.reason_to_spawn() else []
         self.workers += [self._ready(worker) for worker in spawned]  # they get ready at the same time
         while len(self.workers) < self.count:
             self.workers.append(self._fork())
@@ -346,7 +344,7 @@ class Processes(Engine):
 
     def run(self, groups: Sequence[Group]) -> Generator[tuple[int, Fold]]:
         """The folds of each group's blocks, in order; the caller owns them."""
-        self._wake()
+        self._fill()
         cut = [(n, block) for n, one in enumerate(groups) for block in self._blocks(one)]
         waiting, free, spare = deque(enumerate(cut)), deque(range(len(self.slots))), deque(range(len(self.downs)))
         left = Counter(number for number, _ in cut)  # blocks that are not done
@@ -401,12 +399,12 @@ class Processes(Engine):
         self, down: Broadcast, clients: np.ndarray, states: States, level: int = 0, held_out: bool = False
     ) -> np.ndarray:
         """Losses of the received model, float64 [clients]."""
-        self._wake()
+        self._fill()
         announced = self._announce(down, 0)
         shares = []
         for share in np.array_split(clients, len(self.workers)):
-            own = {int(c): {k: v for k, v in states(int(c)).items() if k == "personal"} for c in share}
-            shares.append((announced, level, share, own if self.plan.has_private else {}, held_out))
+            own = {client: self.plan.private_state(states, client) for client in share.tolist()}
+            shares.append((announced, level, share, own, held_out))
         try:
             for worker, share in zip(self.workers, shares, strict=True):
                 self._send_bytes(worker, pickle.dumps(("losses", share)))
@@ -443,11 +441,6 @@ class Processes(Engine):
             worker.pipe.close()
         for worker in workers:
             worker.process.join()
-
-    def _wake(self) -> None:
-        """Start the workers again if they were stopped."""
-        if len(self.workers) < self.count:
-            self._fill()
 
     def _announce(self, down: Broadcast, segment: int) -> Announcement:
         """Put a broadcast into a segment; workers read it with their first task of it."""
@@ -578,11 +571,9 @@ def packed(plan: ClientPlan, compute: ComputeFactory) -> tuple[Segment, tuple[by
         pickler: Any = import_module("cloudpickle").Pickler
     except ImportError:
         pickler = pickle.Pickler
-    nothing = Split(plan.data.arrays.take(torch.zeros(0, dtype=torch.int64)), Index.of([]))
-    make = plan.make if plan.method.draws_models else None
-    without_data = replace(plan, data=nothing, validation=None, make=make)
+    small = replace(plan.without_data(), make=plan.make if plan.method.draws_models else None)
     try:
-        return Segment.holding((without_data, compute), (plan.data, plan.validation), pickler=pickler)
+        return Segment.holding((small, compute), (plan.data, plan.validation), pickler=pickler)
     except (pickle.PicklingError, AttributeError, TypeError) as error:  # of a closure, a lambda or an open file
         raise ConfigError(
             f"engine 'processes' cannot send the plan to its workers ({first_line(error)}); {ELSEWHERE}."

@@ -82,6 +82,7 @@ class LoadedModel:
             buffers[:own].copy_(shared.buffers)
             theta, buffers = theta[split:], buffers[own:]
         first = Weights(plan.theta0[plan.layout.shared_size :], plan.buffers0[plan.layout.shared_buffers :])
+        first = shared if plan.method.keeps_own else first
         plan.method.personal.fill(use, shared, first, own_values(state), Weights(theta, buffers))
 
     @property

@@ -29,13 +29,11 @@ from importlib import import_module
 from typing import Any, Literal
 
 import numpy as np
-import torch
 
 from fedloom.core.aggregate import Fold, fold
 from fedloom.core.client import Broadcast, Failure, FailureKind, Result
 from fedloom.core.engine import Compute, ComputeFactory, Engine, EngineFactory, Group, StateFiles, States, Traits
 from fedloom.core.errors import ClientError, FedLoomError, LossError
-from fedloom.core.federation import Index, Split
 from fedloom.core.plan import ClientPlan
 from fedloom.core.ranges import NonNegative, NonNegativeInt
 from fedloom.engines import engines
@@ -74,11 +72,7 @@ class Ray(Engine):
         self.cluster.died = self._tell
         try:
             cloud = import_module("ray.cloudpickle").Pickler  # for models and computes that are closures
-            nothing = Split(plan.data.arrays.take(torch.zeros(0, dtype=torch.int64)), Index.of([]))
-            self.cluster.prepare(
-                pack((replace(plan, data=nothing, validation=None), compute), cloud),
-                pack((plan.data, plan.validation)),
-            )
+            self.cluster.prepare(pack((plan.without_data(), compute), cloud), pack((plan.data, plan.validation)))
         except BaseException:
             self.close()
             raise
@@ -101,12 +95,8 @@ class Ray(Engine):
         self, down: Broadcast, clients: np.ndarray, states: States, level: int = 0, held_out: bool = False
     ) -> np.ndarray:
         """Losses of the received model, float64 [clients]."""
-        private = self.plan.has_private
-        own: States = (
-            (lambda client: {k: v for k, v in states(client).items() if k == "personal"}) if private else lambda _: {}
-        )
-        work = _Blocks(self, Group(down, clients, own, None, level), self.files if private else None)
-        return work.losses(held_out)
+        group = Group(down, clients, partial(self.plan.private_state, states), None, level)
+        return _Blocks(self, group, self.files if self.plan.has_private else None).losses(held_out)
 
     def receive(self, answer: Packed) -> Any:
         """Unpack an answer, and raise it if it is an error."""

@@ -162,7 +162,7 @@ def train(
                 for row, steps in enumerate(part.steps):
                     layer.close(row, steps)
     else:
-        step = partial(_row_step if by_rows else _step, net, whole)
+        step = partial(_step, net, whole, by_rows=by_rows)
         if plain and (by_rows or rule.speeds is None):
             step = _recorded(net, step, rule, by_rows, like.device)
         each = zip(inputs(schedule, x, change), schedule.places, schedule.weights, strict=True)
@@ -210,29 +210,19 @@ def _step(
     y: Shaped[Tensor, "c B ..."],
     weights: Float[Tensor, "c B"],
     keys: Int[Tensor, "L c"] | None = None,
+    numbers: Float[Tensor, "c 3"] | None = None,
+    *,
+    by_rows: bool = False,
 ) -> Float[Tensor, "c"]:
-    """The gradients of the first c clients, which a rule of ``descend`` applies; returns their losses."""
+    """One local step of the first c clients, by a rule of ``descend`` or after it ``by_rows``; returns their losses."""
     if keys is not None:
         net.draw_from(iter(keys.unbind()))
     (logits,) = net.forward(x, program)
     losses, grad = cross_entropy(logits, y, weights.to(logits))
     net.backward(grad, program=program)
-    return losses
-
-
-def _row_step(
-    net: CohortNet,
-    program: Program,
-    x: Shaped[Tensor, "c B ..."],
-    y: Shaped[Tensor, "c B ..."],
-    weights: Float[Tensor, "c B"],
-    keys: Int[Tensor, "L c"] | None = None,
-    numbers: Float[Tensor, "c 3"] | None = None,
-) -> Float[Tensor, "c"]:
-    """One local step of the first c clients, taken after the backward pass; returns their losses."""
-    losses = _step(net, program, x, y, weights, keys)
-    assert net.row_steps is not None
-    net.row_steps(len(x), numbers)
+    if by_rows:
+        assert net.row_steps is not None
+        net.row_steps(len(x), numbers)
     return losses
 
 

@@ -3,92 +3,81 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from fedloom.compute.cohort.layers import CohortLayer, Lookup, Unsupported, cohort_layer
+from fedloom.compute.cohort.layers import CohortLayer, Unsupported, cohort_layer
 from fedloom.core.dropout import masks
 
 aten = torch.ops.aten
 
 
-class ReLU(CohortLayer):
+class Activation(CohortLayer):
+    """An elementwise function; its gradient is computed from the output if that is kept, else from the input.
+
+    Attributes:
+        function: the function.
+        overwriting: the same in place, if the output is kept.
+        gradient: the input's gradient from the output's and the kept value.
+    """
+
+    function: Callable[[Tensor], Tensor]
+    overwriting: Callable[[Tensor], Tensor]
+    gradient: Callable[[Tensor, Tensor], Tensor]
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.overwriting(x) if self.keeps_output and self.in_place else self.function(x)
+        self.kept = y if self.keeps_output else x
+        return y
+
+    def backward(self, grad: Tensor) -> tuple[Tensor]:
+        return (self.gradient(grad, self.kept),)
+
+
+class ReLU(Activation):
     """max(x, 0)."""
 
     keeps_output = selects = True
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.y = torch.relu_(x) if self.in_place else torch.relu(x)
-        return self.y
-
-    def backward(self, grad: Tensor) -> tuple[Tensor]:
-        return (aten.threshold_backward(grad, self.y, 0),)
+    function, overwriting = torch.relu, torch.relu_
+    gradient = staticmethod(partial(aten.threshold_backward, threshold=0))
 
 
-class Tanh(CohortLayer):
+class Tanh(Activation):
     """tanh(x), whose derivative is 1 - y²."""
 
     keeps_output = True
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.y = torch.tanh_(x) if self.in_place else torch.tanh(x)
-        return self.y
-
-    def backward(self, grad: Tensor) -> tuple[Tensor]:
-        return (aten.tanh_backward(grad, self.y),)
+    function, overwriting, gradient = torch.tanh, torch.tanh_, aten.tanh_backward
 
 
-class Sigmoid(CohortLayer):
+class Sigmoid(Activation):
     """σ(x) = 1 / (1 + exp(-x)), whose derivative is y (1 - y)."""
 
     keeps_output = True
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.y = torch.sigmoid_(x) if self.in_place else torch.sigmoid(x)
-        return self.y
-
-    def backward(self, grad: Tensor) -> tuple[Tensor]:
-        return (aten.sigmoid_backward(grad, self.y),)
+    function, overwriting, gradient = torch.sigmoid, torch.sigmoid_, aten.sigmoid_backward
 
 
-class SiLU(CohortLayer):
+class SiLU(Activation):
     """x σ(x), also called swish."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        self.x = x
-        return nn.functional.silu(x)
-
-    def backward(self, grad: Tensor) -> tuple[Tensor]:
-        return (aten.silu_backward(grad, self.x),)
+    function, gradient = staticmethod(nn.functional.silu), aten.silu_backward
 
 
-class GELU(CohortLayer):
+class GELU(Activation):
     """x Φ(x), where Φ is the standard normal distribution function or its tanh approximation."""
 
     def __init__(self, approximate: str = "none") -> None:
-        self.approximate = approximate
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.x = x
-        return nn.functional.gelu(x, approximate=self.approximate)
-
-    def backward(self, grad: Tensor) -> tuple[Tensor]:
-        return (aten.gelu_backward(grad, self.x, approximate=self.approximate),)
+        self.function = partial(nn.functional.gelu, approximate=approximate)
+        self.gradient = partial(aten.gelu_backward, approximate=approximate)
 
 
-class LeakyReLU(CohortLayer):
+class LeakyReLU(Activation):
     """x if x > 0, else slope · x."""
 
     def __init__(self, slope: float = 0.01) -> None:
-        self.slope = slope
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.x = x
-        return nn.functional.leaky_relu(x, self.slope)
-
-    def backward(self, grad: Tensor) -> tuple[Tensor]:
-        return (aten.leaky_relu_backward(grad, self.x, self.slope, False),)
+        self.function = partial(nn.functional.leaky_relu, negative_slope=slope)
+        self.gradient = partial(aten.leaky_relu_backward, negative_slope=slope, self_is_result=False)
 
 
 class Identity(CohortLayer):
@@ -206,46 +195,16 @@ class Dropout(CohortLayer):
         return (grad if self.scale is None else grad * self.scale,)
 
 
-def _plain(kind: type[nn.Module], layer: Callable[[], CohortLayer]) -> None:
-    cohort_layer(kind)(lambda module, lookup: layer())
-
-
-for _kind, _layer in (
-    (nn.ReLU, ReLU),
-    (nn.Tanh, Tanh),
-    (nn.Sigmoid, Sigmoid),
-    (nn.SiLU, SiLU),
-    (nn.Identity, Identity),
-):
-    _plain(_kind, _layer)
-
-
-@cohort_layer(nn.GELU)
-def gelu(module: nn.GELU, lookup: Lookup) -> CohortLayer:
-    """The cohort layer of ``nn.GELU``."""
-    return GELU(module.approximate)
-
-
-@cohort_layer(nn.LeakyReLU)
-def leaky_relu(module: nn.LeakyReLU, lookup: Lookup) -> CohortLayer:
-    """The cohort layer of ``nn.LeakyReLU``."""
-    return LeakyReLU(module.negative_slope)
-
-
-@cohort_layer(nn.Flatten)
-def flatten(module: nn.Flatten, lookup: Lookup) -> CohortLayer:
-    """The cohort layer of ``nn.Flatten``."""
-    return Flatten(module.start_dim, module.end_dim)
-
-
-@cohort_layer(nn.ConstantPad1d)
-def pad(module: nn.ConstantPad1d, lookup: Lookup) -> CohortLayer:
-    """The cohort layer of ``nn.ConstantPad1d``."""
-    before, after = module.padding
-    return Pad((before, after), module.value)
-
-
-@cohort_layer(nn.Dropout)
-def dropout(module: nn.Dropout, lookup: Lookup) -> CohortLayer:
-    """The cohort layer of ``nn.Dropout``; a model may keep it off while training."""
-    return Dropout(module.p) if module.training else Identity()
+for _kind, _layer in {
+    nn.ReLU: lambda module: ReLU(),
+    nn.Tanh: lambda module: Tanh(),
+    nn.Sigmoid: lambda module: Sigmoid(),
+    nn.SiLU: lambda module: SiLU(),
+    nn.Identity: lambda module: Identity(),
+    nn.GELU: lambda module: GELU(module.approximate),
+    nn.LeakyReLU: lambda module: LeakyReLU(module.negative_slope),
+    nn.Flatten: lambda module: Flatten(module.start_dim, module.end_dim),
+    nn.ConstantPad1d: lambda module: Pad(module.padding, module.value),
+    nn.Dropout: lambda module: Dropout(module.p) if module.training else Identity(),  # a model may keep it off
+}.items():
+    cohort_layer(_kind)(lambda module, lookup, layer=_layer: layer(module))

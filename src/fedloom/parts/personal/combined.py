@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedloom.core.context import Context, Heard, Model
 from fedloom.core.message import ClientEnd
-from fedloom.core.parts import Needs, Personal, Use, Weights
+from fedloom.core.parts import Needs, Personal
 from fedloom.core.ranges import NonNegative, Probability
 from fedloom.core.tree import Tree
 
@@ -99,11 +99,6 @@ class Combined(Personal):
         if len(heard.models) < len(heard.shares) - 1:
             kept["models"] = torch.stack([ctx.local.get(str(n), ctx.received) for n in range(len(heard.shares))])
         return ClientEnd(kept, {}, update)
-
-    def fill(self, use: Use, shared: Weights, first: Weights, own: Tree | None, into: Weights) -> None:
-        """x_i after local work; w_i of a client that never participated."""
-        into.theta.copy_(shared.theta if own is None else own["private"])
-        into.buffers.copy_(shared.buffers)
 
 
 def _heard(ctx: Context) -> Heard:

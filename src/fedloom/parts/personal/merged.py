@@ -102,8 +102,3 @@ class OwnStart(Personal):
         """The client's last model."""
         yield from ()
         return ctx.local, received if own is None else own["private"]
-
-    def fill(self, use: Use, shared: Weights, first: Weights, own: Tree | None, into: Weights) -> None:
-        """The client's last model; what it received if it never participated."""
-        into.theta.copy_(shared.theta if own is None else own["private"])
-        into.buffers.copy_(shared.buffers)
