@@ -34,8 +34,8 @@ import torch
 from record import machine, save
 
 from fedloom.compute.live import Live
-from fedloom.core.client import Broadcast, State
 from fedloom.core.context import Batch
+from fedloom.core.exchange import Broadcast, State
 from fedloom.core.federation import Arrays, Federation, Index, Split
 from fedloom.core.local import Local
 from fedloom.core.meta import deployed

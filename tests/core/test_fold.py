@@ -14,9 +14,9 @@ from helpers.runs import experiment, go
 from torch import nn
 
 from fedloom.core.aggregate import LONGEST, UPDATE, Fold, Traffic, blocks, fold
-from fedloom.core.client import Failure, FailureKind, Result
 from fedloom.core.context import Context, Model
 from fedloom.core.errors import ClientError
+from fedloom.core.exchange import Failure, FailureKind, Result
 from fedloom.core.method import Method
 from fedloom.core.parts import ClientEnd, Drift, Reduce
 from fedloom.engines.shared import Segment

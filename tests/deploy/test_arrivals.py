@@ -12,8 +12,8 @@ import pytest
 import torch
 from helpers.deploying import Scripted, config, scripted, simulated
 
-from fedloom.core.client import FailureKind
 from fedloom.core.errors import CheckpointError, ClientError, ConfigError
+from fedloom.core.exchange import FailureKind
 from fedloom.experiment.clock import Clock
 from fedloom.experiment.federated import RunResult
 from fedloom.experiment.rundir import RunDirectory

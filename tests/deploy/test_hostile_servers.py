@@ -16,8 +16,8 @@ from helpers.deploying import config, in_process
 
 from fedloom.cli import main
 from fedloom.core import files
-from fedloom.core.client import Broadcast
 from fedloom.core.errors import CheckpointError, ConfigError
+from fedloom.core.exchange import Broadcast
 from fedloom.methods import methods
 from fedloom.models import models
 from fedloom_apps.deploy import messages

@@ -10,8 +10,8 @@ import pytest
 import torch
 from helpers.deploying import InProcess, config, in_process, simulated
 
-from fedloom.core.client import FailureKind
 from fedloom.core.errors import CheckpointError, ClientError, ConfigError
+from fedloom.core.exchange import FailureKind
 from fedloom.core.rng import stream
 from fedloom.experiment.federated import RunResult
 from fedloom_apps.deploy import engine

@@ -10,7 +10,7 @@ import torch
 from helpers.deploying import config, in_process, simulated
 from helpers.marks import kinds
 
-from fedloom.core.client import State
+from fedloom.core.exchange import State
 from fedloom.experiment.federated import RunResult
 from fedloom_apps.deploy.engine import version_in
 from fedloom_apps.deploy.server import Recipe, run

@@ -32,10 +32,10 @@ from fedloom.compute import computes
 from fedloom.compute.live import Live
 from fedloom.config import build, resolve
 from fedloom.core.aggregate import blocks
-from fedloom.core.client import Broadcast, Result
 from fedloom.core.context import Context, Model
 from fedloom.core.engine import Engine, Group, States
 from fedloom.core.errors import ClientError, ConfigError, LossError
+from fedloom.core.exchange import Broadcast, Result
 from fedloom.core.local import Local
 from fedloom.core.parts import ClientEnd, Drift
 from fedloom.core.round import federated_round

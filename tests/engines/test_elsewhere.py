@@ -14,10 +14,10 @@ from helpers.runs import assert_same_state, experiment, go
 
 from fedloom.compute.live import Live
 from fedloom.core.aggregate import Fold, fold
-from fedloom.core.client import Broadcast, Failure, FailureKind, Result, State
 from fedloom.core.cohort import InitialStates
 from fedloom.core.engine import ComputeFactory, EngineFactory, Group, States, Traits
 from fedloom.core.errors import ClientError, ConfigError
+from fedloom.core.exchange import Broadcast, Failure, FailureKind, Result, State
 from fedloom.core.federation import Index, Population, Split
 from fedloom.core.plan import ClientPlan
 from fedloom.core.registry import Entry

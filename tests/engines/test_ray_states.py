@@ -20,8 +20,8 @@ from helpers.stored import files, places, referred
 from helpers.trouble import MARK, guarded, marked, suicide
 from safetensors.torch import load
 
-from fedloom.core.client import State
 from fedloom.core.errors import CheckpointError
+from fedloom.core.exchange import State
 from fedloom.experiment import checkpoint, store
 from fedloom.experiment.experiment import Evaluation
 from fedloom.experiment.federated import FederatedTask, run

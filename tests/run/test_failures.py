@@ -18,9 +18,10 @@ from helpers.trouble import MARK, guarded, marked, stumble
 
 import fedloom
 from fedloom.compute.live import Live
-from fedloom.core.client import ClientWork, FailureKind, Result
+from fedloom.core.client import ClientWork
 from fedloom.core.context import Batch, Context, Output
 from fedloom.core.errors import ClientError, ConfigError
+from fedloom.core.exchange import FailureKind, Result
 from fedloom.core.federation import Federation, Index, Split
 from fedloom.core.local import Local
 from fedloom.core.method import Method

@@ -24,8 +24,8 @@ from helpers.stored import ROUNDS, STATEFUL, files, numbers, places, referred, w
 from torch import nn
 
 from fedloom.config import build, resolve
-from fedloom.core.client import State
 from fedloom.core.errors import CheckpointError, ConfigError
+from fedloom.core.exchange import State
 from fedloom.experiment import checkpoint, federated, store
 from fedloom.experiment.callbacks import Callback
 from fedloom.experiment.federated import FederatedTask, run

@@ -22,8 +22,8 @@ from helpers.resuming import flip, truncate
 from helpers.runs import assert_same_run, assert_same_state
 from helpers.stored import STATEFUL, files, places, referred, whole, work
 
-from fedloom.core.client import State
 from fedloom.core.errors import CheckpointError
+from fedloom.core.exchange import State
 from fedloom.experiment import atomic, checkpoint, store
 from fedloom.experiment.callbacks import Callback, RunInfo
 from fedloom.experiment.experiment import Evaluation

@@ -27,8 +27,8 @@ from fedloom.config.keys import Shared, run_settings
 from fedloom.config.overrides import split_words
 from fedloom.config.schema import CommandSchema, Config, read, to_yaml
 from fedloom.core import fork_safety, yaml
-from fedloom.core.client import Failure
 from fedloom.core.errors import CheckpointError, ClientError, ConfigError, FedLoomError
+from fedloom.core.exchange import Failure
 from fedloom.core.slots import SEVERAL, SLOTS
 from fedloom.experiment.atomic import Lock, write_whole
 from fedloom.experiment.callbacks import Callback, LineProgress, NullProgress, make_progress

@@ -33,11 +33,12 @@ from fedloom.compute.phases import PhasedRound, has_phased_rounds
 from fedloom.compute.results import finished
 from fedloom.core import dropout, rng
 from fedloom.core.aggregate import EVEN, Fold, even_blocks, fold
-from fedloom.core.client import Broadcast, ClientWork, Result, State, Vectors, load, private_start
+from fedloom.core.client import ClientWork, Vectors, load, private_start
 from fedloom.core.client import contexts as client_contexts
 from fedloom.core.context import Context
 from fedloom.core.engine import FEW, States
 from fedloom.core.errors import in_one_line
+from fedloom.core.exchange import Broadcast, Result, State
 from fedloom.core.layout import call
 from fedloom.core.parts import UPDATE, Reduce
 from fedloom.core.plan import ClientPlan

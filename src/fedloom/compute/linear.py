@@ -18,8 +18,8 @@ from torch import Tensor
 
 from fedloom.compute.cohort import TrainedCohort
 from fedloom.compute.plain import Correction
-from fedloom.core.client import Broadcast
 from fedloom.core.context import Context
+from fedloom.core.exchange import Broadcast
 from fedloom.core.parts import UPDATE
 from fedloom.core.plan import ClientPlan
 from fedloom.core.tree import Float, Tree

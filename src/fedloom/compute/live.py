@@ -15,11 +15,12 @@ from torch.func import grad_and_value, vmap
 from fedloom.core import client as work
 from fedloom.core import rng
 from fedloom.core.aggregate import LONGEST, Fold, blocks, fold
-from fedloom.core.client import Answer, Broadcast, ClientWork, LocalWork, Request, Result, State, Vectors
+from fedloom.core.client import Answer, ClientWork, LocalWork, Request, Vectors
 from fedloom.core.context import Batch, Context, Output
 from fedloom.core.dropout import keyed
 from fedloom.core.engine import States
 from fedloom.core.example_privacy import clipping
+from fedloom.core.exchange import Broadcast, Result, State
 from fedloom.core.hooks import overrides
 from fedloom.core.layout import LiveModule
 from fedloom.core.meta import forward, gradient, objective

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from fedloom.compute.cohort import CohortNet, StepRule, cross_entropy, drawn
-from fedloom.core.client import Answer, Broadcast, ClientWork, LocalWork, Request, Result, Vectors
+from fedloom.core.client import Answer, ClientWork, LocalWork, Request, Vectors
 from fedloom.core.context import Output
+from fedloom.core.exchange import Broadcast, Result
 from fedloom.core.objective import Net, companions, loss
 from fedloom.core.plan import ClientPlan
 

@@ -16,8 +16,9 @@ from fedloom.compute.cohort.schedule import taken
 from fedloom.compute.cohort.windows import windows
 from fedloom.compute.plain import descends
 from fedloom.compute.results import finished
-from fedloom.core.client import Broadcast, ClientWork, Result, Vectors, private_start
+from fedloom.core.client import ClientWork, Vectors, private_start
 from fedloom.core.context import Context
+from fedloom.core.exchange import Broadcast, Result
 from fedloom.core.plan import ClientPlan
 from fedloom.core.views import Pair, RegGrad, StepInfo, View
 

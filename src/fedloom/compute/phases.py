@@ -18,8 +18,9 @@ from fedloom.compute.cohort.parameters import Parameter
 from fedloom.compute.cohort.trace import LayerCall, Program
 from fedloom.compute.plain import descends, has_dropout
 from fedloom.compute.results import finished
-from fedloom.core.client import Broadcast, ClientWork, Result, Vectors, load
+from fedloom.core.client import ClientWork, Vectors, load
 from fedloom.core.context import Context
+from fedloom.core.exchange import Broadcast, Result
 from fedloom.core.plan import ClientPlan
 from fedloom.core.views import StepInfo, View
 

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedloom.core.client import BUFFERS, Failure, FailureKind, Result
 from fedloom.core.errors import ClientError
+from fedloom.core.exchange import BUFFERS, Failure, FailureKind, Result
 from fedloom.core.parts import UPDATE, Reduce
 from fedloom.core.plan import ClientPlan
 from fedloom.core.tree import Float, Tree

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from fedloom.core import rng
 from fedloom.core.aggregate import EQUAL, Fold, Traffic
-from fedloom.core.client import BUFFERS, Broadcast, Failure, FailureKind, Result, State
 from fedloom.core.context import RoundInfo
 from fedloom.core.engine import Engine, Group
 from fedloom.core.errors import LossError
+from fedloom.core.exchange import BUFFERS, Broadcast, Failure, FailureKind, Result, State
 from fedloom.core.hook_results import like
 from fedloom.core.parts import UPDATE
 from fedloom.core.plan import ClientPlan

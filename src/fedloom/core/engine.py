@@ -10,7 +10,7 @@ from typing import ClassVar, Literal, NamedTuple, Protocol
 import numpy as np
 
 from fedloom.core.aggregate import Fold
-from fedloom.core.client import Broadcast, Result, State
+from fedloom.core.exchange import Broadcast, Result, State
 from fedloom.core.plan import ClientPlan
 
 FEW = 4  # clients from which a model has calls of its own

@@ -29,11 +29,11 @@ from torch import Tensor
 
 from fedloom.core import hook_results, rng, tree
 from fedloom.core.aggregate import Fold, Traffic
-from fedloom.core.client import BUFFERS, Broadcast, FailureKind, Result, State
 from fedloom.core.cohort import Cohort, Report
 from fedloom.core.context import Heard, Meeting, RoundInfo
 from fedloom.core.engine import Engine, Group, calls
 from fedloom.core.errors import ClientError, ConfigError, add_note, in_words, nearest
+from fedloom.core.exchange import BUFFERS, Broadcast, FailureKind, Result, State
 from fedloom.core.links import Links, checked, mixed
 from fedloom.core.method import Method
 from fedloom.core.missing_needs import with_hint

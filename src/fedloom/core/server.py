@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedloom.core.client import Broadcast, State, with_private
+from fedloom.core.exchange import Broadcast, State, with_private
 from fedloom.core.hook_results import like, tensors, without_shared_storage
 from fedloom.core.parts import Topology
 from fedloom.core.plan import ClientPlan

@@ -15,9 +15,9 @@ import numpy as np
 
 from fedloom.applications import at
 from fedloom.core.aggregate import Fold
-from fedloom.core.client import Broadcast
 from fedloom.core.engine import ComputeFactory, Engine, EngineFactory, Group, States
 from fedloom.core.errors import ClientError, ConfigError
+from fedloom.core.exchange import Broadcast
 from fedloom.core.missing_needs import as_loss_error
 from fedloom.core.plan import ClientPlan
 from fedloom.core.registry import Registry

@@ -14,8 +14,8 @@ from torch.utils._pytree import tree_leaves
 
 from fedloom.compute.live import Live
 from fedloom.core import rng
-from fedloom.core.client import State
 from fedloom.core.errors import ConfigError
+from fedloom.core.exchange import State
 from fedloom.core.plan import ClientPlan
 from fedloom.core.server import Server, first_state
 from fedloom.core.timeline import Timeline

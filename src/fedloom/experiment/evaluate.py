@@ -22,8 +22,8 @@ from torch.func import vmap
 
 from fedloom.core import meta as adapting
 from fedloom.core import rng
-from fedloom.core.client import State, own_values
 from fedloom.core.context import Batch
+from fedloom.core.exchange import State, own_values
 from fedloom.core.federation import Arrays, Federation, Index, Split
 from fedloom.core.layout import Leaf, LiveModule, call
 from fedloom.core.objective import Net

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from fedloom.applications import shown
 from fedloom.compute import computes, note, resolved
 from fedloom.core.aggregate import Traffic
-from fedloom.core.client import Broadcast, Failure, FailureKind, Result
 from fedloom.core.cohort import Report
 from fedloom.core.engine import Engine
 from fedloom.core.errors import CheckpointError, ClientError, ConfigError, nearest, outside
+from fedloom.core.exchange import Broadcast, Failure, FailureKind, Result
 from fedloom.core.hooks import overrides
 from fedloom.core.links import Links, spectral_gap
 from fedloom.core.local import CHANGEABLE, cohort_size, draw_cohort

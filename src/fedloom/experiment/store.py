@@ -34,8 +34,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from torch import Tensor
 
-from fedloom.core.client import Broadcast, Failure, Result, State
 from fedloom.core.errors import CheckpointError, ConfigError
+from fedloom.core.exchange import Broadcast, Failure, Result, State
 from fedloom.core.files import readable
 from fedloom.core.plan import ClientPlan
 from fedloom.core.server import Server, first_state
@@ -625,7 +625,7 @@ def packed(failures: Sequence[Failure]) -> tuple[list[dict[str, str]], Tree]:
 
     Drop-outs of a long run are many, and every checkpoint has all of them.
 
-    >>> from fedloom.core.client import FailureKind
+    >>> from fedloom.core.exchange import FailureKind
     >>> failures = [Failure(round, 7, FailureKind.ABSENT, "dropped out") for round in range(3)]
     >>> reasons, table = packed(failures)
     >>> len(reasons), table["round"].tolist(), unpacked(reasons, table) == failures

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from math import isfinite, isnan, nan
 from typing import Any
 
-from fedloom.core.client import Failure, FailureKind
+from fedloom.core.exchange import Failure, FailureKind
 from fedloom.core.hooks import overrides
 from fedloom.core.meta import NEVER
 from fedloom.core.method import Method

@@ -26,11 +26,11 @@ from fedloom.applications import shown
 from fedloom.compute import computes
 from fedloom.core import meta
 from fedloom.core.checks import one_of
-from fedloom.core.client import State, own_values
 from fedloom.core.cohort import InitialStates
 from fedloom.core.context import Batch
 from fedloom.core.determinism import exact_gpu
 from fedloom.core.errors import ClientError, ConfigError, DataError, first_line, nearest, of_extra
+from fedloom.core.exchange import State, own_values
 from fedloom.core.federation import Arrays, Federation, Index, Population, Split
 from fedloom.core.parts import Use
 from fedloom.core.plan import ClientPlan

@@ -9,8 +9,8 @@ from dataclasses import replace
 import torch
 
 from fedloom.compute.live import Live
-from fedloom.core.client import Broadcast, Failure, FailureKind, Result
 from fedloom.core.errors import ConfigError
+from fedloom.core.exchange import Broadcast, Failure, FailureKind, Result
 from fedloom.core.plan import ClientPlan
 from fedloom.core.server import Server, first_state
 from fedloom.core.tree import finite

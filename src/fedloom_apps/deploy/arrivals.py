@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedloom.core.client import Broadcast
 from fedloom.core.errors import ClientError
+from fedloom.core.exchange import Broadcast
 from fedloom.core.timeline import Arrivals, InFlight, World
 from fedloom.timing import Equal
 from fedloom_apps.deploy.answers import worked

@@ -13,8 +13,8 @@ import torch
 
 from fedloom.config.keys import CONDITIONS, build_method, model_factory
 from fedloom.config.schema import Config, arguments
-from fedloom.core.client import State
 from fedloom.core.errors import ConfigError, DataError
+from fedloom.core.exchange import State
 from fedloom.core.federation import Arrays, Federation, Index, Population, Split
 from fedloom.core.method import Method
 from fedloom.core.plan import ClientPlan

@@ -22,9 +22,9 @@ import numpy as np
 import torch
 
 from fedloom.core.aggregate import Fold, fold
-from fedloom.core.client import Broadcast, Failure, FailureKind, Result, State
 from fedloom.core.engine import ComputeFactory, Engine, Group, States, Traits
 from fedloom.core.errors import ClientError, printable
+from fedloom.core.exchange import Broadcast, Failure, FailureKind, Result, State
 from fedloom.core.plan import ClientPlan
 from fedloom_apps.deploy.answers import (
     SLACK,

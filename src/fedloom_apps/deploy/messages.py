@@ -9,8 +9,8 @@ from typing import Any, NamedTuple, Protocol, TypeGuard
 
 from torch import Tensor
 
-from fedloom.core.client import Broadcast
 from fedloom.core.errors import CheckpointError, ConfigError, DataError, FedLoomError
+from fedloom.core.exchange import Broadcast
 from fedloom.core.settings import from_plain, signature, validate
 from fedloom.experiment.store import flat, nested
 from fedloom_apps.deploy.versions import FILE, TICKET

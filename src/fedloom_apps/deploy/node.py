@@ -22,9 +22,9 @@ from torch import Tensor
 
 from fedloom.compute import computes
 from fedloom.compute.live import Live
-from fedloom.core.client import Broadcast, Result, State
 from fedloom.core.engine import Compute
 from fedloom.core.errors import CheckpointError, FedLoomError, printable
+from fedloom.core.exchange import Broadcast, Result, State
 from fedloom.core.plan import ClientPlan
 from fedloom.core.round import federated_round
 from fedloom.core.server import Server, first_state

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from fedloom.config.schema import Config, read_run
-from fedloom.core.client import Failure
 from fedloom.core.engine import ComputeFactory, EngineFactory
 from fedloom.core.errors import CheckpointError, ConfigError
+from fedloom.core.exchange import Failure
 from fedloom.core.plan import ClientPlan
 from fedloom.core.timeline import Arrivals, Timeline
 from fedloom.experiment import atomic, federated

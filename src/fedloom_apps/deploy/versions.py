@@ -14,8 +14,8 @@ from pathlib import Path
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 
-from fedloom.core.client import State
 from fedloom.core.errors import CheckpointError
+from fedloom.core.exchange import State
 from fedloom.core.tree import copied
 from fedloom.experiment import atomic
 from fedloom.experiment.store import flat, nested

@@ -23,9 +23,9 @@ from torch.nn.modules.conv import _ConvNd
 from fedloom.core import meta as adapting
 from fedloom.core import rng, tree
 from fedloom.core.checks import at_least
-from fedloom.core.client import State
 from fedloom.core.context import NO_ROUND, Batch
 from fedloom.core.errors import ConfigError
+from fedloom.core.exchange import State
 from fedloom.core.federation import Arrays, Index, Split
 from fedloom.core.local import Local, clip_factor
 from fedloom.core.method import Method

@@ -24,8 +24,8 @@ import torch
 from torch import Tensor
 
 from fedloom.core import rng
-from fedloom.core.client import State
 from fedloom.core.context import NO_ROUND, Batch, Output
+from fedloom.core.exchange import State
 from fedloom.core.federation import Arrays
 from fedloom.core.meta import NEVER
 from fedloom.core.parts import Term

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedloom.core.client import State
 from fedloom.core.errors import CheckpointError, ClientError
+from fedloom.core.exchange import State
 from fedloom.experiment.callbacks import Callback
 from fedloom.experiment.checkpoint import Checkpoint
 from fedloom.experiment.conventions import known_tokens

@@ -28,10 +28,10 @@ import torch
 from torch import Tensor
 
 from fedloom.core.aggregate import Fold
-from fedloom.core.client import Broadcast, Result
 from fedloom.core.determinism import exact_gpu
 from fedloom.core.engine import Compute, ComputeFactory, StateFiles
 from fedloom.core.errors import CheckpointError, ConfigError
+from fedloom.core.exchange import Broadcast, Result
 from fedloom.core.missing_needs import as_client_error, as_loss_error
 from fedloom.core.plan import ClientPlan
 from fedloom.engines.processes import Block

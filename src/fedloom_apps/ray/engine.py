@@ -31,9 +31,9 @@ from typing import Any, Literal
 import numpy as np
 
 from fedloom.core.aggregate import Fold, fold
-from fedloom.core.client import Broadcast, Failure, FailureKind, Result
 from fedloom.core.engine import Compute, ComputeFactory, Engine, EngineFactory, Group, StateFiles, States, Traits
 from fedloom.core.errors import ClientError, FedLoomError, LossError
+from fedloom.core.exchange import Broadcast, Failure, FailureKind, Result
 from fedloom.core.plan import ClientPlan
 from fedloom.core.ranges import NonNegative, NonNegativeInt
 from fedloom.engines import engines

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from fedloom.core import rng
-from fedloom.core.client import BUFFERS
 from fedloom.core.context import Context, Facts, RoundInfo
 from fedloom.core.errors import ConfigError
+from fedloom.core.exchange import BUFFERS
 from fedloom.core.message import Message, SendResult, Slice
 from fedloom.core.parts import UPDATE, Reduce, Reduced, Uplink
 from fedloom.core.ranges import Bound, Fraction, NonNegative, Positive
