@@ -68,7 +68,7 @@ def run(
             ``fl.objectives.loss``.
         out: run directory; None keeps everything in memory.
         resume: True, or the run directory, resumes from the newest checkpoint in ``out``; a checkpoint, from that.
-        checkpoint_every: rounds between checkpoints.
+        checkpoint_every: rounds between checkpoints; one is always written at the end and on Ctrl-C.
         keep: number of checkpoints to keep.
         callbacks: observers of the run.
         progress: whether to show the run: a bar on a terminal or in a notebook, else a line for each round.
@@ -83,6 +83,7 @@ def run(
         ConfigError: if the federation or the model is missing, or settings are incompatible.
         CheckpointError: if ``out`` exists, cannot be written, or holds another experiment.
         ClientError: if all clients of a round fail other than by diverging, or the server model diverges.
+        KeyboardInterrupt: on Ctrl-C, after a checkpoint.
 
     Warns:
         UserWarning: of what ``summary["warnings"]`` says: many updates were left out, or the final loss is not finite.

@@ -421,24 +421,18 @@ class Evaluator(LoadedModel):
         If there is none, or the method adapts, every client evaluates it, adapted, on test samples of its own. Empty if
         there is no model to average.
         """
-        split, federation = self.plan.layout.shared_size, self.federation
-        if self.plan.has_levels:
-            record: dict[str, Any] = {}
-            for number, network in enumerate(self.networks):
-                if models.members(number):
-                    network.load(models.mean(number), server.buffers)
-                    record |= network.on("/".join(filter(None, (name, network.name))), federation.test)
-            return record
-        if not models.members(0):
-            return {}
-        mean = models.mean().to(server.theta.device)
-        if self.plan.method.adaptation.is_identity and len(federation.test):
-            self.load(mean[:split], mean[split:])
-            return self.on(name, federation.test)
-        if not len(federation.held_out.index.rows):
-            return {}
-        beside = replace(server, theta=mean[:split], buffers=mean[split:], models=None)
-        return _renamed(self.clients(beside, store)[0], name)
+        plan, federation, record = self.plan, self.federation, dict[str, Any]()
+        for number, network in enumerate(self.networks):
+            if not models.members(number):
+                continue
+            mean, split = models.mean(number).to(server.theta.device), network.plan.layout.shared_size
+            if plan.has_levels or (plan.method.adaptation.is_identity and len(federation.test)):
+                network.load(mean[:split], mean[split:])
+                record |= network.on("/".join(filter(None, (name, network.name))), federation.test)
+            elif len(federation.held_out.index.rows):
+                beside = replace(server, theta=mean[:split], buffers=mean[split:], models=None)
+                record |= _renamed(self.clients(beside, store)[0], name)
+        return record
 
 
 def _renamed(record: dict[str, Any], scope: str) -> dict[str, Any]:

@@ -116,22 +116,9 @@ def run(
     keep: int = 2,
     callbacks: Sequence[Callback] = (),
 ) -> RunResult:
-    """Run an experiment, from the start or from a checkpoint, as ``fedloom.run``, without a display or warnings.
+    """Run an experiment with the arguments, errors and result of ``fedloom.run``, without a display or warnings.
 
-    Args:
-        experiment: the experiment.
-        out: run directory; None keeps everything in memory.
-        resume: True resumes from the newest checkpoint in ``out``; a path, from that checkpoint.
-        checkpoint_every: rounds between checkpoints; one is always written at the end and on Ctrl-C, which then raises
-            ``KeyboardInterrupt``.
-        keep: number of checkpoints to keep.
-        callbacks: observers of the run; their ``on_step`` receives a ``RoundStep``.
-
-    Raises:
-        ConfigError: if the model does not fit the data, or the engine does not support the method.
-        CheckpointError: if ``out`` exists, cannot be written, or holds another experiment.
-        ClientError: if all clients of a round fail with an exception, or the server model diverges.
-        KeyboardInterrupt: on Ctrl-C, after a checkpoint.
+    ``on_step`` of its callbacks receives a ``RoundStep``.
     """
     with reproducible(), own_draws():
         task = FederatedTask(experiment, None if out is None else Path(out))
@@ -142,18 +129,9 @@ def run(
 def load(
     experiment: Experiment | Callable[[Path], FederatedTask], path: Path | str, round: int | str | None = None
 ) -> TrainedRun:
-    """Load the models in a run directory from a checkpoint; nothing is written.
+    """Load the models in a run directory from a checkpoint, as ``fedloom.load``; nothing is written.
 
-    Args:
-        experiment: the experiment of the run, or what makes its task for a directory.
-        path: the run directory.
-        round: which checkpoint: a number of rounds, ``best`` for the best round by ``evaluation.metric``, or None for
-            the newest one.
-
-    Raises:
-        ConfigError: if ``round`` is anything else.
-        CheckpointError: if it is not a run directory, holds another experiment, or has no such checkpoint that can be
-            read.
+    ``experiment`` is that of the run, or what makes its task for a directory.
     """
     directory = RunDirectory(path)
     stored = directory.continued()
@@ -251,10 +229,10 @@ class FederatedTask(TrainerTask):
                 f"client states may take {reach * each / 1e9:.1f} GB of memory ({reach} clients, {each / 1e6:.1f} MB "
                 "each); in a run directory they would be kept on disk."
             )
-        last = LastModels.of(plan, seen) if "average" in on.what else None
+        last = LastModels(plan, seen) if "average" in on.what else None
         if last is not None:
             last.models = make_store(choice, reach * last.initial.nbytes, out, MODELS)
-        models = CohortModels.of(plan, seen) if "cohort" in on.what else None
+        models = CohortModels(plan, seen) if "cohort" in on.what else None
         averaged = ServerAverage.of(on.server_average, server) if on.server_average else None
         rows = None
         if server.models is not None:
@@ -501,17 +479,15 @@ class FederatedTask(TrainerTask):
             table.write()
 
     def write(self, directory: RunDirectory, status: Status) -> None:
-        layout, server, averaged = self.plan.layout, self.state.server, self.state.averaged
+        server, averaged, live = self.state.server, self.state.averaged, self.evaluator.live
         models = {"model": server} | ({} if averaged is None else {"model_average": averaged.server(server)})
         best = self.best_round()
         if best is not None and (place := checkpoints.of_round(directory.checkpoints, best)).is_dir():
             stored = checkpoints.load(place).tensors["server"]
             models["model_best"] = replace(server, theta=stored["shared"], buffers=stored["buffers"])
         for name, one in models.items():
-            named = layout.named(
-                torch.cat([one.theta.to(self.plan.theta0), self.plan.theta0[layout.shared_size :]]),
-                torch.cat([one.buffers.to(self.plan.buffers0), self.plan.buffers0[layout.shared_buffers :]]),
-            )
+            self.evaluator.load(one.theta, one.buffers)
+            named = self.plan.layout.named(live.theta, live.buffers)
             atomic.write_whole(directory.path / f"{name}.safetensors", as_model_file(named))
 
     def result(self, summary: dict[str, Any]) -> RunResult:

@@ -25,6 +25,12 @@ def is_installed() -> bool:
     return find_spec("dp_accounting") is not None
 
 
+def gaussian(noise: float, share: float = 1.0) -> Any:
+    """The privacy loss distribution of a Gaussian mechanism on a Poisson sample with this share."""
+    distributions: Any = import_module("dp_accounting.pld.privacy_loss_distribution")
+    return distributions.from_gaussian_mechanism(noise, sampling_prob=share)
+
+
 @dataclass(frozen=True)
 class Accountant:
     """The privacy of a number of rounds with Gaussian noise on sums of clipped uploads.
@@ -54,15 +60,12 @@ class Accountant:
         """The neighbouring relation, in words."""
         return "one client more or less" if self.kind == "poisson" else "one client's data replaced"
 
+    @lru_cache(maxsize=10_000)  # noqa: B019 - it may take a second, and the runs of a sweep share it
     def epsilon(self, rounds: int, asked: float = 0.0) -> float:
         """ε after the given number of rounds and ``asked`` additional sums over all clients.
 
         Sums with other noise z' count (z/z')² times: together they are one Gaussian mechanism.
         """
-        return _cached_epsilon(self, rounds, asked)
-
-    def compute(self, rounds: int, asked: float = 0.0) -> float:
-        """ε, recomputed, which may take a second."""
         if self.kind == "poisson":
             return self._poisson(rounds, asked)
         dp: Any = import_module("dp_accounting")
@@ -82,8 +85,7 @@ class Accountant:
         """
         composed = self._one_round.self_compose(rounds)
         if asked:
-            distributions: Any = import_module("dp_accounting.pld.privacy_loss_distribution")
-            composed = composed.compose(distributions.from_gaussian_mechanism(self.noise / sqrt(asked)))
+            composed = composed.compose(gaussian(self.noise / sqrt(asked)))
         redrawn = rounds * (1 - self.cohort / self.clients) ** (self.clients - 1)
         epsilon = composed.get_epsilon_for_delta(self.delta)
         for _ in range(100):
@@ -98,8 +100,7 @@ class Accountant:
 
     @cached_property
     def _one_round(self) -> Any:
-        distributions: Any = import_module("dp_accounting.pld.privacy_loss_distribution")
-        return distributions.from_gaussian_mechanism(self.noise, sampling_prob=self.cohort / self.clients)
+        return gaussian(self.noise, self.cohort / self.clients)
 
 
 @dataclass(frozen=True)
@@ -141,19 +142,15 @@ class ExampleAccountant:
         """The neighbouring relation, in words."""
         return "one sample more or less" if self.kind == "poisson" else "one sample replaced"
 
+    @lru_cache(maxsize=10_000)  # noqa: B019 - as above
     def epsilon(self, rounds: int) -> float:
         """ε of a client that has participated in the given number of rounds."""
-        return _cached_epsilon(self, rounds)
-
-    def compute(self, rounds: int) -> float:
-        """ε, recomputed, which may take a second."""
         return total_epsilon({self: rounds}, self.delta)
 
     @cached_property
     def one_step(self) -> Any:
         """The privacy loss distribution of a step with a Poisson sample."""
-        distributions: Any = import_module("dp_accounting.pld.privacy_loss_distribution")
-        return distributions.from_gaussian_mechanism(self.noise, sampling_prob=self.share)
+        return gaussian(self.noise, self.share)
 
 
 def total_epsilon(rounds: Mapping[ExampleAccountant, int], delta: float) -> float:
@@ -173,12 +170,6 @@ def total_epsilon(rounds: Mapping[ExampleAccountant, int], delta: float) -> floa
 def recorded(epsilon: float) -> float | str:
     """ε for a record, whose file has no infinite numbers: ``infinite`` if the run gives no guarantee."""
     return "infinite" if isinf(epsilon) else epsilon
-
-
-@lru_cache(maxsize=10_000)
-def _cached_epsilon(accountant: Accountant | ExampleAccountant, *times: float) -> float:
-    """ε by accountant, rounds and sums, cached because the runs of a sweep share them."""
-    return accountant.compute(*times)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -217,7 +208,7 @@ def privacy_spent(
     if "privacy" not in summary or not is_installed():
         return None
     known = Accountant(**{key: value for key, value in summary["privacy"].items() if key != "neighbours"})
-    noises = [part.noise for part in uplinks if isinstance(part, ClipNoise) and "noise" in part.guarantees]
+    noises = [part.noise for part in private(uplinks)]
     epsilon = known.epsilon(rounds, asked * (known.noise / noises[0]) ** 2) if noises else inf
     return PrivacySpent(epsilon, known.delta, known.neighbours)
 
@@ -230,14 +221,17 @@ def example_accountant(experiment: Experiment, federation: Federation) -> Exampl
     return ExampleAccountant.of(experiment.local, fewest, experiment.local.dp_delta)
 
 
+def private(uplinks: Sequence[Uplink]) -> list[ClipNoise]:
+    """The uplinks that add noise."""
+    return [part for part in uplinks if isinstance(part, ClipNoise) and "noise" in part.guarantees]
+
+
 def private_uplink(experiment: Experiment) -> ClipNoise | None:
     """The private uplink of an experiment, or None."""
-    private = [
-        uplink for uplink in experiment.method.uplink if isinstance(uplink, ClipNoise) and "noise" in uplink.guarantees
-    ]
-    if len(private) > 1:
+    found = private(experiment.method.uplink)
+    if len(found) > 1:
         raise ConfigError("a method has two private uplinks; one clip_noise bounds everything that leaves a client.")
-    return private[0] if private else None
+    return found[0] if found else None
 
 
 def accountant(experiment: Experiment) -> Accountant | None:

@@ -109,12 +109,12 @@ def make_plan(experiment: Experiment, federation: Federation, device: str) -> Cl
     """
     if experiment.local.precision == "bf16" and (reason := reason_against_bf16(device)):
         raise ConfigError(f"local.precision=bf16: {reason}; choose local.precision=full.")
-    arrays = federation.train.arrays
+    arrays, dtype, teacher = federation.train.arrays, getattr(torch, experiment.dtype), experiment.teacher
     if isinstance(arrays.x, Samples):
         _structures(experiment, arrays)
     with torch.random.fork_rng(devices=[]):
         rng.seed_torch(experiment.seed, "model")
-        model = make_model(experiment.model).to(getattr(torch, experiment.dtype))
+        model = make_model(experiment.model).to(dtype)
         if experiment.init is not None:
             warm_start(model, experiment.init, federation)
     data, hostile = federation.train.first(federation.seen), experiment.hostile
@@ -133,7 +133,7 @@ def make_plan(experiment: Experiment, federation: Federation, device: str) -> Cl
         rounds=experiment.rounds,
         cohort=1 if experiment.method.pooled else experiment.cohort_size,
         expected_cohort=experiment.expected_cohort,
-        teacher=_teacher(experiment, federation, device),
+        teacher=None if teacher is None else load_teacher(teacher, federation, dtype, device),
         attack=attack,
         hostile=frozenset(hostile.tolist()),
         client_local=experiment.own_local,
@@ -285,13 +285,6 @@ def make_server_data(experiment: Experiment, plan: ClientPlan, federation: Feder
 def server_data(plan: ClientPlan, inputs: Tensor, change: Augment | None = None) -> ServerData:
     """Unlabelled inputs [M, ...] and the plan's model, as parts at the server see them."""
     return ServerData(plan.model, plan.layout, plan.theta0, plan.buffers0, inputs, plan.seed, change)
-
-
-def _teacher(experiment: Experiment, federation: Federation, device: str) -> nn.Module | None:
-    if experiment.teacher is None or not experiment.method.needs("teacher"):
-        return None
-
-    return load_teacher(experiment.teacher, federation, getattr(torch, experiment.dtype), device)
 
 
 def _other_initialisations(experiment: Experiment) -> Callable[[], nn.Module] | None:

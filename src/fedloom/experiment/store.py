@@ -26,7 +26,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -42,9 +42,6 @@ from fedloom.core.server import Server, first_state
 from fedloom.core.tree import Tree, copied, nbytes
 from fedloom.experiment import atomic
 from fedloom.experiment.checkpoint import Checkpoint, available
-
-if TYPE_CHECKING:
-    from typing_extensions import Self  # of typing from Python 3.11 on
 
 LIMIT = 2_000_000_000  # bytes of states, or last models, up to which ``auto`` keeps them in memory
 ROOM = 64 << 20  # bytes of states that are in memory where most of them are on disk
@@ -642,13 +639,13 @@ def packed(failures: Sequence[Failure]) -> tuple[list[dict[str, str]], Tree]:
 
 
 def unpacked(reasons: Sequence[Mapping[str, Any]], table: Mapping[str, Tensor] | None) -> list[Failure]:
-    """The failures: the inverse of ``packed``; without a table, each reason has its round and client, as it once had.
+    """The failures: the inverse of ``packed``; none without a table.
 
     Raises:
         LookupError: if the table names reasons that there are not (TypeError or ValueError: other damage).
     """
     if table is None:
-        return [Failure(**reason) for reason in reasons]
+        return []
     rows = zip(*(table[name].tolist() for name in ("round", "client", "reason")), strict=True)
     return [Failure(round, client, **reasons[number]) for round, client, number in rows]
 
@@ -699,45 +696,35 @@ class ClientModels:
     """Base class of sums over clients' models, parameters and buffers in one vector.
 
     Attributes:
-        initial: the initial shared parameters and buffers, [P + buffers]; with levels, the shared parameters of all
-            levels, concatenated.
+        plan: the plan.
         clients: K.
-        plan: the plan if clients have levels, else None.
+        initial: the initial shared parameters and buffers of all levels, concatenated, [Σ (P + buffers)].
         total: the sum, float64, shaped as ``initial``.
     """
 
-    initial: Tensor
+    plan: ClientPlan
     clients: int
-    plan: ClientPlan | None = None  # where clients have levels
+    initial: Tensor = field(init=False)
     total: Tensor = field(init=False)
 
-    @classmethod
-    def of(cls, plan: ClientPlan, clients: int) -> Self:
-        """The state before any client has participated."""
-        if plan.has_levels:
-            return cls(torch.cat([one.theta0[: one.layout.shared_size] for one in plan.levels]).cpu(), clients, plan)
-        split, own = plan.layout.shared_size, plan.layout.shared_buffers
-        return cls(torch.cat([plan.theta0[:split], plan.buffers0[:own]]).cpu(), clients)
-
-    @property
-    def levels(self) -> tuple[ClientPlan, ...]:
-        """The levels' plans; () if all clients train the same network."""
-        return () if self.plan is None else self.plan.levels
+    def __post_init__(self) -> None:
+        own = [
+            torch.cat([one.theta0[: one.layout.shared_size], one.buffers0[: one.layout.shared_buffers]])
+            for one in self.plan.levels
+        ]
+        self.initial, self.ends = torch.cat(own).cpu(), np.cumsum([0, *map(len, own)])
 
     def segment(self, number: int) -> slice:
         """The slice of a level's models in ``initial`` and ``total``."""
-        if not self.levels:
-            return slice(None)
-        ends = np.cumsum([0, *(level.layout.shared_size for level in self.levels)])
-        return slice(int(ends[number]), int(ends[number + 1]))
+        return slice(int(self.ends[number]), int(self.ends[number + 1]))
 
     def level(self, client: int) -> int:
         """The level of a client."""
-        return 0 if self.plan is None else int(self.plan.level[client])
+        return int(self.plan.level[client])
 
     def members(self, number: int) -> int:
         """Number of clients of a level."""
-        return self.clients if self.plan is None else int((self.plan.level[: self.clients] == number).sum())
+        return int((self.plan.level[: self.clients] == number).sum())
 
     def arrived(self, result: Result, received: Tensor) -> Tensor:
         """A client's model of this round, given the parameters that it received."""
@@ -745,7 +732,7 @@ class ClientModels:
         return torch.cat([received - result.moved, result.buffers]).cpu()
 
     def mean(self, number: int = 0) -> Tensor:
-        """The average model, parameters and buffers in one vector; with levels, over the clients of that level."""
+        """The average model of a level, parameters and buffers in one vector."""
         return (self.total[self.segment(number)] / self.members(number)).to(self.initial.dtype)
 
 
@@ -761,8 +748,9 @@ class LastModels(ClientModels):
     pending: dict[int, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.total = self.initial.double().clone()
-        for number in range(len(self.levels) or 1):
+        for number in range(len(self.plan.levels)):
             self.total[self.segment(number)] *= self.members(number)
         self.total_after = self.total
 
@@ -775,7 +763,7 @@ class LastModels(ClientModels):
         self.pending[result.client] = self.arrived(result, received)
 
     def get(self, client: int) -> Tensor:
-        """A client's last model, shaped as ``initial`` (with levels, as their level's segment)."""
+        """A client's last model, shaped as its level's segment."""
         state = self.models.get(client)
         return self.initial[self.segment(self.level(client))] if state is None else state["average"]["model"]
 
@@ -805,12 +793,13 @@ class CohortModels(ClientModels):
     """The sum of the models of one round's cohort, for the ``cohort`` evaluation."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.begin()
 
     def begin(self) -> None:
         """Start a round."""
         self.total = torch.zeros_like(self.initial, dtype=torch.float64)
-        self.count = [0] * (len(self.levels) or 1)
+        self.count = [0] * len(self.plan.levels)
 
     def observe(self, result: Result, received: Tensor) -> None:
         """Add the model of a client of this round."""
