@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fedloom.config import resolve
+from fedloom.config import Config, resolve
 from fedloom.config.keys import DATA, RUN, Shared, build_federation
 from fedloom.config.overrides import split_words
 from fedloom.core.errors import ConfigError, DataError, nearest
@@ -45,10 +45,7 @@ def partition(arguments: argparse.Namespace) -> int:
     """Draw labels by client; print them and their statistics."""
     console = make_console()
     show_warnings(console)
-    base, words = split_words(arguments.words)
-    config = resolve(words, base)
-    out = arguments.out or config.out
-    path = picture_path(out) if out else free("partition.png")
+    config, out, path = configured(arguments, "partition.png")
     federation = build_federation(config)
     if arguments.save is not None:
         save_partition(federation, arguments.save)
@@ -68,18 +65,32 @@ def partition(arguments: argparse.Namespace) -> int:
         figure = str(path.resolve()) if path.exists() else None
         print_raw(console, json.dumps({"statistics": statistics(federation), "figure": figure}, indent=1))
         return 0
-    if has_classes and is_small(federation):
+    show_clients(console, federation)
+    console.print()
+    print_raw(console, drawn)
+    return 0
+
+
+def configured(arguments: argparse.Namespace, name: str) -> tuple[Config, Path | str | None, Path]:
+    """The configuration of a command line, where it wants the figure, if it says so, and where that goes."""
+    base, words = split_words(arguments.words)
+    config = resolve(words, base)
+    out = arguments.out or config.out
+    return config, out, picture_path(out) if out else free(name)
+
+
+def show_clients(console: Console, federation: Federation) -> None:
+    """Print which client holds which labels, if that fits a terminal, and statistics of all clients."""
+    if federation.train.arrays.has_classes and is_small(federation):
         console.print(grid(federation))
         print_raw(console, legend(federation))
     table = plain_table()
+    table.add_row(Text("partition", style="bold"), federation.provenance["partition"]["name"])
     for key, value in statistics(federation).items():
         configs = value.items() if isinstance(value, dict) else [("", value)]
         said = "  ".join(f"{name} {_number(inner)}".strip() for name, inner in configs)
         table.add_row(Text(WORDS.get(key, key), style="bold"), said)
     console.print(table)
-    console.print()
-    print_raw(console, drawn)
-    return 0
 
 
 def plots() -> Any:
@@ -218,14 +229,10 @@ def show(console: Console, name: str, source: Source, federation: Federation, mo
     if (files := files_of(sources[name])) and not moved and (paths := files.look()):
         size = format_size(sum(map(size_of, paths)))
         print_raw(console, f"files: {folder_of(paths)} ({size}{checksums(files, paths)})")
-    tables, notes = [splits(source), statistics_table(federation)], ""
-    if federation.train.arrays.has_classes and is_small(federation):
-        tables.append(grid(federation))
-        notes = legend(federation)
-    for table in tables:
-        console.print()
-        console.print(table)
-    print_raw(console, notes, end="")
+    console.print()
+    console.print(splits(source))
+    console.print()
+    show_clients(console, federation)
 
 
 def checksums(files: Files, paths: list[Path]) -> str:
@@ -256,17 +263,6 @@ def splits(source: Source) -> Table:
         targets = "numbers" if are_numbers(y) else targets
         shape = " × ".join(map(str, x.shape[1:]))
         table.add_row(title, f"{len(x):,}", shape, values, targets, format_size(x.nbytes + y.nbytes))
-    return table
-
-
-def statistics_table(federation: Federation) -> Table:
-    """A table of clients and samples: mean, standard deviation, minimum and maximum per client."""
-    heads = ("clients", "", "samples", "mean", "std", "min", "max")
-    table = plain_table(*heads, numbers=heads)
-    sizes = federation.train.index.sizes
-    kind = federation.provenance.get("partition", {}).get("name", "its own")
-    row = (f"{sizes.mean():,.2f}", f"{np.std(sizes):,.2f}", f"{sizes.min():,}", f"{sizes.max():,}")
-    table.add_row(f"{len(sizes):,}", str(kind), f"{sizes.sum():,}", *row)
     return table
 
 

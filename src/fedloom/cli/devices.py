@@ -11,10 +11,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from rich.text import Text
 
-from fedloom.cli.data import free, picture_path, write_picture
-from fedloom.config import resolve
+from fedloom.cli.data import configured, write_picture
 from fedloom.config.keys import build
-from fedloom.config.overrides import split_words
 from fedloom.core.errors import ConfigError
 from fedloom.data.plots import ACCENT, INK, QUIET, SOFT, save
 from fedloom.experiment.clock import Outlook, WorkParts
@@ -28,10 +26,7 @@ COLOURS = {"latency": SOFT, "down": QUIET, "computing": ACCENT, "up": "#d9a25f"}
 
 def command(arguments: argparse.Namespace) -> int:
     """Print the devices, durations and the timeline of a run, and draw durations by client."""
-    base, words = split_words(arguments.words)
-    config = resolve(words, base)
-    out = arguments.out or config.out
-    path = picture_path(out) if out else free("devices.png")
+    config, _, path = configured(arguments, "devices.png")
     task = FederatedTask(build(config))
     if (clock := task.clock) is None:
         raise ConfigError("there are no devices; choose some, like devices=lognormal (fedloom list devices).")

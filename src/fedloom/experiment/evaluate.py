@@ -11,7 +11,7 @@ dominated by arithmetic and gains nothing; on a CPU, stacked weights would even 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -537,20 +537,21 @@ def through(
     live = loaded.live
     vector = (len(live.theta) - own[0]) * live.theta.element_size()
     together = (pays(loaded, sizes, vector) & (sizes <= limit)).tolist()
-    collected = Collected(loaded, count)
-    with torch.inference_mode() if support is None else torch.no_grad():
+
+    def outputs() -> Iterator[tuple[Any, Any]]:
         for group in groups(sizes.tolist(), together, limit, VECTORS // max(1, count * vector)):
             members = [int(client) for client in clients[group]]
             if together[group.start]:
                 try:
-                    collected.add(*_stacked(loaded, split, members, fill, own, count, support))
+                    yield _stacked(loaded, split, members, fill, own, count, support)
                     continue
                 except RuntimeError:  # vmap does not support the model; any other error is raised again below
                     together[group.stop :] = [False] * (len(together) - group.stop)
             for client in members:
-                for logits, y in _alone(loaded, split, client, fill, own, count, support):
-                    collected.add(logits, y)
-    return collected.found()
+                yield from _alone(loaded, split, client, fill, own, count, support)
+
+    with torch.inference_mode() if support is None else torch.no_grad():
+        return _measured(loaded, count, outputs())
 
 
 def _alone(
@@ -627,32 +628,25 @@ def _named(leaves: Sequence[Leaf], vector: Tensor, start: int) -> dict[str, Tens
     return found
 
 
-class Collected:
-    """Accumulates logits and reduces them to what the metrics need, about one batch at a time."""
+def _measured(loaded: LoadedModel, count: int, outputs: Iterable[tuple[Any, Any]]) -> list[Predictions]:
+    """The predictions of each model number, from outputs [count, N, ...] and targets [N, ...], about a batch at a time.
 
-    def __init__(self, loaded: LoadedModel, count: int) -> None:
-        self.loaded, self.count = loaded, count
-        self.waiting: list[tuple[Tensor, Tensor]] = []
-        self.parts: list[list[Predictions]] = []
+    Of structures each is one sample's.
+    """
+    measurement, parts, waiting = loaded.measurement, list[list[Predictions]](), list[tuple[Tensor, Tensor]]()
 
-    def add(self, logits: Any, y: Any) -> None:
-        """Add logits [count, N, ...] and the targets [N, ...] of the samples; of structures, one sample's."""
-        if self.loaded.measurement.targets == STRUCTURES:
-            self.parts.append([self.loaded.measurement.predictions(out, y) for out in logits])
-            return
-        self.waiting.append((logits, y.to(logits.device)))
-        if self.count * sum(len(y) for _, y in self.waiting) >= self.loaded.settings.batch_size:
-            self._measure()
+    def reduced() -> list[Predictions]:
+        out, y = torch.cat([out for out, _ in waiting], 1), torch.cat([y for _, y in waiting])
+        waiting.clear()
+        return measurement.predictions(out.flatten(0, 1), y.expand(count, *y.shape).flatten(0, 1)).split(count)
 
-    def _measure(self) -> None:
-        out = torch.cat([logits for logits, _ in self.waiting], 1)
-        y = torch.cat([y for _, y in self.waiting])
-        many = y.expand(self.count, *y.shape).flatten(0, 1)
-        self.parts.append(self.loaded.measurement.predictions(out.flatten(0, 1), many).split(self.count))
-        self.waiting.clear()
-
-    def found(self) -> list[Predictions]:
-        """The predictions for each model number."""
-        if self.waiting:
-            self._measure()
-        return [Predictions.joined(parts) for parts in zip(*self.parts, strict=True)]
+    for out, y in outputs:
+        if measurement.targets == STRUCTURES:
+            parts.append([measurement.predictions(one, y) for one in out])
+            continue
+        waiting.append((out, y.to(out.device)))
+        if count * sum(len(y) for _, y in waiting) >= loaded.settings.batch_size:
+            parts.append(reduced())
+    if waiting:
+        parts.append(reduced())
+    return [Predictions.joined(part) for part in zip(*parts, strict=True)]

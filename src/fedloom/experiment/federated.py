@@ -47,7 +47,6 @@ from fedloom.experiment.store import (
     LIMIT,
     MODELS,
     ROWS,
-    BlockFiles,
     CohortModels,
     LastModels,
     LostState,
@@ -259,7 +258,7 @@ class FederatedTask(TrainerTask):
         if self.engine.remark:
             self.warnings.append(self.engine.remark)
         if experiment.client_state == "shared":
-            self.engine.files = self._files
+            self.engine.files = lambda clients: self.state.store.block(clients, self.round + 1)
         if said := note(experiment.compute, self.plan):
             self.notes.append(said)
         if tolerance := self.traits.tolerance:
@@ -610,10 +609,6 @@ class FederatedTask(TrainerTask):
         server, versions = self.state.server, self.state.versions
         down = replace(server.broadcast(self.plan), invited=tuple(arrivals.received.tolist()))
         return {s: down if s == server.round else versions[s] for s in arrivals.in_flight if s <= server.round}
-
-    def _files(self, clients: Sequence[int]) -> BlockFiles:
-        """The files of clients' states, for workers that read and write them themselves."""
-        return self.state.store.block(clients, self.round + 1)
 
     def _reach(self) -> int:
         """The largest number of clients that can participate in the whole run."""

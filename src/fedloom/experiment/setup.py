@@ -620,15 +620,9 @@ def _from_run(path: Path, federation: Federation) -> nn.Module:
         own = {name: p for name, p in entry.parameters.items() if name not in ("classes", "inputs")}
         chosen = {name: value for name, value in config["model"].items() if name != "name"}
         settings = from_plain(own, validate(f"model {entry.name!r}", "model.", own, chosen))
-    except ConfigError as error:
-        raise ConfigError(f"teacher={path} cannot be used: {error}") from error
-    with torch.random.fork_rng(devices=[]):  # initialisation must not advance the global random stream
-        try:
+        with torch.random.fork_rng(devices=[]):  # initialisation must not advance the global random stream
             model = entry.make(classes=federation.classes, inputs=_shape(federation), **settings)
-        except ConfigError as error:
-            raise ConfigError(f"the teacher {path} does not fit these data: {error}") from error
-    try:
-        _refuse_private(run, config, model)
+        _refuse_private(config, model)
     except ConfigError as error:
         raise ConfigError(f"teacher={path} cannot be used: {error}") from error
     data = f"inputs of shape {_shape(federation)} in {federation.classes} classes"
@@ -638,7 +632,7 @@ def _from_run(path: Path, federation: Federation) -> nn.Module:
     return model
 
 
-def _refuse_private(run: RunDirectory, config: Mapping[str, Any], model: nn.Module) -> None:
+def _refuse_private(config: Mapping[str, Any], model: nn.Module) -> None:
     """Raise ``ConfigError`` if a run keeps some parameters at its clients."""
     chosen = config.get("method")
     if "clients" not in config or not isinstance(chosen, dict):
