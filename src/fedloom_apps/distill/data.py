@@ -238,17 +238,12 @@ IN_MEMORY, ON_DISK = 2**30, 50 * 2**30  # bytes up to which ``auto`` caches ther
 AT_ONCE = 250  # samples of a forward pass
 
 
-def digest(*tensors: Tensor) -> str:
-    """A checksum of the bytes, dtypes and shapes of tensors.
+def digest(tensors: Iterable[Tensor]) -> str:
+    """A checksum of the bytes, dtypes and shapes of tensors, which may arrive one after the other.
 
-    >>> digest(torch.zeros(2)) == digest(torch.zeros(2)), digest(torch.zeros(2)) == digest(torch.zeros(1, 2))
+    >>> digest([torch.zeros(2)]) == digest([torch.zeros(2)]), digest([torch.zeros(2)]) == digest([torch.zeros(1, 2)])
     (True, False)
     """
-    return _digest(tensors)
-
-
-def _digest(tensors: Iterable[Tensor]) -> str:
-    """A checksum like ``digest`` of tensors that arrive one after the other."""
     hasher = hashlib.blake2b(digest_size=12)
     for t in tensors:
         for part in content(t):
@@ -355,7 +350,7 @@ class TeacherCache:
 
     def _from_disk(self, folder: Path) -> dict[str, Tensor]:
         state = self.taps.model.state_dict()
-        name = _digest(chain(state.values(), (self.x[part] for part in self._parts()), [torch.tensor(self.maps)]))
+        name = digest(chain(state.values(), (self.x[part] for part in self._parts()), [torch.tensor(self.maps)]))
         final = folder / name
         if not final.is_dir():
             self._write(final)

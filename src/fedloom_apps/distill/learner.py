@@ -22,7 +22,7 @@ from fedloom.parts.objectives.divergence import cross_entropy
 from fedloom.parts.objectives.guidance import budget
 from fedloom_apps.distill.data import Samples, TeacherCache
 from fedloom_apps.distill.experiment import SGDConfig
-from fedloom_apps.distill.method import Distiller, DistillTerm, FeatureTap, GuideNet, NetworkPair, Outputs, Sizes
+from fedloom_apps.distill.method import Distiller, FeatureTap, GuideNet, NetworkPair, Outputs, Sizes
 
 
 class StudentModule(nn.Module):
@@ -146,11 +146,6 @@ def make_guide(method: Distiller, teacher: Sizes, seed: int, dtype: torch.dtype)
     with torch.random.fork_rng(devices=[]):
         rng.seed_torch(seed, "guide")
         return GuideNet(teacher.features, teacher.classes, method.guide.hidden).to(dtype)
-
-
-def selective(method: Distiller) -> list[tuple[int, DistillTerm]]:
-    """The selective terms with their numbers."""
-    return [(number, method.terms[number]) for number in method.selective]
 
 
 AT_ONCE = 1000  # samples of a forward pass
@@ -310,7 +305,7 @@ def snapshot_student(bench: DistillationData, learner: StudentModule, method: Di
             assert teacher is not None
             outputs = learner.forward_student(x)
             pair = NetworkPair(outputs, teacher, y)
-            views = [term.view(pair, learner.of(n)) for n, term in selective(method)]
+            views = [term.view(pair, learner.of(n)) for n, term in method.selective]
             batches.append(
                 (views, outputs.logits, learner.deployed_logits(outputs), Outputs(teacher.logits, teacher.features))
             )
@@ -322,7 +317,7 @@ def snapshot_student(bench: DistillationData, learner: StudentModule, method: Di
 
 def student_temperature(method: Distiller, now: StudentSnapshot) -> float:
     """τ_s of the first selective term that has one, or 1."""
-    temperatures = (term.student_temperature(now.teacher.logits, now.own) for _, term in selective(method))
+    temperatures = (term.student_temperature(now.teacher.logits, now.own) for _, term in method.selective)
     return next((tau for tau in temperatures if tau is not None), 1.0)
 
 
@@ -350,7 +345,7 @@ def guide_pass(
         y = now.y[rows]
         g = net(teacher.features, teacher.logits)
         loss = lagrange * _budget(method, now.answers[rows], teacher.logits, y, g, delta)
-        for (_, term), view in zip(selective(method), now.views, strict=True):
+        for (_, term), view in zip(method.selective, now.views, strict=True):
             loss = loss + term.weight * term.guided(view[rows], teacher, y, g, tau_s).mean()
         total += step(sgd, loss, lr, bench.training.clip, "the guide") * len(rows)
     return total / sum(map(len, batches))

@@ -336,9 +336,9 @@ class Distiller:
             raise ConfigError(f"method {self.name!r} has two terms that reuse the teacher's head.")
 
     @property
-    def selective(self) -> tuple[int, ...]:
-        """The numbers of the selective terms."""
-        return tuple(number for number, term in enumerate(self.terms) if term.selective)
+    def selective(self) -> list[tuple[int, DistillTerm]]:
+        """The selective terms with their numbers."""
+        return [(number, term) for number, term in enumerate(self.terms) if term.selective]
 
     @property
     def reuse(self) -> int | None:
@@ -356,5 +356,15 @@ class Distiller:
         return any(term.maps for term in self.terms)
 
 
-distillers = Registry[Distiller]("method of distillation")
+distillers = Registry[Distiller](
+    "method of distillation",
+    shared={
+        "alpha": "α in [0, 1], the weight of the labels.",
+        "tau": "τ > 0, the temperature of both networks.",
+        "lam_period": "λ_T in rounds; 0 for a quarter of all, at least four. With fewer rounds there is one period.",
+        "passes": "the student's passes in a round.",
+        "guide_passes": "the guide's passes in a round.",
+        "warm": "whether to start from a student trained on the labels.",
+    },
+)
 """All methods by name."""

@@ -335,8 +335,6 @@ def kd(alpha: Probability = 0.1, tau: float = 4.0, warm: bool = True) -> Distill
 
     Args:
         alpha: α in [0, 1], the weight of the labels; the thesis tries 0, .1, .5, .9 and 1.
-        tau: τ > 0, the temperature of both networks.
-        warm: whether to start from a student trained on the labels, as in the thesis.
     """
     terms = (Labels(alpha), Response(1 - alpha, tau))
     return Distiller("kd", terms, warm=warm, citation=HINTON)
@@ -377,18 +375,13 @@ def disk(
     the guide sees new augmentations in each pass.
 
     Args:
-        alpha: α in [0, 1], the weight of the labels.
         tau: τ > 0, the teacher's temperature.
         tau_s: τ_s > 0, the student's; null fits it to the teacher on the training set (3.5 as coded).
         top_k: K, the number of classes to which g is added; null for 20, but at most a fifth of all.
         delta: δ, the budget; null takes the training error of the warm-started student (.6 as coded).
         lam_min: λ_min; null for .1 (1 as coded).
         lam_max: λ_max; null for 50 (5 as coded).
-        lam_period: λ_T in rounds; 0 for a quarter of all rounds, at least four. With fewer rounds there is one period.
-        passes: the student's passes in a round.
-        guide_passes: the guide's passes in a round.
         guide_lr: the guide's learning rate; null for .003 (.1 as coded). The thesis gives .1 for student and guide.
-        warm: whether to start from a student trained on the labels, as in the thesis.
         as_coded: whether settings that are null follow the authors' code instead of the thesis.
         normaliser: weight of log(1 + K g), the excess mass of s + g, in L_dist; null for 0 (1 as coded).
         support: the classes that may be helped: ``top_k``, or ``top_k_and_label`` (as coded); null for ``top_k``.
@@ -423,11 +416,8 @@ def fitnet(
     """FitNet: α·cross entropy + (1 - α)·τ² KL + β·(mean squared distance of an intermediate map). Romero et al., 2015.
 
     Args:
-        alpha: α in [0, 1], the weight of the labels.
-        tau: τ > 0.
         beta: β, the weight of the hint.
         layer: index of the map in both networks, from the end if negative.
-        warm: whether to start from a student trained on the labels.
     """
     terms = (Labels(alpha), Response(1 - alpha, tau), Hint(beta, layer))
     return Distiller("fitnet", terms, warm=warm, citation=ROMERO)
@@ -442,11 +432,8 @@ def semckd(
     The authors' weights 1, 1 and 400 are twice the defaults here.
 
     Args:
-        alpha: α in [0, 1], the weight of the labels.
-        tau: τ > 0.
         beta: β, the weight of the maps.
         width: width of queries and keys.
-        warm: whether to start from a student trained on the labels.
     """
     terms = (Labels(alpha), Response(1 - alpha, tau), SemanticAttention(beta, width))
     return Distiller("semckd", terms, warm=warm, citation=SEMCKD)
@@ -460,7 +447,6 @@ def simkd(beta: Positive = 1.0, warm: bool = False) -> Distiller:
 
     Args:
         beta: the weight of the distance.
-        warm: whether to start from a student trained on the labels.
     """
     return Distiller("simkd", (Reuse(beta),), warm=warm, citation=SIMKD)
 
@@ -484,11 +470,7 @@ def simkd_disk(
         delta: δ, the budget; null takes the training error of the warm-started student.
         lam_min: λ_min.
         lam_max: λ_max.
-        lam_period: λ_T in rounds; 0 for a quarter of all rounds, at least four. With fewer rounds there is one period.
-        passes: the student's passes in a round.
-        guide_passes: the guide's passes in a round.
         guide_lr: the guide's learning rate; the thesis gives .1 for student and guide.
-        warm: whether to start from a student trained on the labels.
     """
     guide = Guide(
         passes=guide_passes, lam_min=lam_min, lam_max=lam_max, lam_period=lam_period, delta=delta, lr=guide_lr

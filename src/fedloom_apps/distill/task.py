@@ -61,7 +61,8 @@ def describe(
 ) -> dict[str, Any]:
     """The identity of an experiment as plain data; equal identities give identical bits on one machine."""
     method = experiment.method
-    modules = re.sub(r"0x[0-9a-f]+", "", repr(learner.student))
+    text = re.sub(r"0x[0-9a-f]+", "", repr(learner.student))
+    modules = torch.tensor(list(text.encode()), dtype=torch.uint8)
     about: dict[str, Any] = {
         "method": {"name": method.name, "terms": [repr(term) for term in method.terms], "passes": method.passes},
         "training": asdict(experiment.training),
@@ -70,15 +71,15 @@ def describe(
             "epochs": experiment.epochs,
             "warmup_epochs": experiment.warmup_epochs,
         },
-        "data": {name: _sampled(samples) for name, samples in _named(data) if len(samples)},
-        "student": {"modules": digest_text(modules), "weights": digest(*learner.student.state_dict().values())},
+        "data": {name: _sampled(own) for name in ("train", "validation", "test") if len(own := getattr(data, name))},
+        "student": {"modules": digest([modules]), "weights": digest(learner.student.state_dict().values())},
         "seed": experiment.seed,
         "dtype": experiment.dtype,
     }
     if method.guide is not None:
         about["method"]["guide"] = repr(method.guide)
     if teacher is not None and method.needs_teacher:
-        about["teacher"] = digest(*teacher.state_dict().values())
+        about["teacher"] = digest(teacher.state_dict().values())
     if experiment.augment:
         about["augment"] = [repr(augmentation(choice)) for choice in experiment.augment]
     return about
@@ -89,29 +90,15 @@ _MEASURED: dict[tuple[str, str], float] = {}
 
 def teachers_accuracy(teacher: nn.Module, data: Splits) -> float:
     """The teacher's test accuracy, measured once per process."""
-    key = (digest(*teacher.state_dict().values()), _sampled(data.test))
+    key = (digest(teacher.state_dict().values()), _sampled(data.test))
     if key not in _MEASURED:
         _MEASURED[key] = dict(measured(teacher, data.test))["accuracy"]
     return _MEASURED[key]
 
 
-def digest_text(text: str) -> str:
-    """A checksum of text.
-
-    >>> len(digest_text("Linear(2, 3)"))
-    24
-    """
-
-    return digest(torch.tensor(list(text.encode()), dtype=torch.uint8))
-
-
 def _sampled(samples: Samples) -> str:
     """A checksum of all labels and of about a thousand inputs."""
-    return digest(samples.y, samples.x[:: max(len(samples) // SAMPLED, 1)])
-
-
-def _named(data: Splits) -> list[tuple[str, Samples]]:
-    return [("train", data.train), ("validation", data.validation), ("test", data.test)]
+    return digest([samples.y, samples.x[:: max(len(samples) // SAMPLED, 1)]])
 
 
 def selected(history: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.func import grad_and_value, vmap
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.conv import _ConvNd
+from torch.utils._pytree import tree_map
 
 from fedloom.core import meta as adapting
 from fedloom.core import rng, tree
@@ -93,12 +94,17 @@ def grid(
         if part not in base or name not in {f.name for f in fields(base[part])}:
             raise ConfigError(f"a grid cannot vary {key!r}: it is not a setting of learner, adaptation or local.")
     for values in itertools.product(*over.values()):
-        settings = dict(base)
-        for key, value in zip(over, values, strict=True):
-            part, _, name = key.partition(".")
-            settings[part] = replace(settings[part], **{name: value})
-        experts.append(ExpertConfig(**settings))
+        experts.append(ExpertConfig(**_changed(base, dict(zip(over, values, strict=True)))))
     return tuple(experts)
+
+
+def _changed(parts: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Parts by name with other values of settings like ``learner.alpha``."""
+    changed = dict(parts)
+    for key, value in settings.items():
+        part, _, name = key.partition(".")
+        changed[part] = replace(changed[part], **{name: value})
+    return changed
 
 
 @dataclass(frozen=True)
@@ -131,17 +137,10 @@ class Group:
 
     def instantiate(self, numbers: Mapping[str, Any]) -> tuple[OnlineLearner, Adaptation, Any, Any]:
         """Learner, adaptation, β and weight decay with the given numbers substituted."""
-        parts: dict[str, dict[str, Any]] = {"learner": {}, "adaptation": {}, "local": {}}
-        for key, value in numbers.items():
-            where, _, name = key.partition(".")
-            parts[where][name] = value
-        learner, adaptation = self.first.learner, self.first.adaptation
-        if parts["learner"]:
-            learner = replace(learner, **parts["learner"])
-        if parts["adaptation"]:
-            adaptation = replace(adaptation, **parts["adaptation"])
-        local = {"lr": self.first.local.lr, "weight_decay": self.first.local.weight_decay} | parts["local"]
-        return learner, adaptation, local["lr"], local["weight_decay"]
+        first, own = self.first, {key: value for key, value in numbers.items() if not key.startswith("local.")}
+        parts = _changed({"learner": first.learner, "adaptation": first.adaptation}, own)
+        lr, decay = (numbers.get(f"local.{name}", getattr(first.local, name)) for name in ("lr", "weight_decay"))
+        return parts["learner"], parts["adaptation"], lr, decay
 
 
 def expert_label(expert: ExpertConfig) -> str:
@@ -361,13 +360,14 @@ class ExpertEnsemble:
         return state
 
     def predict(
-        self, state: State, support: Batch, x: Tensor, only: Sequence[int] | None = None, many: bool = False
+        self, state: State, support: Batch | None, x: Tensor, only: Sequence[int] | None = None, many: bool = False
     ) -> Tensor:
         """Logits of models adapted with a task's training samples, [E, N, C].
 
         Args:
             state: state of the ensemble.
-            support: the task's training samples; with ``many`` those of several tasks, [T, n, ...].
+            support: the task's training samples; with ``many`` those of several tasks, [T, n, ...]. With None models
+                are not adapted.
             x: inputs [N, ...], or [T, N, ...].
             only: the experts to evaluate, in ascending order; by default all.
             many: whether the inputs have an axis of tasks; then the result is [E, T, N, C].
@@ -379,6 +379,9 @@ class ExpertEnsemble:
                 numbers = {name: value[rows].to(self.device) for name, value in group.numbers.items()}
 
                 def one(w: Tensor, numbers: Tree, group: Group = group) -> Tensor:
+                    if support is None:
+                        plan, net = self.plan(0)
+                        return adapting.forward(plan, net.eval(), plan.buffers0)(w, x).logits
                     _, adaptation, _, _ = group.instantiate(numbers)
                     plan, net = self.plan(1, adaptation)
                     net.eval()
@@ -390,18 +393,6 @@ class ExpertEnsemble:
                     return self._each(task, *data, always=True) if many else task(*data)
 
                 logits = self._each(one, w, numbers)
-                predictions |= {group.places[row]: logits[i] for i, row in enumerate(rows)}
-        return torch.stack([predictions[expert] for expert in sorted(predictions)])
-
-    def unadapted(self, state: State, x: Tensor, only: Sequence[int] | None = None) -> Tensor:
-        """Logits of the models without adaptation, [E, N, C]."""
-        plan, net = self.plan(0)
-        net.eval()
-        model = adapting.forward(plan, net, plan.buffers0)
-        predictions: dict[int, Tensor] = {}
-        with torch.no_grad():
-            for place, group, rows in self._selected(only):
-                logits = self._each(lambda w: model(w, x).logits, state[str(place)]["w"][rows])
                 predictions |= {group.places[row]: logits[i] for i, row in enumerate(rows)}
         return torch.stack([predictions[expert] for expert in sorted(predictions)])
 
@@ -517,20 +508,8 @@ class ExpertEnsemble:
         count = len(trees[0])
         if self.stacked and (always or count > 1):
             return vmap(f, randomness="different")(*trees)
-        return _stacked([f(*(_row(tree, i) for tree in trees)) for i in range(count)])
-
-
-def _row(value: Any, i: int) -> Any:
-    return {name: values[i] for name, values in value.items()} if isinstance(value, dict) else value[i]
-
-
-def _stacked(results: Sequence[Any]) -> Any:
-    first = results[0]
-    if isinstance(first, dict):
-        return {name: torch.stack([result[name] for result in results]) for name in first}
-    if isinstance(first, tuple):
-        return tuple(torch.stack(column) for column in zip(*results, strict=True))
-    return torch.stack(list(results))
+        results = [f(*tree_map(lambda value, i=i: value[i], trees)) for i in range(count)]
+        return tree_map(lambda *each: torch.stack(each), *results)
 
 
 def task_bytes(state: State) -> int:

@@ -90,10 +90,8 @@ class StreamEvaluator:
         The experts do not receive the test labels.
         """
         train, x = self.placed(task.train), self.placed(task.test).x
-        if rows is not None and not len(rows):
-            return self.ensemble.unadapted(state, x, only)
         support = Batch(train.x, train.y) if rows is None else Batch(train.x[rows], train.y[rows])
-        return self.ensemble.predict(state, support, x, only)
+        return self.ensemble.predict(state, support if len(support.x) else None, x, only)
 
     def score(self, logits: Tensor, task: Task, only: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Accuracy and loss [E] on a task's test samples from the logits of some experts; NaN for the others."""

@@ -105,7 +105,14 @@ class Tasks(Ranged, ABC):
         return x, {}
 
 
-streams = Registry[Tasks]("task stream")
+streams = Registry[Tasks](
+    "task stream",
+    shared={
+        "tasks": "number of tasks.",
+        "train": "training samples per task.",
+        "test": "test samples per task.",
+    },
+)
 
 
 def task_stream(source: Source | str, kind: Tasks | str, seed: int = 0) -> TaskStream:
@@ -234,11 +241,6 @@ class SMnist(Tasks):
     not balanced within a task. On MNIST, 1000 tasks of 60 + 10 samples use every sample once.
 
     Acar, thesis 2023, 5.3 and A.1.4, which name the transformations; their ranges are those of the authors' code.
-
-    Args:
-        tasks: number of tasks.
-        train: training samples per task.
-        test: test samples per task.
     """
 
     tasks: Count = 1000
@@ -302,9 +304,6 @@ class Transformed(Tasks):
     has the published ones.
 
     Args:
-        tasks: number of tasks.
-        train: training samples per task.
-        test: test samples per task.
         crop: range of the fraction of the side that is kept.
         scale: range of the fraction of the side that is filled.
     """
@@ -370,8 +369,6 @@ class KWay(Tasks):
     Args:
         ways: classes per task, k.
         tasks: number of tasks; without overlap at most ⌊C/k⌋, and 0 means all of them.
-        train: training samples per task.
-        test: test samples per task.
         overlap: whether tasks may share classes.
 
     >>> KWay(ways=3, tasks=0, overlap=False).table(10, np.random.default_rng(0)).shape
@@ -417,8 +414,6 @@ class NaturalTasks(Tasks):
 
     Args:
         tasks: number of tasks; 0 takes all clients with enough samples.
-        train: training samples per task.
-        test: test samples per task.
     """
 
     tasks: NonNegativeInt = 0
@@ -461,7 +456,6 @@ class InOrder(Tasks):
 
     Args:
         tasks: number of tasks to take, from the first on; 0 takes all.
-        train: training samples per task.
         test: test samples per task, which follow them.
         by_client: whether the samples of each natural client form tasks of their own.
     """

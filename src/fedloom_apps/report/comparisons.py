@@ -37,6 +37,7 @@ from fedloom_apps.report.groups import (
 from fedloom_apps.report.tables import (
     Cell,
     Column,
+    Format,
     ReportTable,
     SeedStats,
     as_amount,
@@ -313,22 +314,17 @@ def target_table(groups: Sequence[RunGroup], target: TargetValue) -> ReportTable
 def total_table(groups: Sequence[RunGroup]) -> ReportTable:
     """Total communication of the whole run."""
 
-    def mean_upload(way: str, run: RunData) -> float | None:
-        sent = traffic(run)[way].y
-        return float(sent.mean()) if len(sent) else None
+    def upload(run: RunData, way: str) -> float | None:
+        return traffic(run)[way].value(np.mean)
 
-    def seconds(run: RunData) -> float | None:
-        values = run.curve("seconds").y
-        values = values[np.isfinite(values)]
-        return float(np.median(values)) if len(values) else None
-
-    columns = [
-        column("up per round", per_run(groups, lambda run: mean_upload("up", run)), as_amount, spread=False),
-        column("down per round", per_run(groups, lambda run: mean_upload("down", run)), as_amount, spread=False),
-        column("in all", per_run(groups, partial(RunData.last, key=COMMUNICATION)), as_amount, spread=False),
-        column("bytes in all", per_run(groups, partial(RunData.last, key="comm/bytes")), as_amount, spread=False),
-        column("seconds per round", per_run(groups, seconds), as_seconds, spread=False),
-    ]
+    figures: tuple[tuple[str, Callable[[RunData], float | None], Format], ...] = (
+        ("up per round", partial(upload, way="up"), as_amount),
+        ("down per round", partial(upload, way="down"), as_amount),
+        ("in all", partial(RunData.last, key=COMMUNICATION), as_amount),
+        ("bytes in all", partial(RunData.last, key="comm/bytes"), as_amount),
+        ("seconds per round", lambda run: run.curve("seconds").value(np.median), as_seconds),
+    )
+    columns = [column(title, per_run(groups, figure), form, spread=False) for title, figure, form in figures]
     note = (
         "Means over seeds. Parameters are counted from what was sent, in both directions. Seconds are the median of "
         "the rounds' wall time on the machine of the run."
@@ -347,22 +343,15 @@ def time_table(groups: Sequence[RunGroup]) -> ReportTable | None:
         lost = run.curve("time/wasted").known.y.sum()
         return ((work - lost) / (clock * size), lost / work) if clock and size and work else None
 
-    def staleness(run: RunData) -> float | None:
-        values = run.curve("staleness/mean").known.y
-        return float(values.mean()) if len(values) else None
-
-    def versions(run: RunData) -> float | None:
-        values = run.curve("versions").known.y
-        return float(values.max()) if len(values) else None
-
     figures = {run.path: shares(run) for run in all_runs(groups)}
     columns = [column("hours", per_run(groups, lambda run: (t := run.last("clock")) and t / 3600), as_number)]
     for place, title in enumerate(("used, %", "thrown away, %")):
         stats = per_run(groups, lambda run, place=place: (pair := figures[run.path]) and pair[place])
         columns.append(column(title, stats, as_percent))
     if has(groups, "staleness/mean"):
-        columns.append(column("staleness", per_run(groups, staleness), as_number))
-        columns.append(column("versions", per_run(groups, versions), as_count))
+        stale = per_run(groups, lambda run: run.curve("staleness/mean").value(np.mean))
+        kept = per_run(groups, lambda run: run.curve("versions").value(np.max))
+        columns += [column("staleness", stale, as_number), column("versions", kept, as_count)]
     note = (
         "Means over seeds, of the clients' simulated devices. Used: the share of the time of as many clients as are at "
         "work whose work counted. Staleness: server steps between the version that a client received and the step that "
@@ -434,12 +423,6 @@ def _with_settings(groups: Sequence[RunGroup], choice: str) -> str:
     return ", ".join([name, *words]) if name else "differs"
 
 
-def heading(groups: Sequence[RunGroup]) -> str:
-    """The heading of the page."""
-    runs = all_runs(groups)
-    return "Comparison of runs" if len(runs) != 1 else f"Run of {groups[0].method}"
-
-
 def problem_warnings(groups: Sequence[RunGroup]) -> list[str]:
     """A warning if the runs do not solve the same problem."""
     moved = [key for key in settings(groups)[0] if key.partition(".")[0] in _PROBLEM]
@@ -477,34 +460,22 @@ def settings_tables(groups: Sequence[RunGroup]) -> tuple[ReportTable | None, Rep
 
 
 def _failure(failure: Any) -> str:
-    """One failure of a summary as a line, whatever its format.
+    """One failure of a summary as a line.
 
-    >>> _failure({"round": 3, "client": 5, "stage": "step", "message": "loss is NaN"})
-    'round 3, client 5, step: loss is NaN'
+    >>> _failure({"round": 3, "client": 5, "kind": "diverged", "stage": "step 1", "reason": "loss is NaN"})
+    'round 3, client 5, step 1: diverged, loss is NaN'
     """
-    if not isinstance(failure, Mapping):
+    if not isinstance(failure, Mapping) or not {"round", "client", "kind", "reason"} <= failure.keys():
         return str(failure)
-    where = [f"{key} {failure[key]}" for key in ("round", "client") if key in failure]
-    if failure.get("stage"):
-        where.append(str(failure["stage"]))
-    what = [str(failure[key]) for key in ("kind", "reason", "error", "message") if failure.get(key)]
-    rest = [] if where or what else [f"{key} {value}" for key, value in failure.items()]
-    return ": ".join(filter(None, [", ".join(where + rest), ", ".join(what)]))
+    stage = f", {failure['stage']}" if failure.get("stage") else ""
+    return f"round {failure['round']}, client {failure['client']}{stage}: {failure['kind']}, {failure['reason']}"
 
 
 def _failures(run: RunData) -> list[str]:
-    """The failures in the summary, given as a list or as a mapping of reasons to counts."""
+    """The first failures in the summary, and how many more there are."""
     failures = run.summary.get("failures")
-    if isinstance(failures, Mapping):
-        return [f"{reason}: {number}" for reason, number in failures.items() if number]
-    if not isinstance(failures, list):
-        return []
-    lines = [_failure(failure) for failure in failures]
+    lines = [_failure(failure) for failure in failures] if isinstance(failures, list) else []
     return lines[:_NAMED] + ([f"and {len(lines) - _NAMED} more"] if len(lines) > _NAMED else [])
-
-
-def _status(run: RunData) -> str:
-    return str(run.summary.get("status", "finished")) if run.summary else "unfinished"
 
 
 def _wall_time(run: RunData) -> str:
@@ -527,7 +498,7 @@ def runs_table(groups: Sequence[RunGroup]) -> ReportTable:
     columns = [
         words("run directory", [run.name for run in runs], left=True),
         words("seed", [run.seed for run in runs]),
-        words("status", [_status(run) for run in runs], left=True),
+        words("status", [run.status.value for run in runs], left=True),
         words("rounds", [rounds_done(run) for run in runs]),
         words("wall time", [_wall_time(run) for run in runs]),
         words("updates left out", [_left_out(run) for run in runs]),

@@ -40,7 +40,7 @@ from fedloom_apps.report.groups import (
     has,
     on_the_same_data,
     series,
-    targets_by_metric,
+    targets,
 )
 from fedloom_apps.report.tables import Scope, client_metric, measured, scopes
 
@@ -109,7 +109,7 @@ def metric(groups: Sequence[RunGroup], key: str, heading: str, y: Axis, name: st
     if y.form == "number":
         values = np.concatenate([np.zeros(0), *(line.y for line in lines)])
         y = replace(y, log=len(values) > 0 and bool(0 < values.min() < values.max() / 30))
-    goal = targets_by_metric(groups).get(key)
+    goal = {target.metric: target.value for target in targets(groups)}.get(key)
     level = None if goal is None else ("target", goal)
     if level is None and key == "global/accuracy":  # of distilled students
         teachers = [run.summary.get("teacher") for run in all_runs(groups)]
@@ -197,12 +197,10 @@ def interpolation(groups: Sequence[RunGroup]) -> Iterator[Chart]:
     for member in groups:
         curves = []
         for run in member.runs:
-            last = {
-                float(match[1]): values.y[-1]
-                for key, values in run.columns.items()
-                if (match := _LAMBDA.fullmatch(key))
-            }
-            curves.append(Curve(np.array([*last]), np.array([*last.values()])))
+            found = [
+                (float(match[1]), values.y[-1]) for k, values in run.columns.items() if (match := _LAMBDA.fullmatch(k))
+            ]
+            curves.append(Curve(*np.array(found, dtype=np.float64).reshape(-1, 2).T))
         if any(map(len, curves)):
             lines.append(line(member, band(curves)))
     if lines:

@@ -67,6 +67,11 @@ class Curve:
         """The curve without NaN."""
         return Curve(self.x[there := ~np.isnan(self.y)], self.y[there])
 
+    def value(self, statistic: Callable[[Floats], Any]) -> float | None:
+        """A statistic of the values that are there; None if there are none."""
+        values = self.known.y
+        return float(statistic(values)) if len(values) else None
+
     def at(self, x: Floats) -> Floats:
         """The values at other rounds or clients [m], NaN where there is none.
 
@@ -233,8 +238,7 @@ class RunData:
         rate = self.number("participation")
         if self.seen and rate:
             return max(math.floor(self.seen * rate + 1e-9), 1)
-        cohorts = self.curve("cohort").known
-        return float(cohorts.y.mean()) if len(cohorts) else None
+        return self.curve("cohort").value(np.mean)
 
     def by_client(self, metric: str) -> Curve:
         """A metric by client in the last evaluated round, NaN where it is unknown; empty if there is none."""
@@ -278,11 +282,22 @@ def chosen(table: Table, rows: NDArray[Any]) -> Table:
     return {name: values[rows] for name, values in table.items()}
 
 
-def _table(columns: Table, name: str, needed: set[str], notes: list[str]) -> Table:
+TABLES = {
+    "clients": {"round", "client"},
+    "mixing": {"round", "client", "p"},
+    "partition": {"client", "label", "samples"},
+    "topology": {"round", "model", "source", "weight"},
+    "guide": {"g", "right"},
+}
+"""The tables of a run, with the columns of numbers without which they are not used."""
+
+
+def _table(directory: RunDirectory, name: str, needed: set[str]) -> Table:
+    columns = directory.table(name)
     numbers = {key for key, values in columns.items() if values.dtype.kind in "biuf"}
     missing = sorted(needed - numbers) if columns else []
     if missing:
-        notes.append(f"{name}.parquet has no numbers in the column {', '.join(missing)}.")
+        directory.notes.append(f"{name}.parquet has no numbers in the column {', '.join(missing)}.")
     return {} if missing or not all(map(len, columns.values())) else columns
 
 
@@ -311,20 +326,16 @@ def load(path: Path) -> RunData:
     summary = directory.summary()
     if changed := altered(path, summary):
         warnings.warn(f"{path}: {changed}; its numbers are not those of the run.", stacklevel=outside())
-    clients = _table(directory.clients(), "clients", {"round", "client"}, directory.notes)
+    tables = {name: _table(directory, name, needed) for name, needed in TABLES.items()}
+    if clients := tables["clients"]:
+        tables["clients"] = chosen(clients, clients["round"] == clients["round"].max())
     return RunData(
         path=path,
         config=config,
         facts=facts,
         rows=directory.metrics(),
         summary=summary,
-        clients=chosen(clients, clients["round"] == clients["round"].max()) if clients else clients,
-        mixing=_table(directory.mixing(), "mixing", {"round", "client", "p"}, directory.notes),
-        partition=_table(directory.table("partition"), "partition", {"client", "label", "samples"}, directory.notes),
-        topology=_table(
-            directory.table("topology"), "topology", {"round", "model", "source", "weight"}, directory.notes
-        ),
-        guide=_table(directory.table("guide"), "guide", {"g", "right"}, directory.notes),
+        **tables,
         citations=directory.citations(),
         notes=directory.notes,
     )
@@ -578,8 +589,3 @@ def _target(run: RunData) -> TargetValue | None:
 def targets(groups: Sequence[RunGroup]) -> list[TargetValue]:
     """The distinct targets of the runs, in order of appearance."""
     return list(dict.fromkeys(target for run in all_runs(groups) if (target := _target(run)) is not None))
-
-
-def targets_by_metric(groups: Sequence[RunGroup]) -> dict[str, float]:
-    """The target value of each metric, to be marked in the curves."""
-    return {target.metric: target.value for target in targets(groups)}

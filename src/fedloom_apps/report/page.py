@@ -11,7 +11,7 @@ from pathlib import Path
 from fedloom.core.errors import FedLoomError, of_extra
 from fedloom_apps.report import comparisons, figures, render, tables
 from fedloom_apps.report.charts import Chart, Figure, as_json
-from fedloom_apps.report.groups import RunGroup, read
+from fedloom_apps.report.groups import RunGroup, all_runs, read
 from fedloom_apps.report.tables import ReportTable
 
 SETS_SHOWN = 8
@@ -165,7 +165,7 @@ def write(
     for name in set(former) - {table.name for table in tables}:  # numbers of other runs than those on the page
         (out / "tables" / f"{name}.csv").unlink(missing_ok=True)
     page = render.page(
-        title=title or comparisons.heading(groups),
+        title=title or ("Comparison of runs" if len(all_runs(groups)) != 1 else f"Run of {groups[0].method}"),
         sentence=comparisons.sentence(groups),
         conditions=comparisons.conditions(groups),
         groups=groups,

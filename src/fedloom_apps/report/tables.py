@@ -268,7 +268,11 @@ class Scope:
     name: str
     title: str
     accuracy: str
-    loss: str
+
+    @property
+    def loss(self) -> str:
+        """The key of the loss."""
+        return self.key("loss")
 
     def key(self, metric: str) -> str:
         """The key of another metric than the accuracy in this evaluation."""
@@ -278,33 +282,22 @@ class Scope:
 def _mean(name: str, title: str) -> tuple[Scope, Scope]:
     """The evaluations of a mean of models: on the common test set, and as adapted or deployed by clients."""
     at_clients = f"{title}, at the clients, mean over clients"
-    return (
-        Scope(name, title, f"{name}/accuracy", f"{name}/loss"),
-        Scope(f"{name}_clients", at_clients, f"{name}/accuracy/mean", f"{name}/loss/mean"),
-    )
+    return Scope(name, title, f"{name}/accuracy"), Scope(f"{name}_clients", at_clients, f"{name}/accuracy/mean")
 
 
 SCOPES = (
-    Scope("global", "Server model on the common test set", "global/accuracy", "global/loss"),
-    Scope(
-        "clients",
-        "Deployed models on the clients' own test data, mean over clients",
-        "clients/accuracy/mean",
-        "clients/loss/mean",
-    ),
+    Scope("global", "Server model on the common test set", "global/accuracy"),
+    Scope("clients", "Deployed models on the clients' own test data, mean over clients", "clients/accuracy/mean"),
     *_mean("average", "Average of all clients' last models"),
     *_mean("cohort", "Mean of the models of a round's cohort"),
     *_mean("server_average", "Exponential average of the server model"),
     Scope(
-        "validation",
-        "Deployed models on the clients' validation data, mean over clients",
-        "validation/accuracy/mean",
-        "validation/loss/mean",
+        "validation", "Deployed models on the clients' validation data, mean over clients", "validation/accuracy/mean"
     ),
-    Scope("ctm", "Each new task before it is learnt, mean over the tasks so far", "ctm/accuracy/mean", "ctm/loss/mean"),
-    Scope("ltm", "All tasks so far", "ltm/accuracy", "ltm/loss"),
-    Scope("training", "Server model on all training data", "global/train_accuracy", "global/train_loss"),
-    Scope("train", "Clients during their local training", "train/accuracy", "train/loss"),
+    Scope("ctm", "Each new task before it is learnt, mean over the tasks so far", "ctm/accuracy/mean"),
+    Scope("ltm", "All tasks so far", "ltm/accuracy"),
+    Scope("training", "Server model on all training data", "global/train_accuracy"),
+    Scope("train", "Clients during their local training", "train/accuracy"),
 )
 
 _LEVEL = re.compile(r"(global|average|cohort|clients)/([^/]+)/accuracy(?:/mean)?")
@@ -323,7 +316,7 @@ def _levels(groups: Sequence[RunGroup], scope: Scope) -> list[Scope]:
         if (match := _LEVEL.fullmatch(key)) and match[1] == scope.name:
             title = _OF_LEVEL[scope.name].format(match[2].replace("_", " "))
             name = f"{scope.name}_" + re.sub(r"\W+", "_", match[2])
-            levels.append(Scope(name, title, key, key.replace("/accuracy", "/loss")))
+            levels.append(Scope(name, title, key))
     return levels
 
 
@@ -552,15 +545,16 @@ def fairness_table(groups: Sequence[RunGroup]) -> ReportTable | None:
     if not any(figures.values()):
         return None
     percent = form_of(metric) == "percent"
-    columns = [column("clients", per_run(groups, lambda run: figures[run.path].get("clients")), as_count, spread=False)]
+
+    def stats(key: str) -> list[SeedStats]:
+        return per_run(groups, lambda run: figures[run.path].get(key))
+
+    columns = [column("clients", stats("clients"), as_count, spread=False)]
     for key, title in _FAIRNESS.items():
-        stats = per_run(groups, lambda run, key=key: figures[run.path].get(key))
         form = as_percent if percent or key == "gini" else as_number
-        columns.append(column(title, stats, form, "min" if key in _SPREADS else direction(metric)))
-    for key, title, form in _WEIGHTS:
-        stats = per_run(groups, lambda run, key=key: figures[run.path].get(key))
-        if any(stat.finite for stat in stats):
-            columns.append(column(title, stats, form))
+        columns.append(column(title, stats(key), form, "min" if key in _SPREADS else direction(metric)))
+    weights = [(title, stats(key), form) for key, title, form in _WEIGHTS]
+    columns += [column(title, each, form) for title, each, form in weights if any(stat.finite for stat in each)]
     return group_table(
         groups,
         "fairness",
