@@ -28,7 +28,7 @@ from fedloom.experiment import atomic, checkpoint, store
 from fedloom.experiment.callbacks import Callback, RunInfo
 from fedloom.experiment.experiment import Evaluation
 from fedloom.experiment.federated import FederatedTask, run
-from fedloom.experiment.store import StateFolder, StateStore
+from fedloom.experiment.store import StateFolder, StateStore, flat, nested
 
 LAST = Evaluation(what=("global", "clients", "average"), every=2)
 CLIENTS = Evaluation(what=("global", "clients"), every=2)
@@ -186,6 +186,28 @@ def spoil(path: Path, client: int) -> None:
     begin = next(entry["data_offsets"][0] for key, entry in entries.items() if key.startswith(f"{client}/"))
     blob[length + begin] ^= 1
     path.write_bytes(bytes(blob))
+
+
+@pytest.mark.parametrize("change", [lambda v: v[:-1], lambda v: v[None], lambda v: v.long()])
+@pytest.mark.parametrize(("name", "kind"), [("superfed_mm", "clients"), ("feddyn", "server"), ("feddyn", "models"),
+                                            ("gossip", "rows")])  # fmt: skip
+def test_states_of_another_form_are_refused_though_their_checksums_are_right(
+    name: str, kind: str, change: Callable[[torch.Tensor], torch.Tensor], tmp_path: Path
+) -> None:
+    made = work(name, "memory", evaluation=LAST if kind == "models" else CLIENTS)
+    run(made, tmp_path, checkpoint_every=2)
+    last = checkpoint.load(checkpoint.available(tmp_path / "checkpoint")[-1])
+    kept = dict(last.tensors[kind])
+    if kind == "server":
+        kept["drift|h"] = change(kept["drift|h"])
+    else:
+        held = StateStore(StateFolder(tmp_path / kind)).opened(kept)
+        other = {one: nested({key: change(v) for key, v in flat(state).items()}) for one, state in held}
+        held.put(other, last.round)
+        kept = held.save(last.round)
+    checkpoint.save(tmp_path / "checkpoint", replace(last, tensors={**last.tensors, kind: kept}), 3)
+    with pytest.raises(CheckpointError, match=r"lacks .*, or has it in another shape or type than this method and"):
+        run(made, tmp_path, resume=True)
 
 
 def test_an_altered_state_stops_the_run_and_no_checkpoint_is_made_of_it(stored: Path, copy: Path) -> None:

@@ -52,8 +52,10 @@ from fedloom.experiment.store import (
     LostState,
     ServerAverage,
     Snapshot,
+    client_forms,
     collect_garbage,
     make_store,
+    model_forms,
     state_bytes,
     unpacked,
 )
@@ -222,7 +224,7 @@ class FederatedTask(TrainerTask):
         plan, on, choice, out = self.plan, self.experiment.evaluation, self.experiment.client_state, self.out
         server = Server.initial(plan, plan.theta0.to(device), plan.buffers0.to(device))
         reach, each, seen = self._reach(), state_bytes(plan, server), self.federation.seen
-        store = make_store(choice, reach * each, out, CLIENTS, device)
+        store = make_store(choice, reach * each, out, CLIENTS, device, client_forms(plan, server))
         if choice == "auto" and out is None and reach * each > LIMIT:
             self.warnings.append(
                 f"client states may take {reach * each / 1e9:.1f} GB of memory ({reach} clients, {each / 1e6:.1f} MB "
@@ -230,13 +232,15 @@ class FederatedTask(TrainerTask):
             )
         last = LastModels(plan, seen) if "average" in on.what else None
         if last is not None:
-            last.models = make_store(choice, reach * last.initial.nbytes, out, MODELS)
+            last.models = make_store(choice, reach * last.initial.nbytes, out, MODELS, first=last.first)
         models = CohortModels(plan, seen) if "cohort" in on.what else None
         averaged = ServerAverage.of(on.server_average, server) if on.server_average else None
         rows = None
         if server.models is not None:
             own = server.theta.nbytes + server.buffers.nbytes + sum(map(nbytes, server.model(0).parts.values()))
-            rows = make_store(choice, min(plan.models, reach) * own, out, ROWS, device)
+            rows = make_store(
+                choice, min(plan.models, reach) * own, out, ROWS, device, model_forms(plan, server.models)
+            )
             server = replace(server, models=replace(server.models, stored=rows))
         return Snapshot(server, store, last, models, averaged, rows=rows)
 

@@ -21,7 +21,7 @@ import json
 import math
 import platform
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import chain
@@ -34,11 +34,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from torch import Tensor
 
+from fedloom.core.cohort import InitialStates
 from fedloom.core.errors import CheckpointError, ConfigError
 from fedloom.core.exchange import Broadcast, Failure, Result, State
 from fedloom.core.files import readable
 from fedloom.core.plan import ClientPlan
-from fedloom.core.server import Server, first_state
+from fedloom.core.server import Models, Server, first_state
 from fedloom.core.tree import Tree, copied, nbytes
 from fedloom.experiment import atomic
 from fedloom.experiment.checkpoint import Checkpoint, available
@@ -58,6 +59,10 @@ DTYPES = {
     "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "BOOL": torch.bool,
     "U64": torch.uint64, "U32": torch.uint32, "U16": torch.uint16, "U8": torch.uint8,
 }  # fmt: skip
+
+
+Form = tuple[torch.dtype, list[int], int]
+"""A tensor's type, its shape, and where it begins in a file after the header."""
 
 
 class LostState(CheckpointError):
@@ -257,12 +262,14 @@ class StateStore:
         folder: the folder of the files, created on first use; None keeps all in memory.
         room: bytes of new states that wait, and of all states that are kept, in memory.
         device: the device of the returned states.
+        first: a state as at the start, by client and what it has now, of the same shapes and types.
     """
 
     def __init__(
-        self, folder: StateFolder | None = None, room: float = math.inf, device: torch.device | str = "cpu"
-    ) -> None:
-        self.folder, self.device = folder, device
+        self, folder: StateFolder | None = None, room: float = math.inf, device: torch.device | str = "cpu",
+        first: Callable[[int, Mapping[str, Form]], State] = lambda number, found: {},
+    ) -> None:  # fmt: skip
+        self.folder, self.device, self.first = folder, device, first
         self.room = math.inf if folder is None else room
         self._entries: dict[int, StateEntry] = {}  # of the clients whose states are in files
         self._trees: OrderedDict[int, State] = OrderedDict()  # states in memory, the last used ones last
@@ -359,10 +366,11 @@ class StateStore:
         """The store as of a checkpoint with this index; states for which there is room are read.
 
         Raises:
-            ValueError: if a file is missing, has another size, or was altered as far as it is read.
+            ValueError: if a file is missing, has another size, holds states of another form, or was altered as far as
+                it is read.
         """
         assert self.folder is not None
-        store, files = StateStore(self.folder, self.room, self.device), files_in(index)
+        store, files = StateStore(self.folder, self.room, self.device, self.first), files_in(index)
         if not (index["size"] > 0).all():
             raise ValueError(f"{self.folder.noun}s of clients take no bytes")
         for file in files:
@@ -370,7 +378,10 @@ class StateStore:
             if (size := size_of(path)) != file.bytes:
                 what = "is missing" if size < 0 else f"has {size} bytes instead of {file.bytes}"
                 raise ValueError(f"{path}, with {self.folder.noun}s of clients, {what}")
-        for client, at, size in zip(*(index[name].tolist() for name in ("client", "file", "size")), strict=True):
+        rows = zip(*(index[name].tolist() for name in ("file", "client", "size")), strict=True)
+        for at, client, size in sorted(rows):  # file by file, whose headers are read
+            tensors = _header(self.folder.path / files[at].name, files[at]).tensors[client]
+            check_forms(tensors, self.first(client, tensors), f"the {self.folder.noun} of client {client}")
             store._refer(client, StateEntry(files[at], size))
         store._held = set(store.files)
         if sum(store._live.values()) <= self.room:
@@ -495,13 +506,10 @@ class StateStore:
 
 
 class _Header(NamedTuple):
-    """The header of a file: its length in bytes, and every client's tensors and the SHA-256 of these.
-
-    A tensor is its type, its shape, and where it begins after the header.
-    """
+    """The header of a file: its length in bytes, and every client's tensors and the SHA-256 of these."""
 
     length: int
-    tensors: Mapping[int, Mapping[str, tuple[torch.dtype, list[int], int]]]
+    tensors: Mapping[int, Mapping[str, Form]]
     digests: Mapping[int, str]
 
 
@@ -512,14 +520,24 @@ def _header(path: Path, file: StateFile) -> _Header:
         blob = handle.read(8)
         blob += handle.read(min(int.from_bytes(blob, "little"), file.bytes))
     if hashlib.sha256(blob).digest() != file.sha256:
-        raise ValueError(path)
+        raise ValueError(f"{path} was altered: its header differs")
     entries = json.loads(blob[8:])
     digests = {int(client): digest for client, digest in json.loads(entries.pop("__metadata__")["sha256"]).items()}
-    tensors: dict[int, dict[str, tuple[torch.dtype, list[int], int]]] = {client: {} for client in digests}
+    tensors: dict[int, dict[str, Form]] = {client: {} for client in digests}
     for name, entry in sorted(entries.items()):
         client, key = name.split("/", 1)
-        tensors[int(client)][key] = DTYPES[entry["dtype"]], entry["shape"], entry["data_offsets"][0]
+        dtype, shape, (begin, end) = DTYPES[entry["dtype"]], entry["shape"], entry["data_offsets"]
+        if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize != end - begin or end > file.bytes:
+            raise ValueError(f"{path} holds {key} in other bytes than its shape takes")
+        tensors[int(client)][key] = dtype, shape, begin
     return _Header(len(blob), tensors, digests)
+
+
+def check_forms(found: Mapping[str, Form], first: State, what: str) -> None:
+    """Raise a ``ValueError`` if a state lacks a tensor of a first state, or has it in another shape or type."""
+    for key, value in flat(first).items():
+        if key not in found or found[key][:2] != (value.dtype, [*value.shape]):
+            raise ValueError(f"{what} lacks {key}, or has it in another shape or type than this method and model")
 
 
 def _memory(t: Tensor) -> memoryview:
@@ -569,7 +587,37 @@ def state_bytes(plan: ClientPlan, server: Server) -> int:
     return own + sum(map(nbytes, first_state(plan, server.theta).values()))
 
 
-def make_store(choice: str, size: int, out: Path | None, name: str, device: torch.device | str = "cpu") -> StateStore:
+def client_forms(plan: ClientPlan, server: Server) -> Callable[[int, Mapping[str, Form]], State]:
+    """Clients' states as at the start, with private values if they have some, of which only shapes and types count."""
+    first = InitialStates(plan, server.theta, {})
+
+    def of(client: int, found: Mapping[str, Form]) -> State:
+        state, mine = first(client), plan.at(client)
+        if "personal|private" not in found:
+            return state
+        split = 0 if mine.is_paired else mine.layout.shared_buffers
+        none = mine.is_paired and found.get("personal|buffers", (None, [0]))[1] == [0]  # v's, before its first pass
+        buffers, private = mine.buffers0[split:], mine.theta0.new_empty(mine.private_size, device="meta")
+        own = {"private": private, "buffers": buffers[:0] if none else buffers}
+        return {**state, "personal": state.get("personal", {}) | own}
+
+    return of
+
+
+def model_forms(plan: ClientPlan, models: Models) -> Callable[[int, Mapping[str, Form]], State]:
+    """A topology's models as at the start, as they are stored."""
+
+    def of(number: int, found: Mapping[str, Form]) -> State:
+        state = models.after({number: models.first(number)}).changed[number]
+        return {place: own for place, own in state.items() if place not in plan.common}
+
+    return of
+
+
+def make_store(
+    choice: str, size: int, out: Path | None, name: str, device: torch.device | str = "cpu",
+    first: Callable[[int, Mapping[str, Form]], State] = lambda number, found: {},
+) -> StateStore:  # fmt: skip
     """The store for a run's client states, last models or models of a topology.
 
     Args:
@@ -578,6 +626,7 @@ def make_store(choice: str, size: int, out: Path | None, name: str, device: torc
         out: the run directory; None if the run writes nothing to disk.
         name: the folder for their files in it.
         device: the device of the states.
+        first: as for ``StateStore``.
     """
     if out is None:
         if choice in FILES:
@@ -586,7 +635,7 @@ def make_store(choice: str, size: int, out: Path | None, name: str, device: torc
             )
         return StateStore(device=device)
     bounded = choice in FILES or (choice == "auto" and size > LIMIT)
-    return StateStore(StateFolder(out / name, NOUNS[name]), ROOM if bounded else math.inf, device)
+    return StateStore(StateFolder(out / name, NOUNS[name]), ROOM if bounded else math.inf, device, first)
 
 
 def collect_garbage(folder: Path, stores: Mapping[str, StateStore | None]) -> None:
@@ -767,6 +816,10 @@ class LastModels(ClientModels):
         state = self.models.get(client)
         return self.initial[self.segment(self.level(client))] if state is None else state["average"]["model"]
 
+    def first(self, client: int, found: Mapping[str, Form]) -> State:
+        """A client's last model as it is stored, if it is the initial one."""
+        return {"average": {"model": self.initial[self.segment(self.level(client))]}}
+
     def prepare(self, round: int) -> StateUpdate:
         """Write the models of round t, from 1, if there is no more room; they take effect at ``commit``."""
         self.total_after = self.total.clone()
@@ -906,6 +959,8 @@ class Snapshot:
             CheckpointError: if the average is evaluated but the run did not keep last models.
         """
         shared, buffers, states = self._placed(checkpoint.tensors["server"])
+        found = {key: (value.dtype, [*value.shape], 0) for key, value in flat(states).items()}
+        check_forms(found, self.server.parts, "the server's state")
         server = replace(self.server, theta=shared, buffers=buffers, parts=states, round=checkpoint.round)
         rows = self.rows
         if rows is not None and server.models is not None:
