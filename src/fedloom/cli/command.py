@@ -29,6 +29,7 @@ from fedloom.config.schema import CommandSchema, Config, read, to_yaml
 from fedloom.core import fork_safety, yaml
 from fedloom.core.errors import CheckpointError, ClientError, ConfigError, FedLoomError
 from fedloom.core.exchange import Failure
+from fedloom.core.files import writing
 from fedloom.core.slots import SEVERAL, SLOTS
 from fedloom.experiment.atomic import Lock, write_whole
 from fedloom.experiment.callbacks import Callback, LineProgress, NullProgress, make_progress
@@ -102,7 +103,7 @@ class RunPlan:
             CheckpointError: if another process runs these, or the folder cannot be written.
         """
         batch, lock = self, None
-        try:
+        with writing(f"the folder {self.parent}", CheckpointError):
             if self.is_dated:
                 parent = make_folder(self.parent)
                 jobs = [replace(j, directory=parent / j.directory.relative_to(self.parent)) for j in self.jobs]
@@ -110,8 +111,6 @@ class RunPlan:
             elif self.is_sweep:
                 self.parent.mkdir(parents=True, exist_ok=True)
             lock = Lock(batch.parent) if self.is_sweep else None
-        except OSError as error:
-            raise CheckpointError(f"the folder {self.parent} cannot be written: {error.strerror}.") from error
         try:
             yield batch
         finally:
@@ -129,12 +128,9 @@ class RunPlan:
             os.path.relpath(job.directory, self.parent): {"label": job.label, "config": job.config.values}
             for job in self.jobs
         }
-        try:
+        with writing(f"the folder {self.parent}", CheckpointError):
             self.parent.mkdir(parents=True, exist_ok=True)
-            text = FIRST + yaml.dump(runs) + LAST
-            write_whole(self.parent / PLAN, text.encode())
-        except OSError as error:
-            raise CheckpointError(f"the folder {self.parent} cannot be written: {error.strerror}.") from error
+            write_whole(self.parent / PLAN, f"{FIRST}{yaml.dump(runs)}{LAST}".encode())
 
 
 def plan(
@@ -480,11 +476,9 @@ def opened(log: str | None) -> Iterator[list[Console]]:
     if log is None:
         yield []
         return
-    try:
+    with writing(f"the log {log!r}", ConfigError):
         Path(log).parent.mkdir(parents=True, exist_ok=True)
         file = Path(log).open("a", encoding="utf-8")  # noqa: SIM115
-    except OSError as error:
-        raise ConfigError(f"the log {log!r} cannot be written: {error.strerror}.") from error
     with file:
         yield [make_console(file)]
 

@@ -22,6 +22,7 @@ from fedloom.config.keys import DATA, RUN, Shared, build_federation
 from fedloom.config.overrides import split_words
 from fedloom.core.errors import ConfigError, DataError, nearest
 from fedloom.core.federation import Federation
+from fedloom.core.files import writing
 from fedloom.core.targets import are_numbers
 from fedloom.data import Source, save_partition, sources, statistics
 from fedloom.data.sources.files import Files, files_of, roots
@@ -117,11 +118,9 @@ def free(name: str) -> Path:
 
 def write_picture(path: Path, draw: Callable[[], Any]) -> None:
     """Draw into a file, whose folder is created."""
-    try:
+    with writing(f"the figure {str(path)!r}", ConfigError):
         path.parent.mkdir(parents=True, exist_ok=True)
         draw()
-    except OSError as error:
-        raise ConfigError(f"the figure {str(path)!r} cannot be written: {error.strerror}.") from error
 
 
 def is_small(federation: Federation) -> bool:

@@ -18,8 +18,8 @@ from fedloom.api import load
 from fedloom.applications import of_kind
 from fedloom.config.keys import CONDITIONS, FEDERATION, RUN, build_federation
 from fedloom.core.checks import one_of
-from fedloom.core.errors import ConfigError, DataError
-from fedloom.core.files import cell
+from fedloom.core.errors import ConfigError
+from fedloom.core.files import cell, writing
 from fedloom.experiment.atomic import write_whole
 from fedloom.experiment.checkpoint import located
 from fedloom.experiment.console import relpath
@@ -130,10 +130,8 @@ def _write(path: Path, predicted: Tensor, names: Sequence[str]) -> None:
         named: dict[str, Any] = {"names": np.array(names, dtype=np.str_)} if names else {}
         np.savez_compressed(buffer, prediction=predicted.numpy(), **named)
         blob = buffer.getvalue()
-    try:
+    with writing(path):
         write_whole(path, blob)
-    except OSError as error:
-        raise DataError(f"{path} cannot be written: {error.strerror}.") from error
 
 
 def export(arguments: argparse.Namespace) -> int:

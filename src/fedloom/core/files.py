@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import DTypeLike
 
-from fedloom.core.errors import DataError
+from fedloom.core.errors import DataError, FedLoomError
 
 CGROUP = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
@@ -66,6 +66,15 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
     """
     with replacement(path) as part, new_file(part) as file:
         yield file
+
+
+@contextmanager
+def writing(what: object, kind: type[FedLoomError] = DataError) -> Iterator[None]:
+    """Raise an error of this kind if the block cannot write, ``what`` in its sentence."""
+    try:
+        yield
+    except OSError as error:
+        raise kind(f"{what} cannot be written: {error.strerror or error}.") from error
 
 
 def mapped(file: BinaryIO, dtype: DTypeLike, shape: tuple[int, ...]) -> np.memmap:

@@ -14,6 +14,7 @@ import torch
 
 from fedloom.core.errors import ConfigError, DataError, in_words, nearest
 from fedloom.core.federation import Arrays, Federation, Index, Split
+from fedloom.core.files import writing
 from fedloom.core.rng import stream
 from fedloom.core.samples import Collate, Samples
 from fedloom.core.settings import checked
@@ -249,10 +250,8 @@ def save_partition(federation: Federation, path: Path | str) -> None:
     frame = pd.DataFrame(columns).sort_values("sample")
     if path.suffix not in (".parquet", ".csv") or path.exists():
         raise DataError(f"{path} must be a new file that ends in .parquet or .csv.")
-    try:
+    with writing(path):
         frame.to_csv(path, index=False) if path.suffix == ".csv" else frame.to_parquet(path, index=False)
-    except OSError as error:
-        raise DataError(f"{path} cannot be written: {error.strerror or error}.") from error
 
 
 def misplaced(unknown: Mapping[str, Any], source: Any, partition: Any) -> str:

@@ -317,7 +317,9 @@ def check_measured(evaluation: Evaluation, history: Sequence[Mapping[str, object
 
 def _by_client(path: Path) -> dict[str, dict[str, Any]]:
     """The cells of a table with the column ``client``, by client and column; empty ones are left out."""
-    from fedloom.data.sources.table import read_frame  # imports pandas
+    from pandas import isna
+
+    from fedloom.data.sources.table import read_frame
     from fedloom.data.user import clients_of
 
     frame = read_frame(path, texts=("client",))
@@ -326,19 +328,8 @@ def _by_client(path: Path) -> dict[str, dict[str, Any]]:
     names = [str(name) for name in clients_of(frame["client"], str(path))]
     if len(set(names)) < len(names):
         raise DataError(f"{path} has several rows of client {max(names, key=names.count)!r}; leave one.")
-    columns = {name: frame[name].tolist() for name in frame.columns if name != "client"}
-    cells = {name: [v if isinstance(v, str) else _whole(v) for v in values] for name, values in columns.items()}
-    return {
-        who: {name: values[row] for name, values in cells.items() if values[row] is not None}
-        for row, who in enumerate(names)
-    }
-
-
-def _whole(value: Any) -> Any:
-    """A number of a column as an integer where it is one; None for NaN."""
-    if value is None or value != value:
-        return None
-    return int(value) if not isinstance(value, bool) and value == int(value) else value
+    rows = frame.drop(columns="client").convert_dtypes().to_dict("records")  # whole numbers as such, beside gaps too
+    return {who: {key: v for key, v in row.items() if not isna(v)} for who, row in zip(names, rows, strict=True)}
 
 
 OWN_CLASSES = (

@@ -28,7 +28,7 @@ import numpy as np
 
 from fedloom.core import yaml
 from fedloom.core.errors import CheckpointError, first_line
-from fedloom.core.files import check_parquet, readable
+from fedloom.core.files import check_parquet, readable, writing
 from fedloom.experiment import atomic
 from fedloom.experiment.atomic import Lock
 
@@ -203,10 +203,9 @@ class Table:
             return {}
         import pyarrow.parquet as pq
 
-        with pq.ParquetFile(self.path) as file:
-            check_parquet(self.path, file, texts=False)  # which are read once each
-            names = file.schema_arrow.names
+        names = pq.read_schema(self.path).names
         with pq.ParquetFile(self.path, read_dictionary=names) as file:  # a name is stored once, and stays so
+            check_parquet(self.path, file, texts=False)
             stored = file.read()
         return {name: _to_numpy(stored[name].combine_chunks()) for name in stored.column_names}
 
@@ -366,12 +365,6 @@ class RunDirectory:
         """How the run ended."""
         return Status.of(self.summary())
 
-    @property
-    def failures(self) -> list[Any]:
-        """The first hundred clients that were left out, with the reasons."""
-        failures = self.summary().get("failures")
-        return failures if isinstance(failures, list) else []
-
     def citations(self) -> str:
         """BibTeX entries."""
         path = self.path / "citations.bib"
@@ -400,7 +393,7 @@ class RunDirectory:
         Raises:
             CheckpointError: if the path is taken, in use, or cannot be written.
         """
-        try:
+        with writing(f"the run directory {self.path}", CheckpointError):
             if not self.is_taken or into:
                 self.path.mkdir(parents=True, exist_ok=True)
                 self.acquire()
@@ -409,8 +402,6 @@ class RunDirectory:
                     f"{self.path} exists already; choose another out=, or continue it with resume={self.path}."
                 )
             self.describe(config, citations)
-        except OSError as error:
-            raise CheckpointError(f"the run directory {self.path} cannot be written: {error.strerror}.") from error
 
     def describe(self, config: Mapping[str, Any], citations: str) -> None:
         """(Re)write ``config.yaml``, which makes the folder a run directory, and ``citations.bib``."""

@@ -10,7 +10,8 @@ from __future__ import annotations
 import copy
 import inspect
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,17 @@ from fedloom.parts.objectives.custom import Loss
 OURS = {"fedloom", "torch"}
 
 
+@contextmanager
+def failing(what: str) -> Iterator[None]:
+    """Raise a ``ConfigError`` for an exception of a user's code; ``what`` begins the sentence."""
+    try:
+        yield
+    except FedLoomError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"{what} {type(error).__name__}: {first_line(error)}.") from error
+
+
 def make_model(factory: Callable[[], nn.Module]) -> nn.Module:
     """The module of a factory.
 
@@ -65,13 +77,8 @@ def make_model(factory: Callable[[], nn.Module]) -> nn.Module:
         raise ConfigError(f"the model cannot be created ({error}); give a function without arguments.") from error
     except ValueError:  # a built-in function without a signature
         pass
-    try:
+    with failing("the model's function fails with"):
         model = factory()
-    except FedLoomError:
-        raise
-    except Exception as error:
-        reason = ": ".join((type(error).__name__, *str(error).strip().splitlines()[:1])).rstrip(".")
-        raise ConfigError(f"the model's function fails with {reason}.") from error
     if not isinstance(model, nn.Module):
         raise ConfigError(f"the model's function returns {in_words(model)}; it must return a torch module.")
     _trainable(model)
@@ -188,12 +195,8 @@ def _structures(experiment: Experiment, arrays: Arrays) -> None:
 
     What is not found here asks the samples for what only tensors have, and is refused by them.
     """
-    try:
+    with failing("collate fails on two samples:"):
         arrays.batch(torch.arange(min(len(arrays), 2)))
-    except FedLoomError:
-        raise
-    except Exception as error:
-        raise ConfigError(f"collate fails on two samples: {type(error).__name__}: {first_line(error)}.") from error
     method, local = experiment.method, experiment.local
     rows = {
         "local.dp_clip": local.dp_clip is not None,
@@ -335,16 +338,11 @@ def _levels(plan: ClientPlan, sample: Tensor) -> None:
     exchanged = any(part.needs.features and part.uploads for part in plan.method.parts.values())
     for level in plan.levels if plan.has_levels else ():
         assert level.submodel is not None
-        try:
-            with torch.no_grad():
-                level.model.to("cpu").eval()(sample)
-                if exchanged:
-                    widths.add(level.model.features(sample).flatten(1).shape[1])  # pyright: ignore[reportCallIssue]
-        except Exception as error:
-            raise ConfigError(
-                f"personal {label(plan.method.personal)!r} cannot make the network {level.submodel.name!r} of this "
-                f"model: {first_line(error)}"
-            ) from error
+        mine = f"personal {label(plan.method.personal)!r}"
+        with failing(f"{mine} cannot make the network {level.submodel.name!r} of this model:"), torch.no_grad():
+            level.model.to("cpu").eval()(sample)
+            if exchanged:
+                widths.add(level.model.features(sample).flatten(1).shape[1])  # pyright: ignore[reportCallIssue]
     if len(widths) > 1:
         raise ConfigError(
             f"{plan.method.who_needs('features')} compares features of all clients, but their networks have "
@@ -534,14 +532,9 @@ def try_loss(term: Term, out: Any, y: Any) -> None:
     """
     about = f"outputs {_form(out)} and targets {_form(y)}"
     name = f"objective {label(term)!r}"
-    try:
-        with torch.enable_grad():
-            outputs = tree_map_only(Tensor, lambda t: t.detach().clone().requires_grad_(t.is_floating_point()), out)
-            value = term.test_loss(outputs, y)
-    except ConfigError:
-        raise
-    except Exception as error:
-        raise ConfigError(f"{name} fails on {about}: {type(error).__name__}: {first_line(error)}.") from error
+    with failing(f"{name} fails on {about}:"), torch.enable_grad():
+        outputs = tree_map_only(Tensor, lambda t: t.detach().clone().requires_grad_(t.is_floating_point()), out)
+        value = term.test_loss(outputs, y)
     if (
         not isinstance(value, Tensor)
         or not value.is_floating_point()
@@ -594,13 +587,8 @@ def load_teacher(teacher: nn.Module | Path | str, federation: Federation, dtype:
     module = copy.deepcopy(teacher) if isinstance(teacher, nn.Module) else _from_run(Path(teacher), federation)
     module = module.to(device, dtype).eval().requires_grad_(False)
     sample = federation.train.arrays.x[:2].to(device)
-    try:
-        with torch.no_grad():
-            out = module(sample.to(dtype) if sample.is_floating_point() else sample)
-    except Exception as error:
-        raise ConfigError(
-            f"the teacher does not take inputs of shape {_shape(federation)}: {in_one_line(error)}."
-        ) from error
+    with failing(f"the teacher does not take inputs of shape {_shape(federation)}:"), torch.no_grad():
+        out = module(sample.to(dtype) if sample.is_floating_point() else sample)
     if out.shape[-1] != federation.classes:
         raise ConfigError(f"the teacher has {out.shape[-1]} outputs, but the data have {federation.classes} classes.")
     return module

@@ -32,6 +32,7 @@ from fedloom.core.determinism import exact_gpu
 from fedloom.core.errors import ClientError, ConfigError, DataError, first_line, nearest, of_extra
 from fedloom.core.exchange import State, own_values
 from fedloom.core.federation import Arrays, Federation, Index, Population, Split
+from fedloom.core.files import writing
 from fedloom.core.parts import Use
 from fedloom.core.plan import ClientPlan
 from fedloom.core.samples import Samples, batch_of, moved
@@ -249,12 +250,10 @@ def export(module: nn.Module, sample: Tensor, path: Path | str, format: str = "s
             )
         blob = as_file(module.state_dict())
     else:
-        blob = _exported(module, sample) if format == "torch-export" else _onnx(module, sample)
-    try:
+        blob = _program(module, sample, format)
+    with writing(path, ConfigError):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, blob)
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error.strerror}.") from error
     return path
 
 
@@ -271,23 +270,17 @@ def refuse_other(path: Path, format: str) -> None:
         raise ConfigError(f"{path} would hold {format}, not {named[0]}; name it {path.with_suffix(FORMATS[format])}.")
 
 
-def _exported(module: nn.Module, sample: Tensor) -> bytes:
-    buffer = io.BytesIO()
-    with _quiet(), torch.no_grad():
-        torch.export.save(_traced(module, sample), buffer)
-    return buffer.getvalue()
-
-
-def _onnx(module: nn.Module, sample: Tensor) -> bytes:
-    for package in ("onnx", "onnxscript"):
+def _program(module: nn.Module, sample: Tensor, format: str) -> bytes:
+    """The whole computation of a module in a format."""
+    for package in ("onnx", "onnxscript") if format == "onnx" else ():
         of_extra("onnx", package, "format onnx")
     with _quiet(), torch.no_grad():
+        traced, buffer = _traced(module, sample), io.BytesIO()
+        if format == "torch-export":
+            torch.export.save(traced, buffer)
+            return buffer.getvalue()
         try:
-            program: Any = torch.onnx.export(
-                _traced(module, sample), dynamo=True, verbose=False, input_names=["x"], output_names=["y"]
-            )
-        except ConfigError:
-            raise
+            program: Any = torch.onnx.export(traced, dynamo=True, verbose=False, input_names=["x"], output_names=["y"])
         except Exception as error:
             raise _refused(error, "onnx") from error
     return program.model_proto.SerializeToString()
@@ -501,14 +494,12 @@ class TrainedRun(RunRecords):
             compare(theirs, ours, "the run's model")
             here = placed(federation, plan.layout.dtype, plan.device)
             plan, store = replace(plan, data=here.train, validation=None, whole=None), StateStore()
-            (shape, classes), (other, its) = (
-                (list(each.train.arrays.x.shape[1:]), each.classes) for each in (self.federation, here)
+            known, new = (
+                f"of shape {list(each.train.arrays.x.shape[1:])} in {each.classes} classes"
+                for each in (self.federation, here)
             )
-            if (shape, classes) != (other, its):
-                raise ConfigError(
-                    f"the run's model takes samples of shape {shape} in {classes} classes, but these are of shape "
-                    f"{other} in {its}."
-                )
+            if known != new:
+                raise ConfigError(f"the run's model takes samples {known}, but these are {new}.")
         settings = self.evaluator.settings if evaluation is None else evaluation
         fitted = settings.fitted(plan.targets or CLASSES, len(here.test) > 0)
         what = tuple(name for name in fitted.what if name not in ("average", "cohort", "received"))

@@ -22,6 +22,7 @@ from torch import nn
 
 from fedloom.core.checks import at_least
 from fedloom.core.errors import CheckpointError, ConfigError, FedLoomError
+from fedloom.core.files import writing
 from fedloom.experiment import checkpoint as checkpoints
 from fedloom.experiment.callbacks import Callback, RunInfo, added, numbers
 from fedloom.experiment.checkpoint import Checkpoint
@@ -287,7 +288,7 @@ class Trainer:
                     f"rounds={task.rounds} in another directory, with out="
                 )
             raise CheckpointError(f"{directory.path} holds another experiment, so it cannot be continued: {why}.")
-        try:
+        with writing(directory.path, CheckpointError):
             if stored is None:
                 directory.create(config, task.citations, into=bool(resume))
                 directory.checkpoints.mkdir(exist_ok=True)  # so that a lost folder is noticed, see ``outran``
@@ -303,8 +304,6 @@ class Trainer:
                     )
                 directory.describe(config | ({"changes": self.changes} if self.changes else {}), task.citations)
             task.prepare(directory)
-        except OSError as error:
-            raise CheckpointError(f"{directory.path} cannot be written ({error.strerror or error}).") from error
 
     def _resumed(self, resume: bool | Path | str) -> bool | Path:
         """True for the run directory itself, as on the command line; the path of a checkpoint unchanged."""

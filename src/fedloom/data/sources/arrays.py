@@ -23,7 +23,7 @@ from torch import Tensor
 
 from fedloom.core.errors import DataError, of_extra, outside
 from fedloom.core.federation import Arrays
-from fedloom.core.files import check_memory, mapped, readable, whole_file
+from fedloom.core.files import check_memory, mapped, readable, whole_file, writing
 from fedloom.core.ranges import Count
 from fedloom.data.sources import Source, natural_clients, sources
 from fedloom.data.sources.files import cached, moments, read_npy_folder, read_npz, reading, stamp_of, with_progress
@@ -626,13 +626,10 @@ def decoded(paths: list[Path], pool: Path, size: int, crop: bool) -> Tensor:
     """Images as float32 [N, 3, size, size] in a memory-mapped file, which is made if it does not exist."""
     target = pool / f"fedloom-{stamp_of(paths, size, crop)}.npy"
     if not target.is_file():
-        try:
-            with whole_file(target) as file:
-                array = mapped(file, np.float32, (len(paths), 3, size, size))
-                for row, path in enumerate(with_progress(paths, pool.name)):
-                    array[row] = read_image(path, size, crop).transpose(2, 0, 1) / np.float32(255)
-                array.flush()
-                del array
-        except OSError as error:
-            raise DataError(f"{target} cannot be written ({error.strerror or error}).") from error
+        with writing(target), whole_file(target) as file:
+            array = mapped(file, np.float32, (len(paths), 3, size, size))
+            for row, path in enumerate(with_progress(paths, pool.name)):
+                array[row] = read_image(path, size, crop).transpose(2, 0, 1) / np.float32(255)
+            array.flush()
+            del array
     return inputs(np.load(target, mmap_mode="r"))
