@@ -62,6 +62,12 @@ class Output(NamedTuple):
     model: Model | None = None
     at: Callable[[Tensor], Output] | None = None
 
+    @property
+    def vectors(self) -> Float[Tensor, "B d"]:
+        """The features of each sample as one vector, for a part that needs features."""
+        assert self.features is not None
+        return self.features.flatten(1)
+
 
 Forward = Callable[[Tensor, Tensor], Output]  # (parameters [P], inputs [N, ...]) -> the model's output
 

@@ -47,7 +47,7 @@ def sign(direction: str) -> float:
     return 1.0 if direction == "max" else -1.0
 
 
-def _points(values: Values, others: Values, what: str = "rounds") -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def points(values: Values, others: Values, what: str = "rounds") -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """The values that are not NaN, and the others at the same positions."""
     v, r = vector(values), vector(others)
     if len(v) != len(r):
@@ -64,7 +64,7 @@ def best_round(values: Values, rounds: Values, direction: Direction = "max") -> 
     >>> best_round([2.0, 1.5], [10, 20], direction="min")
     (20, 1.5)
     """
-    v, r = _points(values, rounds)
+    v, r = points(values, rounds)
     if not len(v):
         return None
     at = int(np.argmax(sign(direction) * v))
@@ -103,12 +103,12 @@ def final_smoothed(values: Values, rounds: Values, decay: float = 0.9) -> tuple[
     >>> final_smoothed([1.0, 0.0], [1, 2], decay=0.5)
     (2, 0.5)
     """
-    v, r = _points(values, rounds)
+    v, r = points(values, rounds)
     return (int(r[-1]), float(smoothed(v, decay)[-1])) if len(v) else None
 
 
 def _at_target(values: Values, others: Values, target: float, direction: Direction, what: str) -> float | None:
-    v, other = _points(values, others, what)
+    v, other = points(values, others, what)
     s = sign(direction)
     reached = np.flatnonzero(s * v >= s * target)
     return float(other[reached[0]]) if len(reached) else None
@@ -201,14 +201,8 @@ def paired(a: Mapping[Seed, float], b: Mapping[Seed, float], comparisons: int = 
     d = np.array([a[seed] - b[seed] for seed in a if seed in b])
     d = d[np.isfinite(d)]
     if len(d) < 2:
-        return {
-            "mean": float(d.mean()) if len(d) else math.nan,
-            "se": math.nan,
-            "low": math.nan,
-            "high": math.nan,
-            "p": math.nan,
-            "seeds": len(d),
-        }
+        unknown = dict.fromkeys(("mean", "se", "low", "high", "p"), math.nan)
+        return unknown | ({"mean": float(d[0])} if len(d) else {}) | {"seeds": len(d)}
     se = float(d.std(ddof=1) / math.sqrt(len(d)))
     if se <= EQUAL * max(abs(values[seed]) for values in (a, b) for seed in a if seed in b):
         se = 0.0

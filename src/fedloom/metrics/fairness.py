@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedloom.core.errors import ConfigError
-from fedloom.metrics.curves import Direction, Values, sign, vector
+from fedloom.metrics.curves import Direction, Values, points, sign, vector
 
 NAN = float("nan")
 
@@ -32,12 +32,8 @@ def weighted_mean(values: Values, weights: Values) -> float:
         >>> weighted_mean([0.5, 1.0, float("nan")], [3, 1, 9])
         0.625
     """
-    x, w = vector(values), vector(weights)
-    if len(x) != len(w):
-        raise ConfigError(f"there are {len(x)} values but {len(w)} weights.")
-    known = ~np.isnan(x)
-    total = w[known].sum()
-    return float((w[known] * x[known]).sum() / total) if total > 0 else NAN
+    x, w = points(values, weights, "weights")
+    return float((w * x).sum() / w.sum()) if w.sum() > 0 else NAN
 
 
 def _count(share: float, clients: int) -> int:
@@ -166,14 +162,9 @@ def hardest_weight(values: Values, weights: Values, share: float = 0.1, directio
         >>> hardest_weight([0.9, 0.2, 0.4, 0.8], [1, 2, 1, 1], share=0.25)
         0.4
     """
-    x, w = vector(values), vector(weights)
-    if len(x) != len(w):
-        raise ConfigError(f"there are {len(x)} values but {len(w)} weights.")
-    known = ~np.isnan(x)
-    order = np.argsort(sign(direction) * x[known], kind="stable")
-    total = w[known].sum()
-    count = _count(share, len(order))
-    return float(w[known][order[:count]].sum() / total) if total > 0 else NAN
+    x, w = points(values, weights, "weights")
+    hardest = np.argsort(sign(direction) * x, kind="stable")[: _count(share, len(x))]
+    return float(w[hardest].sum() / w.sum()) if w.sum() > 0 else NAN
 
 
 def summary(values: Values, weights: Values | None = None, direction: Direction = "max") -> dict[str, float]:

@@ -251,27 +251,10 @@ def _errors(power: int) -> Callable[[Tensor, Tensor, TargetKind], Tensor]:
     return lambda out, y, kind: row_means((out - y).double().abs().pow(power))
 
 
-_RIGHT = "Fraction of predictions that are right."
-add(Metric("accuracy", "max", suits=DISCRETE, column=_accuracy, summary=_RIGHT, range=UNIT))
-add(
-    Metric(
-        "cross_entropy",
-        "min",
-        suits=DISCRETE,
-        column=cross_entropy,
-        range=POSITIVE,
-        summary="Cross entropy, whatever the objective.",
-    )
-)
-add(
-    Metric(
-        "rmse",
-        "min",
-        suits=(NUMBERS,),
-        column=_errors(2),
-        finish=np.sqrt,
-        range=POSITIVE,
-        summary="Root mean squared error.",
-    )
-)
+add(Metric("accuracy", "max", suits=DISCRETE, column=_accuracy, range=UNIT,
+           summary="Fraction of predictions that are right."))  # fmt: skip
+add(Metric("cross_entropy", "min", suits=DISCRETE, column=cross_entropy, range=POSITIVE,
+           summary="Cross entropy, whatever the objective."))  # fmt: skip
+add(Metric("rmse", "min", suits=(NUMBERS,), column=_errors(2), finish=np.sqrt, range=POSITIVE,
+           summary="Root mean squared error."))  # fmt: skip
 add(Metric("mae", "min", suits=(NUMBERS,), column=_errors(1), range=POSITIVE, summary="Mean absolute error."))

@@ -17,7 +17,7 @@ from fedloom.core.errors import CheckpointError, ConfigError, FedLoomError, near
 from fedloom.core.settings import flatten
 from fedloom.experiment.console import duration, make_console, plural, print_raw, relpath
 from fedloom.experiment.rundir import RunDirectory
-from fedloom_apps.claims.register import ClaimFile, fit, merged, metrics_of, of_run, open_work, read_claims, store
+from fedloom_apps.claims.register import ClaimFile, fit, merged, of_run, open_work, read_claims, store
 from fedloom_apps.claims.rule import difference
 
 ACTIONS = ("list", "next", "check")
@@ -81,7 +81,7 @@ def following(files: Sequence[ClaimFile], named: bool) -> Iterator[str]:
         for work in one.works:
             folder = re.sub(r"[^\w-]", "_", work.run)  # a comma would be a sweep
             seeds = ",".join(map(str, work.seeds))
-            words = [*work.words, f"seed={seeds}", f"out=runs/claims/{one.file.name}/{folder}"]
+            words = [*one.file.words(work.run), f"seed={seeds}", f"out=runs/claims/{one.file.name}/{folder}"]
             yield f"  fedloom run -m {' '.join(map(shlex.quote, words))}"
         yield f"  fedloom claim check runs/claims/{one.file.name} --store"
     if not named and (rest := [one.file.name for one in ahead[FIRST:]]):
@@ -106,7 +106,7 @@ def check(words: Sequence[str], files: Sequence[ClaimFile], arguments: argparse.
             at = fit(directory, files)
             if wrong := problem(run, rounds):
                 raise CheckpointError(f"{wrong}.")
-            record = of_run(directory, metrics_of(at.file))
+            record = of_run(directory, at.file.metrics)
             stored = results.get(at.file.name) or at.file.results()
             results[at.file.name] = merged(stored, at.run, at.seed, record) | {"machine": machine(directory)}
             message = f"evidence for {at.file.name}, {at.run}, seed {at.seed}"

@@ -97,6 +97,11 @@ class ClaimFile:
     complete: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @property
+    def metrics(self) -> list[str]:
+        """The metrics that its claims measure."""
+        return sorted({one.metric for one in self.claims})
+
+    @property
     def stored(self) -> Path:
         """The file of its results."""
         return self.path.parent / "results" / f"{self.name}.json"
@@ -108,7 +113,7 @@ class ClaimFile:
         with refusing(f"{str(self.stored)!r} cannot be read as results", ConfigError):
             content = json.loads(readable(self.stored).read_text())
             for record in (record for seeds in content["runs"].values() for record in seeds.values()):
-                curves = (record["curves"][metric] for metric in metrics_of(self))
+                curves = (record["curves"][metric] for metric in self.metrics)
                 values = [record[key] for key in ("rounds", "cost", "left_out", "minutes")]
                 for value in chain(values, *curves):
                     isnan(value or 0)  # raises for what is no number
@@ -354,11 +359,6 @@ def _rounded(value: float | None) -> float | None:
     return None if value is None else float(f"{value:.6g}")
 
 
-def metrics_of(file: ClaimFile) -> list[str]:
-    """The metrics that a file's claims measure."""
-    return sorted({one.metric for one in file.claims})
-
-
 def merged(results: Mapping[str, Any], run: str, seed: str, record: Mapping[str, Any]) -> dict[str, Any]:
     """Results with one run more."""
     runs = {name: dict(seeds) for name, seeds in results["runs"].items()}
@@ -376,15 +376,9 @@ def store(file: ClaimFile, results: Mapping[str, Any]) -> None:
 class Work(NamedTuple):
     """Runs that would bring a claim file nearer to a verdict."""
 
-    file: ClaimFile
     run: str
     seeds: tuple[int, ...]
     minutes: float
-
-    @property
-    def words(self) -> list[str]:
-        """The settings, without seed and place."""
-        return self.file.words(self.run)
 
 
 class Open(NamedTuple):
@@ -427,8 +421,7 @@ def open_work(
                 for run in (one.ours, one.other):
                     needed[run] = max(needed.get(run, 0), seeds)
         works = [_work(file, run, count, results, minutes or {}) for run, count in needed.items()]
-        works = [work for work in works if work.seeds]
-        if works:
+        if works := [work for work in works if work.seeds]:
             result.append(Open(file, works, worth / max(sum(work.minutes for work in works), SHORTEST)))
     return sorted(result, key=lambda one: -one.score)
 
@@ -440,4 +433,4 @@ def _work(
     there = results["runs"].get(run, {})
     seeds = tuple(seed for seed in range(count) if str(seed) not in there)
     usual = fmean(record["minutes"] for record in there.values()) if there else file.minutes[run]
-    return Work(file, run, seeds, len(seeds) * minutes.get((file.name, run), usual))
+    return Work(run, seeds, len(seeds) * minutes.get((file.name, run), usual))

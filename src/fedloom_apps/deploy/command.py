@@ -188,13 +188,11 @@ def certificates(arguments: argparse.Namespace) -> int:
     from fedloom_apps.deploy.certificates import make
     from fedloom_apps.deploy.recipe import names
 
-    if len(arguments.words) != 1:
-        raise ConfigError("fedloom deploy certificates needs one folder, like fedloom deploy certificates keys.")
+    folder = _folder(arguments, "certificates needs one folder, like fedloom deploy certificates keys.")
     named = arguments.hosts.split(",") if arguments.hosts else []
     hosts = list(dict.fromkeys([*named, "127.0.0.1", "localhost"]))  # the server itself connects to these
     listed = arguments.nodes or "4"
     nodes = names(_number(listed, "--nodes")) if listed.isdecimal() else listed.split(",")
-    folder = Path(arguments.words[0]).expanduser()
     written = make(folder, hosts, nodes)
     console = make_console()
     for path in written:
@@ -208,9 +206,7 @@ def status(arguments: argparse.Namespace) -> int:
     """Show how far a deployment is, and when each node last answered."""
     from fedloom_apps.deploy.recipe import Roster
 
-    if len(arguments.words) != 1:
-        raise ConfigError("fedloom deploy status needs one run directory.")
-    path = Path(arguments.words[0])
+    path = _folder(arguments, "status needs one run directory.")
     directory = RunDirectory(path)
     if not directory.is_begun:
         raise CheckpointError(f"{path} is not a run directory.")
@@ -251,9 +247,8 @@ def agree(arguments: argparse.Namespace) -> int:
     """Agree to the data specification that a server offered last to the node with this state folder."""
     from fedloom_apps.deploy.agreement import Agreement
 
-    if len(arguments.words) != 1:
-        raise ConfigError("fedloom deploy agree needs the folder given as --state.")
-    print_raw(make_console(), f"agreed: {Agreement(Path(arguments.words[0]).expanduser()).accept()}")
+    home = _folder(arguments, "agree needs the folder given as --state.")
+    print_raw(make_console(), f"agreed: {Agreement(home).accept()}")
     return 0
 
 
@@ -262,9 +257,7 @@ def why(arguments: argparse.Namespace) -> int:
     from fedloom_apps.deploy.agreement import OFFERED
     from fedloom_apps.deploy.node import FILE, STOPPED, reasons
 
-    if len(arguments.words) != 1:
-        raise ConfigError("fedloom deploy why needs the folder given as --state.")
-    home, console = Path(arguments.words[0]).expanduser(), make_console()
+    home, console = _folder(arguments, "why needs the folder given as --state."), make_console()
     for event in reasons(Path(arguments.log).expanduser() if arguments.log else home / FILE):
         print_raw(console, event)
     if (home / STOPPED).exists():
@@ -286,6 +279,13 @@ def budget(arguments: argparse.Namespace) -> Budget | None:
     except ValueError:
         raise ConfigError("--epsilon and --delta must be numbers, like --epsilon 8 --delta 1e-5.") from None
     return Budget(**numbers)
+
+
+def _folder(arguments: argparse.Namespace, needs: str) -> Path:
+    """The one folder that a subcommand takes."""
+    if len(arguments.words) != 1:
+        raise ConfigError(f"fedloom deploy {needs}")
+    return Path(arguments.words[0]).expanduser()
 
 
 def _number(text: str, option: str, most: int = 100_000) -> int:

@@ -66,33 +66,28 @@ class Tally:
         asked: number of orders sent.
         answered: number of answers in time.
         late: number of answers that came after their round, or for no known order.
-        down: bytes sent, the broadcast once per node.
-        up: bytes received.
+        down_bytes: bytes sent, the broadcast once per node.
+        up_bytes: bytes received.
+        unmeasured: number of nodes that refused or failed to evaluate their models.
         seconds: time from the first order to the last answer, over all exchanges of the round.
         work: the part of it in which the slowest node of each exchange worked.
-        unmeasured: number of nodes that refused or failed to evaluate their models.
     """
 
     asked: int = 0
     answered: int = 0
     late: int = 0
-    down: int = 0
-    up: int = 0
+    down_bytes: int = 0
+    up_bytes: int = 0
+    unmeasured: int = 0
     seconds: float = 0.0
     work: float = 0.0
-    unmeasured: int = 0
 
     def record(self) -> dict[str, float]:
         """The numbers for the round's record."""
-        return {
-            "deploy/asked": self.asked,
-            "deploy/answered": self.answered,
-            "deploy/late": self.late,
-            "deploy/down_bytes": self.down,
-            "deploy/up_bytes": self.up,
+        counts = {f"deploy/{name}": count for name, count in vars(self).items() if name not in ("seconds", "work")}
+        return counts | {
             "deploy/work_seconds": round(self.work, 4),
             "deploy/transport_seconds": round(max(self.seconds - self.work, 0.0), 4),
-            "deploy/unmeasured": self.unmeasured,
         }
 
 
@@ -357,7 +352,7 @@ class Deployed(Engine):
             asked.session = session
         for batch in batches:
             self.tally.asked += len(batch)
-            self.tally.down += sum(request.nbytes for request in batch.values())
+            self.tally.down_bytes += sum(request.nbytes for request in batch.values())
             self.transport.send(batch)
         self._look = time.monotonic() + max(POLL, SPARE * (time.monotonic() - now))
 
@@ -366,7 +361,7 @@ class Deployed(Engine):
         ends = min((asked.since for asked in self.orders.values()), default=inf) + self.terms.deadline
         seconds = min(POLL, seconds, ends - time.monotonic())
         for delivered in self.transport.receive(max(seconds, 0.0)):
-            self.tally.up += len(delivered.blob)
+            self.tally.up_bytes += len(delivered.blob)
             self._take(delivered)
         now = time.monotonic()
         for ticket in [ticket for ticket, asked in self.orders.items() if now >= asked.since + self.terms.deadline]:

@@ -13,19 +13,6 @@ from fedloom.compute.cohort.parameters import Parameter, StepRule
 from fedloom.compute.cohort.schedule import BatchSchedule, Change, Rows
 
 __all__ = [
-    "BatchSchedule",
-    "Change",
-    "CohortLayer",
-    "CohortNet",
-    "Draws",
-    "Lookup",
-    "Parameter",
-    "Rows",
-    "StepRule",
-    "TrainedCohort",
-    "Unsupported",
-    "cohort_layer",
-    "cross_entropy",
-    "drawn",
-    "train",
+    "BatchSchedule", "Change", "CohortLayer", "CohortNet", "Draws", "Lookup", "Parameter", "Rows", "StepRule",
+    "TrainedCohort", "Unsupported", "cohort_layer", "cross_entropy", "drawn", "train",
 ]  # fmt: skip

@@ -13,7 +13,6 @@ from fedloom.core.context import Batch, Forward, Output
 from fedloom.core.parts import Adaptation, Needs
 from fedloom.core.ranges import Count, Positive, Probability
 from fedloom.core.targets import ONE_CLASS
-from fedloom.core.tree import Float
 
 EXACT = "donot_use_mm_for_euclid_dist"  # the other modes depend on the number of samples, which exports leave open
 
@@ -49,11 +48,11 @@ class Neighbours(Adaptation):
         self, forward: Forward, theta: Tensor, support: Batch, loss: Callable[[Output, Batch], Tensor]
     ) -> tuple[Callable[[Tensor], Output], Tensor | None]:
         require_one_class("adaptation 'neighbours'", support.y)
-        memory = _features(forward(theta, support.x))
+        memory = forward(theta, support.x).vectors
 
         def predict(x: Tensor) -> Output:
             out = forward(theta, x)
-            far = torch.cdist(_features(out), memory, compute_mode=EXACT)  # [N, n]
+            far = torch.cdist(out.vectors, memory, compute_mode=EXACT)  # [N, n]
             if support.mask is not None:
                 far = torch.where(support.mask > 0, far, torch.inf)
             nearest, who = far.topk(min(self.k, far.shape[1]), dim=1, largest=False)
@@ -64,9 +63,3 @@ class Neighbours(Adaptation):
             return out._replace(logits=p.clamp(min=torch.finfo(p.dtype).tiny).log())
 
         return predict, None
-
-
-def _features(out: Output) -> Float[Tensor, "B d"]:
-    """The features as vectors."""
-    assert out.features is not None
-    return out.features.flatten(1)

@@ -62,6 +62,4 @@ class PersonalHead(Adaptation):
 
 def _with_one(out: Output) -> Float[Tensor, "B d"]:
     """(r, 1)."""
-    assert out.features is not None
-    r = out.features.flatten(1)
-    return torch.cat([r, torch.ones_like(r[:, :1])], 1)
+    return torch.cat([out.vectors, torch.ones_like(out.vectors[:, :1])], 1)

@@ -43,8 +43,7 @@ class Prototypes(Adaptation):
         """Return the model whose logits are negative squared distances to the support's class means."""
         require_one_class("adaptation 'proto'", support.y)
         out = forward(theta, support.x)
-        assert out.features is not None
-        z = out.features.flatten(1)
+        z = out.vectors
         classes = torch.arange(out.logits.shape[-1], device=z.device)
         owner = (support.y[:, None] == classes).to(z.dtype)  # [B, C]
         if support.mask is not None:
@@ -54,10 +53,9 @@ class Prototypes(Adaptation):
         centres = owner.T @ z / count.clamp(min=1)[:, None]  # [C, d]
 
         def predict(x: Tensor) -> Output:
-            features = forward(theta, x).features
-            assert features is not None
-            r = features.flatten(1)
+            out = forward(theta, x)
+            r = out.vectors
             distance = r.square().sum(1, keepdim=True) - 2 * r @ centres.T + centres.square().sum(1)
-            return Output(torch.where(known, -distance, NEVER), features)
+            return Output(torch.where(known, -distance, NEVER), out.features)
 
         return predict, known

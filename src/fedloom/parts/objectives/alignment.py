@@ -255,8 +255,7 @@ class ClassOutputs(Term):
 
 def _apart(out: Output, batch: Batch, ctx: Context) -> Tensor:
     """(1/d) ‖r(x) - C_y‖² [B] from the received prototypes; 0 without any."""
-    assert out.features is not None
-    r = out.features.flatten(1)
+    r = out.vectors
     return (r - ctx.down["prototypes"][batch.y]).square().mean(1) if "prototypes" in ctx.down else 0 * r.sum(1)
 
 

@@ -59,10 +59,8 @@ class Inheritance(Term):
         past = out.at(ctx.own["history"])
         if self.by == "outputs":
             return self.lam * divergence.kl(past.logits, out.logits, self.tau)
-        assert past.features is not None
-        assert out.features is not None
         weight = torch.ones(len(batch.x)) if batch.mask is None else batch.mask
-        return self.lam * _discrepancy(past.features.flatten(1), out.features.flatten(1), weight.to(out.features))
+        return self.lam * _discrepancy(past.vectors, out.vectors, weight.to(out.vectors))
 
 
 def _discrepancy(a: Tensor, b: Tensor, weight: Tensor) -> Tensor:

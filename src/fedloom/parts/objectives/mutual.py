@@ -74,12 +74,11 @@ class AdaptiveMutual(Term):
 
     def loss(self, out: Output, batch: Batch, ctx: Context) -> Tensor:
         assert out.model is not None
-        assert out.features is not None
         pair, own = out.model, out.logits
         hidden = pair.shared.features(batch.x)  # pyright: ignore[reportFunctionMemberAccess]
         shared = pair.shared.head(hidden)  # pyright: ignore[reportFunctionMemberAccess]
         labels = divergence.cross_entropy(own, batch.y) + divergence.cross_entropy(shared, batch.y)
         both = divergence.kl(shared.detach(), own, 1.0) + divergence.kl(own.detach(), shared, 1.0)
         aligned = pair.align(hidden.flatten(1))  # pyright: ignore[reportFunctionMemberAccess]
-        far = (out.features.flatten(1) - aligned).square().mean(1)  # once: its slopes are those of both losses
+        far = (out.vectors - aligned).square().mean(1)  # once: its slopes are those of both losses
         return labels + (both + far) / labels.detach().clamp(min=1e-8)
