@@ -43,7 +43,6 @@ MISSING = (
     ),
     *chapter(
         "Acar 6, DiSK",
-        ("6.1", "table 6.1 over the thesis' whole grid", "time"),
         ("6.3, A.13, A.14", "the full scale, with α scanned over {0, .1, .5, .9, 1}", "time"),
         ("6.4", "TinyImageNet and ImageNet", "data"),
     ),
