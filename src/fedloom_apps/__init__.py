@@ -131,13 +131,15 @@ examples:
 
 REPORT = """Compare runs on one page, with figures and tables.
 
-usage: fedloom report DIR… [--out DIR] [--figures] [--watch] [--debug]
+usage: fedloom report DIR… [--out DIR] [--figures] [--names FILE] [--watch] [--debug]
 
 A DIR is a run directory or a folder of run directories. The page is written into --out; by default into DIR if there
 is only one, otherwise into report/.
 
 options:
   --figures               also write every figure as PDF and SVG, for papers
+  --names FILE            a YAML file with a line for each group of runs to show, its label and the name to print, like
+                          "feddyn, alpha=0.1: FedDyn"; the first one is the baseline
   --watch                 while runs are in progress, rewrite the page as they grow; an open page reloads itself
 """
 
@@ -289,7 +291,7 @@ APPLICATIONS = (
         "compare runs on one page",
         REPORT,
         "fedloom_apps.report.command:command",
-        ("--out=", "--figures", "--watch"),
+        ("--out=", "--figures", "--names=", "--watch"),
         after="fedloom_apps.report.command:after",
         show="fedloom_apps.report.notebook:html",
     ),

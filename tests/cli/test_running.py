@@ -149,12 +149,12 @@ def test_a_cohort_beside_the_default_participation_is_kept_in_recipes_and_runs_t
 
 
 def test_a_sweep(cli: Cli, tmp_path: Path):
-    words = ("method=fedavg,feddyn", "local.lr=.1,.2", "seed=1,2", "rounds=1", "out=sweep", *SMALL)
+    words = ("method=fedavg,{name: feddyn, alpha: .3}", "local.lr=.1,.2", "seed=1,2", "rounds=1", "out=sweep", *SMALL)
     code, out, _ = cli("run", "-m", *words, "-q")
     assert code == 0
     names = {path.parent.name for path in (tmp_path / "sweep").glob("*/summary.json")}
-    assert names == {f"{m}-lr={lr}-{s}" for m in ("fedavg", "feddyn") for lr in (0.1, 0.2) for s in (1, 2)}
-    assert "feddyn, local.lr=0.2, seed 2" in out
+    assert names == {f"{m}-lr={lr}-{s}" for m in ("fedavg", "feddyn-alpha=0.3") for lr in (0.1, 0.2) for s in (1, 2)}
+    assert "feddyn, alpha=0.3, local.lr=0.2, seed 2" in out
 
 
 @pytest.mark.parametrize("words", [("-m", "seed=1,2"), ("--dry-run",), ("-m", "--dry-run", "seed=1,2")])

@@ -57,6 +57,7 @@ def test_what_is_filed_can_be_made() -> None:
     ("name", "settings", "sentence"),
     [
         ("sqare", {}, r"^unknown shape 'sqare'; did you mean 'square'\? There are: line, square\.$"),
+        ("line_2", {}, r"did you mean 'line'\? There are: line, square\. One of your own needs its module"),
         (
             "zzz",
             {},

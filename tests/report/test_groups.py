@@ -58,6 +58,24 @@ def test_runs_begun_in_python_on_other_data_are_other_groups(tmp_path: Path, pro
     assert ("partition.name" in settings(groups)[0]) == provenance
 
 
+def test_a_paper_chooses_groups_their_order_and_names(cli: Cli, make_run, tmp_path: Path) -> None:
+    for method in ("fedavg", "scaffold", "feddyn"):
+        for seed in (1, 2):
+            make_run(method=method, seed=seed)
+    names = tmp_path / "names.yaml"
+    names.write_text("feddyn: FedDyn (ours)\nfedavg: FedAvg\n")
+    answer = cli("report", str(tmp_path), "--out", "page", "--names", str(names))
+    assert answer.code == 0, answer.err
+    table = (Path("page") / "tables" / "final_global.csv").read_text().splitlines()
+    assert [row.partition(",")[0] for row in table] == ["method", "FedDyn (ours)", "FedAvg"]
+    paired = (Path("page") / "tables" / "paired.csv").read_text().splitlines()
+    assert [row.partition(",")[0] for row in paired] == ["method", "FedAvg"]  # from the first
+    for content, said in (("fedyn: x", "did you mean 'feddyn'?"), ("feddyn: x\nfedavg: x", "a name of its own")):
+        names.write_text(content)
+        answer = cli("report", str(tmp_path), "--out", "page", "--names", str(names))
+        assert (answer.code, said in answer.err) == (2, True), answer.err
+
+
 @pytest.mark.parametrize("command", ["online", "distill"])
 def test_runs_of_other_commands_are_averaged_over_seeds(command: str, cli: Cli) -> None:
     words = {

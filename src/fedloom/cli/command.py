@@ -30,6 +30,7 @@ from fedloom.core import fork_safety, yaml
 from fedloom.core.errors import CheckpointError, ClientError, ConfigError, FedLoomError
 from fedloom.core.exchange import Failure
 from fedloom.core.files import writing
+from fedloom.core.settings import flatten
 from fedloom.core.slots import SEVERAL, SLOTS
 from fedloom.experiment.atomic import Lock, write_whole
 from fedloom.experiment.callbacks import Callback, LineProgress, NullProgress, make_progress
@@ -212,7 +213,8 @@ def _names(configs: Sequence[Config], titles: Sequence[str]) -> list[tuple[str, 
     """A folder and a label for each run of a sweep, like ``feddyn-lr=0.1-0`` and ``feddyn, local.lr=0.1``."""
     folders = []
     for config, title in zip(configs, titles, strict=True):
-        varied = {key: _short(value) for key, value in config.swept.items() if not _in_title(key) and key != "seed"}
+        swept = flatten(config.swept)  # a value like {name: feddyn, alpha: 0.1} has settings of its own
+        varied = {key: _short(value) for key, value in swept.items() if not _in_title(key) and key != "seed"}
         parts = [title, *(f"{key.rpartition('.')[2]}={value}" for key, value in varied.items()), str(config["seed"])]
         label = ", ".join([title, *(f"{key.removeprefix('method.')}={value}" for key, value in varied.items())])
         folders.append((re.sub(r"[^\w.=+,-]+", "_", "-".join(parts)), label))

@@ -190,7 +190,10 @@ class Registry(Generic[T]):
     def __getitem__(self, name: str) -> Entry[T]:
         if not isinstance(name, str) or (found := self.canonical(name)) not in self._entries:
             hint = nearest(str(name), self._entries, self.kind)
-            own = " One of your own needs its module: --import MODULE." if hint.startswith("there are") else ""
+            misspelt = not hint.startswith("there are") and not any(
+                str(name).startswith(f"{k}_") for k in self._entries
+            )
+            own = "" if misspelt else " One of your own needs its module: --import MODULE."
             raise ConfigError(f"unknown {self.kind} {name!r}; {hint}{own}")
         return self._entries[found]
 

@@ -110,7 +110,8 @@ def check(words: Sequence[str], files: Sequence[ClaimFile], arguments: argparse.
             stored = results.get(at.file.name) or at.file.results()
             results[at.file.name] = merged(stored, at.run, at.seed, record) | {"machine": machine(directory)}
             message = f"evidence for {at.file.name}, {at.run}, seed {at.seed}"
-            message += f"; {min(rounds, record['rounds'])} of {record['rounds']} rounds came out again"
+            if rounds:
+                message += f"; {min(rounds, record['rounds'])} of {record['rounds']} rounds came out again"
             before = stored["runs"].get(at.run, {}).get(at.seed)
             if before is not None and before["curves"] != record["curves"]:
                 message += ", in place of other figures of this seed"

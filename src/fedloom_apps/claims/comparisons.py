@@ -20,6 +20,7 @@ from fedloom.core.checks import one_of
 from fedloom.core.errors import ConfigError, nearest
 from fedloom.core.ranges import Positive, Range, each
 from fedloom.core.settings import check_fields
+from fedloom.experiment.console import in_percent
 from fedloom.metrics import direction, rounds_to_target
 from fedloom_apps.claims.rule import AtLeast, Claim
 
@@ -107,6 +108,8 @@ class Published(Figure):
         pair, published, says = [figures[one], figures[other]], "-", self.says.replace("{case}", case, 1)
         if None not in pair:
             ours, others = (float(str(figure).rstrip("+")) for figure in pair)
+            if self.target is None and in_percent(self.metric) and max(ours, others) > self.unit == 1:
+                raise ConfigError(f"figures of {self.metric} above 1 are in percent, and need unit: 100.")
             if ours == others:
                 return None
             if (ours < others) != self.lower:

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from fedloom.cli.command import PLAN
+from fedloom.config.schema import read
 from fedloom.core import yaml
 from fedloom.core.errors import ConfigError
 from fedloom.experiment.atomic import Lock
@@ -38,9 +39,10 @@ def command(arguments: argparse.Namespace) -> int:
     named = [word.removeprefix("run=") if not Path(word).exists() else word for word in arguments.words]
     paths, console = [Path(word) for word in named], make_console()
     out = Path(arguments.out) if arguments.out else (paths[0] if len(paths) == 1 else Path("report"))
+    names = {label: str(name) for label, name in read(Path(arguments.names)).items()} if arguments.names else {}
     if arguments.watch:
         watch(paths, out)
-    compared = groups.read(paths)
+    compared = groups.chosen_groups(groups.read(paths), names)
     page = write(compared, out, files=("pdf", "svg") if arguments.figures else ())
     print_raw(console, f"compared {plural(len(groups.all_runs(compared)), 'run')}: {relpath(page)}")
     return 0

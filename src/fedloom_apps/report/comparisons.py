@@ -58,15 +58,11 @@ Counted = Callable[[RunData], bool]
 
 
 def baselines(groups: Sequence[RunGroup]) -> list[RunGroup | None]:
-    """The baseline of each group: FedAvg, or else the first group, on the same data; None if it is alone there.
-
-    FedAvg or the first group itself is its own baseline.
-    """
+    """The baseline of each group: the first one on the same data, itself if it is that; None if it is alone there."""
     result: list[RunGroup | None] = []
     for member in groups:
         same = [other for other in groups if other is member or on_the_same_data(member, other)]
-        first = next((other for other in same if other.method == "fedavg"), same[0])
-        result.append(first if len(same) > 1 else None)
+        result.append(same[0] if len(same) > 1 else None)
     return result
 
 

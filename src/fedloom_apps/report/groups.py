@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -16,6 +16,7 @@ from typing import Any, TypeGuard
 import numpy as np
 from numpy.typing import NDArray
 
+from fedloom.core.checks import one_of
 from fedloom.core.errors import ConfigError, FedLoomError, outside
 from fedloom.core.settings import flatten
 from fedloom.experiment.console import ABSENT, in_percent
@@ -410,7 +411,9 @@ def _labels(teams: Sequence[Sequence[RunData]]) -> list[str]:
         rivals = [other for r, other in zip(runs, identities, strict=True) if r.method == run.method]
         keys = dict.fromkeys(key for rival in rivals for key in rival)
         apart = [key for key in keys if len({rival.get(key, ABSENT) for rival in rivals}) > 1][:3]
-        labels.append(", ".join([run.method, *(f"{key}={identity.get(key, ABSENT)}" for key in apart)]))
+        labels.append(
+            ", ".join([run.method, *(f"{key.removeprefix('method.')}={identity.get(key, ABSENT)}" for key in apart)])
+        )
     return [
         f"{label} #{labels[: i + 1].count(label)}" if labels.count(label) > 1 else label
         for i, label in enumerate(labels)
@@ -485,6 +488,20 @@ def read(run_dirs: Iterable[Path | str]) -> list[RunGroup]:
     if not places:
         raise FedLoomError("a report needs at least one run directory.")
     return group([load(place) for place in places])
+
+
+def chosen_groups(groups: Sequence[RunGroup], names: Mapping[str, str]) -> list[RunGroup]:
+    """The groups whose labels ``names`` lists, in its order, each under its name there; all if it is empty.
+
+    Raises:
+        ConfigError: if a label is none of the groups', or two groups would have one name.
+    """
+    known = {member.label: member for member in groups}
+    for label in names:
+        one_of("unknown group", label, known)
+    if len({*names.values()}) < len(names):
+        raise ConfigError(f"each group needs a name of its own; the names are {', '.join(names.values())}.")
+    return [replace(known[label], label=name) for label, name in names.items()] or [*groups]
 
 
 def all_runs(groups: Sequence[RunGroup]) -> list[RunData]:

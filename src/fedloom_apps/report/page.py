@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -11,7 +11,7 @@ from pathlib import Path
 from fedloom.core.errors import FedLoomError, of_extra
 from fedloom_apps.report import comparisons, figures, render, tables
 from fedloom_apps.report.charts import Chart, Figure, as_json
-from fedloom_apps.report.groups import RunGroup, all_runs, read
+from fedloom_apps.report.groups import RunGroup, all_runs, chosen_groups, read
 from fedloom_apps.report.tables import ReportTable
 
 SETS_SHOWN = 8
@@ -117,6 +117,7 @@ def build(
     title: str = "",
     files: Sequence[str] = (),
     reload: float = 0,
+    names: Mapping[str, str] = {},
 ) -> Path:
     """Write a self-contained page that compares runs, with its tables beside it.
 
@@ -130,6 +131,8 @@ def build(
         title: the heading; by default it says whether this is one run or a comparison.
         files: formats in which the figures are drawn into ``figures/`` as well, for papers: ``pdf``, ``svg``, ``png``.
         reload: seconds after which an open page reloads itself; 0: never.
+        names: which groups of runs are shown, in which order and under which names: a name for each label, like
+            ``{"feddyn, alpha=0.1": "FedDyn", "fedavg": "FedAvg"}``. The first one is the baseline.
 
     Returns:
         The path of the page.
@@ -138,7 +141,7 @@ def build(
         FedLoomError: if a directory is not a run directory (the message names the missing file), or ``out`` cannot be
             written.
     """
-    return write(read(run_dirs), out, title, files, reload)
+    return write(chosen_groups(read(run_dirs), names), out, title, files, reload)
 
 
 def write(
