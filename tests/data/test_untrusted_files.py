@@ -1,6 +1,7 @@
 """Files of strangers: nothing is written through a link, nothing endless is read, no table one column off."""
 
 import gzip
+import io
 import os
 import struct
 from collections.abc import Callable
@@ -8,6 +9,7 @@ from decimal import Decimal
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 import numpy as np
 import pandas as pd
@@ -27,7 +29,7 @@ from fedloom.data.like import read_like
 from fedloom.data.sources.arrays import read_image
 from fedloom.data.sources.files import cached, read_idx, read_npz, read_pickle, read_table, write_npz
 from fedloom.data.sources.generated import read_generated
-from fedloom.data.sources.table import read_frame
+from fedloom.data.sources.table import read_frame, without_gaps
 from fedloom.data.user import as_source
 from fedloom.experiment.rundir import Table
 
@@ -178,6 +180,50 @@ def test_a_csv_file_that_unpacks_to_more_than_memory_is_refused_while_it_is_read
     assert max(given) == given[-1] < 1.6e6  # two numbers of eight bytes a row, of which a piece has 65,536
 
 
+def npy(kind: str, shape: tuple[int, ...], data: bytes) -> bytes:
+    """An npy file of any header."""
+    file = io.BytesIO()
+    np.lib.format.write_array_header_1_0(file, {"descr": kind, "fortran_order": False, "shape": shape})
+    return file.getvalue() + data
+
+
+@pytest.mark.parametrize("folder", [False, True])
+@pytest.mark.parametrize(
+    ("name", "kind", "shape", "data", "sentence"),
+    [
+        ("x_train", "<f4", (10**7, 0), b"", "10,000,000 rows hold nothing"),
+        ("names", "<U0", (10**7,), b"", "10,000,000 rows hold nothing"),
+        ("client_train", ">U1", (4,), b"\x7f\xff\xff\xff" * 4, "its texts are none"),
+        ("names", "<U1", (2,), b"a\0\0\0\0\xd8\0\0", "its texts are none"),
+    ],
+)
+def test_rows_of_a_header_alone_and_texts_that_are_none(
+    name: str, kind: str, shape: tuple[int, ...], data: bytes, sentence: str, folder: bool, tmp_path: Path
+) -> None:
+    arrays = {"x_train": npy("<f4", (4, 3), bytes(48)), "y_train": npy("<i8", (4,), np.arange(4).tobytes())}
+    arrays[name] = npy(kind, shape, data)
+    path = tmp_path / ("data" if folder else "data.npz")
+    if folder:
+        path.mkdir()
+        for key, blob in arrays.items():
+            (path / f"{key}.npy").write_bytes(blob)
+    else:
+        with ZipFile(path, "w") as file:
+            for key, blob in arrays.items():
+                file.writestr(f"{key}.npy", blob)
+    with pytest.raises(DataError, match=sentence):
+        sources.make("npz", path=str(path))
+
+
+def test_texts_of_a_parquet_file_that_are_none(tmp_path: Path) -> None:
+    ends, x = pa.py_buffer(np.arange(3, dtype=np.int32)), np.zeros(2)
+    for kind, sentence in ((pa.string(), "cannot be read as a table"), (pa.binary(), "holds a bytes in a cell")):
+        texts = pa.Array.from_buffers(kind, 2, [None, ends, pa.py_buffer(b"\xff\xfe")])
+        pq.write_table(pa.table({"x": texts, "z": x, "label": [0, 1]}), tmp_path / "t.parquet")
+        with pytest.raises(DataError, match=sentence):
+            sources.make("table", path=str(tmp_path / "t.parquet"))
+
+
 def test_memory_that_ends_while_a_file_is_read_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*args: Any, **settings: Any) -> None:
         raise MemoryError("Unable to allocate 8 GiB")
@@ -275,6 +321,8 @@ def test_cells_that_are_neither_numbers_nor_texts(kind: str) -> None:
     if kind in ("lists", "mappings", "arrays"):
         with pytest.raises(DataError, match=r"column 'x' holds an? "):
             as_source(frame, label="label", client="x")
+        with pytest.raises(DataError, match=r"column 'x' holds an? "):
+            without_gaps([frame], "impute", ["label"], ())
 
 
 def test_images_may_have_any_name(tmp_path: Path) -> None:

@@ -131,6 +131,7 @@ def check_parquet(path: Path, file: Any, texts: bool = True) -> None:
     for number in range(len(groups)) if texts and long else ():
         most = 0  # of categories, which every piece of a group has anew
         for piece in file.iter_batches(PIECE, row_groups=[number], columns=long):
+            piece.validate(full=True)  # texts may be none
             once = sum(column.dictionary.nbytes for column in piece.columns if hasattr(column, "dictionary"))
             check_memory(f"{path} unpacked", size := size + piece.nbytes - min(once, most))
             most = max(once, most)

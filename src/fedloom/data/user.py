@@ -336,7 +336,7 @@ def check_cells(column: Any, what: str, numbers: bool = False) -> None:
     if column.dtype != object:
         return
     for cell in column:
-        if not isinstance(cell, Hashable):
+        if isinstance(cell, bytes) or not isinstance(cell, Hashable):
             raise DataError(f"{what} holds {in_words(cell)} in a cell; give one number or text, or leave it out.")
     if numbers and len(column) and all(isinstance(cell, Number) and not isinstance(cell, bool) for cell in column):
         raise DataError(

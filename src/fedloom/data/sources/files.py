@@ -9,6 +9,7 @@ import hashlib
 import math
 import os
 import pickle
+import sys
 import tempfile
 import warnings
 import zlib
@@ -217,7 +218,18 @@ def read_npz(path: Path, keys: Sequence[str], optional: Sequence[str] = ()) -> d
         wanted = [key for key in (*keys, *optional) if key in names]
         sizes = {info.filename: info.file_size for info in file.zip.infolist()}
         check_memory(f"{path} unpacked", sum(sizes.get(f"{key}.npy", 0) for key in wanted))
-        return {key: file[key] for key in wanted}
+        return {key: sound(file[key]) for key in wanted}
+
+
+def sound(array: np.ndarray) -> np.ndarray:
+    """The same array, unless a header alone makes its rows, of any number, or what it holds as texts are none."""
+    if array.ndim and len(array) and not array.nbytes:
+        raise ValueError(f"{len(array):,} rows hold nothing")
+    if array.dtype.kind == "U" and array.size:
+        codes = np.ascontiguousarray(array, array.dtype.newbyteorder("=")).view(np.uint32)
+        if bool(((codes > sys.maxunicode) | (codes >> 11 == 0xD800 >> 11)).any()):
+            raise ValueError("its texts are none")
+    return array
 
 
 def read_npy_folder(path: Path, keys: Sequence[str], optional: Sequence[str] = ()) -> dict[str, np.ndarray]:
@@ -233,7 +245,7 @@ def read_npy_folder(path: Path, keys: Sequence[str], optional: Sequence[str] = (
 def read_npy(path: Path) -> np.ndarray:
     """The array of an npy file, memory-mapped."""
     with reading(path, "is truncated or not an npy file of plain numbers"):
-        return np.load(readable(path), mmap_mode="r", allow_pickle=False)
+        return sound(np.load(readable(path), mmap_mode="r", allow_pickle=False))
 
 
 def write_npz(path: Path, **arrays: Any) -> None:

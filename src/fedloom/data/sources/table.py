@@ -124,6 +124,8 @@ def without_gaps(frames: Sequence[Any], missing: str, ids: Sequence[str], featur
     """
     import pandas as pd
 
+    from fedloom.data.user import check_cells  # this package is imported by it
+
     if missing == "refuse":
         return list(frames)
     read = [column for column in frames[0].columns if not features or column in features or column in ids]
@@ -132,6 +134,7 @@ def without_gaps(frames: Sequence[Any], missing: str, ids: Sequence[str], featur
     fill = {}
     for column in (column for column in read if column not in ids):
         values = frames[0][column]
+        check_cells(values, f"column {column!r}")
         if values.isna().all():
             raise DataError(f"column {column!r} has no value by which missing ones could be filled; leave it out.")
         numbers = pd.api.types.is_numeric_dtype(values)
