@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property
 
@@ -191,18 +191,14 @@ class Live:
             if plan.is_meta:
                 own = torch.from_numpy(plan.data.index[client])
                 support = Batch(*plan.data.batch(own, client))
-                return self._adapted_loss(support, Batch(*judged.batch(rows, client)), seen)
+                query = Batch(*judged.batch(rows, client))
+                return float(objective(plan, self.net, self.live.buffers, support, query, seen)(self.live.theta))
             for number, part in enumerate(rows.split(EVALUATION_BATCH)):
                 x, y = judged.batch(part, client)
                 data = Batch(x, y, twin=x if plan.has_twin else None)
                 work.on_step(plan, seen, client, down.round, -1 - number, self.net.model, data)  # steps count from 0
                 total += len(part) * float(deployed_loss(plan, self._outputs(data), data, seen))
         return total / len(rows)
-
-    def _adapted_loss(self, support: Batch, query: Batch, seen: Mapping[str, Context]) -> float:
-        adapted = objective(self.plan, self.net, self.live.buffers, support, query, seen)
-        value: Tensor = adapted(self.live.theta)
-        return float(value)
 
 
 def _passes(batch: Batch, size: int | None) -> Iterator[tuple[float, Batch]]:

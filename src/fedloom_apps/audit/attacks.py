@@ -71,8 +71,12 @@ class Backdoor(Attack):
 
     def poison(self, data: Split, hostile: np.ndarray, seed: int) -> Split:
         """Stamped samples are appended to the arrays and take the place of the original ones at their clients."""
-        arrays = data.arrays
-        self._check(arrays)
+        arrays, title = data.arrays, "attack 'backdoor'"
+        single_labels("backdoor", arrays)
+        if not 0 <= self.target < arrays.classes:
+            raise ConfigError(f"{title}: the target is {self.target}, but there are {arrays.classes} classes.")
+        if not arrays.x.is_floating_point() or self.size > arrays.x.shape[-1]:
+            raise ConfigError(f"{title} cannot stamp {self.size} entries of inputs {list(arrays.x.shape[1:])}.")
         rows, end = [data.index[client] for client in range(len(data))], len(arrays)
         chosen = [np.zeros(0, dtype=np.int64)]
         for client in hostile:
@@ -104,14 +108,6 @@ class Backdoor(Attack):
     def goal(self, test: Arrays) -> Arrays:
         others = test.take(torch.nonzero(test.y != self.target)[:, 0])
         return replace(others, x=self.stamp(others), y=torch.full_like(others.y, self.target))
-
-    def _check(self, arrays: Arrays) -> None:
-        title = "attack 'backdoor'"
-        single_labels("backdoor", arrays)
-        if not 0 <= self.target < arrays.classes:
-            raise ConfigError(f"{title}: the target is {self.target}, but there are {arrays.classes} classes.")
-        if not arrays.x.is_floating_point() or self.size > arrays.x.shape[-1]:
-            raise ConfigError(f"{title} cannot stamp {self.size} entries of inputs {list(arrays.x.shape[1:])}.")
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -22,8 +22,6 @@ from fedloom.experiment.privacy import PrivacySpent, privacy_spent
 from fedloom.experiment.runtime import reproducible
 from fedloom.experiment.trained import DeployedModel, TrainedRun
 from fedloom_apps.customise.head import Exchange, features_of, linear_head, with_head
-
-CITATION = "luo2021ccvr"
 
 
 @dataclass(frozen=True)
@@ -104,6 +102,7 @@ class CCVR(Ranged):
     batch_size: Count = 50
     lr: Positive = 0.05
     seed: int = 0
+    citation: ClassVar[str] = "luo2021ccvr"
 
     def __call__(self, trained: TrainedRun) -> DeployedModel:
         """The server's model with the calibrated head; it predicts, evaluates and is exported like any other."""

@@ -26,14 +26,11 @@ from fedloom_apps.customise.calibration import CCVR
 from fedloom_apps.customise.ensemble import TargetFit
 from fedloom_apps.customise.model import ABSENT, ClassModels, TargetModel
 
-SAERENS = "saerens2002adjusting"
-ALEXANDARI = "alexandari2020"
-
 
 class TargetMethod(Ranged, ABC):
     """Base class: makes a model from unlabelled inputs and the clients' statistics; a frozen dataclass of settings."""
 
-    citation: ClassVar[str] = f"{SAERENS}, {ALEXANDARI}"
+    citation: ClassVar[str] = "saerens2002adjusting, alexandari2020"
     makes_model: ClassVar[bool] = True
 
     @abstractmethod

@@ -182,13 +182,12 @@ class Recipe:
                 f"{method.who_needs('probabilities')} divides by the probability of being in time, which is not known "
                 "of nodes; choose schedule=rounds."
             )
-        for key in ("drop_rate", "unseen"):
-            if values[key]:
+        stragglers = {"local.stragglers": values["local"].get("stragglers")}
+        for key, value in ({name: values[name] for name in ("drop_rate", "unseen")} | stragglers).items():
+            if value:
                 raise ConfigError(f"{key} is for simulations; in a deployment, set it to 0.")
         if values["attack"]["name"] != "none":
             raise ConfigError("attack is for simulations only; set attack=none.")
-        if values["local"].get("stragglers"):
-            raise ConfigError("local.stragglers is for simulations; in a deployment, set it to 0.")
 
     def experiment(self, roster: Roster) -> Experiment:
         """The experiment over the nodes of a roster, of which the server knows the numbers of samples."""

@@ -310,11 +310,7 @@ class SemanticAttention(DistillTerm):
         return view
 
 
-ACAR = "acar2023thesis"
 KAG = "kag2023scaffolding"
-HINTON = "hinton2015distilling"
-ROMERO = "romero2015fitnets"
-SEMCKD = "chen2021cross"
 SIMKD = "chen2022knowledge"
 
 
@@ -337,7 +333,7 @@ def kd(alpha: Probability = 0.1, tau: float = 4.0, warm: bool = True) -> Distill
         alpha: α in [0, 1], the weight of the labels; the thesis tries 0, .1, .5, .9 and 1.
     """
     terms = (Labels(alpha), Response(1 - alpha, tau))
-    return Distiller("kd", terms, warm=warm, citation=HINTON)
+    return Distiller("kd", terms, warm=warm, citation="hinton2015distilling")
 
 
 @distillers.register
@@ -406,7 +402,7 @@ def disk(
     guide = Guide(passes=guide_passes, lam_period=lam_period, **((coded if as_coded else published) | chosen))
     chosen = given(tau_s=tau_s, support=support, truncate=truncate, normaliser=normaliser)
     term = SelectiveResponse(1 - alpha, tau, top_k=top_k, **((coded_term if as_coded else {}) | chosen))
-    return Distiller("disk", (Labels(alpha), term), guide, passes, warm, KAG + "\n\n" + ACAR)
+    return Distiller("disk", (Labels(alpha), term), guide, passes, warm, f"{KAG}\n\nacar2023thesis")
 
 
 @distillers.register
@@ -420,7 +416,7 @@ def fitnet(
         layer: index of the map in both networks, from the end if negative.
     """
     terms = (Labels(alpha), Response(1 - alpha, tau), Hint(beta, layer))
-    return Distiller("fitnet", terms, warm=warm, citation=ROMERO)
+    return Distiller("fitnet", terms, warm=warm, citation="romero2015fitnets")
 
 
 @distillers.register
@@ -436,7 +432,7 @@ def semckd(
         width: width of queries and keys.
     """
     terms = (Labels(alpha), Response(1 - alpha, tau), SemanticAttention(beta, width))
-    return Distiller("semckd", terms, warm=warm, citation=SEMCKD)
+    return Distiller("semckd", terms, warm=warm, citation="chen2021cross")
 
 
 @distillers.register

@@ -31,7 +31,7 @@ from fedloom.experiment.trainer import Record, Trainer, TrainerTask
 from fedloom.models import macs
 from fedloom.parts.objectives.guidance import multiplier
 from fedloom_apps.distill.data import Samples, Splits, TeacherCache, digest
-from fedloom_apps.distill.experiment import DistillExperiment, PassSchedule
+from fedloom_apps.distill.experiment import DistillExperiment
 from fedloom_apps.distill.learner import (
     DistillationData,
     Losses,
@@ -160,47 +160,6 @@ def behind_warm_start(history: Sequence[Mapping[str, Any]]) -> list[str]:
         f"the student is less accurate than after its warm start ({key} {best[key]:.3g}, was {before[-1]:.3g}): give "
         "it more epochs, or train it on the labels alone with method=ce."
     ]
-
-
-def summarise(
-    experiment: DistillExperiment,
-    schedule: PassSchedule,
-    history: Sequence[dict[str, Any]],
-    status: Status,
-    delta: float | None,
-    *,
-    learner: StudentModule,
-    teacher: nn.Module | None,
-    data: Splits,
-    inputs: tuple[int, ...],
-) -> dict[str, Any]:
-    """The content of ``summary.json``: the selected model, and separately the one selected as published."""
-    final = history[-1] if history else {}
-    best = selected(history)
-    student = {"parameters": learner.size(), "macs": macs(learner, inputs)}
-    about: dict[str, Any] = {
-        "protocol": experiment.budget,
-        "passes": final.get("passes", schedule.before),
-        "forwards": final.get("forwards", 0),
-        "warm": schedule.before + schedule.warm,
-        "selected": brief(best),
-        "as_published": brief(published(history)),
-        "last": brief(final or None),
-        "student": student,
-        "data": conventions(data.train.first, data.about),
-        "warnings": behind_warm_start(history),
-    }
-    if best is not None and "validation/accuracy" in best:
-        about["best"] = {"metric": "validation/accuracy", "round": best["round"], "value": best["validation/accuracy"]}
-    if delta is not None:
-        about["delta"] = delta
-        about["guide"] = {key: final.get(f"guide/{key}") for key in ("mean", "right", "wrong", "spent")}
-        about["warnings"] = [*misplaced(about["guide"]), *about["warnings"]]
-    if teacher is not None and status.ended:
-        theirs = {"parameters": sum(p.numel() for p in teacher.parameters()), "macs": macs(teacher, inputs)}
-        about["teacher"] = {"accuracy": teachers_accuracy(teacher, data), **theirs}
-        about["ratio"] = {key: round(theirs[key] / max(student[key], 1), 1) for key in theirs}
-    return about
 
 
 STATE = "state"
@@ -448,8 +407,33 @@ class DistillTask(TrainerTask):
         return guide_values(self.guide, now), ~now.wrong
 
     def summarise(self, status: Status) -> dict[str, Any]:
-        about = {"learner": self.learner, "teacher": self.teacher, "data": self.data, "inputs": self.inputs}
-        return summarise(self.experiment, self.schedule, self.history, status, self.delta, **about)
+        """The content of ``summary.json``: the selected model, and separately the one selected as published."""
+        history, schedule, teacher = self.history, self.schedule, self.teacher
+        final, best = history[-1] if history else {}, selected(history)
+        student = {"parameters": self.learner.size(), "macs": macs(self.learner, self.inputs)}
+        about: dict[str, Any] = {
+            "protocol": self.experiment.budget,
+            "passes": final.get("passes", schedule.before),
+            "forwards": final.get("forwards", 0),
+            "warm": schedule.before + schedule.warm,
+            "selected": brief(best),
+            "as_published": brief(published(history)),
+            "last": brief(final or None),
+            "student": student,
+            "data": conventions(self.data.train.first, self.data.about),
+            "warnings": behind_warm_start(history),
+        }
+        if best is not None and (value := best.get("validation/accuracy")) is not None:
+            about["best"] = {"metric": "validation/accuracy", "round": best["round"], "value": value}
+        if self.delta is not None:
+            about["delta"] = self.delta
+            about["guide"] = {key: final.get(f"guide/{key}") for key in ("mean", "right", "wrong", "spent")}
+            about["warnings"] = [*misplaced(about["guide"]), *about["warnings"]]
+        if teacher is not None and status.ended:
+            theirs = {"parameters": sum(p.numel() for p in teacher.parameters()), "macs": macs(teacher, self.inputs)}
+            about["teacher"] = {"accuracy": teachers_accuracy(teacher, self.data), **theirs}
+            about["ratio"] = {key: round(theirs[key] / max(student[key], 1), 1) for key in theirs}
+        return about
 
     def write(self, directory: RunDirectory, status: Status) -> None:
         if not status.ended:

@@ -27,8 +27,6 @@ from fedloom_apps.online.experiment import Online
 from fedloom_apps.online.learners import mixed
 from fedloom_apps.online.streams import Task
 
-FIRST = "0"
-
 
 @dataclass
 class OnlineResult:
@@ -97,7 +95,7 @@ class OnlineTask(TrainerTask):
     def identity(self) -> dict[str, Any]:
         first = self.online.stream[0]
         digest = hashlib.sha256(first.train.x.numpy().tobytes() + first.train.y.numpy().tobytes()).hexdigest()[:16]
-        theta = hashlib.sha256(self.ensemble.init()[FIRST]["w"].cpu().numpy().tobytes()).hexdigest()[:16]
+        theta = hashlib.sha256(self.ensemble.init()["0"]["w"].cpu().numpy().tobytes()).hexdigest()[:16]
         return {**self.online.describe(), "stream": {"digest": digest}, "model": {"digest": theta}}
 
     def step(self) -> StreamStep:

@@ -84,7 +84,8 @@ def mini_imagenet(
         normalise: whether to normalise by ImageNet's mean and deviation per channel; otherwise 0..1.
     """
     folder, *lists = MINI.obtain(root)
-    rows = [(folder / name, label, part) for part, path in enumerate(lists) for name, label in listed(path)]
+    listed = [read_table(path, ["filename", "label"]) for path in lists]
+    rows = [(folder / name, label, part) for part, table in enumerate(listed) for name, label in table]
     names = sorted({label for _, label, _ in rows})
     numbers = {name: number for number, name in enumerate(names)}
     y = np.array([numbers[label] for _, label, _ in rows])
@@ -102,8 +103,3 @@ def mini_imagenet(
         citation=bibtex("vinyals2016matching, ravi2017optimization"),
         settings={"split": split, "size": size, "normalise": normalise},
     )
-
-
-def listed(path: Path) -> list[list[str]]:
-    """Rows of file name and label of one list."""
-    return list(read_table(path, ["filename", "label"]))

@@ -257,17 +257,13 @@ def synthesize(
             keep=keep,
             callbacks=[observer, *callbacks],
         )
-        return _finish(observer, result)
-
-
-def _finish(observer: EvalObserver, result: RunResult) -> Synthesis:
-    server = result.snapshot.server
-    if observer.last is not None and observer.last[0] == server.round:
-        _, generated, evaluation = observer.last
-    else:  # the run had ended before, or stopped early
-        generated, evaluation = observer.evaluate(server, thorough=True)
-        observer.write(generated, evaluation)
-    return Synthesis(result, generated, evaluation)
+        server = result.snapshot.server
+        if observer.last is not None and observer.last[0] == server.round:
+            _, generated, evaluation = observer.last
+        else:  # the run had ended before, or stopped early
+            generated, evaluation = observer.evaluate(server, thorough=True)
+            observer.write(generated, evaluation)
+        return Synthesis(result, generated, evaluation)
 
 
 def write(generated: Generated, evaluation: EvalResult, judge: SyntheticEvaluator, out: Path) -> None:

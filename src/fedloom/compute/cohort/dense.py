@@ -10,10 +10,8 @@ from fedloom.compute.cohort.parameters import Parameter
 
 
 @cohort_layer(nn.Linear)
-def linear(module: nn.Linear, lookup: Lookup) -> CohortLayer:
-    """The cohort layer of ``nn.Linear``."""
-    weight = required(lookup, "weight")
-    return Linear(weight, lookup("bias"))
+def _linear(module: nn.Linear, lookup: Lookup) -> CohortLayer:
+    return Linear(required(lookup, "weight"), lookup("bias"))
 
 
 class Linear(Product):
@@ -49,12 +47,10 @@ class Linear(Product):
 
 
 @cohort_layer(nn.Embedding)
-def embedding(module: nn.Embedding, lookup: Lookup) -> CohortLayer:
-    """The cohort layer of ``nn.Embedding``."""
+def _embedding(module: nn.Embedding, lookup: Lookup) -> CohortLayer:
     if module.max_norm is not None or module.sparse or module.scale_grad_by_freq or module.padding_idx is not None:
         raise Unsupported("embeddings with max_norm, sparse, scale_grad_by_freq or padding_idx")
-    weight = required(lookup, "weight")
-    return Embedding(weight)
+    return Embedding(required(lookup, "weight"))
 
 
 class Embedding(CohortLayer):

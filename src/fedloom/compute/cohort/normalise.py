@@ -12,14 +12,12 @@ aten = torch.ops.aten
 
 
 @cohort_layer(nn.GroupNorm)
-def group_norm(module: nn.GroupNorm, lookup: Lookup) -> CohortLayer:
-    """The cohort layer of ``nn.GroupNorm``."""
+def _group_norm(module: nn.GroupNorm, lookup: Lookup) -> CohortLayer:
     return GroupNorm(module.num_groups, module.eps, lookup("weight"), lookup("bias"))
 
 
 @cohort_layer(nn.LayerNorm)
-def layer_norm(module: nn.LayerNorm, lookup: Lookup) -> CohortLayer:
-    """The cohort layer of ``nn.LayerNorm``."""
+def _layer_norm(module: nn.LayerNorm, lookup: Lookup) -> CohortLayer:
     return LayerNorm(tuple(module.normalized_shape), module.eps, lookup("weight"), lookup("bias"))
 
 

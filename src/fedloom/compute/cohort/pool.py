@@ -19,8 +19,7 @@ def _sizes(value: Any, dimensions: int) -> list[int]:
 
 
 @cohort_layer(nn.MaxPool1d, nn.MaxPool2d)
-def max_pool(module: nn.MaxPool1d | nn.MaxPool2d, lookup: Lookup) -> CohortLayer:
-    """The cohort layer of ``nn.MaxPool1d`` and ``nn.MaxPool2d``."""
+def _max_pool(module: nn.MaxPool1d | nn.MaxPool2d, lookup: Lookup) -> CohortLayer:
     if module.return_indices:
         raise Unsupported("a maximum pool that returns indices")
     dimensions = 1 if isinstance(module, nn.MaxPool1d) else 2
@@ -55,8 +54,7 @@ class MaxPool(CohortLayer):
 
 
 @cohort_layer(nn.AvgPool2d)
-def average_pool(module: nn.AvgPool2d, lookup: Lookup) -> CohortLayer:
-    """The cohort layer of ``nn.AvgPool2d``."""
+def _average_pool(module: nn.AvgPool2d, lookup: Lookup) -> CohortLayer:
     window, stride, padding = (_sizes(v, 2) for v in (module.kernel_size, module.stride, module.padding))
     return AveragePool(window, stride, padding, module.ceil_mode, module.count_include_pad, module.divisor_override)
 
@@ -76,8 +74,7 @@ class AveragePool(CohortLayer):
 
 
 @cohort_layer(nn.AdaptiveAvgPool2d)
-def adaptive_average_pool(module: nn.AdaptiveAvgPool2d, lookup: Lookup) -> CohortLayer:
-    """The cohort layer of ``nn.AdaptiveAvgPool2d``."""
+def _adaptive_average_pool(module: nn.AdaptiveAvgPool2d, lookup: Lookup) -> CohortLayer:
     sides = _sizes(module.output_size, 2)
     if None in sides:
         raise Unsupported("an adaptive pool that keeps a side")

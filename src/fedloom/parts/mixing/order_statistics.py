@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -13,8 +14,6 @@ from fedloom.core.context import RoundInfo
 from fedloom.core.parts import Halves, Mixing, Needs
 from fedloom.core.ranges import Range
 from fedloom.core.tree import Float, Tree
-
-CITATION = "yin2018byzantine"
 
 
 def middle(updates: Float[Tensor, "n P"], cut: int) -> tuple[Float[Tensor, "P"], np.ndarray]:
@@ -33,8 +32,28 @@ def middle(updates: Float[Tensor, "n P"], cut: int) -> tuple[Float[Tensor, "P"],
     return values[cut : n - cut].mean(dim=0), (taken / taken.sum()).cpu().numpy()
 
 
+class OrderStatistic(Mixing, ABC):
+    """Base class of means of the values in the middle of each coordinate."""
+
+    needs = Needs(updates=True)
+    citation = "yin2018byzantine"
+
+    @abstractmethod
+    def cut(self, count: int) -> int:
+        """The number of values that are left out at either end, of so many."""
+
+    def coefficients(self, state: Tree, info: RoundInfo) -> tuple[Tree, np.ndarray]:
+        """The fractions of values; the mean itself is kept for ``combine``."""
+        mean, p = middle(torch.stack(list(info.updates)), self.cut(len(info.updates)))
+        return {"update": mean}, p
+
+    def combine(self, state: Tree, update: Tensor, uploads: Tree, info: RoundInfo) -> Halves:
+        """The mean."""
+        return {}, state["update"]
+
+
 @dataclass(frozen=True)
-class CoordinateMedian(Mixing):
+class CoordinateMedian(OrderStatistic):
     """Δ_j = median_i Δ_ij in every coordinate j; the mean of the two middle values if the cohort size is even.
 
     Breakdown point: with f hostile clients of n, every coordinate stays between the smallest and the largest honest
@@ -43,21 +62,12 @@ class CoordinateMedian(Mixing):
     held in memory. Yin, Chen, Ramchandran & Bartlett, ICML 2018, definition 1.
     """
 
-    needs = Needs(updates=True)
-    citation = CITATION
-
-    def coefficients(self, state: Tree, info: RoundInfo) -> tuple[Tree, np.ndarray]:
-        """The fractions of coordinates; the median itself is kept for ``combine``."""
-        median, p = middle(torch.stack(list(info.updates)), (len(info.updates) - 1) // 2)
-        return {"update": median}, p
-
-    def combine(self, state: Tree, update: Tensor, uploads: Tree, info: RoundInfo) -> Halves:
-        """The median."""
-        return {}, state["update"]
+    def cut(self, count: int) -> int:
+        return (count - 1) // 2
 
 
 @dataclass(frozen=True)
-class TrimmedMean(Mixing):
+class TrimmedMean(OrderStatistic):
     """Δ_j = mean of Δ_ij in every coordinate j without its b smallest and b largest values, b = ⌊βn⌋.
 
     Breakdown point: with f hostile clients of n, every coordinate stays between the smallest and the largest honest
@@ -71,14 +81,5 @@ class TrimmedMean(Mixing):
 
     trim: Annotated[float, Range(0, 0.5, below=True)] = 0.2
 
-    needs = Needs(updates=True)
-    citation = CITATION
-
-    def coefficients(self, state: Tree, info: RoundInfo) -> tuple[Tree, np.ndarray]:
-        """The fractions of values; the trimmed mean itself is kept for ``combine``."""
-        mean, p = middle(torch.stack(list(info.updates)), int(self.trim * len(info.updates) + 1e-9))
-        return {"update": mean}, p
-
-    def combine(self, state: Tree, update: Tensor, uploads: Tree, info: RoundInfo) -> Halves:
-        """The trimmed mean."""
-        return {}, state["update"]
+    def cut(self, count: int) -> int:
+        return int(self.trim * count + 1e-9)

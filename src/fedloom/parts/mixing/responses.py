@@ -16,8 +16,6 @@ from fedloom.core.ranges import NonNegative, Positive
 from fedloom.core.registry import titled
 from fedloom.core.simplex import Vector
 
-CITATION = "hahn2024aaggff"
-
 Cdf = Callable[[Vector, float, float], Vector]
 
 
@@ -71,7 +69,7 @@ class Responding(Mixing):
     response: Samples = "train"
     prior: Literal["uniform", "samples"] = "uniform"
 
-    citation = CITATION
+    citation = "hahn2024aaggff"
 
     def __post_init__(self) -> None:
         super().__post_init__()

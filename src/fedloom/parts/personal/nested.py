@@ -18,9 +18,6 @@ from fedloom.core.parts import Personal, Use
 from fedloom.core.ranges import NonNegative, Probability, Range
 from fedloom.core.tree import Tree
 
-ACAR = "acar2022fedhen"
-DIAO = "diao2021heterofl"
-
 
 class Simple(nn.Module):
     """The sub-network M of a network with an early exit: its first stages and the exit, under the same names."""
@@ -86,7 +83,7 @@ class TwoLevels(Personal):
 
     simple_fraction: Probability = 0.5
 
-    citation = ACAR
+    citation = "acar2022fedhen"
 
     @property
     def levels(self) -> tuple[str, ...]:
@@ -177,7 +174,7 @@ class WidthSlice(Personal):
     widths: tuple[Annotated[float, Range(0, 1, above=True)], ...] = (1.0, 0.5)
     scale: bool = False
 
-    citation = DIAO
+    citation = "diao2021heterofl"
 
     def __post_init__(self) -> None:
         super().__post_init__()

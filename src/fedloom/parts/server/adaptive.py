@@ -18,8 +18,6 @@ from fedloom.core.parts import Halves, ServerOptimizer
 from fedloom.core.ranges import Decay, Positive, Range
 from fedloom.core.tree import Tree
 
-REDDI = "reddi2021adaptive"
-
 Adaptivity = Annotated[float, Range(0, 1e18, above=True)]  # float32 holds its square
 
 
@@ -29,7 +27,7 @@ class Adaptive(ServerOptimizer, ABC):
     lr: Positive
     beta1: Decay
     tau: Adaptivity
-    citation = REDDI
+    citation = "reddi2021adaptive"
 
     @abstractmethod
     def second(self, v: Tensor, squared: Tensor) -> Tensor:

@@ -22,26 +22,6 @@ def compressed(message: Message, slices: Sequence[str], compress: Compressor) ->
     return message | {slot: compress(message[slot]) for slot in slices if message[slot].value.numel()}
 
 
-def with_feedback(state: Tree, message: Message, slices: Sequence[str], compress: Compressor) -> tuple[Tree, Message]:
-    """The new memory, and the message with the named slices compressed after adding the memory of what was not sent.
-
-    With memory e and a slice x, C(x + e) is sent and e ← x + e - C(x + e). Seide et al. 2014; Karimireddy et al., ICML
-    2019, algorithm 1.
-    """
-
-    def total(slot: str) -> Tensor:
-        before = state.get(_key(slot))
-        return message[slot].value if before is None else message[slot].value + before
-
-    corrected = message | {slot: message[slot]._replace(value=total(slot)) for slot in slices}
-    sent = compressed(corrected, slices, compress)
-    return {_key(slot): corrected[slot].value - sent[slot].value for slot in slices}, sent
-
-
-def _key(slot: str) -> str:
-    return slot.replace("/", " ")  # a state's names are parts of paths
-
-
 class Compression(Uplink, ABC):
     """Base class of compressors C of some ``slices``."""
 
@@ -65,7 +45,11 @@ class Random(Compression):
 
 
 class WithFeedback(Compression):
-    """Base class of compressors that may remember what they did not send: with ``feedback``."""
+    """Base class of compressors that may remember what they did not send: with ``feedback``.
+
+    With memory e and a slice x, C(x + e) is sent and e ← x + e - C(x + e). Seide et al. 2014; Karimireddy et al., ICML
+    2019, algorithm 1.
+    """
 
     feedback: bool
 
@@ -77,7 +61,12 @@ class WithFeedback(Compression):
         """The compressed slices, and the new memory."""
         if not self.feedback:
             return SendResult({}, compressed(message, self.slices, self.compress), {})
-        return SendResult(*with_feedback(ctx.state, message, self.slices, self.compress), {})
+        keys = {slot: slot.replace("/", " ") for slot in self.slices}  # a state's names are parts of paths
+        for slot, key in keys.items():
+            if (before := ctx.state.get(key)) is not None:
+                message = message | {slot: message[slot]._replace(value=message[slot].value + before)}
+        sent = compressed(message, self.slices, self.compress)
+        return SendResult({key: message[slot].value - sent[slot].value for slot, key in keys.items()}, sent, {})
 
     @abstractmethod
     def compress(self, x: Slice) -> Slice:
