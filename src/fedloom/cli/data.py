@@ -82,7 +82,8 @@ def configured(arguments: argparse.Namespace, name: str) -> tuple[Config, Path |
 
 def show_clients(console: Console, federation: Federation) -> None:
     """Print which client holds which labels, if that fits a terminal, and statistics of all clients."""
-    if federation.train.arrays.has_classes and is_small(federation):
+    is_small = len(federation) <= MOST_CLIENTS and federation.classes <= MOST_CLASSES
+    if federation.train.arrays.has_classes and is_small:
         console.print(grid(federation))
         print_raw(console, legend(federation))
     table = plain_table()
@@ -121,11 +122,6 @@ def write_picture(path: Path, draw: Callable[[], Any]) -> None:
     with writing(f"the figure {str(path)!r}", ConfigError):
         path.parent.mkdir(parents=True, exist_ok=True)
         draw()
-
-
-def is_small(federation: Federation) -> bool:
-    """Whether the table of clients and classes fits a terminal."""
-    return len(federation) <= MOST_CLIENTS and federation.classes <= MOST_CLASSES
 
 
 def grid(federation: Federation) -> Table:

@@ -147,16 +147,7 @@ def model_arguments(name: str, arrays: Arrays, targets: TargetKind | None = None
 METHOD = MethodChoice(
     methods, slots={slot: (Terms if slot in SEVERAL else Choice)(registry) for slot, registry in SLOTS.items()}
 )
-OWN = (
-    "y",
-    "test",
-    "validation_set",
-    "collate",
-    "features",
-    "label",
-    "client",
-    "standardise",
-)  # data that exist only in Python
+OWN = ("y", "test", "validation_set", "collate", "features", "label", "client", "standardise")  # of data in Python
 FEDERATION = sections_of(federate, ("source", *OWN), partition=partitions, noise=noises, target=targets)
 
 
@@ -170,17 +161,10 @@ def dealing(data_seed: int | None = None) -> int | None:
 
 
 FEDERATION |= sections_of(dealing)
-OTHERS = ("method", "federation", "model", "config")
 CONDITIONS = sections_of(
-    Experiment,
-    OTHERS,
-    engine=engines,
-    compute=computes,
-    attack=attacks,
-    schedule=schedules,
-    devices=devices,
-    selection=selections,
-)
+    Experiment, ("method", "federation", "model", "config"), engine=engines, compute=computes, attack=attacks,
+    schedule=schedules, devices=devices, selection=selections,
+)  # fmt: skip
 
 _GENERATES = {"clients": 10, "participation": 1.0, "rounds": 40, "evaluation": {"what": []}}
 _ADAM = {"steps": 15, "batch_size": 32, "lr": 1e-3, "optimiser": "adam", "weight_decay": 0.0}
@@ -217,14 +201,7 @@ def none_in_vain(recipe: set[str], words: set[str], full: Mapping[str, Any]) -> 
 
 RUN = CommandSchema(
     FEDERATED,
-    {
-        "method": METHOD,
-        "data": DATA,
-        **FEDERATION,
-        "model": MODEL,
-        **CONDITIONS,
-        **COMMON,
-    },
+    {"method": METHOD, "data": DATA, **FEDERATION, "model": MODEL, **CONDITIONS, **COMMON},
     defaults={
         "method": "fedavg",
         "data": "digits",

@@ -517,13 +517,8 @@ def strength(
 ) -> np.ndarray:
     """The strength of an operation at a level (0 .. levels - 1); ``signs`` ±1 apply to signed operations."""
     share = level / (levels - 1)
-    greatest = {
-        "shear_x": 0.3,
-        "shear_y": 0.3,
-        "translate_x": 150 / 331 * width,
-        "translate_y": 150 / 331 * height,
-        "rotate": 30.0,
-    }
+    most = (0.3, 0.3, 150 / 331 * width, 150 / 331 * height, 30.0)
+    greatest: dict[str, float] = dict(zip(MOVES, most, strict=True))
     result = np.zeros(operation.shape)
     for name in OPERATIONS:
         here = operation == NUMBER[name]

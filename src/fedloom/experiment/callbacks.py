@@ -276,7 +276,8 @@ class LatestProgress(NullProgress):
         lead = next((key for key in words if key not in HEADLINES[4:]), "")
         levels = [key for key in words if LEVEL.fullmatch(key) and key.partition("/")[0] == lead.partition("/")[0]]
         shown = [key for key in (lead, *levels, *HEADLINES[4:]) if key in words]
-        return "  ".join(f"{words[key]} {number(key, self.seen[key])}" for key in shown)
+        failed = [f"{self.failures} failed"] * (self.failures > 0)
+        return "  ".join([*(f"{words[key]} {number(key, self.seen[key])}" for key in shown), *failed])
 
 
 class BarProgress(LatestProgress):
@@ -317,9 +318,7 @@ class BarProgress(LatestProgress):
     def on_round(self, record: Mapping[str, Any]) -> None:
         """Advance the bar."""
         assert self.task is not None
-        status = self.status(record)
-        status += f"  [yellow]{self.failures} failed[/]" if self.failures else ""
-        self.bars.update(self.task, completed=record["round"], status=status)
+        self.bars.update(self.task, completed=record["round"], status=self.status(record))
 
     def on_finish(self, summary: Mapping[str, Any]) -> None:
         """Fill the bar, also if the run stopped early."""
@@ -344,7 +343,6 @@ class NotebookProgress(LatestProgress):
     def on_round(self, record: Mapping[str, Any]) -> None:
         """Advance the bar."""
         self.done, self.text = record["round"], self.status(record)
-        self.text += f"  {self.failures} failed" if self.failures else ""
         if time.monotonic() - self.drawn >= BETWEEN:
             self._draw()
 

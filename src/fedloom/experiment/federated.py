@@ -199,7 +199,7 @@ class FederatedTask(TrainerTask):
         self.server_data = make_server_data(experiment, self.plan, self.federation)
         alike = method.personal.is_identity and method.adaptation.is_identity and not several  # all test the same model
         self.evaluator = Evaluator(self.plan, everyone if alike else federation, experiment.evaluation)
-        self.model = self._model_after if method.predicts and (common or not judged) else None
+        self.model = (lambda step: self._loaded(step.server)) if method.predicts and (common or not judged) else None
         self.gap: float | None = None  # the spectral gap of a topology, if it is known
         self.known: tuple[Links, ...] = ()  # its matrices, likewise
         self.failures: list[Failure] = []
@@ -495,17 +495,16 @@ class FederatedTask(TrainerTask):
 
     def result(self, summary: dict[str, Any]) -> RunResult:
         """The result of the run, with the final server model."""
-        server, model = self.state.server, self.evaluator.live.module
-        self.evaluator.load(server.theta, server.buffers)
-        return RunResult(self.history, summary, model, self.state, self.trained(self.history, summary), self.failures)
+        model, trained = self._loaded(self.state.server), self.trained(self.history, summary)
+        return RunResult(self.history, summary, model, self.state, trained, self.failures)
 
     def trained(self, history: Sequence[Record], summary: Mapping[str, Any]) -> TrainedRun:
         """The models of the run as they are deployed."""
         return TrainedRun(self.evaluator, self.state, history, summary, self.out, self.traits.states == "clients")
 
-    def _model_after(self, step: RoundStep) -> nn.Module:
-        """The server's model after a round."""
-        self.evaluator.load(step.server.theta, step.server.buffers)
+    def _loaded(self, server: Server) -> nn.Module:
+        """The server's model, in the module that holds one model at a time."""
+        self.evaluator.load(server.theta, server.buffers)
         return self.evaluator.live.module
 
     def _cohort(self, round: int, count: int) -> np.ndarray:

@@ -97,10 +97,7 @@ def should_stop(history: Sequence[dict[str, Any]], settings: Evaluation) -> str 
 
 
 def summarise(
-    experiment: Experiment,
-    plan: ClientPlan,
-    history: Sequence[dict[str, Any]],
-    failures: Sequence[Failure],
+    experiment: Experiment, plan: ClientPlan, history: Sequence[dict[str, Any]], failures: Sequence[Failure]
 ) -> dict[str, Any]:
     """The content of ``summary.json`` for a federated run; the best round is reported beside the final one."""
     settings = experiment.evaluation

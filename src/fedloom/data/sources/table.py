@@ -93,21 +93,17 @@ def table(
         frame, features=list(features) or None, label=targets, client=client, standardise=standardise, name=name,
         test=held.get("test"), validation_set=held.get("validation"),
     )  # fmt: skip
-    settings = {"path": str(path), "label": targets, "time": time}
-    settings |= {"client": client} if client else {}
-    settings |= {"features": list(features)} if features else {}
-    settings |= {key: source.settings[key] for key in ("columns", "standardised") if key in source.settings}
-    settings |= beside
-    settings |= {"missing": missing} if missing != "refuse" else {}
-    if shape:
-        parts = {part: getattr(source, part) for part in ("train", "test", "validation")}
-        new = {
-            part: replace(arrays, x=torch.from_numpy(shaped(arrays.x.numpy(), shape, name)))
-            for part, arrays in parts.items()
-            if arrays is not None
-        }
-        source, settings = replace(source, **new), settings | {"shape": list(shape)}
-    return replace(source, settings=settings)
+    made = {key: source.settings.get(key) for key in ("columns", "standardised")}
+    optional = {"client": client, "features": list(features), **made, **beside, "shape": list(shape)}
+    optional |= {"missing": None if missing == "refuse" else missing}
+    settings = {"path": str(path), "label": targets, "time": time} | {k: v for k, v in optional.items() if v}
+    parts = {part: getattr(source, part) for part in ("train", "test", "validation")} if shape else {}
+    new = {
+        part: replace(arrays, x=torch.from_numpy(shaped(arrays.x.numpy(), shape, name)))
+        for part, arrays in parts.items()
+        if arrays is not None
+    }
+    return replace(source, settings=settings, **new)
 
 
 def without_gaps(frames: Sequence[Any], missing: str, ids: Sequence[str], features: Sequence[str]) -> list[Any]:
@@ -437,19 +433,11 @@ def hub(
     pool = _split(downloads, dataset, train)
     test_split = _split(downloads, dataset, test or "test", needed=test is not None)
     info = pool.info
-    source = as_source(
-        pool,
-        test=test_split,
-        features=features or None,
-        label=only(label),
-        client=client,
-        name=dataset.rpartition("/")[2] or dataset,
-    )
+    name = dataset.rpartition("/")[2] or dataset
+    source = as_source(pool, test=test_split, features=features or None, label=only(label), client=client, name=name)
     settings = {"dataset": dataset, "subset": subset, "train": train, "label": only(label)}
-    return Source(
-        source.name, source.train, source.test, info.license or "not stated", info.citation or "",
-        source.groups, source.groups_test, source.group_names, settings=settings,
-    )  # fmt: skip
+    licence, citation = info.license or "not stated", info.citation or ""
+    return replace(source, licence=licence, citation=citation, settings=settings)
 
 
 def _split(datasets: Any, dataset: str, split: str, needed: bool = True) -> Any:
