@@ -366,11 +366,11 @@ def test_runs_judged_by_another_metric_than_the_accuracy_are_compared_by_it(make
     groups = read(runs)
     table = final_tables(groups)[0]
     assert table.caption == "Server model on the common test set"
-    assert [column(table, "final round"), table.columns[2].over] == [["2.500 ± 0.50", "1.750 ± 0.75"], "rmse"]
+    assert [column(table, "final round"), table.columns[2].over] == [["2.50 ± 0.50", "1.75 ± 0.75"], "rmse"]
     assert [cells[2].best for _, _, cells in table.rows] == [False, True]  # smaller is better
     paired = paired_table(groups)
     assert paired is not None
-    assert column(paired, "difference") == ["-0.7500 ± 0.25"]
+    assert column(paired, "difference") == ["-0.75 ± 0.25"]
 
 
 def test_no_cell_of_a_csv_file_is_a_formula() -> None:

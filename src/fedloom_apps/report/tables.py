@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -34,59 +35,74 @@ from fedloom_apps.report.groups import ABSENT, Curve, RunData, RunGroup, all_run
 
 
 class Format(Protocol):
-    """Formats a number; ``brief`` asks for fewer digits, for standard errors."""
+    """Formats a number, with ``error`` as mean ± standard error."""
 
-    def __call__(self, value: float, brief: bool = False) -> str: ...
+    def __call__(self, value: float, error: float | None = None) -> str: ...
 
 
-def as_percent(value: float, brief: bool = False) -> str:
-    """Format a fraction in per cent, without the per cent sign; what rounds to zero has no minus.
+def _fixed(value: float, places: int, error: float | None, unit: str = "") -> str:
+    """A value and its error with equally many decimals; what rounds to zero has no minus."""
+    texts = [f"{number:.{places}f}" for number in (value, error) if number is not None]
+    return " ± ".join((text if text.strip("-0.") else text.lstrip("-")) + unit for text in texts)
 
-    >>> as_percent(0.98765), as_percent(-0.00001)
-    ('98.77', '0.00')
+
+def _significant(value: float, error: float | None, unit: str = "") -> str:
+    """Four significant digits; beside an error as many decimals as give it two; whole numbers without decimals."""
+    if error is not None and max(1e-9 * abs(value), 1e-7) < error < 1e5 and abs(value) < 1e5:
+        return _fixed(value, max(1 - math.floor(math.log10(error)), 0), error, unit)
+    text = f"{value:{'' if float(value).is_integer() else '#'}.4g}".rstrip(".") + unit
+    return text if error is None else f"{text} ± {error:.2g}{unit if error else ''}"
+
+
+def as_percent(value: float, error: float | None = None) -> str:
+    """Format a fraction in per cent, without the per cent sign.
+
+    >>> as_percent(0.98765, 0.01), as_percent(-0.00001)
+    ('98.77 ± 1.00', '0.00')
     """
-    text = f"{100 * value:.2f}"
-    return "0.00" if text == "-0.00" else text
+    return _fixed(100 * value, 2, None if error is None else 100 * error)
 
 
-def as_number(value: float, brief: bool = False) -> str:
-    """Format with four significant digits, or two; whole numbers without decimals.
+def as_number(value: float, error: float | None = None) -> str:
+    """Format with four significant digits, or those that the error leaves certain; whole numbers without decimals.
 
-    >>> as_number(0.060312), as_number(2.14), as_number(0.04, brief=True), as_number(12.0)
-    ('0.06031', '2.140', '0.040', '12')
+    >>> as_number(0.060312), as_number(2.14), as_number(12.0), as_number(0.48881, 0.123), as_number(2e9, 3e8)
+    ('0.06031', '2.140', '12', '0.49 ± 0.12', '2e+09 ± 3e+08')
     """
-    alike = "" if float(value).is_integer() else "#"
-    return f"{value:{alike}.{2 if brief and abs(value) < 100 else 4}g}".rstrip(".")
+    return _significant(value, error)
 
 
-def as_count(value: float, brief: bool = False) -> str:
+def as_count(value: float, error: float | None = None) -> str:
     """Format a count, or a mean of counts with one decimal.
 
-    >>> as_count(12.0), as_count(12.345)
-    ('12', '12.3')
+    >>> as_count(12.0), as_count(12.345), as_count(12.0, 0.5)
+    ('12', '12.3', '12.0 ± 0.5')
     """
-    return f"{value:.0f}" if float(value).is_integer() else f"{value:.1f}"
+    whole = all(float(number).is_integer() for number in (value, error) if number is not None)
+    return _fixed(value, 0 if whole else 1, error)
 
 
-def as_amount(value: float, brief: bool = False) -> str:
+def as_amount(value: float, error: float | None = None) -> str:
     """Format a large count with k, M, G or T.
 
-    >>> as_amount(1_663_370), as_amount(950), as_amount(0)
-    ('1.663 M', '950', '0')
+    >>> as_amount(1_663_370), as_amount(950), as_amount(0), as_amount(420_875, 66_231)
+    ('1.663 M', '950', '0', '421 k ± 66 k')
     """
-    for size, letter in ((1e12, " T"), (1e9, " G"), (1e6, " M"), (1e3, " k")):
-        if abs(value) >= size:
-            return f"{value / size:.4g}{letter}"
-    return f"{value:.4g}"
+    sizes = ((1e12, " T"), (1e9, " G"), (1e6, " M"), (1e3, " k"))
+    size, letter = next((pair for pair in sizes if abs(value) >= pair[0]), (1, ""))
+    if error is None:
+        return f"{value / size:.4g}{letter}"
+    return _significant(value / size, error / size, letter)
 
 
-def as_seconds(value: float, brief: bool = False) -> str:
+def as_seconds(value: float, error: float | None = None) -> str:
     """Format seconds with two significant digits, or as an integer.
 
     >>> as_seconds(0.01234), as_seconds(0.2), as_seconds(75.2)
     ('0.012', '0.20', '75')
     """
-    return f"{value:#.2g}".rstrip(".") if value < 99.5 else f"{value:.0f}"
+    text = f"{value:#.2g}".rstrip(".") if value < 99.5 else f"{value:.0f}"
+    return text if error is None else f"{text} ± {as_seconds(error)}"
 
 
 @dataclass(frozen=True)
@@ -133,7 +149,7 @@ class SeedStats:
 
         Example:
             >>> SeedStats([0.5, 0.75]).text(), SeedStats([1.0]).text(), SeedStats([None]).text()
-            ('0.6250 ± 0.12', '1', '–')
+            ('0.62 ± 0.12', '1', '–')
             >>> SeedStats([12.0, None]).text(as_count), SeedStats([1.0, float("nan")]).text()
             ('12 (1 of 2)', '1 (1 of 2 NaN)')
             >>> SeedStats([12.0, None], [50, 50]).text(as_count), SeedStats([None], [50]).text(as_count)
@@ -145,9 +161,7 @@ class SeedStats:
             return f"> {form(min(self.censored))}" + (f" ({len(finite)} of {total})" if total > 1 else "")
         if not finite:
             return "NaN" if lost else ABSENT
-        text = form(float(np.mean(finite)))
-        if spread and len(finite) > 1:
-            text += f" ± {form(self.error, brief=True)}"
+        text = form(float(np.mean(finite)), self.error if spread and len(finite) > 1 else None)
         if lost:
             return f"{text} ({lost} of {total} NaN)"
         return text if len(finite) == total else f"{text} ({len(finite)} of {total})"
