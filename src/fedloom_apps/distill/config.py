@@ -230,14 +230,9 @@ def table(rows: Rows) -> Table:
         if summary.get("teacher"):
             columns.setdefault(str(summary["teacher"]), (label, summary["teacher"]))
     for label, taught in columns.values():
-        cells = (number("accuracy", taught["accuracy"]), ABSENT, ABSENT, ABSENT, count(taught["parameters"]))
-        shown.add_row(
-            Text("teacher" if len(columns) == 1 else f"teacher of {label}"),
-            *cells,
-            count(taught["macs"]),
-            ABSENT,
-            ABSENT,
-        )
+        sizes = (count(taught[key]) for key in ("parameters", "macs"))
+        cells = (number("accuracy", taught["accuracy"]), *[ABSENT] * 3, *sizes, *[ABSENT] * 2)
+        shown.add_row(Text("teacher" if len(columns) == 1 else f"teacher of {label}"), *cells)
     for label, summary in rows:
         student, ratio = summary.get("student") or {}, summary.get("ratio") or {}
         shown.add_row(

@@ -362,17 +362,7 @@ def cost_tables(groups: Sequence[RunGroup]) -> list[ReportTable]:
     return [*tables, total_table(groups)] if has(groups, COMMUNICATION) else tables
 
 
-_FACTS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("data", ("data.name", "data")),
-    ("partition", ("partition.name", "partition")),
-    ("model", ("model.name", "model")),
-    ("clients", ("clients",)),
-    ("participation", ("participation",)),
-    ("rounds", ("rounds",)),
-    ("engine", ("engine.name", "engine")),
-    ("compute", ("compute.name", "compute")),
-)
-
+_FACTS = ("data", "partition", "model", "clients", "participation", "rounds", "engine", "compute")
 _PROBLEM = ("data", "partition", "model", "clients")
 
 _NAMED = 5
@@ -396,9 +386,12 @@ def conditions(groups: Sequence[RunGroup]) -> list[tuple[str, str]]:
     """The common conditions, by name, for the head of the page."""
     runs = all_runs(groups)
     pairs = [
-        (name, _with_settings(groups, name) if name == "partition" else shared(groups, *keys) or "differs")
-        for name, keys in _FACTS
-        if any(key in run.config for key in keys for run in runs)
+        (
+            name,
+            _with_settings(groups, name) if name == "partition" else shared(groups, f"{name}.name", name) or "differs",
+        )
+        for name in _FACTS
+        if any(key in run.config for key in (f"{name}.name", name) for run in runs)
     ]
     seeds = list(dict.fromkeys(run.seed for run in runs))
     pairs.append(("seed" if len(seeds) == 1 else "seeds", ", ".join(seeds[:8]) + (" …" if len(seeds) > 8 else "")))

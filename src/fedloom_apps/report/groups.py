@@ -342,9 +342,7 @@ def load(path: Path) -> RunData:
     )
 
 
-_MADE = ("out", "resume", "version", "versions", "git", "machine")
-_KEPT = ("checkpoint", "states", "client_state", "track", "trackers")
-PROVENANCE = (*_MADE, *_KEPT)
+PROVENANCE = ("out", "resume", "version", "versions", "git", "machine", "checkpoint", "client_state", "trackers")
 """Top-level keys on where and how a run was made and stored, which do not define it."""
 
 DEALT = ("data", "partition", "stream", "clients", "validation", "held_out", "unseen", "target")

@@ -301,14 +301,7 @@ class SearchTask(TrainerTask):
                 raise ConfigError(f"{missing}; {outcome.reason}")
             outcome.state, outcome.reason = "failed", f"{missing} for this candidate"
         drawn = {"params": trial.params, "ranges": {k: distribution_to_json(d) for k, d in trial.distributions.items()}}
-        return {
-            "stage": "search",
-            "role": f"candidate {number + 1}",
-            "seed": self.seed,
-            "candidate": candidate,
-            **_plain(outcome),
-            **drawn,
-        }
+        return _record("search", f"candidate {number + 1}", self.seed, candidate, outcome) | drawn
 
     def _taken_over(self, candidate: Candidate) -> Outcome | None:
         """Another search's outcome for the next candidate, if its earlier candidates were the same."""
@@ -323,8 +316,7 @@ class SearchTask(TrainerTask):
         """Run a candidate to its end on a held-out seed, tested on test samples."""
         for record in chain.from_iterable(self.known):
             if (record["stage"], record["candidate"], record["seed"]) == ("compare", candidate, seed):
-                return {"stage": "compare", "role": role, "seed": seed, "candidate": candidate,
-                        **_plain(_outcome(record))}  # fmt: skip
+                return _record("compare", role, seed, candidate, _outcome(record))
         outcome = Outcome(candidate["method"])
         try:
             experiment = self.experiment.make(candidate, seed, False)
@@ -337,7 +329,7 @@ class SearchTask(TrainerTask):
             outcome.scores[last["round"]] = math.nan if score is None else score
         except (ConfigError, DataError, ClientError) as error:  # a partition may be impossible with this seed alone
             outcome.state, outcome.reason = "failed", str(error)
-        return {"stage": "compare", "role": role, "seed": seed, "candidate": candidate, **_plain(outcome)}
+        return _record("compare", role, seed, candidate, outcome)
 
     def _study(self) -> optuna.Study:
         """The Optuna study of all candidates so far; its sampler depends on their number alone."""
@@ -392,10 +384,11 @@ class SearchTask(TrainerTask):
         copy.add_trials(study.get_trials(deepcopy=False))
 
 
-def _plain(outcome: Outcome) -> Record:
-    """An outcome as JSON: the last score under ``score``, NaN as null."""
+def _record(stage: str, role: str, seed: int, candidate: Candidate, outcome: Outcome) -> Record:
+    """The record of a run: the last score is under ``score``, NaN is null."""
     scores = {str(round): None if math.isnan(x) else x for round, x in outcome.scores.items()}
-    return {**asdict(outcome), "scores": scores, "score": next(reversed(scores.values()), None)}
+    about = {"stage": stage, "role": role, "seed": seed, "candidate": candidate}
+    return {**about, **asdict(outcome), "scores": scores, "score": next(reversed(scores.values()), None)}
 
 
 def _outcome(record: Record) -> Outcome:

@@ -160,15 +160,21 @@ class EvalObserver(Callback):
             self.write(*self.last[1:])
 
     def write(self, generated: Generated, evaluation: EvalResult) -> None:
-        """Write the set, its evaluation and figures into the run directory, if there is one."""
-        if self.out is None:
+        """Write the set in both formats, its evaluation, and figures into the run directory, if there is one."""
+        if (out := self.out) is None:
             return
+        about = {"provenance": generated.provenance, "numbers": evaluation.numbers, **evaluation.details}
         try:
-            write(generated, evaluation, self.judge, self.out)
+            save_npz(generated, out / "synthetic.npz")
+            write_whole(out / "synthetic.parquet", parquet(generated))
+            write_whole(out / "synthetic.json", (json.dumps(about, indent=1) + "\n").encode())
+            name, rounds = generated.provenance["method"], generated.provenance["rounds"]
+            picture(generated.arrays, out / FIGURES / LAST, f"{name}, round {rounds}")
+            picture(self.judge.test, out / FIGURES / REAL, "real test images")
         except OSError as error:
             raise CheckpointError(
-                f"the synthetic set cannot be written to {self.out} ({error.strerror or error}); "
-                f"make room and continue with resume={self.out}."
+                f"the synthetic set cannot be written to {out} ({error.strerror or error}); make room and continue "
+                f"with resume={out}."
             ) from error
 
     @cached_property
@@ -264,17 +270,6 @@ def synthesize(
             generated, evaluation = observer.evaluate(server, thorough=True)
             observer.write(generated, evaluation)
         return Synthesis(result, generated, evaluation)
-
-
-def write(generated: Generated, evaluation: EvalResult, judge: SyntheticEvaluator, out: Path) -> None:
-    """Write the set in both formats, its evaluation, and figures of it and of real samples."""
-    save_npz(generated, out / "synthetic.npz")
-    write_whole(out / "synthetic.parquet", parquet(generated))
-    about = {"provenance": generated.provenance, "numbers": evaluation.numbers, **evaluation.details}
-    write_whole(out / "synthetic.json", (json.dumps(about, indent=1) + "\n").encode())
-    name, rounds = generated.provenance["method"], generated.provenance["rounds"]
-    picture(generated.arrays, out / FIGURES / LAST, f"{name}, round {rounds}")
-    picture(judge.test, out / FIGURES / REAL, "real test images")
 
 
 def picture(arrays: Arrays, path: Path, title: str) -> None:
