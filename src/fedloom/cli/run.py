@@ -29,12 +29,6 @@ def hints(named: set[str], config: Config, shared: Shared) -> list[str]:
 
 
 command = Command(
-    RUN,
-    lambda config: build_method(config).name,
-    build,
-    in_directory(run),
-    results,
-    remarks=remarks,
-    check=FederatedTask,
-    hints=hints,
-)
+    RUN, lambda config: build_method(config).name, build, in_directory(run), results,
+    remarks=remarks, check=FederatedTask, hints=hints,
+)  # fmt: skip

@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass
 from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -298,10 +299,7 @@ class Config:
 
     def __getitem__(self, key: str) -> Any:
         """The value at a dotted key."""
-        value: Any = self.values
-        for part in key.split("."):
-            value = value[part]
-        return value
+        return reduce(getitem, key.split("."), self.values)
 
 
 @dataclass(frozen=True)

@@ -89,7 +89,8 @@ def as_source(
         apart[split] = slice(len(read_parts), len(read_parts) + len(held_parts)), held_by
         for number, part in enumerate(held_parts):
             what.append(f"{name}: {split}" + ("" if held_by is None else f" of client {held_by[number]}"))
-            of = column if _has(part, column) else None
+            there = getattr(part, "column_names", getattr(part, "columns", ()))
+            of = column if column in there else None  # which a test table may lack
             read_parts.append(read(part, None, features, label, of, what[-1]))
     x, columns = _inputs([part.x for part in read_parts], what, count, name)
     targets, names = coded([part.y for part in read_parts], [part.names for part in read_parts], name)
@@ -177,11 +178,6 @@ def _is_empty(part: Any) -> bool:
     """Whether a data set certainly has no samples."""
     inputs = part[0] if isinstance(part, tuple) and part else part
     return hasattr(inputs, "__len__") and not len(inputs)
-
-
-def _has(test: Any, column: str | None) -> bool:
-    """Whether a test table has the column of clients, which it may lack."""
-    return column is not None and column in getattr(test, "column_names", getattr(test, "columns", ()))
 
 
 def _inputs(parts: Sequence[Any], what: Sequence[str], count: int, name: str) -> tuple[list[Tensor], list[str]]:

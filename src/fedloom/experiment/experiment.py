@@ -183,9 +183,7 @@ class Evaluation:
                     f"the metric {name!r} is for {' or '.join(lookup(name).suits)}, but the targets of these data are "
                     f"{targets}; choose among {', '.join(fitting)}."
                 )
-        what, metric = self.what, self.metric
-        if not common:
-            what = tuple(name for name in what if name != "global")
+        what, metric = tuple(name for name in self.what if common or name != "global"), self.metric
         scopes = [scope for scope in ("global" if common else "clients", VALIDATION) if scope in what]
         if metric == Evaluation.metric and scopes:
             first = replace(self, metrics=metrics, target=None, patience=0, stop_at_target=False).first

@@ -561,12 +561,8 @@ class FederatedTask(TrainerTask):
             return
         few = schedule.members(size)
         sums = all(overrides(drift, hook) for hook in ("init_client", "grad", "correct"))
-        if (
-            few is not None
-            and 4 * few < size
-            and sums
-            and getattr(experiment.method.server, "lr", 1.0) > 2 * few / size
-        ):
+        rate = getattr(experiment.method.server, "lr", 1.0)
+        if few is not None and 4 * few < size and sums and rate > 2 * few / size:
             self.warnings.append(
                 f"drift {label(drift)!r} sums what clients send, and a step has {few} of the {size} clients at work; "
                 f"unless the server's rate is about {few}/{size}, the model may cycle: method.server=sgd "

@@ -204,14 +204,12 @@ class Adapted(nn.Module):
         device: the device of the parameters and samples.
     """
 
+    basis: nn.Module
+
     def __init__(self, predict: Any, basis: nn.Module, device: torch.device) -> None:
         super().__init__()
-        self.predict, self.device, self._basis = predict, device, (basis,)
-
-    @property
-    def basis(self) -> nn.Module:
-        """The network that is applied to inputs."""
-        return self._basis[0]
+        self.predict, self.device = predict, device
+        self.__dict__["basis"] = basis  # unregistered
 
     def forward(self, x: Tensor) -> Tensor:
         """Outputs [N, ...] of inputs [N, ...]."""

@@ -223,16 +223,8 @@ class Trainer:
         try:
             task.open()
             self._open(self._resumed(resume), or_begin)
-            info = RunInfo(
-                task.name,
-                task.rounds,
-                task.round,
-                task.seed,
-                task.headline,
-                self.directory,
-                facts=tuple(task.facts),
-                model=task.model,
-            )
+            about = task.name, task.rounds, task.round, task.seed, task.headline
+            info = RunInfo(*about, self.directory, facts=tuple(task.facts), model=task.model)
             for callback in self.callbacks:
                 callback.on_start(info)
             summary = self._train()
