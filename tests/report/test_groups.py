@@ -220,3 +220,10 @@ def test_the_table_of_runs_has_what_privacy_cost(make_run: Callable[..., Path]) 
         (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (spent,) = [column for column in runs_table(read_groups(runs)).columns if column.title == "ε"]
     assert [cell.text for cell in spent.cells] == ["2.934", "infinite"]
+
+
+def test_settings_are_written_as_they_are_typed(make_run) -> None:
+    own = {"method": {"name": "feddyn", "alpha": 1.0}, "data_seed": None, "augment": ["flip"], "held_out": True}
+    groups = read_groups([make_run(method="feddyn"), make_run(method="feddyn", config=own)])
+    assert groups[1].label == "feddyn, alpha=1, data_seed=null, augment=[flip]"
+    assert settings(groups)[0]["held_out"] == ["–", "true"]

@@ -249,7 +249,7 @@ def test_values_of_any_type_are_text_on_the_page(make_run, tmp_path: Path) -> No
     }
     (run / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)))
     found = Reader(build([run], tmp_path / "out"))
-    assert "[1, {'<i>': 2}]" in found.text
+    assert "[1,{<i>: 2}]" in found.text
     assert "{'<s>': 2}" in found.text
     assert not {"i", "s"} & set(found.tags)
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from fedloom.core.checks import one_of
 from fedloom.core.errors import ConfigError, FedLoomError, outside
-from fedloom.core.settings import flatten
+from fedloom.core.settings import bare, flatten
 from fedloom.experiment.console import ABSENT, in_percent
 from fedloom.experiment.rundir import RunDirectory, Status, altered
 from fedloom.metrics import Direction, direction
@@ -264,6 +264,21 @@ def _is_number(value: object) -> TypeGuard[int | float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
+def _typed(value: Any) -> str:
+    """A setting as it is typed, with all of its digits.
+
+    >>> _typed(1.0), _typed(0.1234567), _typed([0.5, None]), _typed({"lr": True})
+    ('1', '0.1234567', '[0.5,null]', '{lr: true}')
+    """
+    if isinstance(value, float):
+        return repr(value).removesuffix(".0")
+    if isinstance(value, list):
+        return f"[{','.join(map(_typed, value))}]"
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{key}: {_typed(item)}' for key, item in value.items())}}}"
+    return bare(value)
+
+
 def _settings(flat: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Separate settings from facts; for runs started from Python, which have no settings, facts replace them."""
     facts, about = _inside(flat, "identity."), _inside(flat, "about.")
@@ -323,7 +338,7 @@ def load(path: Path) -> RunData:
             raise FedLoomError(f"{path} is not a run directory: {name} is missing.")
     directory = RunDirectory(path)
     stored = flatten(directory.config())
-    config, facts = _settings({k: str(v) if isinstance(v, list | Mapping) else v for k, v in stored.items()})
+    config, facts = _settings({k: _typed(v) if isinstance(v, list | Mapping) else v for k, v in stored.items()})
     summary = directory.summary()
     if changed := altered(path, summary):
         warnings.warn(f"{path}: {changed}; its numbers are not those of the run.", stacklevel=outside())
@@ -362,7 +377,7 @@ class RunGroup:
 def _identity(run: RunData) -> dict[str, str]:
     """Every setting that defines a run, as text."""
     return {
-        key: str(value)
+        key: _typed(value)
         for key, value in run.config.items()
         if key != "seed" and key.partition(".")[0] not in PROVENANCE
     }
@@ -547,7 +562,7 @@ def settings(groups: Sequence[RunGroup]) -> tuple[dict[str, list[str]], dict[str
 
 def texts(runs: Sequence[RunData], key: str) -> list[str]:
     """The distinct values of a setting among runs, as text."""
-    return list(dict.fromkeys(str(run.config.get(key, ABSENT)) for run in runs))
+    return list(dict.fromkeys(_typed(run.config.get(key, ABSENT)) for run in runs))
 
 
 def shared(groups: Sequence[RunGroup], *keys: str) -> str | None:
