@@ -6,6 +6,7 @@ import io
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -95,12 +96,29 @@ def test_what_is_no_such_file_is_said(tmp_path: Path) -> None:
             sources.make("generated", path=str(tmp_path / name))
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"provenance": "[1]"}, {"provenance": '{"data": [1]}'}, {"provenance": "{"}, {"x_train": np.array(["a"] * 6)},
+        {"classes": np.array("x")}, {"mean": np.array(1.0)}, {"names": np.array(3)},
+    ],
+)  # fmt: skip
+def test_what_only_looks_like_such_a_file_is_one_sentence(change: dict[str, Any], tmp_path: Path) -> None:
+    save_npz(made(), tmp_path / "set.npz")
+    np.savez(tmp_path / "set.npz", **{**np.load(tmp_path / "set.npz"), **change})
+    with pytest.raises(DataError, match="was not written by fedloom synthesize"):
+        sources.make("generated", path=str(tmp_path / "set.npz"), test=False)
+
+
 def test_real_data_that_are_not_there_or_differ_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDLOOM_DATA", str(tmp_path))
     monkeypatch.setenv("HOME", str(tmp_path))
     for origin, words in (
         ({"name": "mnist"}, "imitates mnist, which cannot be read"),
+        ({"name": "mnist", "download": True, "root": "/elsewhere"}, f"in {tmp_path}"),
         ({"name": "nowhere"}, "imitates data that have no name here"),
+        ({"name": "npz", "path": str(tmp_path / "set.npz")}, "imitates data that have no name here"),
+        ({"name": "synthetic", "clients": 10**9}, "imitates data that have no name here"),
         ({"name": "digits"}, "imitates other images than the digits here"),
     ):
         save_npz(Generated(made().arrays, {**PROVENANCE, "data": origin}), tmp_path / "set.npz")

@@ -26,7 +26,7 @@ from fedloom.core.federation import Arrays
 from fedloom.core.files import check_parquet, readable
 from fedloom.data.augment import Scale
 from fedloom.data.sources import Source, sources
-from fedloom.data.sources.files import read_npz, reading, write_npz
+from fedloom.data.sources.files import files_of, read_npz, reading, write_npz
 
 OURS = b"fedloom"  # key of the set's metadata in parquet
 KEYS = ("shape", "classes", "names", "mean", "std", "provenance")
@@ -113,19 +113,19 @@ def png(x: Tensor) -> bytes:
 
 def read_generated(path: Path) -> Generated:
     """Read a synthetic set, npz or parquet."""
-    if path.suffix == ".parquet":
-        x, y, about = _read_parquet(path)
-    else:
-        arrays = read_npz(path, ["x_train", "y_train", "provenance"], ["names", "classes", "mean", "std"])
-        x, y = torch.from_numpy(arrays["x_train"]), torch.from_numpy(arrays["y_train"])
-        try:
-            about = {key: arrays[key].tolist() for key in ("names", "classes", "mean", "std")}
+    with reading(path, "was not written by fedloom synthesize; read it with data=npz or data=table"):
+        if path.suffix == ".parquet":
+            x, y, about = _read_parquet(path)
+        else:
+            arrays = read_npz(path, ["x_train", "y_train", "provenance"], ["names", "classes", "mean", "std"])
+            x, y = torch.from_numpy(arrays["x_train"]), torch.from_numpy(arrays["y_train"])
+            about: dict[str, Any] = {key: arrays[key].tolist() for key in ("names", "classes", "mean", "std")}
             about["provenance"] = json.loads(str(arrays["provenance"]))
-        except (KeyError, ValueError) as error:
-            raise DataError(f"{path} was not written by fedloom synthesize; read it with data=npz.") from error
-    if len(x) != len(y):
-        raise DataError(f"{path} holds {len(x)} samples but {len(y)} labels.")
-    return Generated(_normalised(x.float(), about, y.long()), about["provenance"])
+        if not isinstance(about["provenance"].get("data", {}), dict):
+            raise ValueError("its provenance names no data")
+        if len(x) != len(y):
+            raise DataError(f"{path} holds {len(x)} samples but {len(y)} labels.")
+        return Generated(_normalised(x.float(), about, y.long()), about["provenance"])
 
 
 def _read_parquet(path: Path) -> tuple[Tensor, Tensor, dict[str, Any]]:
@@ -171,9 +171,9 @@ OUT = "data.test=false."
 
 def _imitated(path: str | Path, origin: Mapping[str, Any]) -> Source:
     name = str(origin.get("name"))
-    if name not in sources:
+    if name not in sources or not (name == "digits" or files_of(sources[name])):  # a stranger's set chooses no file
         raise DataError(f"{path} imitates data that have no name here, so there is no test set; leave it out: {OUT}")
-    known = sources[name].parameters
+    known = sources[name].parameters.keys() - {"root", "download"}
     try:
         return sources.make(name, **{key: value for key, value in origin.items() if key in known})
     except FedLoomError as error:
