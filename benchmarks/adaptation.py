@@ -13,17 +13,15 @@ processor's; FedLoom's includes drawing the mini-batches, which the loop is give
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
 import time
 from collections.abc import Callable
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import torch
-from record import machine, save
+from record import machine, options, save
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
@@ -140,10 +138,7 @@ def compare(tasks: int, experts: int, inner: int, repeats: int) -> dict[str, Any
 
 def main() -> int:
     """Compare on all works and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--out", type=Path)
-    given = parser.parse_args()
+    given = options(__doc__, 7).parse_args()
     found: dict[str, Any] = {**machine(), "repeats": given.repeats, "works": {}}
     with reproducible():
         for tasks, experts, inner in WORK:

@@ -11,8 +11,6 @@ SuPerFed trains both its models in every round here; in the recipe it does from 
 
 from __future__ import annotations
 
-import argparse
-import json
 import platform
 import statistics
 import sys
@@ -21,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from record import options, save
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "recipes"))
 sys.path.append(str(Path(__file__).resolve().parents[1] / "recipes" / "superfed"))
@@ -74,10 +73,9 @@ def page(results: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__)
     parser.add_argument("--clients", type=int, default=500)
     parser.add_argument("--rounds", type=int, default=18)
-    parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     results = {
         "command": f"python benchmarks/column.py --clients {args.clients} --rounds {args.rounds}",
@@ -85,8 +83,7 @@ def main() -> None:
         "methods": measure(args.clients, args.rounds),
     }
     print(page(results))
-    if args.out:
-        args.out.write_text(json.dumps(results, indent=1) + "\n")
+    save(results, args.out)
 
 
 if __name__ == "__main__":

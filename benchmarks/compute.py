@@ -13,7 +13,6 @@ one turn (above 1: faster than the loop) and is the median over turns, with the 
 
 from __future__ import annotations
 
-import argparse
 import copy
 import dataclasses
 import multiprocessing
@@ -21,14 +20,13 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from engines import bare_round, stolen, workload
-from record import machine, save
+from engines import bare_round, rounds_of, stolen, workload
+from record import machine, options, save
 from torch import Tensor, nn
 
 from fedloom import methods
@@ -36,11 +34,8 @@ from fedloom.compute import computes
 from fedloom.core.federation import Split
 from fedloom.core.local import Local, draw_cohort
 from fedloom.core.plan import ClientPlan
-from fedloom.core.round import federated_round
-from fedloom.core.server import Server
 from fedloom.engines import engines
 from fedloom.experiment.runtime import reproducible
-from fedloom.experiment.store import StateStore
 
 WORKLOADS = {"W1": ("W1", 100, 1), "W3": ("W1", 10, 5), "CNN": ("W2", 10, 1), "models": ("W1", 1000, 1)}
 METHODS = ("fedavg", "fedavg, momentum", "fedprox", "feddyn", "scaffold", "ditto", "superfed_mm")
@@ -256,13 +251,7 @@ def contestant(
     plan = ClientPlan.of(copy.deepcopy(model), methods.make(method), split, local)
     plan = dataclasses.replace(plan, cohort=cohort, rounds=100, make=lambda: copy.deepcopy(model))
     made = engines.make(engine)(plan, computes.make(compute))
-    state, store = [Server.initial(plan, plan.theta0, plan.buffers0)], StateStore()
-
-    def go(cohort: np.ndarray, round: int) -> None:
-        state[0], report = federated_round(plan, made, state[0], store, cohort)
-        store.put(report.states, state[0].round)
-
-    return go, made.close
+    return rounds_of(plan, made), made.close
 
 
 def compare(name: str, repeats: int, names: Sequence[str], engine: str, compute: str) -> dict:
@@ -310,13 +299,11 @@ def compare(name: str, repeats: int, names: Sequence[str], engine: str, compute:
 
 def main() -> None:
     """Run everything and print a table; write JSON if requested."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=9)
+    parser = options(__doc__, 9)
     parser.add_argument("--only", nargs="*", default=list(WORKLOADS))
     parser.add_argument("--methods", nargs="*")
     parser.add_argument("--engine", default="auto")
     parser.add_argument("--compute", default="auto")
-    parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     found: dict[str, Any] = {
         "command": f"python benchmarks/compute.py --repeats {args.repeats}", "machine": machine(),

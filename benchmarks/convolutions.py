@@ -10,15 +10,13 @@ without bringing images into that order.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
-from record import machine, save
+from record import machine, options, save
 from torch import Tensor, nn
 
 from fedloom.compute.cohort import convolution
@@ -95,9 +93,7 @@ def compare(shape: tuple[int, ...], rounded: torch.dtype | None, first: bool) ->
 
 def main() -> None:
     """Compare all shapes in all precisions; write JSON if requested."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path)
-    args = parser.parse_args()
+    args = options(__doc__).parse_args()
     torch.backends.cudnn.deterministic = True
     found: dict[str, Any] = {
         "command": "python benchmarks/convolutions.py",

@@ -11,7 +11,6 @@ numbers that are.
 
 from __future__ import annotations
 
-import argparse
 import json
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -22,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from record import machine, save
+from record import machine, options, save
 from torch import Tensor
 
 from fedloom.config.keys import build, resolve
@@ -108,10 +107,9 @@ def same(mine: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> bool:
 
 def main() -> None:
     """Compare the methods, print each as it is done, and write JSON if requested; fails if bits differ."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__)
     parser.add_argument("--methods", nargs="+", default=list(METHODS))
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     torch.set_num_threads(1)
     results: dict[str, Any] = {

@@ -9,7 +9,6 @@ time of one poll for messages, of which every idle node takes one per second.
 
 from __future__ import annotations
 
-import argparse
 import resource
 import statistics
 import tempfile
@@ -22,7 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from record import machine, save
+from record import machine, options, save
 
 from fedloom.compute.live import Live
 from fedloom.core.engine import Group
@@ -121,9 +120,7 @@ def rounds(folder: Path, hidden: str) -> dict[str, float]:
 
 def main() -> None:
     """Run everything and print it; write JSON if requested."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path)
-    args = parser.parse_args()
+    args = options(__doc__).parse_args()
     torch.set_num_threads(1)
     results: dict[str, Any] = {
         "command": "python benchmarks/deployment.py",

@@ -20,7 +20,6 @@ in the order of ``--only``, each in at most ``SHARE`` of the time that is left, 
 
 from __future__ import annotations
 
-import argparse
 import copy
 import dataclasses
 import os
@@ -35,8 +34,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from engines import bare_round, workload
-from record import machine, save
+from engines import bare_round, rounds_of, workload
+from record import machine, options, save
 from torch import nn
 
 sys.path.append(str(Path(__file__).parent / "peers"))
@@ -49,12 +48,9 @@ from fedloom.compute.cohort import descent
 from fedloom.core.federation import Arrays, Split
 from fedloom.core.local import Local, draw_cohort
 from fedloom.core.plan import ClientPlan
-from fedloom.core.round import federated_round
-from fedloom.core.server import Server
 from fedloom.data.augment import pipeline
 from fedloom.engines import engines
 from fedloom.experiment.runtime import reproducible
-from fedloom.experiment.store import StateStore
 
 WORKLOADS = {
     "W1": ("W1", 100, 1),
@@ -90,15 +86,13 @@ def contestant(
         plan, theta0=plan.theta0.to(device), buffers0=plan.buffers0.to(device), cohort=cohort, rounds=100,
         make=lambda: copy.deepcopy(model), augment=augment,
     )  # fmt: skip
-    made = engines.make("serial")(plan, computes.make(compute))
-    state, store = [Server.initial(plan, plan.theta0, plan.buffers0)], StateStore()
+    once = rounds_of(plan, engines.make("serial")(plan, computes.make(compute)))
 
     def go(cohort: np.ndarray, round: int) -> None:
         recorder = descent.recorder
         if rest == "not recorded":
             descent.recorder = lambda device: None
-        state[0], report = federated_round(plan, made, state[0], store, cohort)
-        store.put(report.states, state[0].round)
+        once(cohort, round)
         descent.recorder = recorder
 
     return go
@@ -159,15 +153,13 @@ def beside_peers(name: str, device: str, envs: Path, until: float, tiny: bool) -
 
 def main() -> None:
     """Run everything in order while there is time and print a table; write JSON if requested."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__, 9)
     parser.add_argument("--minutes", type=float, default=8.0)
-    parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--only", nargs="*", choices=ORDER, default=list(ORDER))
     parser.add_argument("--contestants", nargs="*", default=list(CONTESTANTS))
     parser.add_argument("--envs", type=Path, default=Path("envs"), help="folder with the environment of pfl")
     parser.add_argument("--dry-run", action="store_true")
-    parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     device, repeats = ("cpu", 2) if args.dry_run else (args.device, args.repeats)
     end = time.monotonic() + 60 * args.minutes

@@ -14,7 +14,6 @@ compute that factors layers does fewer of either.
 
 from __future__ import annotations
 
-import argparse
 import copy
 import json
 import os
@@ -29,11 +28,12 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from limits import limits
-from record import machine, save
+from record import machine, options, save
 from torch import nn
 
 from fedloom import methods
 from fedloom.compute import computes
+from fedloom.core.engine import Engine
 from fedloom.core.federation import Arrays, Index, Split
 from fedloom.core.local import Local, draw_cohort
 from fedloom.core.plan import ClientPlan
@@ -86,34 +86,36 @@ def bare_round(model: nn.Module, split: Split, local: Local, cohort: np.ndarray,
     model.load_state_dict(total)
 
 
-def engine_round(plan: ClientPlan, name: str, compute: str) -> tuple[Callable[[np.ndarray, int], None], Callable]:
-    """A function that runs one round on an engine, and one that closes it."""
-    engine = engines.make(name)(plan, computes.make(compute))
-    state = [Server.initial(plan, plan.theta0, plan.buffers0)]
+def rounds_of(plan: ClientPlan, engine: Engine) -> Callable[[np.ndarray, int], None]:
+    """A function that runs one round, of which server and clients keep what they keep."""
+    server, store = Server.initial(plan, plan.theta0, plan.buffers0), StateStore()
 
     def go(cohort: np.ndarray, round: int) -> None:
-        state[0], _ = federated_round(plan, engine, state[0], StateStore(), cohort)
+        nonlocal server
+        server, report = federated_round(plan, engine, server, store, cohort)
+        store.put(report.states, server.round)
 
-    return go, engine.close
+    return go
 
 
 def compare(name: str, repeats: int, contestants: dict[str, tuple[str, str]]) -> dict:
     """Median seconds of a round and ratios to the floor, everyone taking turns."""
     model, split, local, size = workload(name)
     plan = ClientPlan.of(copy.deepcopy(model), methods.fedavg(), split, local)
-    rounds = {"floor": (lambda cohort, r: bare_round(model, split, local, cohort, r), lambda: None)}
-    rounds |= {label: engine_round(plan, *names) for label, names in contestants.items()}
+    made = {label: engines.make(name)(plan, computes.make(compute)) for label, (name, compute) in contestants.items()}
+    rounds: dict[str, Callable] = {"floor": lambda cohort, r: bare_round(model, split, local, cohort, r)}
+    rounds |= {label: rounds_of(plan, engine) for label, engine in made.items()}
     seconds: dict[str, list[float]] = {label: [] for label in rounds}
     started, steal = time.perf_counter(), stolen()
     for repeat in range(repeats + 1):  # the first turn warms up
         cohort = draw_cohort(len(split), size, seed=0, round=repeat)
-        for label, (go, _) in rounds.items():
+        for label, go in rounds.items():
             begin = time.perf_counter()
             go(cohort, repeat)
             if repeat:
                 seconds[label].append(time.perf_counter() - begin)
-    for _, close in rounds.values():
-        close()
+    for engine in made.values():
+        engine.close()
     low, middle, high = statistics.quantiles(seconds["floor"], n=4)
     limit = limits(model, tuple(split.arrays.x.shape[1:]), local.batch_size)
     steps = size * local.steps_for(round(plan.population.mean_size))
@@ -155,13 +157,10 @@ def driver_overhead(repeats: int) -> dict:
         Index(np.arange(clients), np.arange(clients + 1)),
     )
     plan = ClientPlan.of(models.make("logistic", classes=2, inputs=(2,)), methods.feddyn(), split, Local())
-    engine = engines.make("serial")(plan, computes.make("live"))
-    server, store, seconds = Server.initial(plan, plan.theta0, plan.buffers0), StateStore(), []
+    go, seconds = rounds_of(plan, engines.make("serial")(plan, computes.make("live"))), []
     for number in range(repeats * 10):
         begin = time.perf_counter()
-        cohort = draw_cohort(clients, 10, seed=0, round=number)
-        server, report = federated_round(plan, engine, server, store, cohort)
-        store.put(report.states, server.round)
+        go(draw_cohort(clients, 10, seed=0, round=number), number)
         seconds.append(time.perf_counter() - begin)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     return {"ms_per_round": round(1e3 * statistics.median(seconds), 2), "peak_mb": round(peak)}
@@ -169,10 +168,8 @@ def driver_overhead(repeats: int) -> dict:
 
 def main() -> None:
     """Run everything and print a table; write JSON if requested."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=7)
+    parser = options(__doc__, 7)
     parser.add_argument("--only", nargs="*", default=["overhead", "W1", "W2"])
-    parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     contestants = {
         engine if compute == "live" else f"{engine}, {compute}": (engine, compute)

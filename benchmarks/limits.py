@@ -1,6 +1,6 @@
 """What the machine could do: the speed of a training step's matrix products alone, and of memory, on one core.
 
-    python benchmarks/limits.py
+``engines.py`` and ``peers`` record them beside what they measure.
 
 A step of plain SGD on one client's mini-batch takes, in each linear or convolutional layer, the products of the forward
 pass, of the weights' gradient and, but for the first layer, of the inputs' gradient. They are timed alone, for a block
@@ -11,7 +11,6 @@ parameter in single precision. The bandwidth is that of ``w += g`` on vectors of
 
 from __future__ import annotations
 
-import json
 import statistics
 import time
 from collections.abc import Callable
@@ -93,18 +92,3 @@ def timed(work: Callable[[], object]) -> float:
             work()
         seconds.append((time.perf_counter() - begin) / times)
     return statistics.median(seconds)
-
-
-def main() -> None:
-    """Print the limits of the workloads of ``engines.py``."""
-    from engines import workload
-
-    torch.set_num_threads(1)
-    for name in ("W1", "W2"):
-        model, split, local, _ = workload(name)
-        found = limits(model, tuple(split.arrays.x.shape[1:]), local.batch_size)
-        print(json.dumps({"workload": name} | {key: f"{value:.3g}" for key, value in vars(found).items()}))
-
-
-if __name__ == "__main__":
-    main()

@@ -19,7 +19,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from record import machine, save
+from record import machine, options, save
 
 COHORTS = {"W1": ("W1", 100), "CNN": ("W2", 10)}
 # method, rounds, times the clients
@@ -62,10 +62,9 @@ def measure(name: str, method: str, rounds: int, times: int) -> dict[str, float]
 
 def main() -> None:
     """Measure everything, each in a process of its own; write JSON if requested."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__)
     parser.add_argument("--only", nargs="+", default=list(COHORTS))
     parser.add_argument("--one", nargs=4, help=argparse.SUPPRESS)
-    parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     if args.one:
         name, method, rounds, times = args.one

@@ -14,7 +14,6 @@ with the rounds. Set OMP_NUM_THREADS=1 for one thread in NumPy as well.
 
 from __future__ import annotations
 
-import argparse
 import json
 import resource
 import statistics
@@ -22,11 +21,10 @@ import sys
 import time
 import tracemalloc
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import torch
-from record import machine, save
+from record import machine, options, save
 
 from fedloom.core.context import Facts, RoundInfo
 from fedloom.core.parts import Mixing
@@ -113,9 +111,7 @@ def silo(
 
 def main() -> None:
     """Run everything and print it; write JSON if requested."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=9)
-    parser.add_argument("--out", type=Path)
+    parser = options(__doc__, 9)
     args = parser.parse_args()
     if args.repeats < 1:
         parser.error("a median needs at least one repeat.")

@@ -9,29 +9,24 @@ lockstep. A ratio is lockstep's processor time over that of a form in one turn, 
 
 from __future__ import annotations
 
-import argparse
 import copy
 import dataclasses
 import statistics
 import time
 from collections.abc import Callable
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import numpy as np
-from engines import workload
-from record import machine, save
+from engines import rounds_of, workload
+from record import machine, options, save
 
 from fedloom import methods
 from fedloom.core.local import draw_cohort
 from fedloom.core.plan import ClientPlan
-from fedloom.core.round import federated_round
-from fedloom.core.server import Server
 from fedloom.engines import engines
 from fedloom.experiment.runtime import reproducible
-from fedloom.experiment.store import StateStore
 
 WORKLOADS = {"W1": (30, 1), "W3": (10, 5)}  # clients a round, epochs
 METHODS = ("superfed_mm", "apfl", "pfedme")
@@ -57,22 +52,12 @@ def contestant(name: str, method: str, form: str) -> Callable[[np.ndarray, int],
     size, epochs = WORKLOADS[name]
     plan = ClientPlan.of(model, methods.make(method), split, dataclasses.replace(local, epochs=epochs))
     plan = dataclasses.replace(plan, cohort=size, rounds=100, make=lambda: copy.deepcopy(model))
-    engine = engines.make("serial")(plan, formed(form))
-    state, store = [Server.initial(plan, plan.theta0, plan.buffers0)], StateStore()
-
-    def go(cohort: np.ndarray, round: int) -> None:
-        state[0], report = federated_round(plan, engine, state[0], store, cohort)
-        store.put(report.states, state[0].round)
-
-    return go
+    return rounds_of(plan, engines.make("serial")(plan, formed(form)))
 
 
 def main() -> None:
     """Run everything, print the ratios and write JSON if requested."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--out", type=Path)
-    args = parser.parse_args()
+    args = options(__doc__, 5).parse_args()
     results: dict[str, Any] = {"command": "python benchmarks/pairs.py", "machine": machine()}
     with reproducible():
         for name, (size, _) in WORKLOADS.items():

@@ -21,17 +21,15 @@ is the plain loop's time over the other's (2: twice as fast), the median over tu
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import sys
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 import torch
-from record import machine, save
+from record import machine, options, save
 
 from fedloom.compute.live import Live
 from fedloom.core.context import Batch
@@ -199,10 +197,8 @@ def evaluate(work: str, repeats: int) -> dict[str, dict[str, float]]:
 
 def main() -> None:
     """Run everything and print it; write JSON if requested."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=9)
+    parser = options(__doc__, 9)
     parser.add_argument("--work", nargs="+", choices=[*WORK, *EVALUATIONS], default=[*WORK, *EVALUATIONS])
-    parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     if args.repeats < 2:
         parser.error("quartiles need at least two repeats.")

@@ -8,15 +8,13 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import torch
-from record import save
+from record import options, save
 
 from fedloom.config.keys import build, resolve
 from fedloom.experiment.federated import run
@@ -44,12 +42,11 @@ def accuracies(method: str, split: str, precision: str, seed: int, rounds: int) 
 
 def main() -> None:
     """Run what is missing, and print; write JSON if requested."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__)
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--splits", nargs="+", choices=PARTITIONS, default=list(PARTITIONS))
     parser.add_argument("--methods", nargs="+", default=list(METHODS))
-    parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     found: dict[str, Any] = json.loads(args.out.read_text()) if args.out and args.out.exists() else {}
     found |= {"command": "python benchmarks/precision.py", "torch": torch.__version__}

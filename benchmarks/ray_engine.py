@@ -12,7 +12,6 @@ driver reads and writes. ``memory`` is the resident memory of the driver and of 
 
 from __future__ import annotations
 
-import argparse
 import copy
 import json
 import os
@@ -30,7 +29,7 @@ from typing import Any
 
 import numpy as np
 from engines import workload
-from record import machine, save
+from record import machine, options, save
 
 from fedloom import methods
 from fedloom.compute import computes
@@ -269,11 +268,9 @@ def node_kills(count: int) -> dict[str, object]:
 
 def main() -> None:
     """Run everything and print it; write JSON if requested."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=11)
+    parser = options(__doc__, 11)
     parser.add_argument("--rounds", type=int, default=500)
     parser.add_argument("--only", nargs="*", default=["W1", "W2", "states", "constants", "memory", "kills", "nodes"])
-    parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     found: dict[str, Any] = {
         "command": f"python benchmarks/ray_engine.py --repeats {args.repeats} --rounds {args.rounds}",

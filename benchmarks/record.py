@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,15 @@ def machine() -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)), "machine": platform.machine(), "torch": torch.__version__,
         "date": datetime.now(timezone.utc).date().isoformat(),
     }  # fmt: skip
+
+
+def options(told: str | None, repeats: int = 0) -> ArgumentParser:
+    """What benchmarks are asked: where to write, and how often each figure is taken, usually ``repeats`` times."""
+    made = ArgumentParser(description=told, formatter_class=RawDescriptionHelpFormatter)
+    if repeats:
+        made.add_argument("--repeats", type=int, default=repeats)
+    made.add_argument("--out", type=Path, help="a file for the results, as JSON")
+    return made
 
 
 def save(found: dict[str, Any], out: Path | None) -> None:

@@ -34,7 +34,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from record import machine, save
+from record import machine, options, save
 
 from fedloom.core.federation import Arrays, Federation, Index, Split
 from fedloom.core.local import Local
@@ -144,12 +144,11 @@ def apart(work: str, clients: int, states: str, rounds: int, room: Path | None) 
 
 def main() -> None:
     """Run all arms and print them; write JSON if requested."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__)
     parser.add_argument("--work", nargs="+", choices=[*WORK], default=[*WORK])
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--memory-rounds", type=int, default=10)
     parser.add_argument("--room", type=Path, help="where the disk arm may write; default: the temporary folder")
-    parser.add_argument("--out", type=Path)
     parser.add_argument("--arm", nargs="+", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.arm:

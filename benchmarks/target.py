@@ -12,17 +12,16 @@ turns.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import platform
 import statistics
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import torch
+from record import options, save
 
 from fedloom import methods
 from fedloom.compute import computes
@@ -118,10 +117,8 @@ def compare(repeats: int, steps: int) -> dict:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=7)
+    parser = options(__doc__, 7)
     parser.add_argument("--steps", type=int, default=STEPS, help="local steps that are timed a turn")
-    parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     with reproducible():
         found = compare(args.repeats, args.steps)
@@ -133,8 +130,7 @@ def main() -> None:
         "machine": f"{os.cpu_count()} cores, {platform.machine()}, torch {torch.__version__}, one thread",
     }
     print(json.dumps(found, indent=2))
-    if args.out:
-        args.out.write_text(json.dumps(found, indent=2) + "\n")
+    save(found, args.out)
 
 
 if __name__ == "__main__":

@@ -9,17 +9,15 @@ the chosen form over that of the fastest one. Times are medians, the forms alter
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import statistics
 import time
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from record import machine, save
+from record import machine, options, save
 
 from fedloom.compute.cohort import BatchSchedule, CohortNet, StepRule, train
 from fedloom.compute.cohort.windows import SHORT, best_window, factorable
@@ -58,10 +56,7 @@ def measure(clients: int, samples: int, batch: int, epochs: int, momentum: float
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--out", type=Path)
-    args = parser.parse_args()
+    args = options(__doc__, 3).parse_args()
     cases = []
     with reproducible():
         for case in itertools.product(CLIENTS, SAMPLES, BATCHES, EPOCHS, MOMENTA):

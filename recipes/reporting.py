@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import sys
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from functools import wraps
@@ -104,6 +105,13 @@ def cpu_seconds() -> float:
     return spent.user + spent.system + spent.children_user + spent.children_system
 
 
+def spend(results: dict[str, Any], spent: Mapping[str, float]) -> None:
+    """Add the CPU seconds of some runs to those of the results."""
+    for key, seconds in spent.items():
+        total = results.setdefault("core_seconds", {})
+        total[key] = round(total.get(key, 0.0) + seconds, 1)
+
+
 def machine() -> str:
     """The machine and the date of a run."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
@@ -112,12 +120,50 @@ def machine() -> str:
     return f"{which}, torch {torch.__version__}, Python {platform.python_version()}, {day}"
 
 
+def options(told: str | None, out: Path | None = None, seeds: Sequence[int] = (), runs: str = "") -> ArgumentParser:
+    """The options that recipes have in common; ``seeds`` are the usual ones, ``out`` and ``runs`` the usual folders."""
+    made = ArgumentParser(description=told, formatter_class=RawDescriptionHelpFormatter)
+    if seeds:
+        made.add_argument("--seeds", type=int, nargs="+", default=list(seeds))
+    if runs:
+        made.add_argument("--runs", type=Path, default=Path(runs), help="run directories")
+    if out:
+        made.add_argument("--out", type=Path, default=out, help="results, tables and pictures")
+    made.add_argument("--table", action="store_true", help="run nothing, only write tables and pictures again")
+    return made
+
+
+def subplots(rows: int = 1, columns: int = 1, **settings: Any) -> tuple[Any, Any]:
+    """A picture and its axes."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    return pyplot.subplots(rows, columns, layout="constrained", **settings)
+
+
+def save(figure: Any, path: Path) -> None:
+    """Write a picture into a file, and close it."""
+    from matplotlib import pyplot
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+
+
 def write(path: Path, content: Any) -> None:
     """Write text, or JSON with one line per innermost list, atomically: a kill leaves the old or the new file."""
     text = content if isinstance(content, str) else json.dumps(content, separators=(",", ":")).replace("},", "},\n")
     path.parent.mkdir(parents=True, exist_ok=True)
     path.with_suffix(".tmp").write_text(text.rstrip() + "\n")
     path.with_suffix(".tmp").replace(path)
+
+
+def publish(path: Path, results: Mapping[str, Any], page: str) -> None:
+    """Write results into a JSON file, and their page beside it."""
+    write(path, results)
+    write(path.with_suffix(".md"), page)
 
 
 def read(path: Path) -> dict[str, Any]:

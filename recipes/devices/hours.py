@@ -17,7 +17,6 @@ fewest virtual hours on seed 0 with devices that are independent of the data; se
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -306,13 +305,9 @@ def tables(results: dict[str, Any]) -> str:
 
 def picture(results: dict[str, Any], path: Path) -> None:
     """Hours until the higher target as bars."""
-    import matplotlib
-
-    matplotlib.use("agg")
-    from matplotlib import pyplot as plt
 
     cells = results.get("cells", {})
-    figure, axes = plt.subplots(len(cells), 1, figsize=(9, 4 * max(len(cells), 1)), layout="constrained", squeeze=False)
+    figure, axes = reporting.subplots(len(cells), 1, figsize=(9, 4 * max(len(cells), 1)), squeeze=False)
     for axis, (data, conditions) in zip(axes[:, 0], cells.items(), strict=True):
         for shift, (condition, by_method) in zip((-0.2, 0.2), conditions.items(), strict=False):
             hours = {m: [run["hours"][1] for run in runs.values() if run["hours"][1]] for m, runs in by_method.items()}
@@ -324,17 +319,14 @@ def picture(results: dict[str, Any], path: Path) -> None:
         axis.set_ylabel("virtual hours")
         axis.set_title(f"{DATA[data].title}: hours until {100 * DATA[data].targets[1]:.0f} %")
         axis.legend()
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+    reporting.save(figure, path)
 
 
 @reporting.reports_errors
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run what is missing, and write table and figure."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = reporting.options(__doc__, seeds=SEEDS)
     parser.add_argument("--data", nargs="+", choices=[*DATA], default=["mnist"])
-    parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
-    parser.add_argument("--table", action="store_true", help="only write table and picture")
     given = parser.parse_args(arguments)
     path = RESULTS / "hours.json"
     stored = reporting.Stored(path, "FEDLOOM_DATA=... python recipes/devices/hours.py")

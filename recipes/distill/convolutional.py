@@ -31,7 +31,7 @@ from fedloom_apps.distill import Distiller, DistillExperiment, SGDConfig, Splits
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from protocol import gained, mean_error
-from reporting import machine, notes, read, reports_errors, rounded, table, write
+from reporting import machine, notes, options, read, reports_errors, rounded, table, write
 
 RESULTS = Path(__file__).parent / "results"
 ALPHA = 0.1
@@ -99,9 +99,7 @@ def markdown(results: dict[str, Any]) -> str:
     """One table per data set and student."""
     text = ["# Convolutional students at equal passes (Acar, thesis, chapter 6)", ""]
     text += [
-        "Test accuracy in percent, with the epoch chosen on validation images; mean ± standard error over seeds, gains"
-    ]
-    text += [
+        "Test accuracy in percent, with the epoch chosen on validation images; mean ± standard error over seeds, gains",
         "paired by seed (95 % interval). *g*: the guide's mean where the student is right and where it is wrong.",
         "",
     ]
@@ -130,9 +128,8 @@ def markdown(results: dict[str, Any]) -> str:
 @reports_errors
 def main(arguments: Sequence[str] | None = None) -> int:
     """Train the teachers, then what is missing, seed by seed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__, RESULTS, (0, 1, 2), "runs/distill/convolutional")
     parser.add_argument("--data", nargs="+", choices=("cifar10", "cifar100"), default=["cifar10", "cifar100"])
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--students", nargs="+", choices=STUDENTS, default=list(STUDENTS))
     parser.add_argument("--only", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--teacher", default="resnet10_m", help="the largest network that trains here")
@@ -143,9 +140,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--precision", choices=("full", "bf16"), default="full", help="of products while training")
     parser.add_argument("--every", type=int, default=3, help="student passes between two evaluations")
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--runs", type=Path, default=Path("runs/distill/convolutional"), help="run directories")
-    parser.add_argument("--out", type=Path, default=RESULTS)
-    parser.add_argument("--table", action="store_true", help="only write the tables again")
     args = parser.parse_args(arguments)
     path, words = args.out / "convolutional.json", sys.argv[1:] if arguments is None else arguments
     results = {"command": "", "machine": "", "notes": [], "runs": {}} | read(path)

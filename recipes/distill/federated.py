@@ -12,7 +12,6 @@ units (12 730 parameters); the teacher is FedSSA's CNN with 6 and 16 channels (4
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Sequence
@@ -22,7 +21,6 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-import matplotlib
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -114,30 +112,22 @@ def table(results: dict[str, Any]) -> str:
 
 def picture(results: dict[str, Any], path: Path) -> None:
     """Test accuracy against rounds, one line per seed."""
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axis = pyplot.subplots(figsize=(7, 4), layout="constrained")
+    figure, axis = reporting.subplots(figsize=(7, 4))
     for name in CASES:
         for number, cell in enumerate(results["runs"].get(name, {}).values()):
             label = name if number == 0 else None
             axis.plot(cell["rounds"], [100 * a for a in cell["accuracy"]], color=COLOURS[name], alpha=0.7, label=label)
     axis.set(xlabel="rounds", ylabel="test accuracy, %")
     axis.legend(frameon=False)
-    figure.savefig(path, dpi=110)
-    pyplot.close(figure)
+    reporting.save(figure, path)
 
 
 @reporting.reports_errors
 def main(arguments: Sequence[str] | None = None) -> int:
     """Train a teacher for every seed, then run what is missing."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
+    parser = reporting.options(__doc__, RESULTS, (0, 1, 2, 3, 4), "runs/distill/federated")
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--epochs", type=int, default=12, help="of the teachers' training")
-    parser.add_argument("--runs", type=Path, default=Path("runs/distill/federated"), help="run directories")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="table, picture and compact results")
-    parser.add_argument("--table", action="store_true", help="only write them again")
     args = parser.parse_args(arguments)
     stored = args.out / "federated.json"
     results = {"command": "python recipes/distill/federated.py", "notes": [], "runs": {}} | reporting.read(stored)

@@ -21,7 +21,6 @@ the beginning. SimKD: features weighted by 10. alpha (of .1 and .5) and the guid
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Sequence
@@ -30,7 +29,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
 
 from fedloom.data import sources
@@ -43,7 +41,7 @@ from fedloom_apps.distill import Distiller, DistillExperiment, SGDConfig, Splits
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from protocol import gained, mean_error
-from reporting import machine, notes, read, reports_errors, rounded, table, write
+from reporting import machine, notes, options, publish, read, reports_errors, rounded, save, subplots, table
 
 RESULTS = Path(__file__).parent / "results"
 SAMPLES = 5000
@@ -222,10 +220,7 @@ def helped(results: dict[str, Any]) -> list[str]:
 
 def picture(results: dict[str, Any], path: Path) -> None:
     """Gains over cross entropy under both protocols, one point per seed."""
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(1, 2, figsize=(9, 3.6), layout="constrained", sharey=True)
+    figure, axes = subplots(1, 2, figsize=(9, 3.6), sharey=True)
     shown = (("equal passes", "accuracy"), ("as published", "best_on_test"))
     for axis, (protocol, key) in zip(axes, shown, strict=True):
         base = column(results, f"{protocol}/CE", key)
@@ -239,30 +234,24 @@ def picture(results: dict[str, Any], path: Path) -> None:
         axis.set_xticks(range(len(names)), names, rotation=15)
         axis.set_title(protocol, loc="left", fontsize=10)
     axes[0].set_ylabel("points over CE")
-    figure.savefig(path, dpi=110)
-    pyplot.close(figure)
+    save(figure, path)
 
 
 def report(runs: Path, out: Path, seeds: Sequence[int], facts: dict[str, Any]) -> None:
     """Update the stored results, and write table and figure from them."""
     results = collect(runs, seeds, read(out / "students.json")) | facts
-    write(out / "students.json", results)
-    write(out / "students.md", markdown(results))
+    publish(out / "students.json", results, markdown(results))
     picture(results, out / "students.png")
 
 
 @reports_errors
 def main(arguments: Sequence[str] | None = None) -> int:
     """Train the teacher, then what is missing, seed by seed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
+    parser = options(__doc__, RESULTS, (0, 1, 2, 3, 4), "runs/distill/students")
     parser.add_argument("--only", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--samples", type=int, default=SAMPLES)
     parser.add_argument("--epochs", type=int, default=18, help="of the teacher's training")
     parser.add_argument("--short", action="store_true", help="a handful of passes, to try it out")
-    parser.add_argument("--runs", type=Path, default=Path("runs/distill/students"), help="run directories")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="table, picture and compact results")
-    parser.add_argument("--table", action="store_true", help="only write them again")
     args = parser.parse_args(arguments)
     if args.table:
         report(args.runs, args.out, args.seeds, {})

@@ -11,7 +11,6 @@ described in ``toy_problems.py``, ``toy_courses.py`` and the results. Only what 
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -200,7 +199,7 @@ def plotting() -> Any:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Choose, then run what is missing, draw by draw."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = reporting.options(__doc__, RESULTS)
     parser.add_argument("--only", nargs="+", choices=PROBLEMS, default=list(PROBLEMS))
     parser.add_argument("--draws", type=int, nargs="+", default=[1, 2, 3, 4, 5], help="seeds of the data")
     parser.add_argument("--starts", type=int, default=100)
@@ -208,8 +207,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--scan", type=int, default=300, help="courses drawn from the whole grid")
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--samples", type=int, default=1000)
-    parser.add_argument("--out", type=Path, default=RESULTS)
-    parser.add_argument("--table", action="store_true", help="only write the table again")
     args = parser.parse_args(arguments)
     stored = args.out / "toys.json"
     empty = {"command": "python recipes/distill/toys.py", "toys": {}, "courses": {}, "notes": []}

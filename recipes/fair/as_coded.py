@@ -9,20 +9,18 @@ all clients in every round nothing is missing that the mean response would repla
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import common
 import numpy as np
 import plots
+import reporting
 import torch
 from common import Bench
 from protocol import mean_error
-from reporting import table, write
 
 from fedloom.core.context import RoundInfo
 from fedloom.core.simplex import minimise, restrict_to_cohort
@@ -72,29 +70,26 @@ def page(results: dict[str, Any]) -> str:
         for name, runs in results["runs"].items()
     ]
     text = ["# AAggFF-S as coded", "", (__doc__ or "").split("\n\n")[2].replace("\n", " "), ""]
-    text += [table(["method", "AUROC, weighted by samples, %", "worst client, %"], rows), ""]
-    return "\n".join([*text, f"`{results['command']}`", "", f"{results['machine']}.", *plots.notes(results)])
+    text += [reporting.table(["method", "AUROC, weighted by samples, %", "worst client, %"], rows), ""]
+    return "\n".join([*text, f"`{results['command']}`", "", f"{results['machine']}.", *reporting.notes(results)])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run what is missing, seed by seed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, nargs="+", default=list(common.SETTINGS[DATA].seeds))
+    parser = reporting.options(__doc__, plots.RESULTS, common.SETTINGS[DATA].seeds, "runs/fair")
     parser.add_argument("--rounds", type=int)
-    parser.add_argument("--runs", type=Path, default=Path("runs/fair"))
-    parser.add_argument("--out", type=Path, default=plots.RESULTS)
     given = parser.parse_args(arguments)
     seeds = " ".join(map(str, given.seeds))
     results = plots.stored("as_coded", given.out, f"FEDLOOM_DATA=... python recipes/fair/as_coded.py --seeds {seeds}")
-    results["machine"] = plots.machine()
     runs, bench = results.setdefault("runs", {}), Bench(given.runs, given.rounds)
-    for seed in given.seeds:
+    for seed in () if given.table else given.seeds:
+        results["machine"] = reporting.machine()
         for name in ROWS:
             if str(seed) not in runs.setdefault(name, {}):
                 runs[name][str(seed)] = trial(bench, name, seed)
-        write(given.out / "as_coded.json", results)
-        write(given.out / "as_coded.md", page(results))
-    return plots.verdict(results)
+        reporting.write(given.out / "as_coded.json", results)
+    reporting.write(given.out / "as_coded.md", page(results))
+    return reporting.verdict(results)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Any
 
 import common
 import plots
+import reporting
 from common import Bench
 
 from fedloom.core.errors import FedLoomError
@@ -94,22 +94,19 @@ def rivals(
 
 def main(recipe: Recipe, document: str | None, arguments: Sequence[str] | None = None) -> int:
     """Run what is missing, data set by data set; unavailable ones are reported and skipped."""
-    parser = argparse.ArgumentParser(description=document, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = reporting.options(document, plots.RESULTS, runs="runs/fair")
     parser.add_argument("--data", nargs="+", choices=recipe.data, default=list(recipe.usual), metavar="NAME",
                         help=f"any of {', '.join(recipe.data)}")  # fmt: skip
     parser.add_argument("--seeds", type=int, nargs="+", help="instead of each data set's own")
     parser.add_argument("--only", nargs="+", default=[], metavar="ROW", help="only these rows of the table")
     parser.add_argument("--rounds", type=int, help="instead of each data set's own")
-    parser.add_argument("--runs", type=Path, default=Path("runs/fair"), help="run directories")
-    parser.add_argument("--out", type=Path, default=plots.RESULTS, help="tables, picture and compact results")
-    parser.add_argument("--table", action="store_true", help="only write table and picture again")
     args = parser.parse_args(arguments)
     results = plots.stored(recipe.name, args.out, f"FEDLOOM_DATA=... python recipes/fair/{recipe.name}.py")
     write = partial(recipe.write, recipe.title, results, args.out)
     if args.table:
         write()
-        return plots.verdict(results)
-    results["machine"] = plots.machine()
+        return reporting.verdict(results)
+    results["machine"] = reporting.machine()
     missing = 0
     for name in args.data:
         try:
@@ -121,4 +118,4 @@ def main(recipe: Recipe, document: str | None, arguments: Sequence[str] | None =
         except FedLoomError as error:
             missing += 1
             print(f"{name} is skipped: {error}", file=sys.stderr)
-    return 2 if missing == len(args.data) else plots.verdict(results)
+    return 2 if missing == len(args.data) else reporting.verdict(results)

@@ -8,16 +8,13 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import matplotlib
 import numpy as np
 from common import AVERAGE, SETTINGS, text
 from published import FEDERATIONS, PLUGGED
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 from protocol import gained, mean_error
-from reporting import machine, notes, read, table, verdict, write
-
-__all__ = ["RESULTS", "comparison", "machine", "plugged", "stored", "transformed", "verdict"]
+from reporting import notes, publish, read, save, subplots, table
 
 RESULTS = Path(__file__).parent / "results"
 COLOURS = {
@@ -172,8 +169,7 @@ def comparison(name: str, title: str, results: dict[str, Any], out: Path) -> Non
             said += ["", "Published figures:", ""]
             said += [table(header, [[m, *(f"{v:.2f}" for v in row)] for m, row in FEDERATIONS[data].items()])]
     said += ["", f"`{results['command']}`", "", f"{results['machine']}.", *notes(results)]
-    write(out / f"{name}.json", results)
-    write(out / f"{name}.md", "\n".join(said))
+    publish(out / f"{name}.json", results, "\n".join(said))
     drawn(out / f"{name}.png", len(results["data"]), lambda axes: quantiles(axes, results["data"]))
 
 
@@ -181,16 +177,11 @@ def drawn(path: Path, panels: int, draw: Callable[[Any], None]) -> None:
     """A row of panels with one legend."""
     if not panels:
         return
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    made, axes = pyplot.subplots(1, panels, figsize=(4.6 * panels + 1.4, 3.8), layout="constrained", squeeze=False)
+    made, axes = subplots(1, panels, figsize=(4.6 * panels + 1.4, 3.8), squeeze=False)
     draw(axes[0])
     lines = {label: line for axis in axes[0] for line, label in zip(*axis.get_legend_handles_labels(), strict=True)}
     made.legend(lines.values(), lines.keys(), loc="outside right center", frameon=False)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    made.savefig(path, dpi=110)
-    pyplot.close(made)
+    save(made, path)
 
 
 def quantiles(axes: Any, data: Mapping[str, Any]) -> None:
@@ -233,8 +224,7 @@ def plugged(title: str, results: dict[str, Any], out: Path) -> None:
                   "paper: average / worst"]  # fmt: skip
         said += [table(header, rows)]
     said += ["", f"`{results['command']}`", "", f"{results['machine']}.", *notes(results)]
-    write(out / "plug_and_play.json", results)
-    write(out / "plug_and_play.md", "\n".join(said))
+    publish(out / "plug_and_play.json", results, "\n".join(said))
     drawn(out / "plug_and_play.png", len(results["data"]), lambda axes: gains_drawn(axes, results["data"]))
 
 
@@ -275,8 +265,7 @@ def transformed(title: str, results: dict[str, Any], out: Path) -> None:
             rows.append([name, mean_error(sums, 1, 2), *cells, largest])
         said += [table(["CDF", "accumulated Σ p F", "average", "worst 10 %", "Gini", "largest p"], rows)]
     said += ["", f"`{results['command']}`", "", f"{results['machine']}.", *notes(results)]
-    write(out / "responses.json", results)
-    write(out / "responses.md", "\n".join(said))
+    publish(out / "responses.json", results, "\n".join(said))
     drawn(out / "responses.png", len(results["data"]), lambda axes: sums_drawn(axes, results["data"]))
 
 

@@ -22,7 +22,6 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 
-import common
 from study import Case, Study, parser
 
 from fedloom import methods
@@ -93,7 +92,6 @@ def study(name: str) -> Study:
     )
 
 
-@common.reports_errors
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run what is missing, setting by setting and seed by seed."""
     options = parser(__doc__, list(METHODS))

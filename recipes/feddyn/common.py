@@ -11,23 +11,7 @@ from typing import Any
 from fedloom.metrics import rounds_to_target
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
-from reporting import left_out, machine, notes, read, reports_errors, rounded, table, verdict, write
-
-__all__ = [
-    "cell",
-    "compact",
-    "left_out",
-    "machine",
-    "notes",
-    "reached",
-    "read",
-    "reports_errors",
-    "rounded",
-    "shown",
-    "table",
-    "verdict",
-    "write",
-]
+from reporting import left_out, rounded
 
 RESULTS = Path(__file__).parent / "results"
 MODELS = {"average": "average of all clients' last models (what the paper plots)", "global": "server model"}

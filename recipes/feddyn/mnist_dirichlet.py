@@ -15,7 +15,6 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 
-import common
 from study import Case, Study, parser
 
 from fedloom import methods
@@ -51,7 +50,6 @@ STUDY = Study(
 )
 
 
-@common.reports_errors
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run what is missing, seed by seed."""
     return STUDY.run(parser(__doc__, list(CASES)).parse_args(arguments))

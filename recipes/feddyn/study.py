@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import common
-import matplotlib
+import reporting
 
 from fedloom.core.federation import Federation
 from fedloom.core.local import Local
 from fedloom.core.method import Method
 from fedloom.experiment.experiment import Evaluation, Experiment
 from fedloom.experiment.federated import run
+from fedloom.experiment.rundir import RunDirectory
 from fedloom.models import models
 
 
@@ -98,21 +99,19 @@ class Study:
         """Merge the contents of run directories, finished or not, into the stored results."""
         found = dict(stored.get("runs", {}))
         for config in sorted(runs.glob("*/*/config.yaml")):
-            lines = config.with_name("metrics.jsonl").read_text().splitlines(keepends=True)
-            history = [json.loads(line) for line in lines if line.endswith("\n")]
             name, seed = config.parts[-3:-1]
+            history = RunDirectory(config.parent).metrics()
             found.setdefault(name, {})[seed] = common.compact(history, self.parameters, "accuracy")
-        return {"command": self.command, **stored, "runs": found}
+        return {"command": self.command, "machine": "", **stored, "runs": found}
 
     def tables(self, results: dict[str, Any]) -> str:
         """The results beside the published ones."""
         high = f"{100 * results.get('target', self.targets[0]):.1f} %"
         text = [f"# {self.title}", ""]
         text += [
-            "Parameters transmitted until the target test accuracy is reached, in rounds of FedAvg (a round of SCAFFOLD"
-        ]
-        text += [
-            "costs 2): one number per seed; `x+`: the run ended after x without reaching it. A run also ends when the"
+            "Parameters transmitted until the target test accuracy is reached, in rounds of FedAvg (a round of "
+            "SCAFFOLD",
+            "costs 2): one number per seed; `x+`: the run ended after x without reaching it. A run also ends when the",
         ]
         text += [f"average model reaches {high}; for the server model, `+` then only means: later than that."]
         for model, words in common.MODELS.items():
@@ -131,23 +130,20 @@ class Study:
                     middle = common.cell(*zip(*sent, strict=True)).partition(" ")[0] if sent else "-"
                     rows.append([f"{100 * target:.1f} %", name, middle, ours, case.published[number], reach])
             header = ["target", "method", "median", "transmitted, per seed", "paper (average model)", "best in the run"]
-            text += ["", f"## {words[0].upper()}{words[1:]}", "", common.table(header, rows)]
+            text += ["", f"## {words[0].upper()}{words[1:]}", "", reporting.table(header, rows)]
         text += ["", "## Runs", ""]
         rows = [
             [name, str(case.rounds), *(" ".join(f"{seed}:{r['rounds']}" for seed, r in runs.items()) or "-",)]
             for name, case in self.cases.items()
             for runs in [{k.removeprefix("seed"): v for k, v in results["runs"].get(name, {}).items()}]
         ]
-        text += [common.table(["method", "maximum rounds", "rounds run (seed:rounds)"], rows), ""]
-        text += [f"`{results['command']}`", "", f"{results['machine']}.", *common.notes(results)]
+        text += [reporting.table(["method", "maximum rounds", "rounds run (seed:rounds)"], rows), ""]
+        text += [f"`{results['command']}`", "", f"{results['machine']}.", *reporting.notes(results)]
         return "\n".join(text)
 
     def picture(self, results: dict[str, Any], path: Path) -> None:
         """Test accuracy of the average model (left) and the server model against transmissions, one line per seed."""
-        matplotlib.use("Agg")
-        from matplotlib import pyplot
-
-        figure, axes = pyplot.subplots(1, 2, figsize=(10, 4), sharey=True, layout="constrained")
+        figure, axes = reporting.subplots(1, 2, figsize=(10, 4), sharey=True)
         for axis, (model, words) in zip(axes, common.MODELS.items(), strict=True):
             for name, runs in results["runs"].items():
                 for number, r in enumerate(runs.values()):
@@ -161,18 +157,16 @@ class Study:
             axis.set(title=words, xlabel="transmissions (rounds of FedAvg)", ylim=self.ylim)
         axes[0].set_ylabel("test accuracy, %")
         figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right center", frameon=False)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=110)
-        pyplot.close(figure)
+        reporting.save(figure, path)
 
     def report(self, runs: Path, out: Path, facts: dict[str, Any]) -> dict[str, Any]:
         """Update the stored results, and write the tables from them."""
         stored = out / f"{self.name}.json"
-        results = self.collect(runs, {"machine": "", **common.read(stored), **facts})
-        common.write(stored, results)
-        common.write(out / f"{self.name}.md", self.tables(results))
+        results = self.collect(runs, reporting.read(stored) | facts)
+        reporting.publish(stored, results, self.tables(results))
         return results
 
+    @reporting.reports_errors
     def run(self, args: argparse.Namespace) -> int:
         """Run what is missing, seed by seed; the exit code."""
         exact = args.precision == "full"
@@ -182,34 +176,23 @@ class Study:
             for name, value in {"target": args.target, "precision": None if exact else args.precision}.items()
             if value
         )
-        facts = {"command": command, "machine": common.machine(), "target": args.target or self.targets[0]}
-        if args.table:
-            return self.finished(self.report(runs, args.out, facts={}), args.out)
-        results: dict[str, Any] = {}
-        for seed in args.seeds:
-            for name in args.only:
-                where = runs / name / f"seed{seed}"
-                chosen = self.experiment(name, seed, args.rounds, args.engine, args.target, args.precision)
-                run(chosen, where, resume=where.exists(), checkpoint_every=25)
-                results = self.report(runs, args.out, facts)
-        return self.finished(results, args.out)
-
-    def finished(self, results: dict[str, Any], out: Path) -> int:
-        """Draw the picture of the results; returns the exit code."""
-        self.picture(results, out / f"{self.name}.png")
-        return common.verdict(results)
+        facts = {"command": command, "machine": reporting.machine(), "target": args.target or self.targets[0]}
+        for seed, name in product(() if args.table else args.seeds, args.only):
+            where = runs / name / f"seed{seed}"
+            chosen = self.experiment(name, seed, args.rounds, args.engine, args.target, args.precision)
+            run(chosen, where, resume=where.exists(), checkpoint_every=25)
+            self.report(runs, args.out, facts)
+        results = self.report(runs, args.out, {})
+        self.picture(results, args.out / f"{self.name}.png")
+        return reporting.verdict(results)
 
 
 def parser(told: str | None, names: Sequence[str]) -> argparse.ArgumentParser:
     """The options of all studies."""
-    made = argparse.ArgumentParser(description=told, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    made = reporting.options(told, common.RESULTS, (0, 1, 2), "runs/feddyn")
     made.add_argument("--only", nargs="+", choices=names, default=list(names))
     made.add_argument("--rounds", type=int, help="instead of each method's own limit")
     made.add_argument("--target", type=float, help="where a run may stop, instead of the higher target")
     made.add_argument("--precision", choices=("full", "bf16"), default="full", help="of products while training")
     made.add_argument("--engine", default="auto", help="auto, serial or processes")
-    made.add_argument("--runs", type=Path, default=Path("runs/feddyn"), help="run directories")
-    made.add_argument("--out", type=Path, default=common.RESULTS, help="tables, picture and compact results")
-    made.add_argument("--table", action="store_true", help="only write them again")
     return made

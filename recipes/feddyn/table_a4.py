@@ -23,7 +23,6 @@ target was fixed after draws 0 to 4 had been seen, so others are reported. Inter
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -35,8 +34,8 @@ from statistics import fmean
 from typing import Any
 
 import common
-import matplotlib
 import numpy as np
+import reporting
 import torch
 from scipy.optimize import minimize
 from torch.nn.functional import cross_entropy
@@ -180,11 +179,9 @@ def tables(results: dict[str, Any]) -> str:
     """Our transmissions beside the published ones."""
     text = ["# Convex synthetic problem: transmissions to the target loss (table A.4)", ""]
     text += [
-        "Parameters transmitted until the target loss is reached, in rounds of FedAvg (a round of SCAFFOLD costs 2):"
-    ]
-    text += [
+        "Parameters transmitted until the target loss is reached, in rounds of FedAvg (a round of SCAFFOLD costs 2):",
         f"median over draws, range in brackets; `x+`: not reached after x (at most {LIMIT}). A run ends when the "
-        "average"
+        "average",
     ]
     text += ["model reaches the target; in the table of the server model, `+` then only means: later than that."]
     for model, words in common.MODELS.items():
@@ -193,7 +190,7 @@ def tables(results: dict[str, Any]) -> str:
             found = results["settings"].get(setting, {})
             rows += [row(setting, found, model, published)] if found else []
         text += ["", f"## {words[0].upper()}{words[1:]}", ""]
-        text += [common.table(["setting", "target", *(f"{name} (paper)" for name in METHODS)], rows)]
+        text += [reporting.table(["setting", "target", *(f"{name} (paper)" for name in METHODS)], rows)]
     return "\n".join([*text, "", *details(results)])
 
 
@@ -218,18 +215,15 @@ def details(results: dict[str, Any]) -> Iterator[str]:
         ours = [d["optimum"] for d in found["draws"].values()] or [float("nan")]
         optima.append([setting, f"{found['reference']:.4f}", f"{PAPER[setting][0]:.4f}", f"{found['ratio']:.3f}"])
         optima[-1].append(f"{min(ours):.4f} to {max(ours):.4f}")
-    yield from ("## Chosen grid points", "", common.table(["setting", *METHODS], rows), "")
+    yield from ("## Chosen grid points", "", reporting.table(["setting", *METHODS], rows), "")
     yield from ("## Losses", "", f"The loss of the zero model is log 5 = {log(5):.4f}.", "")
-    yield common.table(["setting", "mean L*", "published target", "our target / L*", "L* of our draws"], optima)
-    yield from ("", f"`{results['command']}`", "", f"{results['machine']}.", *common.notes(results))
+    yield reporting.table(["setting", "mean L*", "published target", "our target / L*", "L* of our draws"], optima)
+    yield from ("", f"`{results['command']}`", "", f"{results['machine']}.", *reporting.notes(results))
 
 
 def picture(results: dict[str, Any], path: Path) -> None:
     """The average model's distance from L*, relative to the target's, against transmissions: one line per draw."""
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(1, len(PAPER), figsize=(13, 3.4), layout="constrained")
+    figure, axes = reporting.subplots(1, len(PAPER), figsize=(13, 3.4))
     for axis, setting in zip(axes, PAPER, strict=True):
         for number, found in enumerate(results["settings"].get(setting, {}).get("draws", {}).values()):
             for name, tried in found["runs"].items():
@@ -243,34 +237,28 @@ def picture(results: dict[str, Any], path: Path) -> None:
     axes[0].set_ylabel("(loss - L*) / (target - L*), average model")
     lines = {text: line for axis in axes for line, text in zip(*axis.get_legend_handles_labels(), strict=True)}
     figure.legend(lines.values(), lines.keys(), loc="outside right center", frameon=False)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
-    pyplot.close(figure)
+    reporting.save(figure, path)
 
 
 def report(results: dict[str, Any], out: Path) -> None:
     """Write the results so far."""
-    common.write(out / "table_a4.json", results)
-    common.write(out / "table_a4.md", tables(results))
+    reporting.publish(out / "table_a4.json", results, tables(results))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run what is not stored yet, setting by setting."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, nargs="+", default=DRAWS, help="draws to report")
+    parser = reporting.options(__doc__, common.RESULTS, DRAWS)
     parser.add_argument("--settings", nargs="+", choices=PAPER, default=["type1", "type3", "type2", "homogeneous"])
     parser.add_argument("--limit", type=int, default=LIMIT, help="transmissions at most")
     parser.add_argument("--draws", type=int, default=20, help="draws over which the mean L* is taken")
-    parser.add_argument("--out", type=Path, default=common.RESULTS)
-    parser.add_argument("--table", action="store_true", help="only write table and picture again")
     args = parser.parse_args(arguments)
-    results = common.read(args.out / "table_a4.json") or {"command": "", "machine": "", "settings": {}}
+    results = reporting.read(args.out / "table_a4.json") or {"command": "", "machine": "", "settings": {}}
     if args.table:
         report(results, args.out)
         picture(results, args.out / "table_a4.png")
-        return common.verdict(results)
+        return reporting.verdict(results)
     command = "python recipes/feddyn/table_a4.py --seeds " + " ".join(map(str, args.seeds))
-    results |= {"command": command, "machine": common.machine()}
+    results |= {"command": command, "machine": reporting.machine()}
     for setting in args.settings:
         found = results["settings"].setdefault(setting, {"chosen": {}, "grid": {}, "draws": {}})
         if "ratio" not in found:
@@ -283,7 +271,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if name not in found["chosen"]:
                 point, tried = choose(name, federation, found["ratio"] * least(setting, CHOICE), CHOICE, args.limit)
                 found["chosen"][name], found["grid"][name] = str(point), tried
-                common.write(args.out / "table_a4.json", results)
+                reporting.write(args.out / "table_a4.json", results)
         for seed in args.seeds:
             federation = draw(setting, seed)
             best = least(setting, seed)
@@ -295,7 +283,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     )
                     report(results, args.out)
     picture(results, args.out / "table_a4.png")
-    return common.verdict(results)
+    return reporting.verdict(results)
 
 
 if __name__ == "__main__":

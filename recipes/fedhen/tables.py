@@ -15,8 +15,6 @@ second client is simple. Interrupted runs continue from their last checkpoint.
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -26,7 +24,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import matplotlib
 import numpy as np
 import torch
 
@@ -42,6 +39,7 @@ from fedloom.data import federate, sources
 from fedloom.data.partitions import DirichletBalanced, Iid, Partition
 from fedloom.experiment.experiment import Evaluation, Experiment
 from fedloom.experiment.federated import run
+from fedloom.experiment.rundir import RunDirectory
 from fedloom.metrics import rounds_to_target
 from fedloom.models import models
 
@@ -96,8 +94,7 @@ def collect(runs: Path, stored: dict[str, Any]) -> dict[str, Any]:
     for split in SPLITS:
         for name in METHODS:
             for path in sorted((runs / split / name).glob("seed*/metrics.jsonl")):
-                lines = path.read_text().splitlines(keepends=True)
-                if cell := curves([json.loads(line) for line in lines if line.endswith("\n")]):
+                if cell := curves(RunDirectory(path.parent).metrics()):
                     seed = path.parent.name.removeprefix("seed")
                     found["runs"].setdefault(split, {}).setdefault(name, {})[seed] = cell
     return found
@@ -140,13 +137,9 @@ def tables(results: dict[str, Any]) -> str:
     """The results as Markdown, beside the published ones."""
     text = ["# Networks of two sizes in one federation (Acar, thesis, tables 4.1 and 4.2, reduced)", ""]
     text += [
-        "Rounds until a model reaches the target accuracy on the test set, and the factor by which the better of the"
-    ]
-    text += [
-        "other methods needs more (gain): mean ± standard error over seeds. A seed's targets are the best accuracy"
-    ]
-    text += [
-        "that all its runs reach, and one per cent less. *Server*: the server model, which averages the clients of"
+        "Rounds until a model reaches the target accuracy on the test set, and the factor by which the better of the",
+        "other methods needs more (gain): mean ± standard error over seeds. A seed's targets are the best accuracy",
+        "that all its runs reach, and one per cent less. *Server*: the server model, which averages the clients of",
     ]
     text += ["one round and is noisy. *All clients*: the mean of the last models of all clients of that kind, which is"]
     text += ["what the thesis reports."]
@@ -187,10 +180,7 @@ def tables(results: dict[str, Any]) -> str:
 
 def picture(results: dict[str, Any], path: Path) -> None:
     """Accuracy of the mean of all clients' last models against rounds, mean over seeds; the server's model faintly."""
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(len(SPLITS), len(CURVES), figsize=(9, 6), sharex=True, layout="constrained")
+    figure, axes = reporting.subplots(len(SPLITS), len(CURVES), figsize=(9, 6), sharex=True)
     colours = dict(zip(METHODS, ("#c1272d", "#0b6e99", "#888888"), strict=True))
     for line, split in zip(axes, SPLITS, strict=True):
         for axis, model in zip(line, CURVES, strict=True):
@@ -203,36 +193,26 @@ def picture(results: dict[str, Any], path: Path) -> None:
     for axis in axes[-1]:
         axis.set(xlabel="rounds")
     axes[0][0].legend(frameon=False)
-    figure.savefig(path, dpi=110)
-    pyplot.close(figure)
+    reporting.save(figure, path)
 
 
-def report(runs: Path, out: Path, facts: dict[str, Any], spent: dict[str, float] | None = None) -> None:
+def report(runs: Path, out: Path, facts: dict[str, Any], spent: dict[str, float] | None = None) -> dict[str, Any]:
     """Update the stored results, and write the tables from them."""
     results = collect(runs, reporting.read(out / "tables.json")) | facts
-    for key, seconds in (spent or {}).items():
-        total = results.setdefault("core_seconds", {})
-        total[key] = round(total.get(key, 0.0) + seconds, 1)
-    reporting.write(out / "tables.json", results)
-    reporting.write(out / "tables.md", tables(results))
+    reporting.spend(results, spent or {})
+    reporting.publish(out / "tables.json", results, tables(results))
+    return results
 
 
 @reporting.reports_errors
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run what is missing, seed by seed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser = reporting.options(__doc__, RESULTS, (0, 1, 2), "runs/fedhen/tables")
     parser.add_argument("--only", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--splits", nargs="+", choices=SPLITS, default=list(SPLITS))
     parser.add_argument("--rounds", type=int, default=150)
-    parser.add_argument("--runs", type=Path, default=Path("runs/fedhen/tables"), help="run directories")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="table, picture and compact results")
-    parser.add_argument("--table", action="store_true", help="only write them again")
     args = parser.parse_args(arguments)
-    if args.table:
-        report(args.runs, args.out, {})
-        return finished(args.out)
-    for seed, split in product(args.seeds, args.splits):
+    for seed, split in product(() if args.table else args.seeds, args.splits):
         federation = data(split, seed)
         for name in args.only:
             where = args.runs / split / name / f"seed{seed}"
@@ -240,13 +220,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             run(experiment(METHODS[name], federation, seed, args.rounds), where, resume=where.exists())
             spent = {f"{split}, {name}": reporting.cpu_seconds() - started}
             report(args.runs, args.out, {"machine": reporting.machine()}, spent)
-    return finished(args.out)
-
-
-def finished(out: Path) -> int:
-    """Draw the picture of the stored results; returns the exit code."""
-    results = reporting.read(out / "tables.json")
-    picture(results, out / "tables.png")
+    results = report(args.runs, args.out, {})
+    picture(results, args.out / "tables.png")
     return reporting.verdict(results)
 
 

@@ -27,9 +27,7 @@ from fedloom_apps.online import run as run_stream
 from fedloom_apps.online.streams import KWay, SMnist, Tasks, TaskStream, Transformed, task_stream
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
-from reporting import machine, notes, read, rounded, table, write
-
-__all__ = ["machine", "notes", "read", "rounded", "table", "write"]
+from reporting import rounded
 
 RESULTS = Path(__file__).parent / "results"
 RUNS = Path("runs/online")

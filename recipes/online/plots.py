@@ -10,9 +10,8 @@ from statistics import fmean
 from typing import Any
 
 import common
-import matplotlib
 import numpy as np
-from common import SETTINGS, table
+import reporting
 
 from fedloom_apps.online.evaluate import samples_needed
 
@@ -81,9 +80,9 @@ def tables(results: Mapping[str, Any]) -> str:
     text += ["not yet learnt, mean over the tasks (after the bar: over their second half). LTM: all tasks seen, after"]
     text += ["the last one; after the bar, the mean over all its evaluations. Kept: task data between two tasks."]
     for setting, found in results["settings"].items():
-        text += ["", f"## {SETTINGS[setting].words}", "", *_table(setting, found)]
+        text += ["", f"## {common.SETTINGS[setting].words}", "", *_table(setting, found)]
     text += ["", *(f"`{command}`  " for command in results["commands"])]
-    text += ["", f"{results['machine']}.", *common.notes(dict(results))]
+    text += ["", f"{results['machine']}.", *reporting.notes(dict(results))]
     return re.sub("\n{3,}", "\n\n", "\n".join(text))
 
 
@@ -103,13 +102,13 @@ def _table(setting: str, found: Mapping[str, Any]) -> Iterator[str]:
                 run["chosen"] if whole else "–", regret, f"{run['seconds']:.0f} s" if whole else "–",
             ])  # fmt: skip
         head = ["learner", "CTM (paper)", "LTM (paper)", "kept", "best expert", "regret to w^{T+1}", "time"]
-        yield from (f"### {tasks} tasks", "", table(head, rows), "")
+        yield from (f"### {tasks} tasks", "", reporting.table(head, rows), "")
     yield from _efficiency(setting, found)
 
 
 def _efficiency(setting: str, found: Mapping[str, Any]) -> Iterator[str]:
     """Samples needed: accuracies by number of samples, mean over the later half of the measurements (figure A.20)."""
-    sizes, target = SETTINGS[setting].sizes, SETTINGS[setting].target
+    sizes, target = common.SETTINGS[setting].sizes, common.SETTINGS[setting].target
     rows = []
     for learner, run in found.items():
         late = [values for _, values in run["efficiency"][len(run["efficiency"]) // 2 :]]
@@ -122,17 +121,14 @@ def _efficiency(setting: str, found: Mapping[str, Any]) -> Iterator[str]:
             "",
             "Accuracy on a new task after adapting with this many samples, second half of the tasks (figure A.20):",
         )
-        yield from ("", table(["learner", *map(str, sizes), f"needed for {100 * target:.0f} %"], rows))
+        yield from ("", reporting.table(["learner", *map(str, sizes), f"needed for {100 * target:.0f} %"], rows))
 
 
 def picture(setting: str, found: Mapping[str, Any], path: Path) -> None:
     """CTM, LTM, memory and samples needed against tasks (figures 5.2 to 5.4 and A.20)."""
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(1, 4, figsize=(15, 3.6), layout="constrained")
+    figure, axes = reporting.subplots(1, 4, figsize=(15, 3.6))
     window = max(10, max(run["tasks"] for run in found.values()) // 10)
-    sizes, target = SETTINGS[setting].sizes, SETTINGS[setting].target
+    sizes, target = common.SETTINGS[setting].sizes, common.SETTINGS[setting].target
     for learner, run in found.items():
         if learner not in COLOURS:
             continue
@@ -156,17 +152,14 @@ def picture(setting: str, found: Mapping[str, Any], path: Path) -> None:
             axis.set(title=f"{head}: none", xticks=[], yticks=[])
     axes[2].set_yscale("symlog", linthresh=0.1)
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right center", frameon=False)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
-    pyplot.close(figure)
+    reporting.save(figure, path)
 
 
 def report(results: dict[str, Any], out: Path) -> None:
     """Write the results so far; notes written into the file in the meantime are kept."""
-    if written := common.read(out / "tables.json").get("notes"):
+    if written := reporting.read(out / "tables.json").get("notes"):
         results["notes"] = written
-    common.write(out / "tables.json", results)
-    common.write(out / "tables.md", tables(results))
+    reporting.publish(out / "tables.json", results, tables(results))
     for setting, found in results["settings"].items():
         if found:
             picture(setting, found, out / f"{setting}.png")

@@ -26,7 +26,6 @@ run directory that continues where it stopped. A learner that diverges is listed
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import sys
 from collections import Counter
@@ -38,6 +37,7 @@ from typing import Any
 
 import common
 import plots
+import reporting
 from common import RESULTS, RUNS, SETTINGS, Setting
 from protocol import difference, mean_error
 
@@ -124,10 +124,9 @@ def best(tried: Mapping[str, Sequence[float]] | None) -> tuple[float, ...]:
 
 def report(name: str, results: dict[str, Any], out: Path) -> None:
     """Write the results so far; notes written into the file in the meantime are kept."""
-    if written := common.read(out / f"{name}.json").get("notes"):
+    if written := reporting.read(out / f"{name}.json").get("notes"):
         results["notes"] = written
-    common.write(out / f"{name}.json", results)
-    common.write(out / f"{name}.md", page(name, results))
+    reporting.publish(out / f"{name}.json", results, page(name, results))
 
 
 def draw(name: str, results: Mapping[str, Any], out: Path) -> None:
@@ -165,9 +164,9 @@ def page(name: str, results: Mapping[str, Any]) -> str:
         for steps, learners in results["tuning"].items()
         for learner, found in learners.items()
     ]
-    text += [common.table(["", "learner", *(f"alpha {alpha:g}" for alpha in study.setting.alphas)], rows)]
+    text += [reporting.table(["", "learner", *(f"alpha {alpha:g}" for alpha in study.setting.alphas)], rows)]
     text += ["", *(f"`{command}`  " for command in results["commands"]), "", f"{results['machine']}."]
-    return "\n".join([*text, *common.notes(dict(results))])
+    return "\n".join([*text, *reporting.notes(dict(results))])
 
 
 def _figures(found: Mapping[str, Mapping[str, Any]], learner: str, tasks: int) -> dict[str, dict[str, float]]:
@@ -190,7 +189,7 @@ def _table(name: str, found: Mapping[str, Mapping[str, Any]], tasks: int) -> Ite
         first = seeds[next(iter(ours))]
         kept = f"{first['bytes'][tasks - 1] / 1e6:.2f} MB"
         rows.append([learner, *told, ", ".join(ours), kept, first["chosen"], f"{first['seconds']:.0f} s"])
-    yield common.table(["learner", "CTM (paper)", "LTM (paper)", "seeds", "kept", "configuration", "time"], rows)
+    yield reporting.table(["learner", "CTM (paper)", "LTM (paper)", "seeds", "kept", "configuration", "time"], rows)
 
 
 def _gains(found: Mapping[str, Mapping[str, Any]], tasks: int) -> Iterator[str]:
@@ -204,22 +203,19 @@ def _gains(found: Mapping[str, Mapping[str, Any]], tasks: int) -> Iterator[str]:
                 row.append(difference(gain, digits=2))
             rows.append([*row, str(len(seeds))])
     if rows:
-        yield common.table(["gain ± s.e. (95 % interval)", "CTM", "LTM", "seeds"], rows)
+        yield reporting.table(["gain ± s.e. (95 % interval)", "CTM", "LTM", "seeds"], rows)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run what is not stored yet: tuning first, then seed by seed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = reporting.options(__doc__, RESULTS, (0, 1, 2))
     parser.add_argument("--stream", choices=STUDIES, default="s_mnist")
     parser.add_argument("--steps", nargs="+", type=int, help="K; by default the stream's")
     parser.add_argument("--learners", nargs="+", choices=common.LEARNERS, default=[*MAIN, *VARIANTS])
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--tasks", nargs="+", type=int, help="stages; by default the stream's")
     parser.add_argument("--tuning", type=int, help="tasks of the tuning seed; by default the stream's")
-    parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--runs", type=Path, default=RUNS)
     parser.add_argument("--hedge", action="store_true", help="the thesis' grid through Hedge, not one configuration")
-    parser.add_argument("--table", action="store_true", help="only write the page and pictures again")
     args = parser.parse_args(arguments)
     study = STUDIES[args.stream]
     args.steps, args.tasks = args.steps or study.setting.steps, args.tasks or study.tasks
@@ -232,7 +228,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "runs": {},
         "diverged": {},
     }
-    results |= common.read(args.out / f"{args.stream}.json")
+    results |= reporting.read(args.out / f"{args.stream}.json")
     if args.table:
         report(args.stream, results, args.out)
         draw(args.stream, results, args.out)
@@ -241,7 +237,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name in ("steps", "tasks", "seeds", "learners"):
         said += f" --{name} " + " ".join(f'"{v}"' if " " in str(v) else str(v) for v in getattr(args, name))
     said += " --hedge" * args.hedge
-    results |= {"machine": common.machine(), "commands": list(dict.fromkeys([*results["commands"], said]))}
+    results |= {"machine": reporting.machine(), "commands": list(dict.fromkeys([*results["commands"], said]))}
     for steps, tasks in itertools.product([None] if args.hedge else args.steps, args.tasks):
         kind, known = HEDGE if steps is None else f"K {steps}", {}
         if steps is not None:

@@ -25,7 +25,6 @@ work continues where it stopped.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,6 +32,7 @@ from typing import Any
 
 import common
 import plots
+import reporting
 from common import LEARNERS, RESULTS, RUNS, SETTINGS
 
 MAIN = ("MOML", "FTML", "MOGD", "FS", "TOE")
@@ -46,22 +46,24 @@ WANTED: dict[str, Sequence[str]] = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run what is not stored yet, stage by stage."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = reporting.options(__doc__, RESULTS)
     parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=["transformed", "letters_5"])
     parser.add_argument("--only", nargs="+", choices=LEARNERS, help="learners")
     parser.add_argument("--tasks", nargs="+", type=int, default=[100, 300, 1000], help="stages; at most the stream's")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--runs", type=Path, default=RUNS)
-    parser.add_argument("--table", action="store_true", help="only write tables and pictures again")
     args = parser.parse_args(arguments)
-    results: dict[str, Any] = common.read(args.out / "tables.json") or {"commands": [], "machine": "", "settings": {}}
+    results: dict[str, Any] = reporting.read(args.out / "tables.json") or {
+        "commands": [],
+        "machine": "",
+        "settings": {},
+    }
     if args.table:
         plots.report(results, args.out)
         return 0
     said = ["python recipes/online/tables.py --settings", *args.settings, "--tasks", *map(str, args.tasks)]
     said += ["--only", *(f'"{name}"' if " " in name else name for name in args.only)] if args.only else []
-    results |= {"machine": common.machine()}
+    results |= {"machine": reporting.machine()}
     results["commands"] = list(dict.fromkeys([*results.get("commands", []), " ".join(said)]))
     for setting in args.settings:
         if not common.present(setting):

@@ -9,27 +9,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import matplotlib
-
 from fedloom.metrics import rounds_to_target
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 from protocol import gained, mean_error
-from reporting import cpu_seconds, left_out, machine, notes, read, reports_errors, rounded, table, verdict, write
-
-__all__ = [
-    "cpu_seconds",
-    "folder",
-    "left_out",
-    "machine",
-    "read",
-    "report",
-    "reports_errors",
-    "rounded",
-    "table",
-    "verdict",
-    "write",
-]
+from reporting import notes, publish, read, save, subplots, table
 
 RESULTS = Path(__file__).parent / "results"
 BASE, FINAL = "P-Avg (Proto)", "average mean"
@@ -233,13 +217,10 @@ def tables(results: Mapping[str, Any]) -> str:
 
 def picture(results: Mapping[str, Any], path: Path) -> None:
     """Figures A.14 to A.17: mean accuracy by round; above, methods that adapt in training; below, those that do not."""
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     colours = {"Per-FedAvg": "#444444", "P-Avg": "#888888", "PFLDyn": "#c1272d", "PFLScaf": "#0b6e99"}
     colours |= {"FedAvg": "#444444", "FedDyn": "#c1272d", "SCAFFOLD": "#0b6e99"}
     keys = sorted(results["cells"], key=lambda key: (key.split()[1], key))
-    figure, axes = pyplot.subplots(2, len(keys), figsize=(5.2 * len(keys) + 2, 7.5), sharey=True, layout="constrained",
+    figure, axes = subplots(2, len(keys), figsize=(5.2 * len(keys) + 2, 7.5), sharey=True,
                                    squeeze=False)  # fmt: skip
     for column, key in enumerate(keys):
         curves = mean_curves(results["cells"][key]["curves"])
@@ -259,9 +240,7 @@ def picture(results: Mapping[str, Any], path: Path) -> None:
     for axis in axes[:, -1]:
         if axis.get_legend_handles_labels()[0]:
             axis.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
-    pyplot.close(figure)
+    save(figure, path)
 
 
 def report(
@@ -276,5 +255,4 @@ def report(
         for name, curve in cell["curves"].items():
             known["curves"].setdefault(name, {})[str(seed)] = curve
         results["cells"][key] = {**cell, "picked": picked, "curves": known["curves"]}
-    write(path, results)
-    write(path.with_suffix(".md"), tables(results))
+    publish(path, results, tables(results))

@@ -17,6 +17,7 @@ from pathlib import Path
 from statistics import median
 
 import common
+import reporting
 import torch
 
 from fedloom import methods
@@ -85,12 +86,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ratios = sorted(value / base for value, base in zip(values, found["FedAvg"], strict=True))
         rows.append([name, f"{median(values):.0f}", f"{median(ratios):.1f}", f"{ratios[0]:.1f} to {ratios[-1]:.1f}"])
     text = [f"# What a local step costs: {args.model}, batches of 50 images of 32 by 32", ""]
-    text += [common.table(["local step", "ms of one core", "relative to FedAvg", "range over repetitions"], rows), ""]
+    text += [
+        reporting.table(["local step", "ms of one core", "relative to FedAvg", "range over repetitions"], rows),
+        "",
+    ]
     text += [
         f"`python recipes/pfl/costs.py`, median of {args.repeats} repetitions of {args.steps} steps. "
-        f"{common.machine()}."
+        f"{reporting.machine()}."
     ]
-    common.write(args.out / "costs.md", "\n".join(text))
+    reporting.write(args.out / "costs.md", "\n".join(text))
     print("\n".join(text))
     return 0
 

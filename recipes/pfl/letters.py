@@ -13,15 +13,14 @@ adapted with prototypes at inference.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import common
+import reporting
 import tables
 from common import BASE, FINAL, TUNING_SEED, last
 from protocol import gained, mean_error
@@ -73,7 +72,7 @@ def page(results: Mapping[str, Any]) -> str:
         rounds = max(curve["round"][-1] for by_seed in runs.values() for curve in by_seed.values())
         text += ["", f"## {common.SPLITS[split]}, {rounds} rounds", ""]
         header = ["method", "seeds", *LEVELS.values(), "gain of the average model", "transmissions"]
-        text += [common.table(header, rows), ""]
+        text += [reporting.table(header, rows), ""]
         rows = [
             [name, value, f"{100 * accuracy:.2f}"]
             for name, tried in found["trials"].items()
@@ -82,35 +81,30 @@ def page(results: Mapping[str, Any]) -> str:
         text += [
             f"Values of alpha tried on seed {TUNING_SEED}:",
             "",
-            common.table(["method", "alpha", "mean accuracy"], rows),
+            reporting.table(["method", "alpha", "mean accuracy"], rows),
         ]
     text += ["", f"`{results['command']}`. {results['machine']}."]
-    return "\n".join([*text, *common.notes(dict(results))])
+    return "\n".join([*text, *reporting.notes(dict(results))])
 
 
-@common.reports_errors
+@reporting.reports_errors
 def main(arguments: Sequence[str] | None = None) -> int:
     """Choose alpha, then run what is missing, seed by seed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser = reporting.options(__doc__, common.RESULTS, (0, 1, 2), "runs/pfl/letters")
     parser.add_argument("--splits", nargs="+", choices=common.SPLITS, default=list(common.SPLITS))
     parser.add_argument("--only", nargs="+", choices=METHODS, default=list(METHODS))
-    parser.add_argument("--runs", type=Path, default=Path("runs/pfl/letters"), help="run directories")
-    parser.add_argument("--out", type=Path, default=common.RESULTS, help="table and compact results")
-    parser.add_argument("--table", action="store_true", help="only write the page again")
     args = parser.parse_args(arguments)
     stored = args.out / "letters.json"
-    results = {"command": "python recipes/pfl/letters.py", "notes": [], "splits": {}} | common.read(stored)
+    results = {"command": "python recipes/pfl/letters.py", "notes": [], "splits": {}} | reporting.read(stored)
 
     def report() -> None:
-        common.write(stored, results)
-        common.write(stored.with_suffix(".md"), page(results))
+        reporting.publish(stored, results, page(results))
 
     if args.table:
         report()
-        return common.verdict(results)
+        return reporting.verdict(results)
     images = tables.averaged(sources.make("emnist_l"), SCALE.shrink)
-    results["machine"] = common.machine()
+    results["machine"] = reporting.machine()
     for split in args.splits:
         found = results["splits"].setdefault(split, {"trials": {}, "runs": {}})
         chosen: dict[str, float] = {}
@@ -128,7 +122,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for shown, curve in tables.trained(name, experiment, SCALE, SCALE.inner[0], where).items():
                 found["runs"].setdefault(shown, {})[str(seed)] = curve
             report()
-    return common.verdict(results)
+    return reporting.verdict(results)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,6 @@ rate found for Per-FedAvg (each its own). Interrupted runs continue where they s
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -30,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import common
+import reporting
 import torch
 from torch import nn
 from torch.nn.functional import avg_pool2d
@@ -153,8 +153,8 @@ def trained(
 ) -> dict[str, dict[str, list[float]]]:
     """Train in pieces of ``every`` rounds and evaluate after each; the curves by name, with the cost of a round."""
     path = where.with_suffix(".json")
-    curves = common.read(path)
-    total, started = chosen.rounds, common.cpu_seconds()
+    curves = reporting.read(path)
+    total, started = chosen.rounds, reporting.cpu_seconds()
     done = max((curve["round"][-1] for curve in curves.values()), default=0)
     first = (done // scale.every + 1) * scale.every
     for upto in [*range(first, total, scale.every), *([total] if done < total else [])]:
@@ -172,12 +172,12 @@ def trained(
             point |= {f"average {k}": v for k, v in look(chosen, mean, result, adaptation).items()}
             curve = curves.setdefault(name + words, {"round": [], "cost": round(spent), "failures": 0, "seconds": 0})
             curve["round"].append(server.round)
-            curve |= {"failures": len(result.failures), "left_out": common.left_out(result.history)}
+            curve |= {"failures": len(result.failures), "left_out": reporting.left_out(result.history)}
             for key, value in point.items():
-                curve.setdefault(key, []).append(common.rounded(value))
-        curves[name]["seconds"] = round(curves[name]["seconds"] + common.cpu_seconds() - started, 1)
-        started = common.cpu_seconds()
-        common.write(path, curves)
+                curve.setdefault(key, []).append(reporting.rounded(value))
+        curves[name]["seconds"] = round(curves[name]["seconds"] + reporting.cpu_seconds() - started, 1)
+        started = reporting.cpu_seconds()
+        reporting.write(path, curves)
     return curves
 
 
@@ -185,7 +185,7 @@ def chosen_by_trial(name: str, federation: Federation, scale: Scale, seed: int, 
     """The setting whose average model is best for the clients after a short run, and the result of each grid point."""
     grid = ALPHAS if SEARCHED[name] == "alpha" else scale.inner
     path = where / f"{common.folder(name)}.json"
-    found = common.read(path)
+    found = reporting.read(path)
     for value in grid:
         if str(value) not in found:
             settings = {"inner": inner, SEARCHED[name]: value}
@@ -196,8 +196,8 @@ def chosen_by_trial(name: str, federation: Federation, scale: Scale, seed: int, 
                 adaptation = Prototypes(False)
             assert last is not None
             mean = replace(result.snapshot.server, theta=last.mean())
-            found[str(value)] = common.rounded(look(made, mean, result, adaptation)["mean"])
-            common.write(path, found)
+            found[str(value)] = reporting.rounded(look(made, mean, result, adaptation)["mean"])
+            reporting.write(path, found)
     return max(grid, key=lambda value: found[str(value)]), found
 
 
@@ -211,11 +211,10 @@ def settings(names: Sequence[str], federation: Federation, scale: Scale, seed: i
     return found
 
 
-@common.reports_errors
+@reporting.reports_errors
 def main(arguments: Sequence[str] | None = None) -> int:
     """Choose settings, then run what is missing."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser = reporting.options(__doc__, common.RESULTS, (0, 1, 2), "runs/pfl")
     parser.add_argument("--data", choices=common.NAMES, default="cifar10")
     parser.add_argument("--classes", type=int, nargs="+", choices=(3, 5, 7), default=[5], help="classes a client")
     parser.add_argument("--splits", nargs="+", choices=("acid", "alid"), default=["acid", "alid"])
@@ -225,9 +224,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--scale", choices=SCALES, default="reduced")
     parser.add_argument("--rounds", type=int, help="instead of the scale's own")
     parser.add_argument("--trial", type=int, help="rounds of the short runs, instead of the scale's own")
-    parser.add_argument("--runs", type=Path, default=Path("runs/pfl"), help="run directories")
-    parser.add_argument("--out", type=Path, default=common.RESULTS, help="tables, picture and compact results")
-    parser.add_argument("--table", action="store_true", help="only write them again")
     args = parser.parse_args(arguments)
     named = "" if args.data == "cifar10" else f"{args.data}_"
     named += "".join(f"{word}_" for word in (*args.augment, *(["local"] if args.names == "local" else [])))
@@ -242,7 +238,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen_words = [f" --{key} {vars(args)[key]}" for key, usual in said.items() if vars(args)[key] != usual]
     chosen_words += [" ".join([" --augment", *args.augment])] if args.augment else []
     command = f"python recipes/pfl/tables.py{''.join(chosen_words)}"
-    facts = {"machine": common.machine(), "command": command, "every": scale.every}
+    facts = {"machine": reporting.machine(), "command": command, "every": scale.every}
     facts["data"] = args.data
     images = averaged(sources.make(args.data), scale.shrink)
     for classes, split in product(args.classes, args.splits):
@@ -263,8 +259,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def finished(stored: Path) -> int:
     """Draw the picture of the stored results; returns the exit code."""
-    common.picture(common.read(stored), stored.with_suffix(".png"))
-    return common.verdict(common.read(stored))
+    common.picture(reporting.read(stored), stored.with_suffix(".png"))
+    return reporting.verdict(reporting.read(stored))
 
 
 if __name__ == "__main__":

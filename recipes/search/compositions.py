@@ -11,7 +11,6 @@ Differences are paired by outer seed.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -26,7 +25,7 @@ from fedloom_apps.search.task import REFERENCE, search
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 from protocol import difference
-from reporting import machine, notes, read, table, write
+from reporting import machine, notes, options, read, table, write
 
 RESULTS = Path(__file__).parent / "results"
 RUNS = Path("runs/search")
@@ -73,13 +72,11 @@ def outcome(data: str, name: str, seed: int) -> dict[str, Any]:
 def page(results: Mapping[str, Any]) -> str:
     """The tables as Markdown."""
     text = ["# Searching compositions", "", f"`python recipes/search/compositions.py`; {results['machine']}", ""]
-    text += ["`compositions` proposes named methods, named methods with one part replaced, and settings, by TPE;"]
-    text += ["`random` draws from the same space; `named` proposes named methods and settings only, by TPE. All start"]
     text += [
-        "with FedAvg at three rates and every named method, and spend the same budget of rounds (`search.budget`)."
-    ]
-    text += [
-        "Mean accuracy of the clients' deployed models on their own test samples, %. Differences are paired by outer"
+        "`compositions` proposes named methods, named methods with one part replaced, and settings, by TPE;",
+        "`random` draws from the same space; `named` proposes named methods and settings only, by TPE. All start",
+        "with FedAvg at three rates and every named method, and spend the same budget of rounds (`search.budget`).",
+        "Mean accuracy of the clients' deployed models on their own test samples, %. Differences are paired by outer",
     ]
     text += ["seed: mean ± standard error (95 % interval)."]
     for data, by_search in results["runs"].items():
@@ -115,11 +112,8 @@ def page(results: Mapping[str, Any]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run what is missing and write the page."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__, RESULTS, (0, 100, 200))
     parser.add_argument("--data", nargs="+", default=list(DATA), choices=DATA)
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 100, 200])
-    parser.add_argument("--out", type=Path, default=RESULTS)
-    parser.add_argument("--table", action="store_true", help="write the page from stored results")
     given = parser.parse_args(arguments)
     stored = given.out / "compositions.json"
     results = read(stored) or {"runs": {}}

@@ -18,8 +18,6 @@ is used if all runs recorded it, else the server's.
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -28,7 +26,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import matplotlib
 import torch
 from torch import nn
 
@@ -39,6 +36,7 @@ from fedloom.core.method import Method
 from fedloom.data import federate, sources
 from fedloom.experiment.experiment import Evaluation, Experiment
 from fedloom.experiment.federated import run
+from fedloom.experiment.rundir import RunDirectory
 from fedloom.metrics import rounds_to_target
 from fedloom.models import models
 from fedloom.parts.drift import FedDynDrift
@@ -125,7 +123,7 @@ def collect(runs: Path, stored: dict[str, Any]) -> dict[str, Any]:
     found = {"command": "python recipes/sides/table_7_1.py", "notes": [], "runs": {}} | stored
     for name in ("teacher", *CASES):
         for path in sorted(runs.glob(f"seed*/{name.replace(' ', '_')}/metrics.jsonl")):
-            history = [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+            history = RunDirectory(path.parent).metrics()
             measured = [(r["round"], round(r["global/accuracy"], 4)) for r in history if "global/accuracy" in r]
             cell = {"rounds": [r for r, _ in measured], "accuracy": [a for _, a in measured]}
             average = [round(r["average/accuracy"], 4) for r in history if "average/accuracy" in r]
@@ -197,10 +195,7 @@ def table(results: dict[str, Any]) -> str:
 
 def picture(results: dict[str, Any], path: Path) -> None:
     """Test accuracy against rounds: one colour per loss, FedDyn solid and FedAvg dashed."""
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axis = pyplot.subplots(figsize=(7, 4), layout="constrained")
+    figure, axis = reporting.subplots(figsize=(7, 4))
     which = evaluated(results["runs"])
     colours = dict(zip(LOSSES, ("#444444", "#c1272d", "#0b6e99", "#d9902f"), strict=True))
     for name in CASES:
@@ -212,34 +207,26 @@ def picture(results: dict[str, Any], path: Path) -> None:
             axis.plot(rounds, mean, style, color=colours[loss], label=name)
     axis.set(xlabel="rounds", ylabel="test accuracy, %, mean over seeds")
     figure.legend(loc="outside right center", frameon=False)
-    figure.savefig(path, dpi=110)
-    pyplot.close(figure)
+    reporting.save(figure, path)
 
 
-def report(runs: Path, out: Path, facts: dict[str, Any]) -> None:
+def report(runs: Path, out: Path, facts: dict[str, Any]) -> dict[str, Any]:
     """Update the stored results, and write the table from them."""
     results = collect(runs, reporting.read(out / "table_7_1.json")) | facts
-    reporting.write(out / "table_7_1.json", results)
-    reporting.write(out / "table_7_1.md", table(results))
+    reporting.publish(out / "table_7_1.json", results, table(results))
+    return results
 
 
 @reporting.reports_errors
 def main(arguments: Sequence[str] | None = None) -> int:
     """Train the teacher, then run what is missing."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
+    parser = reporting.options(__doc__, RESULTS, (0, 1, 2, 3, 4), "runs/sides/table_7_1")
     parser.add_argument("--only", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--epochs", type=int, default=25, help="of the teacher's training")
-    parser.add_argument("--runs", type=Path, default=Path("runs/sides/table_7_1"), help="run directories")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="table, picture and compact results")
-    parser.add_argument("--table", action="store_true", help="only write them again")
     args = parser.parse_args(arguments)
-    if args.table:
-        report(args.runs, args.out, {})
-        return finished(args.out)
     facts = {"machine": f"One thread of {reporting.machine()}"}
-    for seed in args.seeds:
+    for seed in () if args.table else args.seeds:
         federation, home = data(seed), args.runs / f"seed{seed}"
         known = home / "teacher"
         run(teacher(federation, seed, args.epochs), known, resume=known.exists())
@@ -248,13 +235,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             chosen = experiment(CASES[name], federation, known, seed, args.rounds)
             run(chosen, where, resume=where.exists())
             report(args.runs, args.out, facts)
-    return finished(args.out)
-
-
-def finished(out: Path) -> int:
-    """Draw the picture of the stored results; returns the exit code."""
-    results = reporting.read(out / "table_7_1.json")
-    picture(results, out / "table_7_1.png")
+    results = report(args.runs, args.out, {})
+    picture(results, args.out / "table_7_1.png")
     return reporting.verdict(results)
 
 

@@ -10,7 +10,6 @@ and skipped; results of earlier runs are kept.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from collections.abc import Callable
@@ -203,11 +202,9 @@ NOTES = (
 
 def main() -> int:
     """Run the cases, one after the other."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = reporting.options(__doc__, RESULTS)
     parser.add_argument("--only", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=RESULTS)
-    parser.add_argument("--table", action="store_true", help="only write the table again")
     args = parser.parse_args()
     stored = args.out / "smoke.json"
     results = reporting.read(stored)

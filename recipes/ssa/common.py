@@ -36,20 +36,7 @@ from fedloom.parts.objectives import CrossEntropy
 from fedloom_apps.customise.ensemble import after_training
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
-from reporting import cpu_seconds, left_out, machine, notes, read, reports_errors, rounded, table, verdict, write
-
-__all__ = [
-    "cpu_seconds",
-    "left_out",
-    "machine",
-    "notes",
-    "read",
-    "reports_errors",
-    "rounded",
-    "table",
-    "verdict",
-    "write",
-]
+from reporting import cpu_seconds, left_out, options, rounded
 
 RESULTS = Path(__file__).parent / "results"
 TUNING = 0  # the seed on which settings are chosen, and which is not reported
@@ -256,11 +243,8 @@ def alone(experiment: Experiment, result: RunResult) -> list[float]:
 
 def parser(told: str | None, seeds: Sequence[int], scale: Scale) -> argparse.ArgumentParser:
     """The options of studies whose runs are short and not kept."""
-    made = argparse.ArgumentParser(description=told, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--seeds", type=int, nargs="+", default=list(seeds))
+    made = options(told, RESULTS, seeds)
     made.add_argument("--images", type=int, default=scale.images)
     made.add_argument("--rounds", type=int, default=scale.rounds)
-    made.add_argument("--out", type=Path, default=RESULTS)
     made.add_argument("--runs", type=Path, help="not used: a run takes less than a minute and is not kept")
-    made.add_argument("--table", action="store_true", help="only write the page again")
     return made

@@ -9,14 +9,13 @@ mixed, so that rows differ in p alone.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Callable, Sequence
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import common
+import reporting
 from common import SEED, TARGETS
 from protocol import gained, mean_error
 
@@ -71,45 +70,31 @@ def tables(results: dict[str, Any]) -> str:
         "Accuracy in percent on five targets of scikit-learn's digits: NIID-1, 5 clients, 5 rounds, 5 epochs, an MLP.",
         "Means ± standard errors over seeds; gains over FedAvg are paired by seed, with 95 % intervals.",
         "",
-        common.table(["method", *TARGETS, *(f"gain, {target}" for target in TARGETS)], lines),
+        reporting.table(["method", *TARGETS, *(f"gain, {target}" for target in TARGETS)], lines),
         "",
         f"`{results['command']}`, seeds {', '.join(seeds)}. {results['machine']}.",
     ]
-    return "\n".join([*text, *common.notes(results)])
+    return "\n".join([*text, *reporting.notes(results)])
 
 
-def report(results: dict[str, Any], out: Path) -> None:
-    """Store the results and write the table."""
-    common.write(out / f"{NAME}.json", results)
-    common.write(out / f"{NAME}.md", tables(results))
-
-
-@common.reports_errors
+@reporting.reports_errors
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run what is missing."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[SEED + number for number in range(5)])
+    parser = reporting.options(__doc__, common.RESULTS, range(SEED, SEED + 5))
     parser.add_argument("--targets", nargs="+", choices=TARGETS, default=list(TARGETS))
     parser.add_argument("--only", nargs="+", choices=ROWS, default=list(ROWS))
-    parser.add_argument("--out", type=Path, default=common.RESULTS, help="table and compact results")
-    parser.add_argument("--table", action="store_true", help="only write it again")
     args = parser.parse_args(arguments)
-    results = {
-        "command": "python recipes/ssa/defaults.py",
-        "machine": "",
-        "notes": [],
-        "runs": {},
-        **common.read(args.out / f"{NAME}.json"),
-    }
-    if not args.table:
-        results["machine"] = common.machine()
-        for seed, target, name in product(args.seeds, args.targets, args.only):
-            by_seed = results["runs"].setdefault(name, {}).setdefault(target, {})
-            if str(seed) not in by_seed:
-                by_seed[str(seed)] = common.rounded(accuracy(name, target, seed))
-                report(results, args.out)
-    report(results, args.out)
-    return common.verdict(results)
+    stored = args.out / f"{NAME}.json"
+    empty = {"command": "python recipes/ssa/defaults.py", "machine": "", "notes": [], "runs": {}}
+    results = empty | reporting.read(stored)
+    for seed, target, name in product(() if args.table else args.seeds, args.targets, args.only):
+        by_seed = results["runs"].setdefault(name, {}).setdefault(target, {})
+        if str(seed) not in by_seed:
+            by_seed[str(seed)] = reporting.rounded(accuracy(name, target, seed))
+            results["machine"] = reporting.machine()
+            reporting.write(stored, results)
+    reporting.publish(stored, results, tables(results))
+    return reporting.verdict(results)
 
 
 if __name__ == "__main__":

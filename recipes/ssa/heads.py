@@ -19,7 +19,6 @@ all of U, to save time. ``cifar10``: 10 000 images, 20 rounds of 5 epochs at .05
 
 from __future__ import annotations
 
-import argparse
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,6 +31,7 @@ from typing import Any
 import common
 import numpy as np
 import pyarrow.parquet as parquet
+import reporting
 import torch
 from common import ADAM, DESCENT, Scale
 from protocol import mean_error
@@ -136,16 +136,16 @@ class Trained:
         for words, policy in (("FedSSA, Adam", ADAM), ("FedSSA, SGD", DESCENT)):
             if words not in cell:
                 custom = after_training(seen, self.result, policy)
-                cell |= {"FedAvg": common.rounded(custom.before), words: common.rounded(custom.accuracy)}
+                cell |= {"FedAvg": reporting.rounded(custom.before), words: reporting.rounded(custom.accuracy)}
                 cell[f"client, {words}"] = int(custom.p.argmax())
         head, fit = (make(hidden.x, resamples=0) for make in (self.known.target_head, self.known.target_fit))
         shares = np.bincount(test.y.numpy(), minlength=seen.federation.classes) / len(test)
         models = {"target_fit": fit.model, "target_head": head.model, "oracle": self.known.head(torch.tensor(shares))}
         for words, model in models.items():
-            cell[words] = common.rounded(model.evaluate(test.x, test.y)["accuracy"])
+            cell[words] = reporting.rounded(model.evaluate(test.x, test.y)["accuracy"])
         assert fit.p is not None
         cell |= {"client, target_fit": int(fit.p.argmax()), "client, target_head": int(head.known.argmax())}
-        cell["error of shares"] = common.rounded(float(np.abs(head.prior.shares - shares).sum() / 2))
+        cell["error of shares"] = reporting.rounded(float(np.abs(head.prior.shares - shares).sum() / 2))
         cell["check"] = head.check.holds
 
     def in_rounds(self, name: str, cell: dict[str, Any]) -> None:
@@ -153,8 +153,8 @@ class Trained:
         seen = self.experiment(Method("fedssa", (CrossEntropy(),), mixing=DESCENT), TARGETS[name])
         result = self.run(seen, name)
         custom = after_training(seen, result, DESCENT)
-        cell |= {ROUNDS: common.rounded(custom.accuracy), f"client, {ROUNDS}": int(custom.p.argmax())}
-        cell["left_out"] = common.left_out(result.history)
+        cell |= {ROUNDS: reporting.rounded(custom.accuracy), f"client, {ROUNDS}": int(custom.p.argmax())}
+        cell["left_out"] = reporting.left_out(result.history)
         if self.place:
             cell[JUMPS] = jumps(self.place / name.replace(" ", "_") / "mixing.parquet")
 
@@ -181,7 +181,7 @@ def missing(
             for name, target in TARGETS.items():
                 if "oracle" not in rows.get(name, {}):
                     trained.once(target, rows.setdefault(name, {}))
-                    rows["left_out"] = common.left_out(trained.result.history)
+                    rows["left_out"] = reporting.left_out(trained.result.history)
             yield f"{order}, seed {seed}"
     for name in only:
         for order in orders:
@@ -208,7 +208,7 @@ def table(seeds: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list[str]:
         measured = [shown([cell[way] for cell in each if way in cell], len(each)) for way in ways]
         off = 100 * fmean(cell["error of shares"] for cell in each)
         lines.append([name, *measured, f"{off:.1f}", f"{sum(cell['check'] for cell in each)}/{len(each)}"])
-    text = [common.table(["target", *ways, "error of shares", "check passed"], lines), ""]
+    text = [reporting.table(["target", *ways, "error of shares", "check passed"], lines), ""]
     right = []
     for way in (way for way in CHOOSING if way in ways):
         skewed = [(k, cell[f"client, {way}"]) for k, (_, each) in enumerate(cells[:SKEWED]) for cell in each
@@ -242,15 +242,14 @@ def tables(study: Study, results: dict[str, Any]) -> str:
     text += ["", f"`{results['command']}`. {results['machine']}."]
     rows = [row for seeds in results["runs"].values() for row in seeds.values()]
     in_rounds = sum(ROUNDS in row[name] for row in rows for name in TARGETS if name in row)
-    return "\n".join([*text, *common.notes(results, len(rows) + in_rounds)])
+    return "\n".join([*text, *reporting.notes(results, len(rows) + in_rounds)])
 
 
-@common.reports_errors
+@reporting.reports_errors
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run what is missing."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = reporting.options(__doc__, common.RESULTS, (1, 2, 3, 4, 5))
     parser.add_argument("--study", choices=STUDIES, default="small")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5])
     parser.add_argument("--order", nargs="+", choices=ORDERS, default=list(ORDERS))
     parser.add_argument(
         "--in-rounds", nargs="*", choices=TARGETS, default=list(TARGETS), help="targets of FedSSA in rounds"
@@ -259,8 +258,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, help="instead of the study's")
     parser.add_argument("--lr", type=float, help="instead of the study's")
     parser.add_argument("--runs", type=Path, help="keep the runs there; by default they are not kept")
-    parser.add_argument("--out", type=Path, default=common.RESULTS)
-    parser.add_argument("--table", action="store_true", help="only write the page again")
     args = parser.parse_args(arguments)
     study = STUDIES[args.study]
     asked = {key: vars(args)[key] for key in ("images", "rounds", "lr") if vars(args)[key]}
@@ -268,15 +265,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     stored = args.out / f"{study.name}.json"
     words = sys.argv[1:] if arguments is None else arguments
     said = shlex.join(["python", "recipes/ssa/heads.py", *words])
-    results: dict[str, Any] = {"command": said, "machine": "", "notes": [], "runs": {}} | common.read(stored)
+    results: dict[str, Any] = {"command": said, "machine": "", "notes": [], "runs": {}} | reporting.read(stored)
     results |= {} if "scale" in results else {"scale": vars(study.scale)}
     if not args.table:
         for done in missing(results["runs"], args.seeds, args.order, study, args.in_rounds, args.runs):
             print(done, flush=True)
-            results |= {"machine": common.machine(), "scale": vars(study.scale)}
-            common.write(stored, results)
-    common.write(stored.with_suffix(".md"), tables(study, results))
-    return common.verdict(results)
+            results |= {"machine": reporting.machine(), "scale": vars(study.scale)}
+            reporting.write(stored, results)
+    reporting.write(stored.with_suffix(".md"), tables(study, results))
+    return reporting.verdict(results)
 
 
 if __name__ == "__main__":

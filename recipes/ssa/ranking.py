@@ -19,6 +19,7 @@ from typing import Any
 
 import common
 import numpy as np
+import reporting
 import torch
 from common import Scale
 from torch import Tensor
@@ -117,28 +118,28 @@ def tables(results: dict[str, Any]) -> str:
             cos, var = ([each[views][term] for each in seeds.values()] for term in ("cos", "var"))
             both = [np.add(a, b).tolist() for a, b in zip(cos, var, strict=True)]
             body.append([trained, views, *(", ".join(str(first(v)) for v in which) for which in (cos, var, both))])
-    text += ["", common.table(header, body)]
+    text += ["", reporting.table(header, body)]
     text += ["", f"`{results['command']}`, seeds {', '.join(next(iter(results['runs'].values()), {}))}."]
     text += [f"{results['machine']}."]
-    return "\n".join([*text, *common.notes(results)])
+    return "\n".join([*text, *reporting.notes(results)])
 
 
-@common.reports_errors
+@reporting.reports_errors
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run what is missing."""
     parser = common.parser(__doc__, (1, 2, 3), SCALE)
     args = parser.parse_args(arguments)
     scale = replace(SCALE, images=args.images, rounds=args.rounds)
     empty = {"command": "python recipes/ssa/ranking.py", "machine": "", "notes": [], "runs": {}}
-    results: dict[str, Any] = {**empty, "scale": vars(scale), **common.read(args.out / f"{NAME}.json")}
+    results: dict[str, Any] = {**empty, "scale": vars(scale), **reporting.read(args.out / f"{NAME}.json")}
     for augment in () if args.table else TRAINED:
         rows = results["runs"].setdefault(" ".join(augment) or "images as they are", {})
         for seed in args.seeds:
             if str(seed) not in rows:
                 rows[str(seed)] = look(scale, augment, seed)
-                results |= {"machine": common.machine(), "scale": vars(scale)}
-                common.write(args.out / f"{NAME}.json", results)
-    common.write(args.out / f"{NAME}.md", tables(results))
+                results |= {"machine": reporting.machine(), "scale": vars(scale)}
+                reporting.write(args.out / f"{NAME}.json", results)
+    reporting.write(args.out / f"{NAME}.md", tables(results))
     return 0
 
 

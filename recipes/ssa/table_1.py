@@ -20,17 +20,17 @@ Methods that do not use the target are trained once for all targets.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import common
-import matplotlib
 import numpy as np
+import reporting
 from common import AWARE, METHODS, PARTITIONS, SEED, TARGETS, Runs, Scale
 from protocol import gained, mean_error
 from scipy.stats import rankdata
@@ -143,10 +143,10 @@ def tables(results: dict[str, Any]) -> str:
         rows = {name: found[name] for name in METHODS if name in found}
         if not rows:
             continue
-        text += ["", f"## {words}, {clients} clients", "", common.table(header, body(rows, place))]
+        text += ["", f"## {words}, {clients} clients", "", reporting.table(header, body(rows, place))]
         if any(len(accuracies(seeds, target)) > 1 for seeds in rows.values() for target in TARGETS):
             text += ["", "Gains over FedAvg, paired by seed, with 95 % intervals:", ""]
-            text += [common.table(["method", *TARGETS], gains(rows))]
+            text += [reporting.table(["method", *TARGETS], gains(rows))]
             each = {name: accuracies(seeds, "skew") for name, seeds in rows.items() if name in ("FedAvg", *MIXING)}
             shown = (
                 f"{name}: {', '.join(f'{100 * value:.1f}' for value in one.values())}" for name, one in each.items()
@@ -159,20 +159,17 @@ def tables(results: dict[str, Any]) -> str:
                 "target's label counts,",
             ]
             text += ["and Spearman's rank correlation of the two:", ""]
-            text += [common.table(["method", "target", "p", "similarity", "rank correlation"], mixed)]
+            text += [reporting.table(["method", "target", "p", "similarity", "rank correlation"], mixed)]
     seeds = sorted({one for found in results["runs"].values() for cells in found.values() for one in cells}, key=int)
     numbers = f"seeds {', '.join(seeds)}" if len(seeds) > 1 else f"seed {seed}"
     text += ["", f"`{results['command']}`, {numbers}. {results['machine']}."]
     text += [f"The runs took at least {results['core_seconds'] / 60:.0f} minutes of one core."]
-    return "\n".join([*text, *common.notes(results)])
+    return "\n".join([*text, *reporting.notes(results)])
 
 
 def picture(results: dict[str, Any], path: Path) -> None:
     """Figure 2: p against similarity, one colour per target; dots for SGD, rings for Adam."""
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(1, len(PARTITIONS), figsize=(10, 4), layout="constrained")
+    figure, axes = reporting.subplots(1, len(PARTITIONS), figsize=(10, 4))
     for axis, (partition, (words, _, clients)) in zip(axes, PARTITIONS.items(), strict=True):
         axis.axhline(1 / clients, color="#888888", linewidth=1)
         axis.set(title=f"{words}, {clients} clients (line: equal shares)", xlabel="similarity", ylabel="p")
@@ -185,15 +182,12 @@ def picture(results: dict[str, Any], path: Path) -> None:
     handles, labels = axes[0].get_legend_handles_labels()
     if handles:
         figure.legend(handles, labels, loc="outside right center", frameon=False, fontsize=8)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
-    pyplot.close(figure)
+    reporting.save(figure, path)
 
 
 def report(results: dict[str, Any], out: Path, name: str) -> None:
     """Store the results, and write tables and picture from them."""
-    common.write(out / f"{name}.json", results)
-    common.write(out / f"{name}.md", tables(results))
+    reporting.publish(out / f"{name}.json", results, tables(results))
     picture(results, out / f"{name}.png")
 
 
@@ -207,42 +201,35 @@ def stored(out: Path, name: str) -> dict[str, Any]:
         "core_seconds": 0.0,
         "notes": [],
         "runs": {},
-        **common.read(out / f"{name}.json"),
+        **reporting.read(out / f"{name}.json"),
     }
 
 
-@common.reports_errors
+@reporting.reports_errors
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run what is missing, partition by partition."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = reporting.options(__doc__, common.RESULTS, (SEED,))
     parser.add_argument("--partition", nargs="+", choices=PARTITIONS, default=list(PARTITIONS))
     parser.add_argument("--only", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--targets", nargs="+", choices=TARGETS, default=list(TARGETS))
-    parser.add_argument("--seeds", type=int, nargs="+", default=[SEED], help="of splits, models and batches")
     parser.add_argument("--scale", choices=("large", "small"), default="large", help="both are described above")
     parser.add_argument("--rounds", type=int, help="instead of the scale's")
     parser.add_argument("--images", type=int, help="instead of the scale's")
     parser.add_argument("--runs", type=Path, help="run directories; by default runs/ssa_large or runs/ssa")
-    parser.add_argument("--out", type=Path, default=common.RESULTS, help="tables, picture and compact results")
-    parser.add_argument("--table", action="store_true", help="only write them again")
     args = parser.parse_args(arguments)
     name = "table_1" if args.scale == "large" else "table_1_small"
     results = stored(args.out, name)
-    if args.table:
-        report(results, args.out, name)
-        return common.verdict(results)
     asked = {key: vars(args)[key] for key in ("images", "rounds") if vars(args)[key]}
     place = args.runs or Path("runs/ssa" if args.scale == "small" else "runs/ssa_large")
     runs = Runs(place, replace(SCALES[name], **asked))
-    results |= {"machine": common.machine(), "scale": vars(runs.scale)}
-    before = results["core_seconds"]
-    for partition in args.partition:
-        for seed in args.seeds:
-            for method in sorted(args.only, key=lambda one: one in AWARE):  # what is cheap comes first
-                if fill(runs, results, partition, method, seed, args.targets):
-                    results["core_seconds"] = round(before + runs.spent, 1)
-                    report(results, args.out, name)
-    return common.verdict(results)
+    before, cheap_first = results["core_seconds"], sorted(args.only, key=lambda one: one in AWARE)
+    for partition, seed, method in product(args.partition, () if args.table else args.seeds, cheap_first):
+        if fill(runs, results, partition, method, seed, args.targets):
+            results |= {"machine": reporting.machine(), "scale": vars(runs.scale)}
+            results["core_seconds"] = round(before + runs.spent, 1)
+            report(results, args.out, name)
+    report(results, args.out, name)
+    return reporting.verdict(results)
 
 
 if __name__ == "__main__":

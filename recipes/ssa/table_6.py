@@ -10,14 +10,13 @@ them in a round.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import common
+import reporting
 from common import SEED, Runs, Scale
 from protocol import gained, mean_error
 
@@ -38,11 +37,9 @@ def tables(results: dict[str, Any]) -> str:
     text = ["# The number of clients (FedSSA, table 6, reduced)", ""]
     text += [
         "Accuracy in percent on the skew target of Fashion-MNIST, Dirichlet .5, at the scale of "
-        "[table_1_small](table_1_small.md)."
-    ]
-    text += [
+        "[table_1_small](table_1_small.md).",
         "The target depends on the first client's labels and thus on K: figures compare within a column, not across "
-        "columns."
+        "columns.",
     ]
     text += ["Means ± standard errors over seeds; gains over FedAvg are paired by seed, with 95 % intervals.", ""]
     found = {
@@ -58,44 +55,33 @@ def tables(results: dict[str, Any]) -> str:
         paper = PUBLISHED.get(name)
         lines.append([name, *shown, *gains, *([f"{value:.2f}" for value in paper] if paper else ["-"] * len(CLIENTS))])
     header = ["method", *(f"{words}{k}" for words in ("K = ", "gain, K = ", "paper (CIFAR-10): ") for k in CLIENTS)]
-    text += [common.table(header, lines), ""]
+    text += [reporting.table(header, lines), ""]
     seeds = sorted({seed for accuracy in found.values() for seed in accuracy}, key=int)
     text += [f"`{results['command']}`, seeds {', '.join(seeds)}. {results['machine']}."]
-    return "\n".join([*text, *common.notes(results)])
+    return "\n".join([*text, *reporting.notes(results)])
 
 
-def report(results: dict[str, Any], out: Path) -> None:
-    """Store the results and write the table."""
-    common.write(out / f"{NAME}.json", results)
-    common.write(out / f"{NAME}.md", tables(results))
-
-
-@common.reports_errors
+@reporting.reports_errors
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run what is missing."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = reporting.options(__doc__, common.RESULTS, (SEED, SEED + 1, SEED + 2), "runs/ssa")
     parser.add_argument("--clients", type=int, nargs="+", choices=CLIENTS, default=list(CLIENTS))
     parser.add_argument("--only", nargs="+", choices=ROWS, default=list(ROWS))
-    parser.add_argument("--seeds", type=int, nargs="+", default=[SEED, SEED + 1, SEED + 2])
     parser.add_argument("--rounds", type=int, default=Scale.rounds)
     parser.add_argument("--images", type=int, default=Scale.images)
-    parser.add_argument("--runs", type=Path, default=Path("runs/ssa"), help="run directories")
-    parser.add_argument("--out", type=Path, default=common.RESULTS, help="table and compact results")
-    parser.add_argument("--table", action="store_true", help="only write it again")
     args = parser.parse_args(arguments)
     empty = {"command": "python recipes/ssa/table_6.py", "machine": "", "notes": [], "runs": {}}
-    results = {**empty, **common.read(args.out / f"{NAME}.json")}
-    if args.table:
-        report(results, args.out)
-        return common.verdict(results)
+    stored = args.out / f"{NAME}.json"
+    results = empty | reporting.read(stored)
     runs = Runs(args.runs, Scale(args.images, args.rounds))
-    results["machine"] = common.machine()
-    for seed, clients, name in product(args.seeds, args.clients, args.only):
+    for seed, clients, name in product(() if args.table else args.seeds, args.clients, args.only):
         by_seed = results["runs"].setdefault(name, {}).setdefault(str(clients), {})
         if str(seed) not in by_seed:
             by_seed[str(seed)] = runs.figures(name, "niid_2", clients, seed, ["skew"])["skew"]
-            report(results, args.out)
-    return common.verdict(results)
+            results["machine"] = reporting.machine()
+            reporting.publish(stored, results, tables(results))
+    reporting.publish(stored, results, tables(results))
+    return reporting.verdict(results)
 
 
 if __name__ == "__main__":

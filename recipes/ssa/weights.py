@@ -11,7 +11,6 @@ lambdas, rates and epochs for the same client models.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -20,6 +19,7 @@ from statistics import fmean
 from typing import Any
 
 import common
+import reporting
 from common import ADAM, DESCENT, PARTITIONS, SEED, STEPS_A_PASS, Runs, Scale, alone, rounded, similarity
 
 from fedloom.core.parts import Mixing
@@ -147,7 +147,7 @@ def gains(seeds: Mapping[str, Mapping[str, Mapping[str, float]]]) -> str:
             each = [100 * (one[target][words] - one[target]["FedAvg"]) for one in seeds.values()]
             line.append(f"{fmean(each):+.2f} ({', '.join(f'{value:+.2f}' for value in each)})")
         lines.append(line)
-    return common.table(["", *common.TARGETS], lines)
+    return reporting.table(["", *common.TARGETS], lines)
 
 
 def percent(value: float | None) -> str:
@@ -166,7 +166,7 @@ def page(found: Mapping[str, Any], words: str, rows: Mapping[str, Any]) -> list[
             shown = [percent(found["votes"][target][name]) for target in SHOWN]
             lines.append([name, *shown, *([f"{value:.2f}" for value in paper] if paper else ["-"] * 3)])
         header = ["", *SHOWN, *(f"paper: {t}" for t in ("skew", "imb", "uniform"))]
-        text += [common.table(header, lines)]
+        text += [reporting.table(header, lines)]
     if "plugged" in found:
         text += ["", f"## {words}: after training (table 3)", ""]
         lines = []
@@ -178,7 +178,7 @@ def page(found: Mapping[str, Any], words: str, rows: Mapping[str, Any]) -> list[
                 lines.append([name, policy, *shown, *(paper if policy == "FedSSA" else [""] * 3)])
         text += ["Accuracy, and in brackets the gain over the method's own server model.", ""]
         header = ["method", "weights", *SHOWN, *(f"paper: {t}" for t in ("skew", "imb", "uniform"))]
-        text += [common.table(header, lines)]
+        text += [reporting.table(header, lines)]
         if "seeds" in found:
             text += [
                 "",
@@ -189,7 +189,7 @@ def page(found: Mapping[str, Any], words: str, rows: Mapping[str, Any]) -> list[
         cells = found["plugged"]["FedAvg"]
         rules = {"before": "FedAvg"} | {policy: policy for policy in ("similarity", "confidence", *LEARNT)}
         lines = [[shown, *(percent(cells[t][key]) for t in cells)] for key, shown in rules.items()]
-        text += [common.table(["", *cells], lines)]
+        text += [reporting.table(["", *cells], lines)]
     if "single" in found:
         text += ["", f"## {words}: single client models (table 4)", ""]
         lines = []
@@ -197,7 +197,7 @@ def page(found: Mapping[str, Any], words: str, rows: Mapping[str, Any]) -> list[
             others = [percent(rows.get(n, {}).get(target, {}).get("accuracy")) for n in BESIDE]
             lines.append([target, *map(percent, each), *others])
         clients = [f"L{k + 1}" for k in range(len(found["single"]["skew"]))]
-        text += [common.table(["target", *clients, *BESIDE], lines)]
+        text += [reporting.table(["target", *clients, *BESIDE], lines)]
     if "sensitivity" in found:
         text += ["", f"## {words}: other settings of the weights (tables 7 and 8, figures 4b to 4d)", ""]
         text += [
@@ -209,9 +209,9 @@ def page(found: Mapping[str, Any], words: str, rows: Mapping[str, Any]) -> list[
             [f"{e:g}", *(" / ".join(percent(tried[t][f"lambda {v:g} {e:g}"]) for t in SHOWN) for v in VARIANCES)]
             for e in ENTROPIES
         ]
-        text += [common.table(["λ_we", *(f"λ_var {v:g}" for v in VARIANCES)], lines), ""]
+        text += [reporting.table(["λ_we", *(f"λ_var {v:g}" for v in VARIANCES)], lines), ""]
         lines = [[key, *(percent(tried[t][key]) for t in SHOWN)] for key in tried["skew"] if key[:6] != "lambda"]
-        text += [common.table(["setting", *SHOWN], lines)]
+        text += [reporting.table(["setting", *SHOWN], lines)]
     return text
 
 
@@ -228,35 +228,33 @@ def tables(results: dict[str, Any], rows: Mapping[str, Any]) -> str:
         mine = {name: seeds.get(str(results["seed"]), {}) for name, seeds in rows.get(partition, {}).items()}
         text += page(results["found"].get(partition, {}), words, mine)
     text += ["", f"`{results['command']}`, seed {results['seed']}. {results['machine']}."]
-    return "\n".join([*text, *common.notes(results)])
+    return "\n".join([*text, *reporting.notes(results)])
 
 
 def report(results: dict[str, Any], out: Path) -> None:
     """Store the results and write the tables."""
-    common.write(out / f"{NAME}.json", results)
-    common.write(out / f"{NAME}.md", tables(results, common.read(out / "table_1_small.json").get("runs", {})))
+    reporting.publish(
+        out / f"{NAME}.json", results, tables(results, reporting.read(out / "table_1_small.json").get("runs", {}))
+    )
 
 
-@common.reports_errors
+@reporting.reports_errors
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run what is missing, partition by partition."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = reporting.options(__doc__, common.RESULTS, runs="runs/ssa")
     parser.add_argument("--partition", nargs="+", choices=PARTITIONS, default=["niid_1"])
     parser.add_argument("--seed", type=int, default=SEED)
     parser.add_argument("--seeds", type=int, nargs="+", default=[], help="of FedAvg's runs, for gains seed by seed")
     parser.add_argument("--rounds", type=int, default=Scale.rounds)
     parser.add_argument("--images", type=int, default=Scale.images)
-    parser.add_argument("--runs", type=Path, default=Path("runs/ssa"), help="run directories")
-    parser.add_argument("--out", type=Path, default=common.RESULTS, help="tables and compact results")
-    parser.add_argument("--table", action="store_true", help="only write them again")
     args = parser.parse_args(arguments)
     empty = {"command": "python recipes/ssa/weights.py", "machine": "", "seed": args.seed, "notes": [], "found": {}}
-    results = {**empty, **common.read(args.out / f"{NAME}.json")}
+    results = {**empty, **reporting.read(args.out / f"{NAME}.json")}
     if args.table:
         report(results, args.out)
         return 0
     runs = Runs(args.runs, Scale(args.images, args.rounds))
-    results["machine"] = common.machine()
+    results["machine"] = reporting.machine()
     for partition in args.partition:
         found = results["found"].setdefault(partition, {})
         for name, measure in (("single", single), ("plugged", plugged), ("votes", votes),

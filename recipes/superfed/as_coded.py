@@ -9,16 +9,14 @@ two classes, five a round, the scripts' settings; a client deploys λ = .5.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import common
 import numpy as np
+import reporting
 import torch
 from common import SCRIPTS
 from protocol import mean_error
@@ -28,7 +26,6 @@ from torch import Tensor
 from fedloom.core.context import Context
 from fedloom.core.parts import Drift
 from fedloom.core.rng import stream
-from fedloom.data import Source, sources
 from fedloom.experiment.experiment import Experiment
 from fedloom.experiment.federated import run
 
@@ -57,49 +54,42 @@ def as_coded(made: Experiment) -> Experiment:
     return replace(made, method=replace(made.method, personal=replace(personal, mu=0.0), drift=pull))  # type: ignore[call-arg]
 
 
-@cache
-def images() -> Source:
-    """MNIST."""
-    return sources.make("mnist")
-
-
 def trial(name: str, seed: int, rounds: int) -> dict[str, Any]:
     """One run's figures."""
-    mnist = images()
+    mnist = common.mnist()
     rows = stream(seed, "as coded").permutation(len(mnist.train))[:IMAGES]
     few = replace(mnist, train=mnist.train.take(np.sort(rows)), groups=None, groups_test=None)
     made = experiment(name.partition(",")[0], data(few, CLIENTS, seed), rounds, seed, SCRIPTS)
     made = as_coded(made) if "as coded" in name else made
     history = run(made).history
-    return {"accuracy": history[-1]["clients/accuracy/mean"], "left_out": common.left_out(history), "rounds": rounds}
+    return {"accuracy": history[-1]["clients/accuracy/mean"], "left_out": reporting.left_out(history), "rounds": rounds}
 
 
 def page(results: dict[str, Any]) -> str:
     """The results as Markdown."""
     rows = [[n, mean_error([r["accuracy"] for r in by.values()], 100, 2)] for n, by in results["runs"].items()]
     text = ["# SuPerFed-MM as coded", "", (__doc__ or "").split("\n\n")[2].replace("\n", " "), ""]
-    text += [common.table(["method", "accuracy of clients, %"], rows), "", f"`{results['command']}`", ""]
-    return "\n".join([*text, f"{results['machine']}.", *common.notes(results)])
+    text += [reporting.table(["method", "accuracy of clients, %"], rows), "", f"`{results['command']}`", ""]
+    return "\n".join([*text, f"{results['machine']}.", *reporting.notes(results)])
 
 
-@common.reports_errors
+@reporting.reports_errors
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run what is missing, seed by seed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
+    parser = reporting.options(__doc__, common.RESULTS, SEEDS)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--out", type=Path, default=common.RESULTS)
     given = parser.parse_args(arguments)
     place = given.out / "as_coded.json"
     results = {"command": "FEDLOOM_DATA=... python recipes/superfed/as_coded.py", "notes": [], "runs": {}}
-    results |= common.read(place) | {"machine": common.machine()}
-    for seed in given.seeds:
+    results |= reporting.read(place)
+    for seed in () if given.table else given.seeds:
+        results["machine"] = reporting.machine()
         for name in ROWS:
             if str(seed) not in results["runs"].setdefault(name, {}):
                 results["runs"][name][str(seed)] = trial(name, seed, given.rounds)
-                common.write(place, results)
-    common.write(given.out / "as_coded.md", page(results))
-    return common.verdict(results)
+                reporting.write(place, results)
+    reporting.write(given.out / "as_coded.md", page(results))
+    return reporting.verdict(results)
 
 
 if __name__ == "__main__":

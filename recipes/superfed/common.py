@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import numpy as np
 import pyarrow.parquet as parquet
-from torch import float32, nn
+from torch import nn
 
 from fedloom import methods
 from fedloom.core.federation import Federation
 from fedloom.core.local import Local
+from fedloom.data import Source, sources
 from fedloom.experiment.experiment import Evaluation, Experiment
 from fedloom.experiment.federated import RunResult, run
+from fedloom.experiment.rundir import RunDirectory
 from fedloom.models import models
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 from protocol import mean_error
-from reporting import cpu_seconds, left_out, machine, notes, read, reports_errors, rounded, table, verdict, write
-
-__all__ = ["float32", "left_out", "machine", "notes", "read", "reports_errors", "rounded", "table", "verdict", "write"]
+from reporting import cpu_seconds, left_out, notes, rounded
 
 RESULTS = Path(__file__).parent / "results"
 START = 0.4  # L/T
@@ -78,6 +78,12 @@ PROTOCOLS = {  # what a client of SuPerFed deploys, and the keys of a run's reco
 }
 
 
+@cache
+def mnist() -> Source:
+    """MNIST, read once."""
+    return sources.make("mnist")
+
+
 def two_nn(network: str = "two_nn") -> nn.Module:
     """The network for MNIST."""
     return models.make(network, classes=10, inputs=(1, 28, 28))
@@ -127,13 +133,6 @@ def done(chosen: Experiment, where: Path) -> tuple[RunResult, float]:
     return result, cpu_seconds() - started
 
 
-def history(where: Path) -> list[dict[str, Any]]:
-    """A run's records so far."""
-    path = where / "metrics.jsonl"
-    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-    return [json.loads(line) for line in lines if line.endswith("\n")]
-
-
 def trained(where: Path, until: int, since: int = 0) -> set[int]:
     """The clients that have taken part after round ``since`` and up to ``until``, according to the run's tables."""
     rows = parquet.read_table(where / "mixing.parquet").to_pydict()
@@ -160,24 +159,18 @@ def took_part(where: Path, metric: str = "accuracy") -> dict[str, float]:
 
 def cell(where: Path, metric: str = "accuracy") -> dict[str, Any]:
     """A run's results so far: the curve of each protocol, and the clients that took part; empty if unmeasured."""
-    measured = [r for r in history(where) if f"clients/{metric}/mean" in r]
+    history = RunDirectory(where).metrics()
+    measured = [r for r in history if f"clients/{metric}/mean" in r]
     if not measured or not (where / "clients.parquet").exists():
         return {}
     found: dict[str, Any] = {"rounds": measured[-1]["round"], "at": [r["round"] for r in measured]}
-    found["left_out"] = left_out(history(where))
+    found["left_out"] = left_out(history)
     for name, keys in PROTOCOLS.items():
         mean, deviation = (key and key.format(metric) for key in keys)
         if mean in measured[-1]:
             columns = [[rounded(r.get(key)) for r in measured] for key in (mean, deviation) if key]
             found[name] = dict(zip(("mean", "std"), columns, strict=False))
     return found | {"took part": {k: rounded(v) for k, v in took_part(where, metric).items()}}
-
-
-def spend(results: dict[str, Any], spent: Mapping[str, float]) -> None:
-    """Add the CPU seconds of some runs to those of the results."""
-    for key, seconds in spent.items():
-        total = results.setdefault("core_seconds", {})
-        total[key] = round(total.get(key, 0.0) + seconds, 1)
 
 
 def foot(results: dict[str, Any]) -> list[str]:

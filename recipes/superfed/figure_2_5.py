@@ -10,7 +10,6 @@ unfinished; the published figure, too, is of 500 clients after 500 rounds.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,15 +17,15 @@ from statistics import fmean
 from typing import Any
 
 import common
-import matplotlib
 import numpy as np
+import reporting
 import table_2_3 as pathological
+import torch
 from loss_surface import barrier
 from protocol import mean_error
 
 from fedloom.core.federation import Federation
 from fedloom.core.parts import Use
-from fedloom.data import sources
 from fedloom.experiment.evaluate import Evaluator
 from fedloom.experiment.experiment import Experiment
 from fedloom.experiment.federated import RunResult
@@ -39,7 +38,7 @@ CLIENTS = 500
 
 def evaluator(chosen: Experiment, federation: Federation) -> Evaluator:
     """The evaluator of a finished run's models."""
-    data = placed(federation, common.float32, "cpu")
+    data = placed(federation, torch.float32, "cpu")
     return Evaluator(make_plan(chosen, data, "cpu"), data, chosen.evaluation)
 
 
@@ -56,11 +55,11 @@ def swept(chosen: Experiment, federation: Federation, result: RunResult) -> dict
         "clients": len(clients),
         "of": len(federation.train),
         "rounds": result.snapshot.server.round,
-        "left_out": common.left_out(result.history),
-        "mean": [common.rounded(float(a.mean())) for a in accuracy],
-        "std": [common.rounded(float(a.std())) for a in accuracy],
-        "loss": [common.rounded(float(a.mean())) for a in loss],
-        "barrier": common.rounded(float(np.mean([barrier(of) for of in loss.T]))),
+        "left_out": reporting.left_out(result.history),
+        "mean": [reporting.rounded(float(a.mean())) for a in accuracy],
+        "std": [reporting.rounded(float(a.std())) for a in accuracy],
+        "loss": [reporting.rounded(float(a.mean())) for a in loss],
+        "barrier": reporting.rounded(float(np.mean([barrier(of) for of in loss.T]))),
     }
 
 
@@ -90,68 +89,47 @@ def page(results: dict[str, Any], picture: str) -> str:
         for name, runs in results["runs"].items()
     ]
     header = ["method", "seeds", "clients", "rounds", *(f"{at:g}" for at in GRID), "barrier"]
-    text += [common.table(header, rows), "", f"![accuracy against λ]({picture})"]
+    text += [reporting.table(header, rows), "", f"![accuracy against λ]({picture})"]
     return "\n".join([*text, *common.foot(results)])
 
 
 def draw(results: dict[str, Any], path: Path) -> None:
     """One panel per method: the mean over clients and seeds, and one standard deviation over clients around it."""
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(1, len(METHODS), figsize=(10, 3.2), sharey=True, layout="constrained")
+    figure, axes = reporting.subplots(1, len(METHODS), figsize=(10, 3.2), sharey=True)
     for axis, name in zip(axes, METHODS, strict=True):
         if runs := results["runs"].get(name):
             mean, deviation = (curves(runs, key).mean(axis=0) for key in ("mean", "std"))
             axis.errorbar(GRID, mean, deviation, capsize=2, color="#0b6e99" if name == "APFL" else "#c1272d")
         axis.set(title=name, xlabel="λ (0: server's model, 1: client's own)")
     axes[0].set_ylabel("top-1 accuracy, %")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
-    pyplot.close(figure)
+    reporting.save(figure, path)
 
 
-def write(results: dict[str, Any], path: Path) -> None:
-    """Numbers and page."""
-    common.write(path, results)
-    common.write(path.with_suffix(".md"), page(results, path.with_suffix(".png").name))
-
-
-@common.reports_errors
+@reporting.reports_errors
 def main(arguments: Sequence[str] | None = None) -> int:
     """Sweep λ over the runs of the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser = reporting.options(__doc__, common.RESULTS, (0, 1, 2), "runs/superfed/table_2_3")
     parser.add_argument("--only", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--clients", type=int, choices=pathological.ROUNDS, default=CLIENTS)
     parser.add_argument("--settings", choices=common.SETTINGS, default="scripts", help="the scripts' or the text's")
     parser.add_argument("--rounds", type=int, help="instead of the table's for so many clients")
-    parser.add_argument("--runs", type=Path, default=Path("runs/superfed/table_2_3"), help="run directories")
-    parser.add_argument("--out", type=Path, default=common.RESULTS)
-    parser.add_argument("--table", action="store_true", help="only write page and picture again")
     args = parser.parse_args(arguments)
     settings = common.SETTINGS[args.settings]
     stored = args.out / f"figure_2_5{settings.suffix}.json"
     command = f"python recipes/superfed/figure_2_5.py --settings {args.settings}"
-    results = {"command": command, "notes": [], "runs": {}} | common.read(stored)
-    if args.table:
-        write(results, stored)
-        return finished(results, stored)
-    mnist, rounds = sources.make("mnist"), args.rounds or pathological.ROUNDS[args.clients]
-    for seed in args.seeds:
-        federation = pathological.data(mnist, args.clients, seed)
+    results = {"command": command, "notes": [], "runs": {}} | reporting.read(stored)
+    rounds = args.rounds or pathological.ROUNDS[args.clients]
+    for seed in () if args.table else args.seeds:
+        federation = pathological.data(common.mnist(), args.clients, seed)
         for name in args.only:
             chosen = pathological.experiment(name, federation, rounds, seed, settings)
             result, _ = common.done(chosen, pathological.place(args.runs, args.clients, name, seed, settings))
             results["runs"].setdefault(name, {})[str(seed)] = swept(chosen, federation, result)
-            write(results | {"machine": common.machine()}, stored)
-    return finished(results, stored)
-
-
-def finished(results: dict[str, Any], stored: Path) -> int:
-    """Draw the picture of the results; returns the exit code."""
+            results["machine"] = reporting.machine()
+            reporting.write(stored, results)
+    reporting.publish(stored, results, page(results, stored.with_suffix(".png").name))
     draw(results, stored.with_suffix(".png"))
-    return common.verdict(results)
+    return reporting.verdict(results)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ the server's model towards a client's until that loss has risen by .1. The pictu
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,8 +19,8 @@ from statistics import fmean
 from typing import Any
 
 import common
-import matplotlib
 import numpy as np
+import reporting
 import table_2_3 as pathological
 import torch
 from loss_surface import Loss, Plane, cross_entropy, draw, segment, surface
@@ -30,7 +29,6 @@ from torch import Tensor
 
 from fedloom.compute.live import Live
 from fedloom.core.plan import ClientPlan
-from fedloom.data import sources
 from fedloom.experiment.experiment import Experiment
 from fedloom.experiment.federated import RunResult
 from fedloom.experiment.runtime import reproducible
@@ -62,7 +60,7 @@ def reach(loss: Loss, w: Tensor, v: Tensor, steps: int = 41) -> float:
 def measured(chosen: Experiment, where: Path, steps: int, axis: Any = None) -> dict[str, Any]:
     """Run or resume a method; distances and losses around its server's model, drawn where there is an axis."""
     result, _ = common.done(chosen, where)
-    data = placed(chosen.federation, common.float32, "cpu")
+    data = placed(chosen.federation, torch.float32, "cpu")
     plan = make_plan(chosen, data, "cpu")
     w = result.snapshot.server.theta
     loss = cross_entropy(plan.model, plan.layout, data.test.x[:IMAGES], data.test.y[:IMAGES])
@@ -74,11 +72,11 @@ def measured(chosen: Experiment, where: Path, steps: int, axis: Any = None) -> d
             axis.figure.colorbar(bar, ax=axis, label="test loss (cut off at 3)")
         return {
             "rounds": result.snapshot.server.round,
-            "left_out": common.left_out(result.history),
-            "loss": common.rounded(float(loss(w))),
-            "distances": [common.rounded(float(torch.linalg.vector_norm(v - w))) for v in own],
-            "reach": [common.rounded(reach(loss, w, v)) for v in own],
-            "below": common.rounded(found.share_below(float(loss(w)) + RISE)),
+            "left_out": reporting.left_out(result.history),
+            "loss": reporting.rounded(float(loss(w))),
+            "distances": [reporting.rounded(float(torch.linalg.vector_norm(v - w))) for v in own],
+            "reach": [reporting.rounded(reach(loss, w, v)) for v in own],
+            "below": reporting.rounded(found.share_below(float(loss(w)) + RISE)),
         }
 
 
@@ -102,47 +100,35 @@ def page(results: dict[str, Any]) -> str:
     ]
     header = ["method", "seeds", "rounds", "loss of w", "distance of the clients' models"]
     header += [f"distance until the loss has risen by {RISE}"]
-    text += [common.table(header, rows), ""]
-    text += [f"`{results['command']}`. {results.get('machine', '')}."]
-    return "\n".join([*text, *common.notes(results)])
+    return "\n".join([*text, reporting.table(header, rows), *common.foot(results)])
 
 
-@common.reports_errors
+@reporting.reports_errors
 def main(arguments: Sequence[str] | None = None) -> int:
     """Draw the planes of the runs of the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser = reporting.options(__doc__, common.RESULTS, (0, 1, 2), "runs/superfed/table_2_3")
     parser.add_argument("--only", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--steps", type=int, default=25, help="places along each axis")
-    parser.add_argument("--runs", type=Path, default=Path("runs/superfed/table_2_3"), help="run directories")
-    parser.add_argument("--out", type=Path, default=common.RESULTS)
-    parser.add_argument("--table", action="store_true", help="only write the page again")
     args = parser.parse_args(arguments)
     empty = {"command": "python recipes/superfed/landscape.py", "notes": [], "runs": {}}
-    results = empty | common.read(args.out / "landscape.json")
+    results = empty | reporting.read(args.out / "landscape.json")
     if args.table:
-        common.write(args.out / "landscape.md", page(results))
-        return common.verdict(results)
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(1, len(args.only), figsize=(4.2 * len(args.only), 3.6), layout="constrained")
+        reporting.write(args.out / "landscape.md", page(results))
+        return reporting.verdict(results)
+    figure, axes = reporting.subplots(1, len(args.only), figsize=(4.2 * len(args.only), 3.6))
     for seed in args.seeds:
-        federation = pathological.data(sources.make("mnist"), CLIENTS, seed)
+        federation = pathological.data(common.mnist(), CLIENTS, seed)
         for name, axis in zip(args.only, np.atleast_1d(axes), strict=True):
             where = pathological.place(args.runs, CLIENTS, name, seed)
             shown = axis if seed == args.seeds[0] else None
             chosen = pathological.experiment(name, federation, args.rounds, seed)
             results["runs"].setdefault(name, {})[str(seed)] = measured(chosen, where, args.steps, shown)
             axis.set_title(name)
-    args.out.mkdir(parents=True, exist_ok=True)
-    figure.savefig(args.out / "landscape.png", dpi=110)
-    pyplot.close(figure)
-    results |= {"machine": common.machine()}
-    common.write(args.out / "landscape.json", results)
-    common.write(args.out / "landscape.md", page(results))
-    return common.verdict(results)
+    reporting.save(figure, args.out / "landscape.png")
+    results |= {"machine": reporting.machine()}
+    reporting.publish(args.out / "landscape.json", results, page(results))
+    return reporting.verdict(results)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ so that distances in a plot equal distances between parameters. Garipov et al., 
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,9 @@ from torch import Tensor, nn
 
 from fedloom.core.errors import ConfigError
 from fedloom.core.layout import Layout, call
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+import reporting
 
 Loss = Callable[[Tensor], Tensor]  # model [P] -> loss []
 
@@ -199,13 +203,6 @@ def draw(axis: Any, found: Surface, names: Sequence[str] = ("1", "2", "3"), high
 
 def picture(found: Surface, path: Path, names: Sequence[str] = ("1", "2", "3"), highest: float | None = None) -> None:
     """``draw`` into a file."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axis = pyplot.subplots(figsize=(5, 4), layout="constrained")
+    figure, axis = reporting.subplots(figsize=(5, 4))
     figure.colorbar(draw(axis, found, names, highest), ax=axis, label="loss")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
-    pyplot.close(figure)
+    reporting.save(figure, path)

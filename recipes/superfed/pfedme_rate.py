@@ -8,15 +8,14 @@ rate·λ of its way to w on top of the loss's own slope: the authors' rate, .09,
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import common
+import reporting
 from protocol import find, gained, mean_error
 
 from fedloom import methods
@@ -47,7 +46,7 @@ def trial(rate: float, seed: int) -> dict[str, Any]:
     )
     history = run(experiment).history
     last = {"clients": history[-1]["clients/accuracy/mean"], "server": history[-1]["global/accuracy"]}
-    return {**{name: common.rounded(value) for name, value in last.items()}, "left_out": common.left_out(history)}
+    return {**{name: reporting.rounded(value) for name, value in last.items()}, "left_out": reporting.left_out(history)}
 
 
 def page(results: dict[str, Any]) -> str:
@@ -59,27 +58,25 @@ def page(results: dict[str, Any]) -> str:
         more = gained(values["clients"], usual, 100) if name != f"{RATES[0]:g}" else ""
         lines.append([name, *(mean_error(each.values(), 100) for each in values.values()), more])
     text = ["# The learning rate of pFedMe's personal models", "", (__doc__ or "").split("\n\n")[2].strip(), ""]
-    text += [common.table(header, lines), "", f"`{results['command']}`. {results['machine']}."]
-    return "\n".join([*text, *common.notes(results)])
+    text += [reporting.table(header, lines), "", f"`{results['command']}`. {results['machine']}."]
+    return "\n".join([*text, *reporting.notes(results)])
 
 
-@common.reports_errors
+@reporting.reports_errors
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run what is missing."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
-    parser.add_argument("--out", type=Path, default=common.RESULTS)
-    given = parser.parse_args(arguments)
+    given = reporting.options(__doc__, common.RESULTS, SEEDS).parse_args(arguments)
     place = given.out / f"{NAME}.json"
     results = {"command": f"python recipes/superfed/{NAME}.py", "notes": [], "runs": {}}
-    results |= common.read(place) | {"machine": common.machine()}
-    for seed, rate in product(given.seeds, RATES):
+    results |= reporting.read(place)
+    for seed, rate in product(() if given.table else given.seeds, RATES):
+        results["machine"] = reporting.machine()
         by_seed = results["runs"].setdefault(f"{rate:g}", {})
         if str(seed) not in by_seed:
             by_seed[str(seed)] = trial(rate, seed)
-            common.write(place, results)
-            common.write(given.out / f"{NAME}.md", page(results))
-    return common.verdict(results)
+            reporting.write(place, results)
+    reporting.write(given.out / f"{NAME}.md", page(results))
+    return reporting.verdict(results)
 
 
 if __name__ == "__main__":

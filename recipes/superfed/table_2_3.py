@@ -20,7 +20,6 @@ show the participating clients alone.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -31,13 +30,13 @@ from statistics import fmean
 from typing import Any
 
 import common
-import matplotlib
 import numpy as np
+import reporting
 from common import TEXT, Protocol
 from protocol import gained, mean_error
 
 from fedloom.core.federation import Federation
-from fedloom.data import Source, federate, sources
+from fedloom.data import Source, federate
 from fedloom.data.partitions import Pathological
 from fedloom.experiment.experiment import Experiment
 
@@ -106,13 +105,11 @@ def last(runs: Mapping[str, Any], *path: str) -> dict[str, float]:
 def tables(results: dict[str, Any]) -> str:
     """The results beside the published ones."""
     text = ["# Personal models on MNIST, two classes a client (Hahn, thesis, table 2.3)", ""]
-    text += ["Top-1 accuracy in percent of what each client deploys after the last round, mean ± standard error over"]
     text += [
-        "seeds: over all clients (in brackets, the standard deviation over clients), and over those that took part"
-    ]
-    text += ["at least once. A client that never took part deploys the server's model (with the initial private part,"]
-    text += [
-        "if there is one). Gains over FedAvg are paired by seed, with 95 % intervals. SuPerFed's clients choose λ on"
+        "Top-1 accuracy in percent of what each client deploys after the last round, mean ± standard error over",
+        "seeds: over all clients (in brackets, the standard deviation over clients), and over those that took part",
+        "at least once. A client that never took part deploys the server's model (with the initial private part,",
+        "if there is one). Gains over FedAvg are paired by seed, with 95 % intervals. SuPerFed's clients choose λ on",
     ]
     text += ["50 or more validation images of their own, or use λ = .5 if they have fewer; in results with the text's"]
     text += ["settings and 50 or 500 clients, they chose on any number."]
@@ -137,7 +134,7 @@ def tables(results: dict[str, Any]) -> str:
             "published, 500 rounds",
         ]  # fmt: skip
         words = f"{clients} clients, {', '.join(map(str, done))} rounds"
-        text += ["", f"## {words}", "", common.table(header, rows)]
+        text += ["", f"## {words}", "", reporting.table(header, rows)]
     rows = [
         [
             str(clients),
@@ -150,22 +147,17 @@ def tables(results: dict[str, Any]) -> str:
     ]
     text += ["", "## What a SuPerFed client deploys: three protocols and the two ends", ""]
     text += [
-        "`validation`: what a client deploys. `lambda .5`: the middle for all clients. `as published`: the λ of 0, .1,"
-    ]
-    text += [
-        "..., 1 that is best on the client's *test* images, which no client could choose in practice; the published"
+        "`validation`: what a client deploys. `lambda .5`: the middle for all clients. `as published`: the λ of 0, .1,",
+        "..., 1 that is best on the client's *test* images, which no client could choose in practice; the published",
     ]
     text += ["figures of SuPerFed are of this kind.", ""]
-    text += [common.table(["clients", "method", *common.PROTOCOLS], rows)]
+    text += [reporting.table(["clients", "method", *common.PROTOCOLS], rows)]
     return "\n".join([*text, *common.foot(results)])
 
 
 def picture(results: dict[str, Any], path: Path) -> None:
     """Mean accuracy over all clients (bars) and over those that took part (dots), beside the published one."""
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(1, len(ROUNDS), figsize=(11, 4), sharey=True, layout="constrained")
+    figure, axes = reporting.subplots(1, len(ROUNDS), figsize=(11, 4), sharey=True)
     for number, (axis, clients) in enumerate(zip(axes, sorted(ROUNDS), strict=True)):
         cells = results["runs"].get(str(clients), {})
         for at, name in enumerate(PUBLISHED):
@@ -179,54 +171,39 @@ def picture(results: dict[str, Any], path: Path) -> None:
     axes[0].set_yticks(range(len(PUBLISHED)), list(PUBLISHED))
     axes[0].invert_yaxis()
     figure.suptitle("bar: all clients, dots: those that took part, by seed, |: published, 500 rounds", fontsize=9)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
-    pyplot.close(figure)
+    reporting.save(figure, path)
 
 
 def report(
     runs: Path, out: Path, facts: dict[str, Any], spent: dict[str, float] | None = None, chosen: Protocol = TEXT
-) -> None:
+) -> dict[str, Any]:
     """Update the stored results, and write the table from them."""
     path = out / f"table_2_3{chosen.suffix}.json"
-    results = collect(runs, common.read(path), chosen) | facts
-    common.spend(results, spent or {})
-    common.write(path, results)
-    common.write(path.with_suffix(".md"), tables(results))
+    results = collect(runs, reporting.read(path), chosen) | facts
+    reporting.spend(results, spent or {})
+    reporting.publish(path, results, tables(results))
+    return results
 
 
-@common.reports_errors
+@reporting.reports_errors
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run what is missing, one number of clients after the other."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser = reporting.options(__doc__, common.RESULTS, (0, 1, 2), "runs/superfed/table_2_3")
     parser.add_argument("--only", nargs="+", choices=PUBLISHED, default=list(PUBLISHED))
     parser.add_argument("--clients", type=int, nargs="+", choices=ROUNDS, default=list(ROUNDS))
     parser.add_argument("--settings", choices=common.SETTINGS, default="scripts", help="the scripts' or the text's")
     parser.add_argument("--rounds", type=int, help="instead of each number of clients' own")
-    parser.add_argument("--runs", type=Path, default=Path("runs/superfed/table_2_3"), help="run directories")
-    parser.add_argument("--out", type=Path, default=common.RESULTS, help="table, picture and compact results")
-    parser.add_argument("--table", action="store_true", help="only write them again")
     args = parser.parse_args(arguments)
     chosen = common.SETTINGS[args.settings]
-    stored = args.out / f"table_2_3{chosen.suffix}.json"
-    if args.table:
-        report(args.runs, args.out, {}, chosen=chosen)
-        return finished(stored)
-    mnist = sources.make("mnist")
-    for clients, seed in product(args.clients, args.seeds):
-        federation = data(mnist, clients, seed)
+    for clients, seed in product(args.clients, () if args.table else args.seeds):
+        federation = data(common.mnist(), clients, seed)
         for name in args.only:
             made = experiment(name, federation, args.rounds or ROUNDS[clients], seed, chosen)
             seconds = common.done(made, place(args.runs, clients, name, seed, chosen))[1]
-            report(args.runs, args.out, {"machine": common.machine()}, {f"{name}, {clients}": seconds}, chosen)
-    return finished(stored)
-
-
-def finished(stored: Path) -> int:
-    """Draw the picture of the stored results; returns the exit code."""
-    picture(common.read(stored), stored.with_suffix(".png"))
-    return common.verdict(common.read(stored))
+            report(args.runs, args.out, {"machine": reporting.machine()}, {f"{name}, {clients}": seconds}, chosen)
+    results = report(args.runs, args.out, {}, chosen=chosen)
+    picture(results, args.out / f"table_2_3{chosen.suffix}.png")
+    return reporting.verdict(results)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ from their last checkpoint.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from itertools import product
@@ -23,12 +22,14 @@ from pathlib import Path
 from typing import Any
 
 import common
+import reporting
 from protocol import gained, mean_error
 
 from fedloom.core.federation import Federation
-from fedloom.data import Source, federate, sources
+from fedloom.data import Source, federate
 from fedloom.data.labels import LabelNoise, PairNoise, Symmetric
 from fedloom.data.partitions import Dirichlet
+from fedloom.experiment.rundir import RunDirectory
 
 ROUNDS, CLIENTS, START = 60, 100, 0.4
 METRICS = ("accuracy", "ece", "mce")
@@ -65,16 +66,16 @@ def data(mnist: Source, noise: LabelNoise, seed: int) -> Federation:
 
 def cell(where: Path) -> dict[str, Any]:
     """The results of a run so far: each metric over all clients, and over those that took part."""
-    measured = [r for r in common.history(where) if "clients/accuracy/mean" in r]
+    measured = [r for r in RunDirectory(where).metrics() if "clients/accuracy/mean" in r]
     if not measured:
         return {}
     last, found = measured[-1], {"rounds": measured[-1]["round"]}
     for metric in METRICS:
-        part = {k: common.rounded(v) for k, v in common.took_part(where, metric).items()}
-        found[metric] = {"mean": common.rounded(last[f"clients/{metric}/mean"]), **part}
-        found[metric]["std"] = common.rounded(last[f"clients/{metric}/std"])
+        part = {k: reporting.rounded(v) for k, v in common.took_part(where, metric).items()}
+        found[metric] = {"mean": reporting.rounded(last[f"clients/{metric}/mean"]), **part}
+        found[metric]["std"] = reporting.rounded(last[f"clients/{metric}/std"])
         if f"as_published/{metric}/mean" in last:
-            found[metric]["as published"] = common.rounded(last[f"as_published/{metric}/mean"])
+            found[metric]["as published"] = reporting.rounded(last[f"as_published/{metric}/mean"])
     return found
 
 
@@ -123,44 +124,36 @@ def tables(results: dict[str, Any]) -> str:
                 everyone, f"{ece:.2f} / {mce:.2f} / {paper:.2f}",
             ])  # fmt: skip
         header = ["method", "seeds", "rounds", "ECE", "MCE", "accuracy", "gain over FedAvg", "all clients"]
-        body = common.table([*header, "published, 500 rounds"], rows) if rows else "Not run."
+        body = reporting.table([*header, "published, 500 rounds"], rows) if rows else "Not run."
         text += ["", f"## {setting}", "", body]
     return "\n".join([*text, *common.foot(results)])
 
 
-def report(runs: Path, out: Path, facts: dict[str, Any], spent: dict[str, float] | None = None) -> None:
+def report(runs: Path, out: Path, facts: dict[str, Any], spent: dict[str, float] | None = None) -> dict[str, Any]:
     """Update the stored results, and write the table from them."""
-    results = collect(runs, common.read(out / "table_2_6.json")) | facts
-    common.spend(results, spent or {})
-    common.write(out / "table_2_6.json", results)
-    common.write(out / "table_2_6.md", tables(results))
+    results = collect(runs, reporting.read(out / "table_2_6.json")) | facts
+    reporting.spend(results, spent or {})
+    reporting.publish(out / "table_2_6.json", results, tables(results))
+    return results
 
 
-@common.reports_errors
+@reporting.reports_errors
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run what is missing, one kind of noise after the other."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser = reporting.options(__doc__, common.RESULTS, (0, 1, 2), "runs/superfed/table_2_6")
     parser.add_argument(
         "--only", nargs="+", choices=PUBLISHED, default=[name for name in PUBLISHED if name != "pFedMe"]
     )
     parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=list(USUAL))
     parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--runs", type=Path, default=Path("runs/superfed/table_2_6"), help="run directories")
-    parser.add_argument("--out", type=Path, default=common.RESULTS, help="table and compact results")
-    parser.add_argument("--table", action="store_true", help="only write them again")
     args = parser.parse_args(arguments)
-    if args.table:
-        report(args.runs, args.out, {})
-        return common.verdict(common.read(args.out / "table_2_6.json"))
-    mnist = sources.make("mnist")
-    for seed, setting in product(args.seeds, args.settings):
-        federation = data(mnist, SETTINGS[setting], seed)
+    for seed, setting in product(() if args.table else args.seeds, args.settings):
+        federation = data(common.mnist(), SETTINGS[setting], seed)
         for name in args.only:
             chosen = common.experiment(name, federation, args.rounds, seed, METRICS, START)
             seconds = common.done(chosen, place(args.runs, setting, name, seed))[1]
-            report(args.runs, args.out, {"machine": common.machine()}, {f"{name}, {setting}": seconds})
-    return common.verdict(common.read(args.out / "table_2_6.json"))
+            report(args.runs, args.out, {"machine": reporting.machine()}, {f"{name}, {setting}": seconds})
+    return reporting.verdict(report(args.runs, args.out, {}))
 
 
 if __name__ == "__main__":

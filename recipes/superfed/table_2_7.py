@@ -17,7 +17,6 @@ the same in all runs of a seed. Interrupted runs continue from their last checkp
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,10 +27,11 @@ from statistics import fmean
 from typing import Any
 
 import common
-import matplotlib
 import numpy as np
+import reporting
 import torch
 from figure_2_5 import evaluator
+from matplotlib.figure import Figure
 from protocol import gained, mean_error
 from published import TABLE_2_7
 
@@ -116,7 +116,7 @@ def figures(point: Point, scale: Scale, federation: Federation, where: Path, see
     found = measure.by_model(measure.predictions(held, snapshot.server, snapshot.store, clients, choices), offsets)
     whole = common.cell(where)["validation"]
     text: dict[str, Any] = {"rounds": point.rounds, "deployed": [whole["mean"][-1], whole["std"][-1]]}
-    text["left_out"] = common.left_out(result.history)
+    text["left_out"] = reporting.left_out(result.history)
     for name, since in (("took part", 0.0), ("own", point.start), ("late", STARTS[-1])):
         group = common.trained(where, point.rounds, int(since * point.rounds))
         inside, chose = (np.isin(of, sorted(group)) for of in (clients, table["client"]))
@@ -131,12 +131,12 @@ def figures(point: Point, scale: Scale, federation: Federation, where: Path, see
         for client in sorted(common.trained(where, point.rounds, int(point.start * point.rounds)))
     ]
     angles = [torch.cosine_similarity(w, state["personal"]["private"][: len(w)], dim=0) for state in own]
-    return text | {"cosine": common.rounded(float(torch.stack(angles).mean()))}, seconds
+    return text | {"cosine": reporting.rounded(float(torch.stack(angles).mean()))}, seconds
 
 
 def figure(values: np.ndarray) -> list[float | None]:
     """Mean and standard deviation."""
-    return [common.rounded(float(values.mean())), common.rounded(float(values.std()))]
+    return [reporting.rounded(float(values.mean())), reporting.rounded(float(values.std()))]
 
 
 def best(group: dict[str, Any]) -> tuple[list[float], float, list[float]]:
@@ -213,10 +213,10 @@ def page(results: dict[str, Any]) -> str:
     header += ["chosen, after the last L", "best, after the last L", "gain of the best", "loss"]
     header += ["published accuracy", "published loss"]
     text += ["", f"## L, with ν {USUAL['nu']:g} and μ {USUAL['mu']:g} (published: CIFAR-10, T 200)", ""]
-    text += [common.table(header, first_rows(results))]
+    text += [reporting.table(header, first_rows(results))]
     header = ["method", "ν", "μ", "seeds", "rounds", "clients", "λ = 0", "λ = .5", "λ = 1", "best", "cosine"]
     text += ["", f"## ν and μ, with L = {common.START:g} T: clients with a trained local model", ""]
-    text += [common.table(header, second_rows(results)), "", f"![L, ν and μ]({stem}.png)"]
+    text += [reporting.table(header, second_rows(results)), "", f"![L, ν and μ]({stem}.png)"]
     return "\n".join([*text, *common.foot(results)])
 
 
@@ -227,13 +227,10 @@ def mean_curve(by_seed: dict[str, Any]) -> np.ndarray:
 
 def picture(results: dict[str, Any], path: Path) -> None:
     """Accuracy against L/T, and against λ for each ν and μ: mean over clients, one standard deviation around it."""
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     scale = SCALES[results["scale"]]
     pairs = [tuple(map(float, key.split())) for of in results["grid"].values() for key in of]
     nus, mus = sorted({*scale.nus, *(nu for nu, _ in pairs)}), sorted({*scale.mus, *(mu for _, mu in pairs)})
-    whole = pyplot.figure(figsize=(3.2 + 4 * len(nus), 1.2 + 2 * len(mus)), layout="constrained")
+    whole = Figure(figsize=(3.2 + 4 * len(nus), 1.2 + 2 * len(mus)), layout="constrained")
     widths = (3.2, 2 * len(nus), 2 * len(nus))
     grid = {name: {key: mean_curve(by_seed) for key, by_seed in of.items()} for name, of in results["grid"].items()}
     lowest = [float((curve[0] - curve[1]).min()) for of in grid.values() for curve in of.values()]
@@ -261,40 +258,25 @@ def picture(results: dict[str, Any], path: Path) -> None:
     first.set(xlabel="L/T", ylabel="best mean accuracy, %", title="took part after the last L")
     first.title.set_fontsize(8)
     first.legend(fontsize=8)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    whole.savefig(path, dpi=110)
-    pyplot.close(whole)
+    reporting.save(whole, path)
 
 
-def write(results: dict[str, Any], out: Path) -> None:
-    """Numbers and page."""
-    stem = f"table_2_7_{results['scale']}"
-    common.write(out / f"{stem}.json", results)
-    common.write(out / f"{stem}.md", page(results))
-
-
-@common.reports_errors
+@reporting.reports_errors
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run what is missing: L first, then ν and μ; a run that both need is run once."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = reporting.options(__doc__, common.RESULTS, (0, 1, 2), "runs/superfed/table_2_7")
     parser.add_argument("--scale", choices=SCALES, default="reduced")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--only", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--starts", nargs="*", type=float, choices=STARTS, default=list(STARTS), help="L/T")
     parser.add_argument("--nus", nargs="*", type=float, choices=NUS, help="instead of the scale's own")
     parser.add_argument("--mus", nargs="*", type=float, choices=MUS, help="instead of the scale's own")
     parser.add_argument("--rounds", type=int, help="T of both parts, instead of the scale's own")
-    parser.add_argument("--runs", type=Path, default=Path("runs/superfed/table_2_7"), help="run directories")
-    parser.add_argument("--out", type=Path, default=common.RESULTS, help="table, picture and compact results")
-    parser.add_argument("--table", action="store_true", help="only write them again")
     args = parser.parse_args(arguments)
     scale = SCALES[args.scale]
     command = f"python recipes/superfed/table_2_7.py --scale {args.scale}"
     empty = {"command": command, "scale": args.scale, "notes": [], "starts": {}, "grid": {}}
-    results = empty | common.read(args.out / f"table_2_7_{args.scale}.json")
-    if args.table:
-        write(results, args.out)
-        return finished(results, args.out)
+    stored = args.out / f"table_2_7_{args.scale}.json"
+    results = empty | reporting.read(stored)
     first, second = (args.rounds or rounds for rounds in scale.rounds)
     nus, mus = (scale.nus if args.nus is None else args.nus), (scale.mus if args.mus is None else args.mus)
     parts = [("starts", f"{at:g}", partial(Point, rounds=first, start=at, **USUAL)) for at in args.starts]
@@ -302,23 +284,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ("grid", f"{nu:g} {mu:g}", partial(Point, rounds=second, start=common.START, nu=nu, mu=mu))
         for nu, mu in product(nus, mus)
     ]
-    source = sources.make(scale.source)
-    for seed in args.seeds:
-        federation = federate(source, Pathological(2), scale.clients, seed, validation=0.1, held_out=0.2)
+    for seed in () if args.table else args.seeds:
+        federation = federate(
+            sources.make(scale.source), Pathological(2), scale.clients, seed, validation=0.1, held_out=0.2
+        )
         for (part, key, make), name in product(parts, args.only):
             point = make(name)
             where = args.runs / args.scale / point.folder / f"seed{seed}"
             found, seconds = figures(point, scale, federation, where, seed)
             results[part].setdefault(name, {}).setdefault(key, {})[str(seed)] = found
-            common.spend(results, {point.folder: seconds})
-            write(results | {"machine": common.machine()}, args.out)
-    return finished(results, args.out)
-
-
-def finished(results: dict[str, Any], out: Path) -> int:
-    """Draw the picture of the results; returns the exit code."""
-    picture(results, out / f"table_2_7_{results['scale']}.png")
-    return common.verdict(results)
+            reporting.spend(results, {point.folder: seconds})
+            results["machine"] = reporting.machine()
+            reporting.publish(stored, results, page(results))
+    reporting.publish(stored, results, page(results))
+    picture(results, stored.with_suffix(".png"))
+    return reporting.verdict(results)
 
 
 if __name__ == "__main__":

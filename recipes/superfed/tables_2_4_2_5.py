@@ -18,7 +18,6 @@ continues from its last checkpoint; another number of rounds is another run, sin
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -28,6 +27,7 @@ from statistics import fmean
 from typing import Any
 
 import common
+import reporting
 from protocol import gained
 from settings import PUBLISHED, SCALES, Column, changes
 
@@ -72,7 +72,7 @@ def section(column: Column, held: dict[str, Any], runs: dict[str, Any], metric: 
         rows.append([*row, f"{mean:.2f} ({deviation:.2f})"])
     header = ["method", "seeds", "rounds", "all clients", "gain over FedAvg", "those that took part"]
     header += [*list(common.PROTOCOLS)[1:], "published"]
-    return f"{NAMES[metric]}, {held['clients']} clients:\n\n{common.table(header, rows)}"
+    return f"{NAMES[metric]}, {held['clients']} clients:\n\n{reporting.table(header, rows)}"
 
 
 def last(by_seed: Mapping[str, Any], metric: str) -> dict[str, float]:
@@ -84,12 +84,10 @@ def page(results: dict[str, Any]) -> str:
     """The results beside the published ones."""
     text = [f"# Personal models on further data (Hahn, thesis, tables 2.3 to 2.5; {results['scale']})", ""]
     text += [
-        "Accuracy in percent of what each client deploys after the last round, mean ± standard error over seeds and"
-    ]
-    text += ["in brackets, standard deviation over clients: over all clients, and over those that took part at least"]
-    text += ["once. A client that never took part deploys the server's model (with the initial private part, if there"]
-    text += [
-        "is one). Gains are paired by seed, with 95 % intervals. SuPerFed's clients choose λ on validation samples of"
+        "Accuracy in percent of what each client deploys after the last round, mean ± standard error over seeds and",
+        "in brackets, standard deviation over clients: over all clients, and over those that took part at least",
+        "once. A client that never took part deploys the server's model (with the initial private part, if there",
+        "is one). Gains are paired by seed, with 95 % intervals. SuPerFed's clients choose λ on validation samples of",
     ]
     text += ["their own; `as published` takes the λ that is best on their *test* samples."]
     for name, column in PUBLISHED.items():
@@ -103,15 +101,8 @@ def page(results: dict[str, Any]) -> str:
     return "\n".join([*text, *common.foot(results)])
 
 
-def write(results: dict[str, Any], out: Path) -> None:
-    """Numbers and page."""
-    stem = f"tables_2_4_2_5_{results['scale']}"
-    common.write(out / f"{stem}.json", results)
-    common.write(out / f"{stem}.md", page(results))
-
-
 def fill(
-    name: str, column: Column, methods: Sequence[str], seed: int, results: dict[str, Any], runs: Path, out: Path
+    name: str, column: Column, methods: Sequence[str], seed: int, results: dict[str, Any], runs: Path, stored: Path
 ) -> None:
     """Run what is missing of a column with a seed, and write after every run."""
     if (federation := data(name, column, seed)) is None:
@@ -126,34 +117,30 @@ def fill(
         where = place(runs, results["scale"], name, column.rounds, method, seed)
         seconds = common.done(chosen, where)[1]
         held["runs"].setdefault(method, {})[str(seed)] = cell(where, column)
-        common.spend(results, {f"{method}, {name}": seconds})
-        write(results | {"machine": common.machine()}, out)
+        reporting.spend(results, {f"{method}, {name}": seconds})
+        results["machine"] = reporting.machine()
+        reporting.publish(stored, results, page(results))
 
 
-@common.reports_errors
+@reporting.reports_errors
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run what is missing, one column after the other."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = reporting.options(__doc__, common.RESULTS, (0, 1, 2), "runs/superfed/tables_2_4_2_5")
     parser.add_argument("--scale", choices=SCALES, default="reduced")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--only", nargs="+", choices=common.METHODS, default=list(common.METHODS))
     parser.add_argument("--columns", nargs="+", choices=PUBLISHED, default=list(PUBLISHED), metavar="NAME",
                         help=f"any of {', '.join(PUBLISHED)}")  # fmt: skip
     parser.add_argument("--rounds", type=int, help="instead of each column's own")
-    parser.add_argument("--runs", type=Path, default=Path("runs/superfed/tables_2_4_2_5"), help="run directories")
-    parser.add_argument("--out", type=Path, default=common.RESULTS, help="table and compact results")
-    parser.add_argument("--table", action="store_true", help="only write the table again")
     args = parser.parse_args(arguments)
     command = f"python recipes/superfed/tables_2_4_2_5.py --scale {args.scale}"
     empty = {"command": command, "scale": args.scale, "notes": [], "columns": {}}
-    results = empty | common.read(args.out / f"tables_2_4_2_5_{args.scale}.json")
-    if args.table:
-        write(results, args.out)
-        return common.verdict(results)
-    for seed, name in product(args.seeds, args.columns):
+    stored = args.out / f"tables_2_4_2_5_{args.scale}.json"
+    results = empty | reporting.read(stored)
+    for seed, name in product(() if args.table else args.seeds, args.columns):
         column = SCALES[args.scale][name]
-        fill(name, replace(column, rounds=args.rounds or column.rounds), args.only, seed, results, args.runs, args.out)
-    return common.verdict(results)
+        fill(name, replace(column, rounds=args.rounds or column.rounds), args.only, seed, results, args.runs, stored)
+    reporting.publish(stored, results, page(results))
+    return reporting.verdict(results)
 
 
 if __name__ == "__main__":

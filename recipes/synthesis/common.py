@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
 import published
 import torch
@@ -18,10 +17,9 @@ from fedloom.core.federation import Arrays
 from fedloom.data.sources.generated import Generated, pixels, read_generated, save_npz
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
+import reporting
 from protocol import mean_error
-from reporting import left_out, machine, notes, read, reports_errors, rounded, table, verdict, write
-
-__all__ = ["RESULTS", "left_out", "machine", "notes", "read", "report", "rounded", "table", "write"]
+from reporting import notes, read, reports_errors, save, subplots, table, verdict, write
 
 RESULTS = Path(__file__).parent / "results"
 NAMES = {
@@ -76,11 +74,8 @@ def main(
     words: Sequence[str] | None,
 ) -> int:
     """Parse a recipe's command line, with the options common to all, and run it; the exit code."""
-    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = reporting.options(about, RESULTS, runs="runs/synthesis")
     options(parser)
-    parser.add_argument("--runs", type=Path, default=Path("runs/synthesis"), help="run directories")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="tables, pictures and compact results")
-    parser.add_argument("--table", action="store_true", help="only write them again")
     arguments = parser.parse_args(words)
     arguments.stem = arguments.scale + ("_clients" if vars(arguments).get("split") == "clients" else "")
     arguments.command = told(recipe, sys.argv[1:] if words is None else words)
@@ -226,21 +221,14 @@ def picture(scale: str, key: str, cell: Mapping[str, Any], runs: Path, methods: 
     panels = [(name, tile(read_generated(made[name]).arrays)) for name in mine]
     if (folder / "real.npz").is_file():
         panels.insert(0, ("real test images", tile(read_generated(folder / "real.npz").arrays)))
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(
-        1, len(panels), figsize=(3.4 * len(panels), 3.8), layout="constrained", squeeze=False
-    )
+    figure, axes = subplots(1, len(panels), figsize=(3.4 * len(panels), 3.8), squeeze=False)
     for axis, (name, image) in zip(axes[0], panels, strict=True):
         axis.imshow(image, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
         axis.set_title(name, fontsize=10)
         axis.set_axis_off()
     _, clients, alpha = key.split()
     figure.suptitle(f"{NAMES.get(key.split()[0])}, {clients} clients, α {alpha}, seed {seed}", fontsize=11)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
-    pyplot.close(figure)
+    save(figure, path)
 
 
 def report(path: Path, methods: Sequence[str]) -> None:

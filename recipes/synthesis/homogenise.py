@@ -20,10 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import common
-import matplotlib
+import reporting
 import table_4_2
 import torch
-from common import machine, notes, read, rounded, table, write
 from protocol import mean_error
 from torch import nn
 
@@ -84,11 +83,11 @@ def train(parts: Federation, given: Arrays | None, use: str, times: int, rounds:
     looks = [record for record in done.history if record.get("global/accuracy") is not None]
     return {
         "round": [record["round"] for record in looks],
-        "accuracy": [rounded(record["global/accuracy"]) for record in looks],
-        "clients": [rounded(record["clients/accuracy/mean"]) for record in looks],
-        "worst": [rounded(record["clients/accuracy/worst10"]) for record in looks],
+        "accuracy": [reporting.rounded(record["global/accuracy"]) for record in looks],
+        "clients": [reporting.rounded(record["clients/accuracy/mean"]) for record in looks],
+        "worst": [reporting.rounded(record["clients/accuracy/worst10"]) for record in looks],
         "seconds": round(done.summary["seconds"], 1),
-        "left_out": common.left_out(done.history),
+        "left_out": reporting.left_out(done.history),
     }
 
 
@@ -111,7 +110,7 @@ def do(arguments: argparse.Namespace) -> None:
         report(path)
     else:
         _run(arguments, path)
-    picture(read(path), path.with_suffix(".png"))
+    picture(reporting.read(path), path.with_suffix(".png"))
 
 
 def _run(arguments: argparse.Namespace, path: Path) -> None:
@@ -122,15 +121,15 @@ def _run(arguments: argparse.Namespace, path: Path) -> None:
         given = given_sets(arguments, seed, parts, scale.spc)
         cells = [("nothing", "", None), *((name, use, given[name]) for name in given for use in USES)]
         for name, use, arrays in cells:
-            results = read(path) or {"notes": [], "runs": {}}
+            results = reporting.read(path) or {"notes": [], "runs": {}}
             label = f"{name}, {use}" if use else name
             if str(seed) in results["runs"].get(label, {}):
                 continue
             found = train(parts, arrays, use, TIMES[arguments.scale], arguments.rounds, seed)
             results["runs"].setdefault(label, {})[str(seed)] = found
-            results |= {"command": arguments.command, "machine": machine(), "rounds": arguments.rounds}
+            results |= {"command": arguments.command, "machine": reporting.machine(), "rounds": arguments.rounds}
             results["data"] = common.NAMES[next(iter(scale.sides))]
-            write(path, results)
+            reporting.write(path, results)
             print(f"seed {seed}, {label}: {100 * found['accuracy'][-1]:.1f} % ({found['seconds']:.0f} s)", flush=True)
             report(path)
 
@@ -142,7 +141,7 @@ def at(run: dict[str, Any], key: str, share: float) -> float:
 
 def report(path: Path) -> None:
     """The table from the stored results."""
-    results = read(path)
+    results = reporting.read(path)
     if not results:
         raise SystemExit(f"there are no results in {path} yet.")
     rows = []
@@ -160,20 +159,17 @@ def report(path: Path) -> None:
     ]
     seeds = sorted({seed for runs in results["runs"].values() for seed in runs})
     lines = [f"# FedAvg under Dirichlet({ALPHA:g}) labels, with and without a synthetic set, {path.stem[11:]}", ""]
-    lines += [WORDS.format(times=TIMES[path.stem[11:]], data=results["data"]), "", table(heads, rows), ""]
-    lines += [f"`{results['command']}`, seeds {', '.join(seeds)}. {results['machine']}.", *notes(results)]
-    write(path.with_suffix(".md"), "\n".join(lines))
+    lines += [WORDS.format(times=TIMES[path.stem[11:]], data=results["data"]), "", reporting.table(heads, rows), ""]
+    lines += [f"`{results['command']}`, seeds {', '.join(seeds)}. {results['machine']}.", *reporting.notes(results)]
+    reporting.write(path.with_suffix(".md"), "\n".join(lines))
 
 
 def picture(results: dict[str, Any], path: Path) -> None:
     """Test accuracy by round, one panel per use."""
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     colours = {"FedCGAN": "#888888", "FedCVAE": "#0b6e99", "FedEvg": "#c1272d", "FedEvg, apart": "#d9902f",
                "FedEvg, kept": "#7a3b9a"}  # fmt: skip
     size = (4.2 * len(USES), 3.6)
-    figure, (axes,) = pyplot.subplots(1, len(USES), figsize=size, sharey=True, squeeze=False, layout="constrained")
+    figure, (axes,) = reporting.subplots(1, len(USES), figsize=size, sharey=True, squeeze=False)
     for axis, use in zip(axes, USES, strict=True):
         for label, runs in results["runs"].items():
             name = label.removesuffix(f", {use}")
@@ -189,8 +185,7 @@ def picture(results: dict[str, Any], path: Path) -> None:
         axis.grid(alpha=0.3)
     axes[0].set_ylabel("test accuracy, %")
     axes[-1].legend(fontsize=8)
-    figure.savefig(path, dpi=110)
-    pyplot.close(figure)
+    reporting.save(figure, path)
 
 
 def options(parser: argparse.ArgumentParser) -> None:

@@ -37,9 +37,9 @@ from pathlib import Path
 from typing import Any
 
 import common
+import reporting
 import torch
 import torch.nn.functional as F
-from common import machine, read, rounded, write
 from settings import METHODS, SCALES, VARIANTS, Scale, Setup
 from torch import nn
 
@@ -125,7 +125,11 @@ def equal_rounds(name: str, scale: Scale, arrays: Arrays) -> int:
 
 def measured(record: dict[str, Any]) -> dict[str, Any]:
     """The evaluation of the set in a round."""
-    numbers = {key.removeprefix("synthetic/"): rounded(v) for key, v in record.items() if key.startswith("synthetic/")}
+    numbers = {
+        key.removeprefix("synthetic/"): reporting.rounded(v)
+        for key, v in record.items()
+        if key.startswith("synthetic/")
+    }
     return {"round": record["round"], "sent": record["comm/params"], **numbers}
 
 
@@ -137,7 +141,7 @@ def work(name: str, scale: Scale, parts: Federation, seed: int, place: Path, cac
     made = synthesize(experiment(name, scale, parts, seed), place, judging, cache=cache, resume=resume)
     looks = {record["round"]: measured(record) for record in made.result.history if "synthetic/fid" in record}
     last = {"round": made.result.history[-1]["round"], "sent": made.result.history[-1]["comm/params"]}
-    last |= {key.removeprefix("synthetic/"): rounded(value) for key, value in made.evaluation.numbers.items()}
+    last |= {key.removeprefix("synthetic/"): reporting.rounded(value) for key, value in made.evaluation.numbers.items()}
     return {
         "final": last,
         "equal": looks.get(many, last),
@@ -145,9 +149,9 @@ def work(name: str, scale: Scale, parts: Federation, seed: int, place: Path, cac
         "parameters": sent(name, scale, parts.train.arrays),
         "seconds": round(sum(record["seconds"] for record in made.result.history), 1),
         "failures": len(made.result.failures),
-        "left_out": common.left_out(made.result.history),
+        "left_out": reporting.left_out(made.result.history),
         "features": made.evaluation.details["features"],
-        "features_accuracy": rounded(made.evaluation.details["features_accuracy"]),
+        "features_accuracy": reporting.rounded(made.evaluation.details["features_accuracy"]),
         "classifier": made.evaluation.details["classifier"],
     }
 
@@ -158,7 +162,7 @@ def reference(judge: SyntheticEvaluator, spc: int) -> dict[str, Any]:
     y = arrays.y.cpu().numpy()
     rows = [draws.permutation((y == label).nonzero()[0])[:spc] for label in range(arrays.classes)]
     found = judge.evaluate(arrays.take(torch.cat([torch.from_numpy(part) for part in rows])))
-    return {key.removeprefix("synthetic/"): rounded(value) for key, value in found.numbers.items()}
+    return {key.removeprefix("synthetic/"): reporting.rounded(value) for key, value in found.numbers.items()}
 
 
 def do(arguments: argparse.Namespace, say: Callable[[str], None] = print) -> None:
@@ -204,7 +208,7 @@ def _cell(
     cache = home.parent / "judge"
     common.keep_real(parts.test, home)
     for name in (name for name in arguments.only if name in scale.setups):
-        results = read(path) or {"scale": arguments.stem, "notes": [], "cells": {}}
+        results = reporting.read(path) or {"scale": arguments.stem, "notes": [], "cells": {}}
         cell = results["cells"].setdefault(key, {"real": {}, "runs": {}})
         if str(seed) in cell["runs"].get(name, {}):
             continue
@@ -215,8 +219,8 @@ def _cell(
             cell["real"][str(seed)] = reference(judge, scale.spc)
         cell["runs"].setdefault(name, {})[str(seed)] = found
         facts = {"rounds": scale.rounds, "spc": scale.spc, "stops": scale.stops}
-        results |= {"command": arguments.command, "machine": machine(), **facts}
-        write(path, results)
+        results |= {"command": arguments.command, "machine": reporting.machine(), **facts}
+        reporting.write(path, results)
         shown = found["final"]
         say(
             f"{key}, seed {seed}, {name}: clients {100 * shown['clients/accuracy/mean']:.1f} %, "

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import common
+import reporting
 import table_4_2
-from common import machine, notes, read, rounded, table, write
 from settings import METHODS, SCALES, Setup, adam, cgan, cvae, evg
 
 from fedloom_apps.synthesis.run import synthesize
@@ -109,7 +109,7 @@ def do(arguments: argparse.Namespace) -> None:
             parts = table_4_2.federation(source, 10, alpha, SEED)
             for name in [name for name in GRIDS[arguments.scale] if name in arguments.only]:
                 for label, setup in GRIDS[arguments.scale][name].items():
-                    results = read(path) or {"notes": [], "runs": {}}
+                    results = reporting.read(path) or {"notes": [], "runs": {}}
                     cell = results["runs"].setdefault(name, {}).setdefault(label, {})
                     key = f"{data} {alpha:g}"
                     if key in cell:
@@ -119,11 +119,12 @@ def do(arguments: argparse.Namespace) -> None:
                     judging, cache = replace(scale.judging, per_class=scale.spc), arguments.runs / arguments.scale
                     made = synthesize(experiment, judge=judging, cache=cache / "judge")
                     numbers = {
-                        k.removeprefix("synthetic/"): rounded(v) or 0.0 for k, v in made.evaluation.numbers.items()
+                        k.removeprefix("synthetic/"): reporting.rounded(v) or 0.0
+                        for k, v in made.evaluation.numbers.items()
                     }
                     kept = (CHOSEN_BY, "accuracy", "fid", "recognised", "diversity")
                     cell[key] = {"rounds": experiment.rounds, **{k: numbers[k] for k in kept}}
-                    write(path, results | {"machine": machine(), "command": arguments.command})
+                    reporting.write(path, results | {"machine": reporting.machine(), "command": arguments.command})
                     found = f"{100 * numbers[CHOSEN_BY]:.1f} % in {experiment.rounds} rounds"
                     print(f"{key}, {name}, {label}: {found}", flush=True)
                     report(path)
@@ -143,7 +144,7 @@ def shown(run: dict[str, Any] | None, best: float) -> str:
 
 def report(path: Path) -> None:
     """The table from the stored results; the best of each method is bold."""
-    results = read(path)
+    results = reporting.read(path)
     if not results:
         raise SystemExit(f"there are no results in {path} yet.")
     keys = sorted({key for grid in results["runs"].values() for cell in grid.values() for key in cell})
@@ -157,9 +158,9 @@ def report(path: Path) -> None:
         "Accuracy in percent of a classifier trained on the set, mean over the clients' own test images, at equal"
     ]
     lines += ["communication; in brackets, the rounds that this allows.", ""]
-    lines += [table(["method", "setting", *keys], rows), ""]
-    lines += [f"`{results['command']}`, seed {SEED}. {results['machine']}.", *notes(results)]
-    write(path.with_suffix(".md"), "\n".join(lines))
+    lines += [reporting.table(["method", "setting", *keys], rows), ""]
+    lines += [f"`{results['command']}`, seed {SEED}. {results['machine']}.", *reporting.notes(results)]
+    reporting.write(path.with_suffix(".md"), "\n".join(lines))
 
 
 def options(parser: argparse.ArgumentParser) -> None:

@@ -16,7 +16,6 @@ the edges' models every κ rounds. A run ends when the mean model has the target
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -253,12 +252,8 @@ def tables(results: dict[str, Any]) -> str:
 
 def picture(results: dict[str, Any], path: Path) -> None:
     """Rounds and megabytes until the target against the spectral gap; hollow: at least one run did not reach it."""
-    import matplotlib
 
-    matplotlib.use("agg")
-    from matplotlib import pyplot as plt
-
-    figure, axes = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
+    figure, axes = reporting.subplots(1, 2, figsize=(10, 4))
     colours = iter(("#c1272d", "#d9902f", "#0b6e99", "#444444"))
     for name, splits in results.get("cells", {}).items():
         for split, graphs in splits.items():
@@ -282,17 +277,14 @@ def picture(results: dict[str, Any], path: Path) -> None:
     for axis, label in zip(axes, ("rounds to the target", "MB to the target"), strict=True):
         axis.set(xscale="log", yscale="log", xlabel="spectral gap", ylabel=label)
     axes[0].legend(fontsize=7)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+    reporting.save(figure, path)
 
 
 @reporting.reports_errors
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run what is missing, and write tables and picture."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = reporting.options(__doc__, seeds=SEEDS)
     parser.add_argument("--only", nargs="+", choices=["graphs", "edges"], default=["graphs", "edges"])
-    parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
-    parser.add_argument("--table", action="store_true", help="only write tables and picture")
     args = parser.parse_args(arguments)
     path = RESULTS / "graphs.json"
     stored = reporting.Stored(path, "FEDLOOM_DATA=... python recipes/topology/graphs.py")

@@ -14,7 +14,6 @@ epoch a round.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -239,12 +238,10 @@ def tables(results: dict[str, Any], setting: Setting) -> str:
 @reporting.reports_errors
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run what is missing, and write the tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = reporting.options(__doc__, seeds=SEEDS)
     parser.add_argument("--data", nargs="+", choices=[*DATA], default=["mnist"])
     parser.add_argument("--splits", nargs="+", choices=[*SPLITS], default=[*SPLITS])
     parser.add_argument("--methods", nargs="+", choices=[*METHODS], default=[*METHODS], help="only these")
-    parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
-    parser.add_argument("--table", action="store_true", help="only write the tables of all data that have results")
     args = parser.parse_args(arguments)
     code = 0
     for data in DATA if args.table else args.data:

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
+import reporting
 
 from fedloom.core.federation import Arrays, Federation
 from fedloom.core.local import Local
@@ -58,8 +59,6 @@ def local(epochs: int = 5) -> Local:
 
 def parser(told: str | None) -> argparse.ArgumentParser:
     """The options of all studies."""
-    made = argparse.ArgumentParser(description=told, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made = reporting.options(told, seeds=SEEDS)
     made.add_argument("--data", default="digits")
-    made.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
-    made.add_argument("--table", action="store_true", help="only write table and picture")
     return made

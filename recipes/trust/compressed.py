@@ -136,12 +136,8 @@ def tables(results: dict[str, Any]) -> str:
 
 def picture(results: dict[str, Any], path: Path) -> None:
     """Uploaded bytes as bars."""
-    import matplotlib
 
-    matplotlib.use("agg")
-    from matplotlib import pyplot as plt
-
-    figure, axis = plt.subplots(figsize=(9, 4), layout="constrained")
+    figure, axis = reporting.subplots(figsize=(9, 4))
     places = np.arange(len(COMPRESSORS))
     for shift, (split, words) in zip((-0.2, 0.2), common.WORDS.items(), strict=True):
         values = [cells(results, split, label, "up") for label in COMPRESSORS]
@@ -153,8 +149,7 @@ def picture(results: dict[str, Any], path: Path) -> None:
     axis.set_yscale("log")
     axis.set_title(f"Uploads until {100 * results['target']:.0f} %, {results['title']}")
     axis.legend()
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+    reporting.save(figure, path)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -262,12 +262,8 @@ def tables(results: dict[str, Any]) -> str:
 
 def picture(results: dict[str, Any], path: Path) -> None:
     """Accuracy as a heat map, one panel for each split."""
-    import matplotlib
 
-    matplotlib.use("agg")
-    from matplotlib import pyplot as plt
-
-    figure, axes = plt.subplots(1, 2, figsize=(13, 5), layout="constrained", sharey=True)
+    figure, axes = reporting.subplots(1, 2, figsize=(13, 5), sharey=True)
     image = None
     for axis, (split, words) in zip(axes, common.WORDS.items(), strict=True):
         values = np.array(
@@ -282,8 +278,7 @@ def picture(results: dict[str, Any], path: Path) -> None:
     assert image is not None
     figure.colorbar(image, ax=axes, label="test accuracy in percent")
     figure.suptitle(f"A fifth of 100 clients is hostile, {results['title']}")
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+    reporting.save(figure, path)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -125,22 +125,17 @@ def tables(results: dict[str, Any]) -> str:
 
 def picture(results: dict[str, Any], path: Path) -> None:
     """Originals above reconstructions."""
-    import matplotlib
-
-    matplotlib.use("agg")
-    from matplotlib import pyplot as plt
 
     rows = {"original": [image.flatten().tolist() for image in common.source("digits").test.x[:SHOWN]]}
     rows |= {words: results["runs"][words]["images"] for words in TRAINING}
-    figure, axes = plt.subplots(len(rows), SHOWN, figsize=(SHOWN, 1.1 * len(rows)), layout="constrained")
+    figure, axes = reporting.subplots(len(rows), SHOWN, figsize=(SHOWN, 1.1 * len(rows)))
     for line, (words, images) in zip(axes, rows.items(), strict=True):
         for axis, image in zip(line, images, strict=True):
             axis.imshow(np.reshape(image, (8, 8)), vmin=0, vmax=1, cmap="gray")
             axis.set_xticks([])
             axis.set_yticks([])
         line[0].set_ylabel(words, rotation=0, ha="right", va="center")
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+    reporting.save(figure, path)
 
 
 def main() -> int:

@@ -13,7 +13,6 @@ the client with the fewest samples, one sample more or less.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -111,9 +110,8 @@ def tables(results: dict[str, Any]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Train what is missing, and write the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = reporting.options(__doc__)
     parser.add_argument("--models", type=int, default=MODELS)
-    parser.add_argument("--table", action="store_true", help="only write the table")
     given = parser.parse_args(arguments)
     path = common.RESULTS / "membership.json"
     stored = reporting.Stored(path, "python recipes/trust/membership.py")

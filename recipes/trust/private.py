@@ -151,12 +151,8 @@ def tables(results: dict[str, Any]) -> str:
 
 def picture(results: dict[str, Any], path: Path) -> None:
     """Accuracy against ε."""
-    import matplotlib
 
-    matplotlib.use("agg")
-    from matplotlib import pyplot as plt
-
-    figure, axes = plt.subplots(1, 2, figsize=(11, 4), layout="constrained", sharey=True)
+    figure, axes = reporting.subplots(1, 2, figsize=(11, 4), sharey=True)
     for axis, key in zip(axes, ("deployed", "server"), strict=True):
         for label in METHODS:
             values = [np.array(cells(results, label, e, key)) * 100 for e in EPSILONS]
@@ -170,8 +166,7 @@ def picture(results: dict[str, Any], path: Path) -> None:
     axes[0].set_ylabel("test accuracy in percent")
     axes[0].legend()
     figure.suptitle(f"Client-level privacy, {results['title']}")
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+    reporting.save(figure, path)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
