@@ -1,4 +1,4 @@
-"""Shared code of the recipes in this folder: transmissions to a target, and what all recipes share."""
+"""Shared code of the recipes in this folder: transmissions to a target."""
 
 from __future__ import annotations
 
