@@ -226,6 +226,7 @@ WRONG = {
         {"cases": {"x" * 40: {}}, **claimed(figures={"x" * 40: {"fast": 2, "slow": 1}})},
         "needs a name of at most 40 letters",
     ),
+    "a target in percent": (claimed(figure="rounds", target=85), "a target of global/accuracy is a fraction, not 85."),
     "percent taken for fractions": (claimed(unit=1), "claims[0]: figures of global/accuracy above 1 are in percent"),
     "a target without rounds": (
         claimed(target=0.5),

@@ -50,7 +50,7 @@ def test_the_ranking_is_a_table_of_plain_cells(tmp_path: Path) -> None:
 def test_fedavg_alone_is_no_comparison() -> None:
     found = results.summary(history("fedavg"), SearchSettings(), True, "fedavg")
     assert found["verdict"] == (
-        "Nothing but fedavg was run to its end, so nothing is decided; set a larger search.budget."
+        "Nothing but fedavg was run to its end, so nothing is decided; set a larger search.budget, or search.rungs=0."
     )
 
 

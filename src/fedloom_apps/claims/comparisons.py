@@ -95,6 +95,8 @@ class Published(Figure):
         check_fields(self)
         if (self.target is None) != (self.figure in ("last", "best")):
             raise ConfigError("rounds and transmissions need a target, and other figures none.")
+        if self.target is not None and in_percent(self.metric) and self.target > 1:
+            raise ConfigError(f"a target of {self.metric} is a fraction, not {self.target:g}.")
 
     @property
     def lower(self) -> bool:

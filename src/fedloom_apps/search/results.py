@@ -118,7 +118,8 @@ def verdict(ranking: Sequence[Mapping[str, Any]], reference: str, finalists: boo
     if not ranking:
         return "No candidate was run to its end; set a larger search.budget."
     if not finalists:
-        return f"Nothing but {reference} was run to its end, so nothing is decided; set a larger search.budget."
+        more = "set a larger search.budget, or search.rungs=0."
+        return f"Nothing but {reference} was run to its end, so nothing is decided; {more}"
     best = ranking[0]
     if best["role"] == reference:
         return f"No finalist is better than {reference} on the held-out seeds: take {reference}."
