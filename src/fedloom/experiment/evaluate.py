@@ -408,12 +408,9 @@ class Evaluator(LoadedModel):
     def accuracy(self, server: Server, arrays: Arrays) -> float:
         """Accuracy of the server model on other arrays, whatever metrics are configured."""
         self.load(server.theta, server.buffers)
-        size, right = self.settings.batch_size, 0
+        batches = map(arrays.batch, torch.arange(len(arrays)).split(self.settings.batch_size))
         with torch.inference_mode():
-            for part in torch.arange(len(arrays)).split(size):
-                x, y = arrays.batch(part)
-                right += int((self.live.module(x).argmax(-1) == y).sum())
-        return right / len(arrays)
+            return sum(int((self.live.module(x).argmax(-1) == y).sum()) for x, y in batches) / len(arrays)
 
     def mean(self, name: str, models: ClientModels, server: Server, store: Store) -> dict[str, Any]:
         """Evaluate the mean of clients' models on the common test set.

@@ -211,8 +211,7 @@ class Table:
 
     def rewind(self, round: int) -> None:
         """Continue from the rows on disk of rounds up to ``round``."""
-        columns = self.read() if round else {}
-        if columns:
+        if round and (columns := self.read()):
             past = columns["round"] <= round
             self.blocks = [{name: column[past] for name, column in columns.items()}]
 

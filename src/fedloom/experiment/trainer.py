@@ -241,17 +241,14 @@ class Trainer:
     def _train(self) -> dict[str, Any]:
         task, reason = self.task, None
         with Interruptible(self._finish) as signals:
-            while self._is_due() and (reason := self._should_stop()) is None:
+            # Of a run without rounds, the initial model is measured once.
+            while task.round < max(task.rounds, not task.history) and (reason := self._should_stop()) is None:
                 started = time.perf_counter()
                 step = task.step()
                 measured = [(callback, numbers(callback, step)) for callback in self.callbacks]
                 with signals.held():
                     self._commit(step, measured, started)
         return self._finish(Status.FINISHED if reason is None else Status.STOPPED, reason)
-
-    def _is_due(self) -> bool:
-        """Whether there is a round to run; of a run without rounds, its initial model is measured once."""
-        return self.task.round < self.task.rounds or not (self.task.rounds or self.task.history)
 
     def _should_stop(self) -> str | None:
         """The first reason that the task or a callback has to stop now."""
