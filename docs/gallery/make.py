@@ -299,7 +299,7 @@ fedloom run -m method=fedavg method.topology=own_model,ring,exponential,complete
         {fedavg+complete-0:clients/accuracy/mean}.
         """,
         "clients_accuracy.svg",
-        {"who hears whom": "topology.md"},
+        {"topologies": "topology.md"},
     ),
 )
 
@@ -323,7 +323,7 @@ ANSWERS = {
     "mixing": "how clients count",
     "weighting": "what stale work counts",
     "server": "what step it takes",
-    "topology": "who hears whom",
+    "topology": "who talks to whom",
 }
 """The question that each slot of a method answers."""
 

@@ -93,7 +93,7 @@ def test_next_names_what_is_missing_by_worth_for_the_time(cli: Cli, tmp_path: Pa
     dear = write(tmp_path, "dear", minutes={"fast": 200, "slow": 100})
     train(cli, claims, "fast", 0, "runs/a")
     assert (
-        "; 1 of 1 rounds came out again"
+        "; 1 of 1 rounds reproduced bit for bit"
         in cli("claim", "check", "runs/a", "--claims", "claims/steps.yaml", "--store").out
     )
     stored = json.loads((claims / "results/steps.json").read_text())
@@ -142,7 +142,7 @@ def test_a_run_whose_checksums_were_rewritten_is_told_by_its_replay(cli: Cli, cl
     summary["checksums"] = checksums(run)
     (run / "summary.json").write_text(json.dumps(summary))
     code, out, _ = cli("claim", "check", "runs/a", "--claims", "claims", "--replay", "0")
-    assert (code, "rounds came out again" in out) == (0, False)
+    assert (code, "rounds reproduced bit for bit" in out) == (0, False)
     code, out, _ = cli("claim", "check", "runs/a", "--claims", "claims")
     assert code == 1
     assert "round 1 comes out differently, first in global/accuracy" in out

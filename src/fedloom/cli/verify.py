@@ -1,4 +1,4 @@
-"""``fedloom verify``: whether runs hold what was recorded, and whether their first rounds come out again."""
+"""``fedloom verify``: whether runs hold what was recorded, and whether their first rounds are reproducible."""
 
 from __future__ import annotations
 

@@ -553,7 +553,7 @@ class ServerOptimizer(Part):
 
 @dataclass(frozen=True)
 class Topology(Part):
-    """Who hears whom: R models θ_r, the clients that receive each, and how models are mixed with models.
+    """Who receives which of R models θ_r, and how the models are mixed with each other.
 
     A round is that of one model for each r, with its receivers as the cohort: mixing coefficients on the simplex among
     them, server states of its own, and all server halves; then models are mixed. With W = B·P::

@@ -111,7 +111,7 @@ def check(words: Sequence[str], files: Sequence[ClaimFile], arguments: argparse.
             results[at.file.name] = merged(stored, at.run, at.seed, record) | {"machine": machine(directory)}
             message = f"evidence for {at.file.name}, {at.run}, seed {at.seed}"
             if rounds:
-                message += f"; {min(rounds, record['rounds'])} of {record['rounds']} rounds came out again"
+                message += f"; {min(rounds, record['rounds'])} of {record['rounds']} rounds reproduced bit for bit"
             before = stored["runs"].get(at.run, {}).get(at.seed)
             if before is not None and before["curves"] != record["curves"]:
                 message += ", in place of other figures of this seed"

@@ -195,7 +195,7 @@ class Network(Drawn):
 
     Args:
         nodes: the nodes' names.
-        edges: who hears whom, (i, j) for i that hears j, int [m, 2].
+        edges: (i, j) where i receives the model of j, int [m, 2].
         weight: weights of the edges [m], which are their opacity.
         directed: whether some edge has none back.
     """

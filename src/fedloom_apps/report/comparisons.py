@@ -194,7 +194,7 @@ def ablation_table(groups: Sequence[RunGroup]) -> ReportTable | None:
         gains = [[] if b is None else differences(member, b, key, counted) for member, b in pairs]
         columns += [*which, column(f"against {base}", [SeedStats(values) for values in gains], form)]
     note = "The parts and settings that differ, and the result as mean ± standard error over seeds."
-    return group_table(groups, "ablation", f"What makes the difference. {name}, {result_word(groups)}", columns, note)
+    return group_table(groups, "ablation", f"Ablation. {name}, {result_word(groups)}", columns, note)
 
 
 COMMUNICATION = "comm/params"

@@ -340,7 +340,7 @@ def networks(groups: Sequence[RunGroup]) -> Iterator[Figure]:
         if len(drawn) == MATRICES or any(np.array_equal(matrix, other) for other in drawn):
             continue
         drawn.append(matrix)
-        caption = "Who hears whom; the stronger a line, the larger its weight."
+        caption = "Who talks to whom; the stronger a line, the larger its weight."
         caption += f" {rounds} rounds together." * (rounds > 1)
         about = run.summary.get("topology")
         if isinstance(about, Mapping) and isinstance(gap := about.get("spectral_gap"), int | float):

@@ -41,7 +41,7 @@ def html(what: Any) -> str | None:
     elif isinstance(what, Method):
         heading, rows, picture = f"Method {what.name}", of_method(what), slots_picture(names_of(what))
     elif isinstance(what, Links):
-        heading, rows, picture = "Who hears whom", of_links(what), drawn(network(what))
+        heading, rows, picture = "Topology", of_links(what), drawn(network(what))
     elif isinstance(what, RunResult | RunRecords):
         records = what.history if isinstance(what, RunResult) else what.records
         heading = f"Run of {what.summary.get('method', '')}"

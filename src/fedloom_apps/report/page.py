@@ -86,7 +86,7 @@ def _sections(groups: Sequence[RunGroup]) -> list[PageSection]:
         ),
         PageSection("clients", "Clients", [fairness] if fairness else [], _all(clients, groups)),
         PageSection("mixing", "Mixing", figures=_all(mixing, groups)),
-        PageSection("topology", "Who hears whom", figures=list(figures.networks(groups))),
+        PageSection("topology", "Topology", figures=list(figures.networks(groups))),
         PageSection("partition", "Partition", figures=list(figures.partitions(groups))),
         PageSection(
             "settings",

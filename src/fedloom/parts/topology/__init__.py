@@ -1,4 +1,4 @@
-"""Topologies: who hears whom, where there are several models."""
+"""Topologies: who talks to whom, where there are several models."""
 
 from typing import TYPE_CHECKING
 
