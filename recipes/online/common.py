@@ -96,6 +96,22 @@ SETTINGS: dict[str, Setting] = {
         steps=(10,),
     ),
     "letters_5": LETTERS,
+    "letters_4": replace(LETTERS, words="4-way letters", kind=KWay(ways=4, tasks=200, train=200, test=40)),
+    "letters_3": replace(LETTERS, words="3-way letters", kind=KWay(ways=3, tasks=200, train=150, test=30)),
+    "letters_deep": replace(
+        LETTERS,
+        words="5-way letters, three 3x3 convolutions of 16 channels",
+        model="leaf_cnn",
+        model_settings={"width": 16, "groups": (4, 4, 4)},
+    ),
+    "omniglot_apart": replace(
+        LETTERS,
+        words="5-way Omniglot, 20 tasks without a common character",
+        source="omniglot",
+        kind=KWay(ways=5, tasks=20, train=80, test=20, overlap=False),
+        shrink=1,
+        ltm_every=5,
+    ),
     "omniglot_5": replace(
         LETTERS,
         words="5-way Omniglot, 28 by 28, no character in two tasks",
@@ -106,6 +122,11 @@ SETTINGS: dict[str, Setting] = {
         sizes=(0, 20, 40, 60, 80),
     ),
     "cifar100_5": CIFAR,
+    "cifar100_4": replace(CIFAR, words="4-way CIFAR-100", kind=KWay(ways=4, tasks=200, train=200, test=40)),
+    "cifar100_3": replace(CIFAR, words="3-way CIFAR-100", kind=KWay(ways=3, tasks=200, train=150, test=30)),
+    "cifar100_apart": replace(
+        CIFAR, words="20 tasks without a common class", kind=KWay(5, 20, 250, 50, False), ltm_every=5
+    ),
 }
 LEARNERS: dict[str, tuple[str, dict[str, Any], bool]] = {  # registered name, settings, whether there is an alpha
     "FS": ("fs", {}, False),

@@ -30,6 +30,10 @@ PAPER: dict[str, dict[str, tuple[float, float]]] = {  # CTM and LTM in percent: 
         "MOML ∇=0": (51.33, 57.87), "B-MOML 5": (56.37, 63.76), "B-MOML 10": (56.70, 65.24),
         "B-MOML 5 random": (56.40, 64.37), "B-MOML 10 random": (55.07, 64.37),
     },
+    "4": {"FTML": (58.19, 54.70), "MOML": (60.85, 62.79)},
+    "3": {"FTML": (67.07, 61.84), "MOML": (69.10, 72.15)},
+    "deep": {"FTML": (54.90, 62.92), "MOML": (56.17, 64.72)},
+    "apart": {"MOGD": (36.89, 45.82), "FTML": (38.38, 50.90), "MOML": (39.32, 50.54)},
 }  # fmt: skip
 
 

@@ -68,8 +68,8 @@ def test_stages_go_on_and_tables_stand_beside_the_published(recipe: Callable[...
 
 
 def test_stored_results_are_not_run_again(recipe: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
-    out = recipe("--settings", "letters_5", "omniglot_5", "--only", "FS", "--tasks", 3)
-    assert "omniglot_5: no data here" in capsys.readouterr().err
+    out = recipe("--settings", "letters_5", "omniglot_apart", "--only", "FS", "--tasks", 3)
+    assert "omniglot_apart: no data here" in capsys.readouterr().err
     before = (out / "tables.json").read_text()
     results = json.loads(before)
     results["notes"] = ["It holds."]
