@@ -8,6 +8,7 @@ import json
 import re
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -349,6 +350,14 @@ def test_tables_and_facts_of_strangers_end_no_page(make_run, tmp_path: Path) -> 
     assert "network_1" in page
     assert "network_2" not in page
     assert "topology.parquet has no numbers in the column model" in page
+
+
+@pytest.mark.parametrize("change", [{"client": [0.0, np.nan]}, {"loss": ["<script>", "1"]}])
+def test_columns_of_another_type_are_left_out(change: dict[str, list[Any]], make_run, tmp_path: Path) -> None:
+    run = make_run(rounds=2)
+    good = {"round": [1, 1], "client": [0, 1], "p": [0.5, 0.5], "loss": [1.0, 2.0]}
+    pd.DataFrame(good | change).to_parquet(run / "mixing.parquet")
+    assert "<script>" not in Reader(build([run], tmp_path / "out")).text
 
 
 def test_the_head_tells_one_run_from_several_and_the_heterogeneity_of_the_partition(make_run, tmp_path: Path) -> None:

@@ -308,10 +308,14 @@ TABLES = {
 """The tables of a run, with the columns of numbers without which they are not used."""
 
 
+WHOLE = ("round", "client", "model", "source")  # columns of whole numbers
+
+
 def _table(directory: RunDirectory, name: str, needed: set[str]) -> Table:
     columns = directory.table(name)
-    numbers = {key for key, values in columns.items() if values.dtype.kind in "biuf"}
+    numbers = {key for key, values in columns.items() if values.dtype.kind in ("iu" if key in WHOLE else "biuf")}
     missing = sorted(needed - numbers) if columns else []
+    columns = {key: values for key, values in columns.items() if key in numbers}
     if missing:
         directory.notes.append(f"{name}.parquet has no numbers in the column {', '.join(missing)}.")
     return {} if missing or not all(map(len, columns.values())) else columns
