@@ -94,6 +94,32 @@ def test_both_survive_an_interruption(personal: Personal, client_state: str, tmp
     assert_same_state(run(work, tmp_path / "cut", resume=True).snapshot, whole.snapshot)
 
 
+@dataclass(frozen=True)
+class Remembering(Drift):
+    """All updates of a client, and all of the server: states that start without rows, and grow."""
+
+    def init_client(self, theta: Tensor) -> Tree:
+        return {"updates": theta.new_zeros(0, len(theta))}
+
+    def init_server(self, theta: Tensor, facts: Facts) -> Tree:
+        return self.init_client(theta)
+
+    def end(self, ctx: Context, update: Tensor, model: Any) -> ClientEnd:
+        return ClientEnd({"updates": torch.cat([ctx.state["updates"], update[None]])}, {}, update)
+
+    def correct(self, state: Tree, update: Tensor, uploads: Tree, info: RoundInfo) -> Halves:
+        return {"updates": torch.cat([state["updates"], update[None]])}, update
+
+
+@pytest.mark.parametrize("client_state", ["memory", "disk"])
+def test_states_that_grow_survive_an_interruption(client_state: str, tmp_path: Path) -> None:
+    work = experiment(replace(FEDAVG, drift=Remembering()), cohort=4, client_state=client_state)
+    whole = run(work, out=tmp_path / "whole")
+    run(work, out=tmp_path / "cut", checkpoint_every=1, keep=3)
+    back_to(tmp_path / "cut", 2)
+    assert_same_state(run(work, tmp_path / "cut", resume=True).snapshot, whole.snapshot)
+
+
 @pytest.mark.parametrize("called", ["private", "buffers"])
 def test_the_names_of_private_values_are_refused(called: str) -> None:
     with pytest.raises(ClientError, match=f"personal.end returned a state '{called}', the name under which"):

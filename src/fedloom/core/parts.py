@@ -154,7 +154,10 @@ class Part(Ranged):
         """
 
     def init_server(self, theta: Float[Tensor, "P"], facts: Facts) -> Tree:
-        """Return the part's server state before the first round; ``theta`` is θ⁰."""
+        """Return the part's server state before the first round; ``theta`` is θ⁰.
+
+        Shapes stay as they are, but for dimensions of size 0, which may grow; at clients, too.
+        """
         return {}
 
     def init_client(self, theta: Float[Tensor, "P"]) -> Tree:

@@ -534,9 +534,14 @@ def _header(path: Path, file: StateFile) -> _Header:
 
 
 def check_forms(found: Mapping[str, Form], first: State, what: str) -> None:
-    """Raise a ``ValueError`` if a state lacks a tensor of a first state, or has it in another shape or type."""
+    """Raise a ``ValueError`` if a state lacks a tensor of a first state, or has it in another shape or type.
+
+    A dimension of a part's own state that is 0 at the start may have grown.
+    """
     for key, value in flat(first).items():
-        if key not in found or found[key][:2] != (value.dtype, [*value.shape]):
+        dtype, shape, _ = found.get(key, (None, [], 0))
+        grown = [size if now else 0 for size, now in zip(shape, value.shape, strict=False)]
+        if dtype != value.dtype or len(shape) != value.ndim or grown != [*value.shape]:
             raise ValueError(f"{what} lacks {key}, or has it in another shape or type than this method and model")
 
 
