@@ -24,7 +24,7 @@ from fedloom_apps import distill
 from fedloom_apps.online import Ftml, Moml, Online, grid
 from fedloom_apps.online import run as run_online
 from fedloom_apps.online.streams import task_stream
-from fedloom_apps.report.comparisons import paired_table, problem_warnings, runs_table
+from fedloom_apps.report.comparisons import data_table, paired_table, problem_warnings, runs_table
 from fedloom_apps.report.groups import group, load, on_the_same_data, settings
 from fedloom_apps.report.groups import read as read_groups
 
@@ -70,10 +70,32 @@ def test_a_paper_chooses_groups_their_order_and_names(cli: Cli, make_run, tmp_pa
     assert [row.partition(",")[0] for row in table] == ["method", "FedDyn (ours)", "FedAvg"]
     paired = (Path("page") / "tables" / "paired.csv").read_text().splitlines()
     assert [row.partition(",")[0] for row in paired] == ["method", "FedAvg"]  # from the first
-    for content, said in (("fedyn: x", "did you mean 'feddyn'?"), ("feddyn: x\nfedavg: x", "a name of its own")):
+    for content, said in (("fedyn: x", "did you mean 'feddyn'?"), ("feddyn: x\nfedavg: x", "need different names")):
         names.write_text(content)
         answer = cli("report", str(tmp_path), "--out", "page", "--names", str(names))
         assert (answer.code, said in answer.err) == (2, True), answer.err
+
+
+def test_methods_stand_beside_data_whatever_their_settings(cli: Cli, make_run, tmp_path: Path) -> None:
+    for data, lr in (("digits", 0.1), ("mnist", 0.2)):
+        for method in ("fedavg", "feddyn"):
+            for seed in (1, 2):
+                make_run(method=method, seed=seed, config={"data": {"name": data}, "local": {"lr": lr}})
+    make_run(method="scaffold", config={"data": {"name": "mnist"}})
+    table = data_table(read_groups([tmp_path / "runs"]))
+    assert table is not None
+    assert table.names == ["fedavg", "feddyn", "scaffold"]
+    assert [column.title for column in table.columns] == ["digits", "mnist"]
+    assert [column.cells[2].text == "–" for column in table.columns] == [True, False]
+    names = tmp_path / "names.yaml"
+    labels = [member.label for member in read_groups([tmp_path / "runs"]) if member.method == "feddyn"]
+    names.write_text("".join(f'"{label}": Ours\n' for label in labels) + "scaffold: SCAFFOLD\n")
+    answer = cli("report", str(tmp_path / "runs"), "--out", "page", "--names", str(names))
+    assert answer.code == 0, answer.err
+    rows = (Path("page") / "tables" / "data.csv").read_text().splitlines()
+    assert [row.partition(",")[0] for row in rows] == ["method", "Ours", "SCAFFOLD"]
+    assert "Ours, mnist" in (Path("page") / "tables" / "final_global.csv").read_text()
+    assert data_table(read_groups([tmp_path / "runs" / "run1"])) is None
 
 
 @pytest.mark.parametrize("command", ["online", "distill"])

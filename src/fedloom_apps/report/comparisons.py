@@ -1,4 +1,4 @@
-"""Tables that compare groups: paired tests over seeds, and an ablation of parts and settings.
+"""Tables that compare groups: methods by data, paired tests over seeds, and an ablation of parts and settings.
 
 Cost tables: communication until a target and in total, in units of one FedAvg round. What was compared, with which
 settings, how the runs ended, and what to cite.
@@ -7,9 +7,11 @@ settings, how the runs ended, and what to cite.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from importlib import import_module
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -26,6 +28,7 @@ from fedloom_apps.report.groups import (
     RunGroup,
     TargetValue,
     all_runs,
+    by_data,
     counts,
     has,
     on_the_same_data,
@@ -110,6 +113,25 @@ def _probabilities(title: str, values: Sequence[float]) -> Column:
     cells = [ABSENT if np.isnan(value) else f"{value:.2g}" for value in values]
     full = [ABSENT if np.isnan(value) else repr(float(value)) for value in values]
     return Column(title, [Cell(text, full=exact) for text, exact in zip(cells, full, strict=True)])
+
+
+def data_table(groups: Sequence[RunGroup]) -> ReportTable | None:
+    """The results of all methods on all data; None unless a method was run on several."""
+    columns, judged = by_data(groups), headline(groups)
+    rows = Counter(chain.from_iterable(columns.values()))
+    if judged is None or max(rows.values(), default=0) < 2:
+        return None
+    key, name, form, better = judged
+    every = per_run(groups, partial(RunData.result, key=key))
+    found = {member.label: stats for member, stats in zip(groups, every, strict=True)}
+    cells = [[found[on[row].label] if row in on else SeedStats([]) for row in rows] for on in columns.values()]
+    return ReportTable(
+        "data",
+        f"By method and data. {name}, {result_word(groups)}",
+        list(rows),
+        [column(title, stats, form, better) for title, stats in zip(columns, cells, strict=True)],
+        note="Mean ± standard error over seeds; the best mean of a column is bold.",
+    )
 
 
 def paired_table(groups: Sequence[RunGroup]) -> ReportTable | None:

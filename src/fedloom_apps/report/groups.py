@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -370,12 +371,13 @@ DEALT = ("data", "partition", "stream", "clients", "validation", "held_out", "un
 
 @dataclass(frozen=True)
 class RunGroup:
-    """Runs that differ only in the seed."""
+    """Runs that differ only in the seed; ``name`` is the one that a paper gives them."""
 
     label: str
     method: str
     runs: tuple[RunData, ...]
     style: LineStyle
+    name: str = ""
 
 
 def _identity(run: RunData) -> dict[str, str]:
@@ -421,20 +423,47 @@ def on_the_same_data(a: RunGroup, b: RunGroup) -> bool:
 
 def _labels(teams: Sequence[Sequence[RunData]]) -> list[str]:
     """The method's name and, if several groups share it, up to three settings that differ."""
-    runs = [team[0] for team in teams]
     identities = [_identity(team[0]) | dict.fromkeys(_follow(team), "${seed}") for team in teams]
+    return _told_apart([team[0].method for team in teams], identities)
+
+
+def _told_apart(names: Sequence[str], settings: Sequence[Mapping[str, str]]) -> list[str]:
+    """Each name with up to three settings that differ among those who share it, or with a number if none does.
+
+    >>> _told_apart(["a", "a", "b"], [{"lr": "1", "steps": "2"}, {"lr": "3", "steps": "2"}, {"lr": "1"}])
+    ['a, lr=1', 'a, lr=3', 'b']
+    """
     labels = []
-    for run, identity in zip(runs, identities, strict=True):
-        rivals = [other for r, other in zip(runs, identities, strict=True) if r.method == run.method]
+    for name, own in zip(names, settings, strict=True):
+        rivals = [other for one, other in zip(names, settings, strict=True) if one == name]
         keys = dict.fromkeys(key for rival in rivals for key in rival)
         apart = [key for key in keys if len({rival.get(key, ABSENT) for rival in rivals}) > 1][:3]
-        labels.append(
-            ", ".join([run.method, *(f"{key.removeprefix('method.')}={identity.get(key, ABSENT)}" for key in apart)])
-        )
+        said = (f"{key.removeprefix('method.')}={own[key]}".partition(".name=")[::2] for key in apart if key in own)
+        labels.append(", ".join([name, *(value or setting for setting, value in said)]))
     return [
         f"{label} #{labels[: i + 1].count(label)}" if labels.count(label) > 1 else label
         for i, label in enumerate(labels)
     ]
+
+
+def by_data(groups: Sequence[RunGroup]) -> dict[str, dict[str, RunGroup]]:
+    """The groups by what clients hold, in words, and by the method's name, with settings if some share it there."""
+    alike: list[list[RunGroup]] = []
+    for member in groups:
+        same = next((others for others in alike if on_the_same_data(others[0], member)), None)
+        if same is None:
+            alike.append([member])
+        else:
+            same.append(member)
+    dealt = [_dealt(others[0].runs[0]) for others in alike]
+    names = _told_apart([own.get("data.name", "data") for own in dealt], dealt)
+    return {
+        name: {
+            member.name or label: member
+            for member, label in zip(others, _labels([member.runs for member in others]), strict=True)
+        }
+        for name, others in zip(names, alike, strict=True)
+    }
 
 
 def _place(run: RunData, teams: list[list[RunData]]) -> None:
@@ -510,15 +539,21 @@ def read(run_dirs: Iterable[Path | str]) -> list[RunGroup]:
 def chosen_groups(groups: Sequence[RunGroup], names: Mapping[str, str]) -> list[RunGroup]:
     """The groups whose labels ``names`` lists, in its order, each under its name there; all if it is empty.
 
+    Groups on different data may share a name.
+
     Raises:
-        ConfigError: if a label is none of the groups', or two groups would have one name.
+        ConfigError: if a label is none of the groups', or two groups on the same data would have one name.
     """
     known = {member.label: member for member in groups}
     for label in names:
         one_of("unknown group", label, known)
-    if len({*names.values()}) < len(names):
-        raise ConfigError(f"each group needs a name of its own; the names are {', '.join(names.values())}.")
-    return [replace(known[label], label=name) for label, name in names.items()] or [*groups]
+    chosen = [replace(known[label], name=name) for label, name in names.items()]
+    data = {member.label: name for name, members in by_data(chosen).items() for member in members.values()}
+    if len(data) < len(chosen):
+        raise ConfigError(f"groups on the same data need different names; the names are {', '.join(names.values())}.")
+    often = Counter(names.values())
+    labels = [one.name if often[one.name] == 1 else f"{one.name}, {data[one.label]}" for one in chosen]
+    return [replace(one, label=label) for one, label in zip(chosen, labels, strict=True)] or [*groups]
 
 
 def all_runs(groups: Sequence[RunGroup]) -> list[RunData]:

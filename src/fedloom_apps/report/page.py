@@ -65,7 +65,12 @@ def synthetic_images(groups: Sequence[RunGroup]) -> Iterator[Image]:
 def _sections(groups: Sequence[RunGroup]) -> list[PageSection]:
     """The content of the page, in its order."""
     final = tables.final_tables(groups)
-    compared = [comparisons.paired_table(groups), comparisons.ablation_table(groups), tables.synthetic_table(groups)]
+    compared = [
+        comparisons.data_table(groups),
+        comparisons.paired_table(groups),
+        comparisons.ablation_table(groups),
+        tables.synthetic_table(groups),
+    ]
     fairness = tables.fairness_table(groups)
     differ, common = comparisons.settings_tables(groups)
     clients = (figures.distribution, figures.gains, figures.interpolation, figures.reliability, figures.guides)
