@@ -166,7 +166,7 @@ def disturb(
             found["orphans"] += len(alive(parent))
             ended = RunDirectory(out).is_begun and RunDirectory(out).status.ended
         found["runs"] += 1
-        found["failures"] += len(RunDirectory(out).failures)
+        found["failures"] += len(RunDirectory(out).summary().get("failures", []))
         found["same"] &= contents(out) == expected
         found["left_over"] += len(list(out.rglob(".*"))) + sum(path.exists() for path in shared)
     return found

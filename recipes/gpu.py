@@ -30,7 +30,7 @@ from reporting import reports_errors, write
 from fedloom.core.errors import CheckpointError
 from fedloom.experiment.rundir import RunDirectory
 from fedloom_apps.claims.command import machine
-from fedloom_apps.claims.register import ClaimFile, fit, merged, metrics_of, of_run, open_work, read_claims, store
+from fedloom_apps.claims.register import ClaimFile, fit, merged, of_run, open_work, read_claims, store
 
 POLL, GRACE = 1.0, 60.0
 """Seconds between two looks at the runs, and those that an interrupted run has for its checkpoint."""
@@ -105,7 +105,7 @@ class Card:
                 if code or not directory.status.ended:
                     raise CheckpointError(f"see {self.runs / job.place}.log.")
                 at = fit(directory, [job.file])
-                record = of_run(directory, metrics_of(at.file))
+                record = of_run(directory, at.file.metrics)
             except CheckpointError as error:
                 self.failed.add(job)
                 print(f"failed: {job.place}: {error}", flush=True)
@@ -120,7 +120,7 @@ class Card:
         curves = {}
         for job in self.running:
             history = RunDirectory(self.runs / job.place).metrics()
-            measured = {name: [record.get(name) for record in history] for name in metrics_of(job.file)}
+            measured = {name: [record.get(name) for record in history] for name in job.file.metrics}
             curves[job.place] = {"rounds": len(history), "curves": measured}
         write(self.runs / "partial.json", json.dumps(curves))
 
