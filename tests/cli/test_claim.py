@@ -87,6 +87,8 @@ def test_next_shows_the_commands_of_the_first_files_and_of_those_that_are_named(
     out = cli("claim", "next", "takes_5", "takes_2", "--claims", "claims").out
     assert [line.split(":")[0] for line in out.splitlines() if line[0] != " "] == ["takes_2", "takes_5"]
     assert "did you mean 'takes_5'?" in cli("claim", "list", "take_5", "--claims", "claims").err
+    out = cli("claim", "next", "takes_5", "--claims", "claims", "--import", "json").out  # any module that is there
+    assert all(line.endswith(" --import json") for line in out.splitlines() if line[0] == " ")
 
 
 def test_next_names_what_is_missing_by_worth_for_the_time(cli: Cli, tmp_path: Path, claims: Path) -> None:

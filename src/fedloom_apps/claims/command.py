@@ -8,6 +8,7 @@ import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,8 @@ def command(arguments: argparse.Namespace) -> int:
     known = {file.name: file for file in files}
     for word in words:
         one_of("there is no claim file", word, known)
-    chosen, show = [known[word] for word in words] or files, listed if action == "list" else following
+    chosen = [known[word] for word in words] or files
+    show = listed if action == "list" else partial(following, modules=arguments.imports)
     console = make_console()
     for line in show(chosen, bool(words)):
         print_raw(console, line)
@@ -73,17 +75,17 @@ def verdicts(file: ClaimFile, results: Mapping[str, Any]) -> Iterator[str]:
         yield f"  {claim.table}: {claim.says} (published {claim.published}): {shown}"
 
 
-def following(files: Sequence[ClaimFile], named: bool) -> Iterator[str]:
+def following(files: Sequence[ClaimFile], named: bool, modules: Sequence[str]) -> Iterator[str]:
     """The files with open claims, the most promising first, with the commands that bring a verdict nearer."""
-    ahead = open_work(files)
+    ahead, imports = open_work(files), "".join(f" --import {module}" for module in modules)
     for one in ahead if named else ahead[:FIRST]:
         yield f"{one.file.name}: about {duration(60 * one.minutes)} of one core"
         for work in one.works:
             folder = re.sub(r"[^\w-]", "_", work.run)  # a comma would be a sweep
             seeds = ",".join(map(str, work.seeds))
             words = [*one.file.words(work.run), f"seed={seeds}", f"out=runs/claims/{one.file.name}/{folder}"]
-            yield f"  fedloom run -m {' '.join(map(shlex.quote, words))}"
-        yield f"  fedloom claim check runs/claims/{one.file.name} --store"
+            yield f"  fedloom run -m {' '.join(map(shlex.quote, words))}{imports}"
+        yield f"  fedloom claim check runs/claims/{one.file.name} --store{imports}"
     if not named and (rest := [one.file.name for one in ahead[FIRST:]]):
         yield f"then: {', '.join(rest)}"
 
