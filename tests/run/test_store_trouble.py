@@ -189,8 +189,7 @@ def spoil(path: Path, client: int) -> None:
 
 
 @pytest.mark.parametrize("change", [lambda v: v[:-1], lambda v: v[None], lambda v: v.long()])
-@pytest.mark.parametrize(("name", "kind"), [("superfed_mm", "clients"), ("feddyn", "server"), ("feddyn", "models"),
-                                            ("gossip", "rows")])  # fmt: skip
+@pytest.mark.parametrize(("name", "kind"), [("feddyn", "server"), ("feddyn", "models"), ("gossip", "rows")])
 def test_states_of_another_form_are_refused_though_their_checksums_are_right(
     name: str, kind: str, change: Callable[[torch.Tensor], torch.Tensor], tmp_path: Path
 ) -> None:

@@ -52,7 +52,6 @@ from fedloom.experiment.store import (
     LostState,
     ServerAverage,
     Snapshot,
-    client_forms,
     collect_garbage,
     make_store,
     model_forms,
@@ -224,7 +223,7 @@ class FederatedTask(TrainerTask):
         plan, on, choice, out = self.plan, self.experiment.evaluation, self.experiment.client_state, self.out
         server = Server.initial(plan, plan.theta0.to(device), plan.buffers0.to(device))
         reach, each, seen = self._reach(), state_bytes(plan, server), self.federation.seen
-        store = make_store(choice, reach * each, out, CLIENTS, device, client_forms(plan, server))
+        store = make_store(choice, reach * each, out, CLIENTS, device)
         if choice == "auto" and out is None and reach * each > LIMIT:
             self.warnings.append(
                 f"client states may take {reach * each / 1e9:.1f} GB of memory ({reach} clients, {each / 1e6:.1f} MB "

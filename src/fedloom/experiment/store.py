@@ -34,7 +34,6 @@ from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from torch import Tensor
 
-from fedloom.core.cohort import InitialStates
 from fedloom.core.errors import CheckpointError, ConfigError
 from fedloom.core.exchange import Broadcast, Failure, Result, State
 from fedloom.core.files import readable
@@ -262,12 +261,12 @@ class StateStore:
         folder: the folder of the files, created on first use; None keeps all in memory.
         room: bytes of new states that wait, and of all states that are kept, in memory.
         device: the device of the returned states.
-        first: a state as at the start, by client and what it has now, of the same shapes and types.
+        first: a client's state as at the start, of the same shapes and types.
     """
 
     def __init__(
         self, folder: StateFolder | None = None, room: float = math.inf, device: torch.device | str = "cpu",
-        first: Callable[[int, Mapping[str, Form]], State] = lambda number, found: {},
+        first: Callable[[int], State] = lambda number: {},
     ) -> None:  # fmt: skip
         self.folder, self.device, self.first = folder, device, first
         self.room = math.inf if folder is None else room
@@ -381,7 +380,7 @@ class StateStore:
         rows = zip(*(index[name].tolist() for name in ("file", "client", "size")), strict=True)
         for at, client, size in sorted(rows):  # file by file, whose headers are read
             tensors = _header(self.folder.path / files[at].name, files[at]).tensors[client]
-            check_forms(tensors, self.first(client, tensors), f"the {self.folder.noun} of client {client}")
+            check_forms(tensors, self.first(client), f"the {self.folder.noun} of client {client}")
             store._refer(client, StateEntry(files[at], size))
         store._held = set(store.files)
         if sum(store._live.values()) <= self.room:
@@ -592,27 +591,10 @@ def state_bytes(plan: ClientPlan, server: Server) -> int:
     return own + sum(map(nbytes, first_state(plan, server.theta).values()))
 
 
-def client_forms(plan: ClientPlan, server: Server) -> Callable[[int, Mapping[str, Form]], State]:
-    """Clients' states as at the start, with private values if they have some, of which only shapes and types count."""
-    first = InitialStates(plan, server.theta, {})
-
-    def of(client: int, found: Mapping[str, Form]) -> State:
-        state, mine = first(client), plan.at(client)
-        if "personal|private" not in found:
-            return state
-        split = 0 if mine.is_paired else mine.layout.shared_buffers
-        none = mine.is_paired and found.get("personal|buffers", (None, [0]))[1] == [0]  # v's, before its first pass
-        buffers, private = mine.buffers0[split:], mine.theta0.new_empty(mine.private_size, device="meta")
-        own = {"private": private, "buffers": buffers[:0] if none else buffers}
-        return {**state, "personal": state.get("personal", {}) | own}
-
-    return of
-
-
-def model_forms(plan: ClientPlan, models: Models) -> Callable[[int, Mapping[str, Form]], State]:
+def model_forms(plan: ClientPlan, models: Models) -> Callable[[int], State]:
     """A topology's models as at the start, as they are stored."""
 
-    def of(number: int, found: Mapping[str, Form]) -> State:
+    def of(number: int) -> State:
         state = models.after({number: models.first(number)}).changed[number]
         return {place: own for place, own in state.items() if place not in plan.common}
 
@@ -621,7 +603,7 @@ def model_forms(plan: ClientPlan, models: Models) -> Callable[[int, Mapping[str,
 
 def make_store(
     choice: str, size: int, out: Path | None, name: str, device: torch.device | str = "cpu",
-    first: Callable[[int, Mapping[str, Form]], State] = lambda number, found: {},
+    first: Callable[[int], State] = lambda number: {},
 ) -> StateStore:  # fmt: skip
     """The store for a run's client states, last models or models of a topology.
 
@@ -821,7 +803,7 @@ class LastModels(ClientModels):
         state = self.models.get(client)
         return self.initial[self.segment(self.level(client))] if state is None else state["average"]["model"]
 
-    def first(self, client: int, found: Mapping[str, Form]) -> State:
+    def first(self, client: int) -> State:
         """A client's last model as it is stored, if it is the initial one."""
         return {"average": {"model": self.initial[self.segment(self.level(client))]}}
 

@@ -316,7 +316,7 @@ def _table(directory: RunDirectory, name: str, needed: set[str]) -> Table:
     columns = directory.table(name)
     numbers = {key for key, values in columns.items() if values.dtype.kind in ("iu" if key in WHOLE else "biuf")}
     missing = sorted(needed - numbers) if columns else []
-    columns = {key: values for key, values in columns.items() if key in numbers}
+    columns = {key: values for key, values in columns.items() if key in numbers or key == "name"}
     if missing:
         directory.notes.append(f"{name}.parquet has no numbers in the column {', '.join(missing)}.")
     return {} if missing or not all(map(len, columns.values())) else columns
