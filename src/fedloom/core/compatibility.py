@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 
+from fedloom.core.composition import Composition
 from fedloom.core.context import NO_ROUND, Batch, Output, RoundInfo
 from fedloom.core.errors import ConfigError, nearest
 from fedloom.core.hooks import overrides
@@ -13,11 +12,8 @@ from fedloom.core.parts import UPDATE, Drift, Mixing, Part, Reduce, Term, Uplink
 from fedloom.core.slots import label
 from fedloom.core.targets import CLASSES, ONE_CLASS
 
-if TYPE_CHECKING:
-    from fedloom.core.method import Method
 
-
-def check(method: Method) -> None:
+def check(method: Composition) -> None:
     """Raise a ``ConfigError`` about the first parts that do not go together; it names them."""
     _check_client_work(method)
     if method.needs("target"):
@@ -41,7 +37,7 @@ def check(method: Method) -> None:
         _check_topology(method)
 
 
-def _check_client_work(method: Method) -> None:
+def _check_client_work(method: Composition) -> None:
     """Raise a ``ConfigError`` if parts ask for different models or losses in a client's steps."""
     adaptation, personal = f"adaptation {label(method.adaptation)!r}", f"personal {label(method.personal)!r}"
     if not any(overrides(term, "loss") for term in method.objective):
@@ -90,7 +86,7 @@ def _check_client_work(method: Method) -> None:
             )
 
 
-def _check_target(method: Method) -> None:
+def _check_target(method: Composition) -> None:
     """Raise a ``ConfigError`` if clients have no models that the server could evaluate on inputs of its own."""
     mine = f"{method.who_needs('target')} evaluates the clients' models on unlabelled inputs"
     if not method.predicts:
@@ -102,7 +98,7 @@ def _check_target(method: Method) -> None:
         )
 
 
-def _check_uplink(method: Method, uplink: Uplink) -> None:
+def _check_uplink(method: Composition, uplink: Uplink) -> None:
     """Raise a ``ConfigError`` if an uplink cannot cover a slice of the method."""
     mine = f"uplink {label(uplink)!r}"
     if method.pooled:
@@ -138,7 +134,7 @@ def _check_uplink(method: Method, uplink: Uplink) -> None:
         )
 
 
-def _check_topology(method: Method) -> None:
+def _check_topology(method: Composition) -> None:
     """Raise a ``ConfigError`` if a part is defined for one model only."""
     topology, mixing = method.topology, f"mixing {label(method.mixing)!r}"
     mine = f"topology {label(topology)!r}"

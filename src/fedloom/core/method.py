@@ -1,43 +1,26 @@
-"""A federated method as data: one frozen record of parts, validated on creation."""
+"""A federated method as data: a composition of parts that go together."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 
 from fedloom.applications import shown
 from fedloom.core import compatibility
+from fedloom.core.composition import Composition
 from fedloom.core.documentation import bibtex
 from fedloom.core.errors import ConfigError, in_words
-from fedloom.core.hooks import HOOKS, check_declarations, overridden, overrides
-from fedloom.core.parts import (
-    UPDATE,
-    Adaptation,
-    Drift,
-    Mixing,
-    Paired,
-    Part,
-    Personal,
-    ServerOptimizer,
-    Term,
-    Topology,
-    Uplink,
-    Use,
-    Weighting,
-)
+from fedloom.core.hooks import check_declarations, overrides
+from fedloom.core.parts import Part, Term, Use
 from fedloom.core.settings import brief
 from fedloom.core.slots import BASES, SEVERAL, SLOTS, label
-from fedloom.core.targets import CLASSES, ONE_CLASS, TargetKind
 
 
 @dataclass(frozen=True)
-class Method:
+class Method(Composition):
     """A composition of parts; every slot but the objective defaults to its identity, which makes the method FedAvg.
 
     Args:
@@ -57,19 +40,6 @@ class Method:
     Raises:
         ConfigError: if two parts are incompatible; the message names both.
     """
-
-    name: str
-    objective: tuple[Term, ...]
-    drift: Drift = field(default_factory=Drift)
-    personal: Personal = field(default_factory=Personal)
-    adaptation: Adaptation = field(default_factory=Adaptation)
-    mixing: Mixing = field(default_factory=Mixing)
-    weighting: tuple[Weighting, ...] = ()
-    server: ServerOptimizer = field(default_factory=ServerOptimizer)
-    topology: Topology = field(default_factory=Topology)
-    uplink: tuple[Uplink, ...] = ()
-    pooled: bool = False
-    citation: str = field(default="", repr=False)
 
     def __post_init__(self) -> None:
         self._check_slots()
@@ -172,173 +142,6 @@ class Method:
             for at in (use.lam for use in uses if not _in_unit_interval(use.lam)):
                 told = f"{at!r:.60}" + f" for the scalars {list(values)}" * bool(values)
                 raise ConfigError(f"{who}: uses returned λ = {told}, but it must be a number in [0, 1].")
-
-    @cached_property
-    def slots(self) -> tuple[str, ...]:
-        """The slices that leave a client, other than batch statistics: ``update``, and ``<place>/<name>`` of parts."""
-        parts = {place: part for place, part in self.parts.items() if not isinstance(part, Uplink)}
-        return UPDATE, *(f"{place}/{n}" for place, part in parts.items() for n in part.uploads if n != UPDATE)
-
-    @cached_property
-    def boundable(self) -> tuple[str, ...]:
-        """Those that may be clipped to a norm bound: neither functions of the update nor slices that have no bound."""
-        declared = ((place, part.boundable, part.measured) for place, part in self.parts.items())
-        names = {UPDATE, *(f"{place}/{n}" for place, bounded, again in declared for n in bounded if n not in again)}
-        return tuple(slot for slot in self.slots if slot in names)
-
-    @cached_property
-    def parts(self) -> dict[str, Part]:
-        """All parts by place: ``objective.0``, ``objective.1``, ..., then the other slots, ``uplink.0``, ..."""
-        found: dict[str, Part] = {}
-        for slot in SLOTS:
-            filled = getattr(self, slot)
-            found |= {f"{slot}.{i}": part for i, part in enumerate(filled)} if slot in SEVERAL else {slot: filled}
-        return found
-
-    @cached_property
-    def hooks(self) -> dict[str, list[tuple[str, Any]]]:
-        """For each hook, the parts that override it, with their places."""
-        found: dict[str, list[tuple[str, Any]]] = {hook: [] for hook in HOOKS}
-        for place, part in self.parts.items():
-            for hook in overridden(type(part)) & found.keys():
-                found[hook].append((place, part))
-        return found
-
-    @cached_property
-    def is_paired(self) -> bool:
-        """Whether clients train a second model v beside the shared w."""
-        return isinstance(self.personal, Paired)
-
-    @cached_property
-    def keeps_own(self) -> bool:
-        """Whether clients keep a whole model of their own, so that no parameter that they use is common to all."""
-        return self.is_paired or overrides(self.personal, "start") or overrides(self.personal, "point")
-
-    @cached_property
-    def shares_nothing(self) -> bool:
-        """Whether all parameters are private, whatever the model."""
-        body, head = (self.personal.is_private(f"{part}.weight", nn.Identity()) for part in ("body", "head"))
-        return body and head
-
-    def private_in(self, model: nn.Module) -> Callable[[str], bool]:
-        """Whether a parameter or buffer of the model is private, by its name."""
-        return lambda name: self.personal.is_private(name, model.get_submodule(name.rpartition(".")[0]))
-
-    @cached_property
-    def extras(self) -> Tensor:
-        """Initial values of the E scalars that a pair trains beside v, [E]; tried on a model of one parameter."""
-        return self._private_start(None)[0][1:] if self.is_paired else torch.zeros(0)
-
-    @cached_property
-    def continues(self) -> bool:
-        """Whether private values go on from one round to the next."""
-        own = torch.zeros(1 + len(self.extras), dtype=torch.float64)
-        return not torch.equal(self._private_start(own)[0], self._private_start(own + 1)[0])
-
-    @cached_property
-    def keeps_private(self) -> bool:
-        """Whether clients keep private values: to go on from them, or to deploy v."""
-        return self.continues or self.is_paired
-
-    @cached_property
-    def draws_models(self) -> bool:
-        """Whether private values start from other random initialisations of the model."""
-        return self._private_start(None)[1]
-
-    def _private_start(self, own: Tensor | None) -> tuple[Tensor, bool]:
-        """The private values with which a model of one parameter starts, and whether another one was drawn."""
-        one, drawn = torch.zeros(1, dtype=torch.float64), list[int]()
-
-        def another() -> Tensor:
-            drawn.append(1)
-            return one
-
-        begun: Any = self.personal.private_start(one, one, own, another)
-        if not (isinstance(begun, Tensor) and begun.ndim == 1):
-            who = f"personal {label(self.personal)!r}"
-            raise ConfigError(f"{who}: private_start returned {in_words(begun)} instead of a vector of private values.")
-        return begun, bool(drawn)
-
-    @cached_property
-    def choices(self) -> tuple[Use, ...]:
-        """The models among which a client with enough samples chooses the one it uses; () if there is no choice."""
-        private = {"private": torch.cat([torch.zeros(1), self.extras]), "buffers": torch.zeros(0)}
-        own = self.personal.init_client(torch.zeros(1)) | private
-        uses = self.personal.uses(0, lambda: own, sys.maxsize)
-        return uses if len(uses) > 1 else ()
-
-    @cached_property
-    def uploading(self) -> list[tuple[str, Part]]:
-        """The parts that upload slices, with their places."""
-        return [(place, part) for place, part in self.parts.items() if part.uploads]
-
-    @cached_property
-    def only_sums(self) -> bool:
-        """Whether the server sees sums alone, of floats or of numbers in a ring of an uplink's own."""
-        return any("sums" in uplink.guarantees for uplink in self.uplink)
-
-    @cached_property
-    def is_cross_entropy(self) -> bool:
-        """Whether the loss on a mini-batch is the cross entropy of the logits alone, whose gradient is known."""
-        return [isinstance(part, Term) and part.is_cross_entropy for _, part in self.hooks["loss"]] == [True]
-
-    @cached_property
-    def targets(self) -> TargetKind | None:
-        """The kind of targets that the method is defined for; None if no part says so."""
-        kind: TargetKind | None = next((part.targets for part in self.parts.values() if part.targets), None)
-        return CLASSES if kind == ONE_CLASS else kind
-
-    @cached_property
-    def test_loss(self) -> Callable[[Tensor, Tensor], Tensor] | None:
-        """The loss (outputs, targets) -> [B] or [] that evaluations report: the sum of the terms' ``test_loss``.
-
-        None if no term has one, for example because the loss needs a teacher or the client's label counts; evaluations
-        then report the cross entropy under its own name.
-        """
-        terms = [term for term in self.objective if type(term).test_loss is not Term.test_loss]
-        if len(terms) == 1:
-            return terms[0].test_loss  # pyright: ignore[reportReturnType]
-
-        def total(out: Tensor, y: Tensor) -> Tensor:
-            values = [value for term in terms if (value := term.test_loss(out, y)) is not None]
-            return sum((v.reshape(len(y), -1).mean(1) if v.ndim else v for v in values), out.new_zeros(()))
-
-        return total if terms else None
-
-    @cached_property
-    def data_terms(self) -> tuple[Term, ...]:
-        """The terms that learn from the data, wherever they stand; the first one with a loss if none says so."""
-        losses = [term for _, term in self.hooks["loss"]]
-        found = [term for term in losses if term.learns or type(term).test_loss is not Term.test_loss]
-        return tuple(found or losses[:1])
-
-    @cached_property
-    def predicts(self) -> bool:
-        """Whether some term uses the model's output on the mini-batch, which makes the model a predictor."""
-        return any("generator" not in part.needs for _, part in self.hooks["loss"])
-
-    def needs(self, what: str) -> bool:
-        """Whether any part declares the given field of ``Needs``, or sets one to this word."""
-        return what in self._needed
-
-    @cached_property
-    def _needed(self) -> frozenset[str]:
-        return frozenset().union(*(part.needs.words for part in self.parts.values()))
-
-    @cached_property
-    def keep_momentum(self) -> tuple[str, ...]:
-        """The places of parts that keep the momentum of local steps."""
-        return tuple(place for place, part in self.parts.items() if part.needs.momentum)
-
-    @property
-    def uses_unlabelled(self) -> bool:
-        """Whether any part needs unlabelled inputs at the server."""
-        return self.needs("target") or self.needs("public")
-
-    def who_needs(self, what: str) -> str:
-        """The parts that declare it, for error messages, like ``drift 'scaffold'``."""
-        named = ((place.partition(".")[0], p) for place, p in self.parts.items() if what in p.needs)
-        return " and ".join(f"{slot} {label(part)!r}" for slot, part in named)
 
     def citations(self) -> Iterator[str]:
         """BibTeX entries of the method and its parts, without repetitions."""
