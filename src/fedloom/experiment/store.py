@@ -533,15 +533,16 @@ def _header(path: Path, file: StateFile) -> _Header:
 
 
 def check_forms(found: Mapping[str, Form], first: State, what: str) -> None:
-    """Raise a ``ValueError`` if a state lacks a tensor of a first state, or has it in another shape or type.
+    """Raise a ``ValueError`` if a state has a tensor of a first state in another shape or type.
 
-    A dimension of a part's own state that is 0 at the start may have grown.
+    A part may leave out what it no longer needs, and a dimension that is 0 at the start may have grown.
     """
-    for key, value in flat(first).items():
-        dtype, shape, _ = found.get(key, (None, [], 0))
+    start = flat(first)
+    for key in start.keys() & found.keys():
+        (dtype, shape, _), value = found[key], start[key]
         grown = [size if now else 0 for size, now in zip(shape, value.shape, strict=False)]
         if dtype != value.dtype or len(shape) != value.ndim or grown != [*value.shape]:
-            raise ValueError(f"{what} lacks {key}, or has it in another shape or type than this method and model")
+            raise ValueError(f"{what} has {key} in another shape or type than this method and model")
 
 
 def _memory(t: Tensor) -> memoryview:
