@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -143,12 +143,12 @@ def test_altered_and_missing_states_end_the_run_in_a_sentence(lent: Lent, tmp_pa
 def test_a_node_that_does_not_see_the_folder(lent: Lent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither one without the folder, nor one with another folder of that name."""
     del lent
-    original = FederatedTask._files
+    original = StateStore.block
 
-    def elsewhere(self: FederatedTask, clients: Sequence[int]) -> BlockFiles:
-        return replace(original(self, clients), folder=StateFolder(other))
+    def elsewhere(self: StateStore, clients: Collection[int], round: int) -> BlockFiles:
+        return replace(original(self, clients, round), folder=StateFolder(other))
 
-    monkeypatch.setattr(FederatedTask, "_files", elsewhere)
+    monkeypatch.setattr(StateStore, "block", elsewhere)
     for name, sentence in (("missing", "does not see the folder"), ("other", "is not in .*/out-other/clients/")):
         other = tmp_path / name
         if name == "other":
