@@ -272,11 +272,6 @@ CASES: dict[str, dict[str, Case]] = {
     },
     "Evaluation": {
         "a mean of models × clusters": run("ifca", evaluation=Evaluation(what=("average",))),
-        "accuracy of a mean × adaptation": run(
-            method=Method("tuned", loss(), adaptation=FineTune()),
-            evaluation=Evaluation(what=("average",), metric="average/accuracy"),
-        ),
-        "a target that no cross entropy reaches": run(evaluation=Evaluation(target=0.0, metric="global/loss")),
         "a target × a loss that only training has": run("fedlc", evaluation=Evaluation(target=1, metric="global/loss")),
         "a target × a metric that is not measured": run(evaluation=Evaluation(target=1, metric="global/cross_entropy")),
         "× a generator": run("fedcvae", evaluation=Evaluation(what=("global",))),
@@ -287,9 +282,6 @@ CASES: dict[str, dict[str, Case]] = {
         "a mean of models × no test samples": planned(federation=untested, evaluation=Evaluation(what=("average",))),
         "a mean of networks of different size × no common test set": planned(
             "heterofl", model=even, evaluation=Evaluation(what=("average",))
-        ),
-        "accuracy of a mean × no common test set": planned(
-            evaluation=Evaluation(what=("average",), metric="average/accuracy")
         ),
     },
     "Deployments": {

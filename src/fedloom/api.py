@@ -26,7 +26,7 @@ from fedloom.experiment import federated
 from fedloom.experiment.callbacks import Callback, make_progress
 from fedloom.experiment.checkpoint import located
 from fedloom.experiment.console import make_console
-from fedloom.experiment.experiment import Evaluation, Experiment
+from fedloom.experiment.experiment import Evaluation, Experiment, check_objects
 from fedloom.experiment.federated import RunResult
 from fedloom.experiment.rundir import RunDirectory
 from fedloom.experiment.trained import TrainedRun
@@ -182,16 +182,10 @@ def _experiment(
         return method
     if federation is None or model is None:
         raise ConfigError("a method needs a federation and a model: run(method, federation, model, ...).")
-    if not isinstance(method, Method | str):
-        raise ConfigError(
-            f"the method is {in_words(method)}, but it must be a Method or the name of one, like 'feddyn'."
-        )
-    if not isinstance(federation, Federation):
-        raise ConfigError(
-            f"the federation is {in_words(federation)}; make one of your data with fedloom.data.federate(...)."
-        )
-    known = {field.name for field in fields(Experiment)} - {"method", "federation", "model"}
     preset = methods.methods[method] if isinstance(method, str) else None
+    built = methods.make(method) if isinstance(method, str) else method
+    check_objects(built, federation)
+    known = {field.name for field in fields(Experiment)} - {"method", "federation", "model"}
     for name, value in conditions.items():
         if name in known:
             continue
@@ -203,7 +197,6 @@ def _experiment(
         if name in SLOTS:
             raise ConfigError(f"{name} is a slot of the method; write dataclasses.replace(method, {name}=...).")
         one_of("run has no argument", name, known | ARGUMENTS)
-    built = methods.make(method) if isinstance(method, str) else method
     built = built if loss is None else built.with_loss(objectives.loss(loss))
     if isinstance(model, str) or not isinstance(model, Sequence):
         return Experiment(built, federation, _factory(model, federation, built), **conditions)
@@ -219,8 +212,4 @@ def _factory(model: OneModel, federation: Federation, method: Method) -> Callabl
     if isinstance(model, str):
         name, _ = models.shorthand(model)
         return partial(models.make, model, **model_arguments(name, federation.train.arrays, method.targets))
-    if isinstance(model, nn.Module):
-        return Copies(model)
-    if not callable(model):
-        raise ConfigError(f"the model is {in_words(model)}; it must be a module, a function that makes one, or a name.")
-    return model
+    return Copies(model) if isinstance(model, nn.Module) else model

@@ -143,8 +143,6 @@ def test_settings_that_cannot_be() -> None:
     with pytest.raises(ConfigError, match="never measured"):
         Evaluation(metric="server_average/accuracy", target=0.5)
     Evaluation(metric="server_average/accuracy", target=0.5, server_average=0.9)
-    with pytest.raises(ConfigError, match="adapts models, so that average/accuracy is measured client by client"):
-        experiment("pfldyn", evaluation=Evaluation(("average",), metric="average/accuracy"))
 
 
 def test_a_run_is_read_by_the_model_that_its_metric_names() -> None:

@@ -77,10 +77,6 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     "target 0": (lambda: Evaluation(target=0.0), r"target accuracy is 0, but it must lie in \(0, 1\]"),
     "target 80": (lambda: Evaluation(target=80.0), r"target accuracy is 80, but it must lie in \(0, 1\]"),
     "target nan": (lambda: Evaluation(target=NAN), r"target accuracy is nan, but it must lie in \(0, 1\]"),
-    "target loss": (
-        lambda: experiment(evaluation=Evaluation(target=0.0, metric="global/loss")),
-        r"target loss is 0, but it must be positive",
-    ),
     "target nobody measures": (
         lambda: Evaluation(what=("clients",), target=0.5),
         r"'global/accuracy', which is never measured: evaluation\.what is clients",

@@ -54,7 +54,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "metrics": (go(evaluation={"metrics": "acuracy"}), r"unknown metric 'acuracy'; did you mean 'accuracy'\?"),
     "a metric without a model": (
         go(evaluation={"metric": "accuracy", "patience": 2}),
-        r"'accuracy', which names no model; choose one like global/accuracy or clients/accuracy/mean\.",
+        r"'accuracy', which is never measured: .*; choose one like global/accuracy or clients/accuracy/mean\.",
     ),
     "an attack by name": (
         go(attack="sign_flip"),
@@ -67,11 +67,14 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "federation": (
         go(federation=np.zeros(3)),
-        r"federation is an ndarray of shape \[3\]; make one .* fedloom\.data\.federate",
+        r"federation is an ndarray of shape \[3\]; make one with fl\.data\.federate",
     ),
-    "method": (go(method=7), r"the method is 7, but it must be a Method or the name of one"),
-    "model": (go(model=3), r"the model is 3; it must be a module, a function that makes one, or a name"),
-    "a model that needs more": (go(model=nn.Linear), r"the model cannot be created \(.*\); give a function without"),
+    "method": (go(method=7), r"the method is 7; give one of fl\.methods, or its name"),
+    "model": (go(model=3), r"the model is 3; give a function that makes a module"),
+    "a model that needs more": (
+        go(model=nn.Linear),
+        r"called without arguments, fails with TypeError: .*missing 2 required",
+    ),
     "a model that returns nothing": (go(model=lambda: None), r"returns None; it must return a torch module\."),
     "a callback alone": (go(callbacks=fl.EarlyStopping("global/loss")), r"callbacks must be a list of callbacks"),
     "a function as a callback": (go(callbacks=[print]), r"callbacks must be a list of callbacks"),
@@ -125,7 +128,7 @@ def test_an_error_in_the_models_own_function_is_told_as_it_is() -> None:
     def fails() -> nn.Module:
         raise TypeError("widths are text.\nThe second line.")
 
-    with pytest.raises(ConfigError, match=r"^the model's function fails with TypeError: widths are text\.$") as caught:
+    with pytest.raises(ConfigError, match=r"without arguments, fails with TypeError: widths are text\.$") as caught:
         go(model=fails)()
     assert isinstance(caught.value.__cause__, TypeError)
 

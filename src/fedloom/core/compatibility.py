@@ -8,7 +8,7 @@ from fedloom.core.composition import Composition
 from fedloom.core.context import NO_ROUND, Batch, Output, RoundInfo
 from fedloom.core.errors import ConfigError, nearest
 from fedloom.core.hooks import overrides
-from fedloom.core.parts import UPDATE, Drift, Mixing, Part, Reduce, Term, Uplink
+from fedloom.core.parts import UPDATE, Drift, Mixing, Part, Reduce, Term, Topology, Uplink
 from fedloom.core.slots import label
 from fedloom.core.targets import CLASSES, ONE_CLASS
 
@@ -16,6 +16,11 @@ from fedloom.core.targets import CLASSES, ONE_CLASS
 def check(method: Composition) -> None:
     """Raise a ``ConfigError`` about the first parts that do not go together; it names them."""
     _check_client_work(method)
+    for place, part in method.parts.items() if method.pooled else ():
+        if (isinstance(part, Uplink | Topology) and not part.is_identity) or getattr(part, "levels", ()):
+            raise ConfigError(
+                f"method {method.name!r} trains on pooled data, without clients for {place} {label(part)!r}."
+            )
     if method.needs("target"):
         _check_target(method)
     kinds = {place: CLASSES if part.targets == ONE_CLASS else part.targets for place, part in method.parts.items()}
@@ -47,10 +52,11 @@ def _check_client_work(method: Composition) -> None:
         )
     if method.is_paired and not method.adaptation.is_identity:
         raise ConfigError(f"{adaptation} fits one model, but with {personal} a client has two.")
-    if method.needs("model") and method.adaptation.trains:
+    trained = adaptation if method.adaptation.trains else personal if method.is_paired else ""
+    if trained and method.needs("model"):
         raise ConfigError(
-            f"{method.who_needs('model')} evaluates the model on inputs of its own, but {adaptation} has a model only "
-            "for the current mini-batch."
+            f"{method.who_needs('model')} evaluates the model on inputs of its own, but with {trained} a mini-batch is "
+            "trained on another; leave one of them out."
         )
     with_logits = [term for term in method.objective if term.needs.received and not term.needs.features]
     if with_logits and method.adaptation.trains:
@@ -58,16 +64,10 @@ def _check_client_work(method: Composition) -> None:
             f"objective {label(with_logits[0])!r} compares with the received model's logits, but {adaptation} trains "
             "on the logits of an adapted model."
         )
-    if method.needs("model") and method.is_paired:
+    for place, part in method.hooks["on_step"] if trained else ():
         raise ConfigError(
-            f"{method.who_needs('model')} evaluates the model on other inputs, but with {personal} a client has two "
-            "models."
-        )
-    for place, part in method.hooks["on_step"] if method.adaptation.trains or method.is_paired else ():
-        raise ConfigError(
-            f"{place.partition('.')[0]} {label(part)!r} inspects the model before every step, but with "
-            f"{adaptation if method.adaptation.trains else personal} the step's loss is that of another model; leave "
-            "one of them out."
+            f"{place.partition('.')[0]} {label(part)!r} inspects the model before every step, but with {trained} the "
+            "step's loss is that of another model; leave one of them out."
         )
     for slot, part in method.parts.items() if method.shares_nothing else ():
         if _works_on_shared(part):
@@ -101,8 +101,6 @@ def _check_target(method: Composition) -> None:
 def _check_uplink(method: Composition, uplink: Uplink) -> None:
     """Raise a ``ConfigError`` if an uplink cannot cover a slice of the method."""
     mine = f"uplink {label(uplink)!r}"
-    if method.pooled:
-        raise ConfigError(f"method {method.name!r} trains on pooled data, so nothing passes {mine}.")
     for slot in uplink.covered:
         if slot not in method.slots:
             raise ConfigError(f"{mine}: nothing called {slot!r} is uploaded; {nearest(slot, method.slots)}")
@@ -138,8 +136,6 @@ def _check_topology(method: Composition) -> None:
     """Raise a ``ConfigError`` if a part is defined for one model only."""
     topology, mixing = method.topology, f"mixing {label(method.mixing)!r}"
     mine = f"topology {label(topology)!r}"
-    if method.pooled:
-        raise ConfigError(f"method {method.name!r} trains on pooled data, so nobody hears anybody in {mine}.")
     if method.personal.levels:
         raise ConfigError(
             f"personal {label(method.personal)!r} gives clients networks of different size, which {mine} cannot mix "

@@ -102,8 +102,6 @@ def refuse(method: Method, layout: Layout) -> None:
     for place, part in method.parts.items():
         if part is not personal and (why := _why(part, method)):
             raise ConfigError(f"{place} {label(part)!r} {why}, but with {mine} clients train {several}.")
-    if method.pooled:
-        raise ConfigError(f"method {method.name!r} trains on pooled data, but {mine} splits a network among clients.")
     if hindering := layout.hindering_buffer:
         buffer, remedy = hindering
         raise ConfigError(f"{mine} cannot mix the buffer {buffer!r} of {several}; {remedy}.")

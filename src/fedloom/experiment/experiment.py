@@ -108,11 +108,10 @@ class Evaluation:
         stops = self.target is not None or self.patience > 0 or self.keep_best
         chosen = (stops or self.metric != type(self).metric) and self.metric != "train/loss" and scope not in OTHERS
         says = f"{'the target, patience or keep_best uses' if stops else 'evaluation.metric is'} {self.metric!r}"
-        if chosen and self.metric in ("loss", *self.metrics):
-            like = f"global/{self.metric} or clients/{self.metric}/mean"
-            raise ConfigError(f"{says}, which names no model; choose one like {like}.")
         if chosen and scope not in scopes:
-            raise ConfigError(f"{says}, which is never measured: evaluation.what is {', '.join(self.what) or 'empty'}.")
+            like = f"; choose one like global/{scope} or clients/{scope}/mean" * (scope in ("loss", *self.metrics))
+            what = ", ".join(self.what) or "empty"
+            raise ConfigError(f"{says}, which is never measured: evaluation.what is {what}{like}.")
         own = scope in ("clients", VALIDATION) and scope in scopes
         if own and self.metric.rpartition("/")[2] not in FIGURES:
             raise ConfigError(
@@ -240,14 +239,8 @@ def check_evaluation(method: Method, evaluation: Evaluation) -> None:
             f"{label(method.topology)!r} clients train another one in every round; leave it out."
         )
     metric = evaluation.metric
-    if metric in ("average/accuracy", "cohort/accuracy") and not method.adaptation.is_identity:
-        raise ConfigError(
-            f"method {method.name!r} adapts models, so that {metric} is measured client by client; take {metric}/mean."
-        )
     words = {word.removeprefix("train_") for word in metric.split("/")[1:]} if metric != "train/loss" else set()
     if evaluation.target is not None or evaluation.patience:
-        if method.is_cross_entropy and "loss" in words and not (evaluation.target is None or evaluation.target > 0):
-            raise ConfigError(f"the target loss is {evaluation.target:g}, but it must be positive.")
         if method.test_loss is None and "loss" in words:
             raise ConfigError(
                 f"the loss of method {method.name!r} cannot be computed outside training, so that {metric} is "
@@ -294,11 +287,6 @@ def check_means(method: Method, evaluation: Evaluation, common: bool, held: bool
             f"evaluation.what={means[0]} measures networks of different size on a common test set, but there is none; "
             "leave it out."
         )
-    if evaluation.metric in ("average/accuracy", "cohort/accuracy"):
-        raise ConfigError(
-            f"without a common test set {evaluation.metric} is measured client by client; take "
-            f"{evaluation.metric}/mean."
-        )
 
 
 def check_measured(evaluation: Evaluation, history: Sequence[Mapping[str, object]]) -> None:
@@ -334,6 +322,14 @@ OWN_CLASSES = (
     "but each of these clients numbers the classes in its own way; choose data with common class numbers, like "
     "partition=acid in place of alid"
 )
+
+
+def check_objects(method: object, federation: object) -> None:
+    """Raise a ``ConfigError`` if method or federation are of the wrong type."""
+    if not isinstance(method, Method):
+        raise ConfigError(f"the method is {in_words(method)}; give one of fl.methods, or its name to fl.run.")
+    if not isinstance(federation, Federation):
+        raise ConfigError(f"the federation is {in_words(federation)}; make one with fl.data.federate(...).")
 
 
 @dataclass(frozen=True)
@@ -491,8 +487,6 @@ class Experiment:
     def _check_clients(self) -> None:
         """Raise a ``ConfigError`` for settings of single clients that are impossible, or that nothing accounts for."""
         for key in ("client_local", "presence"):
-            if getattr(self, key) and self.method.pooled:
-                raise ConfigError(f"method {self.method.name!r} trains on pooled data; leave {key} out.")
             if getattr(self, key) and (
                 self.local.dp_clip is not None or any("noise" in up.guarantees for up in self.method.uplink)
             ):
@@ -589,6 +583,12 @@ class Experiment:
         for need, (lacks, told) in lacking.items():
             if lacks and self.method.needs(need):
                 raise ConfigError(f"{self.method.who_needs(need)} {told}")
+        of_clients = {
+            "client_local": self.client_local, "presence": self.presence, "attack": self.attack,
+            "schedule": not isinstance(self.schedule, Rounds), "selection": self.selection != Uniform(),
+        }  # fmt: skip
+        if self.method.pooled and (vain := next((key for key, given in of_clients.items() if given), None)):
+            raise ConfigError(f"method {self.method.name!r} trains on pooled data, without clients; leave {vain} out.")
         if self.method.needs("views"):
             pipeline(self.views, federation.train.arrays)
         for one in self.views:  # of methods without any, too, so that a slip in a name is told
@@ -628,8 +628,6 @@ class Experiment:
             return
         if self.devices is None and not isinstance(schedule, Replay):
             raise ConfigError(f"schedule={name} goes by the time clients take; set devices, like devices=lognormal.")
-        if method.pooled:
-            raise ConfigError(f"method {method.name!r} trains on pooled data, without clients; choose schedule=rounds.")
         if self.sampling != "fixed":
             raise ConfigError(f"schedule={name} keeps a fixed number of clients at work; choose sampling=fixed.")
         if isinstance(schedule, Buffered) and (schedule.k or 1) > size:
@@ -669,10 +667,8 @@ class Experiment:
         if selection == Uniform():
             return
         name = selections.name_of(type(selection)) or type(selection).__name__
-        if method.pooled or self.sampling != "fixed":
-            raise ConfigError(
-                f"selection={name} invites a fixed number of clients; choose sampling=fixed and a method with clients."
-            )
+        if self.sampling != "fixed":
+            raise ConfigError(f"selection={name} invites a fixed number of clients; choose sampling=fixed.")
         private = [label(one) for one in method.uplink if one.guarantees]
         if private or self.local.dp_clip is not None:
             raise ConfigError(
@@ -686,11 +682,8 @@ class Experiment:
             )
 
     def _check_objects(self) -> None:
-        """Raise a ``ConfigError`` if method, federation or model are of the wrong type."""
-        if not isinstance(self.method, Method):
-            raise ConfigError(f"the method is {in_words(self.method)}; give one of fl.methods, or its name to fl.run.")
-        if not isinstance(self.federation, Federation):
-            raise ConfigError(f"the federation is {in_words(self.federation)}; make one with fl.data.federate(...).")
+        """Raise a ``ConfigError`` for what is of the wrong type."""
+        check_objects(self.method, self.federation)
         for name, registry, kind in (
             ("schedule", schedules, Schedule), ("devices", devices, Devices), ("selection", selections, Selection),
         ):  # fmt: skip
@@ -710,15 +703,13 @@ class Experiment:
             )
         if not callable(self.model):
             raise ConfigError(
-                f"the model is {in_words(self.model)}; give a function that makes a module, without arguments."
+                f"the model is {in_words(self.model)}; give a function that makes a module, or fl.run a name."
             )
 
     def _check_attack(self) -> None:
         attack, method = self.attack, self.method
         if attack is None:
             return
-        if method.pooled:
-            raise ConfigError(f"method {method.name!r} trains on pooled data, so there are no clients to be hostile.")
         if attack.fraction and not len(self.hostile):
             least = 1 / self.federation.seen
             raise ConfigError(

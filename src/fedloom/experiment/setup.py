@@ -8,7 +8,6 @@ Before anything is trained, targets are checked against objective and model.
 from __future__ import annotations
 
 import copy
-import inspect
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -69,15 +68,9 @@ def make_model(factory: Callable[[], nn.Module]) -> nn.Module:
     """The module of a factory.
 
     Raises:
-        ConfigError: if the factory needs arguments, fails, or returns no module, or one that cannot be trained here.
+        ConfigError: if the factory fails, or returns no module, or one that cannot be trained here.
     """
-    try:
-        inspect.signature(factory).bind()
-    except TypeError as error:
-        raise ConfigError(f"the model cannot be created ({error}); give a function without arguments.") from error
-    except ValueError:  # a built-in function without a signature
-        pass
-    with failing("the model's function fails with"):
+    with failing("the model's function, called without arguments, fails with"):
         model = factory()
     if not isinstance(model, nn.Module):
         raise ConfigError(f"the model's function returns {in_words(model)}; it must return a torch module.")
