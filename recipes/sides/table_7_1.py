@@ -1,16 +1,19 @@
 """Stronger local losses: FedAvg and FedDyn with distillation, robustness and both (Acar, thesis, table 7.1), reduced.
 
     FEDLOOM_DATA=... python recipes/sides/table_7_1.py [--seeds 0 1] [--only "FedDyn both"] [--rounds 5]
+    FEDLOOM_DATA=... python recipes/sides/table_7_1.py --scale thesis   # as published: days of a GPU
     python recipes/sides/table_7_1.py --table                 # rebuild table and figure from the stored results
 
 The thesis trains PreActResNet18 on CIFAR-100 with 100 clients, and distils from PreActResNet34. Here a client trains
 FedSSA's CNN (62 006 parameters) on CIFAR-10: 20 clients hold 200 of the first 4000 training images each, split IID, and
 four of them take part in a round. The teacher is that CNN with 32 and 64 channels, trained by ``centralised`` on the
-same 4000 images with crop and flip.
+same 4000 images with crop and flip. ``--scale thesis`` undoes all of this: clients hold 5 images of each class, and the
+teacher is trained as the thesis' centralised models are.
 
 As published: batches of 50, learning rate .1 times .998 a round, weight decay 5e-4, temperature 3.5, alpha .1 for
 distillation and for both, .5 for robustness, FedDyn's alpha .1; crop, flip, AutoAugment and cutout of 16. Local work is
-2 epochs (published: 5), gradients are clipped at 10. Interrupted runs continue from their last checkpoint.
+2 epochs (published, and with ``--scale thesis``: 5), gradients are clipped at 10. Interrupted runs continue from their
+last checkpoint.
 
 The thesis does not say which model it evaluates. The average of all clients' last models, which FedDyn's figures show,
 is used if all runs recorded it, else the server's.
@@ -19,8 +22,8 @@ is used if all runs recorded it, else the server's.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -34,6 +37,7 @@ from fedloom.core.federation import Federation
 from fedloom.core.local import Local
 from fedloom.core.method import Method
 from fedloom.data import federate, sources
+from fedloom.data.partitions import Acid, Iid, Partition
 from fedloom.experiment.experiment import Evaluation, Experiment
 from fedloom.experiment.federated import run
 from fedloom.experiment.rundir import RunDirectory
@@ -48,9 +52,6 @@ from protocol import gained, mean_error
 
 RESULTS = Path(__file__).parent / "results"
 AUGMENT = ("crop", "flip", "autoaugment", {"name": "cutout", "size": 16})
-SAMPLES, TESTED, CLIENTS, COHORT = 4000, 2000, 20, 4
-MODEL = "fedssa_cnn"
-STUDENT, TEACHER = {"channels": (6, 16)}, {"channels": (32, 64)}
 LOSSES = {
     "cross entropy": methods.fedavg(),
     "distillation": methods.distill(alpha=0.1, tau=3.5),
@@ -58,6 +59,45 @@ LOSSES = {
     "both": methods.distill_robust(alpha=0.1, tau=3.5),
 }
 BASE = "FedAvg cross entropy"
+
+
+@dataclass(frozen=True)
+class Scale:
+    """The sizes of an experiment; ``every`` is the rounds between two evaluations.
+
+    The ``target`` is that of the table; without one, it is the accuracy that FedAvg with cross entropy reaches.
+    """
+
+    words: str
+    data: str
+    samples: int
+    tested: int
+    partition: Partition
+    clients: int
+    cohort: int
+    epochs: int
+    rounds: int
+    every: int
+    target: float | None
+    student: Mapping[str, Any]
+    teacher: Mapping[str, Any]
+    taught: int  # epochs
+    teaching: Local
+    teacher_augment: tuple[Any, ...]
+
+
+SCALES = {
+    "reduced": Scale(
+        "reduced to CIFAR-10 and a small CNN", "cifar10", 4000, 2000, Iid(), 20, 4, 2, 40, 2, None,
+        {"name": "fedssa_cnn", "channels": [6, 16]}, {"name": "fedssa_cnn", "channels": [32, 64]}, 25,
+        Local(epochs=1, batch_size=50, lr=0.1, lr_decay=0.95, weight_decay=5e-4, clip=10), ("crop", "flip"),
+    ),
+    "thesis": Scale(
+        "as published", "cifar100", 50_000, 10_000, Acid(classes=100), 100, 10, 5, 2000, 5, 0.67,
+        {"name": "preact_resnet18"}, {"name": "preact_resnet34"}, 300,
+        Local(epochs=1, batch_size=128, lr=0.1, schedule="cosine", weight_decay=5e-4, clip=10), AUGMENT,
+    ),
+}  # fmt: skip
 MODELS = {"average": "average of all clients' last models", "accuracy": "server's model"}
 PUBLISHED = {  # rounds to 67 % on CIFAR-100
     BASE: 1634, "FedDyn cross entropy": 419, "FedAvg distillation": 403, "FedAvg robustness": 808,
@@ -74,53 +114,54 @@ CASES = {f"FedAvg {name}": method for name, method in LOSSES.items()}
 CASES |= {f"FedDyn {name}": dynamic(method) for name, method in LOSSES.items()}
 
 
-def data(seed: int) -> Federation:
-    """The first images of CIFAR-10, split IID."""
-    cifar = sources.make("cifar10")
+def data(scale: Scale, seed: int) -> Federation:
+    """The first images, dealt to the clients."""
+    cifar = sources.make(scale.data)
     train, test = (arrays.take(torch.arange(min(n, len(arrays)))) for arrays, n in
-                   ((cifar.train, SAMPLES), (cifar.test, TESTED)))  # fmt: skip
-    return federate(replace(cifar, train=train, test=test), "iid", clients=CLIENTS, seed=seed, held_out=0.0)
+                   ((cifar.train, scale.samples), (cifar.test, scale.tested)))  # fmt: skip
+    return federate(replace(cifar, train=train, test=test), scale.partition, scale.clients, seed, held_out=0.0)
 
 
-def make(settings: dict[str, Any]) -> Callable[[], nn.Module]:
-    """The network of this width for CIFAR-10."""
-    return partial(models.make, MODEL, classes=10, inputs=(3, 32, 32), **settings)
+def make(network: Mapping[str, Any], federation: Federation) -> Callable[[], nn.Module]:
+    """A network for the images."""
+    settings = {key: value for key, value in network.items() if key != "name"}
+    return partial(models.make, network["name"], classes=federation.classes, inputs=(3, 32, 32), **settings)
 
 
-def teacher(federation: Federation, seed: int, epochs: int) -> Experiment:
+def teacher(federation: Federation, scale: Scale, seed: int) -> Experiment:
     """Centralised training of the larger network; a round is an epoch."""
     return Experiment(
         methods.centralised(),
         federation,
-        make(TEACHER),
-        rounds=epochs,
-        local=Local(epochs=1, batch_size=50, lr=0.1, lr_decay=0.95, weight_decay=5e-4, clip=10),
-        augment=("crop", "flip"),
+        make(scale.teacher, federation),
+        rounds=scale.taught,
+        local=scale.teaching,
+        augment=scale.teacher_augment,
         evaluation=Evaluation(what=("global",), every=5),
         seed=seed,
-        config={"model": {"name": MODEL, "channels": list(TEACHER["channels"])}},
+        config={"model": dict(scale.teacher)},
     )
 
 
-def experiment(method: Method, federation: Federation, known: Path, seed: int, rounds: int) -> Experiment:
+def experiment(method: Method, federation: Federation, scale: Scale, known: Path, seed: int) -> Experiment:
     """One cell of the table."""
     return Experiment(
         method,
         federation,
-        make(STUDENT),
-        rounds=rounds,
-        cohort=COHORT,
-        local=Local(epochs=2, batch_size=50, lr=0.1, lr_decay=0.998, weight_decay=5e-4, clip=10),
+        make(scale.student, federation),
+        rounds=scale.rounds,
+        cohort=scale.cohort,
+        local=Local(epochs=scale.epochs, batch_size=50, lr=0.1, lr_decay=0.998, weight_decay=5e-4, clip=10),
         augment=AUGMENT,
         teacher=known if method.needs("teacher") else None,
-        evaluation=Evaluation(what=("global", "average"), every=2),
+        evaluation=Evaluation(what=("global", "average"), every=scale.every),
         seed=seed,
     )
 
 
 def collect(runs: Path, stored: dict[str, Any]) -> dict[str, Any]:
     """The accuracies in the run directories, finished or not, merged into the stored ones."""
-    found = {"command": "python recipes/sides/table_7_1.py", "notes": [], "runs": {}} | stored
+    found = {"notes": [], "runs": {}} | stored
     for name in ("teacher", *CASES):
         for path in sorted(runs.glob(f"seed*/{name.replace(' ', '_')}/metrics.jsonl")):
             history = RunDirectory(path.parent).metrics()
@@ -156,12 +197,14 @@ def best(by_seed: dict[str, Any], which: str) -> dict[str, float]:
 def table(results: dict[str, Any]) -> str:
     """The results as Markdown, beside the published rounds."""
     runs = results["runs"]
-    which = evaluated(runs)
-    target = min(best(runs.get(BASE, {}), which).values(), default=float("nan"))
-    text = ["# Stronger local losses (Acar, thesis, table 7.1, reduced to CIFAR-10 and a small CNN)", ""]
+    scale, which = SCALES[results.get("scale", "reduced")], evaluated(runs)
+    target = scale.target or min(best(runs.get(BASE, {}), which).values(), default=float("nan"))
+    own = "the test accuracy that FedAvg with cross entropy reaches in all\nseeds,"
+    aim = "the published test accuracy," if scale.target else own
+    text = [f"# Stronger local losses (Acar, thesis, table 7.1, {scale.words})", ""]
     text += [
-        f"Rounds until the {MODELS[which]} reaches the test accuracy that FedAvg with cross entropy reaches in all",
-        f"seeds, {100 * target:.1f} %; in brackets, the number of seeds that reach it. Accuracies in percent, means ±",
+        f"Rounds until the {MODELS[which]} reaches {aim} "
+        f"{100 * target:.1f} %; in brackets, the number of seeds that reach it. Accuracies in percent, means ±",
         "standard errors over seeds; gains of the best accuracy over cross entropy under the same method and over the",
         "same loss under FedAvg, paired by seed, with 95 % intervals.",
     ]
@@ -210,33 +253,40 @@ def picture(results: dict[str, Any], path: Path) -> None:
     reporting.save(figure, path)
 
 
-def report(runs: Path, out: Path, facts: dict[str, Any]) -> dict[str, Any]:
+def report(runs: Path, path: Path, said: dict[str, Any], facts: dict[str, Any]) -> dict[str, Any]:
     """Update the stored results, and write the table from them."""
-    results = collect(runs, reporting.read(out / "table_7_1.json")) | facts
-    reporting.publish(out / "table_7_1.json", results, table(results))
+    results = collect(runs, said | reporting.read(path)) | facts
+    reporting.publish(path, results, table(results))
     return results
 
 
 @reporting.reports_errors
 def main(arguments: Sequence[str] | None = None) -> int:
     """Train the teacher, then run what is missing."""
-    parser = reporting.options(__doc__, RESULTS, (0, 1, 2, 3, 4), "runs/sides/table_7_1")
+    parser = reporting.options(__doc__, RESULTS, (0, 1, 2, 3, 4), "runs/sides")
     parser.add_argument("--only", nargs="+", choices=CASES, default=list(CASES))
-    parser.add_argument("--rounds", type=int, default=40)
-    parser.add_argument("--epochs", type=int, default=25, help="of the teacher's training")
+    parser.add_argument("--scale", choices=SCALES, default="reduced")
+    parser.add_argument("--rounds", type=int, help="instead of the scale's own")
+    parser.add_argument("--epochs", type=int, help="of the teacher's training, instead of the scale's own")
     args = parser.parse_args(arguments)
+    scale = SCALES[args.scale]
+    scale = replace(scale, rounds=args.rounds or scale.rounds, taught=args.epochs or scale.taught)
+    name = f"table_7_1_{args.scale}".removesuffix("_reduced")
+    runs, stored = args.runs / name, args.out / f"{name}.json"
+    words = "" if args.scale == "reduced" else f" --scale {args.scale}"
+    said = {"command": f"python recipes/sides/table_7_1.py{words}", "scale": args.scale}
     facts = {"machine": f"One thread of {reporting.machine()}"}
     for seed in () if args.table else args.seeds:
-        federation, home = data(seed), args.runs / f"seed{seed}"
+        federation, home = data(scale, seed), runs / f"seed{seed}"
         known = home / "teacher"
-        run(teacher(federation, seed, args.epochs), known, resume=known.exists())
-        for name in args.only:
-            where = home / name.replace(" ", "_")
-            chosen = experiment(CASES[name], federation, known, seed, args.rounds)
+        run(teacher(federation, scale, seed), known, resume=known.exists())
+        for case in args.only:
+            where = home / case.replace(" ", "_")
+            chosen = experiment(CASES[case], federation, scale, known, seed)
             run(chosen, where, resume=where.exists())
-            report(args.runs, args.out, facts)
-    results = report(args.runs, args.out, {})
-    picture(results, args.out / "table_7_1.png")
+            report(runs, stored, said, facts)
+    results = report(runs, stored, said, {})
+    picture(results, stored.with_suffix(".png"))
     return reporting.verdict(results)
 
 

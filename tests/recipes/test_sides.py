@@ -6,11 +6,14 @@ import importlib
 import json
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 import pytest
+
+from fedloom.data.partitions import Acid
 
 FOLDER = Path(__file__).parents[2] / "recipes" / "sides"
 
@@ -45,7 +48,7 @@ def test_table_7_1_runs_goes_on_and_writes_the_table_again(
     some = ("--only", "FedAvg cross entropy", "FedDyn both")
     with undrawn(module):
         assert recipe(*where, "--seeds", 0, 1, "--rounds", 2, *some) == 0
-    taught = tmp_path / "runs" / "seed0" / "teacher" / "metrics.jsonl"
+    taught = tmp_path / "runs" / "table_7_1" / "seed0" / "teacher" / "metrics.jsonl"
     teacher = taught.read_text()
     assert recipe(*where, "--seeds", 0, "--rounds", 4, "--only", "FedDyn both", "FedAvg robustness") == 0
     assert taught.read_text() == teacher, "it was trained once"
@@ -73,6 +76,26 @@ def test_table_7_1_runs_goes_on_and_writes_the_table_again(
     with undrawn(module):
         assert recipe("--table", "--runs", tmp_path / "none", "--out", out) == 0
     assert (out / "table_7_1.md").read_text() == text
+
+
+@pytest.mark.usefixtures("photographs")
+def test_the_scale_of_the_thesis_has_files_of_its_own_and_the_published_target(
+    tmp_path: Path, recipe: Callable[..., int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scales = importlib.import_module("table_7_1").SCALES
+    networks = {key: getattr(scales["reduced"], key) for key in ("student", "teacher")}
+    few = replace(
+        scales["thesis"], data="cifar10", partition=Acid(10, 20, 10), clients=3, cohort=2, every=1, **networks
+    )
+    monkeypatch.setitem(scales, "thesis", few)
+    where = ("--runs", tmp_path / "runs", "--out", tmp_path / "out")
+    short = ("--seeds", 0, "--rounds", 1, "--epochs", 1, "--only", "FedAvg distillation")
+    assert recipe("--scale", "thesis", *where, *short) == 0
+    assert {path.name.partition(".")[0] for path in (tmp_path / "out").iterdir()} == {"table_7_1_thesis"}
+    page = (tmp_path / "out" / "table_7_1_thesis.md").read_text()
+    assert "reaches the published test accuracy, 67.0 %" in page
+    assert "| FedAvg | distillation | - (0 of 1) |" in page
+    assert "table_7_1.py --scale thesis`, seeds 0." in page
 
 
 def test_the_table_is_about_the_average_model_where_all_runs_recorded_it(recipe: Callable[..., int]) -> None:
