@@ -131,13 +131,15 @@ examples:
 
 REPORT = """Compare runs on one page, with figures and tables.
 
-usage: fedloom report DIR… [--out DIR] [--figures] [--names FILE] [--watch] [--debug]
+usage: fedloom report DIR… [--out DIR] [--figures] [--only NAME,…] [--style NAME,…] [--names FILE] [--watch] [--debug]
 
 A DIR is a run directory or a folder of run directories. The page is written into --out; by default into DIR if there
 is only one, otherwise into report/.
 
 options:
   --figures               also write every figure as PDF and SVG, for papers
+  --only NAME,…           only these figures, by the names of their files, or patterns like "global_*"
+  --style NAME,…          the figures in these styles of matplotlib, its own like grayscale, or files of its settings
   --names FILE            a YAML file with a line for each group of runs to show, its label and the name to print, like
                           "feddyn, alpha=0.1: FedDyn"; the first one is the baseline
   --watch                 while runs are in progress, rewrite the page as they grow; an open page reloads itself
@@ -291,7 +293,7 @@ APPLICATIONS = (
         "compare runs on one page",
         REPORT,
         "fedloom_apps.report.command:command",
-        ("--out=", "--figures", "--names=", "--watch"),
+        ("--out=", "--figures", "--only=", "--style=", "--names=", "--watch"),
         after="fedloom_apps.report.command:after",
         show="fedloom_apps.report.notebook:html",
     ),

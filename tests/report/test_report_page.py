@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import pytest
 from helpers.pages import drawn
 
 import fedloom as fl
-from fedloom.core.errors import FedLoomError
+from fedloom.core.errors import ConfigError, FedLoomError
 from fedloom_apps.report import build, paper
 from fedloom_apps.report.charts import Axis, Chart, HeatMap, LineStyle, Series
 from fedloom_apps.report.groups import read
@@ -167,6 +168,27 @@ def test_figures_for_papers_are_pdf_and_svg(make_run, tmp_path: Path) -> None:
     assert list(drawings) == ["gain.svg", "mixing.svg"]
     assert b">a group<" in drawings["gain.svg"]  # text, not outlines
     assert all(b"<svg" in content for content in drawings.values())
+
+
+def test_figures_are_chosen_by_name_and_look_as_styles_say(tmp_path: Path) -> None:
+    """A style may neither run LaTeX, which would run what it reads, nor write pictures beside the file."""
+    heat = HeatMap("mixing", "Mixing_1", "", "round", "client", ["1"], ["0"], np.ones((1, 1)))
+    others = [replace(heat, name=name) for name in ("gain_1", "gain_2")]
+    file = tmp_path / "mine.mplstyle"
+    file.write_text("figure.figsize: 5, 3\nsavefig.bbox: standard\nfont.family: monospace\nfont.size: 20\n"
+                    "text.usetex: True\nsvg.image_inline: False\n")  # fmt: skip
+    drawings = dict(paper.files([heat, *others], ["svg"], only=["gain*"], named=["grayscale", str(file)]))
+    assert list(drawings) == ["gain_1.svg", "gain_2.svg"]
+    svg = drawings["gain_1.svg"]
+    assert b'width="360pt" height="216pt"' in svg
+    assert re.search(rb"20px[^>]*mono", svg, re.IGNORECASE)
+    assert b"data:image/png" in svg
+    for wrong, said in ((("gain",), "unknown figure 'gain'"), (("*",), "unknown style or file 'gray'")):
+        with pytest.raises(ConfigError, match=re.escape(said)):
+            next(paper.files([heat, *others], ["svg"], only=wrong, named=["gray"]))
+    file.write_text("font.size: huge\n")
+    with pytest.raises(ConfigError, match="is not a style of matplotlib"):
+        next(paper.files([heat], ["svg"], named=[str(file)]))
 
 
 def test_a_live_page_reads_itself_again(make_run, tmp_path: Path) -> None:

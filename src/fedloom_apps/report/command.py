@@ -43,7 +43,9 @@ def command(arguments: argparse.Namespace) -> int:
     if arguments.watch:
         watch(paths, out)
     compared = groups.chosen_groups(groups.read(paths), names)
-    page = write(compared, out, files=("pdf", "svg") if arguments.figures else ())
+    only, style = ([word for word in (text or "").split(",") if word] for text in (arguments.only, arguments.style))
+    files = ("pdf", "svg") if arguments.figures or only or style else ()
+    page = write(compared, out, files=files, only=only or ["*"], style=style)
     print_raw(console, f"compared {plural(len(groups.all_runs(compared)), 'run')}: {relpath(page)}")
     return 0
 

@@ -123,6 +123,8 @@ def build(
     files: Sequence[str] = (),
     reload: float = 0,
     names: Mapping[str, str] = {},
+    only: Sequence[str] = ("*",),
+    style: Sequence[str] = (),
 ) -> Path:
     """Write a self-contained page that compares runs, with its tables beside it.
 
@@ -138,19 +140,27 @@ def build(
         reload: seconds after which an open page reloads itself; 0: never.
         names: which groups of runs are shown, in which order and under which names: a name for each label, like
             ``{"feddyn, alpha=0.1": "FedDyn", "fedavg": "FedAvg"}``. The first one is the baseline.
+        only: the names of files in ``figures/``, without their suffix, or patterns like ``clients_*``.
+        style: styles of matplotlib, for ``files``: names that it knows, like ``grayscale``, and files of its settings.
 
     Returns:
         The path of the page.
 
     Raises:
-        FedLoomError: if a directory is not a run directory (the message names the missing file), or ``out`` cannot be
-            written.
+        FedLoomError: if a directory is not a run directory (the message names the missing file), ``out`` cannot be
+            written, or there is no such figure or style.
     """
-    return write(chosen_groups(read(run_dirs), names), out, title, files, reload)
+    return write(chosen_groups(read(run_dirs), names), out, title, files, reload, only, style)
 
 
 def write(
-    groups: Sequence[RunGroup], out: Path | str, title: str = "", files: Sequence[str] = (), reload: float = 0
+    groups: Sequence[RunGroup],
+    out: Path | str,
+    title: str = "",
+    files: Sequence[str] = (),
+    reload: float = 0,
+    only: Sequence[str] = ("*",),
+    style: Sequence[str] = (),
 ) -> Path:
     """``build`` for runs that have been read."""
     out = Path(out)
@@ -164,7 +174,7 @@ def write(
         of_extra("plots", "matplotlib", "a figure for papers")
         from fedloom_apps.report import paper  # matplotlib is slow to import
 
-        for name, content in paper.files(drawn, files):
+        for name, content in paper.files(drawn, files, only, style):
             render.write(out / "figures" / name, content)
     render.write(out / "tables.tex", render.latex(tables))
     for table in tables:

@@ -1,14 +1,17 @@
-"""The figures of the page as files for papers, drawn by matplotlib; without pyplot or global state."""
+"""The figures of the page as files for papers, drawn by matplotlib without pyplot; sizes and fonts are a style's."""
 
 from __future__ import annotations
 
 import io
 import warnings
 from collections.abc import Iterator, Sequence
+from fnmatch import filter as matching
+from pathlib import Path
 from typing import Any
 
 import matplotlib
 import numpy as np
+from matplotlib import style
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis as Scale
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -16,17 +19,65 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, MaxNLocator, NullFormatter, PercentFormatter
 
-from fedloom.core.errors import printable
+from fedloom.core.checks import one_of
+from fedloom.core.errors import ConfigError, first_line, printable
+from fedloom.core.files import readable
 from fedloom_apps.report.charts import COLOURS, Axis, Chart, Figure, Gantt, HeatMap, Network, thinned
-
-WIDTH, HEIGHT = 3.4, 2.4
-"""Inches: one column of a paper."""
 
 NAMED = 40
 """Nodes up to which they have their names in them."""
 
-_SETTINGS: dict[Any, Any] = {"pdf.fonttype": 42, "svg.fonttype": "none", "svg.hashsalt": "fedloom"}
-_GRID, _INK = "#e3e7ec", "#5d6878"
+_INK = "#5d6878"
+STYLE: dict[str, Any] = {
+    "figure.figsize": (3.4, 2.4),  # inches: one column of a paper
+    "figure.facecolor": "white",
+    "font.size": 8,
+    "axes.titlesize": "medium",
+    "axes.titlelocation": "left",
+    "axes.labelsize": "medium",
+    "axes.edgecolor": _INK,
+    "axes.axisbelow": True,
+    "axes.grid": True,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "grid.color": "#e3e7ec",
+    "grid.linewidth": 0.6,
+    **{f"{axis}.{key}": value for axis in ("xtick", "ytick") for key, value in (
+        ("labelsize", "small"), ("labelcolor", "black"), ("color", _INK), ("major.size", 2.5), ("minor.size", 2.5),
+    )},
+    "legend.fontsize": "small",
+    "legend.frameon": False,
+    "lines.linewidth": 1.2,
+    "lines.markersize": 3,
+    "pdf.fonttype": 42,
+    "svg.fonttype": "none",
+    "savefig.bbox": "tight",
+    "savefig.dpi": 200,
+}  # fmt: skip
+"""How figures look, before the styles that are asked for."""
+
+FIXED = {"svg.hashsalt": "fedloom", "svg.image_inline": True, "text.usetex": False}
+"""Equal figures are equal files, each whole in itself; texts of runs are never given to LaTeX, which would run them."""
+
+
+def styles(names: Sequence[str]) -> list[Any]:
+    """The settings of matplotlib's styles: names that it knows, and files.
+
+    Raises:
+        ConfigError: for an unknown name, or a file that cannot be read or has a wrong value.
+    """
+    found: list[Any] = []
+    for name in names:
+        if (path := Path(name)).exists():
+            try:
+                read = matplotlib.rc_params_from_file(readable(path), fail_on_error=True, use_default_template=False)
+            except (OSError, ValueError) as error:
+                raise ConfigError(f"{name} is not a style of matplotlib: {first_line(error)}.") from error
+            found.append(read)
+        else:
+            one_of("unknown style or file", name, style.available)
+            found.append(name)
+    return found
 
 
 def plain(text: str, length: int = 60) -> str:
@@ -40,43 +91,59 @@ def plain(text: str, length: int = 60) -> str:
     return (" " if line.startswith("_") else "") + line.replace("$", r"\$")
 
 
-def files(figures: Sequence[Figure], forms: Sequence[str]) -> Iterator[tuple[str, bytes]]:
-    """Every figure as (file name, content); a chart with several horizontal axes is one file for each."""
+def files(
+    figures: Sequence[Figure], forms: Sequence[str], only: Sequence[str] = ("*",), named: Sequence[str] = ()
+) -> Iterator[tuple[str, bytes]]:
+    """Figures as (file name, content); a chart with several horizontal axes is one file for each.
+
+    Args:
+        figures: what is drawn.
+        forms: the formats of the files.
+        only: names of files without their suffix, or patterns of them; the others are not drawn.
+        named: styles, see ``styles``; later ones have the last word.
+    """
+    every: dict[str, tuple[Figure, int]] = {}
     for figure in figures:
         for number, axis in enumerate(figure.x if isinstance(figure, Chart) else ("",)):
             suffix = f"_{axis.label.split()[0]}" if isinstance(axis, Axis) and number else ""
-            if isinstance(figure, Chart):
-                canvas = _chart(figure, number)
-            elif isinstance(figure, HeatMap):
-                canvas = _heat_map(figure)
-            else:
-                canvas = _gantt(figure) if isinstance(figure, Gantt) else _network(figure)
-            for form in forms:
-                yield f"{figure.name}{suffix}.{form}", _saved(canvas, form)
+            every[f"{figure.name}{suffix}"] = figure, number
+    for pattern in only:
+        if not matching(every, pattern) and pattern != "*":
+            one_of("unknown figure", pattern, every)
+    looks = [STYLE, *styles(named), FIXED]
+    for name, (figure, number) in every.items():
+        if any(matching([name], pattern) for pattern in only):
+            with style.context(looks):
+                canvas = _canvas(figure, number)
+                saved = [(f"{name}.{form}", _saved(canvas, form)) for form in forms]
+            yield from saved
+
+
+def _canvas(figure: Figure, number: int) -> Canvas:
+    if isinstance(figure, Chart):
+        return _chart(figure, number)
+    if isinstance(figure, HeatMap):
+        return _heat_map(figure)
+    return _gantt(figure) if isinstance(figure, Gantt) else _network(figure)
 
 
 def _saved(canvas: Canvas, form: str) -> bytes:
     """The drawn figure in a file format; characters missing from the font become boxes, without warning."""
     buffer = io.BytesIO()
     dated = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}.get(form)
-    with warnings.catch_warnings(), matplotlib.rc_context(_SETTINGS):
+    with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph")
-        canvas.savefig(buffer, format=form, dpi=200, bbox_inches="tight", metadata=dated)
+        canvas.savefig(buffer, format=form, metadata=dated)
     return buffer.getvalue()
 
 
 def _axes(title: str, x: str, y: str) -> tuple[Canvas, Axes]:
-    canvas = Canvas(figsize=(WIDTH, HEIGHT), facecolor="white")
+    canvas = Canvas()
     FigureCanvasAgg(canvas)
     axes = canvas.subplots()
-    axes.grid(True, color=_GRID, linewidth=0.6)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color(_INK)
-    axes.tick_params(which="both", labelsize=7, length=2.5, color=_INK)
-    axes.set_xlabel(plain(x), fontsize=8)
-    axes.set_ylabel(plain(y), fontsize=8)
-    axes.set_title(plain(title, 70), loc="left", fontsize=8)
+    axes.set_xlabel(plain(x))
+    axes.set_ylabel(plain(y))
+    axes.set_title(plain(title, 70))
     return canvas, axes
 
 
@@ -91,9 +158,7 @@ def _chart(chart: Chart, number: int) -> Canvas:
             axes.scatter(at, line.y, area, color=ink, linewidths=0, alpha=0.7, label=plain(line.label))
             continue
         dots, dashes = "o" if len(at) == 1 else "", line.style.dash or (None, None)
-        axes.plot(
-            at, line.y, color=ink, dashes=dashes, marker=dots, markersize=3, linewidth=1.2, label=plain(line.label)
-        )
+        axes.plot(at, line.y, color=ink, dashes=dashes, marker=dots, label=plain(line.label))
         if len(line.low):
             axes.fill_between(at, line.low, line.high, color=ink, alpha=0.16, linewidth=0)
     if chart.diagonal:
@@ -101,7 +166,7 @@ def _chart(chart: Chart, number: int) -> Canvas:
     if chart.level is not None:
         axes.axhline(chart.level[1], color=_INK, linewidth=0.8, linestyle="--")
         place = {"xycoords": ("axes fraction", "data"), "xytext": (2, 2), "textcoords": "offset points"}
-        axes.annotate(plain(chart.level[0]), (0, chart.level[1]), fontsize=7, color=_INK, **place)
+        axes.annotate(plain(chart.level[0]), (0, chart.level[1]), fontsize="small", color=_INK, **place)
     for scale, axis, log in ((axes.xaxis, x, axes.set_xscale), (axes.yaxis, chart.y, axes.set_yscale)):
         if axis.log:
             log("log")
@@ -109,7 +174,7 @@ def _chart(chart: Chart, number: int) -> Canvas:
     if 0 < len(chart.series) <= 12:
         columns = 1 if max(len(line.label) for line in chart.series) > 26 else 2  # as wide as the axes
         place = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.24), "ncols": columns}
-        legend = axes.legend(frameon=False, fontsize=7, **place)
+        legend = axes.legend(**place)
         for handle in legend.legend_handles if chart.points else ():
             handle.set_sizes([12])  # type: ignore[union-attr]
     return canvas
@@ -139,7 +204,7 @@ def _heat_map(heat: HeatMap) -> Canvas:
     shown = LinearSegmentedColormap.from_list("", shades).with_extremes(bad="#eeeeee")
     low = middle if heat.middle is None else middle - reach
     image = axes.imshow(heat.z, shown, aspect="auto", interpolation="nearest", vmin=low, vmax=middle + reach)
-    canvas.colorbar(image, ax=axes).ax.tick_params(labelsize=7)
+    canvas.colorbar(image, ax=axes)
     scales: tuple[tuple[Scale, Sequence[str]], ...] = ((axes.xaxis, heat.columns), (axes.yaxis, heat.rows))
     for scale, names in scales:
         chosen = thinned(len(names), 6).tolist()
