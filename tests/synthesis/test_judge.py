@@ -101,11 +101,6 @@ def test_wrong_labels_are_not_recognised(judge: SyntheticEvaluator) -> None:
     assert found["synthetic/accuracy"] < 0.1
 
 
-def test_the_nearest_real_image_of_a_copy_is_itself(judge: SyntheticEvaluator) -> None:
-    few = some(judge.trained_on, each=2)
-    assert torch.equal(judge.neighbours(few).x, few.x)
-
-
 def test_images_in_another_range_are_refused(judge: SyntheticEvaluator) -> None:
     few = some(judge.trained_on, each=2)
     with pytest.raises(DataError, match="the same range"):

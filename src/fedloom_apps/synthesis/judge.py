@@ -31,7 +31,7 @@ from fedloom.data.sources.generated import pixels
 from fedloom.experiment.atomic import as_model_file, read_model_file, write_whole
 from fedloom.experiment.setup import placed
 from fedloom.metrics import fairness
-from fedloom.metrics.distribution import alike, fid, kid, nearest
+from fedloom.metrics.distribution import alike, fid, kid
 from fedloom.models import models
 from fedloom_apps.synthesis.generation import Features, diversity, inception, manifold, membership, recognised
 
@@ -446,11 +446,6 @@ class SyntheticEvaluator:
             return {}
         real, synthetic = self._inception(pixels(self.test)), self._inception(pixels(arrays))
         return {"inception/fid": fid(real, synthetic), "inception/kid": kid(real, synthetic).mean}
-
-    def neighbours(self, arrays: Arrays) -> Arrays:
-        """The nearest real training sample of each synthetic one, by pixels."""
-        nearest_rows = nearest(arrays.x.to(self.test.x), self.trained_on.x).index[:, 0]
-        return self.trained_on.take(nearest_rows.cpu())
 
 
 def _plain(values: tuple[float, ...]) -> list[float | None]:

@@ -17,6 +17,7 @@ from fedloom.core.federation import Arrays, Federation, Index, Split
 from fedloom.core.layout import Layout
 from fedloom.core.method import Method
 from fedloom.core.server import Server
+from fedloom.data.augment import Scale
 
 AT_ONCE = 500
 
@@ -106,8 +107,8 @@ def extract_set(server: Server, model: nn.Module, like: Arrays, per_class: int, 
     if stored is not None:
         x, y = stored["x"], stored["y"]
         if x.ndim == 4:  # images; until a round has moved them, FedEvg's samples are Gaussian and lie outside
-            mean, std = (x.new_tensor(v).reshape(-1, 1, 1) for v in (like.mean or (0.0,), like.std or (1.0,)))
-            x = x.clamp((0 - mean) / std, (1 - mean) / std)
+            scale = Scale.of(x, like.mean, like.std)
+            x = x.clamp(scale.black, scale.stored(torch.ones_like(scale.mean)))
     else:
         x, y = sample(model, server.theta, per_class, seed, server.buffers)
     x, y = x.detach().float().cpu(), y.detach().cpu()
