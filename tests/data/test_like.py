@@ -31,7 +31,7 @@ def test_pixels_are_bytes_or_numbers_whose_white_is_known() -> None:
     ],
 )
 def test_values_that_are_not_finite_are_refused(x: np.ndarray, y: Any) -> None:
-    with pytest.raises(DataError, match="are NaN or infinite"):
+    with pytest.raises(DataError, match="NaN or infini"):
         labelled_like(NUMBERS, inputs_like(NUMBERS, {}, x), y)
 
 

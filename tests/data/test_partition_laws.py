@@ -224,7 +224,7 @@ def test_min_size_is_kept_or_refused_after_bounded_redraws() -> None:
 @pytest.mark.parametrize(
     ("partition", "clients", "said"),
     [
-        (Iid(), 101, "choose fewer clients"),
+        (Iid(), 101, "cannot give 101 clients 1 each"),
         (Iid(), None, "needs a number of clients"),
         (Iid(), 0, "at least 1 client, not clients=0"),
         (Shards(11), 10, "more shards than samples"),
@@ -252,11 +252,10 @@ def test_the_impossible_gets_one_sentence(partition: Partition, clients: int | N
         ("pathological", {"classes": 0}),
         ("iid", {"min_size": 0}),
         ("iid", {"redraws": -1}),
-        ("flower", {}),
     ],
 )
 def test_meaningless_settings_are_refused_when_made(name: str, setting: dict[str, float]) -> None:
-    with pytest.raises(ConfigError, match=next(iter(setting), "partitioner")):
+    with pytest.raises(ConfigError, match=next(iter(setting))):
         partitions.make(name, **setting)
 
 

@@ -29,7 +29,7 @@ class Arrays:
         std: per-channel standard deviation, likewise; empty if ``x`` was not normalised.
 
     Raises:
-        DataError: if the lengths differ, ``x`` holds NaN or infinity, or a label is outside ``0 .. classes - 1``.
+        DataError: if the lengths differ, NaN or infinity is held, or a label is outside ``0 .. classes - 1``.
 
     >>> Arrays(torch.zeros(3, 2), torch.tensor([0, 1, 5]), classes=2)
     Traceback (most recent call last):
@@ -50,16 +50,16 @@ class Arrays:
                 raise DataError(f"{name} of Arrays is a tensor, not {in_words(held)}; use torch.as_tensor({name}).")
         if len(self.x) != len(self.y):
             raise DataError(f"there are {len(self.x)} inputs but {len(self.y)} labels.")
-        if (
-            isinstance(self.x, Tensor)
-            and self.x.is_floating_point()
-            and len(self.x)
-            and not bool(torch.isfinite(self.x.sum()))
-        ):
-            bad = torch.isfinite(self.x.reshape(len(self.x), -1)).all(1).logical_not().nonzero()
-            if len(bad):
-                told = f"NaN or infinity in {len(bad)} of {len(self.x)} samples, first in sample {int(bad[0])}"
-                raise DataError(f"{told}; fill in the missing values, or drop those samples.")
+        for name, held in (("samples", self.x), ("targets", self.y)):
+            if not (isinstance(held, Tensor) and held.is_floating_point() and len(held)):
+                continue
+            if not bool(torch.isfinite(held.sum())):
+                bad = torch.isfinite(held.reshape(len(held), -1)).all(1).logical_not().nonzero()
+                if len(bad):
+                    raise DataError(
+                        f"NaN or infinity in {len(bad)} of {len(held)} {name}, first in sample {int(bad[0])}; fill in "
+                        "the missing values, scale numbers beyond float32, or drop those samples."
+                    )
         if not self.has_numbers:
             wrong = ((self.y < 0) | (self.y >= self.classes)).nonzero()
             if len(wrong):

@@ -119,8 +119,6 @@ def labelled_like(arrays: Arrays, x: Tensor, y: Any) -> Arrays:
         raise DataError(f"the targets have shape {list(y.shape)}, not {[len(x), *like.shape[1:]]}.")
     if not like.is_floating_point() and y.is_floating_point() and not torch.equal(y, y.round()):
         raise DataError("the targets are real numbers, but this run's are class numbers.")
-    if y.is_floating_point() and not bool(torch.isfinite(y).all()):
-        raise DataError("some targets are NaN or infinite.")
     return replace(arrays, x=x, y=y.to(like.dtype))
 
 

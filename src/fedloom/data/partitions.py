@@ -28,7 +28,7 @@ from numpy import ndarray
 from numpy.random import Generator
 
 from fedloom.core.checks import one_of
-from fedloom.core.errors import ConfigError, DataError, with_type
+from fedloom.core.errors import ConfigError, DataError, of_extra, with_type
 from fedloom.core.federation import Index
 from fedloom.core.files import readable
 from fedloom.core.ranges import Count, NonNegative, NonNegativeInt, Positive
@@ -103,8 +103,6 @@ class Partition(ABC):
                 raise DataError(f"partition {self.name!r} needs a number of clients.")
         elif clients < 1:
             raise DataError(f"there must be at least 1 client, not clients={clients}.")
-        elif clients > samples:
-            raise DataError(f"{samples} samples are too few for {clients} clients; choose fewer clients.")
         elif clients * self.min_size > samples:
             raise DataError(
                 f"{samples} samples cannot give {clients} clients {self.min_size} each (min_size); "
@@ -764,14 +762,6 @@ class Flower(Partition):
 
     needs_clients: ClassVar[bool] = False
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if (self.partitioner is None) == (not self.kind):
-            raise ConfigError(
-                "partition 'flower' needs either a partitioner object or the kind of one, "
-                "for example kind=DirichletPartitioner."
-            )
-
     def owners(self, labels: ndarray, clients: int, rng: Generator, groups: ndarray | None = None) -> ndarray:
         dataset = table(labels, groups)
         partitioner = copy.deepcopy(self.partitioner) if self.partitioner is not None else self._make(clients, rng)
@@ -784,8 +774,6 @@ class Flower(Partition):
             raise DataError(
                 f"{what} failed ({with_type(error)}); the columns are {', '.join(dataset.column_names)}."
             ) from error
-        if clients and count != clients:
-            raise DataError(f"{what} makes {count} partitions, but {clients} clients were requested.")
         owner = Rows(parts).owners(labels, clients, rng)
         if (owner < 0).any():
             warnings.warn(f"{what} leaves out {int((owner < 0).sum())} of {len(owner)} samples.", stacklevel=3)
@@ -819,10 +807,8 @@ class Flower(Partition):
 
 def table(labels: ndarray, groups: ndarray | None) -> Any:
     """The data as partitioners see them: a ``datasets.Dataset`` of labels, rows and natural clients, without inputs."""
-    try:
-        import flwr_datasets  # pyright: ignore[reportMissingImports]  # noqa: F401
-        from datasets import Dataset  # pyright: ignore[reportMissingImports]
-    except ImportError as error:
-        raise DataError('flwr-datasets is not installed; pip install "fedloom[hub]" brings it.') from error
+    of_extra("hub", "flwr_datasets", "partition=flower")
+    from datasets import Dataset  # pyright: ignore[reportMissingImports]
+
     columns = {"label": labels, "row": np.arange(len(labels))}
     return Dataset.from_dict(columns if groups is None else {**columns, "client": groups})

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
-from fedloom.core.errors import DataError, in_one_line, in_words, nearest, outside
+from fedloom.core.errors import DataError, in_one_line, in_words, nearest, of_extra, outside
 from fedloom.core.federation import Arrays
 from fedloom.data.sources import Source
 from fedloom.data.sources.arrays import (
@@ -239,8 +239,7 @@ def is_frame(data: Any) -> bool:
 
 def clients_of(column: Any, what: str) -> np.ndarray:
     """Client ids of a column, as numbers or texts [N]."""
-    if lost := int(column.isna().sum()):
-        raise DataError(f"{what}: column {column.name!r} names no client in {lost} rows; drop or fill them.")
+    complete([column], f"{what}: column {column.name!r}")
     check_cells(column, f"{what}: column {column.name!r}")
     ids = column.to_numpy()
     if ids.dtype.kind == "f" and (ids == np.rint(ids)).all() and (np.abs(ids) < 2**53).all():
@@ -286,12 +285,11 @@ def encoded(frames: Sequence[Any], what: str) -> tuple[list[np.ndarray], list[st
     blocks: list[list[np.ndarray]] = [[] for _ in frames]
     names: list[str] = []
     counts = {column: sum(int(frame[column].isna().sum()) for frame in frames) for column in columns}
-    if len(lacking := {column: count for column, count in counts.items() if count}) > 1:
-        message = ", ".join(f"{str(column)!r} in {count}" for column, count in lacking.items())
-        raise DataError(f"{what}: columns lack values, {message} of {sum(map(len, frames))} rows; fill or drop them.")
+    if lacking := {column: count for column, count in counts.items() if count}:
+        message = ", ".join(f"column {str(column)!r} in {count}" for column, count in lacking.items())
+        raise DataError(f"{what} lacks values, {message} of {sum(map(len, frames))} rows; fill or drop them.")
     for column in columns:
         series = [frame[column] for frame in frames]
-        complete(series, f"{what}: column {column!r}")
         if all(pd.api.types.is_numeric_dtype(entry.dtype) for entry in series):
             names.append(str(column))
             for block, column_of in zip(blocks, series, strict=True):
@@ -355,10 +353,7 @@ def _narrowed(column: Any, what: str) -> np.ndarray:
     if values.dtype.kind == "c":
         raise DataError(f"{what} holds complex numbers; give real and imaginary part as two columns.")
     with np.errstate(over="ignore"):
-        narrow = column.to_numpy(dtype=np.float32)
-    if np.isinf(narrow).any() and np.isfinite(wide := column.to_numpy(dtype=np.float64)).all():
-        raise DataError(f"{what} holds numbers beyond float32, up to {np.abs(wide).max():.1e}; scale them.")
-    return narrow
+        return column.to_numpy(dtype=np.float32)
 
 
 def _in_time(column: Any) -> bool:
@@ -469,10 +464,7 @@ def _hugging_face(
     """A ``datasets.Dataset``; images and arrays are decoded, several columns become a table."""
     columns = list(dataset.column_names)
     if label is None:
-        guesses = [column for column in ("label", "labels", "target", "y") if column in columns]
-        if not guesses:
-            raise DataError(f"{what} has no column 'label'; name the target with label=, one of: {', '.join(columns)}.")
-        label = guesses[0]
+        label = next((column for column in ("label", "labels", "target", "y") if column in columns), "label")
     targets = [label] if isinstance(label, str) else list(label)
     named = [features] if isinstance(features, str) else list(features or ())
     present([*targets, *named, *([client] if client else [])], columns, what)
@@ -639,10 +631,7 @@ def _raw(part: Any, what: str) -> np.ndarray:
     if is_frame(part):
         part = part.to_numpy()
     elif hasattr(part, "isna"):  # a pandas series
-        if lost := int(part.isna().sum()):
-            raise DataError(
-                f"{what}: column {part.name!r} lacks targets in {lost} of {len(part)} rows; drop those rows."
-            )
+        complete([part], f"{what}: column {part.name!r}")
         category = hasattr(part.dtype, "categories")
         part = np.array([str(value) for value in part]) if category else part.to_numpy()
     array = as_array(part, f"{what}: y")
@@ -751,14 +740,8 @@ def texts_of(frame: Any, column: str, what: str) -> list[str]:
 
 @cache
 def _of_transformers(name: str) -> Any:
+    transformers = of_extra("text", "transformers", f"a tokeniser {name!r}, which is neither words nor bytes,")
     try:
-        from transformers import AutoTokenizer  # pyright: ignore[reportMissingImports]
-    except ImportError as error:
-        raise DataError(
-            f"the tokeniser {name!r} is neither words nor bytes, and transformers is not installed; "
-            'pip install "fedloom[text]" brings it.'
-        ) from error
-    try:
-        return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+        return transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     except Exception as error:  # the hub and each file format fail in their own ways
         raise DataError(f"there is no tokeniser {name!r} ({in_one_line(error)}).") from error

@@ -484,10 +484,7 @@ def inputs(x: Tensor | np.ndarray, what: str = "x", warn: bool = True) -> Tensor
             "convolutional models take them first; give x.transpose(0, 3, 1, 2), or bytes (uint8) in this order.",
             stacklevel=outside(),
         )
-    tensor = x.to(torch.float32 if x.is_floating_point() else torch.int64)
-    if x.dtype == torch.float64 and bool(torch.isinf(tensor).any()) and bool(torch.isfinite(x).all()):
-        raise DataError(f"{what} holds numbers beyond float32, up to {float(x.abs().max()):.1e}; scale them.")
-    return tensor
+    return x.to(torch.float32 if x.is_floating_point() else torch.int64)
 
 
 def refuse_whole_images(x: Tensor, what: str) -> None:
@@ -522,12 +519,9 @@ def as_array(value: Any, what: str) -> np.ndarray:
 
 
 def targets(y: Tensor | np.ndarray, what: str = "y") -> Tensor:
-    """Class numbers as int64, real targets as float32, all of them finite."""
+    """Class numbers as int64, real targets as float32."""
     y = numbers(y, what)
-    y = y.to(torch.float32 if y.is_floating_point() else torch.int64)
-    if y.is_floating_point() and not bool(torch.isfinite(y).all()):
-        raise DataError(f"{what} holds NaN, infinity or numbers beyond float32.")
-    return y
+    return y.to(torch.float32 if y.is_floating_point() else torch.int64)
 
 
 def numbers(array: Tensor | np.ndarray, what: str) -> Tensor:

@@ -17,7 +17,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -25,7 +24,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import track
 
-from fedloom.core.errors import DataError, in_one_line, with_type
+from fedloom.core.errors import DataError, in_one_line, of_extra, with_type
 from fedloom.core.files import check_memory, readable, whole_file
 from fedloom.core.registry import Entry
 
@@ -153,12 +152,7 @@ def shorten(layout: Sequence[str]) -> list[str]:
 
 def fetch(title: str, kind: str, folder: Path, **options: Any) -> None:
     """Download with torchvision; files appear in ``folder`` only after the download is complete."""
-    try:
-        datasets = import_module("torchvision").datasets  # optional; fails to load beside another build of torch
-    except Exception as error:
-        raise DataError(
-            f'{title} can only be downloaded with torchvision (pip install "fedloom[vision]"): {with_type(error)}.'
-        ) from error
+    datasets = of_extra("vision", "torchvision", f"a download of {title}").datasets
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder, prefix=".download-") as part:

@@ -12,14 +12,14 @@ from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Annotated, Any, BinaryIO, Literal
 
 import numpy as np
 import torch
 
-from fedloom.core.errors import ConfigError, DataError, first_line, nearest
+from fedloom.core.errors import ConfigError, DataError, first_line, of_extra
 from fedloom.core.files import check_memory, check_parquet, readable
-from fedloom.core.ranges import Count
+from fedloom.core.ranges import Count, Range
 from fedloom.data.sources import Source, sources
 from fedloom.data.sources.files import one_name_each, reading
 
@@ -274,15 +274,13 @@ def in_order(frame: Any, column: str, what: str) -> Any:
     """
     import pandas as pd
 
-    if column not in frame.columns:
-        raise DataError(f"{what} has no column {column!r}; {nearest(column, map(str, frame.columns))}")
+    from fedloom.data.user import complete, present  # imports this
+
+    present([column], list(frame.columns), what)
     times = frame[column]
     if not pd.api.types.is_numeric_dtype(times):
         times = dates(times, f"{what}: column {column!r}")
-    if lost := int(times.isna().sum()):
-        raise DataError(
-            f"{what}: column {column!r} lacks times in {lost} of {len(frame)} rows; fill them, or drop those rows."
-        )
+    complete([times], f"{what}: column {column!r}")
     return frame.iloc[times.argsort(kind="stable")]
 
 
@@ -324,8 +322,8 @@ def text(
     client: str | None = None,
     time: str | None = None,
     tokenizer: str = "words",
-    words: int = 10_000,
-    length: int = 64,
+    words: Annotated[int, Range(2)] = 10_000,
+    length: Count = 64,
 ) -> Source:
     """Texts of a CSV or parquet table as sequences of tokens: ``data=text:FILE data.text=COLUMN data.label=COLUMN``.
 
@@ -344,13 +342,11 @@ def text(
         length: tokens per sequence; longer texts are cut, shorter ones padded.
 
     Raises:
-        ConfigError: if ``words`` or ``length`` is too small, or hashed words were to be predicted.
+        ConfigError: if hashed words were to be predicted.
         DataError: if the file cannot be read as a table, lacks a column or a text, or there is no such tokeniser.
     """
     from fedloom.data.user import as_source, clients_of, padded, present, texts_of, tokens, vocabulary  # imports this
 
-    if words < 2 or length < 1:
-        raise ConfigError(f"texts need at least 2 words and a length of at least 1, not {words} and {length}.")
     if label is None and tokenizer == "words":
         raise ConfigError("hashed words cannot be predicted; choose data.tokenizer=bytes, or one of transformers.")
     place = Path(path).expanduser()
@@ -425,11 +421,8 @@ def hub(
     from fedloom.data.user import as_source  # this package is imported by it
 
     os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
-    try:
-        from flwr_datasets import FederatedDataset  # pyright: ignore[reportMissingImports]
-    except ImportError as error:
-        raise DataError('flwr-datasets is not installed; pip install "fedloom[hub]" brings it.') from error
-    downloads = FederatedDataset(dataset=dataset, subset=subset, partitioners={}, seed=seed)
+    hub_of = of_extra("hub", "flwr_datasets", "data=hub")
+    downloads = hub_of.FederatedDataset(dataset=dataset, subset=subset, partitioners={}, seed=seed)
     pool = _split(downloads, dataset, train)
     test_split = _split(downloads, dataset, test or "test", needed=test is not None)
     info = pool.info
