@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from inspect import Parameter
-from typing import Annotated, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from fedloom.core import ranges
 from fedloom.core.checks import one_of
@@ -15,6 +15,9 @@ from fedloom.core.parts import Part
 from fedloom.core.ranges import Count, Fraction, NonNegativeInt, Positive, within
 from fedloom.core.registry import Registry
 from fedloom.core.slots import SLOTS, label
+
+if TYPE_CHECKING:
+    from optuna import Trial
 
 SEARCHED = ("objective", "drift", "personal", "adaptation", "mixing", "server")
 
@@ -74,18 +77,6 @@ class SearchSettings:
 
 Candidate = dict[str, Any]
 """Overrides of the configuration of ``fedloom run`` by dotted key: ``method``, ``method.alpha``, ``local.lr``, …."""
-
-
-class Trial(Protocol):
-    """The proposer of values: a trial of Optuna."""
-
-    def suggest_categorical(self, name: str, choices: Any) -> Any:
-        """One of the choices."""
-        ...
-
-    def suggest_float(self, name: str, low: float, high: float, *, log: bool = False) -> float:
-        """A number from low to high."""
-        ...
 
 
 OWN = "own"  # the choice of a slot: nothing is replaced

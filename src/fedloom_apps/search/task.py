@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from fedloom.core.errors import ClientError, ConfigError, DataError
 from fedloom.core.rng import torch_seed
@@ -129,12 +129,9 @@ RUNS = "runs"
 """Folder of the run directories of the final comparison."""
 
 
-class Maker(Protocol):
-    """Makes the experiment of a candidate."""
-
-    def __call__(self, candidate: Candidate, seed: int, validate: bool) -> Experiment:
-        """The experiment; with ``validate`` it is tested on validation samples, which it does not train on."""
-        ...
+Maker = Callable[[Candidate, int, bool], Experiment]
+"""Makes the experiment of a candidate for a seed; if the last is true, it is tested on validation samples, which it
+does not train on."""
 
 
 @dataclass(frozen=True)
