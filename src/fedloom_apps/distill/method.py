@@ -138,19 +138,20 @@ class GuideNet(nn.Module):
         return self.head(self.body(torch.cat([features.flatten(1), logits], 1))).squeeze(1).sigmoid()
 
 
-def fit_temperature(
-    teacher_logits: Tensor, student_logits: Tensor, tau: float, within: tuple[float, float] = (0.05, 50.0)
-) -> float:
+FITTED = (0.05, 50.0)
+"""The smallest and the largest temperature that is fitted."""
+
+
+def fit_temperature(teacher_logits: Tensor, student_logits: Tensor, tau: float) -> float:
     """τ_s = argmin_{τ'} Σ_i KL(t^τ(x_i)‖s^{τ'}(x_i)), the temperature at which the student is closest to the teacher.
 
     As a function of 1/τ' the sum is convex (log-sum-exps plus a linear term), so a bounded search over log τ' finds its
-    only minimum; if that lies outside ``within``, the nearer end is returned. Acar, thesis 2023, §6.3, below eq. (6.4).
+    only minimum; if that lies outside ``FITTED``, the nearer end is returned. Acar, thesis 2023, §6.3, below eq. (6.4).
 
     Args:
         teacher_logits: [N, C].
         student_logits: [N, C].
         tau: τ > 0, the teacher's temperature.
-        within: the smallest and the largest τ_s.
 
     >>> said = torch.tensor([[0.0, 1.0, 3.0], [2.0, 0.0, 1.0]])
     >>> round(fit_temperature(said, 2 * said, tau=4.0), 3)  # twice the logits, twice the temperature
@@ -158,18 +159,13 @@ def fit_temperature(
     """
     from scipy.optimize import minimize_scalar  # slow to import, and needed once a run
 
-    if not (tau > 0 and 0 < within[0] < within[1]):
-        raise ConfigError(
-            f"a student's temperature is fitted to a positive tau within an interval of positive ones, "
-            f"not to {tau:g} within {within[0]:g} and {within[1]:g}."
-        )
     t = (teacher_logits.detach().double() / tau).softmax(-1)
     s = student_logits.detach().double()
 
     def cross(at: float) -> float:
         return -float((t * (s / exp(at)).log_softmax(-1)).sum(-1).mean())
 
-    minimum = minimize_scalar(cross, bounds=(log(within[0]), log(within[1])), method="bounded", options={"xatol": 1e-6})
+    minimum = minimize_scalar(cross, bounds=(log(FITTED[0]), log(FITTED[1])), method="bounded", options={"xatol": 1e-6})
     return exp(float(minimum.x))
 
 
