@@ -46,14 +46,6 @@ def _fixed(value: float, places: int, error: float | None, unit: str = "") -> st
     return " ± ".join((text if text.strip("-0.") else text.lstrip("-")) + unit for text in texts)
 
 
-def _significant(value: float, error: float | None, unit: str = "") -> str:
-    """Four significant digits; beside an error as many decimals as give it two; whole numbers without decimals."""
-    if error is not None and max(1e-9 * abs(value), 1e-7) < error < 1e5 and abs(value) < 1e5:
-        return _fixed(value, max(1 - math.floor(math.log10(error)), 0), error, unit)
-    text = f"{value:{'' if float(value).is_integer() else '#'}.4g}".rstrip(".") + unit
-    return text if error is None else f"{text} ± {error:.2g}{unit if error else ''}"
-
-
 def as_percent(value: float, error: float | None = None) -> str:
     """Format a fraction in per cent, without the per cent sign.
 
@@ -63,13 +55,16 @@ def as_percent(value: float, error: float | None = None) -> str:
     return _fixed(100 * value, 2, None if error is None else 100 * error)
 
 
-def as_number(value: float, error: float | None = None) -> str:
-    """Format with four significant digits, or those that the error leaves certain; whole numbers without decimals.
+def as_number(value: float, error: float | None = None, unit: str = "") -> str:
+    """Four significant digits; beside an error as many decimals as give it two; whole numbers without decimals.
 
     >>> as_number(0.060312), as_number(2.14), as_number(12.0), as_number(0.48881, 0.123), as_number(2e9, 3e8)
     ('0.06031', '2.140', '12', '0.49 ± 0.12', '2e+09 ± 3e+08')
     """
-    return _significant(value, error)
+    if error is not None and max(1e-9 * abs(value), 1e-7) < error < 1e5 and abs(value) < 1e5:
+        return _fixed(value, max(1 - math.floor(math.log10(error)), 0), error, unit)
+    text = f"{value:{'' if float(value).is_integer() else '#'}.4g}".rstrip(".") + unit
+    return text if error is None else f"{text} ± {error:.2g}{unit if error else ''}"
 
 
 def as_count(value: float, error: float | None = None) -> str:
@@ -92,7 +87,7 @@ def as_amount(value: float, error: float | None = None) -> str:
     size, letter = next((pair for pair in sizes if abs(value) >= pair[0]), (1, ""))
     if error is None:
         return f"{value / size:.4g}{letter}"
-    return _significant(value / size, error / size, letter)
+    return as_number(value / size, error / size, letter)
 
 
 def as_seconds(value: float, error: float | None = None) -> str:
