@@ -64,18 +64,20 @@ def failing(what: str) -> Iterator[None]:
         raise ConfigError(f"{what} {type(error).__name__}: {first_line(error)}.") from error
 
 
-def make_model(factory: Callable[[], nn.Module]) -> nn.Module:
-    """The module of a factory.
+def initial_model(factory: Callable[[], nn.Module], seed: int, dtype: torch.dtype) -> nn.Module:
+    """A factory's module, freshly initialised: the same in runs of all kinds with this seed.
 
     Raises:
         ConfigError: if the factory fails, or returns no module, or one that cannot be trained here.
     """
-    with failing("the model's function, called without arguments, fails with"):
-        model = factory()
-    if not isinstance(model, nn.Module):
-        raise ConfigError(f"the model's function returns {in_words(model)}; it must return a torch module.")
-    _trainable(model)
-    return with_safe_convolutions(model)
+    with torch.random.fork_rng(devices=[]):
+        rng.seed_torch(seed, "model")
+        with failing("the model's function, called without arguments, fails with"):
+            model = factory()
+        if not isinstance(model, nn.Module):
+            raise ConfigError(f"the model's function returns {in_words(model)}; it must return a torch module.")
+        _trainable(model)
+        return with_safe_convolutions(model).to(dtype)
 
 
 def _trainable(model: nn.Module) -> None:
@@ -112,11 +114,9 @@ def make_plan(experiment: Experiment, federation: Federation, device: str) -> Cl
     arrays, dtype, teacher = federation.train.arrays, getattr(torch, experiment.dtype), experiment.teacher
     if isinstance(arrays.x, Samples):
         _structures(experiment, arrays)
-    with torch.random.fork_rng(devices=[]):
-        rng.seed_torch(experiment.seed, "model")
-        model = make_model(experiment.model).to(dtype)
-        if experiment.init is not None:
-            warm_start(model, experiment.init, federation)
+    model = initial_model(experiment.model, experiment.seed, dtype)
+    if experiment.init is not None:
+        warm_start(model, experiment.init, federation)
     data, hostile = federation.train.first(federation.seen), experiment.hostile
     attack = experiment.attack if len(hostile) else None
     if attack is not None:

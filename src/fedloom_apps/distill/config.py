@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,6 @@ import torch
 from rich.table import Table
 from rich.text import Text
 from safetensors import SafetensorError
-from torch import nn
 
 from fedloom.cli.command import Command, Job, Rows, RunPlan
 from fedloom.config.keys import COMMON, DATA, MODEL, Shared, model_factory, run_settings
@@ -28,12 +27,12 @@ from fedloom.experiment.conventions import table_of
 from fedloom.experiment.experiment import Evaluation, Measurement
 from fedloom.experiment.rundir import RunDirectory
 from fedloom.experiment.runtime import pick_device
-from fedloom.experiment.setup import load_teacher
+from fedloom.experiment.setup import initial_model, load_teacher
 from fedloom.experiment.trained import DeployedModel, RunRecords
 from fedloom.models import models
 from fedloom_apps.distill.data import Splits
 from fedloom_apps.distill.experiment import DistillExperiment, SGDConfig
-from fedloom_apps.distill.learner import make_learner, make_student
+from fedloom_apps.distill.learner import make_learner
 from fedloom_apps.distill.method import distillers
 from fedloom_apps.distill.methods import ce
 from fedloom_apps.distill.task import Distilled, begin_with, run
@@ -116,7 +115,7 @@ def build(config: Config, shared: Shared | None = None) -> DistillExperiment:
                 f"teacher_epochs=0 takes the teacher as it starts, but {choice['name']} starts from random values; "
                 "train it, with teacher_epochs=20, or give it parameters, like teacher=timm teacher.weights=FILE."
             )
-        teacher = make_student(model_factory(values["teacher"], data.train.first), values["split_seed"], torch.float32)
+        teacher = initial_model(model_factory(values["teacher"], data.train.first), values["split_seed"], torch.float32)
     experiment = DistillExperiment(
         method=DISTILLER.instantiate(values["method"]),
         data=data,
@@ -131,7 +130,7 @@ def build(config: Config, shared: Shared | None = None) -> DistillExperiment:
     else:
         load_teacher(teacher, data.federation(), torch.float32, "cpu")
     if experiment.start is not None:
-        begin_with(make_student(experiment.model, experiment.seed, torch.float32), experiment.start)
+        begin_with(initial_model(experiment.model, experiment.seed, torch.float32), experiment.start)
     return experiment
 
 
@@ -284,38 +283,6 @@ class TrainedStudent(RunRecords):
         return f"<TrainedStudent of {self.summary.get('method')!r}: {len(self.records)} rounds>"
 
 
-def student_of(
-    experiment: DistillExperiment, directory: RunDirectory, teacher: Callable[[], nn.Module] | None = None
-) -> TrainedStudent:
-    """Load the student in a run directory; nothing is written."""
-    path, dtype = directory.path, getattr(torch, experiment.dtype)
-    if not directory.status.ended:
-        raise CheckpointError(f"{path} has not ended, and its student is written at the end; continue it first.")
-    method, arrays = experiment.method, experiment.data.placed(dtype, "cpu").train.first
-    taught: nn.Module | None = None
-    if method.needs_teacher and teacher is not None:
-        taught = teacher().to(dtype)
-    elif method.needs_teacher and experiment.teacher is not None:
-        taught = load_teacher(experiment.teacher, experiment.data.federation(), dtype, "cpu")
-    learner, _ = make_learner(
-        method,
-        make_student(experiment.model, experiment.seed, dtype),
-        taught,
-        tuple(arrays.x.shape[1:]),
-        experiment.training,
-        experiment.seed,
-        dtype,
-    )
-    try:
-        learner.deploy(read_model_file(path / "model.safetensors"))
-    except (OSError, SafetensorError, RuntimeError) as error:
-        raise CheckpointError(f"{path} holds no student that fits its settings ({in_one_line(error, 150)}).") from error
-    module = learner if learner.reuse is not None else learner.student
-    measurement = Measurement(Evaluation(), CLASSES)
-    model = DeployedModel(module.eval(), arrays, measurement, table=table_of(experiment.data.about))
-    return TrainedStudent(model, directory.metrics(), directory.summary(), path)
-
-
 def load(path: Path | str) -> TrainedStudent:
     """The student of a finished run: ``load(path).model`` predicts, is evaluated and exported.
 
@@ -325,6 +292,25 @@ def load(path: Path | str) -> TrainedStudent:
         DataError: if the run's data are not on this machine.
     """
     directory, config = DISTILL.of_run(path, "its student is the model that the run returned")
-    experiment = build(config)
-    teacher = build_teacher(config).model if experiment.teacher == PENDING else None
-    return student_of(experiment, directory, teacher)
+    experiment, folder = build(config), directory.path
+    if not directory.status.ended:
+        raise CheckpointError(f"{folder} has not ended, and its student is written at the end; continue it first.")
+    method, dtype = experiment.method, getattr(torch, experiment.dtype)
+    arrays, teacher = experiment.data.placed(dtype, "cpu").train.first, experiment.teacher
+    if not method.needs_teacher:
+        teacher = None
+    elif teacher == PENDING:  # the head is stored with the student
+        teacher = build_teacher(config).model().to(dtype)
+    elif teacher is not None:
+        teacher = load_teacher(teacher, experiment.data.federation(), dtype, "cpu")
+    student, inputs = initial_model(experiment.model, experiment.seed, dtype), tuple(arrays.x.shape[1:])
+    learner, _ = make_learner(method, student, teacher, inputs, experiment.training, experiment.seed, dtype)
+    try:
+        learner.deploy(read_model_file(folder / "model.safetensors"))
+    except (OSError, SafetensorError, RuntimeError) as error:
+        message = f"{folder} holds no student that fits its settings ({in_one_line(error, 150)})."
+        raise CheckpointError(message) from error
+    module = learner if learner.reuse is not None else learner.student
+    measurement = Measurement(Evaluation(), CLASSES)
+    model = DeployedModel(module.eval(), arrays, measurement, table=table_of(experiment.data.about))
+    return TrainedStudent(model, directory.metrics(), directory.summary(), folder)

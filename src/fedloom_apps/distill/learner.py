@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from fedloom.core import rng
 from fedloom.core.errors import ClientError, ConfigError, in_one_line
 from fedloom.data.augment import Pipeline
-from fedloom.experiment.setup import make_model
 from fedloom.parts.objectives.divergence import cross_entropy
 from fedloom.parts.objectives.guidance import budget
 from fedloom_apps.distill.data import Samples, TeacherCache
@@ -103,13 +102,6 @@ class StudentModule(nn.Module):
         total = sum(p.numel() for module in self.parts().values() for p in module.parameters())
         unused = 0 if self.reuse is None else sum(p.numel() for p in self.taps.model.head.parameters())
         return total - unused
-
-
-def make_student(make: Callable[[], nn.Module], seed: int, dtype: torch.dtype) -> nn.Module:
-    """A freshly initialised student, identical to the model of a federated run with that seed."""
-    with torch.random.fork_rng(devices=[]):
-        rng.seed_torch(seed, "model")
-        return make_model(make).to(dtype)
 
 
 def make_learner(

@@ -26,7 +26,7 @@ from fedloom.experiment.checkpoint import Checkpoint
 from fedloom.experiment.conventions import conventions
 from fedloom.experiment.rundir import Columns, RunDirectory, Status, Table
 from fedloom.experiment.runtime import pick_device, reason_against_bf16, reproducible
-from fedloom.experiment.setup import load_teacher
+from fedloom.experiment.setup import initial_model, load_teacher
 from fedloom.experiment.trainer import Record, Trainer, TrainerTask
 from fedloom.models import macs
 from fedloom.parts.objectives.guidance import multiplier
@@ -41,7 +41,6 @@ from fedloom_apps.distill.learner import (
     load_momentum,
     make_guide,
     make_learner,
-    make_student,
     measured,
     momentum,
     on_labels,
@@ -225,7 +224,7 @@ class DistillTask(TrainerTask):
             raise ConfigError(f"training.precision=bf16: {reason}; choose training.precision=full.")
         self.data = experiment.data.placed(dtype, device)
         self.inputs = tuple(self.data.train.x.shape[1:])
-        student = make_student(experiment.model, experiment.seed, dtype)
+        student = initial_model(experiment.model, experiment.seed, dtype)
         before = None if experiment.start is None else begin_with(student, experiment.start)
         self.schedule = experiment.schedule(before)
         self.rounds = self.schedule.all_rounds

@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_map
 
 from fedloom.core import meta as adapting
 from fedloom.core import rng, tree
-from fedloom.core.checks import at_least
+from fedloom.core.checks import all_hold
 from fedloom.core.context import NO_ROUND, Batch
 from fedloom.core.errors import ConfigError
 from fedloom.core.exchange import State
@@ -304,19 +304,15 @@ class ExpertEnsemble:
                 raise ConfigError(
                     f"online learning cannot keep the batch statistics of {name!r}; choose group normalisation."
                 )
-        for expert in self.experts:
-            if expert.local.momentum or expert.local.micro_batch or not expert.local.is_even:
-                raise ConfigError(
-                    "online learning takes plain gradient steps with one rate: local.optimiser=sgd, local.momentum=0, "
-                    "no local.rates, micro_batch or step_schedule."
-                )
-            if expert.local.precision != "full":
-                raise ConfigError("online learning computes in the precision of dtype; choose local.precision=full.")
-            if expert.local.dp_clip is not None:
-                raise ConfigError("online learning does not keep single samples private; leave local.dp_clip out.")
-            if expert.local.stragglers:
-                raise ConfigError("online learning has one learner, and no stragglers; leave local.stragglers out.")
-        at_least(0, support=self.support)
+        for local in (expert.local for expert in self.experts):
+            conditions = {
+                "takes plain gradient steps with one rate: local.optimiser=sgd, local.momentum=0, no local.rates, "
+                "micro_batch or step_schedule": local.is_even and not local.momentum and not local.micro_batch,
+                "computes in the precision of dtype; choose local.precision=full": local.precision == "full",
+                "does not keep single samples private; leave local.dp_clip out": local.dp_clip is None,
+                "has one learner, and no stragglers; leave local.stragglers out": not local.stragglers,
+            }
+            all_hold("online learning ", conditions)
 
     @cached_property
     def groups(self) -> tuple[Group, ...]:

@@ -9,7 +9,6 @@ from typing import Annotated, Any, Literal
 import torch
 from torch import nn
 
-from fedloom.core import rng
 from fedloom.core.checks import DType
 from fedloom.core.documentation import bibtex
 from fedloom.core.errors import ConfigError, first_line
@@ -18,7 +17,7 @@ from fedloom.core.parts import Term
 from fedloom.core.ranges import Count, Decay, NonNegativeInt, Range, within
 from fedloom.core.settings import bare, flatten, to_plain
 from fedloom.experiment.runtime import pick_device
-from fedloom.experiment.setup import make_model, require_features
+from fedloom.experiment.setup import initial_model, require_features
 from fedloom.parts.objectives import CrossEntropy
 from fedloom_apps.online.ensemble import ExpertConfig, ExpertEnsemble, expert_label
 from fedloom_apps.online.learners import Hedge
@@ -95,7 +94,7 @@ class Online:
     hedge: Hedge = field(default_factory=Hedge)
     hedged: Literal["error", "loss"] = "error"
     measures: Measures = field(default_factory=Measures)
-    support: int = 10
+    support: NonNegativeInt = 10
     disjoint: bool = False
     seed: int = 0
     dtype: DType = "float32"
@@ -109,14 +108,13 @@ class Online:
 
     def ensemble(self) -> ExpertEnsemble:
         """Make the ensemble on a freshly initialised model, which is tried on inputs of the first task."""
-        with torch.random.fork_rng(devices=[]):
-            rng.seed_torch(self.seed, "model")
-            model = make_model(self.model).to(getattr(torch, self.dtype))
+        dtype = getattr(torch, self.dtype)
+        model = initial_model(self.model, self.seed, dtype)
         for expert in self.experts:
             method = Method(self.name, self.objective, adaptation=expert.adaptation)
             require_features(method, model, learnt=expert.learner.trains and expert.learner.adapts)
         first = self.stream[0].train
-        x = first.x[:2].to(getattr(torch, self.dtype)) if first.x.is_floating_point() else first.x[:2]
+        x = first.x[:2].to(dtype) if first.x.is_floating_point() else first.x[:2]
         try:
             with torch.no_grad():
                 out = model.eval()(x)
