@@ -131,6 +131,7 @@ def test_nodes_and_servers_that_are_killed_go_on_to_the_same_bits(
     nodes["node-2"] = begun("node-2", place, deployment)
     relay.begin()
     result = relay.run(WORDS, place / "run", resume=True)
+    assert "connected to" in (place / "nodes" / "node-2" / "node.log").read_text()
     reference = simulated(*WORDS)
     assert torch.equal(result.snapshot.server.theta, reference.snapshot.server.theta)
     assert not result.failures

@@ -14,7 +14,7 @@ from fedloom.core.errors import CheckpointError, ClientError, ConfigError
 from fedloom.core.exchange import FailureKind
 from fedloom.core.rng import stream
 from fedloom.experiment.federated import RunResult
-from fedloom_apps.deploy import engine
+from fedloom_apps.deploy import engine, server
 from fedloom_apps.deploy.messages import Delivered
 from fedloom_apps.deploy.server import Recipe, run
 from fedloom_apps.deploy.versions import Versions
@@ -213,6 +213,34 @@ def test_a_finished_run_needs_no_nodes_to_be_continued(undisturbed: RunResult, t
     transport.close()
     nobody = InProcess(dict.fromkeys(transport.nodes))
     same(again(nobody, out=tmp_path / "run", resume=True), undisturbed)
+
+
+def test_who_is_not_there_is_told_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who has joined while others are waited for; who stops to answer, and begins again; who is no node of the run."""
+    monkeypatch.setattr(server, "REMIND", 0.0)
+    transport = in_process(made := config("method=fedavg", "rounds=3"), tmp_path)
+    transport.route = lambda name, number, blob: [] if name == "node-1" and number == 2 else [blob]
+    late, receive = transport.nodes.pop("node-3"), transport.receive
+
+    def joining(seconds: float) -> list[Delivered]:
+        transport.nodes["node-3"] = late
+        return receive(seconds)
+
+    transport.receive = joining  # type: ignore[method-assign]
+    told: list[str] = []
+    run(Recipe.of(made), transport, 4, tmp_path / "run", tell=told.append)
+    assert "waiting for 4 nodes; node-0, node-1, node-2 joined" in told
+    assert [line for line in told if line.startswith("round ")] == [
+        "round 2: node-1: it did not answer within 0.3 s",
+        "round 3: node-1 answered again",
+    ]
+    transport.nodes["new"] = transport.nodes["node-0"]
+    told.clear()
+    longer = Recipe.of(config("method=fedavg", "rounds=4"))
+    run(longer, transport, 4, tmp_path / "run", resume=True, tell=told.append)
+    transport.close()
+    (line,) = [line for line in told if "new" in line.split()]
+    assert line == "new is no node of this run, which keeps its nodes; one that begins with init=… takes it in"
 
 
 def test_changed_data_are_refused_when_a_run_goes_on(tmp_path: Path) -> None:

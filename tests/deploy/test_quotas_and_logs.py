@@ -92,6 +92,9 @@ def test_the_owner_reads_why(
     """The sentences, what stopped the node, and the specification that waits; nothing in them controls a terminal."""
     first, order, broadcast = parts
     node = Node(first.data, first.home)
+    node.tell("connected")
+    assert main(["deploy", "why", str(node.home)]) == 0
+    assert "node.log has no refusal" in capsys.readouterr().out
     for setting in ("\x1b[2J\n2026-01-01 00:00:00 refused: a lie", "engine"):
         settings = {**order.assignment["settings"], setting: 1}
         assert (

@@ -76,7 +76,11 @@ def _training(
 ) -> Callable[[argparse.Namespace], int]:
     def run(arguments: argparse.Namespace) -> int:
         arguments.multirun = False
-        say = (lambda sentence: None) if arguments.quiet else partial(print, file=sys.stderr, flush=True)
+
+        def say(sentence: str) -> None:
+            if not arguments.quiet:
+                print(sentence, file=sys.stderr, flush=True)  # above a progress bar
+
         return Command(schema, lambda config: build_method(config).name, build, partial(train, say=say), results)(
             arguments
         )
@@ -162,12 +166,13 @@ def node(arguments: argparse.Namespace) -> int:
         )
     ca = None if arguments.insecure else read_authority(Path(arguments.ca))
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    tell = partial(print, flush=True)
     limit = {} if arguments.limit is None else {"limit": _number(arguments.limit, "--limit", 1 << 40)}
     quota = Quota.parse(arguments.quota) if arguments.quota else Quota()
     log = Path(arguments.log).expanduser() if arguments.log else None
     home = Path(arguments.state).expanduser()
-    client = Node(arguments.data, home, tell, budget=budget(arguments), quota=quota, log=log, **limit)
+    client = Node(
+        arguments.data, home, partial(print, flush=True), budget=budget(arguments), quota=quota, log=log, **limit
+    )
     try:
         key = read_private_key(Path(arguments.key)) if arguments.key else own_key(client.home)
         with reproducible():
@@ -175,7 +180,7 @@ def node(arguments: argparse.Namespace) -> int:
                 import torch
 
                 torch.set_num_threads(_number(arguments.threads, "--threads"))
-            serve(client, arguments.server, ca, key, tell, _number(arguments.poll or "1", "--poll"))
+            serve(client, arguments.server, ca, key, client.tell, _number(arguments.poll or "1", "--poll"))
     except KeyboardInterrupt:
         raise Stopped("the node was stopped; when restarted, it continues where it was.") from None
     finally:
@@ -258,7 +263,8 @@ def why(arguments: argparse.Namespace) -> int:
     from fedloom_apps.deploy.node import FILE, STOPPED, reasons
 
     home, console = _folder(arguments, "why needs the folder given as --state."), make_console()
-    for event in reasons(Path(arguments.log).expanduser() if arguments.log else home / FILE):
+    log = Path(arguments.log).expanduser() if arguments.log else home / FILE
+    for event in reasons(log) or [f"{relpath(log)} has no refusal"]:
         print_raw(console, event)
     if (home / STOPPED).exists():
         print_raw(console, f"it is stopped; delete {relpath(home / STOPPED)} once you know why")

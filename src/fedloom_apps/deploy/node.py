@@ -214,6 +214,9 @@ class Node:
                 "an order asks for losses of training or validation samples, which no noise covers.",
             )
         state = versions.confirm(order.base, order.oldest, prune=WORK in order.do)
+        mine = plans[bench.plan.level[bench.client]]
+        if state is not None:
+            check_state(state, first_state(mine, mine.theta0), versions.folder)
         if EVALUATE in order.do:
             return self._evaluate(bench, down, state), {}
         if state is None:

@@ -78,7 +78,10 @@ def assemble(
             for name, session in online.items()
             if asked.get(name) != session and (known is None or name in known.nodes)
         }
-        asked |= {name: online[name] for name in fresh}
+        for name in sorted(online.keys() - asked.keys()):
+            if known is not None and name not in known.nodes:
+                tell(f"{name} is no node of this run, which keeps its nodes; one that begins with init=… takes it in")
+        asked |= online
         if fresh:
             transport.send(fresh)
         for delivered in transport.receive(0.5):
@@ -98,7 +101,7 @@ def assemble(
                 tell(f"{delivered.node} joined with {sizes[0]} samples ({len(joined)} of {nodes}){remark}")
         if now - last_notice > REMIND:
             last_notice = now
-            tell(f"{waits}, {len(joined)} are here")
+            tell(f"{waits}; {', '.join(sorted(joined)) or 'none'} joined")
     return known if known is not None else Roster(run, dict(sorted(joined.items())))
 
 
@@ -129,10 +132,18 @@ UNTESTED = (
 class DeployTask(FederatedTask):
     """A federated task whose clients are nodes."""
 
-    def __init__(self, recipe: Recipe, roster: Roster, transport: Transport | None, out: Path | None = None) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        roster: Roster,
+        transport: Transport | None,
+        out: Path | None = None,
+        tell: Callable[[str], None] = lambda sentence: None,
+    ) -> None:
         super().__init__(recipe.experiment(roster), out)
-        self.recipe, self.roster, self.transport = recipe, roster, transport
+        self.recipe, self.roster, self.transport, self.tell = recipe, roster, transport, tell
         self.unanswered: list[Failure] = []  # of the step
+        self.missed: dict[int, str] = {}  # why clients gave no work of use in their last step
         self.again: tuple[AtWork, ...] = ()  # clients that were at work when the server was stopped
         self.told: dict[int, str] = {}  # why nodes did not evaluate the model, by client
         self.plan = replace(self.plan, noise_seed=secrets.randbits(128))
@@ -204,6 +215,11 @@ class DeployTask(FederatedTask):
         self._begin()
         step = super().step()
         step.report.failures[:0] = self.unanswered
+        reasons = {failure.client: failure.reason for failure in self.unanswered}
+        for client in step.arrivals.clients.tolist():
+            if (reason := reasons.get(client, "")) != self.missed.get(client, ""):
+                self.missed[client] = reason
+                self.tell(f"round {self.round + 1}: {reason or f'{self.roster.names[client]} answered again'}")
         return step
 
     def _arrivals(self, number: int) -> Arrivals:
@@ -298,7 +314,7 @@ def run(
     """Run a recipe with real clients, from the start or from a checkpoint, once ``nodes`` of them have joined.
 
     Settings of the run directory are those of ``fedloom.experiment.federated.run``; ``tell`` is called with a message
-    about every event before the first round.
+    about every node that joins, and about those that stop answering in time or begin again.
 
     Raises:
         ConfigError: if a node's data changed since the run began, or are now read otherwise.
@@ -312,7 +328,7 @@ def run(
             if known is None and nodes != recipe.deployment.nodes:  # otherwise it was checked
                 recipe.check(likely(nodes))
             roster = assemble(recipe, transport, nodes if known is None else len(known.nodes), tell, known)
-        task = DeployTask(recipe, roster, transport, None if out is None else Path(out))
+        task = DeployTask(recipe, roster, transport, None if out is None else Path(out), tell)
         summary = Trainer(task, out, checkpoint_every=checkpoint_every, keep=keep, callbacks=callbacks).run(resume)
         return task.result(summary)
 
