@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.deploying import InProcess, config, in_process, simulated
+from safetensors.torch import load as load_tensors
 
 from fedloom.core.errors import CheckpointError, ClientError, ConfigError
 from fedloom.core.exchange import FailureKind
 from fedloom.core.rng import stream
+from fedloom.experiment import atomic
 from fedloom.experiment.federated import RunResult
 from fedloom_apps.deploy import engine, server
 from fedloom_apps.deploy.messages import Delivered
@@ -138,6 +140,18 @@ def test_a_lost_state_folder_is_named(tmp_path: Path) -> None:
     (failure,) = result.failures
     assert (failure.client, failure.kind) == (1, "refused")
     assert "node-1: a stored state is missing" in failure.reason
+
+
+def test_a_state_of_another_shape_is_refused_by_its_node(tmp_path: Path) -> None:
+    _, transport = deployed(tmp_path, "rounds=1", out=tmp_path / "run")
+    (path,) = (tmp_path / "state" / "node-1").glob("*/*.pending")
+    path.write_bytes(atomic.as_file({key: t[:5] for key, t in load_tensors(path.read_bytes()).items()}))
+    result = run(Recipe.of(config(*WORDS, "rounds=2")), transport, 4, out=tmp_path / "run", resume=True)
+    transport.close()
+    (failure,) = result.failures
+    assert failure.client == 1
+    assert "node-1: a stored state is missing or damaged" in failure.reason
+    assert "in another shape or type than this method" in (tmp_path / "state" / "node-1" / "node.log").read_text()
 
 
 def test_too_few_answers_stop_the_run_and_it_goes_on_later(undisturbed: RunResult, tmp_path: Path) -> None:

@@ -213,14 +213,13 @@ class Node:
                 Code.UNCOVERED,
                 "an order asks for losses of training or validation samples, which no noise covers.",
             )
-        state = versions.confirm(order.base, order.oldest, prune=WORK in order.do)
-        mine = plans[bench.plan.level[bench.client]]
-        if state is not None:
-            check_state(state, first_state(mine, mine.theta0), versions.folder)
+        received = bench.plan.received(bench.client, down.theta) if EVALUATE in order.do else down.theta
+        first = first_state(plan, received)
+        state = versions.confirm(order.base, order.oldest, prune=WORK in order.do, first=first)
         if EVALUATE in order.do:
             return self._evaluate(bench, down, state), {}
         if state is None:
-            state = first_state(plan, down.theta)
+            state = first
         compute = self._compute(bench, order.level)
         facts: dict[str, Any] = {"status": "done"}
         if LOSSES in order.do or HELD_OUT in order.do:

@@ -18,7 +18,7 @@ from fedloom.core.errors import CheckpointError
 from fedloom.core.exchange import State
 from fedloom.core.tree import copied
 from fedloom.experiment import atomic
-from fedloom.experiment.store import flat, nested
+from fedloom.experiment.store import check_forms, flat, nested
 
 TICKET = re.compile(r"[0-9a-f]{32}")
 FILE = re.compile(r"(?P<round>\d{9})-(?P<ticket>[0-9a-f]{32})\.(?P<mark>pending|counted)")
@@ -32,13 +32,14 @@ class Versions:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
 
-    def confirm(self, base: str | None, oldest: int, prune: bool = True) -> State | None:
+    def confirm(self, base: str | None, oldest: int, prune: bool = True, first: State | None = None) -> State | None:
         """The state of the version ``base``, which counted; None if no result of this client has counted.
 
         Args:
             base: the version.
             oldest: the completed rounds of the oldest checkpoint to which the server may go back.
             prune: whether to drop other states, including those that may yet turn out to count.
+            first: the client's first state, whose shapes and types it must have, if it is known.
         """
         files = self._files()
         if base is not None:
@@ -56,7 +57,8 @@ class Versions:
             return None
         try:
             stored = load_tensors(files[base].read_bytes())
-        except (OSError, SafetensorError) as error:
+            check_forms({key: (t.dtype, [*t.shape], 0) for key, t in stored.items()}, first or {}, "it")
+        except (OSError, SafetensorError, ValueError) as error:
             raise CheckpointError(f"the state in {files[base]} cannot be read ({error}).") from error
         return nested({key: copied(t) for key, t in stored.items()})
 
