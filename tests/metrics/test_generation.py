@@ -318,13 +318,10 @@ def test_sets_in_one_range_are_accepted_though_they_do_not_fill_it() -> None:
 @pytest.mark.parametrize(
     ("call", "error", "sentence"),
     [
-        (lambda: fid(UNIT, UNIT), DataError, "extract features first"),
-        (lambda: kid(UNIT.flatten(1), UNIT[:1].flatten(1)), DataError, "at least two"),
-        (lambda: kid(UNIT.flatten(1), UNIT.flatten(1), size=1), ConfigError, "not 100 of 1"),
-        (lambda: kid(UNIT.flatten(1), UNIT.flatten(1), subsets=0), ConfigError, "at least 1 subset"),
+        (lambda: fid(UNIT, UNIT), DataError, "between features"),
+        (lambda: kid(UNIT.flatten(1), UNIT[:1].flatten(1)), DataError, "at least two samples"),
         (lambda: manifold(UNIT, UNIT[:5]), ConfigError, "more than 5 samples"),
         (lambda: nearest(UNIT, UNIT, 20, own=True), ConfigError, "19 neighbours"),
-        (lambda: nearest(UNIT, UNIT[..., :2]), DataError, "one shape"),
         (lambda: membership(UNIT, UNIT, UNIT, quantile=1.0), ConfigError, "between 0 and 1"),
         (lambda: membership(UNIT, UNIT[:1], UNIT), ConfigError, "at least two held-out"),
         (lambda: membership(UNIT, UNIT + 5, UNIT), DataError, "the held-out images hold values from 5"),

@@ -202,9 +202,6 @@ def test_directions() -> None:
         (lambda: lookup("top0"), "unknown metric 'top0'"),
         (lambda: lookup("top"), "unknown metric 'top'"),
         (lambda: lookup("acuracy"), "did you mean 'accuracy'"),
-        (lambda: auroc([1.0], [1, 0]), "1 rows of scores but 2 labels"),
-        (lambda: top_k([[1.0]], [0], 0), "at least 1 guess"),
-        (lambda: ece([1.0], [1, 0]), "1 confidences but 2 outcomes"),
     ],
 )
 def test_wrong_use_ends_in_a_sentence(call, sentence: str) -> None:

@@ -73,7 +73,7 @@ def test_early_stopping_waits_for_its_patience() -> None:
     assert should_stop([{"round": one["round"], "global/accuracy": one["best"]} for one in diverged], settings)
     with pytest.raises(ConfigError, match="patience must be at least 1"):
         fl.EarlyStopping(patience=0)
-    with pytest.raises(ConfigError, match="'max' or 'min', not 'less'"):
+    with pytest.raises(ConfigError, match="better is 'less'; there are: max, min"):
         fl.EarlyStopping(better="less")  # type: ignore[arg-type]
 
 

@@ -152,8 +152,6 @@ class EarlyStopping(Callback):
     better: Direction | None = None
 
     def __post_init__(self) -> None:
-        if self.better not in (None, "max", "min"):
-            raise ConfigError(f"EarlyStopping: better is 'max' or 'min', not {self.better!r}.")
         within(self, "EarlyStopping: ")
 
     def should_stop(self, history: Sequence[Mapping[str, Any]]) -> str | None:

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedloom.core.errors import ConfigError
+from fedloom.core.checks import one_of
 
 Values: TypeAlias = Sequence[float] | NDArray[np.floating] | NDArray[np.integer] | Tensor
 Direction: TypeAlias = Literal["max", "min"]
@@ -42,18 +42,15 @@ def sign(direction: str) -> float:
     >>> sign("max"), sign("min")
     (1.0, -1.0)
     """
-    if direction not in ("max", "min"):
-        raise ConfigError(f"a metric's direction is 'max' (higher is better) or 'min', not {direction!r}.")
+    one_of("a metric has no direction", direction, ("max", "min"))
     return 1.0 if direction == "max" else -1.0
 
 
-def points(values: Values, others: Values, what: str = "rounds") -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def points(values: Values, others: Values) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """The values that are not NaN, and the others at the same positions."""
-    v, r = vector(values), vector(others)
-    if len(v) != len(r):
-        raise ConfigError(f"there are {len(v)} values but {len(r)} {what}.")
+    v = vector(values)
     known = ~np.isnan(v)
-    return v[known], r[known]
+    return v[known], vector(others)[known]
 
 
 def best_round(values: Values, rounds: Values, direction: Direction = "max") -> tuple[int, float] | None:
@@ -80,14 +77,9 @@ def smoothed(values: Values, decay: float = 0.9) -> NDArray[np.float64]:
         values: the curve.
         decay: weight of the past, in [0, 1).
 
-    Raises:
-        ConfigError: if the decay is outside [0, 1).
-
     >>> smoothed([1.0, 0.0, float("nan"), 1.0], decay=0.5)
     array([1.  , 0.5 , 0.5 , 0.75])
     """
-    if not 0 <= decay < 1:
-        raise ConfigError(f"the decay of a moving average lies in [0, 1), not {decay}.")
     result = vector(values)
     state = float("nan")
     for i, value in enumerate(result):
@@ -107,8 +99,8 @@ def final_smoothed(values: Values, rounds: Values, decay: float = 0.9) -> tuple[
     return (int(r[-1]), float(smoothed(v, decay)[-1])) if len(v) else None
 
 
-def _at_target(values: Values, others: Values, target: float, direction: Direction, what: str) -> float | None:
-    v, other = points(values, others, what)
+def _at_target(values: Values, others: Values, target: float, direction: Direction) -> float | None:
+    v, other = points(values, others)
     s = sign(direction)
     reached = np.flatnonzero(s * v >= s * target)
     return float(other[reached[0]]) if len(reached) else None
@@ -128,7 +120,7 @@ def rounds_to_target(values: Values, rounds: Values, target: float, direction: D
     >>> rounds_to_target([0.5, 0.6], [10, 20], target=0.8) is None
     True
     """
-    reached = _at_target(values, rounds, target, direction, "rounds")
+    reached = _at_target(values, rounds, target, direction)
     return None if reached is None else int(reached)
 
 
@@ -146,7 +138,7 @@ def parameters_to_target(
     >>> parameters_to_target([0.5, 0.9], [1000, 2000], target=0.8)
     2000.0
     """
-    return _at_target(values, parameters, target, direction, "counts of parameters")
+    return _at_target(values, parameters, target, direction)
 
 
 def seconds_to_target(values: Values, clock: Values, target: float, direction: Direction = "max") -> float | None:
@@ -155,7 +147,7 @@ def seconds_to_target(values: Values, clock: Values, target: float, direction: D
     >>> seconds_to_target([0.5, 0.9], [60.0, 90.0], target=0.8)
     90.0
     """
-    return _at_target(values, clock, target, direction, "times")
+    return _at_target(values, clock, target, direction)
 
 
 def fedavg_rounds(uploaded: float, model: int, cohort: float) -> float:
@@ -168,14 +160,9 @@ def fedavg_rounds(uploaded: float, model: int, cohort: float) -> float:
         model: number of parameters of a model.
         cohort: clients per round.
 
-    Raises:
-        ConfigError: if the model or the cohort is not positive.
-
     >>> fedavg_rounds(uploaded=2 * 100 * 10 * 7, model=100, cohort=10)
     14.0
     """
-    if model <= 0 or cohort <= 0:
-        raise ConfigError(f"a FedAvg round needs a model and a cohort, not {model} parameters and {cohort} clients.")
     return uploaded / (model * cohort)
 
 

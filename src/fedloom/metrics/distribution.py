@@ -20,12 +20,10 @@ from fedloom.core.rng import stream
 
 
 def _matrices(real: Tensor, synthetic: Tensor) -> tuple[Tensor, Tensor]:
-    if real.ndim != 2 or synthetic.ndim != 2:
+    if real.ndim != 2 or synthetic.ndim != 2 or min(len(real), len(synthetic)) < 2:
         shapes = f"{list(real.shape)} and {list(synthetic.shape)}"
-        raise DataError(f"this distance is between features [N, d], but there are {shapes}: extract features first.")
+        raise DataError(f"this distance is between features [N, d] of at least two samples each, not {shapes}.")
     alike(real, synthetic)
-    if min(len(real), len(synthetic)) < 2:
-        raise DataError("a distance of distributions needs at least two samples of each.")
     return real.double(), synthetic.double()
 
 
@@ -77,7 +75,6 @@ def kid(real: Tensor, synthetic: Tensor, *, subsets: int = 100, size: int = 1000
         seed: seed of the draws.
 
     Raises:
-        ConfigError: for fewer than one subset, or a size below 2.
         DataError: for images, features of different dimension, or fewer than two samples of either set.
 
     Example:
@@ -85,8 +82,6 @@ def kid(real: Tensor, synthetic: Tensor, *, subsets: int = 100, size: int = 1000
         >>> kid(x, x + 1)  # k = (ab + 1)³: 1 + 27 - 2 (1 + 1 + 8 + 27) / 4
         Kid(mean=9.5, std=0.0)
     """
-    if subsets < 1 or size < 2:
-        raise ConfigError(f"KID needs at least 1 subset of at least 2 samples, not {subsets} of {size}.")
     a, b = _matrices(real, synthetic)
     m = min(size, len(a), len(b))
     if m == len(a) == len(b):
@@ -172,15 +167,11 @@ def nearest(queries: Tensor, others: Tensor, k: int = 1, *, own: bool = False) -
 
     Raises:
         ConfigError: if there are fewer than k others.
-        DataError: if samples differ in shape.
 
     Example:
         >>> nearest(torch.tensor([[0.0], [5.0]]), torch.tensor([[1.0], [7.0], [4.0]]), k=2).distance.tolist()
         [[1.0, 4.0], [1.0, 2.0]]
     """
-    if queries.shape[1:] != others.shape[1:]:
-        shapes = f"{list(queries.shape[1:])} and {list(others.shape[1:])}"
-        raise DataError(f"distances need samples of one shape, but they have {shapes}.")
     if k < 1 or k > len(others) - own:
         raise ConfigError(f"there are {len(others) - own} neighbours to choose from, so k cannot be {k}.")
     centre = _mean(others)

@@ -11,7 +11,6 @@ from math import floor
 import numpy as np
 from numpy.typing import NDArray
 
-from fedloom.core.errors import ConfigError
 from fedloom.metrics.curves import Direction, Values, points, sign, vector
 
 NAN = float("nan")
@@ -25,29 +24,21 @@ def _known(values: Values) -> NDArray[np.float64]:
 def weighted_mean(values: Values, weights: Values) -> float:
     """Weighted mean Σ w_i x_i / Σ w_i; with the clients' sample counts as w, the mean over samples.
 
-    Raises:
-        ConfigError: unless there are as many weights as values.
-
     Example:
         >>> weighted_mean([0.5, 1.0, float("nan")], [3, 1, 9])
         0.625
     """
-    x, w = points(values, weights, "weights")
+    x, w = points(values, weights)
     return float((w * x).sum() / w.sum()) if w.sum() > 0 else NAN
 
 
 def _count(share: float, clients: int) -> int:
     """max(1, ⌊share · K⌋)."""
-    if not 0 < share <= 1:
-        raise ConfigError(f"a share of the clients lies in (0, 1], not {share}.")
     return max(1, floor(share * clients + 1e-9))
 
 
 def worst(values: Values, share: float = 0.1, direction: Direction = "max") -> float:
     """Mean over the worst fraction ``share`` of the K clients with a value: max(1, ⌊share · K⌋) of them.
-
-    Raises:
-        ConfigError: if the share is outside (0, 1].
 
     Example:
         >>> worst([0.9, 0.2, 0.4, 0.8], share=0.5)
@@ -98,9 +89,6 @@ def parity_gap(values: Values, groups: Sequence[object] | None = None, weights: 
         groups: the group of each client [K].
         weights: weight of each client within its group [K], such as its sample count; by default 1.
 
-    Raises:
-        ConfigError: unless there are as many groups and weights as values.
-
     Example:
         >>> parity_gap([0.5, 0.75, 1.0])
         0.5
@@ -110,8 +98,6 @@ def parity_gap(values: Values, groups: Sequence[object] | None = None, weights: 
     x = vector(values)
     labels: Sequence[object] = range(len(x)) if groups is None else groups
     w = np.ones(len(x)) if weights is None else vector(weights)
-    if not len(x) == len(labels) == len(w):
-        raise ConfigError(f"there are {len(x)} values, {len(labels)} group labels and {len(w)} weights.")
     numbers = {label: number for number, label in enumerate(dict.fromkeys(labels))}
     group, known = np.array([numbers[label] for label in labels], dtype=np.int64), ~np.isnan(x)
     total = np.bincount(group[known], w[known])
@@ -155,14 +141,11 @@ def hardest_weight(values: Values, weights: Values, share: float = 0.1, directio
 
     With the clients' coefficients summed over rounds as ``weights``, equal coefficients give about ``share``.
 
-    Raises:
-        ConfigError: unless there are as many weights as values, or if the share is outside (0, 1].
-
     Example:
         >>> hardest_weight([0.9, 0.2, 0.4, 0.8], [1, 2, 1, 1], share=0.25)
         0.4
     """
-    x, w = points(values, weights, "weights")
+    x, w = points(values, weights)
     hardest = np.argsort(sign(direction) * x, kind="stable")[: _count(share, len(x))]
     return float(w[hardest].sum() / w.sum()) if w.sum() > 0 else NAN
 

@@ -12,7 +12,6 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from fedloom.core.errors import ConfigError
 from fedloom.core.federation import Index
 from fedloom.core.samples import moved
 from fedloom.core.targets import CLASSES, NUMBERS, STRUCTURES, TRUTHS, TargetKind, aligned, kind_of, row_means
@@ -27,8 +26,6 @@ def _rows(scores: ArrayLike, labels: ArrayLike) -> tuple[NDArray[np.float64], ND
     y = y.reshape(-1) if y.ndim < 2 else y
     if y.ndim > 2:  # truth values of the pixels of a mask
         s, y = s.reshape(len(s), -1), y.reshape(len(y), -1)
-    if len(s) != len(y):
-        raise ConfigError(f"there are {len(s)} rows of scores but {len(y)} labels.")
     if y.ndim == 2 and y.size == len(y):  # one truth value
         s, y = s.reshape(len(y)), y.reshape(len(y))
     return s, y
@@ -193,16 +190,11 @@ def top_k(scores: ArrayLike, labels: ArrayLike, k: int = 5) -> float:
         labels: class numbers [n].
         k: number of guesses.
 
-    Raises:
-        ConfigError: for k below 1, or another number of labels than rows of scores.
-
     Example:
         >>> top_k([[0.5, 0.3, 0.2], [0.5, 0.3, 0.2]], [1, 2], k=2)
         0.5
     """
     s, y = _rows(scores, labels)
-    if k < 1:
-        raise ConfigError(f"top-k needs at least 1 guess, not {k}.")
     return float(within_top(torch.from_numpy(s), torch.from_numpy(y), k).double().mean()) if len(y) else NAN
 
 
@@ -233,8 +225,6 @@ def confidence_bins(
     goes to the first bin, whose sum of confidences it makes NaN.
     """
     c, r = np.asarray(confidence, dtype=np.float64), np.asarray(correct, dtype=np.float64)
-    if c.shape != r.shape:
-        raise ConfigError(f"there are {c.size} confidences but {r.size} outcomes.")
     sizes = np.diff(np.asarray(offsets, dtype=np.int64))
     at = np.repeat(np.arange(len(sizes)) * bins, sizes)
     at += np.clip(np.ceil(np.nan_to_num(c) * bins).astype(np.int64) - 1, 0, bins - 1)

@@ -119,8 +119,7 @@ def metric(
     Raises:
         ConfigError: if the name is taken or has a slash, or a setting is unknown.
     """
-    if direction not in ("max", "min"):
-        raise ConfigError(f"the direction of a metric is 'max' or 'min', not {direction!r}.")
+    one_of("a metric has no direction", direction, ("max", "min"))
     one_of("a metric is no function of", of, VIEWS)
     for kind in suits:
         one_of("there are no targets", kind, ANY)
