@@ -135,6 +135,18 @@ preset(
     "Qu et al., ICML 2022, algorithm 2. With ρ = 0 it is FedCM." + MEAN,
 )
 preset(
+    "fedgamma",
+    lambda name: Method(
+        name,
+        (*CE, objectives.Sharpness()),
+        drift.Scaffold(),
+        mixing=mixing.Uniform(),
+        citation="dai2023fedgamma",
+    ),
+    "FedSAM's gradients along SCAFFOLD's direction: steps along g(w + ρg/‖g‖) - c_i + c; unweighted mean.",
+    "Dai et al. 2023. With ρ = 0 it is SCAFFOLD.",
+)
+preset(
     "fedspeed",
     lambda name: Method(
         name,
@@ -613,6 +625,15 @@ preset(
     "fedavgm",
     lambda name: Method(name, CE, server=server.SGD(momentum=0.9)),
     "Server momentum: m ← βm + Δ, θ ← θ - ηm. Hsu et al. 2019. With β = 0 and η = 1 it is FedAvg.",
+)
+preset(
+    "fedacg",
+    lambda name: Method(
+        name, (*CE, objectives.Proximal(mu=0.001)), mixing=mixing.Uniform(), server=server.Accelerated()
+    ),
+    "Clients start from θ̂ = θ - λm and minimise F_i(w) + (μ/2)‖w - θ̂‖²; m ← λm + mean of θ̂ - θ_i, θ ← θ - m.",
+    "Kim, Kim & Han, CVPR 2024. With λ = 0 it is FedProx with the plain mean.",
+    {"server.lr": "server_lr"},
 )
 preset(
     "fedadam",

@@ -40,7 +40,7 @@ from fedloom.parts.mixing import (
 )
 from fedloom.parts.objectives import CrossEntropy, ElasticNet, PropFair, Proximal, Sharpness
 from fedloom.parts.personal import APFL, Alternating, Ditto, Merged, PrivateHead, Subspace
-from fedloom.parts.server import SGD, Adagrad, Adam, Extrapolated, Yogi
+from fedloom.parts.server import SGD, Accelerated, Adagrad, Adam, Extrapolated, Yogi
 
 WIDTH, ROUNDS, COHORT, SEED = 3, 3, 4, 5
 
@@ -104,6 +104,7 @@ SLOTS: dict[str, dict[str, Filling]] = {
     "server": {
         "none": ({}, {}),
         "momentum": ({"server": SGD(0.3, 0.6)}, {"server": slots.Momentum}),
+        "accelerated": ({"server": Accelerated(0.3, 0.6)}, {"server": slots.Accelerated}),
         "adam": ({"server": Adam(0.3, 0.6, 0.8, 0.05)}, {"server": slots.Adam}),
         "yogi": ({"server": Yogi(0.3, 0.6, 0.8, 0.05)}, {"server": slots.Yogi}),
         "adagrad": ({"server": Adagrad(0.3, 0.6, 0.05)}, {"server": slots.Adagrad}),

@@ -304,6 +304,13 @@ class Step(ServerOptimizer):
         return self.made
 
 
+class Sending(ServerOptimizer):
+    """A server optimiser that sends something else than a model."""
+
+    def broadcast(self, state: Tree, theta: Tensor) -> Any:
+        return theta[1:]
+
+
 @dataclass(frozen=True)
 class Combining(Mixing):
     """A mixing that returns something else as its coefficients, or as its own step."""
@@ -344,6 +351,7 @@ class Receives(Uplink):
         ({"drift": Server(None, "init_server")}, "drift.init_server returned None; a state is a dict of tensors"),
         ({"drift": Server(None, "init_client")}, "drift.init_client returned None; a state is a dict of tensors"),
         ({"server": Step()}, "server 'step': step returned None instead of the pair"),
+        ({"server": Sending()}, r"server 'sending': broadcast returned a tensor of the shape \["),
         ({"mixing": Combining((None,))}, r"mixing 'combining': coefficients returned None instead of the pair \(st"),
         ({"mixing": Combining((({}, "even"),))}, "'combining': coefficients returned 'even' instead of an array"),
         ({"mixing": Combining()}, "mixing 'combining': combine returned None instead of the pair"),

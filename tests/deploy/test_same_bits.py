@@ -18,9 +18,10 @@ from fedloom_apps.deploy.versions import Versions
 from fedloom_apps.deploy.wire import unpack
 
 METHODS = ("scaffold", "fedavg", "feddyn", "superfed_mm", "fedper", "aaggff_d", "fedevg", "moon", "fedhen", "ditto",
-           "fedgh", "fml", "fedphp", "feddistill")  # fmt: skip
+           "fedgh", "fml", "fedphp", "feddistill", "fedacg")  # fmt: skip
 MODELS = {"fedevg": ["model=energy_cnn"], "fedhen": ["model=exit_cnn", "model.channels=[4,4,8]"],
-          "feddistill": ["model=several"], "ditto": ["model.norm=batch", "evaluation.what=[clients]"]}  # fmt: skip
+          "feddistill": ["model=several"], "fedacg": ["evaluation.what=[clients]"],
+          "ditto": ["model.norm=batch", "evaluation.what=[clients]"]}  # fmt: skip
 
 
 def states(result: RunResult, home: Path) -> dict[int, State]:
@@ -33,7 +34,7 @@ def states(result: RunResult, home: Path) -> dict[int, State]:
     return found
 
 
-@pytest.mark.parametrize("method", kinds(METHODS, ("scaffold", "superfed_mm", "aaggff_d", "fedevg")))
+@pytest.mark.parametrize("method", kinds(METHODS, ("scaffold", "superfed_mm", "aaggff_d", "fedevg", "fedacg")))
 def test_the_bits_are_those_of_the_serial_engine(method: str, tmp_path: Path) -> None:
     words = [f"method={method}", "cohort=3", *MODELS.get(method, [])]
     transport = in_process(made := config(*words), tmp_path)

@@ -268,12 +268,13 @@ def trained(world: World, rules: Rules) -> tuple[Vector, dict[str, Any]]:
     drift, server = rules.drift(world.clients, theta), rules.server(np.zeros_like(theta))
     mixing = rules.mixing(world.n, world.cohort)
     for t, lr, who in world.schedule():
-        losses = np.array([received_loss(world, rules, personal.whole(i, theta), i) for i in who])
+        sent = server.sent(theta)
+        losses = np.array([received_loss(world, rules, personal.whole(i, sent), i) for i in who])
         visits = []
         for i in who:
             task = task_of(world, rules, t, i, lr)
             visit = slots.Visit(
-                i, lr, world.reach(personal.shared(len(task.batches))), theta, world.n[i] / world.n.mean(),
+                i, lr, world.reach(personal.shared(len(task.batches))), sent, world.n[i] / world.n.mean(),
                 world.reach(personal.shared(world.local.steps_for(int(world.n.mean())))),
             )  # fmt: skip
 
@@ -336,6 +337,7 @@ ORACLES = {
     "fedcm": named("drift", slots.FedCM, "direction", alpha=0.1),
     "fedsam": named(rho=0.05),
     "mofedsam": named("drift", slots.FedCM, "direction", alpha=0.1, rho=0.05),
+    "fedgamma": named("drift", slots.Scaffold, "c", "c=own", equal=True, rho=0.05),
     "fedspeed": named("drift", slots.FedDC, "h=h", equal=True, alpha=10.0, gradient=False, rho=0.1, unit=False),
     "feddc": named("drift", slots.FedDC, "g", "g=own", "h=h", equal=True, alpha=0.01, average_over_all=True),
     "fedsplit": named("drift", slots.FedSplit, "z=moved", equal=True, s=10.0, active=False),
@@ -346,6 +348,7 @@ ORACLES = {
     "fedasync": named("server", slots.Momentum, "m", mu=0.005, **STALE | {"lr": 0.6}),
     "ditto": named("personal", Ditto, "private=own", lam=0.1),
     "fedavgm": named("server", slots.Momentum, "m", **MOMENTS | {"lr": 1.0}),
+    "fedacg": named("server", slots.Accelerated, "m", equal=True, mu=0.001, **STALE | {"lr": 1.0, "beta1": 0.85}),
     "fedadam": named("server", slots.Adam, "m", "v", **MOMENTS),
     "fedyogi": named("server", slots.Yogi, "m", "v", **MOMENTS),
     "fedadagrad": named("server", slots.Adagrad, "m", "v", **MOMENTS | {"lr": 0.1, "beta1": 0.0}),

@@ -257,6 +257,7 @@ PARTS: dict[str, dict[str, Any]] = {
     "server": {
         "none": ServerOptimizer(),
         "momentum": server.SGD(0.5, 0.6),
+        "accelerated": server.Accelerated(0.5, 0.6),
         "adam": server.Adam(0.1),
         "yogi": server.Yogi(0.1),
         "adagrad": server.Adagrad(0.1),

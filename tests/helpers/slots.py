@@ -384,6 +384,9 @@ class Server:
     def step(self, delta: Vector, p: Vector, updates: Vector) -> Vector:
         return delta
 
+    def sent(self, theta: Vector) -> Vector:
+        return theta
+
 
 class Momentum(Server):
     nesterov = False
@@ -391,6 +394,13 @@ class Momentum(Server):
     def step(self, delta: Vector, p: Vector, updates: Vector) -> Vector:
         self.m = self.beta1 * self.m + delta
         return self.lr * (delta + self.beta1 * self.m if self.nesterov else self.m)
+
+
+class Accelerated(Momentum):
+    """FedACG: clients receive θ + λm, with m the mean way of the last rounds (here -m)."""
+
+    def sent(self, theta: Vector) -> Vector:
+        return theta - self.lr * self.beta1 * self.m
 
 
 class Adagrad(Server):

@@ -175,7 +175,7 @@ def _works_on_shared(part: Part) -> bool:
     """Whether a part works on shared parameters, or on updates of them."""
     if isinstance(part, Drift | Uplink) and not part.is_identity:
         return True
-    acts = any(overrides(part, hook) for hook in ("grad", "prox", "combine", "step", "refine"))
+    acts = any(overrides(part, hook) for hook in ("broadcast", "grad", "prox", "combine", "step", "refine"))
     return acts or part.needs.updates or part.needs.received
 
 

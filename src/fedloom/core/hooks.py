@@ -11,8 +11,8 @@ from fedloom.core.needs import Needs
 from fedloom.core.parts import Part, Reduce
 
 HOOKS = (
-    "init_server", "init_client", "begin", "start", "lessons", "lesson", "point", "on_step", "loss", "probe", "grad",
-    "prox", "end", "send", "after_send", "receive", "combine", "correct", "step", "refine", "between",
+    "init_server", "broadcast", "init_client", "begin", "start", "lessons", "lesson", "point", "on_step", "loss",
+    "probe", "grad", "prox", "end", "send", "after_send", "receive", "combine", "correct", "step", "refine", "between",
 )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ round::
     server                                          client i (one of the cohort S_t)
     ------                                          --------------------------------
     init_server(θ, facts)  (once)                   init_client(θ) -> state   (on its first participation)
+    broadcast  (server optimiser: θ as it is sent)
     the state's ``downloads``  ------------------>  begin(ctx) -> constants of this round's local work
                                                     start(ctx, θ^t, own) -> where local steps start   (personal)
                                                     lessons(ctx, draws): steps on what was received, by
@@ -548,6 +549,13 @@ class Weighting(Part):
 @dataclass(frozen=True)
 class ServerOptimizer(Part):
     """The server's step θ ← θ - step from the corrected update Δ; the identity is SGD with rate 1, step = Δ."""
+
+    def broadcast(self, state: Tree, theta: Float[Tensor, "P"]) -> Float[Tensor, "P"]:
+        """Return what clients receive in place of θ; what is evaluated and deployed, and takes the step, is θ.
+
+        It is the received model of all other hooks, from which updates are displacements.
+        """
+        return theta
 
     def step(self, state: Tree, update: Float[Tensor, "P"], uploads: Tree, info: RoundInfo) -> Halves:
         """Return the new state and the step."""

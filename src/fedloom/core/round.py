@@ -310,7 +310,7 @@ def _corrected(
 
 def heard_by(plan: ClientPlan, server: Server) -> Callable[[int], Heard]:
     """Returns what receivers of a model hear beside it in the next round; each model is read once for all."""
-    topology, theta = plan.method.topology, cache(lambda number: server.model(number).theta)
+    topology, theta = plan.method.topology, cache(lambda number: server.model(number).broadcast(plan).theta)
     mass = torch.from_numpy(plan.receivers if plan.method.mixing.is_uniform else plan.model_sizes)
     shares = (mass.double() / mass.sum()).to(server.theta)
 

@@ -15,6 +15,7 @@ from fedloom.core.exchange import Broadcast, State, with_private
 from fedloom.core.hook_results import like, tensors, without_shared_storage
 from fedloom.core.parts import Topology
 from fedloom.core.plan import ClientPlan
+from fedloom.core.slots import label
 from fedloom.core.tree import Float
 
 
@@ -143,7 +144,11 @@ class Server:
             if part.downloads:
                 mine = self.parts.get(place, {})
                 slices[place] = {name: mine[name] for name in part.downloads if name in mine}
-        return Broadcast(self.round, plan.local.rate(self.round), self.theta, self.buffers, slices)
+        theta = self.theta
+        for place, part in plan.method.hooks["broadcast"] if self.models is None else ():
+            hook = f"{place} {label(part)!r}: broadcast"
+            theta = like(part.broadcast(self.parts.get(place, {}), theta), theta, hook)
+        return Broadcast(self.round, plan.local.rate(self.round), theta, self.buffers, slices)
 
 
 def first_state(plan: ClientPlan, theta: Float[Tensor, "P"]) -> State:

@@ -357,7 +357,8 @@ class FederatedTask(TrainerTask):
         if experiment.evaluation.due(server.round, since, self.now) or server.round == experiment.rounds:
             table = None
             if "clients" in experiment.evaluation.what:  # by clients that alone hold their data
-                table = self.engine.evaluate(server.broadcast(self.plan), np.arange(self.plan.population.clients))
+                down = replace(server.broadcast(self.plan), theta=server.theta)
+                table = self.engine.evaluate(down, np.arange(self.plan.population.clients))
             server = state.server
             measured, clients = self.evaluator.measure(server, state.store, state.client_models, state.averaged, table)
             record |= measured

@@ -444,7 +444,7 @@ class TrainedRun(RunRecords):
         store = StateStore()
         if plan.private_size:
             mine = plan.levels[plan.level[number]]
-            compute, states = computes.make("live")(mine), InitialStates(plan, server.theta, store)
+            compute, states = computes.make("live")(mine), InitialStates(plan, server.broadcast(plan).theta, store)
             with reproducible():
                 for ahead in range(rounds):
                     down = replace(server, round=server.round + ahead).broadcast(plan).at(mine)

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from fedloom.core.slots import servers
 
 if TYPE_CHECKING:
+    from fedloom.parts.server.accelerated import Accelerated as Accelerated
     from fedloom.parts.server.adaptive import Adagrad as Adagrad
     from fedloom.parts.server.adaptive import Adam as Adam
     from fedloom.parts.server.adaptive import Yogi as Yogi
@@ -16,6 +17,7 @@ make = servers.make
 __getattr__ = servers.lazily(
     __name__,
     [
-        "adaptive.Adam", "adaptive.Yogi", "adaptive.Adagrad", "ensemble.Ensemble", "exp=exp.Extrapolated", "sgd.SGD",
+        "accelerated.Accelerated", "adaptive.Adam", "adaptive.Yogi", "adaptive.Adagrad", "ensemble.Ensemble",
+        "exp=exp.Extrapolated", "sgd.SGD",
     ],
 )  # fmt: skip
