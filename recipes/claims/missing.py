@@ -63,7 +63,6 @@ MISSING = (
         ("3.6, 3.8", "Berka, MQP and ISIC 2019 (table 3.5 prints 21 310 images, the data have 23 247)", "data"),
         ("3.7, 3.9", "CelebA, Reddit and SpeechCommands", "data"),
         ("3.10", "TinyImageNet", "data"),
-        ("3.6 to 3.9", "clients that did not train", "recipe"),
     ),
     *chapter(
         "Hahn IV, FedEvg",

@@ -170,8 +170,9 @@ def records(where: Path) -> list[dict[str, Any]]:
 def figures(where: Path, metric: str) -> dict[str, Any]:
     """The statistics of a run for tables and figures.
 
-    The figures of fairness, the clients' values (21 quantiles where there are more clients), the mean largest
-    coefficient of a round, the last round's coefficients and training losses, and the accumulated global objective.
+    The figures of fairness, for all clients and, where some did not train, for these and the others; the clients'
+    values (21 quantiles where there are more clients), the mean largest coefficient of a round, the last round's
+    coefficients and training losses, and the accumulated global objective.
     """
     history = records(where)
     clients, mixing = parquet.read_table(where / "clients.parquet"), parquet.read_table(where / "mixing.parquet")
@@ -188,9 +189,15 @@ def figures(where: Path, metric: str) -> dict[str, Any]:
     told = [r["mixing/kl"] for r in history if r.get("mixing/kl") is not None]
     average = {key: history[-1].get(f"server_average/{metric}/{key}") for key in FIGURES}
     averaged = {key: value for key, value in average.items() if value is not None}
+    apart = {
+        group: {key: round(history[-1][f"{group}/{metric}/{key}"], 6) for key in FIGURES}
+        for group in ("seen", "unseen")
+        if f"{group}/{metric}/mean" in history[-1]
+    }
     return {
         **{key: round(summary[key], 6) for key in FIGURES},
         **({"averaged": {k: round(v, 6) for k, v in averaged.items()}} if averaged else {}),
+        **apart,
         "hardest_p": round(fairness.hardest_weight(values, given[clients["client"].to_numpy()[at_end]]), 4),
         "kl": round(float(np.mean(told)), 5) if told else None,
         "rounds": len(history),

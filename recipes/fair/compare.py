@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Collection, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -111,7 +112,8 @@ def main(recipe: Recipe, document: str | None, arguments: Sequence[str] | None =
     for name in args.data:
         try:
             common.load(name)  # refuses before anything is noted
-            found = results["data"].setdefault(name, {"chosen": {}, "grid": {}, "runs": {}})
+            tuned = deepcopy(results["data"].get(common.SETTINGS[name].like, {}))
+            found = results["data"].setdefault(name, {"chosen": {}, "grid": {}, **tuned, "runs": {}})
             found["tuning"] = list(common.SETTINGS[name].tuning)
             bench = Bench(args.runs, args.rounds, tuple(args.only))
             recipe.fill(bench, name, found, args.seeds or common.SETTINGS[name].seeds, write)

@@ -75,9 +75,10 @@ def by_seed(runs: Mapping[str, Mapping[str, Any]]) -> dict[str, list[float]]:
 
 
 def figure(runs: Mapping[str, Mapping[str, Any]], key: str) -> dict[str, float]:
-    """One of a method's figures by seed; those of averaged models are named ``averaged worst10`` and so on."""
-    *model, key = key.split()
-    found = {seed: run.get("averaged", {}) if model else run for seed, run in runs.items()}
+    """One of a method's figures by seed; those of averaged models are named ``averaged worst10``, those of the clients
+    that trained ``seen worst10``, and so on."""
+    *part, key = key.split()
+    found = {seed: run.get(part[0], {}) if part else run for seed, run in runs.items()}
     return {seed: figures[key] for seed, figures in found.items() if key in figures}
 
 
@@ -104,6 +105,21 @@ def averaged(found: Mapping[str, Any]) -> str:
                          "" if name == "FedAvg" else gained(each["worst10"], plain, 100, 2)])  # fmt: skip
     header = ["averaged model", "average", "worst 10 %", "average, minus last model", "worst 10 %, minus last model",
               "worst 10 %, minus FedAvg's average"]  # fmt: skip
+    return table(header, rows) if rows else ""
+
+
+def unseen(found: Mapping[str, Any]) -> str:
+    """The figures of clients that trained and of those that did not, the latter beside FedAvg's; empty if none."""
+    rows, base = [], found["runs"].get("FedAvg", {})
+    for name, runs in found["runs"].items():
+        each = [figure(runs, f"{group} {key}") for key in ("mean", "worst10") for group in ("seen", "unseen")]
+        if each[1]:
+            more = (gained(figure(runs, key), figure(base, key), 100, 2) for key in ("unseen mean", "unseen worst10"))
+            rows.append([name, *(mean_error(values.values(), 100, 2) for values in each),
+                         *(("", "") if name == "FedAvg" else more)])  # fmt: skip
+    header = ["method", "average, trained", "average, did not train", "worst 10 %, trained",
+              "worst 10 %, did not train", "average, did not train, minus FedAvg",
+              "worst 10 %, did not train, minus FedAvg"]  # fmt: skip
     return table(header, rows) if rows else ""
 
 
@@ -164,6 +180,8 @@ def comparison(name: str, title: str, results: dict[str, Any], out: Path) -> Non
         if shown := averaged(found):
             said += ["", f"The average of the server models with weights {AVERAGE:g}^(t - s), in the same runs:", "",
                      shown]  # fmt: skip
+        if shown := unseen(found):
+            said += ["", "Clients that trained, and clients that did not:", "", shown]
         if data in FEDERATIONS and lines:
             header = ["method", *list(PUBLISHED.values())[: max(map(len, FEDERATIONS[data].values()))]]
             said += ["", "Published figures:", ""]

@@ -32,7 +32,8 @@ class Setting:
 
     ``lrs`` and ``cdfs`` are the paper's where there is one; several are tried on the tuning seeds. ``prepare`` changes
     the data once, ``arrange`` makes a seed's clients of them. With ``standardised`` every client's features are scaled
-    by the means and deviations of its own training samples, seed by seed.
+    by the means and deviations of its own training samples, seed by seed. A share of the clients, ``unseen``, never
+    trains and is only tested; rates and settings are those found for the data set ``like``, if it was run.
     """
 
     words: str
@@ -54,6 +55,8 @@ class Setting:
     held_out: HeldOut = 0.2
     seeds: tuple[int, ...] = SEEDS
     tuning: tuple[int, ...] = TUNING
+    unseen: float = 0.0
+    like: str = ""
 
     @property
     def aaggff(self) -> str:
@@ -171,6 +174,16 @@ DEVICES = {
         partition=Natural(min_size=3),
     ),
 }  # fmt: skip
+SILOS["heart_unseen"] = replace(
+    SILOS["heart_published"], words="Heart disease as published, one of the 4 hospitals never trains",
+    unseen=0.25, like="heart_published",
+)  # fmt: skip
+DEVICES |= {
+    f"{name}_unseen": replace(DEVICES[name], words=f"{words}, 5 a round, a fifth of all clients never train, TwoNN",
+                              unseen=0.2, like=name)
+    for name, words in (("mnist_writers", "MNIST by writer"),
+                        ("fashion_dirichlet", "Fashion-MNIST, Dirichlet .01, 1000 clients"))
+}  # fmt: skip
 SETTINGS = {**SILOS, **DEVICES}
 
 
@@ -203,7 +216,7 @@ def deal(name: str, seed: int, validation: float = 0.0) -> Federation:
     """The clients' data; a fifth of each client's samples is its test set, with or without validation samples."""
     setting = SETTINGS[name]
     source = setting.arrange(load(name), seed) if setting.arrange else load(name)
-    made = federate(source, setting.partition, setting.clients, seed, held_out=setting.held_out)
+    made = federate(source, setting.partition, setting.clients, seed, held_out=setting.held_out, unseen=setting.unseen)
     made = scaled(made) if setting.standardised else made
     return set_aside(made, validation, seed) if validation else made
 

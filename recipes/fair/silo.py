@@ -14,9 +14,10 @@ Rows that are not in the paper: *uniform*, equal coefficients; *AAggFF, held out
 of each client's training samples, which local work then never sees (the test samples stay the same); *samples*, which
 starts from FedAvg's coefficients instead of equal ones.
 
-Heart is run as published, with all 920 patients; with FLamby's 740 it is ``--data heart``. Six unequal silos are ours:
-the smaller a silo, the better it can be fitted and the worse it is served, so that losses on training samples point to
-the wrong clients.
+Heart is run as published, with all 920 patients; with FLamby's 740 it is ``--data heart``, and ``--data heart_unseen``
+tests a hospital, drawn for each split, that never trains beside those that do, which the paper does not. Six
+unequal silos are ours: the smaller a silo, the better it can be fitted and the worse it is served, so that losses on
+training samples point to the wrong clients.
 """
 
 from __future__ import annotations

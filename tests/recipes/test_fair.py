@@ -34,6 +34,8 @@ def trials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     module.deal.cache_clear()
     few = replace(module.SETTINGS["fashion_dirichlet"], clients=8, cohort=3, lrs=(0.03, 0.3))
     monkeypatch.setitem(module.SETTINGS, "fashion_dirichlet", few)
+    hidden = replace(module.SETTINGS["fashion_dirichlet_unseen"], clients=8, cohort=3)
+    monkeypatch.setitem(module.SETTINGS, "fashion_dirichlet_unseen", hidden)
     for name, seeds in (("heart", (0,)), ("heart_published", (0, 1))):
         monkeypatch.setitem(module.SETTINGS, name, replace(module.SETTINGS[name], tuning=seeds))
     return module
@@ -165,6 +167,14 @@ def test_device_takes_fedavgs_rate_and_tries_every_cdf(recipe: Callable[..., Pat
     }
     assert set(found["runs"]["FedAvg"]["2"]["averaged"]) == set(trials.FIGURES)
     assert "| averaged model | average |" in (out / "device.md").read_text()
+    assert "did not train" not in (out / "device.md").read_text()
+    recipe("device", "--data", "fashion_dirichlet_unseen", "--only", "FedAvg", "AAggFF", "--seeds", 2)
+    data = json.loads((out / "device.json").read_text())["data"]
+    apart = data["fashion_dirichlet_unseen"]
+    assert all(apart[key] == found[key] for key in ("lr", "rates", "chosen", "grid")), "they are not searched again"
+    run = apart["runs"]["AAggFF"]["2"]  # six clients trained, two did not
+    assert run["mean"] == pytest.approx((3 * run["seen"]["mean"] + run["unseen"]["mean"]) / 4, abs=1e-5)
+    assert "| average, trained | average, did not train |" in (out / "device.md").read_text()
 
 
 def test_plug_keeps_the_settings_that_an_algorithm_has_alone(
