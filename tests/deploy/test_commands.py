@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 
 import pytest
-from helpers.deploying import config, in_process
+from helpers.deploying import InProcess, config, in_process, small
 
 from fedloom.cli import main
 from fedloom.core.errors import ConfigError
@@ -55,6 +57,24 @@ def test_a_local_deployment_is_refused_before_anything_is_written(
     assert main(["deploy", "local", "rounds=1", *words, "--nodes", "2", f"out={tmp_path / 'run'}"]) == 2
     assert sentence in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+def test_a_server_records_its_nodes_instead_of_what_a_simulation_would_deal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transport, out = in_process(config("rounds=1"), tmp_path / "nodes"), tmp_path / "run"
+
+    @contextmanager
+    def hosting(*_: object) -> Iterator[tuple[InProcess, int]]:
+        yield transport, 4
+
+    monkeypatch.setattr("fedloom_apps.deploy.flower.host.hosting", hosting)
+    assert main(["deploy", "server", *small("rounds=1", "clients=20"), f"out={out}", "-q"]) == 0
+    transport.close()
+    recorded = (out / "config.yaml").read_text()
+    assert "\nclients: 4\n" in recorded
+    assert "dirichlet" not in recorded + (out / "report.html").read_text()
+    assert main(["deploy", "server", f"resume={out}", "-q"]) == 0
 
 
 def test_a_local_deployment_writes_nothing_without_flower(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

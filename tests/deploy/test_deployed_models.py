@@ -57,6 +57,10 @@ def test_the_command_line_predicts_and_exports(place: Path, capsys: pytest.Captu
     [
         (["target", "run={run}", "data={x}"], "a deployment's data stay with the nodes; what works is fedloom predict"),
         (["target", "run={run}", "method=ccvr"], "a deployment's data stay with the nodes; what works is"),
+        (
+            ["evaluate", "run={run}"],
+            "stay with the nodes; measure its model on a file of your own that has targets, with",
+        ),
         (["run", "resume={run}"], "was not started by fedloom run; continue it with fedloom deploy local resume="),
     ],
 )

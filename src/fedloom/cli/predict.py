@@ -153,6 +153,11 @@ def evaluate(arguments: argparse.Namespace) -> int:
     run = trained(path, arguments.round)
     if not isinstance(run, TrainedRun):
         raise ConfigError(f"fedloom evaluate measures runs of fedloom run, and {path} is another.")
+    if run.apart:
+        raise ConfigError(
+            f"a deployment's data stay with the nodes; measure its model on a file of your own that has targets, with "
+            f"fedloom predict run={path} FILE."
+        )
     config = RUN.resolve(words, located(path)[0] / "config.yaml")
     others = build_federation(config) if RUN.named(words, None) & DATA else None
     evaluation = CONDITIONS["evaluation"].instantiate(config["evaluation"])

@@ -9,6 +9,7 @@ import signal
 import sys
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,10 @@ def _train(
     from fedloom_apps.deploy.server import run
 
     with hosting(recipe.deployment, beside(job.directory), insecure) as (transport, count):
+        values = {
+            key: value for key, value in recipe.config.values.items() if key != "partition"
+        }  # nodes have their own
+        recipe = replace(recipe, config=replace(recipe.config, values=values))
         say(f"listening at {recipe.deployment.host}:{recipe.deployment.port}")
         run(recipe, transport, count, job.directory, tell=say, **settings)
 
@@ -102,8 +107,6 @@ def _train(
 def _train_locally(
     recipe: Any, job: Job, batch: RunPlan, *, say: Callable[[str], None], insecure: bool, **settings: Any
 ) -> None:
-    from dataclasses import replace
-
     from fedloom_apps.deploy import certificates as authority
     from fedloom_apps.deploy.flower import require
     from fedloom_apps.deploy.flower.host import any_port, end, hosting, start_node
@@ -254,6 +257,7 @@ def agree(arguments: argparse.Namespace) -> int:
 
     home = _folder(arguments, "agree needs the folder given as --state.")
     print_raw(make_console(), f"agreed: {Agreement(home).accept()}")
+    print_raw(make_console(), "a node that was refused when it joined must be started again")
     return 0
 
 

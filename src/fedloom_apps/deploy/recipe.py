@@ -204,7 +204,8 @@ class Recipe:
         conditions["devices"] = Real()
         method = build_method(self.config)
         model = model_factory(values["model"], arrays, method.targets)
-        return Experiment(method=method, federation=federation, model=model, config=values, **conditions)
+        config = {**values, "clients": len(roster.nodes)}
+        return Experiment(method=method, federation=federation, model=model, config=config, **conditions)
 
     def assignment(self, run: str) -> Assignment:
         """The assignment of nodes before the population is known."""

@@ -371,9 +371,9 @@ def time_table(groups: Sequence[RunGroup]) -> ReportTable | None:
         kept = per_run(groups, lambda run: run.curve("versions").value(np.max))
         columns += [column("staleness", stale, as_number), column("versions", kept, as_count)]
     note = (
-        "Means over seeds, of the clients' simulated devices. Used: the share of the time of as many clients as are at "
-        "work whose work counted. Staleness: server steps between the version that a client received and the step that "
-        "took its work. Versions: the most that the server kept for clients at work."
+        "Means over seeds, of the clients' devices, simulated or a deployment's nodes. Used: the share of the time of "
+        "as many clients as are at work whose work counted. Staleness: server steps between the version that a client "
+        "received and the step that took its work. Versions: the most that the server kept for clients at work."
     )
     return group_table(groups, "time", "Time on the clients' devices", columns, note)
 
