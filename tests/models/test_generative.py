@@ -255,7 +255,6 @@ def test_cost_of_a_pass_is_that_of_both_halves() -> None:
     ("inputs", "settings", "sentence"),
     [
         ((64,), {}, "needs images"),
-        ((1, 8, 8), {"latent": 0}, "at least 1 for 'latent', not 0"),
         ((1, 8, 8), {"norm": "grop"}, "did you mean 'group'"),
         ((1, 8, 8), {"groups": 5}, "divides 32, not 5"),
         ((1, 8, 8), {"low": 1.0}, "smallest value of a pixel must be below"),

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from fedloom.core.errors import ConfigError, first_line, in_words, nearest, of_extra
 from fedloom.core.files import readable
-from fedloom.models.classifier import Classifier, image, models, shape, whole_number
+from fedloom.core.ranges import NonNegativeInt
+from fedloom.models.classifier import Classifier, image, models, shape
 
 
 class Wrapped(nn.Module):
@@ -300,7 +301,7 @@ def transformer(
     network: str = "distilbert",
     pretrained: bool = False,
     config: dict[str, Any] | None = None,
-    lora: int = 0,
+    lora: NonNegativeInt = 0,
     lora_targets: tuple[str, ...] = (),
 ) -> Wrapped:
     """Any classifier of transformers for sequences of tokens or for images; its last linear layer is the head.
@@ -319,8 +320,8 @@ def transformer(
         lora_targets: endings of the names of the layers that get adapters; by default all linear layers of the encoder.
 
     Raises:
-        ConfigError: if transformers or peft cannot be imported, the network cannot be made, has no linear head, or
-            ``lora`` is negative, or ``config`` has another key.
+        ConfigError: if transformers or peft cannot be imported, the network cannot be made or has no linear
+            head, or ``config`` has another key.
     """
     _check_config(config or {})
     package = _package("transformers", "transformers")
@@ -346,7 +347,7 @@ def transformer(
     if not linear:
         raise ConfigError(f"model 'transformers': network {network!r} has no linear layer for {classes} classes.")
     if lora:
-        _adapt(net, whole_number("transformers", "lora", lora), lora_targets)
+        _adapt(net, lora, lora_targets)
     return wrap(Logits(net, None if pictures else settings.pad_token_id), f"net.{linear[-1]}")
 
 
@@ -416,7 +417,7 @@ def distilbert(
     else:
         config = _make("distilbert", package.AutoConfig.from_pretrained, network, **TRUST)
         net = _make("distilbert", package.AutoModel.from_config, config, **TRUST)
-    width = whole_number("distilbert", "hidden size", net.config.hidden_size)
+    width = net.config.hidden_size
     return Classifier(Encoder(net, width, net.config.pad_token_id or 0, dropout), width, classes)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable
 from math import prod
-from numbers import Integral
 from typing import Any
 
 import torch
@@ -126,23 +125,11 @@ def macs(model: nn.Module, inputs: tuple[int, ...]) -> int:
     return operations.total // 2
 
 
-def whole_number(model: str, name: str, value: int) -> int:
-    """``value`` as an integer of at least 1, or a ``ConfigError``.
-
-    >>> whole_number("two_nn", "width", 0)
-    Traceback (most recent call last):
-    ...
-    fedloom.core.errors.ConfigError: model 'two_nn' needs a whole number of at least 1 for 'width', not 0.
-    """
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
-        raise ConfigError(f"model {model!r} needs a whole number of at least 1 for {name!r}, not {value!r}.")
-    return int(value)
-
-
 def shape(model: str, classes: int, inputs: Iterable[int], dimensions: int = 0, kind: str = "") -> tuple[int, ...]:
     """The shape of one sample after checks; with ``dimensions``, it must have as many, as samples of ``kind`` have."""
-    whole_number(model, "classes", classes)
-    sizes = tuple(whole_number(model, "inputs", size) for size in inputs)
+    sizes = tuple(inputs)
+    if min(classes, *sizes) < 1:
+        raise ConfigError(f"model {model!r} needs samples and classes, not {sizes} and {classes}.")
     if dimensions and len(sizes) != dimensions:
         raise ConfigError(f"model {model!r} needs {kind}, but a sample has shape {sizes}.")
     return sizes

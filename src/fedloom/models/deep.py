@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from fedloom.core.errors import ConfigError
-from fedloom.models.classifier import Classifier, image, models, whole_number
+from fedloom.core.ranges import Count, Positive
+from fedloom.models.classifier import Classifier, image, models
 from fedloom.models.early_exit import EarlyExit, Shallow
 from fedloom.models.layers import GlobalMean, Norm, activation_layer, classifier, normalisation
 
@@ -42,7 +43,7 @@ def residual(
     classes: int,
     inputs: tuple[int, ...],
     norm: str = "group",
-    groups: int = 2,
+    groups: Count = 2,
     activation: str = "relu",
     spectral: bool = False,
 ) -> Classifier:
@@ -95,7 +96,7 @@ def _resnet(name: str) -> Callable[..., Classifier]:
         classes: int,
         inputs: tuple[int, ...],
         norm: str = "group",
-        groups: int = 2,
+        groups: Count = 2,
         activation: str = "relu",
         spectral: bool = False,
     ) -> Classifier:
@@ -123,8 +124,8 @@ def energy_resnet(
     *,
     classes: int,
     inputs: tuple[int, ...],
-    width: int = 16,
-    groups: int = 2,
+    width: Count = 16,
+    groups: Count = 2,
     activation: str = "swish",
     spectral: bool = True,
 ) -> Classifier:
@@ -142,9 +143,8 @@ def energy_resnet(
         >>> sum(p.numel() for p in net.parameters()), sum(b.numel() for b in net.buffers())
         (78042, 0)
     """
-    first = whole_number("energy_resnet", "width", width)
     settings = {"classes": classes, "inputs": inputs, "groups": groups, "activation": activation, "spectral": spectral}
-    return residual("energy_resnet", first, (first, 2 * first, 4 * first), (1, 1, 1), **settings)
+    return residual("energy_resnet", width, (width, 2 * width, 4 * width), (1, 1, 1), **settings)
 
 
 class PreBlock(nn.Module):
@@ -203,7 +203,7 @@ def _preact(
 
 @models.register
 def preact_resnet18(
-    *, classes: int, inputs: tuple[int, ...], exit: bool = False, norm: str = "group", groups: int = 2
+    *, classes: int, inputs: tuple[int, ...], exit: bool = False, norm: str = "group", groups: Count = 2
 ) -> Classifier:
     """PreActResNet-18 for small images, 11.1 million parameters (He et al., 2016b), optionally with an early exit.
 
@@ -222,7 +222,7 @@ def preact_resnet18(
 
 @models.register
 def preact_resnet34(
-    *, classes: int, inputs: tuple[int, ...], exit: bool = False, norm: str = "group", groups: int = 2
+    *, classes: int, inputs: tuple[int, ...], exit: bool = False, norm: str = "group", groups: Count = 2
 ) -> Classifier:
     """PreActResNet-34 for small images, 21 million parameters (He et al., 2016b), optionally with an early exit.
 
@@ -234,7 +234,7 @@ def preact_resnet34(
 
 
 @models.register
-def preact_exit18(*, classes: int, inputs: tuple[int, ...], norm: str = "group", groups: int = 2) -> Shallow:
+def preact_exit18(*, classes: int, inputs: tuple[int, ...], norm: str = "group", groups: Count = 2) -> Shallow:
     """The first two stages of PreActResNet-18, mixed pooling and a linear head: 0.7 million parameters (Acar, 2023).
 
     It is the sub-network M of ``preact_resnet18`` with ``exit``, under the same parameter names.
@@ -252,7 +252,13 @@ def preact_exit18(*, classes: int, inputs: tuple[int, ...], norm: str = "group",
 
 @models.register
 def wide_resnet(
-    *, classes: int, inputs: tuple[int, ...], depth: int = 16, width: int = 2, norm: str = "group", groups: int = 2
+    *,
+    classes: int,
+    inputs: tuple[int, ...],
+    depth: Count = 16,
+    width: Count = 2,
+    norm: str = "group",
+    groups: Count = 2,
 ) -> Classifier:
     """WRN-depth-width: stem of 16, three stages of 16, 32, 64 times ``width`` channels (Zagoruyko, Komodakis, 2016).
 
@@ -271,10 +277,10 @@ def wide_resnet(
         703284
     """
     colours, _, _ = image("wide_resnet", classes, inputs)
-    blocks, rest = divmod(whole_number("wide_resnet", "depth", depth) - 4, 6)
+    blocks, rest = divmod(depth - 4, 6)
     if blocks < 1 or rest:
         raise ConfigError(f"model 'wide_resnet' needs a depth of 6n + 4 (10, 16, 22, 28, 34, 40, ...), not {depth}.")
-    widths = tuple(channels * whole_number("wide_resnet", "width", width) for channels in (16, 32, 64))
+    widths = tuple(channels * width for channels in (16, 32, 64))
     make = normalisation("wide_resnet", norm, groups, (16, *widths))
     body = _stages(nn.Sequential(nn.Conv2d(colours, 16, 3, 1, 1, bias=False)), 16, widths, (blocks,) * 3, 1, make)
     body.extend([make(widths[-1]), nn.ReLU(), GlobalMean()])
@@ -289,15 +295,13 @@ def _conv(
     return [*layers, nn.ReLU()] if relu else layers
 
 
-def _scaled(model: str, channels: tuple[int, ...], width: float) -> tuple[int, ...]:
-    if not width > 0:
-        raise ConfigError(f"model {model!r} needs a positive 'width', not {width!r}.")
+def _scaled(channels: tuple[int, ...], width: float) -> tuple[int, ...]:
     return tuple(max(4, 4 * round(c * width / 4)) for c in channels)
 
 
 @models.register
 def mobilenet(
-    *, classes: int, inputs: tuple[int, ...], width: float = 1.0, norm: str = "group", groups: int = 2
+    *, classes: int, inputs: tuple[int, ...], width: Positive = 1.0, norm: str = "group", groups: Count = 2
 ) -> Classifier:
     """MobileNet: a 3x3 stem of stride 2 and 13 depthwise separable convolutions (Howard et al., 2017).
 
@@ -313,7 +317,7 @@ def mobilenet(
         4231976
     """
     colours, _, _ = image("mobilenet", classes, inputs)
-    plan = _scaled("mobilenet", (32, 64, 128, 128, 256, 256, *(512,) * 6, 1024, 1024), width)
+    plan = _scaled((32, 64, 128, 128, 256, 256, *(512,) * 6, 1024, 1024), width)
     strides = (1, 2, 1, 2, 1, 2, 1, 1, 1, 1, 1, 2, 1)
     make = normalisation("mobilenet", norm, groups, plan)
     body = nn.Sequential(*_conv(colours, plan[0], make, 3, 2))
@@ -346,7 +350,7 @@ class InvertedBlock(nn.Module):
 
 @models.register
 def mobilenet_v2(
-    *, classes: int, inputs: tuple[int, ...], width: float = 1.0, norm: str = "group", groups: int = 2
+    *, classes: int, inputs: tuple[int, ...], width: Positive = 1.0, norm: str = "group", groups: Count = 2
 ) -> Classifier:
     """MobileNetV2 for small images: four halvings instead of five (Sandler et al., 2018, as in Chen et al., 2022).
 
@@ -361,8 +365,8 @@ def mobilenet_v2(
         2.35
     """
     colours, _, _ = image("mobilenet_v2", classes, inputs)
-    stem, *widths = _scaled("mobilenet_v2", (32, 16, 24, 32, 64, 96, 160, 320), width)
-    last = _scaled("mobilenet_v2", (1280,), max(width, 1.0))[0]
+    stem, *widths = _scaled((32, 16, 24, 32, 64, 96, 160, 320), width)
+    last = _scaled((1280,), max(width, 1.0))[0]
     make = normalisation("mobilenet_v2", norm, groups, (stem, *widths, last))
     body = nn.Sequential(*_conv(colours, stem, make, 3, 2))
     before = stem
@@ -414,7 +418,7 @@ _SHUFFLE = {
 
 @models.register
 def shufflenet_v2(
-    *, classes: int, inputs: tuple[int, ...], width: float = 1.0, norm: str = "group", groups: int = 2
+    *, classes: int, inputs: tuple[int, ...], width: float = 1.0, norm: str = "group", groups: Count = 2
 ) -> Classifier:
     """ShuffleNetV2 for small images: 1x1 stem, no first pool (Ma et al., 2018, as in Chen et al., SimKD, 2022).
 

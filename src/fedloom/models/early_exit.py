@@ -7,7 +7,8 @@ from collections import OrderedDict
 from torch import Tensor, nn
 
 from fedloom.core.errors import ConfigError
-from fedloom.models.classifier import Classifier, image, models, whole_number
+from fedloom.core.ranges import Count
+from fedloom.models.classifier import Classifier, image, models
 from fedloom.models.layers import GlobalMean, MixedPool
 
 EXIT = ("body.near.", "exit.")
@@ -84,7 +85,7 @@ class Shallow(nn.Module):
 
 @models.register
 def exit_cnn(
-    *, classes: int, inputs: tuple[int, ...], channels: tuple[int, ...] = (16, 32, 64, 64), near: int = 2
+    *, classes: int, inputs: tuple[int, ...], channels: tuple[Count, ...] = (16, 32, 64, 64), near: Count = 2
 ) -> EarlyExit:
     """3x3 convolutions with 2x2 maximum pools, and an early exit (``EarlyExit``) after the first of them.
 
@@ -105,13 +106,13 @@ def exit_cnn(
         (61205, 5131)
     """
     before, *_ = image("exit_cnn", classes, inputs, 2 ** (len(channels) - 1))
-    if not 0 < whole_number("exit_cnn", "near", near) < len(channels):
+    if near >= len(channels):
         raise ConfigError(
             f"model 'exit_cnn' needs an exit between its {len(channels)} convolutions, not after {near} of them."
         )
     layers = []
     for number, after in enumerate(channels, start=1):
-        stage = [nn.Conv2d(before, whole_number("exit_cnn", "channels", after), 3, padding=1), nn.ReLU()]
+        stage = [nn.Conv2d(before, after, 3, padding=1), nn.ReLU()]
         layers.append(nn.Sequential(*stage, *([nn.MaxPool2d(2)] if number < len(channels) else [GlobalMean()])))
         before = after
     first, rest = nn.Sequential(*layers[:near]), nn.Sequential(*layers[near:])

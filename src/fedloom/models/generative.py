@@ -18,7 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedloom.core.errors import ConfigError
-from fedloom.models.classifier import image, models, whole_number
+from fedloom.core.ranges import Count
+from fedloom.models.classifier import image, models
 from fedloom.models.layers import Norm, normalisation
 
 Bound = float | Sequence[float]
@@ -186,7 +187,7 @@ def _checked(
     model: str, classes: int, inputs: Sequence[int], width: int, norm: str, groups: int
 ) -> tuple[tuple[int, int, int], Norm]:
     sizes = image(model, classes, tuple(inputs))
-    return sizes, normalisation(model, norm, groups, (whole_number(model, "width", width),))
+    return sizes, normalisation(model, norm, groups, (width,))
 
 
 @models.register(name="conditional_vae")
@@ -218,17 +219,17 @@ class ConditionalVAE(nn.Module):
         self,
         classes: int,
         inputs: tuple[int, ...],
-        latent: int = 64,
+        latent: Count = 64,
         *,
-        width: int = 32,
+        width: Count = 32,
         norm: str = "group",
-        groups: int = 8,
+        groups: Count = 8,
         low: Bound = 0.0,
         high: Bound = 1.0,
     ) -> None:
         super().__init__()
         sizes, make = _checked("ConditionalVAE", classes, inputs, width, norm, groups)
-        self.classes, self.inputs, self.latent = classes, sizes, whole_number("ConditionalVAE", "latent", latent)
+        self.classes, self.inputs, self.latent = classes, sizes, latent
         self.encoder = ConvEncoder(classes, sizes, 2 * latent, width, make, nn.SiLU())
         self.decoder = ConvDecoder(classes, sizes, latent, width, make, nn.SiLU(), low, high)
 
@@ -282,18 +283,18 @@ class ConditionalGAN(nn.Module):
         self,
         classes: int,
         inputs: tuple[int, ...],
-        latent: int = 100,
+        latent: Count = 100,
         *,
-        width: int = 32,
+        width: Count = 32,
         norm: str = "group",
-        groups: int = 8,
+        groups: Count = 8,
         low: Bound = 0.0,
         high: Bound = 1.0,
     ) -> None:
         super().__init__()
         what = type(self).__name__
         sizes, make = _checked(what, classes, inputs, width, norm, groups)
-        self.classes, self.inputs, self.latent = classes, sizes, whole_number(what, "latent", latent)
+        self.classes, self.inputs, self.latent = classes, sizes, latent
         self.generator = ConvDecoder(classes, sizes, latent, width, make, nn.SiLU(), low, high)
         self.discriminator = self._discriminator(2 * width, make)
 

@@ -16,7 +16,7 @@ from fedloom.compute.cohort import CohortLayer, Lookup, Parameter, cohort_layer
 from fedloom.compute.cohort.convolution import convolution, is_narrow
 from fedloom.core.checks import one_of
 from fedloom.core.errors import ConfigError
-from fedloom.models.classifier import Classifier, whole_number
+from fedloom.models.classifier import Classifier
 
 Norm = Callable[[int], nn.Module]
 """Makes the normalisation layer of a given number of channels."""
@@ -46,7 +46,7 @@ def normalisation(model: str, norm: str, groups: int, channels: Iterable[int], d
     kinds: dict[str, Norm] = {"group": lambda width: nn.GroupNorm(groups, width), "batch": batch}
     one_of(f"model {model!r} has no norm", norm, kinds)
     common = gcd(*channels)
-    if norm == "group" and common % whole_number(model, "groups", groups):
+    if norm == "group" and common % groups:
         raise ConfigError(f"model {model!r} needs a number of groups that divides {common}, not {groups}.")
     return kinds[norm]
 

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from fedloom.core.checks import one_of
 from fedloom.core.errors import ConfigError
-from fedloom.models.classifier import Classifier, flat, image, models, shape, whole_number
+from fedloom.core.ranges import Count, NonNegativeInt
+from fedloom.models.classifier import Classifier, flat, image, models, shape
 from fedloom.models.layers import GlobalMean, activation_layer, classifier, normalisation
 
 
@@ -38,7 +39,7 @@ def logistic(*, classes: int, inputs: tuple[int, ...], zero: bool = True, one_lo
             steps of twice the length in that difference.
 
     Raises:
-        ConfigError: for sizes below one, or one logit of other than two classes.
+        ConfigError: for one logit of other than two classes.
 
     Example:
         >>> model = logistic(classes=5, inputs=(30,))
@@ -65,7 +66,7 @@ def logistic(*, classes: int, inputs: tuple[int, ...], zero: bool = True, one_lo
 def _layers(
     name: str, classes: int, inputs: tuple[int, ...], hidden: tuple[int, ...], normalised: bool = False
 ) -> Classifier:
-    widths = [flat(name, classes, inputs), *(whole_number(name, "hidden", width) for width in hidden)]
+    widths = [flat(name, classes, inputs), *hidden]
     body = nn.Sequential(nn.Flatten())
     for before, after in pairwise(widths):
         norms = [nn.BatchNorm1d(after)] if normalised else []
@@ -75,7 +76,7 @@ def _layers(
 
 @models.register
 def mlp(
-    *, classes: int, inputs: tuple[int, ...], hidden: tuple[int, ...] = (64,), norm: Literal["none", "batch"] = "none"
+    *, classes: int, inputs: tuple[int, ...], hidden: tuple[Count, ...] = (64,), norm: Literal["none", "batch"] = "none"
 ) -> Classifier:
     """Multilayer perceptron with ReLU.
 
@@ -85,9 +86,6 @@ def mlp(
         norm: ``none``, or ``batch`` for batch normalisation before each ReLU, with layers without bias, as in the 2-D
             problem of selective distillation (hidden layers of 2, and of 8 and 16).
 
-    Raises:
-        ConfigError: for a width below 1.
-
     Example:
         >>> mlp(classes=10, inputs=(1, 8, 8), hidden=(32, 16)).head
         Linear(in_features=16, out_features=10, bias=True)
@@ -96,7 +94,7 @@ def mlp(
 
 
 @models.register
-def two_nn(*, classes: int, inputs: tuple[int, ...], width: int = 200) -> Classifier:
+def two_nn(*, classes: int, inputs: tuple[int, ...], width: Count = 200) -> Classifier:
     """2NN: two hidden layers of 200 ReLU units (McMahan et al., 2017).
 
     Args:
@@ -107,12 +105,11 @@ def two_nn(*, classes: int, inputs: tuple[int, ...], width: int = 200) -> Classi
         >>> sum(p.numel() for p in two_nn(classes=10, inputs=(1, 28, 28)).parameters())
         199210
     """
-    whole_number("two_nn", "width", width)
     return _layers("two_nn", classes, inputs, (width, width))
 
 
 @models.register
-def two_nn_superfed(*, classes: int, inputs: tuple[int, ...], width: int = 200) -> Classifier:
+def two_nn_superfed(*, classes: int, inputs: tuple[int, ...], width: Count = 200) -> Classifier:
     """The TwoNN of SuPerFed's public code: three hidden layers of 200 ReLU units, no biases, Xavier-normal weights.
 
     Args:
@@ -124,7 +121,7 @@ def two_nn_superfed(*, classes: int, inputs: tuple[int, ...], width: int = 200) 
         >>> sum(p.numel() for p in two_nn_superfed(classes=10, inputs=(1, 28, 28)).parameters())
         238800
     """
-    widths = [flat("two_nn_superfed", classes, inputs), *[whole_number("two_nn_superfed", "width", width)] * 3]
+    widths = [flat("two_nn_superfed", classes, inputs), *[width] * 3]
     body = nn.Sequential(nn.Flatten())
     for before, after in pairwise(widths):
         body.extend([nn.Linear(before, after, bias=False), nn.ReLU()])
@@ -201,7 +198,7 @@ def feddyn_cnn(*, classes: int, inputs: tuple[int, ...], padding: str = "valid")
 
 @models.register
 def fedssa_cnn(
-    *, classes: int, inputs: tuple[int, ...], channels: tuple[int, int] = (6, 16), padding: str = "valid"
+    *, classes: int, inputs: tuple[int, ...], channels: tuple[Count, Count] = (6, 16), padding: str = "valid"
 ) -> Classifier:
     """The CNN of FedSSA: 5x5 convolutions of 6 and 16 channels, 120 and 84 dense units (as in Li et al., 2021).
 
@@ -215,13 +212,12 @@ def fedssa_cnn(
         >>> sum(p.numel() for p in fedssa_cnn(classes=10, inputs=(3, 32, 32)).parameters())
         62006
     """
-    first, second = (whole_number("fedssa_cnn", "channels", c) for c in channels)
-    return _two_convolutions("fedssa_cnn", classes, inputs, (first, second), (120, 84), padding)
+    return _two_convolutions("fedssa_cnn", classes, inputs, channels, (120, 84), padding)
 
 
 @models.register
 def leaf_cnn(
-    *, classes: int, inputs: tuple[int, ...], width: int = 32, groups: tuple[int, ...] = (32, 16, 8, 4)
+    *, classes: int, inputs: tuple[int, ...], width: Count = 32, groups: tuple[Count, ...] = (32, 16, 8, 4)
 ) -> Classifier:
     """LEAF's CNN for CelebA: four 3x3 convolutions of 32 channels with group normalisation (Caldas et al.; Hahn, 2024).
 
@@ -240,16 +236,19 @@ def leaf_cnn(
     before, *_ = image("leaf_cnn", classes, inputs, 2 ** len(groups))
     body = nn.Sequential()
     for count in groups:
-        norm = normalisation("leaf_cnn", "group", count, (whole_number("leaf_cnn", "width", width),))
+        norm = normalisation("leaf_cnn", "group", count, (width,))
         body.extend([nn.Conv2d(before, width, 3, 1, 1, bias=False), norm(width), nn.MaxPool2d(2), nn.ReLU()])
         before = width
     body.extend([nn.AdaptiveAvgPool2d(5), nn.Flatten()])
     return Classifier(body, 25 * width, classes)
 
 
+Six = tuple[Count, Count, Count, Count, Count, Count]
+
+
 @models.register
 def vgg9(
-    *, classes: int, inputs: tuple[int, ...], channels: tuple[int, ...] = (16, 32, 64, 128, 256, 512), dense: int = 256
+    *, classes: int, inputs: tuple[int, ...], channels: Six = (16, 32, 64, 128, 256, 512), dense: Count = 256
 ) -> Classifier:
     """VGG9 for FEMNIST: six 3x3 convolutions with four maximum pools, one dense layer (after Simonyan et al., 2015).
 
@@ -261,23 +260,21 @@ def vgg9(
         dense: units of the layer before the head.
 
     Raises:
-        ConfigError: unless there are six numbers of channels, or if samples are not images of sufficient size.
+        ConfigError: if samples are not images of sufficient size.
 
     Example:
         >>> sum(p.numel() for p in vgg9(classes=62, inputs=(1, 28, 28)).parameters())
         1719742
     """
     before, height, width = image("vgg9", classes, inputs, 16)
-    if len(channels) != 6:
-        raise ConfigError(f"model 'vgg9' needs six numbers of 'channels', not {tuple(channels)}.")
     body = nn.Sequential()
     for number, after in enumerate(channels):
-        body.extend([nn.Conv2d(before, whole_number("vgg9", "channels", after), 3, 1, 1), nn.ReLU()])
+        body.extend([nn.Conv2d(before, after, 3, 1, 1), nn.ReLU()])
         if number in (0, 1, 3, 5):
             body.append(nn.MaxPool2d(2))
         before = after
     left = before * (height // 16) * (width // 16)
-    body.extend([nn.Flatten(), nn.Linear(left, whole_number("vgg9", "dense", dense)), nn.ReLU()])
+    body.extend([nn.Flatten(), nn.Linear(left, dense), nn.ReLU()])
     return Classifier(body, dense, classes)
 
 
@@ -286,8 +283,8 @@ def energy_cnn(
     *,
     classes: int,
     inputs: tuple[int, ...],
-    channels: tuple[int, ...] | None = None,
-    groups: int = 2,
+    channels: tuple[Count, ...] | None = None,
+    groups: Count = 2,
     activation: str = "swish",
     spectral: bool = True,
 ) -> Classifier:
@@ -315,11 +312,10 @@ def energy_cnn(
     if channels is None:
         halvings = max((min(sides) - 1).bit_length() - 1, 0)
         channels = tuple(min(max(64 >> halvings, 8) << k, 64) for k in range(halvings + 1))
-    widths = [whole_number("energy_cnn", "channels", c) for c in channels]
-    image("energy_cnn", classes, inputs, 2 ** (len(widths) - 1))
-    norm, act = normalisation("energy_cnn", "group", groups, widths), activation_layer("energy_cnn", activation)
+    image("energy_cnn", classes, inputs, 2 ** (len(channels) - 1))
+    norm, act = normalisation("energy_cnn", "group", groups, channels), activation_layer("energy_cnn", activation)
     body = nn.Sequential()
-    for number, after in enumerate(widths):
+    for number, after in enumerate(channels):
         kernel, stride = (4, 2) if number else (3, 1)
         body.extend([nn.Conv2d(before, after, kernel, stride, 1, bias=False), norm(after), act()])
         before = after
@@ -352,10 +348,10 @@ def stacked_lstm(
     *,
     classes: int,
     inputs: tuple[int, ...],
-    vocabulary: int = 0,
-    embedding: int = 8,
-    hidden: int = 100,
-    layers: int = 2,
+    vocabulary: NonNegativeInt = 0,
+    embedding: Count = 8,
+    hidden: Count = 100,
+    layers: Count = 2,
     positions: Literal["last", "every"] = "last",
 ) -> Classifier:
     """Stacked LSTM for next-token prediction on token numbers [B, T], int64.
@@ -375,7 +371,7 @@ def stacked_lstm(
             each position (logits [B, T, C], labels [B, T]).
 
     Raises:
-        ConfigError: for a size below 1, or samples that are not sequences.
+        ConfigError: for samples that are not sequences.
 
     Example:
         >>> import torch
@@ -383,10 +379,8 @@ def stacked_lstm(
         >>> model(torch.zeros(3, 20, dtype=torch.int64)).shape
         torch.Size([3, 20, 80])
     """
-    name = "stacked_lstm"
-    shape(name, classes, inputs, 1, "sequences of token numbers")
-    sizes = {"vocabulary": vocabulary or classes, "embedding": embedding, "hidden": hidden, "layers": layers}
-    body = Recurrent(*(whole_number(name, key, size) for key, size in sizes.items()), every=positions == "every")
+    shape("stacked_lstm", classes, inputs, 1, "sequences of token numbers")
+    body = Recurrent(vocabulary or classes, embedding, hidden, layers, every=positions == "every")
     return Classifier(body, hidden, classes)
 
 
@@ -394,7 +388,7 @@ _SHORTEST = 1100  # samples that leave 256 values for four pools by four after a
 
 
 @models.register
-def m5(*, classes: int, inputs: tuple[int, ...], norm: str = "batch", groups: int = 2) -> Classifier:
+def m5(*, classes: int, inputs: tuple[int, ...], norm: str = "batch", groups: Count = 2) -> Classifier:
     """M5: four 1-D convolutions on a waveform, each with a pool by four (Dai et al., 2017; widths of Hahn, 2024).
 
     64 filters of length 80 with stride 4, then 64, 128 and 256 of length 3; the mean over time goes to the head. Batch
