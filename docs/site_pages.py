@@ -15,8 +15,10 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from fedloom.core import parts
+from fedloom.core.context import Batch, Context, Facts, Heard, Meeting, Output, RoundInfo
 from fedloom.core.documentation import ARGUMENT, SECTION, documentation
 from fedloom.core.errors import ConfigError
+from fedloom.core.links import Links
 from fedloom.core.needs import Needs
 from fedloom.core.registry import Entry
 from fedloom.core.settings import expected, format_value, to_plain
@@ -44,6 +46,8 @@ API = {
     "Errors": ("fedloom.core.errors",),
 }
 """Headings of the API page, with the objects below each."""
+RECORDS = (Context, Batch, Output, RoundInfo, Facts, Meeting, Heard, Links)
+"""What hooks are given, and a topology returns."""
 
 
 def pages() -> dict[str, str]:
@@ -244,6 +248,18 @@ def contract_page() -> str:
             owner, _, short = name.partition(".")
             lines.append(f"| `{short}` | {owner} | {cell(points[name])} | {shown} |")
         lines.append("")
+    lines += [
+        "## What hooks are given",
+        "",
+        "`ctx` is a `Context`, `out` an `Output`, `info` a `RoundInfo`, `meeting` a `Meeting`. `end` returns a",
+        "`ClientEnd(state, uploads, update)`, `between` `Links`. States, downloads and uploads are `dict`s of tensors.",
+        "",
+        "| name | of | meaning |",
+        "| --- | --- | --- |",
+    ]
+    for name, text in (row for record in RECORDS for row in described(record).items()):
+        owner, _, short = name.partition(".")
+        lines.append(f"| `{short}` | {owner} | {cell(text)} |")
     return "\n".join(lines)
 
 
@@ -256,7 +272,7 @@ def described(base: type) -> dict[str, str]:
         for name, words in ARGUMENT.findall(body)
     }
     for name, held in vars(base).items():
-        if name != "is_identity" and (callable(held) or isinstance(held, property)):
+        if name != "is_identity" and (callable(held) or isinstance(held, property | classmethod)):
             texts[name] = (inspect.getdoc(held) or "").partition("\n\n")[0].replace("\n", " ")
     return {f"{base.__name__}.{name}": text for name, text in texts.items() if not name.startswith("_")}
 

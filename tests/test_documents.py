@@ -115,6 +115,14 @@ def test_the_contract_of_a_part_is_one_page_with_a_meaning_for_every_name(site: 
     assert users["Term", "is_cross_entropy"] == "`cross_entropy`"  # and not what terms with another loss took back
 
 
+def test_the_contract_says_what_everything_is_that_a_hook_is_given(site: ModuleType) -> None:
+    rows = re.findall(r"^\| `(\w+)` \| (\w+) \| .{2,} \|$", site.pages()["contract.md"], re.M)
+    for record in site.RECORDS:
+        names = getattr(record, "_fields", ()) or [field.name for field in fields(record)]
+        assert {(name, record.__name__) for name in names} <= set(rows)
+    assert ("dense", "Links") in rows  # a way of making one
+
+
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebooks_run_from_top_to_bottom(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,12 +14,14 @@ from helpers.networks import tanh_net
 from helpers.quadratics import DIM, FEW, NEAR, Track, quadratics, squares
 from helpers.reference import World, average
 from helpers.runs import assert_same_run, assert_same_state, experiment, go, leaves, theta
+from torch import Tensor
 
-from fedloom.core.context import Batch, Output
+from fedloom.core.context import Batch, Context, Model, Output
 from fedloom.core.errors import ConfigError
 from fedloom.core.local import Local
 from fedloom.core.method import Method
-from fedloom.core.parts import Drift
+from fedloom.core.parts import ClientEnd, Drift
+from fedloom.core.tree import Tree
 from fedloom.experiment.federated import RunResult, run
 from fedloom.methods import fedavg, feddc, feddecorr, feddyn, fedsplit, make
 from fedloom.parts.drift import FedDCDrift, FedSplitDrift, KeptMomentum
@@ -42,6 +44,32 @@ def states(result: RunResult) -> dict[str, np.ndarray]:
 
 def composed(drift: Drift) -> Method:
     return Method("test", (CrossEntropy(),), drift=drift, mixing=Uniform())
+
+
+class Skip(Drift):
+    """Local steps of ProxSkip, g - h_i, with h_i ← h_i + (p/η)(x - x_i) by the next x that a client receives."""
+
+    p = 0.25
+
+    def init_client(self, theta: Tensor) -> Tree:
+        return {"h": torch.zeros_like(theta), "x": theta.clone()}
+
+    def begin(self, ctx: Context) -> Tree:
+        return {"h": ctx.state["h"] + self.p / ctx.lr * (ctx.received - ctx.state["x"])}
+
+    def grad(self, grad: Tensor, w: Tensor, ctx: Context) -> Tensor:
+        return grad - ctx.local["h"]
+
+    def end(self, ctx: Context, update: Tensor, model: Model) -> ClientEnd:
+        return ClientEnd({"h": ctx.local["h"], "x": ctx.received - update}, {}, update)
+
+
+def test_scaffold_of_all_clients_is_proxskip_with_k_steps_in_the_place_of_a_coin_with_p_1_k() -> None:
+    """Mishchenko et al., ICML 2022, algorithm 2; h_i is c_i - c."""
+    where = {"rounds": 5, "local": Local(steps=4, batch_size=4, lr=0.3)}
+    a, b = (theta(go(method, **where)) for method in (composed(Skip()), make("scaffold")))
+    np.testing.assert_allclose(a, b, rtol=0, atol=1e-13)
+    assert np.abs(a - theta(go(UNIFORM, **where))).max() > 1e-2
 
 
 def test_admm_with_all_clients_in_all_rounds_is_feddyn_and_counts_absent_ones_otherwise() -> None:
