@@ -5,6 +5,7 @@ features for FID and KID, from a local file of weights.
 
 All are functions of images [N, C, H, W] or of features [N, d] from a named extractor.
 
+>>> from fedloom.metrics.distribution import fid
 >>> torch.manual_seed(0) and None
 >>> real, same = torch.randn(200, 8), torch.randn(200, 8)
 >>> collapsed = real[:1] + 0.01 * torch.randn(200, 8)
@@ -26,7 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedloom.core.errors import ConfigError, DataError, of_extra
-from fedloom.metrics.distribution import Kid, alike, fid, kid, nearest, spread, within
+from fedloom.metrics.distribution import alike, nearest, spread, within
 from fedloom.metrics.prediction import auroc
 
 
@@ -137,12 +138,6 @@ def _share(a: Tensor, b: Tensor) -> Tensor:
     return torch.where(a + b > 0, a / (a + b).clamp_min(torch.finfo(a.dtype).tiny), 0.5)
 
 
-__all__ = [
-    "Diversity", "Features", "Kid", "Manifold", "Membership", "Recognised", "alike", "diversity", "fid",
-    "kid", "manifold", "membership", "nearest", "recognised", "spread",
-]  # fmt: skip
-
-
 @dataclass(frozen=True)
 class Features:
     """A named feature extractor: images [N, ...] to features [N, d] on the images' device.
@@ -166,9 +161,7 @@ class Features:
         return _batched(self.module, extract, x, self.batch).flatten(1)
 
 
-def _batched(module: nn.Module, function: Callable[[Tensor], Tensor], x: Tensor, batch: int) -> Tensor:
-    if batch < 1:
-        raise ConfigError(f"a batch must hold at least 1 image, not {batch}.")
+def _batched(module: nn.Module, function: Callable[[Tensor], Tensor], x: Tensor, batch: int = 500) -> Tensor:
     weights = next(module.parameters(), None)
     modes = [(part, part.training) for part in module.modules()]
     module.eval()
@@ -295,14 +288,13 @@ class Recognised:
     confidence: float
 
 
-def recognised(classifier: nn.Module, x: Tensor, y: Tensor, *, batch: int = 500) -> Recognised:
+def recognised(classifier: nn.Module, x: Tensor, y: Tensor) -> Recognised:
     """Fraction of synthetic samples that a classifier trained on real data assigns to their class.
 
     Args:
         classifier: gives logits [N, C]; run in evaluation mode.
         x: synthetic samples [M, ...] in the range of the classifier's training data.
         y: their class numbers [M].
-        batch: samples per forward pass.
 
     Example:
         >>> logits = torch.tensor([[2.0, 1.0], [0.0, 3.0], [5.0, 0.0]])
@@ -311,7 +303,7 @@ def recognised(classifier: nn.Module, x: Tensor, y: Tensor, *, batch: int = 500)
     """
     if len(x) != len(y) or not len(x):
         raise DataError(f"there are {len(x)} samples and {len(y)} labels; there must be as many, and at least one.")
-    logits = _batched(classifier, classifier, x, batch)
+    logits = _batched(classifier, classifier, x)
     right = (logits.argmax(1) == y).double()
     shares = tuple(float(right[y == label].mean()) for label in range(logits.shape[1]))
     sure = logits.double().softmax(1).gather(1, y[:, None])
@@ -324,7 +316,7 @@ _AVERAGED = ("Mixed_5b", "Mixed_5c", "Mixed_5d", "Mixed_6b", "Mixed_6c", "Mixed_
 _GREATEST = "Mixed_7c"
 
 
-def inception(weights: str | Path, batch: int = 50) -> Features:
+def inception(weights: str | Path) -> Features:
     """The 2048 features before the last layer of Inception-v3, of images [N, 1 or 3, H, W] in 0..1.
 
     Two files of weights are supported and told apart by the size of their last layer: the original FID network
@@ -335,7 +327,6 @@ def inception(weights: str | Path, batch: int = 50) -> Features:
 
     Args:
         weights: a state dict saved by ``torch.save``; nothing is downloaded.
-        batch: images per forward pass.
     """
     path = Path(weights)
     if not path.is_file():
@@ -346,7 +337,7 @@ def inception(weights: str | Path, batch: int = 50) -> Features:
         raise
     except Exception as error:  # a damaged pickle fails in many ways
         raise ConfigError(f"the file {str(path)!r} holds no weights of a network.") from error
-    return Features(*_named(state, str(path)), batch)
+    return Features(*_named(state, str(path)), batch=50)
 
 
 def _named(state: Any, path: str) -> tuple[str, nn.Module]:
