@@ -27,8 +27,12 @@ from fedloom_apps.customise.ensemble import TargetFit
 from fedloom_apps.customise.model import ABSENT, ClassModels, TargetModel
 
 
+@dataclass(frozen=True, kw_only=True)
 class TargetMethod(Ranged, ABC):
     """Base class: makes a model from unlabelled inputs and the clients' statistics; a frozen dataclass of settings."""
+
+    resamples: NonNegativeInt = 200
+    seed: int = 0
 
     citation: ClassVar[str] = "saerens2002adjusting, alexandari2020"
     makes_model: ClassVar[bool] = True
@@ -58,9 +62,6 @@ class TargetHead(TargetMethod):
     samples. Heads of several targets differ in b alone.
     """
 
-    resamples: NonNegativeInt = 200
-    seed: int = 0
-
     def __call__(self, known: ClassModels, x: Any) -> TargetModel:
         return known.target_head(x, self.resamples, self.seed)
 
@@ -83,8 +84,6 @@ class TargetMixture(TargetMethod):
     steps: NonNegativeInt = TargetFit.steps
     lr: Positive = TargetFit.lr
     batch_size: Count = TargetFit.batch_size
-    resamples: NonNegativeInt = 200
-    seed: int = 0
 
     def __call__(self, known: ClassModels, x: Any) -> TargetModel:
         return known.target_fit(x, TargetFit(self.steps, self.lr, self.batch_size), self.resamples, self.seed)
@@ -118,8 +117,6 @@ class TargetSelfSupervised(TargetMethod):
     batch_size: int = SelfSupervised.batch_size
     draws: int = SelfSupervised.draws
     views: tuple[str | Mapping[str, Any], ...] = ("jitter", "blur")
-    resamples: NonNegativeInt = 200
-    seed: int = 0
     citation: ClassVar[str] = SelfSupervised.citation
 
     def __post_init__(self) -> None:
@@ -146,8 +143,6 @@ class TargetShares(TargetMethod):
     is the server's. Saerens, Latinne & Decaestecker, 2002.
     """
 
-    resamples: NonNegativeInt = 200
-    seed: int = 0
     makes_model: ClassVar[bool] = False
 
     def __call__(self, known: ClassModels, x: Any) -> TargetModel:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -89,7 +89,6 @@ class Exchange:
     uplinks: Sequence[Uplink]
     facts: Facts
     t: int
-    declared: Part = field(default_factory=ClassStatistics)
 
     def __post_init__(self) -> None:
         self.asked = 0
@@ -146,7 +145,7 @@ class Exchange:
             invited=clients.tolist(),
         )  # fmt: skip
         for _, uplink in reversed(self.applied):
-            received = {slot: Reduced(value, self.declared.uploads[_name(slot)]) for slot, value in total.items()}
+            received = {slot: Reduced(value, ClassStatistics.uploads[_name(slot)]) for slot, value in total.items()}
             total |= uplink.receive({}, received, {}, info)[1]
         self.t, self.asked = self.t + 1, self.asked + 1
         return {_name(slot): value for slot, value in total.items()}
