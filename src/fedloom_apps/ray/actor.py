@@ -1,12 +1,13 @@
 """The worker of the Ray engine: it holds the plan, does the work of blocks, and may keep their folds for a chain.
 
-Messages between processes: a pickle in which tensors and arrays, wherever they are nested, are replaced by numbers.
+If client states are in files that all nodes see, it reads those of a block, writes the new ones and returns references
+to them.
 
+A message between processes is a pickle in which tensors and arrays, wherever they are nested, are replaced by numbers.
 Their content travels alongside as arrays, which a transport may put into shared memory without copying. It is copied
 into freshly allocated memory before use, because the summation order of some kernels depends on alignment.
 
-If client states are in files that all nodes see, it reads those of a block, writes the new ones and returns references
-to them. Messages are packed (``fedloom_apps.ray.actor``). This module does not import Ray.
+This module does not import Ray.
 """
 
 from __future__ import annotations

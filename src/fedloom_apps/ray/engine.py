@@ -6,9 +6,8 @@ the bits, of the serial engine with the same compute (between machines with the 
 
 Sums come back in one of two ways. ``fold``: every block's fold goes to the driver, which receives O(blocks·|θ|) bytes
 per round. ``chain``: folds stay with the workers, each of which has a range of consecutive blocks, and a running total
-goes
-from worker to worker in cohort order: O(workers·|θ|) bytes, of which |θ| reach the driver. ``auto`` chains where that
-saves enough bytes.
+goes from worker to worker in cohort order: O(workers·|θ|) bytes, of which |θ| reach the driver. ``auto`` chains where
+that saves enough bytes.
 
 Client states travel with blocks, or workers read and write them in files that all nodes see, and only file names and
 checksums travel. A file counts once its round is committed, so that a block may be done twice.
