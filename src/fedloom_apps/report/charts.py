@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -219,6 +220,15 @@ class Network(Drawn):
 
 
 Figure = Chart | HeatMap | Gantt | Network
+
+
+def slug(text: str) -> str:
+    """Text as part of a file's name.
+
+    >>> slug("fedavg, lr=0.1")
+    'fedavg_lr_0_1'
+    """
+    return re.sub(r"\W+", "_", text)
 
 
 def thinned(count: int, most: int = POINTS) -> NDArray[np.int64]:

@@ -19,6 +19,7 @@ import numpy as np
 from fedloom.core.slots import SLOTS
 from fedloom.experiment.console import ABSENT, EPSILONS, WORDS, duration, notes, number, plural
 from fedloom.metrics import rounds_to_target
+from fedloom_apps.report.charts import slug
 from fedloom_apps.report.groups import (
     NO_SEED,
     PROVENANCE,
@@ -325,7 +326,7 @@ def target_table(groups: Sequence[RunGroup], target: TargetValue) -> ReportTable
     if len(baselines) == 1 and (baseline := baselines[0]) and len(groups) > 1:
         savings = [f"{baseline / s.mean:.1f} ×" if s.mean else ABSENT for s in relative]
         columns.append(words("FedAvg ÷ method", savings))
-    name = "target_" + re.sub(r"\W+", "_", target.text).strip("_")
+    name = f"target_{slug(target.text)}".strip("_")
     return group_table(groups, name, f"To the target {target.text}", columns, _NOTE + _arithmetic(groups))
 
 

@@ -23,6 +23,7 @@ from fedloom_apps.report.charts import (
     LineStyle,
     Network,
     Series,
+    slug,
     thinned,
 )
 from fedloom_apps.report.groups import (
@@ -72,15 +73,6 @@ _OTHERS: tuple[tuple[str, str, str, Form], ...] = (
     ("memory/task_bytes", "Stored task data", "bytes", "amount"),
     ("privacy/epsilon", "Privacy spent", "ε", "number"),
 )
-
-
-def slug(text: str) -> str:
-    """Text as part of a file's name.
-
-    >>> slug("fedavg, lr=0.1")
-    'fedavg_lr_0_1'
-    """
-    return re.sub(r"\W+", "_", text)
 
 
 def bands(groups: Sequence[RunGroup]) -> str:

@@ -30,7 +30,7 @@ from fedloom.metrics import (
     names,
     summary,
 )
-from fedloom_apps.report.charts import Form, LineStyle
+from fedloom_apps.report.charts import Form, LineStyle, slug
 from fedloom_apps.report.groups import ABSENT, Curve, RunData, RunGroup, all_runs, counts, form_of, has
 
 
@@ -324,8 +324,7 @@ def _levels(groups: Sequence[RunGroup], scope: Scope) -> list[Scope]:
     for key in dict.fromkeys(key for run in all_runs(groups) for key in run.columns):
         if (match := _LEVEL.fullmatch(key)) and match[1] == scope.name:
             title = _OF_LEVEL[scope.name].format(match[2].replace("_", " "))
-            name = f"{scope.name}_" + re.sub(r"\W+", "_", match[2])
-            levels.append(Scope(name, title, key))
+            levels.append(Scope(f"{scope.name}_{slug(match[2])}", title, key))
     return levels
 
 
