@@ -45,7 +45,7 @@ from fedloom.experiment.console import (
     show_warnings,
     warnings_of,
 )
-from fedloom.experiment.rundir import RunDirectory, altered
+from fedloom.experiment.rundir import RunDirectory, Status
 from fedloom.experiment.trainer import refuse_lost_config
 
 PLAN = "sweep.yaml"
@@ -397,9 +397,10 @@ class Command:
 
     def _is_done(self, job: Job) -> bool:
         directory = RunDirectory(job.directory)
-        if changed := altered(job.directory, directory.summary()):
+        is_done = Status.of(directory.summary()).ended
+        if changed := directory.changed:
             raise CheckpointError(f"{relpath(job.directory)}: {changed}; bring back a copy, or run it again elsewhere.")
-        return directory.status.ended and (job.directory / self.last_file).is_file()
+        return is_done and (job.directory / self.last_file).is_file()
 
     def _resume_hint(self, batch: RunPlan, job: Job) -> str:
         """The sentence on how to continue after Ctrl-C."""

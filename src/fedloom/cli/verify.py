@@ -13,7 +13,7 @@ from fedloom.core.errors import CheckpointError, ConfigError, FedLoomError
 from fedloom.experiment import checkpoint, federated
 from fedloom.experiment.callbacks import Callback
 from fedloom.experiment.console import make_console, print_raw, relpath
-from fedloom.experiment.rundir import RunDirectory, Status, altered
+from fedloom.experiment.rundir import RunDirectory, Status
 
 OK, WRONG = 0, 1
 
@@ -68,8 +68,8 @@ def problem(run: Path, rounds: int) -> str | None:
         return f"it is {status.value}, so that nothing vouches for its records"
     if "checksums" not in summary:
         return "its summary.json has no checksums"
-    if changed := altered(run, summary):
-        return changed
+    if directory.changed:
+        return directory.changed
     for path in checkpoint.available(directory.checkpoints):
         with checkpoint.refusing(path):
             checkpoint.read(path)

@@ -255,6 +255,7 @@ class RunDirectory:
         self.figures = self.path / "figures"
         self.tables = {name: Table(self.path / f"{name}.parquet") for name in ("clients", "mixing")}
         self.notes: list[str] = []
+        self.changed: str | None = None
         self._lock: Lock | None = None
         self.running = chain(())  # of the records that this process wrote or continues
 
@@ -343,7 +344,14 @@ class RunDirectory:
         return self.table("mixing")
 
     def summary(self) -> dict[str, Any]:
-        """The content of ``summary.json``; empty if there is none yet."""
+        """The content of ``summary.json``; empty if there is none yet. ``changed`` says which files it does not fit."""
+        content = self._summary()
+        self.changed = altered(self.path, content)
+        if self.changed:
+            self.notes.append(f"{self.changed}, so that it is not what the run wrote.")
+        return content
+
+    def _summary(self) -> dict[str, Any]:
         path = self.path / "summary.json"
         if not path.is_file():
             self.notes.append("There is no summary.json: the run is not finished.")
@@ -355,14 +363,12 @@ class RunDirectory:
         if not isinstance(content, dict):
             self.notes.append("summary.json could not be read.")
             return {}
-        if changed := altered(self.path, content):
-            self.notes.append(f"{changed}, so that it is not what the run wrote.")
         return content
 
     @property
     def status(self) -> Status:
         """How the run ended."""
-        return Status.of(self.summary())
+        return Status.of(self._summary())
 
     def citations(self) -> str:
         """BibTeX entries."""

@@ -21,7 +21,7 @@ from fedloom.core.checks import one_of
 from fedloom.core.errors import ConfigError, FedLoomError, outside
 from fedloom.core.settings import bare, flatten
 from fedloom.experiment.console import ABSENT, in_percent
-from fedloom.experiment.rundir import RunDirectory, Status, altered
+from fedloom.experiment.rundir import RunDirectory, Status
 from fedloom.metrics import Direction, direction
 from fedloom_apps.report.charts import Floats, Form, LineStyle, line_styles
 
@@ -345,8 +345,8 @@ def load(path: Path) -> RunData:
     stored = flatten(directory.config())
     config, facts = _settings({k: _typed(v) if isinstance(v, list | Mapping) else v for k, v in stored.items()})
     summary = directory.summary()
-    if changed := altered(path, summary):
-        warnings.warn(f"{path}: {changed}; its numbers are not those of the run.", stacklevel=outside())
+    if directory.changed:
+        warnings.warn(f"{path}: {directory.changed}; its numbers are not those of the run.", stacklevel=outside())
     tables = {name: _table(directory, name, needed) for name, needed in TABLES.items()}
     if clients := tables["clients"]:
         tables["clients"] = chosen(clients, clients["round"] == clients["round"].max())
