@@ -246,7 +246,7 @@ def on_labels(learner: StudentModule) -> Losses:
     return lambda x, teacher, y: cross_entropy(learner.forward_student(x).logits, y)
 
 
-def on_terms(learner: StudentModule, guide: GuideNet | None = None, tau_s: float = 1.0) -> Losses:
+def on_terms(learner: StudentModule, guide: GuideNet | None, tau_s: float) -> Losses:
     """The sum of the method's terms, with the guide fixed."""
 
     def losses(x: Tensor, teacher: Outputs | None, y: Tensor) -> Tensor:

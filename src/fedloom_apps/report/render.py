@@ -83,9 +83,9 @@ def page(**content: Any) -> str:
 
     Its content security policy allows one script, that of the figures, and no request at all.
     """
-    script = _pages().get_template("charts.js").render()
+    script = template("charts.js").render()
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    return _pages().get_template("report.html").render(content, script=script, script_hash=digest)
+    return template("report.html").render(content, script=script, script_hash=digest)
 
 
 def template(name: str) -> Template:

@@ -91,8 +91,8 @@ def attempt(
     label: str,
     goal: str,
     milestones: Sequence[int],
-    goes_on: GoesOn | None = None,
-    limit: float = math.inf,
+    goes_on: GoesOn,
+    limit: float,
 ) -> Outcome:
     """Run a candidate in memory; impossible settings and divergence are outcomes, not errors."""
     outcome = Outcome(label)
