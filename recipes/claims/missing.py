@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Lack = Literal["time", "data", "recipe"]
+Lack = Literal["time", "data"]
 WORDS: dict[Lack, str] = {
     "time": "a recipe is here; it takes a GPU, or hours to days",
     "data": "the data are not at hand",
-    "recipe": "nobody has written a recipe",
 }
 
 
@@ -73,6 +72,5 @@ MISSING = (
         "FedSSA",
         ("tables 1, 5", "CINIC-10", "data"),
         ("tables 1, 5", "local training, at full scale", "time"),
-        ("table 7", "the grid of λ_var and λ_we for the imbalanced target", "time"),
     ),
 )
