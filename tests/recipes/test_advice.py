@@ -162,6 +162,32 @@ def test_transmissions_of_feddyn(protocol: Any) -> None:
     assert f"{reproduced} of {asked} published comparisons are reproduced" in PAGE
 
 
+def test_feddyn_with_one_client_in_a_hundred() -> None:
+    verdicts = (ROOT / "docs/reproduction.md").read_text()
+    sections = re.findall(r"^## (FedDyn on .*, 1 % of the clients.*)\n((?:(?!## ).*\n)*)", verdicts, re.M)
+    found = {
+        (title.removeprefix("FedDyn on ").partition(", 1 %")[0], *claim): (figures, verdict)
+        for title, rows in sections
+        for *claim, figures, verdict in re.findall(
+            r"FedDyn needs fewer transmissions than (\w+) to reach ([\d.]+) % \| [^|]* \| ([^|]*) \|"
+            r".*\| \**([a-z ]+)\** \|",
+            rows,
+        )
+    }
+    ahead = {claim: verdict in ("reproduced", "only the order reproduced") for claim, (_, verdict) in found.items()}
+    scaffold = [ahead[claim] for claim in ahead if claim[1] == "SCAFFOLD"]
+    assert f"ahead of SCAFFOLD in {sum(scaffold)} of {len(scaffold)} comparisons" in PAGE
+    ours, other = found["MNIST, IID", "FedAvg", "98.3"][0].split(" : ≥ ")
+    assert f"{ours} transmissions where FedAvg takes {other} or more" in PAGE
+    of_fedavg = {claim[0]: [] for claim in ahead}
+    for (data, rival, _), holds in sorted(ahead.items(), key=lambda one: float(one[0][2])):
+        if rival == "FedAvg":
+            of_fedavg[data].append(holds)
+    assert of_fedavg["MNIST, IID"] == [True, True]
+    assert not any(of_fedavg["EMNIST-L, IID"])
+    assert of_fedavg["EMNIST-L, Dirichlet .6"] == of_fedavg["EMNIST-L, Dirichlet .3"] == [True, False]
+
+
 def test_every_link_to_a_result_is_one() -> None:
     links = [part.partition(")")[0] for part in PAGE.split("](")[1:]]
     results = [link for link in links if "/results/" in link]
