@@ -22,8 +22,10 @@ from fedloom.core.parts import (
     Mixing,
     Model,
     Personal,
+    Probe,
     Reduce,
     ServerOptimizer,
+    Start,
     Term,
     Uplink,
     Use,
@@ -190,10 +192,35 @@ class Undeclared(Drift):
 class Bent(Drift):
     """A gradient of fewer numbers than the model has."""
 
-    numbers: int = 1
+    numbers: int | None = 1
 
     def grad(self, grad: Tensor, w: Tensor, ctx: Context) -> Tensor:
-        return grad[: self.numbers]
+        return None if self.numbers is None else grad[: self.numbers]  # pyright: ignore[reportReturnType]
+
+
+@dataclass(frozen=True)
+class Probing(Term):
+    """A gradient at a point of some numbers; None: at w, which is then not returned."""
+
+    numbers: int | None = None
+
+    def probe(self, grad: Tensor, w: Tensor, ctx: Context) -> Probe:
+        there = yield w[: self.numbers]
+        return there if self.numbers else None  # pyright: ignore[reportReturnType]
+
+
+class Plain(Term):
+    """A gradient at once."""
+
+    def probe(self, grad: Tensor, w: Tensor, ctx: Context) -> Probe:
+        return grad  # pyright: ignore[reportReturnType]
+
+
+class Begun(Personal):
+    """A start at once."""
+
+    def start(self, ctx: Context, received: Tensor, own: Tree | None, draws: Any) -> Start:
+        return ctx.local, received  # pyright: ignore[reportReturnType]
 
 
 @dataclass(frozen=True)
@@ -225,8 +252,13 @@ class Bare(Drift):
     ("changes", "sentence"),
     [
         ({"drift": Undeclared()}, "it sent 'drift/other', which the part does not declare in its uploads"),
-        ({"drift": Bent(1)}, r"Bent.grad returned the shape \[1\] instead of"),
-        ({"drift": Bent(3)}, r"Bent.grad returned the shape \[3\] instead of"),
+        ({"drift": Bent(1)}, r"Bent.grad returned a tensor of the shape \[1\] instead of"),
+        ({"drift": Bent(3)}, r"Bent.grad returned a tensor of the shape \[3\] instead of"),
+        ({"drift": Bent(None)}, "Bent.grad returned None instead of a tensor of the shape"),
+        ({"objective": (CrossEntropy(), Probing())}, r"Probing.probe returned None instead of a tensor of the shape"),
+        ({"objective": (CrossEntropy(), Probing(1))}, r"Probing.probe returned a tensor of the shape \[1\] instead of"),
+        ({"objective": (CrossEntropy(), Plain())}, r"Plain.probe returned a Tensor of shape .* instead of a generator"),
+        ({"personal": Begun()}, "Begun.start returned a tuple of 2 instead of a generator: it has to have a yield"),
         ({"objective": (CrossEntropy(), ByClass())}, "a loss is one number per sample"),
         ({"objective": (CrossEntropy(), Number())}, r"Number.loss returned -?[\d.]+, but a loss is a tensor"),
         ({"drift": Bare()}, r"Bare.end returned a Tensor of shape \[\d+\], not a ClientEnd"),

@@ -175,7 +175,9 @@ def test_a_start_of_another_shape_is_a_failure() -> None:
             yield from ()
             return {}, received[:1]
 
-    with pytest.raises(ClientError, match=r"failed in start: .* returned the shape \[1\] instead of \[27\]"):
+    with pytest.raises(
+        ClientError, match=r"failed in start: .* returned a tensor of the shape \[1\] instead of \[27\]"
+    ):
         go(Method("short", CE, personal=Short()), rounds=1)
 
 

@@ -32,7 +32,7 @@ from fedloom.core.exchange import (
     own_values,
     with_private,
 )
-from fedloom.core.hook_results import in_own_memory
+from fedloom.core.hook_results import asking, in_own_memory, like, pair
 from fedloom.core.message import ClientEnd, Message, Slice
 from fedloom.core.missing_needs import hint
 from fedloom.core.parts import UPDATE, Part, Term
@@ -270,12 +270,13 @@ class ClientWork:
         plan, down, self.stage = self.plan, self.down, "start"
         split, number, answer = plan.layout.shared_size, 0, None
         draws = rng.stream(plan.seed, "start", down.round, self.client)
-        begun = plan.method.personal.start(seen["personal"], down.theta, own_values(self.state), draws)
+        hook = f"{type(plan.method.personal).__name__}.start"
+        begun = asking(plan.method.personal.start(seen["personal"], down.theta, own_values(self.state), draws), hook)
         while True:
             try:
                 point, batch = next(begun) if answer is None else begun.send(answer)
             except StopIteration as done:
-                local, theta = done.value
+                local, theta = pair(done.value, hook, "where local steps start")
                 break
             number += 1
             at.model[:split].copy_(point)
@@ -286,9 +287,7 @@ class ClientWork:
                 grad, value = yield Request(at.model, batch, support, seen)
             assert grad is not None
             answer = grad[:split], value
-        if theta.shape != down.theta.shape:  # it would be broadcast
-            raise ValueError(f"start returned the shape {list(theta.shape)} instead of {list(down.theta.shape)}")
-        at.theta[:split].copy_(theta)
+        at.theta[:split].copy_(like(theta, down.theta, hook))
         seen["personal"] = seen["personal"]._replace(local=local)
         seen.update({place: ctx._replace(own=local) for place, ctx in seen.items()})
 
@@ -312,17 +311,18 @@ class ClientWork:
         for place, part in plan.method.hooks["probe"]:
             assert grad is not None
             assert isinstance(part, Term)
-            probe, w = part.probe(grad.clone(), ask.at.clone(), ask.contexts[place]), ask.at.clone()
+            hook, w = f"{type(part).__name__}.probe", ask.at.clone()
+            probe = asking(part.probe(grad.clone(), w.clone(), ask.contexts[place]), hook)
             try:
                 point = next(probe)
                 while True:
-                    ask.at.copy_(point)
+                    ask.at.copy_(like(point, w, hook))
                     with untouched(at.buffers):
                         grad, _ = yield ask
                     assert grad is not None
                     point = probe.send(grad)
             except StopIteration as done:
-                grad = done.value
+                grad = like(done.value, w, hook)
             ask.at.copy_(w)
         if grad is not None and plan.local.dp_clip is not None:
             draws = rng.stream(plan.facts.private_seed, "example noise", self.down.round, self.client, step)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
 from typing import Any
 
 import torch
@@ -77,6 +77,13 @@ def pair(made: object, hook: str, second: str) -> tuple[Tree, Any]:
     if not (isinstance(made, tuple | list) and len(made) == 2):
         raise ConfigError(f"{hook} returned {in_words(made)} instead of the pair (state, {second}).")
     return tensors(made[0], hook), made[1]
+
+
+def asking(made: object, hook: str) -> Generator[Any, Any, Any]:
+    """The generator that a hook returned, which asks for gradients by its ``yield``."""
+    if not isinstance(made, Generator):
+        raise ConfigError(f"{hook} returned {in_words(made)} instead of a generator: it has to have a yield.")
+    return made
 
 
 def like(value: object, other: Tensor, hook: str) -> Tensor:

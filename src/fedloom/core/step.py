@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedloom.core.context import Context
+from fedloom.core.hook_results import like
 from fedloom.core.local import Local, clip_factor
 from fedloom.core.plan import ClientPlan
 from fedloom.core.tree import Float
@@ -92,11 +93,7 @@ def _descend(
     w = trained.theta[: trained.shared]
     if view.shared:
         for place, part in plan.method.hooks["grad"]:
-            shared = part.grad(shared, w, seen[place])
-            if shared.shape != w.shape:  # a step would broadcast it
-                raise ValueError(
-                    f"{type(part).__name__}.grad returned the shape {list(shared.shape)} instead of {list(w.shape)}"
-                )
+            shared = like(part.grad(shared, w, seen[place]), w, f"{type(part).__name__}.grad")
     pieces: list[Piece] = [
         *((where, shared[where], speed, decay[0]) for where, speed in _speeds(plan, trained, view)),
         (slice(trained.shared, trained.shared + len(private)), private, view.private, decay[1]),
