@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers.deploying import config, in_process
+from helpers.deploying import config, in_process, simulated
 from safetensors.torch import load_file
 
 import fedloom as fl
 from fedloom.cli import main
 from fedloom.core.errors import CheckpointError, ConfigError
-from fedloom_apps.deploy.server import Recipe, run
+from fedloom_apps.deploy.server import Recipe, own, run
 
 
 def deployed(folder: Path, *words: str) -> Path:
@@ -89,6 +89,17 @@ def test_models_of_clients_stay_with_the_nodes(tmp_path: Path) -> None:
         trained.client(0)
     own = np.load(tmp_path / "nodes" / "data" / "node-0.npz")
     assert trained.adapt(own["x_train"], own["y_train"], rounds=1).predict(own["x_train"]).ndim == 1
+
+
+@pytest.mark.parametrize("method", ["fedper", "ditto", "apfl"])
+def test_a_node_has_the_model_that_its_client_would_have_in_a_simulation(method: str, tmp_path: Path) -> None:
+    words = (f"method={method}", "rounds=2")
+    path, client = deployed(tmp_path, *words), simulated(*words).trained.client(1)
+    data = np.load(tmp_path / "nodes" / "data" / "node-1.npz")
+    mine = own(path, tmp_path / "nodes" / "state" / "node-1", data["x_train"], data["y_train"])
+    assert torch.equal(mine.outputs(data["x_test"]), client.outputs(data["x_test"]))
+    with pytest.raises(CheckpointError, match="has no state that counted in this run"):
+        own(path, tmp_path, data["x_train"], data["y_train"])
 
 
 def test_a_deployment_is_loaded_by_its_path_once_it_has_a_checkpoint(place: Path, tmp_path: Path) -> None:

@@ -453,8 +453,13 @@ class TrainedRun(RunRecords):
                     if (failure := result.failure) is not None:
                         raise ClientError(f"the new client cannot train: {failure.reason}.", failure.trace)
                     store.put({number: result.state}, ahead + 1)
-        state = store.get(number)
-        support = None if plan.method.adaptation.is_identity else Batch(data.x, data.y)
+        return self.with_state(number, store.get(number), x, y)
+
+    def with_state(self, number: int, state: State | None, x: Any, y: Any) -> DeployedModel:
+        """The model of the client with this number and state; ``adapt`` says how it is adapted to its samples."""
+        plan, data = self.plan, self._as_deployed(self.plan.model).labelled(x, y)
+        device = self.snapshot.server.theta.device
+        support = None if plan.method.adaptation.is_identity else Batch(data.x.to(device), data.y.to(device))
         uses = plan.method.personal.uses(number, lambda: own_values(state), 0)
         if plan.method.topology.chooses:
             uses = tuple(use._replace(model=model) for use in uses for model in range(plan.models))

@@ -27,7 +27,7 @@ from fedloom.experiment.federated import FederatedTask, RoundStep, RunResult
 from fedloom.experiment.privacy import private_uplink
 from fedloom.experiment.rundir import Columns, RunDirectory, Status
 from fedloom.experiment.runtime import reproducible
-from fedloom.experiment.trained import TrainedRun
+from fedloom.experiment.trained import DeployedModel, TrainedRun
 from fedloom.experiment.trainer import Record, Trainer
 from fedloom_apps.deploy.answers import upload_forms
 from fedloom_apps.deploy.arrivals import AtWork, RealWorld
@@ -36,7 +36,7 @@ from fedloom_apps.deploy.engine import Deployed, ExchangeTerms, Tally, version_i
 from fedloom_apps.deploy.messages import JOIN, NodeRequest, Order, Transport, is_count, is_number, reason_in
 from fedloom_apps.deploy.recipe import Recipe, Roster, Sizes, likely
 from fedloom_apps.deploy.settings import DEPLOY, Deployment
-from fedloom_apps.deploy.versions import TICKET
+from fedloom_apps.deploy.versions import TICKET, Versions
 from fedloom_apps.deploy.wire import WireError, unpack
 
 BEGUN = "rounds_begun"  # the file of their number
@@ -347,3 +347,31 @@ def load(path: Path | str) -> TrainedRun:
         raise CheckpointError(f"{directory.path} has no checkpoint, and so no models to load.")
     recipe = Recipe.of(Config(DEPLOY.complete(read_run(directory.path))))
     return federated.load(lambda out: DeployTask(recipe, roster, None, out), path)
+
+
+def own(path: Path | str, state: Path | str, x: Any, y: Any) -> DeployedModel:
+    """The model that the node with a state folder deploys, from its last state that counted; nothing is trained.
+
+    Args:
+        path: the run directory, or a copy.
+        state: the folder.
+        x: the node's samples [n, ...], to which methods adapt the model, as ``TrainedRun.adapt`` takes them.
+        y: their targets.
+
+    Raises:
+        CheckpointError: if no state in the folder counted in this run.
+    """
+    trained, roster = load(path), Roster.stored(Path(path), True)
+    assert roster is not None
+    folder = Path(state).expanduser() / roster.run
+    if roster.run.isalnum() and folder.is_dir():
+        with checkpoints.refusing(trained.path or folder):
+            counted = {client: version_in(handle) for client, handle in trained.snapshot.store}
+        versions = Versions(folder)
+        for client, version in counted.items():
+            if version in versions.files():
+                return trained.with_state(client, versions.confirm(version, 0, prune=False), x, y)
+    raise CheckpointError(
+        f"{folder} has no state that counted in this run when {path} was copied; where a method keeps none at nodes, "
+        "use fl.load."
+    )

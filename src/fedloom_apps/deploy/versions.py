@@ -41,7 +41,7 @@ class Versions:
             prune: whether to drop other states, including those that may yet turn out to count.
             first: the client's first state, whose shapes and types it must have, if it is known.
         """
-        files = self._files()
+        files = self.files()
         if base is not None:
             if base not in files:
                 raise CheckpointError(
@@ -83,7 +83,8 @@ class Versions:
         for path in earlier[: len(earlier) + 1 - ANSWERS]:
             atomic.discard(path)
 
-    def _files(self) -> dict[str, Path]:
+    def files(self) -> dict[str, Path]:
+        """The states by version."""
         return {path.stem: path for path in sorted(self.folder.iterdir()) if FILE.fullmatch(path.name)}
 
     def _prune(self, files: dict[str, Path], base: str | None, oldest: int) -> None:
