@@ -16,7 +16,7 @@ from fedloom.applications import applications, at, of_kind
 from fedloom.config.keys import build, model_arguments, of_models
 from fedloom.config.schema import DEPLOYED, read_run
 from fedloom.core.checks import one_of
-from fedloom.core.errors import ConfigError, in_words, outside
+from fedloom.core.errors import ConfigError, outside
 from fedloom.core.federation import Federation
 from fedloom.core.local import Local, check_one_size
 from fedloom.core.method import Method
@@ -135,18 +135,11 @@ def load(
         CheckpointError: if it is not a run directory, holds another experiment, or has no checkpoint that can be read.
         DataError: if the run's data are not on this machine; of a deployment, only what its server read is needed.
     """
-    if not isinstance(path, str | Path):
-        raise ConfigError(f"load needs the path of a run directory, not {in_words(path)}.")
     place, number = located(Path(path))
     if number is not None and round not in (None, number):
         raise ConfigError(f"{path} is one checkpoint already; leave round= out.")
     round = number if round is None else round
     directory = RunDirectory(place)
-    if directory.path.is_file():
-        raise ConfigError(
-            f"{path} is a file, but load takes run directories; the tensors of an exported model are read with "
-            "safetensors.torch.load_file, and fit the module of the run's model."
-        )
     stored = directory.config()
     by = applications()["deploy"] if DEPLOYED in stored else of_kind(directory.kind)
     if by.load:
@@ -161,8 +154,8 @@ def load(
         return federated.load(_experiment(method, federation, model, conditions, loss), place, round)
     if "method" not in stored:
         raise ConfigError(
-            f"{directory.path} was started from Python; load it with the same arguments as run: load(path, method, "
-            "federation, model, …)."
+            f"{directory.path} was started from Python, which does not record its data and model; use it there, with "
+            "the same arguments as run: fl.load(path, method, federation, model, …)."
         )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # these warnings were shown when the run started

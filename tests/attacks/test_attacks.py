@@ -295,7 +295,7 @@ def test_settings_from_the_command_line() -> None:
     ("changes", "sentence"),
     [
         ({"attack": SignFlip(0.1)}, "attack.fraction=0.1 of 6 clients is none; take at least 0.167"),
-        ({"attack": SignFlip(), "method": make("centralised")}, "no clients to be hostile"),
+        ({"attack": SignFlip(), "method": make("centralised")}, "without clients; leave attack out"),
         (
             {"attack": ALIE(), "method": replace(make("fedavg"), mixing=Uniform(), uplink=(SecureSum(),))},
             "reveals only sums",

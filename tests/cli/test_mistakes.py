@@ -82,7 +82,7 @@ MISTAKES = {
     "run seed=[1": "cannot be read: a bracket, brace or quote is left open",
     "run -m seed=range(0,3,0)": "'seed=range(0,3,0)': the step of a range must not be zero.",
     "run -m seed=1,": "cannot be read: a bracket, brace or quote is left open, a comma is misplaced,",
-    "run +seed=1": "without '+'",
+    "run +seed=1": "'+seed=1' is not a setting; write it as key=value",
     "run seed": "write it as key=value",
     "run deploy.nodes=3": "these are settings of a deployment; start it with fedloom deploy local or deploy server.",
     "run nix.yaml": "there is no file 'nix.yaml'",

@@ -64,9 +64,9 @@ def test_a_slot_holds_its_own_parts(slot: str, held: Any, sentence: str) -> None
         ({"downloads": "momentum"}, r"drift 'declares': downloads is 'momentum', but it must be a tuple of names"),
         ({"downloads": ("momentum", 3)}, r"downloads is \('momentum', 3\), but it must be a tuple of names"),
         ({"boundable": "control"}, "boundable is 'control', but it must be a tuple of names"),
-        ({"uploads": ("a",)}, r"uploads is \('a',\), but it must be a dict, like {'control': Reduce.MEAN}"),
-        ({"uploads": {"a": "mean"}}, "uploads has 'mean' for 'a', but it must map names, like {'control': Reduce.MEAN"),
-        ({"measured": {"a": 3}}, "measured has 3 for 'a', but it must map names"),
+        ({"uploads": ("a",)}, r"uploads is \('a',\), but it must map names, like {'control': Reduce.MEAN}"),
+        ({"uploads": {"a": "mean"}}, "uploads is {'a': 'mean'}, but it must map names, like {'control': Reduce.MEAN"),
+        ({"measured": {"a": 3}}, "measured is {'a': 3}, but it must map names"),
         ({"needs": ("samples",)}, r"needs is \('samples',\), but it must be Needs\(...\), like Needs\(twin=True\)"),
     ],
 )

@@ -252,5 +252,5 @@ def test_compositions_agree_on_every_engine(name: str) -> None:
 def test_what_cannot_go_together_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"'not_true' compares with the received model.*adaptation 'proto' trains"):
         replace(methods.fedntd(), adaptation=Prototypes())
-    with pytest.raises(ConfigError, match=r"'alignment' evaluates the model on other inputs.*personal 'ditto' .* two"):
+    with pytest.raises(ConfigError, match=r"'alignment' evaluates the model on inputs of its own, .*personal 'ditto'"):
         replace(methods.fedproto(), personal=Ditto())

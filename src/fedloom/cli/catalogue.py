@@ -56,12 +56,10 @@ def look_up(words: Sequence[str]) -> list[Piece]:
     typed = words[0].lower()
     kind = next((kind for kind in KINDS if typed in (kind, kind.removesuffix("s"), kind[:-3] + "y")), "")
     everything = {name for kind in KINDS for name in names_of(kind)}
-    if not kind and (len(words) > 1 or not {typed, typed.replace("-", "_")} & everything):
+    if not kind and not {typed, typed.replace("-", "_")} & everything:
         if typed in {schema.command for schema in SCHEMAS}:
             raise ConfigError(f"fedloom {typed} is a command; its keys are listed by fedloom list settings {typed}.")
         close = difflib.get_close_matches(typed, [*KINDS, *everything], n=1)
-        if close == [typed]:  # a name, and more
-            raise ConfigError(f"fedloom list takes one kind and one name, like fedloom list methods {typed}.")
         hint = f"did you mean {close[0]!r}? Lists are: {', '.join(KINDS)}." if close else nearest(words[0], KINDS)
         raise ConfigError(f"there is no list and no entry named {words[0]!r}; {hint}")
     names = words[1:] if kind else words

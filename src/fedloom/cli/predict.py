@@ -83,12 +83,6 @@ def chosen(path: Path, client: str | None, round: str | None = None) -> Deployed
 
 def trained(path: Path, round: str | None = None) -> Any:
     """What ``fl.load`` reads of a run: of a federated one, its models."""
-    directory = RunDirectory(located(path)[0])
-    if directory.is_begun and not of_kind(directory.kind).load and "method" not in directory.config():
-        raise ConfigError(
-            f"{path} was started from Python, which does not record its data and model; use it there, with "
-            "fl.load(path, method, federation, model)."
-        )
     return load(path, round=int(round) if round is not None and round.isdecimal() else round)
 
 

@@ -79,8 +79,6 @@ def parse(text: str, names: Mapping[str, Sequence[str]] | None = None) -> Parsed
         )
     if not equals or not key:
         raise unreadable
-    if key[0] in "+~":
-        raise ConfigError(f"{text!r}: keys are set with key=value, without {key[0]!r}.")
     if key == "resume" and not literal.strip("'\""):
         raise ConfigError("resume= names no run directory; leave it out to start a new run.")
     if key in PATHS:
@@ -101,8 +99,6 @@ def parse(text: str, names: Mapping[str, Sequence[str]] | None = None) -> Parsed
         return ParsedOverride(path, (values,))
     if not values:
         raise ConfigError(f"{text!r} sweeps over nothing.")
-    if len(values) > RUNS:
-        raise ConfigError(f"{text!r} has more than {RUNS:,} values; a sweep has at most as many runs.")
     return ParsedOverride(path, tuple(values), is_sweep=True)
 
 
@@ -199,8 +195,6 @@ def _arguments(text: str) -> tuple[list[Any], dict[str, Any]]:
 def _swept(function: str, arguments: tuple[list[Any], dict[str, Any]], names: Sequence[str] | None) -> Sweep:
     """The values of ``choice(a,b)``, ``range(start,stop,step)`` or ``glob(pattern,exclude=pattern)``."""
     values, named = arguments
-    if function == "interval":
-        raise ConfigError("an interval is not a list of values; use range() or choices.")
     if function == "choice" and not named:
         return Sweep(values)
     if function == "range" and 0 < len(values) < 4:

@@ -53,14 +53,8 @@ def check_declarations(who: str, part: Part) -> None:
         ("measured", callable, "torch.norm"),
     ):
         held = getattr(part, name)
-        if not isinstance(held, Mapping):
-            raise ConfigError(f"{who}: {name} is {held!r:.60}, but it must be a dict, like {{'control': {example}}}.")
-        for key, value in held.items():
-            if not (isinstance(key, str) and fits(value)):
-                raise ConfigError(
-                    f"{who}: {name} has {value!r:.60} for {key!r:.60}, but it must map names, like "
-                    f"{{'control': {example}}}."
-                )
+        if not (isinstance(held, Mapping) and all(isinstance(k, str) and fits(v) for k, v in held.items())):
+            raise ConfigError(f"{who}: {name} is {held!r:.60}, but it must map names, like {{'control': {example}}}.")
     if overrides(part, "lessons") and part.needs.model != "inputs":
         raise ConfigError(
             f"{who} takes steps on other inputs than the client's samples; declare needs = Needs(model='inputs')."

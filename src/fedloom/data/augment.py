@@ -93,7 +93,7 @@ def augmentation(choice: str | Mapping[str, Any] | Augmentation) -> Augmentation
     Cutout(size=8)
 
     Raises:
-        ConfigError: for unknown names and settings, and a registered class of another kind.
+        ConfigError: for unknown names and settings.
     """
     if isinstance(choice, Augmentation):
         return choice
@@ -102,12 +102,7 @@ def augmentation(choice: str | Mapping[str, Any] | Augmentation) -> Augmentation
     name = settings.pop("name", None)
     if not isinstance(name, str):
         raise ConfigError(f"an augmentation is a name, or a mapping with a name and settings, not {choice!r}.")
-    result = augmentations.make(name, **settings)
-    if not isinstance(result, Augmentation):
-        raise ConfigError(
-            f"augmentation {name!r} is not derived from fedloom.data.augment.Augmentation, as it must be."
-        )
-    return result
+    return augmentations.make(name, **settings)
 
 
 @dataclass(frozen=True)
@@ -465,8 +460,6 @@ class Blur(Augmentation):
         super().__post_init__()
         if self.size % 2 == 0:
             raise ConfigError(f"augmentation 'blur': size must be odd, not {self.size}.")
-        if self.low > self.high:
-            raise ConfigError(f"augmentation 'blur': low={self.low:g} is above high={self.high:g}; swap them.")
 
     def draw(self, count: int, shape: tuple[int, ...], rng: Generator) -> Draws:
         return {"sigma": uniform(rng, count, self.low, self.high), "happens": uniform(rng, count) < self.p}

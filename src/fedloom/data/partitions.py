@@ -105,8 +105,7 @@ class Partition(ABC):
             raise DataError(f"there must be at least 1 client, not clients={clients}.")
         elif clients * self.min_size > samples:
             raise DataError(
-                f"{samples} samples cannot give {clients} clients {self.min_size} each (min_size); "
-                f"that needs {clients * self.min_size}."
+                f"{samples} samples cannot give {clients} clients {self.min_size} each; choose fewer clients."
             )
 
     @property

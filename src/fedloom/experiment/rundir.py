@@ -278,7 +278,7 @@ class RunDirectory:
         if (self.path.parent / "config.yaml").is_file() and self.path.exists():
             return f"it is a part of one; name that, {self.path.parent}"
         if not self.path.is_dir():
-            return "there is no such directory"
+            return "it is a file" if self.path.is_file() else "there is no such directory"
         runs = sorted(path.parent.name for path in self.path.glob("*/config.yaml"))
         return f"it is a folder of them; name one, like {self.path / runs[0]}" if runs else "it has no config.yaml"
 

@@ -211,13 +211,11 @@ class Trainer:
             or_begin: with ``resume``, start a new run if there is none.
 
         Raises:
-            ConfigError: if the task cannot run with its settings, or ``resume`` is neither.
+            ConfigError: if the task cannot run with its settings.
             CheckpointError: if the run directory exists, cannot be written, or holds another experiment.
             KeyboardInterrupt: on Ctrl-C, after a checkpoint.
         """
         task = self.task
-        if not isinstance(resume, bool | Path | str):
-            raise ConfigError(f"resume is True, or the path of a checkpoint, not {resume!r}.")
         if resume is not False and self.directory is None:
             raise ConfigError("resume needs the run directory: set out=.")
         try:

@@ -206,11 +206,6 @@ def multiplier(r: int, rounds: int, lam_min: float, lam_max: float, lam_period: 
         raise ConfigError(
             f"the multiplier runs from lam_min to lam_max, 0 <= lam_min <= lam_max, not {lam_min:g} and {lam_max:g}."
         )
-    if rounds < 1 or lam_period < 1 or not 0 <= r <= rounds:
-        raise ConfigError(
-            f"the multiplier of round {r} of {rounds} with a period of {lam_period}: rounds and lam_period must be at "
-            "least 1, and the round lie between 0 and their number."
-        )
     begin, end = period(r, rounds, lam_period)
     return _eased(lam_min, lam_max, (r - begin) / (end - begin))
 

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from fedloom.core.context import Batch, Context, Model, Output
-from fedloom.core.errors import ConfigError
 from fedloom.core.parts import Needs, Term
 from fedloom.core.ranges import Count, NonNegative, Positive
 from fedloom.core.tree import Float, Tree
@@ -66,11 +65,6 @@ class Variational(Term):
     def loss(self, out: Output, batch: Batch, ctx: Context) -> Tensor:
         assert out.model is not None
         mean, logvar = out.model(batch.x, batch.y, part="encode")
-        if mean.shape[-1] != self.latent:
-            raise ConfigError(
-                f"objective 'variational' draws latent vectors of length {self.latent}, but the model's have "
-                f"{mean.shape[-1]}; give both the same latent."
-            )
         z = mean + (0.5 * logvar).exp() * ctx.local["eps"]
         low, high = ctx.facts.low, ctx.facts.high
         real, made = ((x - low) / (high - low) for x in (batch.x, out.model(z, batch.y, part="decode")))
