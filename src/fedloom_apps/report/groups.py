@@ -333,16 +333,12 @@ def load(path: Path) -> RunData:
         >>> load(Path("/nowhere"))
         Traceback (most recent call last):
         ...
-        fedloom.core.errors.FedLoomError: /nowhere is not a run directory: there is no such directory.
+        fedloom.core.errors.CheckpointError: /nowhere is not a run directory: there is no such directory.
     """
-    path = Path(path)
-    if not path.is_dir():
-        raise FedLoomError(f"{path} is not a run directory: there is no such directory.")
-    for name in ("config.yaml", "metrics.jsonl"):
-        if not (path / name).is_file():
-            raise FedLoomError(f"{path} is not a run directory: {name} is missing.")
     directory = RunDirectory(path)
     stored = flatten(directory.config())
+    if not (path / "metrics.jsonl").is_file():
+        raise FedLoomError(f"{path} is not a run directory: metrics.jsonl is missing.")
     config, facts = _settings({k: _typed(v) if isinstance(v, list | Mapping) else v for k, v in stored.items()})
     summary = directory.summary()
     if directory.changed:
