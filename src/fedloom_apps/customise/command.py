@@ -206,10 +206,10 @@ def command(arguments: argparse.Namespace) -> int:
     inputs = [run.server.read(file) for file in files]
     known, classes = ClassModels(run), run.federation.train.arrays.names
     for file, arrays, out in zip(files, inputs, outs, strict=True):
-        configs = method(known, arrays["x"])
-        facts = plain(configs)  # before anything is written
-        written = configs.model.export(out) if method.makes_model else None
-        models = named(run.server, configs.model) if written else {"server's model": run.server}
+        result = method(known, arrays["x"])
+        facts = plain(result)  # before anything is written
+        written = result.model.export(out) if method.makes_model else None
+        models = named(run.server, result.model) if written else {"server's model": run.server}
         measured = {name: measure(model, arrays["x"], arrays["y"]) for name, model in models.items() if "y" in arrays}
         reports.append({"data": str(file), "inputs": len(arrays["x"]), "model": written and str(written)})
         reports[-1] |= {"classes": list(classes)} if classes else {}
@@ -217,7 +217,7 @@ def command(arguments: argparse.Namespace) -> int:
         if arguments.json:
             continue
         print(f"target: {relpath(file)}, {plural(len(arrays['x']), 'input')}")
-        print(described(configs, len(arrays["x"]), run.federation.names, classes))
+        print(described(result, len(arrays["x"]), run.federation.names, classes))
         if known.privacy is not None:
             print(f"privacy: {known.privacy}")
         if written is not None:

@@ -223,11 +223,11 @@ class _Blocks:
         samples = np.array([sizes[self.cut[n].start : self.cut[n].stop].sum() for n in numbers], dtype=float)
         middle = np.cumsum(samples) - samples / 2
         members = self.cluster.living()
-        share = (middle / samples.sum() * len(members)).astype(int)
+        places = (middle / samples.sum() * len(members)).astype(int)
         own: dict[Member, list[int]] = {member: [] for member in members}
-        for number, size in zip(numbers, share.tolist(), strict=True):
-            own[members[size]].append(number)
-        return TaskQueue(deque(), {member: self.fold_jobs(clients, 1, keep=True) for member, clients in own.items()})
+        for number, place in zip(numbers, places.tolist(), strict=True):
+            own[members[place]].append(number)
+        return TaskQueue(deque(), {member: self.fold_jobs(part, 1, keep=True) for member, part in own.items()})
 
     def _weigh(self, folded: Fold) -> None:
         self.engine.sums = sum(value.nbytes for value in folded.sums.values()) or self.engine.sums

@@ -38,7 +38,7 @@ class Synthesis:
 
     Attributes:
         result: the result of the federated run.
-        found: the synthetic set with its provenance.
+        generated: the synthetic set with its provenance.
         evaluation: the evaluation of the set.
     """
 
