@@ -179,10 +179,12 @@ SILOS["heart_unseen"] = replace(
     unseen=0.25, like="heart_published",
 )  # fmt: skip
 DEVICES |= {
-    f"{name}_unseen": replace(DEVICES[name], words=f"{words}, 5 a round, a fifth of all clients never train, TwoNN",
-                              unseen=0.2, like=name)
-    for name, words in (("mnist_writers", "MNIST by writer"),
-                        ("fashion_dirichlet", "Fashion-MNIST, Dirichlet .01, 1000 clients"))
+    f"{name}_unseen": replace(DEVICES[name], words=words, unseen=0.2, like=name)
+    for name, words in {
+        "mnist_writers": "MNIST by writer: a fifth of the clients never trains, 5 of the others a round, TwoNN",
+        "fashion_dirichlet": "Fashion-MNIST: a fifth of 1000 clients never trains, Dirichlet .01, 5 of the others a "
+                             "round, TwoNN",
+    }.items()
 }  # fmt: skip
 SETTINGS = {**SILOS, **DEVICES}
 
