@@ -42,5 +42,5 @@ def test_one_logit_is_for_two_classes() -> None:
     assert (model(x)[:, 0] == 0).all()
     with pytest.raises(ConfigError, match="one logit is for 2 classes, not 3"):
         models.make("logistic", classes=3, inputs=(4,), one_logit=True)
-    with pytest.raises(ConfigError, match="already gives one logit"):
+    with pytest.raises(ConfigError, match="with one logit is for 2 classes, not 1"):
         models.make("logistic", classes=1, inputs=(4,), one_logit=True)

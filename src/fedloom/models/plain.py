@@ -47,11 +47,6 @@ def logistic(*, classes: int, inputs: tuple[int, ...], zero: bool = True, one_lo
         (0.0, 155)
     """
     model = Classifier(nn.Flatten(), flat("logistic", classes, inputs), classes)
-    if one_logit and classes == 1:
-        raise ConfigError(
-            "model 'logistic' already gives one logit, as with binary_cross_entropy or samples of one class; leave "
-            "one_logit out."
-        )
     if one_logit and classes != 2:
         raise ConfigError(f"model 'logistic' with one logit is for 2 classes, not {classes}; leave one_logit out.")
     if one_logit:

@@ -65,10 +65,6 @@ class WeightedCrossEntropy(Term):
     def __post_init__(self) -> None:
         object.__setattr__(self, "weights", tuple(float(a) for a in self.weights))
         super().__post_init__()
-        if not self.weights:
-            raise ConfigError(
-                "objective 'weighted_cross_entropy' needs a positive weight for every class, like weights=[1,5]."
-            )
 
     def loss(self, out: Output, batch: Batch, ctx: Context) -> Tensor:
         return row_means(self.test_loss(out.logits, batch.y))
