@@ -290,7 +290,10 @@ def test_columns_of_a_table_and_names_of_classes_are_found_by_name(tmp_path: Pat
         (x.drop(columns="bmi"), "the inputs have no column 'bmi'; there are: age, sex"),
         (x.drop(columns="sex"), "the inputs have no column 'sex=f'"),
         (x.assign(sex="x"), "column 'sex' of the inputs holds 'x', which the run's data do not; there are: f, m"),
-        (x.assign(age="old"), "column 'age' of the inputs holds values that are not numbers"),
+        (
+            x.assign(age="old"),
+            "column 'age' of the inputs holds values that are not numbers: could not",
+        ),
         (x.assign(bmi=np.nan), "column 'bmi' of the inputs lacks values in 30 of 30 rows"),
         (x.assign(bmi=np.inf), "NaN or infinite"),
     ]:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedloom.core.errors import DataError, nearest
+from fedloom.core.errors import DataError, in_one_line, nearest
 from fedloom.core.federation import Arrays
 from fedloom.data.augment import Scale
 from fedloom.data.sources.arrays import inputs, numbers, refuse_whole_images, rescaled, to_images
@@ -185,7 +185,8 @@ def in_columns(frame: Any, columns: Sequence[str], scaled: Mapping[str, Any] | N
             try:
                 matrix[:, place] = frame[names[name]].to_numpy(dtype=np.float32)
             except (TypeError, ValueError) as error:
-                raise DataError(f"column {name!r} of the inputs holds values that are not numbers.") from error
+                why = in_one_line(error)
+                raise DataError(f"column {name!r} of the inputs holds values that are not numbers: {why}.") from error
         else:
             coded.setdefault(next((prefix for prefix in names if name.startswith(f"{prefix}=")), name), []).append(
                 place
