@@ -120,6 +120,7 @@ def test_smoothing_starts_at_the_first_value() -> None:
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [
+        (lambda: worst([1.0, 0.5], 10), "in \\(0, 1\\], not 10"),
         (lambda: rounds_to_target([1.0], [1], 0.5, "up"), "no direction 'up'"),  # type: ignore[arg-type]
     ],
 )

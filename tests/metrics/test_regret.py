@@ -133,6 +133,7 @@ def test_no_entry_of_a_gradient_is_larger_than_the_lipschitz_constant(
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [
+        (lambda: regret([[1.0]], [[1.0, 1.0]]), "not of the same clients"),
         (lambda: best_fixed([1.0, 2.0]), r"numbers \[rounds, clients\], not an array of shape \[2\]"),
         (lambda: best_fixed([[np.nan, 2.0]]), "responses must be finite, but 1 of 2 are not"),
         (lambda: best_fixed([[-1.0, 2.0]]), "a response is greater than -1, not -1"),

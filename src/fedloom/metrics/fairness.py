@@ -11,6 +11,7 @@ from math import floor
 import numpy as np
 from numpy.typing import NDArray
 
+from fedloom.core.errors import ConfigError
 from fedloom.metrics.curves import Direction, Values, points, sign, vector
 
 NAN = float("nan")
@@ -34,11 +35,16 @@ def weighted_mean(values: Values, weights: Values) -> float:
 
 def _count(share: float, clients: int) -> int:
     """max(1, ⌊share · K⌋)."""
+    if not 0 < share <= 1:
+        raise ConfigError(f"a share of the clients lies in (0, 1], not {share}.")
     return max(1, floor(share * clients + 1e-9))
 
 
 def worst(values: Values, share: float = 0.1, direction: Direction = "max") -> float:
     """Mean over the worst fraction ``share`` of the K clients with a value: max(1, ⌊share · K⌋) of them.
+
+    Raises:
+        ConfigError: if the share is outside (0, 1].
 
     Example:
         >>> worst([0.9, 0.2, 0.4, 0.8], share=0.5)

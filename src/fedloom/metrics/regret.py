@@ -52,6 +52,8 @@ def decision_losses(decisions: ArrayLike, responses: ArrayLike) -> Vector:
     array([-0.405, -0.693])
     """
     p, r = _rounds(decisions, "decisions"), _responses(responses)
+    if p.shape[1] != r.shape[1]:  # one of them could be broadcast
+        raise ConfigError(f"decisions {list(p.shape)} and responses {list(r.shape)} are not of the same clients.")
     return -np.log1p((p * r).sum(1))
 
 
