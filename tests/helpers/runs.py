@@ -14,7 +14,7 @@ from fedloom.core.local import Local
 from fedloom.core.method import Method
 from fedloom.experiment.experiment import Evaluation, Experiment
 from fedloom.experiment.federated import RunResult, run
-from fedloom.experiment.store import Snapshot
+from fedloom.experiment.snapshot import Snapshot
 from fedloom.parts.personal import Architectures, PrivateNorm, WidthSlice
 from helpers.federations import Shaken, as_images, classes
 from helpers.generative import generative_net

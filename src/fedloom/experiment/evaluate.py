@@ -33,7 +33,7 @@ from fedloom.core.samples import moved
 from fedloom.core.server import Server, Store
 from fedloom.core.targets import STRUCTURES
 from fedloom.experiment.experiment import VALIDATION, Evaluation, Measurement
-from fedloom.experiment.store import ClientModels, ServerAverage
+from fedloom.experiment.snapshot import ClientModels, ServerAverage
 from fedloom.metrics import Predictions, direction, fairness, reliability, summary
 from fedloom.metrics.fairness import POOLED
 from fedloom.metrics.prediction import reliability_of

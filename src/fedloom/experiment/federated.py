@@ -42,21 +42,17 @@ from fedloom.experiment.experiment import UNTESTED, Experiment, check_means, che
 from fedloom.experiment.rundir import FEDERATED, Columns, RunDirectory, Status, Table
 from fedloom.experiment.runtime import own_draws, pick_device, reproducible
 from fedloom.experiment.setup import make_plan, make_server_data, placed
+from fedloom.experiment.snapshot import CohortModels, LastModels, ServerAverage, Snapshot, unpacked
 from fedloom.experiment.store import (
     CLIENTS,
     LIMIT,
     MODELS,
     ROWS,
-    CohortModels,
-    LastModels,
     LostState,
-    ServerAverage,
-    Snapshot,
     collect_garbage,
     make_store,
     model_forms,
     state_bytes,
-    unpacked,
 )
 from fedloom.experiment.summary import best_of, headline, should_stop, summarise, warnings
 from fedloom.experiment.trained import TrainedRun

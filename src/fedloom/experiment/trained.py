@@ -44,7 +44,8 @@ from fedloom.experiment.evaluate import Evaluator, LoadedModel
 from fedloom.experiment.experiment import Evaluation, Measurement
 from fedloom.experiment.runtime import reproducible
 from fedloom.experiment.setup import placed
-from fedloom.experiment.store import Snapshot, StateStore
+from fedloom.experiment.snapshot import Snapshot
+from fedloom.experiment.store import StateStore
 from fedloom.metrics import Predictions
 
 if TYPE_CHECKING:

@@ -32,7 +32,7 @@ from fedloom.experiment.experiment import Experiment
 from fedloom.experiment.federated import RunResult
 from fedloom.experiment.runtime import pick_device, reproducible
 from fedloom.experiment.setup import make_plan, placed, server_data
-from fedloom.experiment.store import Snapshot
+from fedloom.experiment.snapshot import Snapshot
 from fedloom.parts.mixing.ssa import SelfSupervised, combined
 
 
