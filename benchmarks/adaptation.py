@@ -25,7 +25,6 @@ from record import machine, options, save
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from fedloom.core import subspace
 from fedloom.core.federation import Arrays
 from fedloom.core.local import Local
 from fedloom.experiment.console import plural
@@ -33,6 +32,7 @@ from fedloom.experiment.runtime import reproducible
 from fedloom.models import models
 from fedloom.parts.adaptation import Maml
 from fedloom.parts.objectives import CrossEntropy
+from fedloom.rounds import subspace
 from fedloom_apps.online import ExpertConfig, ExpertEnsemble, learners
 from fedloom_apps.online.ensemble import MEMORY, stored, task_batches
 

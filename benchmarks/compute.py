@@ -33,9 +33,9 @@ from fedloom import methods
 from fedloom.compute import computes
 from fedloom.core.federation import Split
 from fedloom.core.local import Local, draw_cohort
-from fedloom.core.plan import ClientPlan
 from fedloom.engines import engines
 from fedloom.experiment.runtime import reproducible
+from fedloom.rounds.plan import ClientPlan
 
 WORKLOADS = {"W1": ("W1", 100, 1), "W3": ("W1", 10, 5), "CNN": ("W2", 10, 1), "models": ("W1", 1000, 1)}
 METHODS = ("fedavg", "fedavg, momentum", "fedprox", "feddyn", "scaffold", "ditto", "superfed_mm")

@@ -24,7 +24,7 @@ import torch
 from record import machine, options, save
 
 from fedloom.compute.live import Live
-from fedloom.core.engine import Group
+from fedloom.rounds.engine import Group
 from fedloom_apps.deploy.certificates import make
 from fedloom_apps.deploy.engine import Deployed, ExchangeTerms
 from fedloom_apps.deploy.flower.host import any_port, end, hosting, start_node

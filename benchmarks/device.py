@@ -47,10 +47,10 @@ from fedloom.compute import computes
 from fedloom.compute.cohort import descent
 from fedloom.core.federation import Arrays, Split
 from fedloom.core.local import Local, draw_cohort
-from fedloom.core.plan import ClientPlan
 from fedloom.data.augment import pipeline
 from fedloom.engines import engines
 from fedloom.experiment.runtime import reproducible
+from fedloom.rounds.plan import ClientPlan
 
 WORKLOADS = {
     "W1": ("W1", 100, 1),

@@ -33,16 +33,16 @@ from torch import nn
 
 from fedloom import methods
 from fedloom.compute import computes
-from fedloom.core.engine import Engine
 from fedloom.core.federation import Arrays, Index, Split
 from fedloom.core.local import Local, draw_cohort
-from fedloom.core.plan import ClientPlan
-from fedloom.core.round import federated_round
-from fedloom.core.server import Server
 from fedloom.engines import engines
 from fedloom.experiment.runtime import reproducible
 from fedloom.experiment.store import StateStore
 from fedloom.models import models
+from fedloom.rounds.engine import Engine
+from fedloom.rounds.plan import ClientPlan
+from fedloom.rounds.round import federated_round
+from fedloom.rounds.server import Server
 
 
 def workload(name: str) -> tuple[nn.Module, Split, Local, int]:

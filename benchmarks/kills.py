@@ -27,8 +27,8 @@ from typing import Any
 
 import numpy as np
 
+from fedloom.base.errors import CheckpointError
 from fedloom.config import build, resolve
-from fedloom.core.errors import CheckpointError
 from fedloom.experiment import checkpoint as checkpoints
 from fedloom.experiment import store
 from fedloom.experiment.callbacks import Callback

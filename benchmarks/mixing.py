@@ -26,9 +26,9 @@ import numpy as np
 import torch
 from record import machine, options, save
 
+from fedloom.base.tree import Tree
 from fedloom.core.context import Facts, RoundInfo
 from fedloom.core.parts import Mixing
-from fedloom.core.tree import Tree
 from fedloom.experiment.runtime import reproducible
 from fedloom.parts.mixing import AAggFFD, AAggFFS
 

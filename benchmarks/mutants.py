@@ -44,7 +44,7 @@ import torch  # noqa: F401 it is imported once for all tests
 
 ROOT = Path(__file__).parents[1]
 SOURCE = Path("src/fedloom")
-PACKAGES = ("core", "parts", "compute", "experiment")
+PACKAGES = ("core", "rounds", "parts", "compute", "experiment")
 SWAPS: dict[type[ast.AST], tuple[str, str]] = {
     ast.Add: ("+", "-"), ast.Sub: ("-", "+"), ast.Mult: ("*", "/"), ast.Div: ("/", "*"), ast.FloorDiv: ("//", "*"),
     ast.Mod: ("%", "*"), ast.Pow: ("**", "*"), ast.MatMult: ("@", "*"), ast.BitAnd: ("&", "|"), ast.BitOr: ("|", "&"),

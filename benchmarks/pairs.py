@@ -24,9 +24,9 @@ from record import machine, options, save
 
 from fedloom import methods
 from fedloom.core.local import draw_cohort
-from fedloom.core.plan import ClientPlan
 from fedloom.engines import engines
 from fedloom.experiment.runtime import reproducible
+from fedloom.rounds.plan import ClientPlan
 
 WORKLOADS = {"W1": (30, 1), "W3": (10, 5)}  # clients a round, epochs
 METHODS = ("superfed_mm", "apfl", "pfedme")

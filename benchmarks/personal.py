@@ -33,12 +33,9 @@ from record import machine, options, save
 
 from fedloom.compute.live import Live
 from fedloom.core.context import Batch
-from fedloom.core.exchange import Broadcast, State
 from fedloom.core.federation import Arrays, Federation, Index, Split
 from fedloom.core.local import Local
-from fedloom.core.meta import deployed
 from fedloom.core.parts import Use
-from fedloom.core.server import Server
 from fedloom.experiment.evaluate import Evaluator
 from fedloom.experiment.experiment import Evaluation, Experiment
 from fedloom.experiment.runtime import reproducible
@@ -47,6 +44,9 @@ from fedloom.methods import make
 from fedloom.metrics import Predictions, predictions
 from fedloom.models import models
 from fedloom.parts.personal.interpolated import GRID
+from fedloom.rounds.exchange import Broadcast, State
+from fedloom.rounds.meta import deployed
+from fedloom.rounds.server import Server
 
 METHODS = ("fedavg", "superfed_mm", "superfed_lm", "apfl", "ditto", "pfedme")
 WORK = {  # model, samples, inputs, batch

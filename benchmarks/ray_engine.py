@@ -33,14 +33,14 @@ from record import machine, options, save
 
 from fedloom import methods
 from fedloom.compute import computes
-from fedloom.core.engine import Engine
 from fedloom.core.local import draw_cohort
-from fedloom.core.plan import ClientPlan
-from fedloom.core.round import federated_round
-from fedloom.core.server import Server
 from fedloom.engines import engines
 from fedloom.experiment.runtime import reproducible
 from fedloom.experiment.store import ROOM, StateFolder, StateStore
+from fedloom.rounds.engine import Engine
+from fedloom.rounds.plan import ClientPlan
+from fedloom.rounds.round import federated_round
+from fedloom.rounds.server import Server
 from fedloom_apps.ray.actor import pack, unpack
 from fedloom_apps.ray.engine import Ray
 

@@ -29,9 +29,6 @@ from fedloom.core.context import RoundInfo
 from fedloom.core.federation import Arrays, Index, Split
 from fedloom.core.local import Local
 from fedloom.core.parts import Mixing
-from fedloom.core.plan import ClientPlan
-from fedloom.core.round import federated_round
-from fedloom.core.server import Server
 from fedloom.data import federate
 from fedloom.data.augment import pipeline
 from fedloom.engines import engines
@@ -40,6 +37,9 @@ from fedloom.experiment.setup import server_data
 from fedloom.experiment.store import StateStore
 from fedloom.models import models
 from fedloom.parts.mixing import Confidence, SelfSupervised, Similarity
+from fedloom.rounds.plan import ClientPlan
+from fedloom.rounds.round import federated_round
+from fedloom.rounds.server import Server
 
 CLIENTS, SAMPLES, EPOCHS, BATCH = 5, 12_000, 10, 64
 STEPS = -(-SAMPLES // BATCH)  # of an epoch

@@ -14,14 +14,14 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from fedloom.base.documentation import ARGUMENT, SECTION, documentation
+from fedloom.base.errors import ConfigError
+from fedloom.base.registry import Entry
+from fedloom.base.settings import expected, format_value, to_plain
 from fedloom.core import parts
 from fedloom.core.context import Batch, Context, Facts, Heard, Meeting, Output, RoundInfo
-from fedloom.core.documentation import ARGUMENT, SECTION, documentation
-from fedloom.core.errors import ConfigError
 from fedloom.core.links import Links
 from fedloom.core.needs import Needs
-from fedloom.core.registry import Entry
-from fedloom.core.settings import expected, format_value, to_plain
 from fedloom.core.slots import BASES, SLOTS, label
 from fedloom.methods import methods
 
@@ -43,7 +43,7 @@ API = {
         "fedloom.Index",
     ),
     "Observing a run": ("fedloom.experiment.callbacks",),
-    "Errors": ("fedloom.core.errors",),
+    "Errors": ("fedloom.base.errors",),
 }
 """Headings of the API page, with the objects below each."""
 RECORDS = (Context, Batch, Output, RoundInfo, Facts, Meeting, Heard, Links)

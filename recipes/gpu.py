@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 sys.path.insert(0, str(Path(__file__).parent))
 from reporting import reports_errors, write
 
-from fedloom.core.errors import CheckpointError
+from fedloom.base.errors import CheckpointError
 from fedloom.experiment.rundir import RunDirectory
 from fedloom_apps.claims.command import machine
 from fedloom_apps.claims.register import ClaimFile, fit, merged, of_run, open_work, read_claims, store

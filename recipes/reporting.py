@@ -15,7 +15,7 @@ from typing import Any, ParamSpec
 
 import torch
 
-from fedloom.core.errors import FedLoomError
+from fedloom.base.errors import FedLoomError
 from fedloom_apps.claims.rule import MOST
 
 P = ParamSpec("P")

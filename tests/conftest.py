@@ -15,14 +15,14 @@ from hypothesis import HealthCheck, settings
 if find_spec("jaxtyping") and find_spec("beartype"):
     from helpers.shapes import Now, check_shapes
 
-    check_shapes("fedloom.core", "fedloom.parts", "fedloom.compute.cohort")
+    check_shapes("fedloom.base", "fedloom.core", "fedloom.rounds", "fedloom.parts", "fedloom.compute.cohort")
 else:
     Now = None
 
 from helpers.marks import beyond_once, exhaustive
 from helpers.vision import declare_operators
 
-from fedloom.core.fork_safety import hide_gpus, sees_gpu
+from fedloom.base.fork_safety import hide_gpus, sees_gpu
 
 settings.register_profile(
     "fedloom", deadline=None, max_examples=40, derandomize=True, suppress_health_check=[HealthCheck.too_slow]

@@ -15,7 +15,8 @@ import matplotlib.pyplot as plt
 import pytest
 from helpers.marks import kinds
 
-from fedloom.core import parts, yaml
+from fedloom.base import yaml
+from fedloom.core import parts
 from fedloom.core.needs import Needs
 from fedloom.core.parts import Part
 from fedloom.core.slots import BASES

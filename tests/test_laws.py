@@ -14,7 +14,7 @@ from helpers.networks import headless, tanh_net
 from helpers.rounds import round_info
 from helpers.runs import assert_same_state, experiment, go, leaves, theta
 
-from fedloom.core.errors import ConfigError
+from fedloom.base.errors import ConfigError
 from fedloom.core.federation import Federation, Index, Split
 from fedloom.core.local import Local
 from fedloom.core.method import Method

@@ -13,11 +13,12 @@ from typing import Any
 
 import pytest
 
-from fedloom.core import compatibility, example_privacy, submodels
-from fedloom.core.errors import ConfigError
-from fedloom.core.plan import ClientPlan
+from fedloom.base.errors import ConfigError
+from fedloom.core import compatibility, submodels
 from fedloom.experiment import experiment, setup
 from fedloom.experiment.experiment import Experiment
+from fedloom.rounds import example_privacy
+from fedloom.rounds.plan import ClientPlan
 from fedloom_apps.deploy.recipe import Recipe
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "docs"))

@@ -20,12 +20,12 @@ from helpers.quadratics import DIM, Problem, Track, Vector, quadratics, squares
 from helpers.runs import go, leaves, theta
 from torch import Tensor, nn
 
+from fedloom.base.tree import Tree
 from fedloom.core.context import Context, RoundInfo
 from fedloom.core.local import Local
 from fedloom.core.message import Message, SendResult
 from fedloom.core.method import Method
 from fedloom.core.parts import UPDATE, Uplink
-from fedloom.core.tree import Tree
 from fedloom.experiment import federated
 from fedloom.parts.adaptation import Maml
 from fedloom.parts.drift import FedDynDrift, Scaffold

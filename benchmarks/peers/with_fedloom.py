@@ -14,13 +14,13 @@ from fedloom import methods
 from fedloom.compute import computes
 from fedloom.core.federation import Arrays, Index, Split
 from fedloom.core.local import Local
-from fedloom.core.plan import ClientPlan
-from fedloom.core.round import federated_round
-from fedloom.core.server import Server
 from fedloom.engines import engines
 from fedloom.experiment.runtime import reproducible
 from fedloom.experiment.store import StateStore
 from fedloom.models import wrap
+from fedloom.rounds.plan import ClientPlan
+from fedloom.rounds.round import federated_round
+from fedloom.rounds.server import Server
 
 SETTINGS = {"fedprox": {"mu": MU}, "ditto": {"lam": MU}}
 

@@ -33,7 +33,7 @@ import reporting
 from protocol import mean_error
 
 from fedloom import methods
-from fedloom.core import rng
+from fedloom.base import rng
 from fedloom.core.federation import Federation
 from fedloom.core.local import Local
 from fedloom.core.method import Method

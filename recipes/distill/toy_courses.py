@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import grad, vmap
 
-from fedloom.core import rng
-from fedloom.core.errors import ConfigError
+from fedloom.base import rng
+from fedloom.base.errors import ConfigError
 from fedloom.core.federation import Arrays
 from fedloom.parts.objectives.guidance import budget, guided, multiplier
 

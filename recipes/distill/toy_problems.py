@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.func import grad, vmap
 from toy_courses import Student, Toy
 
-from fedloom.core import rng
+from fedloom.base import rng
 from fedloom.core.federation import Arrays
 from fedloom.data.sources import sources
 

@@ -22,9 +22,9 @@ import torch
 from common import Bench
 from protocol import mean_error
 
+from fedloom.base.tree import Tree
 from fedloom.core.context import RoundInfo
 from fedloom.core.simplex import minimise, restrict_to_cohort
-from fedloom.core.tree import Tree
 from fedloom.parts.mixing import AAggFFS, responses
 from fedloom.parts.mixing.aaggff_s import growth_gradient
 

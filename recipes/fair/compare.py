@@ -15,7 +15,7 @@ import plots
 import reporting
 from common import Bench
 
-from fedloom.core.errors import FedLoomError
+from fedloom.base.errors import FedLoomError
 
 
 @dataclass(frozen=True)

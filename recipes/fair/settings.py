@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedloom.base.rng import stream
 from fedloom.core.federation import Federation
 from fedloom.core.local import Local
-from fedloom.core.rng import stream
 from fedloom.data import Source, federate, sources
 from fedloom.data.federate import HeldOut
 from fedloom.data.partitions import DirichletBalanced, Natural, Partition

@@ -16,7 +16,7 @@ from typing import Any
 from torch import nn
 from torch.nn.functional import avg_pool2d
 
-from fedloom.core.errors import DataError
+from fedloom.base.errors import DataError
 from fedloom.core.local import Local
 from fedloom.data import Source, sources
 from fedloom.experiment.rundir import RunDirectory

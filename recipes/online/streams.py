@@ -41,7 +41,7 @@ import reporting
 from common import RESULTS, RUNS, SETTINGS, Setting
 from protocol import difference, mean_error
 
-from fedloom.core.errors import ClientError
+from fedloom.base.errors import ClientError
 from fedloom.experiment.rundir import RunDirectory
 from fedloom.metrics.curves import paired
 from fedloom_apps.online import Hedge

@@ -24,10 +24,10 @@ from fedloom import methods
 from fedloom.compute.live import Live
 from fedloom.core.federation import Arrays, Federation, Index, Split
 from fedloom.core.local import Local
-from fedloom.core.server import Server
 from fedloom.experiment.experiment import Experiment
 from fedloom.experiment.setup import make_plan
 from fedloom.models import models
+from fedloom.rounds.server import Server
 
 VARIANTS = {
     "FedAvg": methods.fedavg(),

@@ -39,7 +39,6 @@ from fedloom.core.federation import Arrays, Federation
 from fedloom.core.local import Local
 from fedloom.core.method import Method
 from fedloom.core.parts import Adaptation
-from fedloom.core.server import Server
 from fedloom.data import Source, federate, partitions, sources
 from fedloom.experiment.evaluate import Evaluator
 from fedloom.experiment.experiment import Evaluation, Experiment
@@ -47,6 +46,7 @@ from fedloom.experiment.federated import RunResult, run
 from fedloom.experiment.setup import make_plan, placed
 from fedloom.models import models
 from fedloom.parts.adaptation import Maml, Prototypes
+from fedloom.rounds.server import Server
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from fedloom.core.errors import FedLoomError
+from fedloom.base.errors import FedLoomError
 from fedloom.metrics.curves import paired
 from fedloom_apps.search.command import SEARCH, build
 from fedloom_apps.search.task import REFERENCE, search

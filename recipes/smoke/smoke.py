@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from fedloom import methods
-from fedloom.core.errors import FedLoomError
+from fedloom.base.errors import FedLoomError
 from fedloom.core.local import Local
 from fedloom.data import federate, sources
 from fedloom.data.partitions import DirichletBalanced, Natural, Partition

@@ -19,12 +19,12 @@ import numpy as np
 import pyarrow.parquet as parquet
 
 from fedloom import methods
+from fedloom.base.tree import Tree
 from fedloom.core.context import RoundInfo
 from fedloom.core.federation import Federation, Unlabelled
 from fedloom.core.local import Local
 from fedloom.core.method import Method
 from fedloom.core.parts import Mixing
-from fedloom.core.tree import Tree
 from fedloom.data import Source, federate, sources
 from fedloom.data.labels import Imbalanced, Skew, Target, UniformLabels
 from fedloom.data.partitions import Niid1, Niid2, Partition

@@ -26,11 +26,11 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 from fedloom import Experiment, Local, Method
+from fedloom.base.tree import Tree
 from fedloom.core.context import RoundInfo
 from fedloom.core.federation import Arrays
 from fedloom.core.parts import Mixing, Needs
 from fedloom.core.server_data import view_logits
-from fedloom.core.tree import Tree
 from fedloom.data.augment import pipeline
 from fedloom.experiment.experiment import Evaluation
 from fedloom.experiment.federated import run

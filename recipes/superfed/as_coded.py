@@ -23,9 +23,9 @@ from protocol import mean_error
 from table_2_3 import data, experiment
 from torch import Tensor
 
+from fedloom.base.rng import stream
 from fedloom.core.context import Context
 from fedloom.core.parts import Drift
-from fedloom.core.rng import stream
 from fedloom.experiment.experiment import Experiment
 from fedloom.experiment.federated import run
 

@@ -28,11 +28,11 @@ from protocol import mean_error
 from torch import Tensor
 
 from fedloom.compute.live import Live
-from fedloom.core.plan import ClientPlan
 from fedloom.experiment.experiment import Experiment
 from fedloom.experiment.federated import RunResult
 from fedloom.experiment.runtime import reproducible
 from fedloom.experiment.setup import make_plan, placed
+from fedloom.rounds.plan import ClientPlan
 
 METHODS = ("FedAvg", "SuPerFed-MM", "SuPerFed-LM")
 CLIENTS, ROUNDS, IMAGES, RISE = 100, 24, 1000, 0.1

@@ -31,7 +31,7 @@ import reporting
 from protocol import gained
 from settings import PUBLISHED, SCALES, Column, changes
 
-from fedloom.core.errors import DataError
+from fedloom.base.errors import DataError
 from fedloom.core.federation import Federation
 
 NAMES = {"accuracy": "top-1", "top5": "top-5"}

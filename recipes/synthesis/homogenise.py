@@ -27,9 +27,9 @@ from protocol import mean_error
 from torch import nn
 
 from fedloom import methods
+from fedloom.base.rng import stream
 from fedloom.core.federation import Arrays, Federation
 from fedloom.core.local import Local
-from fedloom.core.rng import stream
 from fedloom.data.sources.generated import read_generated
 from fedloom.experiment.experiment import Evaluation, Experiment
 from fedloom.experiment.federated import run

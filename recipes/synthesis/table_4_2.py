@@ -43,9 +43,9 @@ import torch.nn.functional as F
 from settings import METHODS, SCALES, VARIANTS, Scale, Setup
 from torch import nn
 
-from fedloom.core.errors import DataError
+from fedloom.base.errors import DataError
+from fedloom.base.rng import stream
 from fedloom.core.federation import Arrays, Federation
-from fedloom.core.rng import stream
 from fedloom.data import Source, federate, partitions, sources
 from fedloom.experiment.experiment import Evaluation, Experiment
 from fedloom.models import models

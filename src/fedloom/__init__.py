@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fedloom import data, methods, metrics, models, timing
     from fedloom.api import load, run
-    from fedloom.core.errors import FedLoomError
+    from fedloom.base.errors import FedLoomError
     from fedloom.core.federation import Arrays, Federation, Index, Split
     from fedloom.core.local import Local
     from fedloom.core.method import Method
@@ -47,7 +47,7 @@ __all__ = [
 
 _HOMES = {
     "fedloom.api": ("load", "run"),
-    "fedloom.core.errors": ("FedLoomError",),
+    "fedloom.base.errors": ("FedLoomError",),
     "fedloom.core.federation": ("Arrays", "Federation", "Index", "Split"),
     "fedloom.core.local": ("Local",),
     "fedloom.core.method": ("Method",),

@@ -13,10 +13,10 @@ from torch import nn
 
 from fedloom import methods
 from fedloom.applications import applications, at, of_kind
+from fedloom.base.checks import one_of
+from fedloom.base.errors import ConfigError, outside
 from fedloom.config.keys import build, model_arguments, of_models
 from fedloom.config.schema import DEPLOYED, read_run
-from fedloom.core.checks import one_of
-from fedloom.core.errors import ConfigError, outside
 from fedloom.core.federation import Federation
 from fedloom.core.local import Local, check_one_size
 from fedloom.core.method import Method

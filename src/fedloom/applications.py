@@ -20,7 +20,7 @@ from functools import cache
 from importlib import import_module
 from typing import Any, NamedTuple
 
-from fedloom.core.errors import ConfigError, first_line
+from fedloom.base.errors import ConfigError, first_line
 
 OURS = ("fedloom.cli:COMMANDS", "fedloom_apps:APPLICATIONS")
 """Where the records of the library's commands and of its applications are."""
@@ -92,7 +92,7 @@ class Application:
 def at(place: str) -> Any:
     """What a place names.
 
-    >>> at("fedloom.core.errors:nearest")("runn", ["run"])
+    >>> at("fedloom.base.errors:nearest")("runn", ["run"])
     "did you mean 'run'? There are: run."
     """
     module, _, name = place.partition(":")

@@ -17,10 +17,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from fedloom.core.errors import nearest
+from fedloom.base.errors import nearest
+from fedloom.base.registry import Registry
 from fedloom.core.method import Method
 from fedloom.core.preset import factory
-from fedloom.core.registry import Registry
 from fedloom.parts import adaptation, drift, mixing, objectives, personal, server, topology, uplink, weighting
 
 CE = (objectives.CrossEntropy(),)

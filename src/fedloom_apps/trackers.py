@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from fedloom.core.errors import ConfigError
+from fedloom.base.errors import ConfigError
 from fedloom.experiment.callbacks import RunInfo
 from fedloom.experiment.rundir import Status
 from fedloom.experiment.trackers import STORE, Tracker

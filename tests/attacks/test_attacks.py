@@ -16,16 +16,16 @@ from helpers.marks import kinds
 from helpers.runs import assert_same_run, experiment, go, theta
 from torch import Tensor
 
+from fedloom.base import rng
+from fedloom.base.errors import CheckpointError, ConfigError
+from fedloom.base.tree import Tree
 from fedloom.config.keys import RUN, build
-from fedloom.core import rng
 from fedloom.core.attack import Attack
 from fedloom.core.context import RoundInfo
-from fedloom.core.errors import CheckpointError, ConfigError
 from fedloom.core.federation import Arrays, Split
 from fedloom.core.local import Local
 from fedloom.core.method import Method
 from fedloom.core.parts import Mixing, Needs, Uplink
-from fedloom.core.tree import Tree
 from fedloom.experiment.experiment import Evaluation
 from fedloom.experiment.federated import run
 from fedloom.methods import make

@@ -15,8 +15,8 @@ import pytest
 
 import fedloom as fl
 from fedloom import applications as apps
+from fedloom.base.errors import ConfigError
 from fedloom.cli import main
-from fedloom.core.errors import ConfigError
 from fedloom.core.identity import of_value
 from fedloom.experiment.rundir import RunDirectory
 

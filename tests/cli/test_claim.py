@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from helpers.commands import Cli
 
-from fedloom.core import yaml
-from fedloom.core.errors import ConfigError, DataError
+from fedloom.base import yaml
+from fedloom.base.errors import ConfigError, DataError
 from fedloom_apps.claims.register import open_work, read_claim
 from fedloom_apps.claims.rule import Verdict
 

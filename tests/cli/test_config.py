@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedloom.base import yaml
+from fedloom.base.errors import ConfigError
+from fedloom.base.settings import convert
 from fedloom.config import CommandSchema, build, build_method, resolve, sweep, to_yaml
 from fedloom.config.overrides import ParsedOverride, parse
 from fedloom.config.schema import arguments, sections_of
-from fedloom.core import yaml
-from fedloom.core.errors import ConfigError
-from fedloom.core.settings import convert
 from fedloom.core.slots import label
 from fedloom.engines import engines
 from fedloom.methods import methods

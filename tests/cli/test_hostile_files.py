@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from helpers.commands import Cli
 
-from fedloom.core import yaml
+from fedloom.base import yaml
 from fedloom.experiment import runtime
 
 RUN = "label: fedavg\n  config: {method: fedavg, rounds: 1}\n"

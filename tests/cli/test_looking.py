@@ -14,9 +14,9 @@ from helpers.commands import Cli
 from helpers.trouble import out_of_room
 from matplotlib.figure import Figure
 
+from fedloom.base.settings import signature
 from fedloom.cli.catalogue import KINDS, SCHEMAS
 from fedloom.config.schema import Record
-from fedloom.core.settings import signature
 from fedloom.core.slots import SLOTS
 
 ENTRIES = [(name, key) for found in KINDS.values() for key, choice in found for name in choice.registry.names()]

@@ -21,8 +21,8 @@ import pytest
 from helpers.commands import Cli
 from safetensors.numpy import load, save
 
+from fedloom.base.yaml import Loader
 from fedloom.cli import main
-from fedloom.core.yaml import Loader
 from fedloom.experiment.rundir import PROVENANCE
 
 SMALL = ("clients=4", "model.hidden=[4]", "local.batch_size=100", "partition=iid", "evaluation.batch_size=2000")

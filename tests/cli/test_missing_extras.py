@@ -10,7 +10,7 @@ import torch
 from helpers.commands import Cli
 
 import fedloom as fl
-from fedloom.core.errors import ConfigError
+from fedloom.base.errors import ConfigError
 from fedloom.data.sources.generated import png
 
 PLOTS = r"a picture needs the package matplotlib, which cannot be imported (.*): pip install 'fedloom\[plots\]'\."

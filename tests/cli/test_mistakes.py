@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fedloom.core.client import ClientWork
+from fedloom.rounds.client import ClientWork
 
 MISTAKES = {
     "rnu": "unknown command 'rnu'; did you mean 'run'?",

@@ -21,8 +21,8 @@ from helpers.marks import kinds
 
 import fedloom as fl
 from fedloom.applications import applications, at
+from fedloom.base import yaml
 from fedloom.config.schema import Choice, Record, Section, Value
-from fedloom.core import yaml
 from fedloom.experiment.rundir import PROVENANCE, checksums
 
 SCHEMAS = {one.name: at(one.schema) for one in applications().values() if one.schema}

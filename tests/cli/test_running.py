@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 from helpers.commands import Cli
 
+from fedloom.base import yaml
+from fedloom.base.errors import ClientError
 from fedloom.cli import command, main
 from fedloom.cli import run as train
 from fedloom.cli.command import in_directory
 from fedloom.config import keys
-from fedloom.core import yaml
-from fedloom.core.errors import ClientError
 from fedloom.experiment.atomic import Lock
 from fedloom.experiment.callbacks import NullProgress, RunInfo
 from fedloom.experiment.rundir import Status

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from helpers.commands import Cli
 
-from fedloom.core.errors import ConfigError
+from fedloom.base.errors import ConfigError
 from fedloom_apps.customise.command import build, described
 from fedloom_apps.customise.label_shift import LabelShiftCheck, TargetPrior
 from fedloom_apps.customise.model import TargetFacts, TargetModel

@@ -14,7 +14,7 @@ from helpers.reviews import reviews
 from safetensors.torch import load_file
 
 import fedloom as fl
-from fedloom.core import yaml
+from fedloom.base import yaml
 from fedloom_apps.customise.command import compared, described, measure
 from fedloom_apps.customise.label_shift import LabelShiftCheck, TargetPrior
 from fedloom_apps.customise.model import TargetFacts, TargetModel

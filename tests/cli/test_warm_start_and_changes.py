@@ -12,8 +12,8 @@ from helpers.commands import Cli
 from helpers.runs import assert_same_state, experiment, theta
 from safetensors.torch import save_file
 
+from fedloom.base.errors import CheckpointError, ConfigError
 from fedloom.config import build, resolve
-from fedloom.core.errors import CheckpointError, ConfigError
 from fedloom.core.local import Local
 from fedloom.experiment.experiment import Evaluation
 from fedloom.experiment.federated import FederatedTask, run

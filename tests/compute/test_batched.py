@@ -16,14 +16,12 @@ from helpers.networks import IMAGE, Split, fixed, images, tanh_net
 from helpers.runs import LIVE, assert_same_run, experiment, go, theta
 from torch import Tensor, nn
 
+from fedloom.base.errors import ConfigError
 from fedloom.compute import computes, note, reason_against_batched
 from fedloom.compute.batched import LONGEST, Batched, _Block
 from fedloom.compute.cohort.coordinates import coordinates
 from fedloom.compute.plain import has_separate_rounds
-from fedloom.core.aggregate import even_blocks
-from fedloom.core.client import ClientWork
 from fedloom.core.context import Context
-from fedloom.core.errors import ConfigError
 from fedloom.core.layout import Layout
 from fedloom.core.local import Local
 from fedloom.core.method import Method
@@ -35,6 +33,8 @@ from fedloom.models import models
 from fedloom.parts.drift import FedDynDrift, Scaffold
 from fedloom.parts.objectives import CrossEntropy, Proximal
 from fedloom.parts.personal import Ditto, PFedMe, PrivateBody, PrivateHead
+from fedloom.rounds.aggregate import even_blocks
+from fedloom.rounds.client import ClientWork
 
 TOLERANCE = 1e-9
 BOTH = {
@@ -60,8 +60,8 @@ EVERY = [  # a method without a form for a cohort runs live, whatever the settin
 @pytest.fixture(autouse=True)
 def _large_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """The few clients of these federations lie in two or three blocks."""
-    monkeypatch.setattr("fedloom.core.aggregate.LAST", 2)
-    monkeypatch.setattr("fedloom.core.aggregate.SHARE", 2)
+    monkeypatch.setattr("fedloom.rounds.aggregate.LAST", 2)
+    monkeypatch.setattr("fedloom.rounds.aggregate.SHARE", 2)
     monkeypatch.setattr("fedloom.compute.batched.EVEN", 2)
 
 

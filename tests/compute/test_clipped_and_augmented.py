@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from fedloom.base.errors import ClientError
 from fedloom.compute.batched import _Block
 from fedloom.compute.cohort import BatchSchedule
 from fedloom.compute.cohort import schedule as schedules
 from fedloom.compute.cohort.schedule import inputs
-from fedloom.core.errors import ClientError
 from fedloom.core.local import Local
 from fedloom.core.method import Method
 from fedloom.data.augment import Augmentation, Draws, Scale
@@ -96,8 +96,8 @@ class Changed(Undrawn):
 
 @pytest.fixture
 def _no_lockstep(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedloom.core.aggregate.LAST", 2)
-    monkeypatch.setattr("fedloom.core.aggregate.SHARE", 2)
+    monkeypatch.setattr("fedloom.rounds.aggregate.LAST", 2)
+    monkeypatch.setattr("fedloom.rounds.aggregate.SHARE", 2)
 
 
 def both(name: str, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:

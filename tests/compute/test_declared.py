@@ -11,18 +11,18 @@ from helpers.federations import classes
 from helpers.runs import assert_same_run, go
 from torch import Tensor
 
+from fedloom.base.tree import Tree
 from fedloom.compute.batched import _Block
-from fedloom.core.client import ClientWork
 from fedloom.core.context import Batch, Context, Facts, Model, Output, RoundInfo
 from fedloom.core.local import Local
 from fedloom.core.method import Method
 from fedloom.core.parts import ClientEnd, Drift, Halves, Reduce, Term
-from fedloom.core.tree import Tree
 from fedloom.core.views import StepInfo, View
 from fedloom.parts.drift import FedDynDrift, Scaffold
 from fedloom.parts.objectives import CrossEntropy, Proximal
 from fedloom.parts.personal import Ditto
 from fedloom.parts.server import Extrapolated
+from fedloom.rounds.client import ClientWork
 
 LOCAL = Local(epochs=2, batch_size=4, lr=0.1, momentum=0.8, weight_decay=0.05)
 EQUAL = (8, 8, 8)
@@ -154,8 +154,8 @@ class LateDitto(Ditto):
 
 @pytest.fixture(autouse=True)
 def _one_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedloom.core.aggregate.LAST", 1)
-    monkeypatch.setattr("fedloom.core.aggregate.SHARE", 1)
+    monkeypatch.setattr("fedloom.rounds.aggregate.LAST", 1)
+    monkeypatch.setattr("fedloom.rounds.aggregate.SHARE", 1)
 
 
 def method(drift: Drift | None = None, *terms: Term, personal: Ditto | None = None) -> Method:

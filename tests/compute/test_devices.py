@@ -25,8 +25,8 @@ from helpers.runs import LIVE, assert_same_records, go, leaves, theta
 from torch import nn
 
 import fedloom as fl
+from fedloom.base.errors import DataError
 from fedloom.compute.cohort import descent, replay
-from fedloom.core.errors import DataError
 from fedloom.core.local import Local
 from fedloom.core.parts import Adaptation
 from fedloom.experiment.experiment import Evaluation
@@ -61,7 +61,7 @@ def check(found: dict[str, Any]) -> None:
 
 def check_waits(waits: list[list[Any]]) -> None:
     """A batched round of FedAvg: the host asks for each block's losses, and whether numbers are finite."""
-    during = [(lines, count) for *lines, count in waits if any(line.startswith("core/round.py") for line in lines)]
+    during = [(lines, count) for *lines, count in waits if any(line.startswith("rounds/round.py") for line in lines)]
     assert during, "no round was run"
     assert not [lines for lines, _ in during if any(line.startswith("cohort/") for line in lines)]
     blocks, rounds = 1, 2

@@ -13,7 +13,7 @@ from helpers.federations import CLASSES, FEATURES, classes
 from helpers.runs import assert_same_run, experiment, go
 from torch import Tensor, nn
 
-from fedloom.core.errors import ConfigError
+from fedloom.base.errors import ConfigError
 from fedloom.core.layout import Layout
 from fedloom.core.local import Local
 from fedloom.experiment.experiment import Evaluation

@@ -17,10 +17,10 @@ from helpers.networks import IMAGE, images
 from helpers.runs import assert_same_run, experiment, go, theta
 from torch import Tensor, nn
 
+from fedloom.base.errors import ConfigError
 from fedloom.compute.cohort import CohortNet, StepRule, convolution
 from fedloom.compute.cohort.layers import Product
 from fedloom.compute.cohort.parameters import product
-from fedloom.core.errors import ConfigError
 from fedloom.core.layout import Layout
 from fedloom.core.local import Local
 from fedloom.experiment.federated import FederatedTask

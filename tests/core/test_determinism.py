@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedloom.core import determinism
+from fedloom.base import determinism
 
 backends: Any = torch.backends
 

@@ -13,15 +13,15 @@ from helpers.federations import CLASSES, FEATURES
 from helpers.runs import experiment, go
 from torch import nn
 
-from fedloom.core.aggregate import LONGEST, UPDATE, Fold, Traffic, blocks, fold
+from fedloom.base.errors import ClientError
 from fedloom.core.context import Context, Model
-from fedloom.core.errors import ClientError
-from fedloom.core.exchange import Failure, FailureKind, Result
 from fedloom.core.method import Method
 from fedloom.core.parts import ClientEnd, Drift, Reduce
 from fedloom.engines.shared import Segment
 from fedloom.experiment.federated import FederatedTask
 from fedloom.parts.objectives import CrossEntropy
+from fedloom.rounds.aggregate import LONGEST, UPDATE, Fold, Traffic, blocks, fold
+from fedloom.rounds.exchange import Failure, FailureKind, Result
 
 P = FederatedTask(experiment("scaffold")).plan.layout.shared_size
 

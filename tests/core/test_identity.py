@@ -11,7 +11,7 @@ import pytest
 from helpers.runs import experiment
 from torch import Tensor
 
-from fedloom.core.errors import CheckpointError
+from fedloom.base.errors import CheckpointError
 from fedloom.core.identity import of_function
 from fedloom.experiment.federated import load, run
 from fedloom.methods import make

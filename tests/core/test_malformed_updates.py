@@ -12,13 +12,13 @@ import torch
 from helpers.runs import assert_same_run, go, theta
 from torch import Tensor
 
+from fedloom.base.errors import ClientError
+from fedloom.base.tree import Tree
 from fedloom.core.context import Context, RoundInfo
-from fedloom.core.errors import ClientError
-from fedloom.core.exchange import FailureKind
 from fedloom.core.message import Message, SendResult, Slice
 from fedloom.core.parts import ClientEnd, Drift, Halves, Model, Reduce, Uplink
-from fedloom.core.tree import Tree
 from fedloom.methods import make
+from fedloom.rounds.exchange import FailureKind
 
 LIAR = 2
 

@@ -11,12 +11,12 @@ import torch
 from helpers.runs import go
 from torch import Tensor
 
+from fedloom.base.errors import ClientError
+from fedloom.base.tree import Tree
 from fedloom.core.context import NO_ROUND, Batch, Context, Output, RoundInfo
-from fedloom.core.errors import ClientError
 from fedloom.core.local import Local
 from fedloom.core.missing_needs import FIELDS, hint
 from fedloom.core.parts import Drift, Mixing, Model, Term
-from fedloom.core.tree import Tree
 from fedloom.methods import make
 from fedloom.parts.objectives import CrossEntropy
 

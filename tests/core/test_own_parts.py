@@ -13,8 +13,9 @@ import torch
 from helpers.runs import assert_same_run, go
 from torch import Tensor, nn
 
+from fedloom.base.errors import ClientError, ConfigError
+from fedloom.base.tree import Tree
 from fedloom.core.context import Batch, Context, Facts, Output, RoundInfo
-from fedloom.core.errors import ClientError, ConfigError
 from fedloom.core.parts import (
     ClientEnd,
     Drift,
@@ -30,7 +31,6 @@ from fedloom.core.parts import (
     Uplink,
     Use,
 )
-from fedloom.core.tree import Tree
 from fedloom.methods import make
 from fedloom.parts.drift import Scaffold
 from fedloom.parts.mixing import Uniform

@@ -13,11 +13,11 @@ from helpers.resuming import back_to
 from helpers.runs import assert_same_records, assert_same_run, assert_same_state, experiment, go, theta
 from torch import Tensor
 
+from fedloom.base.errors import ClientError, ConfigError
+from fedloom.base.tree import Tree
 from fedloom.core.context import Batch, Context, Facts, Output, RoundInfo
-from fedloom.core.errors import ClientError, ConfigError
 from fedloom.core.method import Method
 from fedloom.core.parts import ClientEnd, Drift, Halves, Mixing, Model, Personal, Term
-from fedloom.core.tree import Tree
 from fedloom.experiment.federated import run
 from fedloom.methods import make
 from fedloom.parts.mixing import AFL, QFFL, TERM

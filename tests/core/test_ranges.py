@@ -8,14 +8,14 @@ from typing import Annotated, Any
 
 import pytest
 
+from fedloom.base.errors import ConfigError
+from fedloom.base.ranges import Count, Decay, NonNegative, Range, Words, outside, ranges
+from fedloom.base.registry import Registry
+from fedloom.base.settings import convert, expected
 from fedloom.cli import main
 from fedloom.config.keys import Checkpoints
-from fedloom.core.errors import ConfigError
 from fedloom.core.local import Local
 from fedloom.core.parts import Drift
-from fedloom.core.ranges import Count, Decay, NonNegative, Range, Words, outside, ranges
-from fedloom.core.registry import Registry
-from fedloom.core.settings import convert, expected
 from fedloom.core.slots import SLOTS
 from fedloom.data.augment import augmentations
 from fedloom.data.labels import noises, targets

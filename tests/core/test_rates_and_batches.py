@@ -12,7 +12,7 @@ from helpers.runs import assert_same_state, experiment, go, theta
 from torch import nn
 
 import fedloom as fl
-from fedloom.core.errors import ConfigError
+from fedloom.base.errors import ConfigError
 from fedloom.core.local import Local
 from fedloom.experiment.federated import FederatedTask, run
 from fedloom.experiment.privacy import ExampleAccountant

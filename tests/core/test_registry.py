@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fedloom as fl
-from fedloom.core.documentation import bibtex, documentation
-from fedloom.core.errors import ConfigError
+from fedloom.base.documentation import bibtex, documentation
+from fedloom.base.errors import ConfigError
+from fedloom.base.registry import Registry
 from fedloom.core.parts import Part
-from fedloom.core.registry import Registry
 from fedloom.core.slots import SLOTS, label
 from fedloom.data import sources
 from fedloom.engines import engines

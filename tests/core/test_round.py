@@ -14,19 +14,19 @@ from helpers.networks import headless, tanh_net
 from helpers.runs import assert_same_state, experiment, go, theta
 from helpers.trouble import marked
 
+from fedloom.base.errors import ConfigError
+from fedloom.base.tree import Tree
 from fedloom.compute.live import Live
 from fedloom.core.context import Context, Model, RoundInfo
-from fedloom.core.errors import ConfigError
 from fedloom.core.local import Local
 from fedloom.core.method import Method
 from fedloom.core.parts import ClientEnd, Drift, Halves, Mixing, Needs, Reduce
-from fedloom.core.round import federated_round
-from fedloom.core.tree import Tree
 from fedloom.engines import Serial
 from fedloom.experiment.federated import FederatedTask, run
 from fedloom.parts.drift import FedDynDrift, Scaffold
 from fedloom.parts.mixing import Uniform
 from fedloom.parts.objectives import CrossEntropy, Proximal
+from fedloom.rounds.round import federated_round
 
 ENGINES = ["serial", "processes"]
 LOSS = (CrossEntropy(),)

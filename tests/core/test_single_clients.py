@@ -14,8 +14,8 @@ from helpers.runs import assert_same_state, experiment, go, theta
 from torch import nn
 
 import fedloom as fl
+from fedloom.base.errors import ConfigError
 from fedloom.config import build, resolve
-from fedloom.core.errors import ConfigError
 from fedloom.core.local import Local
 from fedloom.experiment.federated import FederatedTask, run
 from fedloom.experiment.fingerprint import differences

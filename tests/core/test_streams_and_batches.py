@@ -8,8 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedloom.core import rng, tree
-from fedloom.core.errors import ConfigError, DataError
+from fedloom.base import rng, tree
+from fedloom.base.errors import ConfigError, DataError
 from fedloom.core.federation import Arrays, Federation, Index, Split
 from fedloom.core.local import Local, cohort_size, draw_cohort
 

@@ -11,18 +11,18 @@ import torch
 from helpers.networks import Split, fixed
 from torch import Tensor, nn
 
-from fedloom.core import subspace
 from fedloom.core.context import NO_ROUND, Batch
 from fedloom.core.federation import Arrays, Index
 from fedloom.core.federation import Split as Samples
 from fedloom.core.local import Local
-from fedloom.core.meta import deployed, gradient, objective
 from fedloom.core.method import Method
-from fedloom.core.objective import Net
-from fedloom.core.plan import ClientPlan
 from fedloom.models import models
 from fedloom.parts.adaptation import FineTune, Maml
 from fedloom.parts.objectives import CrossEntropy, Robustness
+from fedloom.rounds import subspace
+from fedloom.rounds.meta import deployed, gradient, objective
+from fedloom.rounds.objective import Net
+from fedloom.rounds.plan import ClientPlan
 from fedloom_apps.online import ExpertConfig, ExpertEnsemble, learners
 
 SHAPE, CLASSES = (1, 10, 10), 3

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 from torch import Tensor
 
-from fedloom.core.errors import ConfigError
+from fedloom.base.errors import ConfigError
 from fedloom.core.federation import Arrays
 from fedloom.data import augment
 from fedloom.data.augment import (

@@ -15,7 +15,7 @@ from helpers.runs import assert_same_state
 from torch import Tensor, nn
 
 import fedloom as fl
-from fedloom.core.errors import ConfigError, DataError
+from fedloom.base.errors import ConfigError, DataError
 from fedloom.core.federation import Federation
 from fedloom.core.samples import Samples
 from fedloom.models import models

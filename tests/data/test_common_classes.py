@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import fedloom as fl
-from fedloom.core.errors import ConfigError, DataError
+from fedloom.base.errors import ConfigError, DataError
 from fedloom.core.federation import Federation
 from fedloom.core.method import Method
 from fedloom.data.partitions import Alid

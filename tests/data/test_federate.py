@@ -10,7 +10,7 @@ from helpers.counting import calls
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedloom.core.errors import ConfigError, DataError
+from fedloom.base.errors import ConfigError, DataError
 from fedloom.core.federation import Arrays, Federation, Index, Split
 from fedloom.data import federate, from_tensors, sources, statistics
 from fedloom.data.partitions import Dirichlet, DirichletBalanced, Iid, Natural, Partition, Pathological

@@ -5,8 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from fedloom.core.errors import ConfigError, DataError
-from fedloom.core.rng import stream
+from fedloom.base.errors import ConfigError, DataError
+from fedloom.base.rng import stream
 from fedloom.data import federate
 from fedloom.data.partitions import Flower
 

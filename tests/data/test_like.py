@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedloom.core.errors import DataError
+from fedloom.base.errors import DataError
 from fedloom.core.federation import Arrays
 from fedloom.data.like import inputs_like, labelled_like
 

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedloom.core.errors import ConfigError, DataError
+from fedloom.base.errors import ConfigError, DataError
 from fedloom.data import federate, from_tensors, noises
 from fedloom.data.labels import LabelNoise, PairNoise, Symmetric
 

@@ -9,8 +9,8 @@ import pandas as pd
 import pytest
 
 import fedloom as fl
+from fedloom.base.errors import DataError
 from fedloom.cli import main
-from fedloom.core.errors import DataError
 from fedloom.core.federation import Federation
 
 

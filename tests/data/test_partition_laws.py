@@ -9,8 +9,8 @@ from helpers.counting import calls
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedloom.core.errors import ConfigError, DataError
-from fedloom.core.rng import stream
+from fedloom.base.errors import ConfigError, DataError
+from fedloom.base.rng import stream
 from fedloom.data.partitions import (
     Dirichlet,
     DirichletBalanced,

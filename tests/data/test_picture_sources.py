@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-from fedloom.core.errors import ConfigError, DataError
+from fedloom.base.errors import ConfigError, DataError
 from fedloom.data import federate, sources
 from fedloom.data.plots import plot_samples
 from fedloom.data.sources import arrays, files

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from helpers.counting import calls
 
-from fedloom.core.errors import DataError
+from fedloom.base.errors import DataError
 from fedloom.data import federate, sources, statistics
 from fedloom.data.partitions import DirichletBalanced
 from fedloom.data.sources import Source

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from fedloom.base.errors import ConfigError
 from fedloom.config import build, resolve, to_yaml
-from fedloom.core.errors import ConfigError
 from fedloom.data.augment import Cutout, pipeline
 from fedloom.experiment.federated import run
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from helpers.pictures import write_idx, write_split
 
-from fedloom.core.errors import ConfigError, DataError
+from fedloom.base.errors import ConfigError, DataError
 from fedloom.data import from_tensors, sources
 from fedloom.data.sources.arrays import to_images
 from fedloom.data.sources.files import read_idx

@@ -13,7 +13,7 @@ import torch
 
 import fedloom as fl
 from fedloom import Federation
-from fedloom.core.errors import ConfigError, DataError
+from fedloom.base.errors import ConfigError, DataError
 from fedloom.data import as_source, sources
 from fedloom.data.federate import federate
 from fedloom.experiment.conventions import compare

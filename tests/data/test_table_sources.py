@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 import torch
 
-from fedloom.core.errors import ConfigError, DataError
+from fedloom.base.errors import ConfigError, DataError
 from fedloom.data import federate, sources
 from fedloom.data.sources.files import read_table
 from fedloom_apps.online.streams import InOrder, task_stream

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedloom.core.errors import DataError
+from fedloom.base.errors import DataError
+from fedloom.base.rng import stream
 from fedloom.core.federation import Unlabelled
-from fedloom.core.rng import stream
 from fedloom.data import federate, from_tensors, targets
 from fedloom.data.labels import Imbalanced, Skew, Target, UniformLabels
 from fedloom.data.partitions import Niid1, Niid2

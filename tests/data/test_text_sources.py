@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedloom.core.errors import ConfigError, DataError
+from fedloom.base.errors import ConfigError, DataError
 from fedloom.data import federate, sources
 from fedloom_apps.readers.mqp import pair
 from fedloom_apps.readers.shakespeare import ALPHABET

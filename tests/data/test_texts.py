@@ -14,7 +14,7 @@ import torch
 from helpers.reviews import BAD, GOOD, NEITHER, reviews
 
 import fedloom as fl
-from fedloom.core.errors import ConfigError, DataError, FedLoomError
+from fedloom.base.errors import ConfigError, DataError, FedLoomError
 from fedloom.core.local import Local
 from fedloom.data.sources import Source, sources
 from fedloom.data.user import padded, tokens

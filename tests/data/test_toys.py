@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fedloom.core.errors import ConfigError
+from fedloom.base.errors import ConfigError
 from fedloom.data.sources import sources
 from fedloom.data.sources.included import BLUE, CENTRES
 

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedloom import methods
-from fedloom.core.errors import ConfigError, DataError
+from fedloom.base.errors import ConfigError, DataError
+from fedloom.base.rng import stream
 from fedloom.core.federation import Index
-from fedloom.core.rng import stream
 from fedloom.data import federate, from_tensors
 from fedloom.data.federate import last_unseen
 from fedloom.data.partitions import Alid

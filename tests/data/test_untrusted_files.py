@@ -22,8 +22,8 @@ from pandas.io.common import get_handle
 from PIL import Image
 from torch.utils.data import Subset, TensorDataset
 
-from fedloom.core import files
-from fedloom.core.errors import DataError
+from fedloom.base import files
+from fedloom.base.errors import DataError
 from fedloom.data import plots, sources
 from fedloom.data.like import read_like
 from fedloom.data.sources.arrays import read_image

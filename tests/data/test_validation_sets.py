@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import fedloom as fl
+from fedloom.base.errors import DataError
 from fedloom.config import build, resolve
-from fedloom.core.errors import DataError
 from fedloom.data.sources import sources
 
 

@@ -9,9 +9,9 @@ from helpers.counting import calls
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedloom.core.errors import ConfigError, DataError
+from fedloom.base.errors import ConfigError, DataError
+from fedloom.base.rng import stream
 from fedloom.core.federation import Federation
-from fedloom.core.rng import stream
 from fedloom.data import federate, from_tensors
 from fedloom.data.partitions import Acid, Alid, Niid1, Niid2
 from fedloom.data.sources import Source

@@ -12,11 +12,11 @@ import pytest
 import torch
 from helpers.deploying import Scripted, config, scripted, simulated
 
-from fedloom.core.errors import CheckpointError, ClientError, ConfigError
-from fedloom.core.exchange import FailureKind
+from fedloom.base.errors import CheckpointError, ClientError, ConfigError
 from fedloom.experiment.clock import Clock
 from fedloom.experiment.federated import RunResult
 from fedloom.experiment.rundir import RunDirectory
+from fedloom.rounds.exchange import FailureKind
 from fedloom_apps.deploy.messages import Order
 from fedloom_apps.deploy.server import Recipe, run
 from fedloom_apps.deploy.wire import pack, unpack

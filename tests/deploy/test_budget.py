@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from helpers.deploying import InProcess, config, in_process
 
-from fedloom.core.errors import CheckpointError, ConfigError
+from fedloom.base.errors import CheckpointError, ConfigError
 from fedloom_apps.deploy.budget import FILE, Budget, Ledger
 from fedloom_apps.deploy.command import budget
 from fedloom_apps.deploy.node import Node

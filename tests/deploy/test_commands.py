@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from helpers.deploying import InProcess, config, in_process, small
 
+from fedloom.base.errors import ConfigError
 from fedloom.cli import main
-from fedloom.core.errors import ConfigError
 from fedloom_apps.deploy.certificates import read_authority
 from fedloom_apps.deploy.server import Recipe, run
 

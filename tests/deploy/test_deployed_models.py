@@ -11,8 +11,8 @@ from helpers.deploying import config, in_process, simulated
 from safetensors.torch import load_file
 
 import fedloom as fl
+from fedloom.base.errors import CheckpointError, ConfigError
 from fedloom.cli import main
-from fedloom.core.errors import CheckpointError, ConfigError
 from fedloom_apps.deploy.server import Recipe, own, run
 
 

@@ -20,7 +20,7 @@ import pytest
 import torch
 from helpers.deploying import config, simulated
 
-from fedloom.core.errors import ConfigError
+from fedloom.base.errors import ConfigError
 from fedloom.experiment.callbacks import Callback, RunInfo
 from fedloom.experiment.federated import RunResult
 from fedloom_apps.deploy.certificates import make

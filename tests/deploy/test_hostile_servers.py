@@ -14,12 +14,12 @@ import pytest
 import torch
 from helpers.deploying import config, in_process
 
+from fedloom.base import files
+from fedloom.base.errors import CheckpointError, ConfigError
 from fedloom.cli import main
-from fedloom.core import files
-from fedloom.core.errors import CheckpointError, ConfigError
-from fedloom.core.exchange import Broadcast
 from fedloom.methods import methods
 from fedloom.models import models
+from fedloom.rounds.exchange import Broadcast
 from fedloom_apps.deploy import messages
 from fedloom_apps.deploy.agreement import AGREED, OFFERED, Agreement
 from fedloom_apps.deploy.assignment import settings_of

@@ -11,11 +11,11 @@ import torch
 from helpers.deploying import InProcess, config, in_process, simulated
 from safetensors.torch import load as load_tensors
 
-from fedloom.core.errors import CheckpointError, ClientError, ConfigError
-from fedloom.core.exchange import FailureKind
-from fedloom.core.rng import stream
+from fedloom.base.errors import CheckpointError, ClientError, ConfigError
+from fedloom.base.rng import stream
 from fedloom.experiment import atomic
 from fedloom.experiment.federated import RunResult
+from fedloom.rounds.exchange import FailureKind
 from fedloom_apps.deploy import engine, server
 from fedloom_apps.deploy.messages import Delivered
 from fedloom_apps.deploy.server import Recipe, run

@@ -14,7 +14,7 @@ import torch
 from helpers.deploying import config
 from PIL import Image
 
-from fedloom.core.errors import DataError
+from fedloom.base.errors import DataError
 from fedloom.data.sources import sources
 from fedloom_apps.deploy.assignment import settings_of
 from fedloom_apps.deploy.data import DataSpec, read

@@ -10,7 +10,7 @@ import pytest
 import torch
 from helpers.deploying import InProcess, config
 
-from fedloom.core.errors import DataError
+from fedloom.base.errors import DataError
 from fedloom_apps.deploy.data import DataSpec, look, read
 from fedloom_apps.deploy.node import Node
 from fedloom_apps.deploy.recipe import Recipe

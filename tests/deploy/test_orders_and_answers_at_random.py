@@ -20,7 +20,7 @@ from helpers.deploying import config, in_process
 from helpers.marks import kinds
 
 import fedloom
-from fedloom.core.errors import ClientError
+from fedloom.base.errors import ClientError
 from fedloom_apps.deploy.assignment import settings_of
 from fedloom_apps.deploy.budget import Budget
 from fedloom_apps.deploy.messages import EVALUATE, HELD_OUT, JOIN, LOSSES, WORK, Code, Order

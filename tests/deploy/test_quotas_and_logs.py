@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from helpers.deploying import config, in_process
 
+from fedloom.base.errors import CheckpointError, ConfigError
 from fedloom.cli import main
-from fedloom.core.errors import CheckpointError, ConfigError
 from fedloom_apps.deploy.budget import Quota
 from fedloom_apps.deploy.messages import Order
 from fedloom_apps.deploy.node import FILE, STOPPED, Log, Node, reasons

@@ -10,9 +10,9 @@ import pytest
 import torch
 from helpers.deploying import config, in_process, simulated
 
-from fedloom.core.errors import ClientError, ConfigError, FedLoomError
+from fedloom.base.errors import ClientError, ConfigError, FedLoomError
+from fedloom.base.rng import stream
 from fedloom.core.local import draw_cohort
-from fedloom.core.rng import stream
 from fedloom.experiment.rundir import RunDirectory
 from fedloom_apps.deploy.messages import HELD_OUT, LOSSES, Order
 from fedloom_apps.deploy.server import DeployTask, Recipe, Roster, assemble, run

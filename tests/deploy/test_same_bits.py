@@ -10,8 +10,8 @@ import torch
 from helpers.deploying import config, in_process, simulated
 from helpers.marks import kinds
 
-from fedloom.core.exchange import State
 from fedloom.experiment.federated import RunResult
+from fedloom.rounds.exchange import State
 from fedloom_apps.deploy.engine import version_in
 from fedloom_apps.deploy.server import Recipe, run
 from fedloom_apps.deploy.versions import Versions

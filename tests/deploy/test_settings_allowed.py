@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from helpers.deploying import config, in_process
 
+from fedloom.base.errors import ConfigError
+from fedloom.base.ranges import Range, Words, range_of
+from fedloom.base.settings import signature
 from fedloom.cli import main
-from fedloom.core.errors import ConfigError
 from fedloom.core.local import Local
-from fedloom.core.ranges import Range, Words, range_of
-from fedloom.core.settings import signature
 from fedloom.core.slots import SEVERAL
 from fedloom.methods import methods
 from fedloom_apps.deploy.allowed import WHOLE, _known, check, table

@@ -11,8 +11,8 @@ import torch
 from helpers.deploying import InProcess, config, in_process, simulated
 
 import fedloom as fl
+from fedloom.base.errors import ConfigError, DataError
 from fedloom.cli import main
-from fedloom.core.errors import ConfigError, DataError
 from fedloom.data.sources.arrays import rescaled
 from fedloom_apps.deploy.data import read
 from fedloom_apps.deploy.node import Node

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedloom.core.exchange import Broadcast
+from fedloom.rounds.exchange import Broadcast
 from fedloom_apps.deploy.messages import Order, pack_broadcast, read_broadcast
 from fedloom_apps.deploy.wire import LIMIT, START, WireError, pack, unpack
 

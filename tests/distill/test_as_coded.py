@@ -10,7 +10,7 @@ import torch
 from helpers.distilling import Problem, weights
 from torch import Tensor
 
-from fedloom.core.errors import ConfigError
+from fedloom.base.errors import ConfigError
 from fedloom.parts.objectives.guidance import budget, multiplier
 from fedloom_apps import distill
 from fedloom_apps.distill import Guide, disk, distillers

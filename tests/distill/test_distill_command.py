@@ -14,8 +14,8 @@ from helpers.commands import Cli
 from rich.text import Text
 
 import fedloom as fl
-from fedloom.core import yaml
-from fedloom.core.errors import CheckpointError
+from fedloom.base import yaml
+from fedloom.base.errors import CheckpointError
 from fedloom.data import sources
 from fedloom_apps.distill.config import DISTILL, table
 

@@ -12,7 +12,7 @@ import torch
 from helpers.distilling import weights
 from torch import Tensor, nn
 
-from fedloom.core.errors import DataError
+from fedloom.base.errors import DataError
 from fedloom.data import Source, sources
 from fedloom.data.sources.arrays import as_bytes, image_arrays
 from fedloom.models.deep import residual

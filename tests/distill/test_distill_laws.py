@@ -11,7 +11,7 @@ from helpers.distilling import Problem, weights
 from torch import Tensor
 
 import fedloom as fl
-from fedloom.core.errors import ConfigError
+from fedloom.base.errors import ConfigError
 from fedloom_apps import distill
 from fedloom_apps.distill import Distiller, Guide, ce, disk, distillers, fitnet, kd, semckd, simkd, simkd_disk, task
 from fedloom_apps.distill.methods import Labels, Response

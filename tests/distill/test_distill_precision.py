@@ -9,7 +9,7 @@ import torch
 from helpers.distilling import Problem, weights
 from torch import Tensor, nn
 
-from fedloom.core.errors import ConfigError
+from fedloom.base.errors import ConfigError
 from fedloom.experiment.runtime import reason_against_bf16
 from fedloom_apps import distill
 from fedloom_apps.distill import Distiller, FeatureTap, SGDConfig, disk, kd, simkd, task

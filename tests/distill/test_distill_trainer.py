@@ -20,7 +20,7 @@ from helpers.marks import kinds
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from fedloom.core.errors import CheckpointError, ClientError, ConfigError
+from fedloom.base.errors import CheckpointError, ClientError, ConfigError
 from fedloom.data import federate
 from fedloom.experiment.callbacks import Callback
 from fedloom_apps import distill

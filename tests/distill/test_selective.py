@@ -15,8 +15,8 @@ from helpers.runs import assert_same_run, experiment, go, leaves, theta
 from torch import Tensor
 
 from fedloom import methods
+from fedloom.base.errors import ConfigError
 from fedloom.core.context import NO_ROUND, Batch, Output
-from fedloom.core.errors import ConfigError
 from fedloom.experiment.federated import run
 from fedloom.parts.objectives import Distillation, Selective, divergence, guidance
 from fedloom.parts.objectives.guidance import budget, guided, helpable, multiplier

@@ -17,18 +17,18 @@ from torch import nn
 
 from fedloom import methods
 from fedloom.compute import computes
-from fedloom.core.client import minibatch
 from fedloom.core.context import Batch, Context, Output
 from fedloom.core.federation import Federation, Split
 from fedloom.core.local import Local
 from fedloom.core.method import Method
 from fedloom.core.parts import Needs, Term
-from fedloom.core.plan import ClientPlan
 from fedloom.data.augment import pipeline
 from fedloom.engines import engines
 from fedloom.experiment.experiment import Evaluation
 from fedloom.experiment.federated import RunResult, run
 from fedloom.parts.objectives import CrossEntropy
+from fedloom.rounds.client import minibatch
+from fedloom.rounds.plan import ClientPlan
 
 PIPELINES = {
     "plain": ("crop", "flip", {"name": "cutout", "size": 3}),

@@ -28,24 +28,24 @@ from helpers.trouble import MARK, guarded, marked, stumble, suicide
 from torch import Tensor, nn
 
 from fedloom import methods
+from fedloom.base.errors import ClientError, ConfigError, LossError
+from fedloom.base.tree import Tree
 from fedloom.compute import computes
 from fedloom.compute.live import Live
 from fedloom.config import build, resolve
-from fedloom.core.aggregate import blocks
 from fedloom.core.context import Context, Model
-from fedloom.core.engine import Engine, Group, States
-from fedloom.core.errors import ClientError, ConfigError, LossError
-from fedloom.core.exchange import Broadcast, Result
 from fedloom.core.local import Local
 from fedloom.core.parts import ClientEnd, Drift
-from fedloom.core.round import federated_round
-from fedloom.core.tree import Tree
 from fedloom.engines import Serial, engines
 from fedloom.engines.processes import Processes, Worker, packed
 from fedloom.engines.shared import Handed, Segment
 from fedloom.experiment.callbacks import Callback
 from fedloom.experiment.experiment import Evaluation
 from fedloom.experiment.federated import FederatedTask, run
+from fedloom.rounds.aggregate import blocks
+from fedloom.rounds.engine import Engine, Group, States
+from fedloom.rounds.exchange import Broadcast, Result
+from fedloom.rounds.round import federated_round
 
 VICTIM = 2
 MODULE = import_module("fedloom.engines.processes")  # a factory has the same name

@@ -12,20 +12,20 @@ import torch
 from helpers.federations import SIZES
 from helpers.runs import assert_same_state, experiment, go
 
+from fedloom.base.errors import ClientError, ConfigError
+from fedloom.base.registry import Entry
 from fedloom.compute.live import Live
-from fedloom.core.aggregate import Fold, fold
-from fedloom.core.cohort import InitialStates
-from fedloom.core.engine import ComputeFactory, EngineFactory, Group, States, Traits
-from fedloom.core.errors import ClientError, ConfigError
-from fedloom.core.exchange import Broadcast, Failure, FailureKind, Result, State
 from fedloom.core.federation import Index, Population, Split
-from fedloom.core.plan import ClientPlan
-from fedloom.core.registry import Entry
-from fedloom.core.round import federated_round
 from fedloom.engines import Serial, engines
 from fedloom.experiment.experiment import Evaluation
 from fedloom.experiment.federated import FederatedTask, run
 from fedloom.experiment.store import StateStore
+from fedloom.rounds.aggregate import Fold, fold
+from fedloom.rounds.cohort import InitialStates
+from fedloom.rounds.engine import ComputeFactory, EngineFactory, Group, States, Traits
+from fedloom.rounds.exchange import Broadcast, Failure, FailureKind, Result, State
+from fedloom.rounds.plan import ClientPlan
+from fedloom.rounds.round import federated_round
 
 EVERYONE = np.arange(len(SIZES))
 

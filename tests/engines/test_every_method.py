@@ -11,7 +11,7 @@ from helpers.federations import SIZES
 from helpers.marks import KINDS, exhaustive
 from helpers.runs import GENTLE, LIVE, assert_same_run, experiment, leaves
 
-from fedloom.core.errors import ConfigError
+from fedloom.base.errors import ConfigError
 from fedloom.core.local import Local
 from fedloom.core.method import Method
 from fedloom.experiment.experiment import Evaluation, Experiment
@@ -92,8 +92,8 @@ EVERY = [
 @pytest.fixture(autouse=True)
 def _large_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """The few clients of these federations lie in two or three blocks."""
-    monkeypatch.setattr("fedloom.core.aggregate.LAST", 2)
-    monkeypatch.setattr("fedloom.core.aggregate.SHARE", 2)
+    monkeypatch.setattr("fedloom.rounds.aggregate.LAST", 2)
+    monkeypatch.setattr("fedloom.rounds.aggregate.SHARE", 2)
     monkeypatch.setattr(import_module("fedloom.compute.batched"), "EVEN", 2)
 
 

@@ -14,8 +14,8 @@ from helpers.runs import assert_same_run, go, theta
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedloom.core import rng
-from fedloom.core.errors import ConfigError
+from fedloom.base import rng
+from fedloom.base.errors import ConfigError
 from fedloom.core.federation import Federation, Index
 from fedloom.core.federation import Split as CoreSplit
 from fedloom.core.layout import Layout, LiveModule

@@ -13,13 +13,13 @@ from helpers.runs import experiment, go
 from torch import nn
 
 from fedloom import methods
+from fedloom.base.errors import ConfigError, LossError
 from fedloom.compute.live import Live
-from fedloom.core.aggregate import Fold, blocks
-from fedloom.core.cohort import InitialStates
-from fedloom.core.engine import Group
-from fedloom.core.errors import ConfigError, LossError
 from fedloom.engines import Serial
 from fedloom.experiment.federated import FederatedTask
+from fedloom.rounds.aggregate import Fold, blocks
+from fedloom.rounds.cohort import InitialStates
+from fedloom.rounds.engine import Group
 from fedloom_apps.ray.actor import LARGE, Actor, RemoteBlock, nbytes, pack, unpack
 from fedloom_apps.ray.cluster import Member, TaskQueue
 

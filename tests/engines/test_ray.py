@@ -22,7 +22,7 @@ from helpers.runs import GENTLE, assert_same_run, go
 from helpers.trouble import MARK, guarded, marked, stumble, suicide
 
 from fedloom import methods
-from fedloom.core.errors import ClientError, ConfigError
+from fedloom.base.errors import ClientError, ConfigError
 from fedloom.experiment.experiment import Evaluation
 from fedloom_apps.ray.cluster import Cluster, Member
 
@@ -273,7 +273,7 @@ from fedloom_apps.ray import cluster as engine
 os.environ.update(engine.ENVIRONMENT)
 import ray
 from ray.cluster_utils import Cluster
-from fedloom.core.errors import FedLoomError
+from fedloom.base.errors import FedLoomError
 from fedloom.experiment.callbacks import Callback
 from fedloom.experiment.federated import run
 

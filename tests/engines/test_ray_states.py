@@ -20,12 +20,12 @@ from helpers.stored import files, places, referred
 from helpers.trouble import MARK, guarded, marked, suicide
 from safetensors.torch import load
 
-from fedloom.core.errors import CheckpointError
-from fedloom.core.exchange import State
+from fedloom.base.errors import CheckpointError
 from fedloom.experiment import checkpoint, store
 from fedloom.experiment.experiment import Evaluation
 from fedloom.experiment.federated import FederatedTask, run
 from fedloom.experiment.store import BlockFiles, StateFolder, StateStore
+from fedloom.rounds.exchange import State
 
 pytest.importorskip("ray")
 pytestmark = pytest.mark.extra("ray")

@@ -17,17 +17,17 @@ from helpers.runs import assert_same_run, experiment, go
 from helpers.seen_gpu import backward, with_gpu_in_sight
 
 from fedloom import engines
+from fedloom.base import fork_safety
+from fedloom.base.errors import ConfigError
 from fedloom.cli import main
 from fedloom.compute import computes, resolved
 from fedloom.compute.cohort import trial
 from fedloom.compute.live import Live
-from fedloom.core import fork_safety
-from fedloom.core.engine import Group
-from fedloom.core.errors import ConfigError
 from fedloom.engines import Serial
 from fedloom.engines.processes import Processes, reason_against_forking
 from fedloom.experiment.experiment import Evaluation
 from fedloom.experiment.federated import FederatedTask
+from fedloom.rounds.engine import Group
 
 SENTENCE = r"engine 'processes' cannot fork its workers: PyTorch, which sees a GPU, .*; leave out engine\.start=fork\."
 TWO = {"engine": "processes", "engine_settings": {"workers": 2}, "compute": "auto"}

@@ -14,11 +14,11 @@ from helpers.networks import Split, fixed
 from helpers.runs import assert_same_run, experiment, go
 from torch import nn
 
+from fedloom.base.errors import ConfigError
 from fedloom.compute import computes
-from fedloom.core.engine import Group
-from fedloom.core.errors import ConfigError
 from fedloom.engines.processes import Processes
 from fedloom.experiment.federated import FederatedTask
+from fedloom.rounds.engine import Group
 
 SIZES = (6, 9, 11, 7, 5, 8)
 PRETENDED = ("cpu:0", "cpu:1", "cpu:2", "cpu:3")  # any name but "cpu" is a GPU's to computes

@@ -36,7 +36,7 @@ from typing import Any
 
 import numpy as np
 
-from fedloom.core import rng
+from fedloom.base import rng
 from helpers import meta, robust, slots
 from helpers.personal import Pace, aligned
 from helpers.reference import Found, Vector, World

@@ -18,7 +18,7 @@ import pytest
 import torch
 from safetensors.torch import load
 
-from fedloom.core.errors import CheckpointError
+from fedloom.base.errors import CheckpointError
 from fedloom.experiment import atomic, checkpoint
 from fedloom.experiment.experiment import Experiment
 from fedloom.experiment.federated import RunResult, run

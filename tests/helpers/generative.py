@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedloom.core import rng
+from fedloom.base import rng
 from fedloom.core.method import Method
 from helpers.federations import CLASSES, FEATURES
 from helpers.losses import backward, forward

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fedloom.core import rng
+from fedloom.base import rng
 from helpers.federations import Shaken
 from helpers.networks import teacher_net
 from helpers.reference import Found, Vector, World, average

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from fedloom.core import rng
+from fedloom.base import rng
 from helpers.reference import Correct, Found, Vector, World, average
 
 Slope = Callable[[Vector, Vector, Vector], Vector]  # (θ, rows of the support, rows of the query) -> gradient

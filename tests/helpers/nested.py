@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 from torch import Tensor, nn
 
-from fedloom.core.rng import stream
+from fedloom.base.rng import stream
 from helpers.federations import CLASSES, FEATURES
 from helpers.networks import Split, fixed, tanh_net
 from helpers.reference import Found, Vector, World

@@ -8,7 +8,7 @@ from itertools import combinations
 
 import numpy as np
 
-from fedloom.core import rng
+from fedloom.base import rng
 from helpers import losses
 from helpers.reference import Found, Vector, World, average, fedavg, partly
 

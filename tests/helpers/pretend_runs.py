@@ -21,11 +21,11 @@ from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from fedloom.core import round as round_
 from fedloom.core.local import Local
 from fedloom.experiment import federated
 from fedloom.experiment.experiment import Evaluation, Experiment
 from fedloom.methods import make, methods
+from fedloom.rounds import round as round_
 from helpers.federations import classes
 from helpers.pretend import DEVICE, PretendDevice
 from helpers.runs import GENTLE, experiment

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from fedloom.base.tree import Tree
 from fedloom.core.local import Local
 from fedloom.core.method import Method
 from fedloom.core.parts import Drift, Mixing
-from fedloom.core.tree import Tree
 from fedloom.experiment.callbacks import Callback
 from fedloom.experiment.federated import RunResult, run
 from fedloom.parts.objectives import SquaredError

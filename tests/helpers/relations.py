@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 import fedloom as fl
-from fedloom.core.errors import FedLoomError
+from fedloom.base.errors import FedLoomError
 from fedloom.core.federation import Arrays, Federation, Index, Split, Unlabelled
 from fedloom.core.local import Local
 from fedloom.core.method import Method

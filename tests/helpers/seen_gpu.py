@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from fedloom.core import fork_safety
+from fedloom.base import fork_safety
 
 
 def with_gpu_in_sight(*actions: Callable[[], None]) -> None:

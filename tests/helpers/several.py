@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fedloom.core import rng
+from fedloom.base import rng
 from helpers.personal import Pace, batches
 from helpers.reference import Found, Vector, World
 

@@ -26,7 +26,7 @@ import pytest
 from beartype.door import is_bearable
 from torch import Tensor, compiler
 
-FORMS = "fedloom.core.tree"  # which says what ``Float`` and the like are
+FORMS = "fedloom.base.tree"  # which says what ``Float`` and the like are
 KINDS = ("Bool", "Float", "Int", "Shaped")
 Hints = dict[str, Any]
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from fedloom.core.rng import stream
+from fedloom.base.rng import stream
 from helpers.reference import Found, Vector, World
 from helpers.target import backward, layers, outputs, softmax
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from fedloom.core.rng import stream
+from fedloom.base.rng import stream
 from helpers.federations import Shaken
 from helpers.reference import Found, Vector, World, average
 

@@ -12,13 +12,11 @@ from helpers.networks import Split, fixed
 from helpers.runs import experiment, go, theta
 from torch import nn
 
+from fedloom.base.errors import ConfigError
 from fedloom.core.context import Batch, Context, Output
-from fedloom.core.errors import ConfigError
 from fedloom.core.federation import Index
 from fedloom.core.local import Local
-from fedloom.core.meta import gradient, objective
 from fedloom.core.method import Method
-from fedloom.core.objective import Net
 from fedloom.core.parts import Adaptation
 from fedloom.data import federate, partitions, sources
 from fedloom.experiment.experiment import Evaluation, Experiment
@@ -29,6 +27,8 @@ from fedloom.parts.adaptation import FineTune, Maml, Prototypes
 from fedloom.parts.adaptation.gradient import slope_at
 from fedloom.parts.objectives import CrossEntropy
 from fedloom.parts.personal import Ditto
+from fedloom.rounds.meta import gradient, objective
+from fedloom.rounds.objective import Net
 
 LOCAL = Local(epochs=2, batch_size=4, lr=0.2, clip=0.9)
 

@@ -13,14 +13,12 @@ from helpers.networks import Split, fixed, tanh_net
 from helpers.runs import assert_same_run, assert_same_state, experiment, go, theta
 from torch import Tensor, nn
 
+from fedloom.base.errors import ConfigError
 from fedloom.compute.live import Live
-from fedloom.core import meta as adapting
-from fedloom.core.errors import ConfigError
 from fedloom.core.federation import Federation
 from fedloom.core.local import Local
 from fedloom.core.method import Method
 from fedloom.core.parts import Adaptation
-from fedloom.core.server import Server
 from fedloom.data import federate, partitions, sources
 from fedloom.experiment.experiment import Evaluation, Experiment
 from fedloom.experiment.federated import run
@@ -29,6 +27,8 @@ from fedloom.methods import make
 from fedloom.models import models
 from fedloom.parts.adaptation import FineTune, Maml, Prototypes, gradient
 from fedloom.parts.objectives import CrossEntropy, SquaredError
+from fedloom.rounds import meta as adapting
+from fedloom.rounds.server import Server
 
 LOCAL = Local(epochs=2, batch_size=4, lr=0.2, lr_decay=0.9, weight_decay=0.01, clip=0.9)
 CLIENTS = Evaluation(what=("clients",))

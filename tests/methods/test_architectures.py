@@ -18,9 +18,9 @@ from helpers.runs import GENTLE, assert_same_state, experiment, go
 from torch import Tensor, nn
 
 import fedloom as fl
+from fedloom.base.errors import ConfigError
 from fedloom.config.keys import build_method, resolve
 from fedloom.core.context import Context, RoundInfo
-from fedloom.core.errors import ConfigError
 from fedloom.core.federation import Index, Split
 from fedloom.core.local import Local
 from fedloom.core.method import Method

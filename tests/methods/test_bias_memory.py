@@ -11,7 +11,7 @@ from helpers.networks import headless, tanh_net
 from helpers.runs import experiment, go, theta
 
 import fedloom as fl
-from fedloom.core.errors import ConfigError
+from fedloom.base.errors import ConfigError
 from fedloom.core.local import Local
 from fedloom.experiment.federated import RunResult
 from fedloom.methods import make

@@ -14,8 +14,8 @@ from helpers.runs import go
 from torch import Tensor
 
 import fedloom as fl
+from fedloom.base.errors import ConfigError
 from fedloom.core.context import Batch, Context, Output
-from fedloom.core.errors import ConfigError
 from fedloom.core.local import Local
 from fedloom.core.method import Method
 from fedloom.core.parts import Term

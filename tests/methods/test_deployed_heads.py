@@ -11,8 +11,8 @@ from helpers.losses import forward as through
 from helpers.losses import softmax
 from helpers.runs import assert_same_run, experiment, go, theta
 
+from fedloom.base.errors import ConfigError
 from fedloom.core.context import Batch, Output
-from fedloom.core.errors import ConfigError
 from fedloom.core.local import Local
 from fedloom.core.method import Method
 from fedloom.data import federate, partitions

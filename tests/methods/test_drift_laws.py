@@ -16,12 +16,12 @@ from helpers.reference import World, average
 from helpers.runs import assert_same_run, assert_same_state, experiment, go, leaves, theta
 from torch import Tensor
 
+from fedloom.base.errors import ConfigError
+from fedloom.base.tree import Tree
 from fedloom.core.context import Batch, Context, Model, Output
-from fedloom.core.errors import ConfigError
 from fedloom.core.local import Local
 from fedloom.core.method import Method
 from fedloom.core.parts import ClientEnd, Drift
-from fedloom.core.tree import Tree
 from fedloom.experiment.federated import RunResult, run
 from fedloom.methods import fedavg, feddc, feddecorr, feddyn, fedsplit, make
 from fedloom.parts.drift import FedDCDrift, FedSplitDrift, KeptMomentum

@@ -8,7 +8,7 @@ from helpers.networks import tanh_net
 from helpers.reference import World, average
 from helpers.runs import experiment, theta
 
-from fedloom.core.errors import ConfigError
+from fedloom.base.errors import ConfigError
 from fedloom.core.local import Local
 from fedloom.core.method import Method
 from fedloom.core.parts import Term

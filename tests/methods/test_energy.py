@@ -14,8 +14,8 @@ from helpers.networks import Flattening, linear_layers, tanh_net
 from helpers.runs import assert_same_records, assert_same_run, assert_same_state, experiment, go
 from torch import Tensor, nn
 
-from fedloom.core import rng
-from fedloom.core.errors import ConfigError
+from fedloom.base import rng
+from fedloom.base.errors import ConfigError
 from fedloom.core.federation import Arrays, Federation, Split
 from fedloom.core.local import Local
 from fedloom.core.method import Method

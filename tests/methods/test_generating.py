@@ -15,16 +15,16 @@ from helpers.networks import fixed, tanh_net
 from helpers.runs import assert_same_run, experiment, go, theta
 from torch import Tensor, nn
 
-from fedloom.core.errors import ConfigError
+from fedloom.base.errors import ConfigError
 from fedloom.core.federation import Arrays, Federation
 from fedloom.core.layout import Layout
 from fedloom.core.local import Local
-from fedloom.core.plan import ClientPlan
 from fedloom.experiment.experiment import Evaluation, Experiment
 from fedloom.experiment.federated import run
 from fedloom.methods import make
 from fedloom.models import ConditionalGAN, ConditionalVAE
 from fedloom.parts.mixing import AFL
+from fedloom.rounds.plan import ClientPlan
 from fedloom_apps.synthesis.take import sample
 
 TWO: dict[str, Any] = {"engine": "processes", "engine_settings": {"workers": 2}}

@@ -16,8 +16,8 @@ from helpers.networks import fixed
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from fedloom.base.errors import ConfigError
 from fedloom.core.context import NO_ROUND, Batch, Context, Facts, Output
-from fedloom.core.errors import ConfigError
 from fedloom.core.layout import Layout
 from fedloom.parts.objectives import Adversarial, Variational
 from fedloom.parts.objectives.variational import divergence

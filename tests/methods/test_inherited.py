@@ -13,8 +13,8 @@ from helpers.runs import go, theta
 from torch import nn
 
 import fedloom as fl
+from fedloom.base.errors import ClientError, ConfigError
 from fedloom.core.context import NO_ROUND, Batch, Output
-from fedloom.core.errors import ClientError, ConfigError
 from fedloom.core.local import Local
 from fedloom.core.parts import Personal
 from fedloom.methods import make

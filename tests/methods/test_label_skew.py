@@ -12,13 +12,10 @@ from helpers.networks import tanh_net
 from helpers.runs import go, theta
 
 from fedloom import methods
-from fedloom.core.client import contexts
 from fedloom.core.context import NO_ROUND, Batch, Output
 from fedloom.core.federation import Split
 from fedloom.core.local import Local
 from fedloom.core.method import Method
-from fedloom.core.plan import ClientPlan
-from fedloom.core.server import Server
 from fedloom.data import federate, partitions
 from fedloom.experiment.experiment import Evaluation, Experiment
 from fedloom.experiment.federated import run
@@ -28,6 +25,9 @@ from fedloom.parts.drift import FedDynDrift
 from fedloom.parts.mixing import TERM, Uniform
 from fedloom.parts.objectives import BalancedSoftmax, CalibratedLogits, CrossEntropy
 from fedloom.parts.personal import PrivateHead
+from fedloom.rounds.client import contexts
+from fedloom.rounds.plan import ClientPlan
+from fedloom.rounds.server import Server
 
 HARD = Local(epochs=2, batch_size=4, lr=0.3, lr_decay=0.9, weight_decay=0.02, clip=0.9)
 CONDITIONS: dict[str, Any] = {"cohort": 4, "rounds": 4, "drop_rate": 0.1, "local": HARD, "seed": 3}

@@ -11,7 +11,7 @@ import torch
 from helpers.rounds import round_info
 from torch import Tensor
 
-from fedloom.core import rng
+from fedloom.base import rng
 from fedloom.core.context import NO_ROUND, Batch, Context, Facts, Output, RoundInfo
 from fedloom.parts.objectives import Energy, langevin
 

@@ -16,13 +16,11 @@ from helpers.runs import assert_same_run, experiment, go, leaves, theta
 from torch import nn
 
 from fedloom import methods
+from fedloom.base.errors import ConfigError
 from fedloom.compute.live import Live
 from fedloom.core.context import NO_ROUND, Batch, Output
-from fedloom.core.errors import ConfigError
 from fedloom.core.local import Local
 from fedloom.core.method import Method
-from fedloom.core.plan import ClientPlan
-from fedloom.core.server import Server
 from fedloom.engines import Serial
 from fedloom.experiment.federated import run
 from fedloom.parts.adaptation import Prototypes
@@ -37,6 +35,8 @@ from fedloom.parts.objectives import (
     divergence,
 )
 from fedloom.parts.personal import Ditto, PrivateHead
+from fedloom.rounds.plan import ClientPlan
+from fedloom.rounds.server import Server
 
 HARD = Local(epochs=2, batch_size=4, lr=0.3, lr_decay=0.9, weight_decay=0.02, clip=0.9)
 CONDITIONS: dict[str, Any] = {"cohort": 4, "rounds": 4, "drop_rate": 0.1, "local": HARD, "seed": 3}

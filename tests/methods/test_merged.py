@@ -14,8 +14,8 @@ from helpers.runs import experiment, go, leaves, theta
 from torch import nn
 
 import fedloom as fl
+from fedloom.base.errors import ClientError, ConfigError
 from fedloom.core.context import NO_ROUND, Batch
-from fedloom.core.errors import ClientError, ConfigError
 from fedloom.core.local import Local
 from fedloom.core.method import Method
 from fedloom.core.parts import Adaptation, Personal, Start

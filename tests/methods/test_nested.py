@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from fedloom.core.federation import Federation, Index, Split
 from fedloom.core.local import Local
 from fedloom.core.method import Method
-from fedloom.core.plan import ClientPlan
 from fedloom.core.submodels import mean_over_holders
 from fedloom.data import federate
 from fedloom.data.partitions import Pathological
@@ -33,6 +32,7 @@ from fedloom.parts.objectives import CrossEntropy, Proximal
 from fedloom.parts.personal import EarlyExitSlice, WidthSlice
 from fedloom.parts.personal.nested import Simple, is_simple, narrowed
 from fedloom.parts.server import Adam
+from fedloom.rounds.plan import ClientPlan
 
 # Whatever a step does beside the gradient must leave alone what a client does not hold.
 LOCAL = Local(epochs=2, batch_size=4, lr=0.2, momentum=0.6, weight_decay=0.05, clip=0.9)

@@ -10,7 +10,7 @@ from helpers.networks import headless, tanh_net
 from helpers.runs import go
 from torch import nn
 
-from fedloom.core.errors import ConfigError
+from fedloom.base.errors import ConfigError
 from fedloom.core.method import Method
 from fedloom.methods import make
 from fedloom.parts.drift import FedDynDrift

@@ -18,7 +18,6 @@ from fedloom.core.context import NO_ROUND, Context
 from fedloom.core.local import Local
 from fedloom.core.method import Method
 from fedloom.core.parts import Use
-from fedloom.core.plan import ClientPlan
 from fedloom.core.views import SharedPrivate, StepInfo, View
 from fedloom.data import federate
 from fedloom.experiment.experiment import Evaluation
@@ -26,6 +25,7 @@ from fedloom.methods import make
 from fedloom.parts.drift import FedDynDrift
 from fedloom.parts.objectives import CrossEntropy
 from fedloom.parts.personal import APFL, Alternating, Ditto, PFedMe, Subspace
+from fedloom.rounds.plan import ClientPlan
 
 PAIRED = ["ditto", "pfedme", "apfl", "superfed_mm", "superfed_lm"]
 LOCAL = Local(epochs=2, batch_size=4, lr=0.2, momentum=0.8, weight_decay=0.01, clip=0.9)

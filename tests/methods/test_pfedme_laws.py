@@ -17,8 +17,8 @@ from helpers.reference import World
 from helpers.runs import experiment, go, leaves, theta
 from torch import Tensor
 
+from fedloom.base.errors import ConfigError
 from fedloom.core.context import Batch, Context, Output
-from fedloom.core.errors import ConfigError
 from fedloom.core.local import Local
 from fedloom.core.method import Method
 from fedloom.core.parts import Term

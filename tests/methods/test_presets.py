@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from fedloom import methods as table
-from fedloom.core.documentation import documentation
-from fedloom.core.errors import ConfigError
+from fedloom.base.documentation import documentation
+from fedloom.base.errors import ConfigError
 from fedloom.core.slots import SLOTS, label
 from fedloom.methods import make, methods
 

@@ -15,8 +15,8 @@ from helpers.reference import World, partly
 from helpers.runs import GENTLE, assert_same_run, go, theta
 from torch import nn
 
+from fedloom.base.errors import ConfigError
 from fedloom.core.context import RoundInfo
-from fedloom.core.errors import ConfigError
 from fedloom.core.federation import Federation
 from fedloom.core.layout import Layout
 from fedloom.core.local import Local

@@ -11,18 +11,18 @@ from helpers.federations import classes, regression
 from helpers.networks import line, tanh_net
 from helpers.runs import experiment, go, theta
 
+from fedloom.base.errors import ConfigError
 from fedloom.cli import main
-from fedloom.core.errors import ConfigError
 from fedloom.core.local import Local
 from fedloom.core.method import Method
 from fedloom.core.parts import Drift, Mixing
-from fedloom.core.plan import ClientPlan
 from fedloom.experiment.federated import run
 from fedloom.experiment.fingerprint import describe
 from fedloom.methods import make
 from fedloom.parts.drift import FedNovaDrift, Scaffold
 from fedloom.parts.mixing import Uniform
 from fedloom.parts.objectives import SquaredError
+from fedloom.rounds.plan import ClientPlan
 
 SIZES, RATE, STEPS = (6, 14, 8, 20), 0.05, 9
 SLOW = Local(steps=STEPS, batch_size=0, lr=RATE, stragglers=0.6)

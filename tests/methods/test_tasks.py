@@ -20,8 +20,8 @@ from helpers.runs import assert_same_run, experiment, theta
 from torch import Tensor, nn
 
 import fedloom as fl
+from fedloom.base.errors import ConfigError
 from fedloom.core.context import NO_ROUND, Batch, Output
-from fedloom.core.errors import ConfigError
 from fedloom.experiment.experiment import Evaluation
 from fedloom.experiment.federated import run
 from fedloom.experiment.rundir import RunDirectory

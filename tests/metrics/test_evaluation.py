@@ -15,7 +15,7 @@ from helpers.runs import experiment
 from sklearn.metrics import roc_auc_score
 from torch import nn
 
-from fedloom.core.errors import ConfigError
+from fedloom.base.errors import ConfigError
 from fedloom.core.federation import Arrays, Federation, Index, Split
 from fedloom.experiment.experiment import Evaluation, Measurement
 from fedloom.experiment.federated import FederatedTask, run

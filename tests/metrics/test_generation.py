@@ -10,7 +10,7 @@ from scipy.linalg import sqrtm
 from scipy.spatial.distance import cdist, pdist
 from torch import Tensor, nn
 
-from fedloom.core.errors import ConfigError, DataError
+from fedloom.base.errors import ConfigError, DataError
 from fedloom.metrics import distribution
 from fedloom.metrics.distribution import alike, fid, kid, nearest, spread, within
 from fedloom.models import models

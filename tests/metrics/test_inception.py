@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedloom.core.errors import ConfigError
+from fedloom.base.errors import ConfigError
 from fedloom_apps.synthesis.generation import inception
 
 

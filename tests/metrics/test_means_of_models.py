@@ -14,8 +14,8 @@ from helpers.federations import SIZES
 from helpers.runs import assert_same_run, experiment, go, theta
 from safetensors.torch import load_file
 
+from fedloom.base.errors import CheckpointError, ConfigError
 from fedloom.core.context import Batch, Context, Output
-from fedloom.core.errors import CheckpointError, ConfigError
 from fedloom.core.method import Method
 from fedloom.core.parts import Term
 from fedloom.experiment.experiment import Evaluation

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import fedloom as fl
-from fedloom.core.errors import ConfigError
+from fedloom.base.errors import ConfigError
 from fedloom.core.targets import CLASSES, NUMBERS, TRUTHS, TargetKind
 from fedloom.metrics import direction, lookup, predictions, registry
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from helpers.counting import calls
 
-from fedloom.core.errors import ConfigError
+from fedloom.base.errors import ConfigError
 from fedloom.metrics import (
     best,
     best_round,

@@ -9,7 +9,7 @@ import pytest
 import torch
 from sklearn.metrics import roc_auc_score, top_k_accuracy_score
 
-from fedloom.core.errors import ConfigError
+from fedloom.base.errors import ConfigError
 from fedloom.metrics import Predictions, auroc, direction, ece, f1, mce, predictions, top_k
 from fedloom.metrics.registry import lookup, view
 from fedloom.parts.objectives import SquaredError

@@ -11,7 +11,7 @@ from helpers.federations import classes
 from helpers.runs import experiment
 from sklearn.metrics import roc_auc_score
 
-from fedloom.core.errors import ConfigError
+from fedloom.base.errors import ConfigError
 from fedloom.core.federation import Federation, Index, Split
 from fedloom.experiment.evaluate import Evaluator
 from fedloom.experiment.experiment import Evaluation

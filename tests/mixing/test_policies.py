@@ -12,8 +12,8 @@ from helpers.rounds import round_info
 from helpers.runs import assert_same_state, experiment, go, theta
 from scipy.optimize import minimize
 
+from fedloom.base.errors import ConfigError
 from fedloom.core.context import RoundInfo
-from fedloom.core.errors import ConfigError
 from fedloom.core.local import Local, draw_cohort
 from fedloom.core.method import Method
 from fedloom.core.parts import Mixing

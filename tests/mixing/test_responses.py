@@ -12,8 +12,8 @@ from helpers.federations import with_validation
 from helpers.rounds import round_info
 from helpers.runs import experiment, go, theta
 
+from fedloom.base.errors import ConfigError
 from fedloom.core.context import RoundInfo
-from fedloom.core.errors import ConfigError
 from fedloom.core.federation import Federation
 from fedloom.core.local import Local
 from fedloom.core.method import Method

@@ -10,7 +10,7 @@ import torch
 from helpers.rounds import facts, round_info
 from helpers.runs import go, theta
 
-from fedloom.core.errors import ConfigError
+from fedloom.base.errors import ConfigError
 from fedloom.core.method import Method
 from fedloom.core.parts import Mixing
 from fedloom.methods import make

@@ -15,8 +15,8 @@ from helpers.rounds import round_info
 from helpers.runs import assert_same_state, experiment, go, theta
 
 import fedloom as fl
+from fedloom.base.errors import ConfigError
 from fedloom.core.context import RoundInfo
-from fedloom.core.errors import ConfigError
 from fedloom.core.federation import Unlabelled
 from fedloom.core.local import Local
 from fedloom.core.method import Method

@@ -12,7 +12,7 @@ from helpers.samples import digits
 from torch import Tensor, nn
 from torch.func import functional_call, grad, stack_module_state, vmap
 
-from fedloom.core.errors import ConfigError
+from fedloom.base.errors import ConfigError
 from fedloom.core.layout import Layout
 from fedloom.models import ACGAN, ConditionalGAN, ConditionalVAE, SpectralLinear, macs, models
 from fedloom.models.generative import Stage, halvings

@@ -10,7 +10,7 @@ from cases import EACH, LARGE, NAMES, make, samples
 from torch import Tensor, nn
 from torch.func import functional_call, grad, stack_module_state, vmap
 
-from fedloom.core.errors import ConfigError
+from fedloom.base.errors import ConfigError
 from fedloom.models.deep import residual
 
 

@@ -10,7 +10,7 @@ import torch
 from helpers.federations import classes
 from helpers.runs import experiment
 
-from fedloom.core.errors import ConfigError
+from fedloom.base.errors import ConfigError
 from fedloom.core.local import Local
 from fedloom.experiment.federated import run
 from fedloom.models import models

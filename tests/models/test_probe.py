@@ -15,7 +15,7 @@ from helpers.marks import kinds
 from helpers.runs import experiment, go
 from torch import Tensor, nn
 
-from fedloom.core.errors import ConfigError
+from fedloom.base.errors import ConfigError
 from fedloom.core.layout import Layout
 from fedloom.core.local import Local
 from fedloom.core.probe import ModelTraits, traits

@@ -11,7 +11,7 @@ from helpers.runs import experiment
 from torch import Tensor, nn
 
 import fedloom as fl
-from fedloom.core.errors import ConfigError
+from fedloom.base.errors import ConfigError
 from fedloom.experiment.experiment import Experiment
 from fedloom.experiment.federated import run
 from fedloom.models import Copies, wrap

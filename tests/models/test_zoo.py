@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import fedloom as fl
+from fedloom.base.errors import ConfigError
 from fedloom.cli import main
-from fedloom.core.errors import ConfigError
 from fedloom.core.federation import Arrays, Federation, Index, Split
 from fedloom.core.layout import Layout
 from fedloom.core.local import Local

@@ -6,7 +6,7 @@ import pytest
 import torch
 from helpers.arriving import online, stream
 
-from fedloom.core.errors import ConfigError
+from fedloom.base.errors import ConfigError
 from fedloom.core.local import Local
 from fedloom.models import models
 from fedloom.parts.adaptation import Maml, Prototypes

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from fedloom.core.errors import ConfigError
+from fedloom.base.errors import ConfigError
 from fedloom_apps.online.learners import Hedge, mixed
 
 LOSSES = st.tuples(st.integers(1, 40), st.integers(1, 8)).flatmap(

@@ -13,8 +13,8 @@ import torch
 from helpers.arriving import LOCAL, gaussians, online, stream
 
 import fedloom as fl
+from fedloom.base.errors import ClientError, ConfigError, DataError
 from fedloom.cli import main
-from fedloom.core.errors import ClientError, ConfigError, DataError
 from fedloom.models import models
 from fedloom_apps.online import BufferedMoml, Ftml, Live, Moml, OnlineLearner, Toe, run
 from fedloom_apps.online.config import ONLINE, build

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from helpers.commands import Cli
 
+from fedloom.base.errors import ConfigError
 from fedloom.cli import commands
-from fedloom.core.errors import ConfigError
 from fedloom_apps.online import learners
 from fedloom_apps.online.config import ONLINE
 

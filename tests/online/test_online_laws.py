@@ -13,7 +13,7 @@ from helpers.arriving import LOCAL, convex, gaussians, online, stream
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fedloom.core import rng
+from fedloom.base import rng
 from fedloom.core.local import Local
 from fedloom.core.parts import Adaptation, Batch
 from fedloom.parts.adaptation import FineTune, Maml, Prototypes

@@ -16,7 +16,7 @@ import pytest
 import torch
 from helpers.arriving import gaussians, online, small, stream
 
-from fedloom.core.errors import CheckpointError, ClientError, ConfigError
+from fedloom.base.errors import CheckpointError, ClientError, ConfigError
 from fedloom.core.federation import Arrays
 from fedloom.core.local import Local
 from fedloom.core.parts import Batch

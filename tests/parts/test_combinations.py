@@ -15,8 +15,8 @@ from helpers.networks import normed, tanh_net, teacher_net
 from helpers.runs import assert_same_run, assert_same_state, experiment, go, leaves, theta
 from torch import Tensor, nn
 
+from fedloom.base.errors import ClientError, ConfigError
 from fedloom.core.context import Context
-from fedloom.core.errors import ClientError, ConfigError
 from fedloom.core.federation import Arrays, Index
 from fedloom.core.local import Local
 from fedloom.core.method import Method

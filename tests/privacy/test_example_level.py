@@ -17,16 +17,16 @@ from helpers.networks import tanh_net
 from helpers.runs import assert_same_run, experiment, go, theta
 from torch import nn
 
-from fedloom.core import rng
-from fedloom.core.errors import ConfigError
-from fedloom.core.example_privacy import noised
+from fedloom.base import rng
+from fedloom.base.errors import ConfigError
 from fedloom.core.local import Local
-from fedloom.core.plan import ClientPlan
 from fedloom.experiment.experiment import Evaluation
 from fedloom.experiment.federated import FederatedTask, run
 from fedloom.experiment.privacy import ExampleAccountant
 from fedloom.methods import make
 from fedloom.models import models
+from fedloom.rounds.example_privacy import noised
+from fedloom.rounds.plan import ClientPlan
 
 SEED = 4
 

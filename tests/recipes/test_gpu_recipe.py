@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from fedloom.base import yaml
 from fedloom.cli import main
-from fedloom.core import yaml
 from fedloom.experiment.rundir import RunDirectory
 
 CLAIM: dict[str, Any] = {

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from helpers.recipes import load
 from torch import Tensor, nn
 
-from fedloom.core.errors import ConfigError
+from fedloom.base.errors import ConfigError
 from fedloom.core.layout import Layout
 
 recipe = load("superfed", "loss_surface")

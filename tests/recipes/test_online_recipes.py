@@ -15,7 +15,7 @@ import pytest
 import torch
 from helpers.pictures import look_alike
 
-from fedloom.core.errors import ClientError
+from fedloom.base.errors import ClientError
 from fedloom.core.federation import Arrays
 from fedloom.data import Source
 from fedloom_apps.online.streams import KWay, Transformed, task_stream

@@ -13,7 +13,7 @@ import torch
 from helpers.recipes import load
 from torch import Tensor
 
-from fedloom.core.errors import ConfigError
+from fedloom.base.errors import ConfigError
 from fedloom.parts.objectives.guidance import budget, guided
 
 toys, courses = load("distill", "toy_problems"), load("distill", "toy_courses")

@@ -13,7 +13,7 @@ import pyarrow.parquet as parquet
 import pytest
 from helpers.commands import cli
 
-from fedloom.core import yaml
+from fedloom.base import yaml
 from fedloom.experiment.rundir import VERSION
 
 __all__ = ["cli"]

@@ -13,9 +13,9 @@ import torch
 from helpers.commands import Cli
 
 import fedloom as fl
+from fedloom.base import yaml
 from fedloom.cli import main
 from fedloom.config.schema import read
-from fedloom.core import yaml
 from fedloom.core.local import Local
 from fedloom.data import federate
 from fedloom.models import models

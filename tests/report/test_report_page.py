@@ -17,7 +17,7 @@ import pytest
 from helpers.pages import drawn
 
 import fedloom as fl
-from fedloom.core.errors import ConfigError, FedLoomError
+from fedloom.base.errors import ConfigError, FedLoomError
 from fedloom_apps.report import build, paper
 from fedloom_apps.report.charts import Axis, Chart, HeatMap, LineStyle, Series
 from fedloom_apps.report.groups import read

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 import fedloom as fl
 from fedloom import methods
-from fedloom.core.errors import ClientError, ConfigError
+from fedloom.base.errors import ClientError, ConfigError
 from fedloom.core.local import Local
 from fedloom.data import federate
 from fedloom.experiment.callbacks import EarlyStopping

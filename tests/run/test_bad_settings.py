@@ -16,7 +16,7 @@ from helpers.federations import classes
 from helpers.runs import experiment
 from torch import nn
 
-from fedloom.core.errors import ConfigError
+from fedloom.base.errors import ConfigError
 from fedloom.core.federation import Federation, Index, Split
 from fedloom.core.local import Local
 from fedloom.core.method import Method
@@ -247,7 +247,7 @@ def test_checkpoint_settings(settings: dict[str, int]) -> None:
 
 def test_average_cannot_begin_in_the_middle(tmp_path: Path) -> None:
     """The mean of all clients' last models is not known if nobody kept them."""
-    from fedloom.core.errors import CheckpointError
+    from fedloom.base.errors import CheckpointError
 
     run(experiment(rounds=2), tmp_path / "out")
     with pytest.raises(CheckpointError, match="the average evaluation cannot begin now"):

@@ -12,8 +12,8 @@ from helpers.losses import softmax
 from torch import nn
 
 import fedloom as fl
-from fedloom.core import rng
-from fedloom.core.errors import ConfigError
+from fedloom.base import rng
+from fedloom.base.errors import ConfigError
 from fedloom.parts.uplink import SecureSum
 from fedloom_apps.customise.calibration import CCVR, ClassGaussians, class_sums, statistics
 

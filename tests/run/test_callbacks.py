@@ -12,7 +12,7 @@ import torch
 from helpers.runs import assert_same_run, experiment
 
 import fedloom as fl
-from fedloom.core.errors import ConfigError
+from fedloom.base.errors import ConfigError
 from fedloom.experiment.experiment import Evaluation
 from fedloom.experiment.federated import run
 from fedloom.experiment.rundir import RunDirectory, Status

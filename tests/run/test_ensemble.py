@@ -14,7 +14,7 @@ from helpers.federations import SIZES, Shaken, as_images, classes
 from helpers.networks import Flattening, images, tanh_net
 from helpers.runs import experiment
 
-from fedloom.core.errors import ConfigError
+from fedloom.base.errors import ConfigError
 from fedloom.core.parts import Mixing
 from fedloom.experiment.experiment import Evaluation, Experiment
 from fedloom.experiment.federated import RunResult, run

@@ -17,16 +17,13 @@ from helpers.runs import assert_same_state, experiment, go, theta
 from helpers.trouble import MARK, guarded, marked, stumble
 
 import fedloom
+from fedloom.base.errors import ClientError, ConfigError
 from fedloom.compute.live import Live
-from fedloom.core.client import ClientWork
 from fedloom.core.context import Batch, Context, Output
-from fedloom.core.errors import ClientError, ConfigError
-from fedloom.core.exchange import FailureKind, Result
 from fedloom.core.federation import Federation, Index, Split
 from fedloom.core.local import Local
 from fedloom.core.method import Method
 from fedloom.core.parts import Term
-from fedloom.core.round import federated_round
 from fedloom.engines import Serial
 from fedloom.experiment import checkpoint
 from fedloom.experiment.experiment import Evaluation
@@ -34,6 +31,9 @@ from fedloom.experiment.federated import FederatedTask, RunResult, run
 from fedloom.methods import make, methods
 from fedloom.parts.mixing import Fixed, Uniform
 from fedloom.parts.objectives import CrossEntropy
+from fedloom.rounds.client import ClientWork
+from fedloom.rounds.exchange import FailureKind, Result
+from fedloom.rounds.round import federated_round
 
 VICTIM = 2
 OTHERS = [i for i in range(len(SIZES)) if i != VICTIM]

@@ -15,7 +15,7 @@ from helpers.deaths import child
 from helpers.marks import kinds
 from helpers.runs import assert_same_state, experiment
 
-from fedloom.core.errors import CheckpointError
+from fedloom.base.errors import CheckpointError
 from fedloom.experiment import checkpoint
 from fedloom.experiment.callbacks import Callback
 from fedloom.experiment.federated import run

@@ -13,8 +13,8 @@ from torch import nn
 
 import fedloom as fl
 from fedloom.api import _experiment
+from fedloom.base.errors import ConfigError
 from fedloom.cli import main
-from fedloom.core.errors import ConfigError
 from fedloom.data.partitions import Dirichlet
 
 FEDAVG, X, LOGISTIC = fl.methods.fedavg(), np.zeros(3), lambda: nn.Linear(64, 10)

@@ -10,7 +10,7 @@ from helpers.federations import CLASSES, FEATURES
 from helpers.runs import experiment
 from torch import nn
 
-from fedloom.core.errors import ConfigError
+from fedloom.base.errors import ConfigError
 from fedloom.core.method import Method
 from fedloom.experiment.federated import run
 from fedloom.methods import make

@@ -19,7 +19,7 @@ from helpers.marks import kinds
 from helpers.resuming import ROUNDS, back_to, keep_lines, work
 from helpers.runs import assert_same_run, experiment
 
-from fedloom.core.errors import CheckpointError
+from fedloom.base.errors import CheckpointError
 from fedloom.core.local import Local
 from fedloom.experiment import checkpoint
 from fedloom.experiment.callbacks import Callback

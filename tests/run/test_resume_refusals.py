@@ -24,13 +24,13 @@ from helpers.resuming import flip, keep_lines, truncate, work
 from helpers.runs import experiment
 from torch import nn
 
+from fedloom.base.errors import CheckpointError, ConfigError
+from fedloom.base.tree import Tree
 from fedloom.core import identity
 from fedloom.core.context import RoundInfo
-from fedloom.core.errors import CheckpointError, ConfigError
 from fedloom.core.federation import Federation, Split
 from fedloom.core.local import Local
 from fedloom.core.parts import Mixing, Reduce
-from fedloom.core.tree import Tree
 from fedloom.experiment import checkpoint
 from fedloom.experiment.callbacks import Callback, RunInfo
 from fedloom.experiment.experiment import Experiment

@@ -23,15 +23,15 @@ from helpers.runs import QUIET, assert_same_run, assert_same_state, experiment, 
 from helpers.stored import ROUNDS, STATEFUL, files, numbers, places, referred, whole, work
 from torch import nn
 
+from fedloom.base.errors import CheckpointError, ConfigError
 from fedloom.config import build, resolve
-from fedloom.core.errors import CheckpointError, ConfigError
-from fedloom.core.exchange import State
 from fedloom.experiment import checkpoint, federated, store
 from fedloom.experiment.callbacks import Callback
 from fedloom.experiment.federated import FederatedTask, run
 from fedloom.experiment.store import DTYPES, LostState, StateFolder, StateStore, make_store, state_bytes
 from fedloom.experiment.trainer import Trainer
 from fedloom.methods import methods
+from fedloom.rounds.exchange import State
 from fedloom_apps.report.groups import group, load
 
 INF = float("inf")

@@ -22,13 +22,13 @@ from helpers.resuming import flip, truncate
 from helpers.runs import assert_same_run, assert_same_state
 from helpers.stored import STATEFUL, files, places, referred, whole, work
 
-from fedloom.core.errors import CheckpointError
-from fedloom.core.exchange import State
+from fedloom.base.errors import CheckpointError
 from fedloom.experiment import atomic, checkpoint, store
 from fedloom.experiment.callbacks import Callback, RunInfo
 from fedloom.experiment.experiment import Evaluation
 from fedloom.experiment.federated import FederatedTask, run
 from fedloom.experiment.store import StateFolder, StateStore, flat, nested
+from fedloom.rounds.exchange import State
 
 LAST = Evaluation(what=("global", "clients", "average"), every=2)
 CLIENTS = Evaluation(what=("global", "clients"), every=2)

@@ -11,9 +11,9 @@ from helpers.target import Adam, softmax
 from torch import nn
 
 import fedloom as fl
-from fedloom.core.errors import ConfigError
+from fedloom.base.errors import ConfigError
+from fedloom.base.rng import stream
 from fedloom.core.layout import Layout
-from fedloom.core.rng import stream
 from fedloom.core.server_data import ServerData
 from fedloom.data.labels import Skew, UniformLabels
 from fedloom.experiment.experiment import Evaluation

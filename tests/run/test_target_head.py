@@ -15,7 +15,7 @@ from helpers.federations import classes
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
 import fedloom as fl
-from fedloom.core.errors import ConfigError, DataError
+from fedloom.base.errors import ConfigError, DataError
 from fedloom.data.labels import Skew, UniformLabels
 from fedloom.experiment.trained import TrainedRun
 from fedloom_apps.customise.calibration import CCVR

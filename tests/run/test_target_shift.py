@@ -8,7 +8,7 @@ import torch
 from helpers.federations import classes, federation
 
 import fedloom as fl
-from fedloom.core.errors import ConfigError
+from fedloom.base.errors import ConfigError
 from fedloom.core.federation import Arrays
 from fedloom.experiment.experiment import Evaluation
 from fedloom.experiment.trained import TrainedRun

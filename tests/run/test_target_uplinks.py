@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import fedloom as fl
+from fedloom.base.errors import ConfigError
 from fedloom.core.context import NO_ROUND
-from fedloom.core.errors import ConfigError
 from fedloom.core.parts import Reduce, Uplink
 from fedloom.experiment.trained import TrainedRun
 from fedloom.parts.uplink import QSGD, ClipNoise, SecureSum, TopK

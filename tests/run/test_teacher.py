@@ -15,9 +15,9 @@ from helpers.networks import tanh_net
 from helpers.runs import experiment
 from safetensors.torch import load_file, save_file
 
+from fedloom.base import yaml
 from fedloom.cli import main
 from fedloom.config import build, resolve
-from fedloom.core import yaml
 from fedloom.experiment.federated import run
 from fedloom.experiment.setup import load_teacher
 

@@ -15,7 +15,7 @@ from helpers.runs import experiment
 from torch import nn
 
 import fedloom as fl
-from fedloom.core.errors import ConfigError, DataError
+from fedloom.base.errors import ConfigError, DataError
 from fedloom.core.federation import Federation, Unlabelled
 from fedloom.core.local import Local
 from fedloom.data import as_source

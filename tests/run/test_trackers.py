@@ -12,8 +12,8 @@ import pytest
 from helpers.commands import Cli, cli
 
 import fedloom as fl
+from fedloom.base.errors import ClientError, ConfigError
 from fedloom.cli import main
-from fedloom.core.errors import ClientError, ConfigError
 from fedloom.experiment.callbacks import Callback, RunInfo
 from fedloom.experiment.rundir import RunDirectory
 from fedloom.experiment.trackers import Tracker, files, trackers

@@ -17,8 +17,8 @@ pytest.importorskip("optuna")
 
 import optuna
 
+from fedloom.base.errors import CheckpointError, ConfigError, DataError
 from fedloom.cli import main
-from fedloom.core.errors import CheckpointError, ConfigError, DataError
 from fedloom.core.slots import SLOTS
 from fedloom.data import federate
 from fedloom.experiment.callbacks import Callback

@@ -10,7 +10,7 @@ import pytest
 from helpers.commands import Cli
 from helpers.marks import kinds
 
-from fedloom.core import yaml
+from fedloom.base import yaml
 from fedloom.data.sources.generated import read_generated
 
 SMALL = ("clients=2", "local.steps=2", "local.batch_size=20", "judge.max_steps=30", "judge.classifier=mlp")

@@ -16,7 +16,7 @@ from helpers.federations import classes
 from PIL import Image
 from torch import nn
 
-from fedloom.core.errors import DataError
+from fedloom.base.errors import DataError
 from fedloom.core.federation import Arrays
 from fedloom.data import federate, partitions, sources
 from fedloom.data.sources.generated import Generated, parquet, png, read_generated, save_npz

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from fedloom.core.errors import ConfigError, DataError
+from fedloom.base.errors import ConfigError, DataError
+from fedloom.base.rng import stream
 from fedloom.core.federation import Arrays, Federation
-from fedloom.core.rng import stream
 from fedloom.data import federate, sources
 from fedloom_apps.synthesis.judge import (
     ClassifierTraining,

@@ -15,14 +15,14 @@ from helpers.generating import generating as experiment
 from helpers.marks import kinds
 
 from fedloom import methods
+from fedloom.base.errors import ConfigError
 from fedloom.core.context import Facts
-from fedloom.core.errors import ConfigError
 from fedloom.core.federation import Arrays
-from fedloom.core.server import Server
 from fedloom.data.sources.generated import read_generated
 from fedloom.experiment import checkpoint
 from fedloom.models import models
 from fedloom.parts.objectives import Energy
+from fedloom.rounds.server import Server
 from fedloom_apps.synthesis.judge import EvalConfig, fit
 from fedloom_apps.synthesis.run import synthesize
 from fedloom_apps.synthesis.take import extract_set

@@ -13,7 +13,7 @@ from helpers.generating import QUICK, generating
 from helpers.trouble import out_of_room
 from matplotlib.figure import Figure
 
-from fedloom.core.errors import ConfigError
+from fedloom.base.errors import ConfigError
 from fedloom.methods import methods
 from fedloom_apps.synthesis import judge
 from fedloom_apps.synthesis.run import synthesize

@@ -12,7 +12,7 @@ import pytest
 import torch
 from helpers.runs import assert_same_state, experiment, go
 
-from fedloom.core.errors import ConfigError, DataError
+from fedloom.base.errors import ConfigError, DataError
 from fedloom.core.local import Local
 from fedloom.experiment.experiment import Evaluation
 from fedloom.experiment.federated import FederatedTask, run

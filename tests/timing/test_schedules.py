@@ -14,7 +14,7 @@ from helpers.federations import SIZES
 from helpers.runs import assert_same_run, assert_same_state, experiment, go, leaves, theta
 
 from fedloom import methods
-from fedloom.core.errors import ConfigError, DataError
+from fedloom.base.errors import ConfigError, DataError
 from fedloom.core.timeline import Arrivals, Schedule, World
 from fedloom.experiment.experiment import Evaluation
 from fedloom.experiment.federated import FederatedTask, run

@@ -13,8 +13,8 @@ from helpers.runs import assert_same_state, experiment, go
 from scipy.special import ndtr
 
 from fedloom import methods
+from fedloom.base.errors import ConfigError
 from fedloom.core.context import RoundInfo
-from fedloom.core.errors import ConfigError
 from fedloom.core.timeline import Timeline, World
 from fedloom.experiment.federated import FederatedTask, run
 from fedloom.parts.weighting import InverseProbability

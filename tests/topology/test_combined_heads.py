@@ -15,7 +15,7 @@ from helpers.runs import assert_same_state, experiment, go
 from torch import Tensor, nn
 
 import fedloom as fl
-from fedloom.core.errors import ConfigError
+from fedloom.base.errors import ConfigError
 from fedloom.core.federation import Federation
 from fedloom.core.local import Local
 from fedloom.core.method import Method

@@ -13,11 +13,11 @@ from helpers.runs import assert_same_state, experiment, go
 from torch import Tensor
 
 import fedloom as fl
+from fedloom.base.errors import ConfigError
+from fedloom.base.tree import Tree
 from fedloom.core.context import NO_ROUND, Context, Heard
-from fedloom.core.errors import ConfigError
 from fedloom.core.local import Local
 from fedloom.core.method import Method
-from fedloom.core.tree import Tree
 from fedloom.experiment.callbacks import Callback
 from fedloom.experiment.federated import RunResult, run
 from fedloom.methods import make

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from helpers.runs import go
 
-from fedloom.core import rng
+from fedloom.base import rng
 from fedloom.core.context import Facts, Meeting
 from fedloom.core.links import Links
 from fedloom.methods import make

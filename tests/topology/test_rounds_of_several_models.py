@@ -24,16 +24,14 @@ from helpers.runs import assert_same_state, experiment, go
 from scipy.linalg import block_diag
 from torch import Tensor, nn
 
-from fedloom.core.aggregate import even_blocks
+from fedloom.base.errors import CheckpointError, ConfigError, DataError
+from fedloom.base.tree import Tree
 from fedloom.core.context import NO_ROUND, Meeting
-from fedloom.core.engine import Group, calls
-from fedloom.core.errors import CheckpointError, ConfigError, DataError
 from fedloom.core.federation import Index, Split
 from fedloom.core.links import Links, mixed
 from fedloom.core.local import Local, draw_cohort
 from fedloom.core.method import Method
 from fedloom.core.parts import Topology
-from fedloom.core.tree import Tree
 from fedloom.data import federate
 from fedloom.experiment.experiment import Evaluation
 from fedloom.experiment.federated import FederatedTask, RunResult, run
@@ -55,6 +53,8 @@ from fedloom.parts.topology import (
     Torus,
 )
 from fedloom.parts.topology.attention import squared_distances
+from fedloom.rounds.aggregate import even_blocks
+from fedloom.rounds.engine import Group, calls
 
 LOSS = (CrossEntropy(),)
 LOCAL = Local(epochs=2, batch_size=4, lr=0.2, lr_decay=0.9)

@@ -12,9 +12,9 @@ import torch
 from helpers.networks import tanh_net
 from helpers.runs import assert_same_run, go, leaves, theta
 
+from fedloom.base.errors import ConfigError
 from fedloom.config.keys import build_method, resolve
 from fedloom.core.context import NO_ROUND
-from fedloom.core.errors import ConfigError
 from fedloom.core.local import Local
 from fedloom.core.message import Message, Slice
 from fedloom.core.method import Method

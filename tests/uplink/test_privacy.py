@@ -13,9 +13,9 @@ from helpers.rounds import facts, round_info
 from helpers.runs import experiment, go, leaves, theta
 from torch import Tensor, nn
 
-from fedloom.core import rng
+from fedloom.base import rng
+from fedloom.base.errors import ConfigError
 from fedloom.core.context import NO_ROUND
-from fedloom.core.errors import ConfigError
 from fedloom.core.local import Local
 from fedloom.core.message import Message, Slice
 from fedloom.core.method import Method

@@ -10,8 +10,8 @@ import pytest
 import torch
 from helpers.runs import go, leaves, theta
 
+from fedloom.base.errors import ConfigError
 from fedloom.core.context import NO_ROUND
-from fedloom.core.errors import ConfigError
 from fedloom.core.message import Message, Slice
 from fedloom.core.method import Method
 from fedloom.methods import make

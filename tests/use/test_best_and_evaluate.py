@@ -13,8 +13,8 @@ from helpers.networks import tanh_net
 from helpers.runs import assert_same_state, experiment
 
 import fedloom as fl
+from fedloom.base.errors import CheckpointError, ConfigError
 from fedloom.cli import main
-from fedloom.core.errors import CheckpointError, ConfigError
 from fedloom.experiment import checkpoint
 from fedloom.experiment.atomic import read_model_file
 from fedloom.experiment.experiment import Evaluation, Experiment

@@ -11,7 +11,7 @@ import torch
 from helpers.runs import experiment
 from safetensors.torch import load_file
 
-from fedloom.core.errors import ConfigError
+from fedloom.base.errors import ConfigError
 from fedloom.core.method import Method
 from fedloom.experiment.federated import run
 from fedloom.experiment.trained import DeployedModel

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fedloom.core.errors import ConfigError
+from fedloom.base.errors import ConfigError
 from fedloom.core.targets import TRUTHS
 from fedloom.experiment.experiment import Evaluation
 

@@ -19,8 +19,8 @@ from helpers.runs import GENTLE, experiment
 from torch import Tensor
 
 import fedloom as fl
+from fedloom.base.errors import CheckpointError, ConfigError, DataError
 from fedloom.config import build, resolve
-from fedloom.core.errors import CheckpointError, ConfigError, DataError
 from fedloom.core.federation import Federation, Index
 from fedloom.core.local import Local
 from fedloom.core.method import Method

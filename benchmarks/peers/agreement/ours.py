@@ -13,9 +13,9 @@ import torch
 from federation import CLASSES, FEATURES, LR, ROUNDS, SEED, SITUATIONS, SIZES, Models, Net
 
 from fedloom import methods
+from fedloom.base.rng import stream
 from fedloom.core.federation import Arrays, Federation, Index, Split
 from fedloom.core.local import Local, draw_cohort
-from fedloom.core.rng import stream
 from fedloom.core.slots import SLOTS
 from fedloom.experiment.experiment import Evaluation, Experiment
 from fedloom.experiment.federated import run

@@ -3,7 +3,7 @@
 import argparse
 
 import fedloom as fl
-from fedloom.core.errors import ConfigError
+from fedloom.base.errors import ConfigError
 
 
 def command(arguments: argparse.Namespace) -> int:

@@ -8,19 +8,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedloom.core.aggregate import Fold
+from fedloom.base.tree import Tree
 from fedloom.core.context import RoundInfo
-from fedloom.core.engine import EngineFactory, Group
 from fedloom.core.federation import Arrays
 from fedloom.core.method import Method
 from fedloom.core.parts import Drift, Halves
 from fedloom.core.slots import drifts
-from fedloom.core.tree import Tree
 from fedloom.data.sources import Source, sources
 from fedloom.engines import Serial, engines
 from fedloom.methods import preset
 from fedloom.metrics import metric
 from fedloom.parts.objectives import CrossEntropy
+from fedloom.rounds.aggregate import Fold
+from fedloom.rounds.engine import EngineFactory, Group
 
 
 @drifts.register(name="thresholded")

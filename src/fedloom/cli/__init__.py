@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import NoReturn
 
 from fedloom.applications import PLACES, TRAINS, Application, applications, at, find, installed
-from fedloom.core.errors import GPU_IS_FULL, ConfigError, FedLoomError, closest, in_one_line, is_out_of_memory, nearest
+from fedloom.base.errors import GPU_IS_FULL, ConfigError, FedLoomError, closest, in_one_line, is_out_of_memory, nearest
 
 HELP = """FedLoom: federated learning when clients differ.
 

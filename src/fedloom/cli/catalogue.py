@@ -14,13 +14,13 @@ from rich.table import Table
 from rich.text import Text
 
 from fedloom.applications import applications, at
+from fedloom.base.documentation import bibtex, documentation
+from fedloom.base.errors import ConfigError, FedLoomError, nearest
+from fedloom.base.registry import Entry
+from fedloom.base.settings import EMPTY, bare, expected, signature
 from fedloom.config.keys import METHOD, RUN
 from fedloom.config.schema import Choice, CommandSchema, Record, Value
-from fedloom.core.documentation import bibtex, documentation
-from fedloom.core.errors import ConfigError, FedLoomError, nearest
 from fedloom.core.method import Method
-from fedloom.core.registry import Entry
-from fedloom.core.settings import EMPTY, bare, expected, signature
 from fedloom.core.slots import label
 from fedloom.data import augmentations
 from fedloom.experiment.console import make_console, plain_table, print_raw

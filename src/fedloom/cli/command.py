@@ -23,14 +23,13 @@ from rich.console import Console
 from rich.table import Table
 
 from fedloom.applications import applications, at, of_kind
+from fedloom.base import fork_safety, yaml
+from fedloom.base.errors import CheckpointError, ClientError, ConfigError, FedLoomError
+from fedloom.base.files import writing
+from fedloom.base.settings import flatten
 from fedloom.config.keys import Shared, run_settings
 from fedloom.config.overrides import split_words
 from fedloom.config.schema import CommandSchema, Config, read, to_yaml
-from fedloom.core import fork_safety, yaml
-from fedloom.core.errors import CheckpointError, ClientError, ConfigError, FedLoomError
-from fedloom.core.exchange import Failure
-from fedloom.core.files import writing
-from fedloom.core.settings import flatten
 from fedloom.core.slots import SEVERAL, SLOTS
 from fedloom.experiment.atomic import Lock, write_whole
 from fedloom.experiment.callbacks import Callback, LineProgress, NullProgress, make_progress
@@ -47,6 +46,7 @@ from fedloom.experiment.console import (
 )
 from fedloom.experiment.rundir import RunDirectory, Status
 from fedloom.experiment.trainer import refuse_lost_config
+from fedloom.rounds.exchange import Failure
 
 PLAN = "sweep.yaml"
 FIRST, LAST = "# The runs of a sweep; the last line is '# end'.\n", "# end\n"

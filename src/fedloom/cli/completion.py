@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator, Mapping
 
+from fedloom.base.errors import ConfigError, nearest
+from fedloom.base.settings import signature
 from fedloom.cli import commands
 from fedloom.cli.catalogue import KINDS, SCHEMAS, names_of
 from fedloom.config.keys import RUN
 from fedloom.config.schema import Choice, CommandSchema, Record, Section
-from fedloom.core.errors import ConfigError, nearest
-from fedloom.core.settings import signature
 from fedloom.data import sources
 
 BASH = """_fedloom() {{

@@ -17,12 +17,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from fedloom.base.errors import ConfigError, DataError, nearest
+from fedloom.base.files import writing
 from fedloom.config import Config, resolve
 from fedloom.config.keys import DATA, RUN, Shared, build_federation
 from fedloom.config.overrides import split_words
-from fedloom.core.errors import ConfigError, DataError, nearest
 from fedloom.core.federation import Federation
-from fedloom.core.files import writing
 from fedloom.core.targets import are_numbers
 from fedloom.data import Source, save_partition, sources, statistics
 from fedloom.data.sources.files import Files, files_of, roots

@@ -11,9 +11,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from rich.text import Text
 
+from fedloom.base.errors import ConfigError
 from fedloom.cli.data import configured, write_picture
 from fedloom.config.keys import build
-from fedloom.core.errors import ConfigError
 from fedloom.data.plots import ACCENT, INK, QUIET, SOFT, save
 from fedloom.experiment.clock import Outlook, WorkParts
 from fedloom.experiment.console import duration, format_size, make_console, plain_table, plural, print_raw, relpath

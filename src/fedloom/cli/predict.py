@@ -16,10 +16,10 @@ from torch import Tensor
 
 from fedloom.api import load
 from fedloom.applications import of_kind
+from fedloom.base.checks import one_of
+from fedloom.base.errors import ConfigError
+from fedloom.base.files import cell, writing
 from fedloom.config.keys import CONDITIONS, FEDERATION, RUN, build_federation
-from fedloom.core.checks import one_of
-from fedloom.core.errors import ConfigError
-from fedloom.core.files import cell, writing
 from fedloom.experiment.atomic import write_whole
 from fedloom.experiment.checkpoint import located
 from fedloom.experiment.console import relpath

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedloom.base.errors import CheckpointError, ConfigError, FedLoomError
 from fedloom.config.keys import RUN, build
 from fedloom.config.schema import Config
-from fedloom.core.errors import CheckpointError, ConfigError, FedLoomError
 from fedloom.experiment import checkpoint, federated
 from fedloom.experiment.callbacks import Callback
 from fedloom.experiment.console import make_console, print_raw, relpath

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from functools import partial
 
-from fedloom.core.engine import Compute, ComputeFactory
-from fedloom.core.plan import ClientPlan
-from fedloom.core.ranges import Count
-from fedloom.core.registry import Registry
+from fedloom.base.ranges import Count
+from fedloom.base.registry import Registry
+from fedloom.rounds.engine import Compute, ComputeFactory
+from fedloom.rounds.plan import ClientPlan
 
 computes: Registry[ComputeFactory] = Registry("compute")
 

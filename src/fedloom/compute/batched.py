@@ -20,6 +20,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedloom.base import rng
+from fedloom.base.errors import in_one_line
+from fedloom.base.tree import finite
 from fedloom.compute import plain
 from fedloom.compute.cohort import BatchSchedule, CohortNet, Rows, StepRule, TrainedCohort, train
 from fedloom.compute.cohort.pairs import PairedNet, pays
@@ -31,18 +34,16 @@ from fedloom.compute.lockstep import Lockstep
 from fedloom.compute.paired import PairedRound, has_paired_rounds, samples_with_coordinates
 from fedloom.compute.phases import PhasedRound, has_phased_rounds
 from fedloom.compute.results import finished
-from fedloom.core import dropout, rng
-from fedloom.core.aggregate import EVEN, Fold, even_blocks, fold
-from fedloom.core.client import ClientWork, Vectors, load, private_start
-from fedloom.core.client import contexts as client_contexts
+from fedloom.core import dropout
 from fedloom.core.context import Context
-from fedloom.core.engine import FEW, States
-from fedloom.core.errors import in_one_line
-from fedloom.core.exchange import Broadcast, Result, State
 from fedloom.core.layout import call
 from fedloom.core.parts import UPDATE, Reduce
-from fedloom.core.plan import ClientPlan
-from fedloom.core.tree import finite
+from fedloom.rounds.aggregate import EVEN, Fold, even_blocks, fold
+from fedloom.rounds.client import ClientWork, Vectors, load, private_start
+from fedloom.rounds.client import contexts as client_contexts
+from fedloom.rounds.engine import FEW, States
+from fedloom.rounds.exchange import Broadcast, Result, State
+from fedloom.rounds.plan import ClientPlan
 
 LONGEST = 25  # largest block: more clients would not fit into the caches
 MEMORY = 60 << 20  # target size of a block's models and activations, in bytes

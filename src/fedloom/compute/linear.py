@@ -16,13 +16,13 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from fedloom.base.tree import Float, Tree
 from fedloom.compute.cohort import TrainedCohort
 from fedloom.compute.plain import Correction
 from fedloom.core.context import Context
-from fedloom.core.exchange import Broadcast
 from fedloom.core.parts import UPDATE
-from fedloom.core.plan import ClientPlan
-from fedloom.core.tree import Float, Tree
+from fedloom.rounds.exchange import Broadcast
+from fedloom.rounds.plan import ClientPlan
 
 Form = list[float]  # coefficients of what the clients have received, of a client's states, and of Δ_i, g and w
 

@@ -12,21 +12,21 @@ import torch
 from torch import Tensor
 from torch.func import grad_and_value, vmap
 
-from fedloom.core import client as work
-from fedloom.core import rng
-from fedloom.core.aggregate import LONGEST, Fold, blocks, fold
-from fedloom.core.client import Answer, ClientWork, LocalWork, Request, Vectors
+from fedloom.base import rng
 from fedloom.core.context import Batch, Context, Output
 from fedloom.core.dropout import keyed
-from fedloom.core.engine import States
-from fedloom.core.example_privacy import clipping
-from fedloom.core.exchange import Broadcast, Result, State
 from fedloom.core.hooks import overrides
 from fedloom.core.layout import LiveModule
-from fedloom.core.meta import forward, gradient, objective
-from fedloom.core.objective import Net, companions, deployed_loss, loss
-from fedloom.core.plan import ClientPlan
-from fedloom.core.server import first_state
+from fedloom.rounds import client as work
+from fedloom.rounds.aggregate import LONGEST, Fold, blocks, fold
+from fedloom.rounds.client import Answer, ClientWork, LocalWork, Request, Vectors
+from fedloom.rounds.engine import States
+from fedloom.rounds.example_privacy import clipping
+from fedloom.rounds.exchange import Broadcast, Result, State
+from fedloom.rounds.meta import forward, gradient, objective
+from fedloom.rounds.objective import Net, companions, deployed_loss, loss
+from fedloom.rounds.plan import ClientPlan
+from fedloom.rounds.server import first_state
 
 EVALUATION_BATCH = 1000
 SINGLE_GRADIENTS = 1 << 24  # numbers that single samples' gradients may take at once

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from fedloom.compute.cohort import CohortNet, StepRule, cross_entropy, drawn
-from fedloom.core.client import Answer, ClientWork, LocalWork, Request, Vectors
 from fedloom.core.context import Output
-from fedloom.core.exchange import Broadcast, Result
-from fedloom.core.objective import Net, companions, loss
-from fedloom.core.plan import ClientPlan
+from fedloom.rounds.client import Answer, ClientWork, LocalWork, Request, Vectors
+from fedloom.rounds.exchange import Broadcast, Result
+from fedloom.rounds.objective import Net, companions, loss
+from fedloom.rounds.plan import ClientPlan
 
 
 @dataclass

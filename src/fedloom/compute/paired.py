@@ -16,11 +16,11 @@ from fedloom.compute.cohort.schedule import taken
 from fedloom.compute.cohort.windows import windows
 from fedloom.compute.plain import descends
 from fedloom.compute.results import finished
-from fedloom.core.client import ClientWork, Vectors, private_start
 from fedloom.core.context import Context
-from fedloom.core.exchange import Broadcast, Result
-from fedloom.core.plan import ClientPlan
 from fedloom.core.views import Pair, RegGrad, StepInfo, View
+from fedloom.rounds.client import ClientWork, Vectors, private_start
+from fedloom.rounds.exchange import Broadcast, Result
+from fedloom.rounds.plan import ClientPlan
 
 
 def has_paired_rounds(plan: ClientPlan) -> bool:
@@ -137,7 +137,7 @@ class PairedRound:
         return losses
 
     def _step(self, views: tuple[View, ...], mixed: list[list[float]], regs: list[RegGrad]) -> None:
-        """Move w by η·shared and v by η·private against their gradients, as in ``core.step.paired_gradients``."""
+        """Move w by η·shared and v by η·private against their gradients, as in ``rounds.step.paired_gradients``."""
         view = views[0]
         assert not isinstance(view.shared, list)  # which is for one model
         s, p = self.down.lr * view.shared, self.down.lr * view.private

@@ -18,11 +18,11 @@ from fedloom.compute.cohort.parameters import Parameter
 from fedloom.compute.cohort.trace import LayerCall, Program
 from fedloom.compute.plain import descends, has_dropout
 from fedloom.compute.results import finished
-from fedloom.core.client import ClientWork, Vectors, load
 from fedloom.core.context import Context
-from fedloom.core.exchange import Broadcast, Result
-from fedloom.core.plan import ClientPlan
 from fedloom.core.views import StepInfo, View
+from fedloom.rounds.client import ClientWork, Vectors, load
+from fedloom.rounds.exchange import Broadcast, Result
+from fedloom.rounds.plan import ClientPlan
 
 ROWS = 64  # samples of a client that pass the constant layers at once
 Half = tuple[bool, bool]  # whether shared and private parameters are trained

@@ -10,13 +10,13 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from fedloom.base import rng
+from fedloom.base.tree import Float
 from fedloom.compute.cohort import BatchSchedule, Change, StepRule
-from fedloom.core import rng
 from fedloom.core.context import Context
 from fedloom.core.parts import Part, Reduce
-from fedloom.core.plan import ClientPlan
-from fedloom.core.tree import Float
 from fedloom.core.views import StepInfo, View
+from fedloom.rounds.plan import ClientPlan
 
 
 def has_plain_rounds(plan: ClientPlan) -> bool:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from fedloom.core.client import ClientWork, Vectors
 from fedloom.core.context import Context
-from fedloom.core.exchange import Result
+from fedloom.rounds.client import ClientWork, Vectors
+from fedloom.rounds.exchange import Result
 
 
 def finished(

@@ -12,6 +12,10 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
+from fedloom.base.errors import ConfigError
+from fedloom.base.files import check_memory
+from fedloom.base.ranges import Count, within
+from fedloom.base.settings import bare
 from fedloom.compute import computes
 from fedloom.config.schema import (
     Choice,
@@ -25,14 +29,10 @@ from fedloom.config.schema import (
     sections_of,
 )
 from fedloom.core.attack import attacks
-from fedloom.core.errors import ConfigError
 from fedloom.core.federation import Arrays, Federation
-from fedloom.core.files import check_memory
 from fedloom.core.local import CHANGEABLE, check_one_size
 from fedloom.core.method import Method
-from fedloom.core.ranges import Count, within
 from fedloom.core.samples import Samples
-from fedloom.core.settings import bare
 from fedloom.core.slots import SEVERAL, SLOTS
 from fedloom.core.targets import TargetKind, outputs_for
 from fedloom.data import federate, noises, partitions, sources, targets

@@ -15,7 +15,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedloom.core.errors import ConfigError
+from fedloom.base.errors import ConfigError
 
 Key = tuple[str, ...]
 PATHS = ("out", "resume")  # keys whose value is literally what follows the "="
@@ -69,7 +69,7 @@ def parse(text: str, names: Mapping[str, Sequence[str]] | None = None) -> Parsed
     >>> parse("method")
     Traceback (most recent call last):
     ...
-    fedloom.core.errors.ConfigError: 'method' is not a setting; write it as key=value, like method=feddyn.
+    fedloom.base.errors.ConfigError: 'method' is not a setting; write it as key=value, like method=feddyn.
     """
     unreadable = ConfigError(f"{text!r} is not a setting; write it as key=value, like method=feddyn.")
     key, equals, literal = text.partition("=")

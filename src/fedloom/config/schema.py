@@ -18,13 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from fedloom.applications import of_kind
-from fedloom.config.overrides import PATHS, Key, ParsedOverride, combinations, parse
-from fedloom.core import yaml
-from fedloom.core.compose import compose, resolve_method
-from fedloom.core.errors import CheckpointError, ConfigError, first_line, nearest
-from fedloom.core.method import Method
-from fedloom.core.registry import Registry
-from fedloom.core.settings import (
+from fedloom.base import yaml
+from fedloom.base.errors import CheckpointError, ConfigError, first_line, nearest
+from fedloom.base.registry import Registry
+from fedloom.base.settings import (
     EMPTY,
     Parameters,
     bare,
@@ -36,6 +33,9 @@ from fedloom.core.settings import (
     to_plain,
     validate,
 )
+from fedloom.config.overrides import PATHS, Key, ParsedOverride, combinations, parse
+from fedloom.core.compose import compose, resolve_method
+from fedloom.core.method import Method
 from fedloom.experiment.checkpoint import located
 from fedloom.experiment.rundir import PROVENANCE, RunDirectory
 
@@ -347,7 +347,7 @@ class CommandSchema:
         >>> resolve(["method=feddin"])
         Traceback (most recent call last):
         ...
-        fedloom.core.errors.ConfigError: unknown method 'feddin'; did you mean 'feddyn'?
+        fedloom.base.errors.ConfigError: unknown method 'feddin'; did you mean 'feddyn'?
         """
         return self._configs(self._parse(words, sweeps=False), base)[0]
 
@@ -582,7 +582,7 @@ def _refuse_twice(values: Mapping[Key, Any]) -> None:
     >>> _refuse_twice({("local", "lr"): 0.1, ("local",): {"lr": 0.2}})
     Traceback (most recent call last):
     ...
-    fedloom.core.errors.ConfigError: local.lr is set twice, alone and within local; leave one out.
+    fedloom.base.errors.ConfigError: local.lr is set twice, alone and within local; leave one out.
     """
     for key in values:
         for cut in range(1, len(key)):

@@ -9,12 +9,12 @@ from typing import ClassVar
 import numpy as np
 from torch import Tensor
 
-from fedloom.core import rng
-from fedloom.core.errors import ConfigError
+from fedloom.base import rng
+from fedloom.base.errors import ConfigError
+from fedloom.base.ranges import Decay, within
+from fedloom.base.registry import Registry
+from fedloom.base.tree import Float
 from fedloom.core.federation import Arrays, Split
-from fedloom.core.ranges import Decay, within
-from fedloom.core.registry import Registry
-from fedloom.core.tree import Float
 
 attacks: Registry[Attack | None] = Registry("attack")
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from fedloom.base.errors import ConfigError, nearest
 from fedloom.core.composition import Composition
 from fedloom.core.context import NO_ROUND, Batch, Output, RoundInfo
-from fedloom.core.errors import ConfigError, nearest
 from fedloom.core.hooks import overrides
 from fedloom.core.parts import UPDATE, Drift, Mixing, Part, Reduce, Term, Topology, Uplink
 from fedloom.core.slots import label

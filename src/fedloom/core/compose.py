@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
 from typing import Any
 
-from fedloom.core.errors import ConfigError, nearest
+from fedloom.base.errors import ConfigError, nearest
+from fedloom.base.registry import Entry, Registry
+from fedloom.base.settings import from_plain, to_plain, validate
 from fedloom.core.method import Method
 from fedloom.core.parts import Part
-from fedloom.core.registry import Entry, Registry
-from fedloom.core.settings import from_plain, to_plain, validate
 from fedloom.core.slots import SEVERAL, SLOTS, label
 
 

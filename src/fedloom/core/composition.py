@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedloom.core.errors import ConfigError, in_words
+from fedloom.base.errors import ConfigError, in_words
 from fedloom.core.hooks import HOOKS, overridden, overrides
 from fedloom.core.parts import (
     UPDATE,

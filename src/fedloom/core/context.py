@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from fedloom.base.tree import Float, Shaped, Tree
 from fedloom.core.server_data import ServerData
-from fedloom.core.tree import Float, Shaped, Tree
 
 
 class Batch(NamedTuple):

@@ -12,7 +12,7 @@ from math import prod
 import torch
 from torch import Tensor, nn
 
-from fedloom.core.tree import Float, Int
+from fedloom.base.tree import Float, Int
 
 WEYL, FIRST, SECOND = -0x61C8864680B583EB, -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15  # of SplitMix64
 LANES, LEVELS = 4, 1 << 16  # numbers of 16 bits in one of 64

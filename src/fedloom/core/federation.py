@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedloom.applications import shown
-from fedloom.core.errors import DataError, in_words
+from fedloom.base.errors import DataError, in_words
 from fedloom.core.samples import Samples, batch_of, rows_of
 from fedloom.core.targets import are_numbers, one_class_each
 
@@ -34,7 +34,7 @@ class Arrays:
     >>> Arrays(torch.zeros(3, 2), torch.tensor([0, 1, 5]), classes=2)
     Traceback (most recent call last):
     ...
-    fedloom.core.errors.DataError: sample 2 has label 5, but there are 2 classes (0 to 1).
+    fedloom.base.errors.DataError: sample 2 has label 5, but there are 2 classes (0 to 1).
     """
 
     x: Any
@@ -218,7 +218,7 @@ class Split:
     >>> Split(Arrays(torch.zeros(3, 2), torch.tensor([0, 1, 1]), classes=2), Index.of([[0], [1, 3]]))
     Traceback (most recent call last):
     ...
-    fedloom.core.errors.DataError: an index lists row 3, but there are 3 samples (rows 0 to 2).
+    fedloom.base.errors.DataError: an index lists row 3, but there are 3 samples (rows 0 to 2).
     """
 
     arrays: Arrays
@@ -273,7 +273,7 @@ class Split:
         >>> Split(Arrays(torch.zeros(1, 1), torch.tensor([0]), classes=2), Index.of([[0]])).client("north")
         Traceback (most recent call last):
         ...
-        fedloom.core.errors.DataError: clients of a split have numbers: client(federation.names.index('north')).
+        fedloom.base.errors.DataError: clients of a split have numbers: client(federation.names.index('north')).
         """
         if isinstance(client, str):
             raise DataError(f"clients of a split have numbers: client(federation.names.index({client!r})).")

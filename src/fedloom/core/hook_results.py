@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedloom.core.errors import ConfigError, in_words
-from fedloom.core.tree import Tree
+from fedloom.base.errors import ConfigError, in_words
+from fedloom.base.tree import Tree
 
 
 def tensors(made: object, hook: str) -> Tree:
@@ -18,7 +18,7 @@ def tensors(made: object, hook: str) -> Tree:
     >>> tensors({"visits": 0}, "drift.init_client")
     Traceback (most recent call last):
     ...
-    fedloom.core.errors.ConfigError: drift.init_client returned 'visits' as int; states hold tensors, by name.
+    fedloom.base.errors.ConfigError: drift.init_client returned 'visits' as int; states hold tensors, by name.
     """
     if not isinstance(made, dict):
         raise ConfigError(f"{hook} returned {in_words(made)}; a state is a dict of tensors, by name, or {{}}.")
@@ -72,7 +72,7 @@ def pair(made: object, hook: str, second: str) -> tuple[Tree, Any]:
     >>> pair(torch.zeros(3), "server 'own': step", "Δ")
     Traceback (most recent call last):
     ...
-    fedloom.core.errors.ConfigError: server 'own': step returned a Tensor of shape [3] instead of the pair (state, Δ).
+    fedloom.base.errors.ConfigError: server 'own': step returned a Tensor of shape [3] instead of the pair (state, Δ).
     """
     if not (isinstance(made, tuple | list) and len(made) == 2):
         raise ConfigError(f"{hook} returned {in_words(made)} instead of the pair (state, {second}).")
@@ -92,7 +92,7 @@ def like(value: object, other: Tensor, hook: str) -> Tensor:
     >>> like(torch.zeros(2), torch.zeros(3), "server 'own': step")
     Traceback (most recent call last):
     ...
-    fedloom.core.errors.ConfigError: server 'own': step returned a tensor of the shape [2] instead of [3].
+    fedloom.base.errors.ConfigError: server 'own': step returned a tensor of the shape [2] instead of [3].
     """
     if not isinstance(value, Tensor):
         raise ConfigError(f"{hook} returned {in_words(value)} instead of a tensor of the shape {list(other.shape)}.")

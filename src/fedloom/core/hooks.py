@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Mapping
 from functools import cache
 
-from fedloom.core.errors import ConfigError, closest, outside
+from fedloom.base.errors import ConfigError, closest, outside
 from fedloom.core.needs import Needs
 from fedloom.core.parts import Part, Reduce
 

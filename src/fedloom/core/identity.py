@@ -16,8 +16,8 @@ from typing import Any, TypeGuard
 import numpy as np
 from torch import Tensor, nn
 
-from fedloom.core.errors import is_ours
-from fedloom.core.files import readable
+from fedloom.base.errors import is_ours
+from fedloom.base.files import readable
 from fedloom.core.parts import Part
 
 CODE = re.compile(r" code [0-9a-f]{12}")

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedloom.core.errors import ConfigError
-from fedloom.core.tree import Float, Int
+from fedloom.base.errors import ConfigError
+from fedloom.base.tree import Float, Int
 
 COUNTER, STATISTICS = "num_batches_tracked", ("running_mean", "running_var")
 

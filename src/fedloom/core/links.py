@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from fedloom.applications import shown
-from fedloom.core.errors import ConfigError, in_words
-from fedloom.core.tree import Float
+from fedloom.base.errors import ConfigError, in_words
+from fedloom.base.tree import Float
 
 ROUNDING = 1e-6  # by which a row may miss the simplex
 BLOCK = 64  # models that a product of many rows reads at a time

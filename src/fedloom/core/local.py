@@ -12,11 +12,11 @@ from typing import Annotated, Literal
 import numpy as np
 from torch import Tensor
 
-from fedloom.core import rng
-from fedloom.core.checks import all_hold, one_of
-from fedloom.core.errors import ConfigError, in_words
-from fedloom.core.ranges import Bound, Count, Decay, Fraction, NonNegative, NonNegativeInt, Positive, Probability, Range
-from fedloom.core.settings import check_fields
+from fedloom.base import rng
+from fedloom.base.checks import all_hold, one_of
+from fedloom.base.errors import ConfigError, in_words
+from fedloom.base.ranges import Bound, Count, Decay, Fraction, NonNegative, NonNegativeInt, Positive, Probability, Range
+from fedloom.base.settings import check_fields
 
 TO_THE_END = ("cosine", "linear")  # schedules that go on until the last round
 SCHEDULES = ("step", "milestones", *TO_THE_END)
@@ -321,7 +321,7 @@ def check_one_size(clients: int | None, participation: float, cohort: int | None
     >>> check_one_size(20, 0.5, 3)
     Traceback (most recent call last):
     ...
-    fedloom.core.errors.ConfigError: participation=0.5 and cohort=3 both set the size of cohorts; leave one out.
+    fedloom.base.errors.ConfigError: participation=0.5 and cohort=3 both set the size of cohorts; leave one out.
     """
     if cohort is not None and (clients is None or cohort_size(clients, participation) != cohort):
         raise ConfigError(

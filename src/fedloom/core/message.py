@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from fedloom.core.tree import Float, Tree
+from fedloom.base.tree import Float, Tree
 
 
 class Slice(NamedTuple):

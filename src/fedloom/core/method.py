@@ -9,13 +9,13 @@ from typing import Any
 import torch
 
 from fedloom.applications import shown
+from fedloom.base.documentation import bibtex
+from fedloom.base.errors import ConfigError, in_words
+from fedloom.base.settings import brief
 from fedloom.core import compatibility
 from fedloom.core.composition import Composition
-from fedloom.core.documentation import bibtex
-from fedloom.core.errors import ConfigError, in_words
 from fedloom.core.hooks import check_declarations, overrides
 from fedloom.core.parts import Part, Term, Use
-from fedloom.core.settings import brief
 from fedloom.core.slots import BASES, SEVERAL, SLOTS, label
 
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from functools import wraps
 from typing import ParamSpec, TypeVar
 
+from fedloom.base.errors import ClientError, FedLoomError, LossError, add_note, with_type
 from fedloom.core.context import Context
-from fedloom.core.errors import ClientError, FedLoomError, LossError, add_note, with_type
 from fedloom.core.parts import Part
 
 Arguments = ParamSpec("Arguments")

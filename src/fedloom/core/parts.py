@@ -40,14 +40,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedloom.base.registry import Ranged
+from fedloom.base.tree import Bool, Float, Shaped, Tree
 from fedloom.core.context import Batch, Context, Facts, Forward, Meeting, Model, Output, RoundInfo
 from fedloom.core.links import Links
 from fedloom.core.local import Local
 from fedloom.core.message import ClientEnd, Message, SendResult
 from fedloom.core.needs import Needs
-from fedloom.core.registry import Ranged
 from fedloom.core.targets import TargetKind
-from fedloom.core.tree import Bool, Float, Shaped, Tree
 from fedloom.core.views import Pair, RegGrad, StepInfo, View
 
 UPDATE = "update"  # the slot of the update Δ_i [P] in every message

@@ -8,10 +8,10 @@ from functools import cache
 from inspect import Parameter, Signature
 from typing import Any, get_type_hints
 
-from fedloom.core.documentation import documentation
-from fedloom.core.errors import ConfigError, nearest
+from fedloom.base.documentation import documentation
+from fedloom.base.errors import ConfigError, nearest
+from fedloom.base.settings import checked
 from fedloom.core.method import Method
-from fedloom.core.settings import checked
 from fedloom.core.slots import SEVERAL
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from fedloom.core import rng
+from fedloom.base import rng
 from fedloom.core.layout import Layout
 from fedloom.core.samples import Samples, batch_of, moved
 

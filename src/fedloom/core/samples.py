@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from fedloom.core.errors import DataError, in_words
+from fedloom.base.errors import DataError, in_words
 
 C = TypeVar("C")
 Collate = Callable[[list[Any]], Any]

@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedloom.core import rng
-from fedloom.core.errors import ConfigError
+from fedloom.base import rng
+from fedloom.base.errors import ConfigError
+from fedloom.base.tree import Bool, Float, Shaped
 from fedloom.core.layout import Layout, call
-from fedloom.core.tree import Bool, Float, Shaped
 
 CHUNK = 500  # inputs per forward pass, which bounds the views held in memory
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fedloom.base.registry import Registry
 from fedloom.core.parts import (
     Adaptation,
     Drift,
@@ -14,7 +15,6 @@ from fedloom.core.parts import (
     Uplink,
     Weighting,
 )
-from fedloom.core.registry import Registry
 
 objectives: Registry[Term] = Registry("objective")
 drifts: Registry[Drift] = Registry("drift")

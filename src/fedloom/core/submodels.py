@@ -19,13 +19,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedloom.core.errors import ConfigError
+from fedloom.base.errors import ConfigError
+from fedloom.base.tree import Float
 from fedloom.core.hooks import overrides
 from fedloom.core.layout import Layout
 from fedloom.core.method import Method
 from fedloom.core.parts import Adaptation, Drift, Part
 from fedloom.core.slots import label
-from fedloom.core.tree import Float
 
 
 @dataclass(frozen=True)

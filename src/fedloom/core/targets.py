@@ -11,6 +11,8 @@ from typing import Literal
 
 from torch import Tensor
 
+from fedloom.base.errors import ConfigError
+
 TargetKind = Literal["classes", "one class", "truth values", "numbers", "structures"]
 CLASSES: TargetKind = "classes"
 ONE_CLASS: TargetKind = "one class"  # classes, one of each sample instead of one of each position in it
@@ -50,6 +52,12 @@ def one_class_each(y: Tensor) -> bool:
     (True, False, False)
     """
     return y.ndim == 1 and not are_numbers(y)
+
+
+def require_one_class(what: str, y: Tensor) -> None:
+    """Raise a ``ConfigError`` unless targets are one class per sample; ``what`` begins the sentence."""
+    if not one_class_each(y):
+        raise ConfigError(f"{what} needs one class per sample, which these data do not have.")
 
 
 def aligned(out: Tensor, y: Tensor, kind: TargetKind) -> tuple[Tensor, Tensor]:

@@ -22,9 +22,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedloom.core import rng
-from fedloom.core.errors import ConfigError
-from fedloom.core.registry import Ranged
+from fedloom.base import rng
+from fedloom.base.errors import ConfigError
+from fedloom.base.registry import Ranged
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 A client of a *paired* method trains two copies of all parameters: w, which it received, and v, which never leaves it. A
 local step consists of one or several *views*: the loss is evaluated at W = (1 - λ)w + λv on the step's mini-batch, and
 by the chain rule its gradient g contributes (1 - λ)g to w and λg to v. Batch statistics of passes in which v alone
-moves are the client's own (``core.client``).
+moves are the client's own (``rounds.client``).
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from fedloom.base.tree import Float
 from fedloom.core.layout import Layout
-from fedloom.core.tree import Float
 
 
 class View(NamedTuple):

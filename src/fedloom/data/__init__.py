@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from fedloom.applications import at
-from fedloom.core.registry import lazily
+from fedloom.base.registry import lazily
 from fedloom.data.augment import augmentations
 from fedloom.data.federate import federate, save_partition, statistics
 from fedloom.data.labels import LabelNoise, Target, noises, targets

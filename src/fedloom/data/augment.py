@@ -25,10 +25,10 @@ import torch.nn.functional as F
 from numpy.random import Generator
 from torch import Tensor
 
-from fedloom.core.errors import ConfigError, in_words
+from fedloom.base.errors import ConfigError, in_words
+from fedloom.base.ranges import Count, Positive, Probability, Range
+from fedloom.base.registry import Ranged, Registry
 from fedloom.core.federation import Arrays
-from fedloom.core.ranges import Count, Positive, Probability, Range
-from fedloom.core.registry import Ranged, Registry
 
 Draws = dict[str, Tensor]  # random parameters, one row per sample
 

@@ -12,12 +12,12 @@ from typing import Any, Literal, NoReturn
 import numpy as np
 import torch
 
-from fedloom.core.errors import ConfigError, DataError, in_words, nearest
+from fedloom.base.errors import ConfigError, DataError, in_words, nearest
+from fedloom.base.files import writing
+from fedloom.base.rng import stream
+from fedloom.base.settings import checked
 from fedloom.core.federation import Arrays, Federation, Index, Split
-from fedloom.core.files import writing
-from fedloom.core.rng import stream
 from fedloom.core.samples import Collate, Samples
-from fedloom.core.settings import checked
 from fedloom.data.labels import LabelNoise, Target, noises, targets
 from fedloom.data.partitions import Natural, Partition, Rows, partitions
 from fedloom.data.sources import Source, sources

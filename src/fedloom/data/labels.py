@@ -12,10 +12,10 @@ from typing import Annotated
 import numpy as np
 import torch
 
-from fedloom.core.errors import DataError
+from fedloom.base.errors import DataError
+from fedloom.base.ranges import NonNegativeInt, Probability, Range
+from fedloom.base.registry import Ranged, Registry
 from fedloom.core.federation import Arrays, Unlabelled
-from fedloom.core.ranges import NonNegativeInt, Probability, Range
-from fedloom.core.registry import Ranged, Registry
 
 noises = Registry["LabelNoise"]("label noise")
 

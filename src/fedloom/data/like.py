@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedloom.core.errors import DataError, in_one_line, nearest
+from fedloom.base.errors import DataError, in_one_line, nearest
 from fedloom.core.federation import Arrays
 from fedloom.data.augment import Scale
 from fedloom.data.sources.arrays import inputs, numbers, refuse_whole_images, rescaled, to_images
@@ -135,7 +135,7 @@ def numbered(y: Any, names: Sequence[str]) -> Any:
     >>> numbered(["yes"], ())
     Traceback (most recent call last):
     ...
-    fedloom.core.errors.DataError: the targets are names like 'yes', but the classes of this run are numbers.
+    fedloom.base.errors.DataError: the targets are names like 'yes', but the classes of this run are numbers.
     """
     if names and hasattr(getattr(y, "dtype", None), "categories"):
         y = [str(label) for label in y]

@@ -27,13 +27,13 @@ import numpy as np
 from numpy import ndarray
 from numpy.random import Generator
 
-from fedloom.core.checks import one_of
-from fedloom.core.errors import ConfigError, DataError, of_extra, with_type
+from fedloom.base.checks import one_of
+from fedloom.base.errors import ConfigError, DataError, of_extra, with_type
+from fedloom.base.files import readable
+from fedloom.base.ranges import Count, NonNegative, NonNegativeInt, Positive
+from fedloom.base.registry import Registry
+from fedloom.base.settings import check_fields
 from fedloom.core.federation import Index
-from fedloom.core.files import readable
-from fedloom.core.ranges import Count, NonNegative, NonNegativeInt, Positive
-from fedloom.core.registry import Registry
-from fedloom.core.settings import check_fields
 from fedloom.data.split import index_of, rank_within, shuffled_by_label
 
 

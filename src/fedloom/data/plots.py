@@ -11,9 +11,9 @@ import numpy as np
 from torch import Tensor
 from torch.nn.functional import pad
 
-from fedloom.core.errors import DataError, of_extra
+from fedloom.base.errors import DataError, of_extra
+from fedloom.base.files import whole_file
 from fedloom.core.federation import Arrays, Federation
-from fedloom.core.files import whole_file
 from fedloom.data.augment import Scale
 from fedloom.data.federate import label_counts, statistics
 

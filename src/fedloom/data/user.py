@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
-from fedloom.core.errors import DataError, in_one_line, in_words, nearest, of_extra, outside
+from fedloom.base.errors import DataError, in_one_line, in_words, nearest, of_extra, outside
 from fedloom.core.federation import Arrays
 from fedloom.data.sources import Source
 from fedloom.data.sources.arrays import (

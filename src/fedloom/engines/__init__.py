@@ -1,6 +1,6 @@
 """Engines decide where client work runs: in this process, in several, or on a cluster; results are bitwise the same.
 
-A new way to distribute clients belongs here, as an ``Engine`` (``core.engine``) and a registered factory. Engines know
+A new way to distribute clients belongs here: an ``Engine`` (``rounds.engine``) and a registered factory. Engines know
 neither methods nor models; how a block of clients is stepped is a *compute*.
 """
 
@@ -14,13 +14,13 @@ from typing import Literal
 import numpy as np
 
 from fedloom.applications import at
-from fedloom.core.aggregate import Fold
-from fedloom.core.engine import ComputeFactory, Engine, EngineFactory, Group, States
-from fedloom.core.errors import ClientError, ConfigError
-from fedloom.core.exchange import Broadcast
+from fedloom.base.errors import ClientError, ConfigError
+from fedloom.base.registry import Registry
 from fedloom.core.missing_needs import as_loss_error
-from fedloom.core.plan import ClientPlan
-from fedloom.core.registry import Registry
+from fedloom.rounds.aggregate import Fold
+from fedloom.rounds.engine import ComputeFactory, Engine, EngineFactory, Group, States
+from fedloom.rounds.exchange import Broadcast
+from fedloom.rounds.plan import ClientPlan
 
 engines: Registry[EngineFactory] = Registry("engine")
 

@@ -43,15 +43,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedloom.core import fork_safety
-from fedloom.core.aggregate import EVEN, Fold, even_blocks, fold
-from fedloom.core.determinism import exact_gpu, prepare_gpu
-from fedloom.core.engine import Compute, ComputeFactory, Engine, Group, States, Traits
-from fedloom.core.errors import ClientError, ConfigError, LossError, first_line, with_type
-from fedloom.core.exchange import Broadcast, Failure, FailureKind, Result, State
+from fedloom.base import fork_safety
+from fedloom.base.determinism import exact_gpu, prepare_gpu
+from fedloom.base.errors import ClientError, ConfigError, LossError, first_line, with_type
 from fedloom.core.missing_needs import as_client_error, as_loss_error
-from fedloom.core.plan import ClientPlan
 from fedloom.engines.shared import Arena, Segment, segments
+from fedloom.rounds.aggregate import EVEN, Fold, even_blocks, fold
+from fedloom.rounds.engine import Compute, ComputeFactory, Engine, Group, States, Traits
+from fedloom.rounds.exchange import Broadcast, Failure, FailureKind, Result, State
+from fedloom.rounds.plan import ClientPlan
 
 PR_SET_PDEATHSIG = 1
 

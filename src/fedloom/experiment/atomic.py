@@ -16,8 +16,8 @@ from safetensors.torch import load_file
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
-from fedloom.core import files
-from fedloom.core.errors import CheckpointError
+from fedloom.base import files
+from fedloom.base.errors import CheckpointError
 
 NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)  # not on Windows
 
@@ -96,7 +96,7 @@ class Lock:
     >>> Lock(Path(folder.name))
     Traceback (most recent call last):
     ...
-    fedloom.core.errors.CheckpointError: ... is in use by this process already; wait until that run has ended.
+    fedloom.base.errors.CheckpointError: ... is in use by this process already; wait until that run has ended.
     >>> lock.release()
     >>> folder.cleanup()
 

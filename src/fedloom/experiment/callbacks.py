@@ -17,9 +17,9 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from torch import nn
 
-from fedloom.core.checks import at_least
-from fedloom.core.errors import ConfigError, in_words, nearest, outside
-from fedloom.core.ranges import Count, NonNegative, within
+from fedloom.base.checks import at_least
+from fedloom.base.errors import ConfigError, in_words, nearest, outside
+from fedloom.base.ranges import Count, NonNegative, within
 from fedloom.experiment.console import (
     HEADLINES,
     LEVEL,

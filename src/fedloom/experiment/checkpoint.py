@@ -22,8 +22,8 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
-from fedloom.core.errors import CheckpointError, FedLoomError, in_one_line
-from fedloom.core.files import readable
+from fedloom.base.errors import CheckpointError, FedLoomError, in_one_line
+from fedloom.base.files import readable
 from fedloom.experiment import atomic
 
 FORMAT = 3

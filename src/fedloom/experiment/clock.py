@@ -12,15 +12,15 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 from torch.utils._pytree import tree_leaves
 
+from fedloom.base import rng
+from fedloom.base.errors import ConfigError
+from fedloom.base.tree import nbytes
 from fedloom.compute.live import Live
-from fedloom.core import rng
-from fedloom.core.errors import ConfigError
-from fedloom.core.exchange import State
-from fedloom.core.plan import ClientPlan
-from fedloom.core.server import Server, first_state
 from fedloom.core.timeline import Timeline
-from fedloom.core.tree import nbytes
 from fedloom.models.classifier import Operations
+from fedloom.rounds.exchange import State
+from fedloom.rounds.plan import ClientPlan
+from fedloom.rounds.server import Server, first_state
 from fedloom.timing.devices import Devices, Fleet
 
 LONGEST = 1e15  # seconds of a client's work, thirty million years

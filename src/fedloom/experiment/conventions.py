@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedloom.core.errors import ConfigError, DataError, outside
+from fedloom.base.errors import ConfigError, DataError, outside
 from fedloom.core.federation import Arrays
 
 APART = 2.0

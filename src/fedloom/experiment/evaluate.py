@@ -20,23 +20,23 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from fedloom.core import meta as adapting
-from fedloom.core import rng
+from fedloom.base import rng
 from fedloom.core.context import Batch
-from fedloom.core.exchange import State, own_values
 from fedloom.core.federation import Arrays, Federation, Index, Split
 from fedloom.core.layout import Leaf, LiveModule, call
-from fedloom.core.objective import Net
 from fedloom.core.parts import Personal, Use, Weights
-from fedloom.core.plan import ClientPlan
 from fedloom.core.samples import moved
-from fedloom.core.server import Server, Store
 from fedloom.core.targets import STRUCTURES
 from fedloom.experiment.experiment import VALIDATION, Evaluation, Measurement
 from fedloom.experiment.snapshot import ClientModels, ServerAverage
 from fedloom.metrics import Predictions, direction, fairness, reliability, summary
 from fedloom.metrics.fairness import POOLED
 from fedloom.metrics.prediction import reliability_of
+from fedloom.rounds import meta as adapting
+from fedloom.rounds.exchange import State, own_values
+from fedloom.rounds.objective import Net
+from fedloom.rounds.plan import ClientPlan
+from fedloom.rounds.server import Server, Store
 
 Values = dict[str, np.ndarray]
 """Metrics by name, one value per client."""

@@ -12,15 +12,15 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from torch import Tensor, nn
 
+from fedloom.base.checks import DType, one_of
+from fedloom.base.errors import ConfigError, DataError, in_words, nearest
+from fedloom.base.ranges import Count, Decay, NonNegativeInt, Positive, Range
+from fedloom.base.settings import brief, check_fields
 from fedloom.core.attack import Attack
-from fedloom.core.checks import DType, one_of
 from fedloom.core.compose import named
-from fedloom.core.errors import ConfigError, DataError, in_words, nearest
 from fedloom.core.federation import Federation
 from fedloom.core.local import OWN, TO_THE_END, Local, cohort_size
 from fedloom.core.method import Method
-from fedloom.core.ranges import Count, Decay, NonNegativeInt, Positive, Range
-from fedloom.core.settings import brief, check_fields
 from fedloom.core.slots import label
 from fedloom.core.targets import NUMBERS, STRUCTURES, TargetKind
 from fedloom.core.timeline import Schedule

@@ -14,21 +14,15 @@ import torch
 from torch import Tensor, nn
 
 from fedloom.applications import shown
+from fedloom.base.errors import CheckpointError, ClientError, ConfigError, nearest, outside
+from fedloom.base.tree import nbytes
 from fedloom.compute import computes, note, resolved
-from fedloom.core.aggregate import Traffic
-from fedloom.core.cohort import Report
-from fedloom.core.engine import Engine
-from fedloom.core.errors import CheckpointError, ClientError, ConfigError, nearest, outside
-from fedloom.core.exchange import Broadcast, Failure, FailureKind, Result
 from fedloom.core.hooks import overrides
 from fedloom.core.links import Links, spectral_gap
 from fedloom.core.local import CHANGEABLE, cohort_size, draw_cohort
-from fedloom.core.round import federated_round, received_losses
-from fedloom.core.server import Server
 from fedloom.core.slots import label
 from fedloom.core.targets import CLASSES
 from fedloom.core.timeline import NOBODY, Arrivals, Timeline, World
-from fedloom.core.tree import nbytes
 from fedloom.data.federate import partition_table
 from fedloom.engines import engines
 from fedloom.experiment import atomic, fingerprint, privacy, trainer
@@ -58,6 +52,12 @@ from fedloom.experiment.summary import best_of, headline, should_stop, summarise
 from fedloom.experiment.trained import TrainedRun
 from fedloom.experiment.trainer import Record, Trainer, TrainerTask
 from fedloom.metrics import auroc, divergence_from_uniform
+from fedloom.rounds.aggregate import Traffic
+from fedloom.rounds.cohort import Report
+from fedloom.rounds.engine import Engine
+from fedloom.rounds.exchange import Broadcast, Failure, FailureKind, Result
+from fedloom.rounds.round import federated_round, received_losses
+from fedloom.rounds.server import Server
 from fedloom.timing.selection import Chosen, Past, Uniform
 
 ENTRIES = 100_000  # of a topology's matrix, up to which it is written

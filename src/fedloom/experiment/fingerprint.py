@@ -13,14 +13,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedloom.base.settings import to_plain
 from fedloom.compute import resolved
 from fedloom.core import identity
 from fedloom.core.local import Local
-from fedloom.core.plan import ClientPlan
 from fedloom.core.samples import Samples
-from fedloom.core.settings import to_plain
 from fedloom.data.augment import augmentation
 from fedloom.experiment.experiment import Experiment
+from fedloom.rounds.plan import ClientPlan
 from fedloom.timing.schedules import Rounds
 from fedloom.timing.selection import Uniform
 

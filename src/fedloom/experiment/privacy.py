@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from math import ceil, exp, inf, isinf, sqrt
 from typing import Any
 
-from fedloom.core.errors import ConfigError
+from fedloom.base.errors import ConfigError
 from fedloom.core.federation import Federation
 from fedloom.core.local import Local
 from fedloom.core.parts import Uplink

@@ -26,9 +26,9 @@ from typing import Any
 
 import numpy as np
 
-from fedloom.core import yaml
-from fedloom.core.errors import CheckpointError, first_line
-from fedloom.core.files import check_parquet, readable, writing
+from fedloom.base import yaml
+from fedloom.base.errors import CheckpointError, first_line
+from fedloom.base.files import check_parquet, readable, writing
 from fedloom.experiment import atomic
 from fedloom.experiment.atomic import Lock
 

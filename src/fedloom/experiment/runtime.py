@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
-from fedloom.core.determinism import exact_gpu, prepare_gpu
-from fedloom.core.errors import ConfigError, nearest
+from fedloom.base.determinism import exact_gpu, prepare_gpu
+from fedloom.base.errors import ConfigError, nearest
 
 PACKAGES = ("fedloom", "torch", "numpy", "scipy", "pyyaml", "safetensors", "pyarrow")
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3

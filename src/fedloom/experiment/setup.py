@@ -22,21 +22,30 @@ from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_map_only
 
 from fedloom.applications import of_kind
-from fedloom.core import example_privacy, probe, rng
-from fedloom.core.checks import require_one_class
+from fedloom.base import rng
+from fedloom.base.errors import CheckpointError, ConfigError, FedLoomError, first_line, in_one_line, in_words, outside
+from fedloom.base.settings import from_plain, validate
+from fedloom.core import probe
 from fedloom.core.compose import compose, resolve_method
-from fedloom.core.errors import CheckpointError, ConfigError, FedLoomError, first_line, in_one_line, in_words, outside
 from fedloom.core.federation import Arrays, Federation, Split, Unlabelled
 from fedloom.core.hooks import overrides
 from fedloom.core.method import Method
 from fedloom.core.parts import Term
-from fedloom.core.plan import ClientPlan
 from fedloom.core.samples import Samples, moved
 from fedloom.core.server_data import Augment, ServerData
-from fedloom.core.settings import from_plain, validate
 from fedloom.core.slots import label
 from fedloom.core.submodels import refuse
-from fedloom.core.targets import CLASSES, NUMBERS, ONE_CLASS, STRUCTURES, TRUTHS, TargetKind, are_numbers, kind_of
+from fedloom.core.targets import (
+    CLASSES,
+    NUMBERS,
+    ONE_CLASS,
+    STRUCTURES,
+    TRUTHS,
+    TargetKind,
+    are_numbers,
+    kind_of,
+    require_one_class,
+)
 from fedloom.data.augment import pipeline
 from fedloom.experiment.atomic import read_model_file
 from fedloom.experiment.conventions import compare, conventions, extreme_rows
@@ -49,6 +58,8 @@ from fedloom.metrics.prediction import r2
 from fedloom.models import Copies, Several, Wrapped, adapters, models
 from fedloom.models.layers import with_safe_convolutions
 from fedloom.parts.objectives.custom import Loss
+from fedloom.rounds import example_privacy
+from fedloom.rounds.plan import ClientPlan
 
 OURS = {"fedloom", "torch"}
 

@@ -11,13 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedloom.core.errors import CheckpointError
-from fedloom.core.exchange import Broadcast, Failure, Result, State
-from fedloom.core.plan import ClientPlan
-from fedloom.core.server import Server
-from fedloom.core.tree import Tree
+from fedloom.base.errors import CheckpointError
+from fedloom.base.tree import Tree
 from fedloom.experiment.checkpoint import Checkpoint
 from fedloom.experiment.store import CLIENTS, MODELS, ROWS, StateStore, StateUpdate, check_forms, flat, nested
+from fedloom.rounds.exchange import Broadcast, Failure, Result, State
+from fedloom.rounds.plan import ClientPlan
+from fedloom.rounds.server import Server
 
 VERSION = "version-{:06d}"  # the file of one
 REASON = ("kind", "reason", "stage", "trace")
@@ -28,7 +28,7 @@ def packed(failures: Sequence[Failure]) -> tuple[list[dict[str, str]], Tree]:
 
     Drop-outs of a long run are many, and every checkpoint has all of them.
 
-    >>> from fedloom.core.exchange import FailureKind
+    >>> from fedloom.rounds.exchange import FailureKind
     >>> failures = [Failure(round, 7, FailureKind.ABSENT, "dropped out") for round in range(3)]
     >>> reasons, table = packed(failures)
     >>> len(reasons), table["round"].tolist(), unpacked(reasons, table) == failures

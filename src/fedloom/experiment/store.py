@@ -33,14 +33,14 @@ from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from torch import Tensor
 
-from fedloom.core.errors import CheckpointError, ConfigError
-from fedloom.core.exchange import State
-from fedloom.core.files import readable
-from fedloom.core.plan import ClientPlan
-from fedloom.core.server import Models, Server, first_state
-from fedloom.core.tree import Tree, copied, nbytes
+from fedloom.base.errors import CheckpointError, ConfigError
+from fedloom.base.files import readable
+from fedloom.base.tree import Tree, copied, nbytes
 from fedloom.experiment import atomic
 from fedloom.experiment.checkpoint import available
+from fedloom.rounds.exchange import State
+from fedloom.rounds.plan import ClientPlan
+from fedloom.rounds.server import Models, Server, first_state
 
 LIMIT = 2_000_000_000  # bytes of states, or last models, up to which ``auto`` keeps them in memory
 ROOM = 64 << 20  # bytes of states that are in memory where most of them are on disk

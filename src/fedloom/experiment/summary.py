@@ -6,15 +6,15 @@ from collections.abc import Mapping, Sequence
 from math import isfinite, isnan, nan
 from typing import Any
 
-from fedloom.core.exchange import Failure, FailureKind
 from fedloom.core.hooks import overrides
-from fedloom.core.meta import NEVER
 from fedloom.core.method import Method
-from fedloom.core.plan import ClientPlan
 from fedloom.core.slots import label
 from fedloom.experiment.conventions import conventions
 from fedloom.experiment.experiment import VALIDATION, Evaluation, Experiment
 from fedloom.metrics import best_round, fedavg_rounds, parameters_to_target, rounds_to_target, seconds_to_target
+from fedloom.rounds.exchange import Failure, FailureKind
+from fedloom.rounds.meta import NEVER
+from fedloom.rounds.plan import ClientPlan
 
 LOSSES = {"global/loss", "global/cross_entropy", "clients/loss/mean"}  # the summary warns if one is not finite
 FAR = -NEVER / 1e5  # a mean loss above which some sample's class was impossible

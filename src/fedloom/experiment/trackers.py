@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedloom.core.errors import ConfigError, first_line, of_extra
-from fedloom.core.registry import Registry
-from fedloom.core.settings import flatten
+from fedloom.base.errors import ConfigError, first_line, of_extra
+from fedloom.base.registry import Registry
+from fedloom.base.settings import flatten
 from fedloom.experiment.callbacks import Callback, RunInfo
 from fedloom.experiment.rundir import PROVENANCE, RunDirectory, Status
 

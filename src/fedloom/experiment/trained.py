@@ -23,18 +23,14 @@ import torch
 from torch import Tensor, nn
 
 from fedloom.applications import shown
+from fedloom.base.checks import one_of
+from fedloom.base.determinism import exact_gpu
+from fedloom.base.errors import ClientError, ConfigError, DataError, first_line, nearest, of_extra
+from fedloom.base.files import writing
 from fedloom.compute import computes
-from fedloom.core import meta
-from fedloom.core.checks import one_of
-from fedloom.core.cohort import InitialStates
 from fedloom.core.context import Batch
-from fedloom.core.determinism import exact_gpu
-from fedloom.core.errors import ClientError, ConfigError, DataError, first_line, nearest, of_extra
-from fedloom.core.exchange import State, own_values
 from fedloom.core.federation import Arrays, Federation, Index, Population, Split
-from fedloom.core.files import writing
 from fedloom.core.parts import Use
-from fedloom.core.plan import ClientPlan
 from fedloom.core.samples import Samples, batch_of, moved
 from fedloom.core.slots import label
 from fedloom.core.targets import CLASSES, NUMBERS, STRUCTURES, TRUTHS
@@ -47,6 +43,10 @@ from fedloom.experiment.setup import placed
 from fedloom.experiment.snapshot import Snapshot
 from fedloom.experiment.store import StateStore
 from fedloom.metrics import Predictions
+from fedloom.rounds import meta
+from fedloom.rounds.cohort import InitialStates
+from fedloom.rounds.exchange import State, own_values
+from fedloom.rounds.plan import ClientPlan
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -262,7 +262,7 @@ def refuse_other(path: Path, format: str) -> None:
     >>> refuse_other(Path("model.onnx"), "safetensors")
     Traceback (most recent call last):
     ...
-    fedloom.core.errors.ConfigError: model.onnx would hold safetensors, not onnx; name it model.safetensors.
+    fedloom.base.errors.ConfigError: model.onnx would hold safetensors, not onnx; name it model.safetensors.
     """
     named = [name for name, extension in FORMATS.items() if path.suffix.lower() == extension]
     if named and format not in named:

@@ -20,9 +20,9 @@ from typing import Any
 
 from torch import nn
 
-from fedloom.core.checks import at_least
-from fedloom.core.errors import CheckpointError, ConfigError, FedLoomError
-from fedloom.core.files import writing
+from fedloom.base.checks import at_least
+from fedloom.base.errors import CheckpointError, ConfigError, FedLoomError
+from fedloom.base.files import writing
 from fedloom.experiment import checkpoint as checkpoints
 from fedloom.experiment.callbacks import Callback, RunInfo, added, numbers
 from fedloom.experiment.checkpoint import Checkpoint

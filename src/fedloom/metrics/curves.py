@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedloom.core.checks import one_of
+from fedloom.base.checks import one_of
 
 Values: TypeAlias = Sequence[float] | NDArray[np.floating] | NDArray[np.integer] | Tensor
 Direction: TypeAlias = Literal["max", "min"]

@@ -15,8 +15,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedloom.core.errors import ConfigError, DataError
-from fedloom.core.rng import stream
+from fedloom.base.errors import ConfigError, DataError
+from fedloom.base.rng import stream
 
 
 def _matrices(real: Tensor, synthetic: Tensor) -> tuple[Tensor, Tensor]:
@@ -118,7 +118,7 @@ def alike(real: Tensor, synthetic: Tensor, names: tuple[str, str] = ("real", "sy
         >>> alike(torch.rand(9, 1, 4, 4), 255 * torch.rand(5, 1, 4, 4))
         Traceback (most recent call last):
         ...
-        fedloom.core.errors.DataError: the synthetic images hold values from ... to ..., the real ones from 0... to ...
+        fedloom.base.errors.DataError: the synthetic images hold values from ... to ..., the real ones from 0... to ...
     """
     for name, values in zip(names, (real, synthetic), strict=True):
         if values.ndim < 2 or not len(values):

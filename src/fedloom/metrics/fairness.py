@@ -11,7 +11,7 @@ from math import floor
 import numpy as np
 from numpy.typing import NDArray
 
-from fedloom.core.errors import ConfigError
+from fedloom.base.errors import ConfigError
 from fedloom.metrics.curves import Direction, Values, points, sign, vector
 
 NAN = float("nan")

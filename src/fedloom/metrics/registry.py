@@ -26,8 +26,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedloom.core.checks import one_of
-from fedloom.core.errors import ConfigError, in_one_line, in_words, nearest
+from fedloom.base.checks import one_of
+from fedloom.base.errors import ConfigError, in_one_line, in_words, nearest
 from fedloom.core.targets import CLASSES, NUMBERS, STRUCTURES, TRUTHS, TargetKind, aligned, row_means
 from fedloom.metrics.curves import Direction
 

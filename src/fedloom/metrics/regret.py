@@ -18,7 +18,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedloom.core.errors import ConfigError
+from fedloom.base.errors import ConfigError
 
 Matrix = NDArray[np.float64]
 Vector = NDArray[np.float64]

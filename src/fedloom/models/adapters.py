@@ -14,9 +14,9 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from fedloom.core.errors import ConfigError, first_line, in_words, nearest, of_extra
-from fedloom.core.files import readable
-from fedloom.core.ranges import NonNegativeInt
+from fedloom.base.errors import ConfigError, first_line, in_words, nearest, of_extra
+from fedloom.base.files import readable
+from fedloom.base.ranges import NonNegativeInt
 from fedloom.models.classifier import Classifier, image, models, shape
 
 

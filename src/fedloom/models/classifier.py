@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from fedloom.core.errors import ConfigError
-from fedloom.core.registry import Registry
+from fedloom.base.errors import ConfigError
+from fedloom.base.registry import Registry
 
 models = Registry[nn.Module](
     "model",
@@ -150,7 +150,7 @@ def image(model: str, classes: int, inputs: Iterable[int], least: int = 1, setti
     >>> image("two_cnn", 5, (30,))
     Traceback (most recent call last):
     ...
-    fedloom.core.errors.ConfigError: model 'two_cnn' needs images (channels, height, width), but a sample has ... (30,).
+    fedloom.base.errors.ConfigError: model 'two_cnn' needs images (channels, height, width), but a sample has ... (30,).
     """
     channels, height, width = sizes = shape(model, classes, inputs, 3, "images (channels, height, width)")
     if min(height, width) < least:

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from fedloom.core.errors import ConfigError
-from fedloom.core.ranges import Count, Positive
+from fedloom.base.errors import ConfigError
+from fedloom.base.ranges import Count, Positive
 from fedloom.models.classifier import Classifier, image, models
 from fedloom.models.early_exit import EarlyExit, Shallow
 from fedloom.models.layers import GlobalMean, Norm, activation_layer, classifier, normalisation

@@ -6,8 +6,8 @@ from collections import OrderedDict
 
 from torch import Tensor, nn
 
-from fedloom.core.errors import ConfigError
-from fedloom.core.ranges import Count
+from fedloom.base.errors import ConfigError
+from fedloom.base.ranges import Count
 from fedloom.models.classifier import Classifier, image, models
 from fedloom.models.layers import GlobalMean, MixedPool
 

@@ -17,8 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedloom.core.errors import ConfigError
-from fedloom.core.ranges import Count
+from fedloom.base.errors import ConfigError
+from fedloom.base.ranges import Count
 from fedloom.models.classifier import image, models
 from fedloom.models.layers import Norm, normalisation
 

@@ -12,10 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedloom.base.checks import one_of
+from fedloom.base.errors import ConfigError
 from fedloom.compute.cohort import CohortLayer, Lookup, Parameter, cohort_layer
 from fedloom.compute.cohort.convolution import convolution, is_narrow
-from fedloom.core.checks import one_of
-from fedloom.core.errors import ConfigError
 from fedloom.models.classifier import Classifier
 
 Norm = Callable[[int], nn.Module]
@@ -40,7 +40,7 @@ def normalisation(model: str, norm: str, groups: int, channels: Iterable[int], d
     >>> normalisation("resnet18", "group", 3, (64, 128))
     Traceback (most recent call last):
     ...
-    fedloom.core.errors.ConfigError: model 'resnet18' needs a number of groups that divides 64, not 3.
+    fedloom.base.errors.ConfigError: model 'resnet18' needs a number of groups that divides 64, not 3.
     """
     batch: Norm = nn.BatchNorm1d if dimensions == 1 else nn.BatchNorm2d
     kinds: dict[str, Norm] = {"group": lambda width: nn.GroupNorm(groups, width), "batch": batch}

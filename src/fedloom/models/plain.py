@@ -8,9 +8,9 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from fedloom.core.checks import one_of
-from fedloom.core.errors import ConfigError
-from fedloom.core.ranges import Count, NonNegativeInt
+from fedloom.base.checks import one_of
+from fedloom.base.errors import ConfigError
+from fedloom.base.ranges import Count, NonNegativeInt
 from fedloom.models.classifier import Classifier, flat, image, models, shape
 from fedloom.models.layers import GlobalMean, activation_layer, classifier, normalisation
 
@@ -184,7 +184,7 @@ def feddyn_cnn(*, classes: int, inputs: tuple[int, ...], padding: str = "valid")
         >>> feddyn_cnn(classes=10, inputs=(1, 8, 8))
         Traceback (most recent call last):
         ...
-        fedloom.core.errors.ConfigError: model 'feddyn_cnn' with 'valid' padding needs images of at least 16 by 16, ...
+        fedloom.base.errors.ConfigError: model 'feddyn_cnn' with 'valid' padding needs images of at least 16 by 16, ...
         >>> feddyn_cnn(classes=10, inputs=(1, 8, 8), padding="same").head.in_features
         192
     """

@@ -12,10 +12,10 @@ from typing import Annotated, NamedTuple
 
 import numpy as np
 
-from fedloom.core import rng
-from fedloom.core.errors import DataError, nearest
-from fedloom.core.ranges import NonNegative, Positive, Range
-from fedloom.core.registry import Ranged, Registry
+from fedloom.base import rng
+from fedloom.base.errors import DataError, nearest
+from fedloom.base.ranges import NonNegative, Positive, Range
+from fedloom.base.registry import Ranged, Registry
 
 Share = Annotated[float, Range(0, 1, above=True)]
 

@@ -10,10 +10,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedloom.core import rng
-from fedloom.core.errors import ConfigError, DataError
-from fedloom.core.ranges import Count, NonNegative, Positive
-from fedloom.core.registry import Registry
+from fedloom.base import rng
+from fedloom.base.errors import ConfigError, DataError
+from fedloom.base.ranges import Count, NonNegative, Positive
+from fedloom.base.registry import Registry
 from fedloom.core.timeline import Arrivals, InFlight, Schedule, World, one_version
 from fedloom.timing.devices import columns
 

@@ -8,10 +8,10 @@ from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 
-from fedloom.core import rng
-from fedloom.core.errors import ConfigError, DataError
-from fedloom.core.ranges import NonNegative, Positive, Probability
-from fedloom.core.registry import Ranged, Registry
+from fedloom.base import rng
+from fedloom.base.errors import ConfigError, DataError
+from fedloom.base.ranges import NonNegative, Positive, Probability
+from fedloom.base.registry import Ranged, Registry
 from fedloom.timing.devices import columns
 
 selections: Registry[Selection] = Registry("selection")

@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedloom.core import rng
+from fedloom.base import rng
+from fedloom.base.errors import ConfigError
+from fedloom.base.ranges import Count, Positive, Range
 from fedloom.core.attack import Attack, attacks, single_labels
-from fedloom.core.errors import ConfigError
 from fedloom.core.federation import Arrays, Index, Split
-from fedloom.core.ranges import Count, Positive, Range
 
 __all__ = ["ALIE", "Backdoor", "Gaussian", "InnerProduct", "LabelFlip", "Replacement", "SignFlip", "attacks", "make"]
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedloom.core.errors import ConfigError
+from fedloom.base.errors import ConfigError
 from fedloom.metrics.prediction import auroc
 
 

@@ -12,10 +12,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from fedloom.base.checks import one_of
+from fedloom.base.errors import CheckpointError, ConfigError, FedLoomError, nearest
+from fedloom.base.settings import flatten
 from fedloom.cli.verify import problem, runs_and_rounds
-from fedloom.core.checks import one_of
-from fedloom.core.errors import CheckpointError, ConfigError, FedLoomError, nearest
-from fedloom.core.settings import flatten
 from fedloom.experiment.console import duration, make_console, plural, print_raw, relpath
 from fedloom.experiment.rundir import RunDirectory
 from fedloom_apps.claims.register import ClaimFile, fit, merged, of_run, open_work, read_claims, store

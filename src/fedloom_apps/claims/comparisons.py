@@ -16,10 +16,10 @@ from itertools import chain
 from math import isnan
 from typing import Annotated, Any, Literal
 
-from fedloom.core.checks import one_of
-from fedloom.core.errors import ConfigError, nearest
-from fedloom.core.ranges import Positive, Range, each
-from fedloom.core.settings import check_fields
+from fedloom.base.checks import one_of
+from fedloom.base.errors import ConfigError, nearest
+from fedloom.base.ranges import Positive, Range, each
+from fedloom.base.settings import check_fields
 from fedloom.experiment.console import in_percent
 from fedloom.metrics import direction, rounds_to_target
 from fedloom_apps.claims.rule import AtLeast, Claim

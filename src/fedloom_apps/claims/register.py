@@ -33,14 +33,14 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
+from fedloom.base.checks import one_of
+from fedloom.base.errors import CheckpointError, ConfigError, DataError, FedLoomError, nearest
+from fedloom.base.files import readable
+from fedloom.base.ranges import Words, each, range_of
+from fedloom.base.settings import bare, flatten, signature
 from fedloom.config import resolve
 from fedloom.config.keys import METHOD, RUN, build_method
 from fedloom.config.schema import Choice, Record, read
-from fedloom.core.checks import one_of
-from fedloom.core.errors import CheckpointError, ConfigError, DataError, FedLoomError, nearest
-from fedloom.core.files import readable
-from fedloom.core.ranges import Words, each, range_of
-from fedloom.core.settings import bare, flatten, signature
 from fedloom.core.slots import SEVERAL, SLOTS
 from fedloom.experiment.atomic import write_whole
 from fedloom.experiment.rundir import PROVENANCE, RunDirectory
@@ -247,7 +247,7 @@ def check_settings(settings: Mapping[str, Any]) -> None:
     >>> check_settings({"data": "npz", "data.path": "/etc/passwd"})
     Traceback (most recent call last):
     ...
-    fedloom.core.errors.ConfigError: data=npz reads what its settings name; claims have data of a known content.
+    fedloom.base.errors.ConfigError: data=npz reads what its settings name; claims have data of a known content.
     """
     for key, section in (("data", RUN.sections["data"]), ("model", RUN.sections["model"])):
         assert isinstance(section, Choice)

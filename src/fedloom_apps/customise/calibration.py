@@ -15,9 +15,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from fedloom.core import rng
-from fedloom.core.ranges import Count, NonNegativeInt, Positive
-from fedloom.core.registry import Ranged
+from fedloom.base import rng
+from fedloom.base.ranges import Count, NonNegativeInt, Positive
+from fedloom.base.registry import Ranged
 from fedloom.experiment.privacy import PrivacySpent, privacy_spent
 from fedloom.experiment.runtime import reproducible
 from fedloom.experiment.trained import DeployedModel, TrainedRun

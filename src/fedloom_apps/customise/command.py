@@ -13,12 +13,12 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
+from fedloom.base.errors import ConfigError
+from fedloom.base.ranges import Count, NonNegativeInt, Positive
+from fedloom.base.registry import Ranged, Registry
 from fedloom.cli.predict import run_and_files, trained
 from fedloom.config.overrides import parse
 from fedloom.config.schema import Choice, Tree
-from fedloom.core.errors import ConfigError
-from fedloom.core.ranges import Count, NonNegativeInt, Positive
-from fedloom.core.registry import Ranged, Registry
 from fedloom.experiment.console import plural, relpath
 from fedloom.experiment.trained import DeployedModel, TrainedRun, refuse_other
 from fedloom.parts.mixing.ssa import SelfSupervised

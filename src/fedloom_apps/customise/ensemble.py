@@ -18,13 +18,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedloom.core.aggregate import mixture
+from fedloom.base.errors import ConfigError
+from fedloom.base.ranges import Count, NonNegativeInt, Positive, within
 from fedloom.core.context import RoundInfo
-from fedloom.core.errors import ConfigError
 from fedloom.core.federation import Federation
 from fedloom.core.parts import Mixing
-from fedloom.core.plan import ClientPlan
-from fedloom.core.ranges import Count, NonNegativeInt, Positive, within
 from fedloom.core.server_data import CHUNK, ServerData, logits_of, view_logits
 from fedloom.core.slots import label
 from fedloom.data.augment import pipeline
@@ -34,6 +32,8 @@ from fedloom.experiment.runtime import pick_device, reproducible
 from fedloom.experiment.setup import make_plan, placed, server_data
 from fedloom.experiment.snapshot import Snapshot
 from fedloom.parts.mixing.ssa import SelfSupervised, combined
+from fedloom.rounds.aggregate import mixture
+from fedloom.rounds.plan import ClientPlan
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedloom.core import rng
+from fedloom.base import rng
+from fedloom.base.errors import ConfigError
 from fedloom.core.context import NO_ROUND, Facts, RoundInfo
-from fedloom.core.errors import ConfigError
 from fedloom.core.local import Local
 from fedloom.core.message import Message, Slice
 from fedloom.core.parts import Part, Reduce, Reduced, Uplink

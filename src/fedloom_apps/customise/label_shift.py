@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedloom.core.errors import ConfigError
+from fedloom.base.errors import ConfigError
 
 TEMPERATURES = tuple(2.0**k for k in range(-1, 8))
 

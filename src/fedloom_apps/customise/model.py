@@ -19,8 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedloom.core.aggregate import mixture
-from fedloom.core.errors import ConfigError
+from fedloom.base.errors import ConfigError
 from fedloom.core.parts import Uplink
 from fedloom.data.augment import pipeline
 from fedloom.experiment.federated import RunResult
@@ -29,6 +28,7 @@ from fedloom.experiment.runtime import reproducible
 from fedloom.experiment.setup import server_data
 from fedloom.experiment.trained import DeployedModel, TrainedRun
 from fedloom.parts.mixing.ssa import SelfSupervised
+from fedloom.rounds.aggregate import mixture
 from fedloom_apps.customise.ensemble import TargetFit, last_models, mixing_weights
 from fedloom_apps.customise.head import Exchange, features_of, linear_head, with_head
 from fedloom_apps.customise.label_shift import ClassSums, Discriminant, LabelShiftCheck, TargetPrior, target_prior

@@ -13,7 +13,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from fedloom.core.errors import CheckpointError
+from fedloom.base.errors import CheckpointError
 from fedloom.experiment.atomic import sync_folder, write_whole
 from fedloom_apps.deploy.data import DataSpec
 from fedloom_apps.deploy.messages import Code, Refusal

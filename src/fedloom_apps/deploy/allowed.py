@@ -1,6 +1,6 @@
 """What a server may set at a node: by key, numbers of a range and words of a closed list.
 
-The ranges are those of the settings' own annotations (``fedloom.core.ranges``). A number whose annotation has no upper
+The ranges are those of the settings' own annotations (``fedloom.base.ranges``). A number whose annotation has no upper
 end is bounded by its type, and a text that is no word of a list keeps its default, so that none names a file, an
 address or code.
 """
@@ -13,12 +13,12 @@ from inspect import Parameter
 from math import inf
 from typing import Annotated, Any, Literal, get_args, get_origin
 
+from fedloom.base.errors import ConfigError
+from fedloom.base.ranges import Range, Words, beyond, each, range_of
+from fedloom.base.settings import expected, signature, to_plain
 from fedloom.compute import computes
 from fedloom.config.keys import METHOD
-from fedloom.core.errors import ConfigError
 from fedloom.core.local import Local
-from fedloom.core.ranges import Range, Words, beyond, each, range_of
-from fedloom.core.settings import expected, signature, to_plain
 from fedloom.core.slots import SEVERAL, SLOTS
 from fedloom.data.augment import augmentations
 from fedloom.experiment.experiment import Evaluation

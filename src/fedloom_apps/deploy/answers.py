@@ -8,14 +8,14 @@ from dataclasses import replace
 
 import torch
 
+from fedloom.base.errors import ConfigError
+from fedloom.base.tree import finite
 from fedloom.compute.live import Live
-from fedloom.core.errors import ConfigError
-from fedloom.core.exchange import Broadcast, Failure, FailureKind, Result
-from fedloom.core.plan import ClientPlan
-from fedloom.core.server import Server, first_state
-from fedloom.core.tree import finite
 from fedloom.metrics.registry import lookup
 from fedloom.parts.objectives import BinaryCrossEntropy, CrossEntropy, Proximal, SquaredError
+from fedloom.rounds.exchange import Broadcast, Failure, FailureKind, Result
+from fedloom.rounds.plan import ClientPlan
+from fedloom.rounds.server import Server, first_state
 from fedloom_apps.deploy.assignment import Bench, Forms, forms
 from fedloom_apps.deploy.messages import LARGEST_LOSS, is_count, is_number, moderate, tree
 from fedloom_apps.deploy.wire import Packet, WireError

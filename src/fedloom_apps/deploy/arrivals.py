@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedloom.core.errors import ClientError
-from fedloom.core.exchange import Broadcast
+from fedloom.base.errors import ClientError
 from fedloom.core.timeline import Arrivals, InFlight, World
+from fedloom.rounds.exchange import Broadcast
 from fedloom.timing import Equal
 from fedloom_apps.deploy.answers import worked
 from fedloom_apps.deploy.engine import POLL, Deployed

@@ -11,18 +11,18 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 
+from fedloom.base.errors import ConfigError, DataError
+from fedloom.base.ranges import Range, within
+from fedloom.base.settings import from_plain, signature, to_plain, validate
 from fedloom.config.keys import CONDITIONS, build_method, model_factory
 from fedloom.config.schema import Config, arguments
-from fedloom.core.errors import ConfigError, DataError
-from fedloom.core.exchange import State
 from fedloom.core.federation import Arrays, Federation, Index, Population, Split
 from fedloom.core.method import Method
-from fedloom.core.plan import ClientPlan
-from fedloom.core.ranges import Range, within
-from fedloom.core.settings import from_plain, signature, to_plain, validate
 from fedloom.experiment.experiment import Experiment
 from fedloom.experiment.setup import make_plan, placed
 from fedloom.parts.uplink import ClipNoise
+from fedloom.rounds.exchange import State
+from fedloom.rounds.plan import ClientPlan
 from fedloom.timing import Rounds
 from fedloom_apps.deploy.allowed import WHOLE, check
 from fedloom_apps.deploy.data import DataSpec, NodeData, placeholder

@@ -9,12 +9,12 @@ from dataclasses import asdict, dataclass, fields
 from math import inf
 from pathlib import Path
 
-from fedloom.core.errors import CheckpointError, ConfigError
-from fedloom.core.plan import ClientPlan
-from fedloom.core.ranges import Count, Fraction, Positive, within
+from fedloom.base.errors import CheckpointError, ConfigError
+from fedloom.base.ranges import Count, Fraction, Positive, within
 from fedloom.experiment.atomic import sync_folder, write_whole
 from fedloom.experiment.privacy import MISSING, ExampleAccountant, is_installed, total_epsilon
 from fedloom.parts.uplink import ClipNoise
+from fedloom.rounds.plan import ClientPlan
 from fedloom_apps.deploy.messages import MODERATE, Code, Refusal
 
 FILE, SECOND = "privacy.json", "orders"

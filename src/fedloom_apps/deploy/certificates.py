@@ -12,7 +12,7 @@ import ssl
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedloom.core.errors import ConfigError, first_line
+from fedloom.base.errors import ConfigError, first_line
 
 DAYS = 365
 AUTHORITY, SERVER = "ca", "server"

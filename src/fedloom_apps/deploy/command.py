@@ -17,10 +17,10 @@ from typing import Any
 from rich.table import Table
 
 from fedloom.applications import applications
+from fedloom.base.errors import CheckpointError, ConfigError, nearest
 from fedloom.cli.command import Command, Job, RunPlan, Stopped
 from fedloom.config.keys import Shared, build_federation, build_method
 from fedloom.config.schema import CommandSchema, Config
-from fedloom.core.errors import CheckpointError, ConfigError, nearest
 from fedloom.experiment.console import make_console, print_raw, relpath, results
 from fedloom.experiment.rundir import RunDirectory
 from fedloom_apps.deploy.budget import Budget

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedloom.core.errors import DataError, in_one_line, in_words
+from fedloom.base.errors import DataError, in_one_line, in_words
+from fedloom.base.rng import stream
 from fedloom.core.federation import Arrays, Index
-from fedloom.core.rng import stream
 from fedloom.data.like import in_units, inputs_like, labelled_like, targets_of, with_categories
 from fedloom.data.sources.arrays import as_array, by_class, inputs, read_images, targets
 from fedloom.data.sources.files import read_npz

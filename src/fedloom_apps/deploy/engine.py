@@ -21,11 +21,11 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from fedloom.core.aggregate import Fold, fold
-from fedloom.core.engine import ComputeFactory, Engine, Group, States, Traits
-from fedloom.core.errors import ClientError, printable
-from fedloom.core.exchange import Broadcast, Failure, FailureKind, Result, State
-from fedloom.core.plan import ClientPlan
+from fedloom.base.errors import ClientError, printable
+from fedloom.rounds.aggregate import Fold, fold
+from fedloom.rounds.engine import ComputeFactory, Engine, Group, States, Traits
+from fedloom.rounds.exchange import Broadcast, Failure, FailureKind, Result, State
+from fedloom.rounds.plan import ClientPlan
 from fedloom_apps.deploy.answers import (
     SLACK,
     Norms,

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple, Protocol, TypeGuard
 
 from torch import Tensor
 
-from fedloom.core.errors import CheckpointError, ConfigError, DataError, FedLoomError
-from fedloom.core.exchange import Broadcast
-from fedloom.core.settings import from_plain, signature, validate
+from fedloom.base.errors import CheckpointError, ConfigError, DataError, FedLoomError
+from fedloom.base.settings import from_plain, signature, validate
 from fedloom.experiment.store import flat, nested
+from fedloom.rounds.exchange import Broadcast
 from fedloom_apps.deploy.versions import FILE, TICKET
 from fedloom_apps.deploy.wire import Packet, WireError, pack, unpack
 

@@ -20,19 +20,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedloom.base.errors import CheckpointError, FedLoomError, printable
 from fedloom.compute import computes
 from fedloom.compute.live import Live
-from fedloom.core.engine import Compute
-from fedloom.core.errors import CheckpointError, FedLoomError, printable
-from fedloom.core.exchange import Broadcast, Result, State
-from fedloom.core.plan import ClientPlan
-from fedloom.core.round import federated_round
-from fedloom.core.server import Server, first_state
 from fedloom.core.targets import CLASSES
 from fedloom.engines import engines
 from fedloom.experiment.atomic import Lock, append, write_whole
 from fedloom.experiment.evaluate import Evaluator
 from fedloom.experiment.store import flat
+from fedloom.rounds.engine import Compute
+from fedloom.rounds.exchange import Broadcast, Result, State
+from fedloom.rounds.plan import ClientPlan
+from fedloom.rounds.round import federated_round
+from fedloom.rounds.server import Server, first_state
 from fedloom_apps.deploy.agreement import Agreement
 from fedloom_apps.deploy.assignment import Assignment, Bench, Forms, bench, forms, trial
 from fedloom_apps.deploy.budget import Budget, Ledger, Quota

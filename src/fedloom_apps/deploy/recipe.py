@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedloom.base.errors import ConfigError
 from fedloom.config.keys import CONDITIONS, DATA, build_federation, build_method, model_factory
 from fedloom.config.schema import Config, arguments
-from fedloom.core.errors import ConfigError
 from fedloom.core.federation import Arrays, Federation, Index, Split
 from fedloom.core.slots import label
 from fedloom.data.sources.files import write_npz

@@ -13,11 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from fedloom.base.errors import CheckpointError, ConfigError
 from fedloom.config.schema import Config, read_run
-from fedloom.core.engine import ComputeFactory, EngineFactory
-from fedloom.core.errors import CheckpointError, ConfigError
-from fedloom.core.exchange import Failure
-from fedloom.core.plan import ClientPlan
 from fedloom.core.timeline import Arrivals, Timeline
 from fedloom.experiment import atomic, federated
 from fedloom.experiment import checkpoint as checkpoints
@@ -29,6 +26,9 @@ from fedloom.experiment.rundir import Columns, RunDirectory, Status
 from fedloom.experiment.runtime import reproducible
 from fedloom.experiment.trained import DeployedModel, TrainedRun
 from fedloom.experiment.trainer import Record, Trainer
+from fedloom.rounds.engine import ComputeFactory, EngineFactory
+from fedloom.rounds.exchange import Failure
+from fedloom.rounds.plan import ClientPlan
 from fedloom_apps.deploy.answers import upload_forms
 from fedloom_apps.deploy.arrivals import AtWork, RealWorld
 from fedloom_apps.deploy.assignment import model_digest, trial

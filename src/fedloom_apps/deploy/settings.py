@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
+from fedloom.base.checks import all_hold
+from fedloom.base.ranges import Bound, Count, Range, within
 from fedloom.config.keys import RUN
 from fedloom.config.schema import CommandSchema, Record
-from fedloom.core.checks import all_hold
-from fedloom.core.ranges import Bound, Count, Range, within
 from fedloom_apps.deploy.wire import LIMIT
 
 

@@ -14,11 +14,11 @@ from pathlib import Path
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 
-from fedloom.core.errors import CheckpointError
-from fedloom.core.exchange import State
-from fedloom.core.tree import copied
+from fedloom.base.errors import CheckpointError
+from fedloom.base.tree import copied
 from fedloom.experiment import atomic
 from fedloom.experiment.store import check_forms, flat, nested
+from fedloom.rounds.exchange import State
 
 TICKET = re.compile(r"[0-9a-f]{32}")
 FILE = re.compile(r"(?P<round>\d{9})-(?P<ticket>[0-9a-f]{32})\.(?P<mark>pending|counted)")

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 from safetensors.torch import load as load_tensors
 from torch import Tensor
 
-from fedloom.core.errors import FedLoomError, in_one_line
-from fedloom.core.tree import copied
+from fedloom.base.errors import FedLoomError, in_one_line
+from fedloom.base.tree import copied
 from fedloom.experiment.atomic import as_file
 
 MAGIC, VERSION = b"fedloom\0", 1

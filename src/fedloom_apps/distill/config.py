@@ -13,10 +13,10 @@ from rich.table import Table
 from rich.text import Text
 from safetensors import SafetensorError
 
+from fedloom.base.errors import CheckpointError, ConfigError, in_one_line, nearest
 from fedloom.cli.command import Command, Job, Rows, RunPlan
 from fedloom.config.keys import COMMON, DATA, MODEL, Shared, model_factory, run_settings
 from fedloom.config.schema import Choice, CommandSchema, Config, Record, Tree, arguments, sections_of
-from fedloom.core.errors import CheckpointError, ConfigError, in_one_line, nearest
 from fedloom.core.targets import CLASSES
 from fedloom.data.sources import Source
 from fedloom.data.sources.arrays import as_bytes

@@ -18,10 +18,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedloom.core import rng
-from fedloom.core.errors import CheckpointError, ConfigError, DataError, first_line
+from fedloom.base import rng
+from fedloom.base.errors import CheckpointError, ConfigError, DataError, first_line
+from fedloom.base.files import mapped, new_file, readable
 from fedloom.core.federation import Arrays, Federation, Index, Split
-from fedloom.core.files import mapped, new_file, readable
 from fedloom.core.targets import are_numbers
 from fedloom.data import Source, sources
 from fedloom.data.sources.arrays import as_bytes, normalised

@@ -15,13 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedloom.core import rng
-from fedloom.core.checks import DType
-from fedloom.core.errors import ConfigError
-from fedloom.core.plan import operand_dtype
-from fedloom.core.ranges import Bound, Count, Decay, NonNegative, Positive, Range, within
-from fedloom.core.settings import check_fields
+from fedloom.base import rng
+from fedloom.base.checks import DType
+from fedloom.base.errors import ConfigError
+from fedloom.base.ranges import Bound, Count, Decay, NonNegative, Positive, Range, within
+from fedloom.base.settings import check_fields
 from fedloom.data.augment import Augmentation, pipeline
+from fedloom.rounds.plan import operand_dtype
 from fedloom_apps.distill.data import Mode, Splits
 from fedloom_apps.distill.method import Distiller
 

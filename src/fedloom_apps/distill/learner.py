@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedloom.core import rng
-from fedloom.core.errors import ClientError, ConfigError, in_one_line
+from fedloom.base import rng
+from fedloom.base.errors import ClientError, ConfigError, in_one_line
 from fedloom.data.augment import Pipeline
 from fedloom.parts.objectives.divergence import cross_entropy
 from fedloom.parts.objectives.guidance import budget

@@ -14,10 +14,10 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fedloom.core.checks import all_hold
-from fedloom.core.errors import ConfigError
-from fedloom.core.ranges import Bound, Count, NonNegative, NonNegativeInt, Positive, Range, within
-from fedloom.core.registry import Ranged, Registry
+from fedloom.base.checks import all_hold
+from fedloom.base.errors import ConfigError
+from fedloom.base.ranges import Bound, Count, NonNegative, NonNegativeInt, Positive, Range, within
+from fedloom.base.registry import Ranged, Registry
 from fedloom.parts.objectives.guidance import falling, period
 
 

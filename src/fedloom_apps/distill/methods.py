@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedloom.core.errors import ConfigError
-from fedloom.core.ranges import Count, NonNegative, Positive, Probability
+from fedloom.base.errors import ConfigError
+from fedloom.base.ranges import Count, NonNegative, Positive, Probability
 from fedloom.parts.objectives import divergence
 from fedloom.parts.objectives.guidance import excess, guided
 from fedloom_apps.distill.method import (

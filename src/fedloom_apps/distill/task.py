@@ -17,8 +17,8 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from fedloom.core.documentation import bibtex
-from fedloom.core.errors import ConfigError, in_one_line
+from fedloom.base.documentation import bibtex
+from fedloom.base.errors import ConfigError, in_one_line
 from fedloom.data.augment import augmentation, pipeline
 from fedloom.experiment.atomic import as_model_file, read_model_file, write_whole
 from fedloom.experiment.callbacks import Callback

@@ -21,21 +21,21 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.conv import _ConvNd
 from torch.utils._pytree import tree_map
 
-from fedloom.core import meta as adapting
-from fedloom.core import rng, tree
-from fedloom.core.checks import all_hold
+from fedloom.base import rng, tree
+from fedloom.base.checks import all_hold
+from fedloom.base.errors import ConfigError
+from fedloom.base.tree import Tree
 from fedloom.core.context import NO_ROUND, Batch
-from fedloom.core.errors import ConfigError
-from fedloom.core.exchange import State
 from fedloom.core.federation import Arrays, Index, Split
 from fedloom.core.local import Local, clip_factor
 from fedloom.core.method import Method
-from fedloom.core.objective import Net
 from fedloom.core.parts import Adaptation, Term
-from fedloom.core.plan import ClientPlan
 from fedloom.core.slots import label
-from fedloom.core.subspace import pays
-from fedloom.core.tree import Tree
+from fedloom.rounds import meta as adapting
+from fedloom.rounds.exchange import State
+from fedloom.rounds.objective import Net
+from fedloom.rounds.plan import ClientPlan
+from fedloom.rounds.subspace import pays
 from fedloom_apps.online.learners import OnlineLearner
 
 

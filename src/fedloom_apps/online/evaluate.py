@@ -23,13 +23,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedloom.core import rng
+from fedloom.base import rng
 from fedloom.core.context import NO_ROUND, Batch, Output
-from fedloom.core.exchange import State
 from fedloom.core.federation import Arrays
-from fedloom.core.meta import NEVER
 from fedloom.core.parts import Term
 from fedloom.core.targets import one_class_each
+from fedloom.rounds.exchange import State
+from fedloom.rounds.meta import NEVER
 from fedloom_apps.online.ensemble import ExpertEnsemble
 from fedloom_apps.online.experiment import Online
 from fedloom_apps.online.learners import mixed

@@ -9,13 +9,13 @@ from typing import Annotated, Any, Literal
 import torch
 from torch import nn
 
-from fedloom.core.checks import DType
-from fedloom.core.documentation import bibtex
-from fedloom.core.errors import ConfigError, first_line
+from fedloom.base.checks import DType
+from fedloom.base.documentation import bibtex
+from fedloom.base.errors import ConfigError, first_line
+from fedloom.base.ranges import Count, Decay, NonNegativeInt, Range, within
+from fedloom.base.settings import bare, flatten, to_plain
 from fedloom.core.method import Method
 from fedloom.core.parts import Term
-from fedloom.core.ranges import Count, Decay, NonNegativeInt, Range, within
-from fedloom.core.settings import bare, flatten, to_plain
 from fedloom.experiment.runtime import pick_device
 from fedloom.experiment.setup import initial_model, require_features
 from fedloom.parts.objectives import CrossEntropy

@@ -27,9 +27,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedloom.core.ranges import Count, Fraction, NonNegativeInt, Positive, Probability, Range, within
-from fedloom.core.registry import Ranged, Registry
-from fedloom.core.tree import Tree
+from fedloom.base.ranges import Count, Fraction, NonNegativeInt, Positive, Probability, Range, within
+from fedloom.base.registry import Ranged, Registry
+from fedloom.base.tree import Tree
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedloom.base.errors import ClientError, ConfigError
 from fedloom.config.keys import DATA, Shared
-from fedloom.core.errors import ClientError, ConfigError
 from fedloom.core.federation import Arrays
 from fedloom.core.parts import Batch
 from fedloom.data.like import inputs_like, labelled_like

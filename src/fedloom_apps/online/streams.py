@@ -24,11 +24,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from fedloom.core import rng
-from fedloom.core.errors import ConfigError, DataError
+from fedloom.base import rng
+from fedloom.base.errors import ConfigError, DataError
+from fedloom.base.ranges import Count, NonNegativeInt
+from fedloom.base.registry import Ranged, Registry
 from fedloom.core.federation import Arrays, Index
-from fedloom.core.ranges import Count, NonNegativeInt
-from fedloom.core.registry import Ranged, Registry
 from fedloom.data.augment import Scale, around_centre, rotation, warp
 from fedloom.data.sources import Source, sources
 from fedloom.data.split import index_of, shuffled_by_label, sums_within

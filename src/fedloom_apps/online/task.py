@@ -12,8 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedloom.core.errors import CheckpointError, ClientError
-from fedloom.core.exchange import State
+from fedloom.base.errors import CheckpointError, ClientError
 from fedloom.experiment.callbacks import Callback
 from fedloom.experiment.checkpoint import Checkpoint
 from fedloom.experiment.conventions import known_tokens
@@ -21,6 +20,7 @@ from fedloom.experiment.rundir import Columns, Status
 from fedloom.experiment.runtime import reproducible
 from fedloom.experiment.store import flat, nested
 from fedloom.experiment.trainer import Record, Trainer, TrainerTask
+from fedloom.rounds.exchange import State
 from fedloom_apps.online.ensemble import MEMORY, state_bytes, task_bytes
 from fedloom_apps.online.evaluate import StreamEvaluator, summarise
 from fedloom_apps.online.experiment import Online

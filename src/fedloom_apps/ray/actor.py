@@ -28,14 +28,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedloom.core.aggregate import Fold
-from fedloom.core.determinism import exact_gpu
-from fedloom.core.engine import Compute, ComputeFactory, StateFiles
-from fedloom.core.errors import CheckpointError, ConfigError
-from fedloom.core.exchange import Broadcast, Result
+from fedloom.base.determinism import exact_gpu
+from fedloom.base.errors import CheckpointError, ConfigError
 from fedloom.core.missing_needs import as_client_error, as_loss_error
-from fedloom.core.plan import ClientPlan
 from fedloom.engines.processes import Block
+from fedloom.rounds.aggregate import Fold
+from fedloom.rounds.engine import Compute, ComputeFactory, StateFiles
+from fedloom.rounds.exchange import Broadcast, Result
+from fedloom.rounds.plan import ClientPlan
 
 Packed = tuple[bytes, Sequence[np.ndarray]]
 LARGE = 1 << 20  # bytes from which an array may be used in place

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
-from fedloom.core.errors import ClientError, ConfigError, first_line, of_extra
+from fedloom.base.errors import ClientError, ConfigError, first_line, of_extra
 from fedloom_apps.ray.actor import Actor, Packed
 
 QUEUED = 2  # jobs per worker: one running, one waiting, so that it never idles

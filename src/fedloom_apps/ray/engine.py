@@ -29,13 +29,13 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fedloom.core.aggregate import Fold, fold
-from fedloom.core.engine import Compute, ComputeFactory, Engine, EngineFactory, Group, StateFiles, States, Traits
-from fedloom.core.errors import ClientError, FedLoomError, LossError
-from fedloom.core.exchange import Broadcast, Failure, FailureKind, Result
-from fedloom.core.plan import ClientPlan
-from fedloom.core.ranges import NonNegative, NonNegativeInt
+from fedloom.base.errors import ClientError, FedLoomError, LossError
+from fedloom.base.ranges import NonNegative, NonNegativeInt
 from fedloom.engines import engines
+from fedloom.rounds.aggregate import Fold, fold
+from fedloom.rounds.engine import Compute, ComputeFactory, Engine, EngineFactory, Group, StateFiles, States, Traits
+from fedloom.rounds.exchange import Broadcast, Failure, FailureKind, Result
+from fedloom.rounds.plan import ClientPlan
 from fedloom_apps.ray.actor import Packed, RemoteBlock, nbytes, pack, unpack
 from fedloom_apps.ray.cluster import QUEUED, Cluster, Member, RemoteJob, TaskQueue
 

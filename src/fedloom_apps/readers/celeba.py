@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from fedloom.core.checks import one_of
-from fedloom.core.documentation import bibtex
-from fedloom.core.errors import DataError
+from fedloom.base.checks import one_of
+from fedloom.base.documentation import bibtex
+from fedloom.base.errors import DataError
 from fedloom.data.sources import Source, natural_clients, sources
 from fedloom.data.sources.arrays import image_arrays, read_images
 from fedloom.data.sources.files import Files, reads

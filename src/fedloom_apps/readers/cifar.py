@@ -9,8 +9,8 @@ from typing import Literal
 
 import numpy as np
 
-from fedloom.core.documentation import bibtex
-from fedloom.core.errors import DataError
+from fedloom.base.documentation import bibtex
+from fedloom.base.errors import DataError
 from fedloom.data.sources import Source, sources
 from fedloom.data.sources.arrays import by_class, image_arrays, read_images
 from fedloom.data.sources.files import Files, read_npz, read_pickle, reads

@@ -8,8 +8,8 @@ from typing import Literal
 import numpy as np
 import torch
 
-from fedloom.core.documentation import bibtex
-from fedloom.core.errors import DataError, of_extra
+from fedloom.base.documentation import bibtex
+from fedloom.base.errors import DataError, of_extra
 from fedloom.core.federation import Arrays
 from fedloom.data.sources import Source, sources
 from fedloom.data.sources.files import Files, Standardise, number, read_table, reads, standardise

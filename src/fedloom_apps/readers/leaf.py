@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedloom.core.documentation import bibtex
-from fedloom.core.errors import DataError
+from fedloom.base.documentation import bibtex
+from fedloom.base.errors import DataError
 from fedloom.core.federation import Arrays
 from fedloom.data.sources import Source, natural_clients, sources
 from fedloom.data.sources.files import Files, reads, with_progress

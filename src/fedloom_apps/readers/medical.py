@@ -7,8 +7,8 @@ from typing import Literal
 
 import numpy as np
 
-from fedloom.core.documentation import bibtex
-from fedloom.core.errors import ConfigError, DataError
+from fedloom.base.documentation import bibtex
+from fedloom.base.errors import ConfigError, DataError
 from fedloom.core.federation import Arrays
 from fedloom.data.sources import Source, sources
 from fedloom.data.sources.arrays import image_arrays, read_images

@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fedloom.core.documentation import bibtex
-from fedloom.core.errors import DataError
+from fedloom.base.documentation import bibtex
+from fedloom.base.errors import DataError
 from fedloom.core.federation import Arrays
 from fedloom.data.sources import Source, natural_clients, sources
 from fedloom.data.sources.arrays import image_arrays

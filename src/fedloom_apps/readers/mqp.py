@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fedloom.core.documentation import bibtex
-from fedloom.core.errors import ConfigError, DataError
+from fedloom.base.documentation import bibtex
+from fedloom.base.errors import ConfigError, DataError
 from fedloom.core.federation import Arrays
 from fedloom.data.sources import Source, natural_clients, sources
 from fedloom.data.sources.files import Files, read_table, reads

@@ -7,8 +7,8 @@ from typing import Literal
 
 import numpy as np
 
-from fedloom.core.documentation import bibtex
-from fedloom.core.errors import ConfigError, DataError
+from fedloom.base.documentation import bibtex
+from fedloom.base.errors import ConfigError, DataError
 from fedloom.data.sources import Source, natural_clients, sources
 from fedloom.data.sources.arrays import image_arrays
 from fedloom.data.sources.files import Files, read_npz, reads

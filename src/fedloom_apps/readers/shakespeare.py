@@ -11,11 +11,11 @@ from typing import Literal, NamedTuple
 import numpy as np
 import torch
 
-from fedloom.core.documentation import bibtex
-from fedloom.core.errors import ConfigError, DataError
+from fedloom.base.documentation import bibtex
+from fedloom.base.errors import ConfigError, DataError
+from fedloom.base.files import check_memory
+from fedloom.base.rng import stream
 from fedloom.core.federation import Arrays
-from fedloom.core.files import check_memory
-from fedloom.core.rng import stream
 from fedloom.data.sources import Source, sources
 from fedloom.data.sources.files import reads
 from fedloom_apps.readers import leaf

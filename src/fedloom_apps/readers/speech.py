@@ -10,10 +10,10 @@ from typing import Literal
 import numpy as np
 import torch
 
-from fedloom.core.documentation import bibtex
-from fedloom.core.errors import ConfigError, DataError
+from fedloom.base.documentation import bibtex
+from fedloom.base.errors import ConfigError, DataError
+from fedloom.base.files import check_memory
 from fedloom.core.federation import Arrays
-from fedloom.core.files import check_memory
 from fedloom.data.sources import Source, natural_clients, sources
 from fedloom.data.sources.files import Files, cached, reads, stamp_of, with_progress
 

@@ -9,10 +9,10 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
+from fedloom.base import yaml
+from fedloom.base.errors import ConfigError
 from fedloom.cli.command import PLAN
 from fedloom.config.schema import read
-from fedloom.core import yaml
-from fedloom.core.errors import ConfigError
 from fedloom.experiment.atomic import Lock
 from fedloom.experiment.console import (
     HEADLINES,

@@ -17,9 +17,9 @@ from typing import Any, TypeGuard
 import numpy as np
 from numpy.typing import NDArray
 
-from fedloom.core.checks import one_of
-from fedloom.core.errors import ConfigError, FedLoomError, outside
-from fedloom.core.settings import bare, flatten
+from fedloom.base.checks import one_of
+from fedloom.base.errors import ConfigError, FedLoomError, outside
+from fedloom.base.settings import bare, flatten
 from fedloom.experiment.console import ABSENT, in_percent
 from fedloom.experiment.rundir import RunDirectory, Status
 from fedloom.metrics import Direction, direction
@@ -333,7 +333,7 @@ def load(path: Path) -> RunData:
         >>> load(Path("/nowhere"))
         Traceback (most recent call last):
         ...
-        fedloom.core.errors.CheckpointError: /nowhere is not a run directory: there is no such directory.
+        fedloom.base.errors.CheckpointError: /nowhere is not a run directory: there is no such directory.
     """
     directory = RunDirectory(path)
     stored = flatten(directory.config())

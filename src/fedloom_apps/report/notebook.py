@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup, escape
 
+from fedloom.base.settings import bare, flatten, signature, to_plain
 from fedloom.core.federation import Federation
 from fedloom.core.links import Links, spectral_gap
 from fedloom.core.method import Method
 from fedloom.core.parts import Part
-from fedloom.core.settings import bare, flatten, signature, to_plain
 from fedloom.core.slots import SEVERAL, SLOTS, label
 from fedloom.data.federate import partition_table
 from fedloom.experiment.console import ABSENT, common_metric, final_values

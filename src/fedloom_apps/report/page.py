@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 
-from fedloom.core.errors import FedLoomError, of_extra
+from fedloom.base.errors import FedLoomError, of_extra
 from fedloom_apps.report import comparisons, figures, render, tables
 from fedloom_apps.report.charts import Chart, Figure, as_json
 from fedloom_apps.report.groups import RunGroup, all_runs, chosen_groups, read

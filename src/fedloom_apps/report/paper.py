@@ -19,9 +19,9 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, MaxNLocator, NullFormatter, PercentFormatter
 
-from fedloom.core.checks import one_of
-from fedloom.core.errors import ConfigError, first_line, printable
-from fedloom.core.files import readable
+from fedloom.base.checks import one_of
+from fedloom.base.errors import ConfigError, first_line, printable
+from fedloom.base.files import readable
 from fedloom_apps.report.charts import COLOURS, Axis, Chart, Figure, Gantt, HeatMap, Network, thinned
 
 NAMED = 40

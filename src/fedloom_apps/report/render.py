@@ -13,8 +13,8 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
-from fedloom.core.errors import FedLoomError
-from fedloom.core.files import readable
+from fedloom.base.errors import FedLoomError
+from fedloom.base.files import readable
 from fedloom.experiment.atomic import write_whole
 from fedloom_apps.report.tables import ReportTable
 

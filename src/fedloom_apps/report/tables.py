@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from fedloom.core.files import cell
+from fedloom.base.files import cell
 from fedloom.experiment.console import METRIC, SYNTHETIC, TOP
 from fedloom.experiment.rundir import Status
 from fedloom.metrics import (

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from fedloom.core import yaml
-from fedloom.core.files import whole_file
+from fedloom.base import yaml
+from fedloom.base.files import whole_file
 from fedloom.experiment.atomic import write_whole
 from fedloom.experiment.trainer import Record
 from fedloom.metrics.curves import paired

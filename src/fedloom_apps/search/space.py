@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from inspect import Parameter
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from fedloom.core import ranges
-from fedloom.core.checks import one_of
+from fedloom.base import ranges
+from fedloom.base.checks import one_of
+from fedloom.base.ranges import Count, Fraction, NonNegativeInt, Positive, within
+from fedloom.base.registry import Registry
 from fedloom.core.hooks import overrides
 from fedloom.core.method import Method
 from fedloom.core.parts import Part
-from fedloom.core.ranges import Count, Fraction, NonNegativeInt, Positive, within
-from fedloom.core.registry import Registry
 from fedloom.core.slots import SLOTS, label
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from fedloom.core.errors import ClientError, ConfigError, DataError
-from fedloom.core.rng import torch_seed
+from fedloom.base.errors import ClientError, ConfigError, DataError
+from fedloom.base.rng import torch_seed
 from fedloom.experiment import federated
 from fedloom.experiment.callbacks import Callback
 from fedloom.experiment.checkpoint import Checkpoint

@@ -26,7 +26,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedloom.core.errors import ConfigError, DataError, of_extra
+from fedloom.base.errors import ConfigError, DataError, of_extra
 from fedloom.metrics.distribution import alike, nearest, spread, within
 from fedloom.metrics.prediction import auroc
 

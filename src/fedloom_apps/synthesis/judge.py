@@ -21,11 +21,11 @@ import torch.nn.functional as F
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from fedloom.core import rng
-from fedloom.core.errors import ConfigError
+from fedloom.base import rng
+from fedloom.base.errors import ConfigError
+from fedloom.base.ranges import Count, NonNegative, NonNegativeInt, Positive, within
+from fedloom.base.rng import stream
 from fedloom.core.federation import Arrays, Federation
-from fedloom.core.ranges import Count, NonNegative, NonNegativeInt, Positive, within
-from fedloom.core.rng import stream
 from fedloom.data.augment import Pipeline, pipeline
 from fedloom.data.sources.generated import pixels
 from fedloom.experiment.atomic import as_model_file, read_model_file, write_whole

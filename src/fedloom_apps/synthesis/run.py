@@ -13,10 +13,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedloom.core.errors import CheckpointError, ConfigError, first_line
+from fedloom.base.errors import CheckpointError, ConfigError, first_line
+from fedloom.base.settings import to_plain
 from fedloom.core.federation import Arrays
-from fedloom.core.server import Server
-from fedloom.core.settings import to_plain
 from fedloom.data.sources.generated import Generated, parquet, pixels, save_npz
 from fedloom.experiment.atomic import write_whole
 from fedloom.experiment.callbacks import Callback
@@ -24,6 +23,7 @@ from fedloom.experiment.experiment import Experiment
 from fedloom.experiment.federated import RoundStep, RunResult, run
 from fedloom.experiment.runtime import environment, pick_device, reproducible
 from fedloom.metrics.distribution import alike
+from fedloom.rounds.server import Server
 from fedloom_apps.synthesis.judge import CACHE, EvalConfig, EvalResult, SyntheticEvaluator
 from fedloom_apps.synthesis.take import extract_set, require_samples
 

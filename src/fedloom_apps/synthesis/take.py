@@ -10,14 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedloom.core import rng
-from fedloom.core.checks import at_least
-from fedloom.core.errors import ConfigError, DataError
+from fedloom.base import rng
+from fedloom.base.checks import at_least
+from fedloom.base.errors import ConfigError, DataError
 from fedloom.core.federation import Arrays, Federation, Index, Split
 from fedloom.core.layout import Layout
 from fedloom.core.method import Method
-from fedloom.core.server import Server
 from fedloom.data.augment import Scale
+from fedloom.rounds.server import Server
 
 AT_ONCE = 500
 

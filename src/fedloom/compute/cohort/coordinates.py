@@ -18,12 +18,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from fedloom.base.tree import Float
 from fedloom.compute.cohort.dense import Linear
 from fedloom.compute.cohort.factored import entrance
 from fedloom.compute.cohort.layers import CohortLayer
 from fedloom.compute.cohort.net import CohortNet
 from fedloom.core.layout import Layout, Leaf
-from fedloom.core.tree import Float
 
 MIXED, GRAD, SHARED, PRIVATE, RECEIVED = range(5)  # the vectors of a client, before the momenta of w and v
 GAIN = 4  # coordinates pay on this many times fewer samples than inputs

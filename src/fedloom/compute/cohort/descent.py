@@ -9,6 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from fedloom.base.tree import Float, Int, Shaped
 from fedloom.compute.cohort.factored import FactoredLinear, entrance, factored
 from fedloom.compute.cohort.net import CohortNet
 from fedloom.compute.cohort.parameters import StepRule
@@ -16,7 +17,6 @@ from fedloom.compute.cohort.replay import Replays, Step, recorder
 from fedloom.compute.cohort.schedule import BatchSchedule, Change, Rows, inputs, taken
 from fedloom.compute.cohort.trace import Program
 from fedloom.compute.cohort.windows import Window, best_window, factorable, windows
-from fedloom.core.tree import Float, Int, Shaped
 
 
 def cross_entropy(

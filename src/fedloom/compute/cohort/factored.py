@@ -18,12 +18,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from fedloom.base.tree import Float
 from fedloom.compute.cohort.dense import Linear
 from fedloom.compute.cohort.layers import CohortLayer
 from fedloom.compute.cohort.parameters import StepRule
 from fedloom.compute.cohort.pointwise import Flatten, Identity
 from fedloom.compute.cohort.trace import LayerCall, Program
-from fedloom.core.tree import Float
 
 
 class FactoredLinear(CohortLayer):

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedloom.base.tree import Float, Int
 from fedloom.compute.cohort.parameters import Parameter
 from fedloom.core.dropout import keys
-from fedloom.core.tree import Float, Int
 
 
 class Unsupported(Exception):

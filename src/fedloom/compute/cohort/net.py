@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 import torch
 from torch import Tensor, nn
 
+from fedloom.base.tree import Float, Shaped
 from fedloom.compute.cohort.layers import Draws, Unsupported
 from fedloom.compute.cohort.parameters import Parameter, StepRule, new_rows, parameters
 from fedloom.compute.cohort.pointwise import Dropout
@@ -14,8 +15,7 @@ from fedloom.compute.cohort.replay import Replays
 from fedloom.compute.cohort.trace import Outputs, Program, trace
 from fedloom.core.layout import Layout
 from fedloom.core.local import clip_factor
-from fedloom.core.step import adam
-from fedloom.core.tree import Float, Shaped
+from fedloom.rounds.step import adam
 
 
 def has_fused_steps(theta: Tensor) -> bool:

@@ -20,6 +20,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from fedloom.base.tree import Float
 from fedloom.compute.cohort.coordinates import GRAD, MIXED, PRIVATE, RECEIVED, SHARED, FirstLayer, first_weight
 from fedloom.compute.cohort.dense import Linear
 from fedloom.compute.cohort.factored import entrance
@@ -27,7 +28,6 @@ from fedloom.compute.cohort.net import CohortNet
 from fedloom.compute.cohort.parameters import ALIGNED
 from fedloom.compute.cohort.trace import LayerCall, Program
 from fedloom.core.layout import Layout
-from fedloom.core.tree import Float
 
 LARGEST = 150_000  # parameters: without coordinates, larger vectors are stepped faster one client after the other
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from fedloom.base.tree import Float
 from fedloom.core.layout import Layout, Leaf
-from fedloom.core.tree import Float
 
 ALIGNED = 16  # elements: rows start at multiples of a cache line
 

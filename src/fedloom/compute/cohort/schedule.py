@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedloom.core.tree import Int, Shaped
+from fedloom.base.tree import Int, Shaped
 
 Change = Callable[[Tensor, range], Tensor]
 """New inputs [N, ...] for those of the given steps, one step and in it one client after the other."""

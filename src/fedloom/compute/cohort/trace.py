@@ -13,11 +13,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
+from fedloom.base import rng
 from fedloom.compute.cohort.layers import CohortLayer, Lookup, Product, Unsupported, factory_of
 from fedloom.compute.cohort.parameters import Parameter
 from fedloom.compute.cohort.pointwise import Add, Divide, Flatten, Identity, Mean, ReLU, Sigmoid, Tanh
 from fedloom.compute.cohort.pool import MaxPool
-from fedloom.core import probe, rng
+from fedloom.core import probe
 
 VIEWS = (nn.Flatten, nn.Identity, nn.Dropout)  # their results may be the input itself
 VIEW_CALLS = {"flatten", "contiguous"}

@@ -8,12 +8,12 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from fedloom.base import fork_safety
+from fedloom.base.errors import first_line
 from fedloom.compute.cohort.layers import Unsupported, drawn
 from fedloom.compute.cohort.net import CohortNet
 from fedloom.compute.cohort.trace import ChosenOutputs, Outputs
-from fedloom.core import fork_safety
 from fedloom.core.dropout import keyed
-from fedloom.core.errors import first_line
 from fedloom.core.layout import Layout, LiveModule
 
 ROWS = (2, 1)  # of each client

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedloom.base.tree import Shaped
 from fedloom.compute.cohort.factored import entrance
 from fedloom.compute.cohort.parameters import StepRule
 from fedloom.compute.cohort.schedule import BatchSchedule, taken
 from fedloom.compute.cohort.trace import Program
-from fedloom.core.tree import Shaped
 
 SHORT, LONGEST = 96, 1024  # samples of a client in a window that is one of many, and in one that is a whole round
 FAT, HALF = 90e9, 5  # FLOP/s of large products, and the rows of a product at which half of it is reached

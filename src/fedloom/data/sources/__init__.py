@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedloom.core.errors import ConfigError, DataError
+from fedloom.base.errors import ConfigError, DataError
+from fedloom.base.registry import Entry, Registry
 from fedloom.core.federation import Arrays
-from fedloom.core.registry import Entry, Registry
 
 
 @dataclass(frozen=True)

@@ -21,10 +21,10 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from fedloom.core.errors import DataError, of_extra, outside
+from fedloom.base.errors import DataError, of_extra, outside
+from fedloom.base.files import check_memory, mapped, readable, whole_file, writing
+from fedloom.base.ranges import Count
 from fedloom.core.federation import Arrays
-from fedloom.core.files import check_memory, mapped, readable, whole_file, writing
-from fedloom.core.ranges import Count
 from fedloom.data.sources import Source, natural_clients, sources
 from fedloom.data.sources.files import cached, moments, read_npy_folder, read_npz, reading, stamp_of, with_progress
 
@@ -502,7 +502,7 @@ def as_array(value: Any, what: str) -> np.ndarray:
     >>> as_array([[1.0, 2.0], [3.0]], "x")
     Traceback (most recent call last):
     ...
-    fedloom.core.errors.DataError: x holds arrays of different shapes, or under names; pad or join them to one array ...
+    fedloom.base.errors.DataError: x holds arrays of different shapes, or under names; pad or join them to one array ...
     """
     if np.ma.is_masked(value):
         lost = int(np.ma.count_masked(value))
@@ -530,7 +530,7 @@ def numbers(array: Tensor | np.ndarray, what: str) -> Tensor:
     >>> numbers(np.array(["cat", "dog"]), "y_train")
     Traceback (most recent call last):
     ...
-    fedloom.core.errors.DataError: y_train holds text (<U3), but only numbers and truth values will do.
+    fedloom.base.errors.DataError: y_train holds text (<U3), but only numbers and truth values will do.
     """
     if isinstance(array, Tensor):
         if array.layout is not torch.strided:

@@ -24,9 +24,9 @@ import numpy as np
 from rich.console import Console
 from rich.progress import track
 
-from fedloom.core.errors import DataError, in_one_line, of_extra, with_type
-from fedloom.core.files import check_memory, readable, whole_file
-from fedloom.core.registry import Entry
+from fedloom.base.errors import DataError, in_one_line, of_extra, with_type
+from fedloom.base.files import check_memory, readable, whole_file
+from fedloom.base.registry import Entry
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])

@@ -21,9 +21,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedloom.core.errors import DataError, FedLoomError, of_extra
+from fedloom.base.errors import DataError, FedLoomError, of_extra
+from fedloom.base.files import check_parquet, readable
 from fedloom.core.federation import Arrays
-from fedloom.core.files import check_parquet, readable
 from fedloom.data.augment import Scale
 from fedloom.data.sources import Source, sources
 from fedloom.data.sources.files import files_of, read_npz, reading, write_npz

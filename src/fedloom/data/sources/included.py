@@ -11,10 +11,10 @@ from typing import Annotated, Literal
 import numpy as np
 import torch
 
-from fedloom.core.documentation import bibtex
+from fedloom.base.documentation import bibtex
+from fedloom.base.ranges import Count, NonNegative, NonNegativeInt, Positive, Range
+from fedloom.base.rng import stream
 from fedloom.core.federation import Arrays
-from fedloom.core.ranges import Count, NonNegative, NonNegativeInt, Positive, Range
-from fedloom.core.rng import stream
 from fedloom.data.sources import Source, sources
 from fedloom.data.split import rank_within
 

@@ -17,9 +17,9 @@ from typing import Annotated, Any, BinaryIO, Literal
 import numpy as np
 import torch
 
-from fedloom.core.errors import ConfigError, DataError, first_line, of_extra
-from fedloom.core.files import check_memory, check_parquet, readable
-from fedloom.core.ranges import Count, Range
+from fedloom.base.errors import ConfigError, DataError, first_line, of_extra
+from fedloom.base.files import check_memory, check_parquet, readable
+from fedloom.base.ranges import Count, Range
 from fedloom.data.sources import Source, sources
 from fedloom.data.sources.files import one_name_each, reading
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedloom.base.ranges import NonNegative, NonNegativeInt
+from fedloom.base.tree import Float
 from fedloom.core.context import Batch, Forward, Output
 from fedloom.core.parts import Adaptation
-from fedloom.core.ranges import NonNegative, NonNegativeInt
-from fedloom.core.subspace import in_transform
-from fedloom.core.tree import Float
+from fedloom.rounds.subspace import in_transform
 
 Loss = Callable[[Output, Batch], Tensor]
 PIECE = 1000  # samples per gradient at evaluation

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedloom.core.checks import require_one_class
+from fedloom.base.ranges import Count, Positive, Probability
 from fedloom.core.context import Batch, Forward, Output
 from fedloom.core.parts import Adaptation, Needs
-from fedloom.core.ranges import Count, Positive, Probability
-from fedloom.core.targets import ONE_CLASS
+from fedloom.core.targets import ONE_CLASS, require_one_class
 
 EXACT = "donot_use_mm_for_euclid_dist"  # the other modes depend on the number of samples, which exports leave open
 

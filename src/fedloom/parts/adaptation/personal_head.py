@@ -8,12 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedloom.core.checks import require_one_class
+from fedloom.base.ranges import NonNegative, NonNegativeInt
+from fedloom.base.tree import Float
 from fedloom.core.context import Batch, Forward, Output
 from fedloom.core.parts import Adaptation, Needs
-from fedloom.core.ranges import NonNegative, NonNegativeInt
-from fedloom.core.targets import ONE_CLASS
-from fedloom.core.tree import Float
+from fedloom.core.targets import ONE_CLASS, require_one_class
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedloom.core.checks import require_one_class
 from fedloom.core.context import Batch, Forward, Output
-from fedloom.core.meta import NEVER
 from fedloom.core.parts import Adaptation, Needs
-from fedloom.core.targets import ONE_CLASS
+from fedloom.core.targets import ONE_CLASS, require_one_class
+from fedloom.rounds.meta import NEVER
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedloom.base.ranges import Positive
+from fedloom.base.tree import Tree
 from fedloom.core.context import Context, Facts, Model, RoundInfo
 from fedloom.core.parts import ClientEnd, Drift, Halves
-from fedloom.core.ranges import Positive
-from fedloom.core.tree import Tree
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedloom.base.ranges import NonNegative
+from fedloom.base.tree import Tree
 from fedloom.core.context import RoundInfo
 from fedloom.core.parts import Drift, Halves, Needs
-from fedloom.core.ranges import NonNegative
-from fedloom.core.tree import Tree
 
 
 @dataclass(frozen=True)

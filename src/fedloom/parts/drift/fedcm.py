@@ -8,10 +8,10 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
+from fedloom.base.ranges import Range
+from fedloom.base.tree import Tree
 from fedloom.core.context import Context, Facts, RoundInfo
 from fedloom.core.parts import Drift, Halves, Needs
-from fedloom.core.ranges import Range
-from fedloom.core.tree import Tree
 
 
 @dataclass(frozen=True)

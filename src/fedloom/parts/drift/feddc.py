@@ -9,10 +9,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from fedloom.base.ranges import NonNegative
+from fedloom.base.tree import Tree
 from fedloom.core.context import Context, Facts, Model, RoundInfo
 from fedloom.core.parts import ClientEnd, Drift, Halves, Needs, Reduce
-from fedloom.core.ranges import NonNegative
-from fedloom.core.tree import Tree
 
 
 @dataclass(frozen=True)

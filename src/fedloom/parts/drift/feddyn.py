@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedloom.base.ranges import Positive
+from fedloom.base.tree import Tree
 from fedloom.core.context import Context, Facts, Model, RoundInfo
 from fedloom.core.parts import ClientEnd, Drift, Halves, Reduce
-from fedloom.core.ranges import Positive
-from fedloom.core.tree import Tree
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from fedloom.base.tree import Tree
 from fedloom.core.context import Context, Model, RoundInfo
 from fedloom.core.parts import ClientEnd, Drift, Halves, Needs
-from fedloom.core.tree import Tree
 
 
 @dataclass(frozen=True)

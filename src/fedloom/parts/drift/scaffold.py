@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedloom.base.tree import Tree
 from fedloom.core.context import Context, Facts, Model, RoundInfo
 from fedloom.core.parts import ClientEnd, Drift, Halves, Needs, Reduce
-from fedloom.core.tree import Tree
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from typing import Literal
 import numpy as np
 import torch
 
+from fedloom.base.tree import Tree
 from fedloom.core.context import RoundInfo
-from fedloom.core.tree import Tree
 from fedloom.parts.mixing import responses
 
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from fedloom.base.tree import Tree
 from fedloom.core.context import RoundInfo
 from fedloom.core.parts import Needs
 from fedloom.core.simplex import Vector, by_samples, minimise, restrict_to_cohort
-from fedloom.core.tree import Tree
 from fedloom.parts.mixing import responses
 
 

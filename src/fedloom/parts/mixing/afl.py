@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from fedloom.base.ranges import NonNegative
+from fedloom.base.tree import Tree
 from fedloom.core.context import RoundInfo
 from fedloom.core.parts import Mixing, Needs
-from fedloom.core.ranges import NonNegative
 from fedloom.core.simplex import by_samples, project, restrict_to_cohort
-from fedloom.core.tree import Tree
 from fedloom.parts.mixing import responses
 
 

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedloom.base.ranges import Count, Range
+from fedloom.base.tree import Float, Tree
 from fedloom.core.context import Facts, RoundInfo
 from fedloom.core.parts import Halves, Mixing, Needs
-from fedloom.core.ranges import Count, Range
-from fedloom.core.tree import Float, Tree
 
 
 def factors(updates: Float[Tensor, "n P"], centre: Float[Tensor, "P"], radius: float) -> Float[Tensor, "n"]:

@@ -7,11 +7,11 @@ from typing import Literal
 
 import numpy as np
 
+from fedloom.base.ranges import NonNegative
+from fedloom.base.tree import Tree
 from fedloom.core.context import RoundInfo
 from fedloom.core.parts import Mixing, Needs
-from fedloom.core.ranges import NonNegative
 from fedloom.core.targets import CLASSES
-from fedloom.core.tree import Tree
 
 
 @dataclass(frozen=True)

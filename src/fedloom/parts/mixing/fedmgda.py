@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedloom.base.ranges import NonNegative, Positive
+from fedloom.base.tree import Tree
 from fedloom.core.context import RoundInfo
 from fedloom.core.parts import Halves, Mixing, Needs
-from fedloom.core.ranges import NonNegative, Positive
 from fedloom.core.simplex import min_norm_box_qp
-from fedloom.core.tree import Tree
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedloom.base.errors import ConfigError
+from fedloom.base.tree import Tree
 from fedloom.core.context import Facts, RoundInfo
-from fedloom.core.errors import ConfigError
 from fedloom.core.local import Local
 from fedloom.core.parts import Mixing
 from fedloom.core.simplex import restrict_to_cohort
-from fedloom.core.tree import Tree
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedloom.base.errors import ConfigError
+from fedloom.base.ranges import NonNegativeInt
+from fedloom.base.tree import Tree
 from fedloom.core.context import Facts, RoundInfo
-from fedloom.core.errors import ConfigError
 from fedloom.core.local import Local
 from fedloom.core.parts import Halves, Mixing, Needs
-from fedloom.core.ranges import NonNegativeInt
-from fedloom.core.tree import Tree
 
 
 @dataclass(frozen=True)

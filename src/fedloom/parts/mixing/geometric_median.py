@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from fedloom.base.ranges import NonNegativeInt, Positive
+from fedloom.base.tree import Tree
 from fedloom.core.context import RoundInfo
 from fedloom.core.parts import Mixing, Needs
-from fedloom.core.ranges import NonNegativeInt, Positive
-from fedloom.core.tree import Tree
 
 
 @dataclass(frozen=True)

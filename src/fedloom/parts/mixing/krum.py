@@ -8,10 +8,10 @@ from typing import Annotated
 import numpy as np
 import torch
 
+from fedloom.base.ranges import Count, Range
+from fedloom.base.tree import Tree
 from fedloom.core.context import RoundInfo
 from fedloom.core.parts import Mixing, Needs
-from fedloom.core.ranges import Count, Range
-from fedloom.core.tree import Tree
 
 
 @dataclass(frozen=True)

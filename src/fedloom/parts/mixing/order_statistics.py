@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedloom.base.ranges import Range
+from fedloom.base.tree import Float, Tree
 from fedloom.core.context import RoundInfo
 from fedloom.core.parts import Halves, Mixing, Needs
-from fedloom.core.ranges import Range
-from fedloom.core.tree import Float, Tree
 
 
 def middle(updates: Float[Tensor, "n P"], cut: int) -> tuple[Float[Tensor, "P"], np.ndarray]:

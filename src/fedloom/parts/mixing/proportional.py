@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedloom.base.ranges import Positive
+from fedloom.base.tree import Tree
 from fedloom.core.context import RoundInfo
 from fedloom.core.parts import Mixing, Needs
-from fedloom.core.ranges import Positive
 from fedloom.core.simplex import exponentiated
-from fedloom.core.tree import Tree
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedloom.base.ranges import NonNegative
+from fedloom.base.tree import Tree
 from fedloom.core.context import RoundInfo
 from fedloom.core.parts import Halves, Mixing, Needs
-from fedloom.core.ranges import NonNegative
 from fedloom.core.simplex import exponentiated
-from fedloom.core.tree import Tree
 from fedloom.parts.mixing import responses
 
 SMALLEST = 1e-10  # lower bound of losses in denominators

@@ -9,11 +9,11 @@ from typing import Literal
 
 import numpy as np
 
+from fedloom.base.errors import ClientError, ConfigError
+from fedloom.base.ranges import NonNegative, Positive
+from fedloom.base.registry import titled
 from fedloom.core.context import RoundInfo
-from fedloom.core.errors import ClientError, ConfigError
 from fedloom.core.parts import Mixing, Needs
-from fedloom.core.ranges import NonNegative, Positive
-from fedloom.core.registry import titled
 from fedloom.core.simplex import Vector
 
 Cdf = Callable[[Vector, float, float], Vector]

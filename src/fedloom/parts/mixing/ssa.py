@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
+from fedloom.base.errors import ConfigError, outside
+from fedloom.base.ranges import Count, NonNegative, NonNegativeInt, Positive
+from fedloom.base.tree import Float, Tree
 from fedloom.core.context import Facts, RoundInfo
-from fedloom.core.errors import ConfigError, outside
 from fedloom.core.local import Local
 from fedloom.core.parts import Halves, Mixing, Needs
-from fedloom.core.ranges import Count, NonNegative, NonNegativeInt, Positive
 from fedloom.core.server_data import usable, view_logits
 from fedloom.core.targets import CLASSES
-from fedloom.core.tree import Float, Tree
 
 CITATION = "fedssa"
 ALONE = 0.9  # a weight with which a single client makes the mixture

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
+from fedloom.base.tree import Tree
 from fedloom.core.context import RoundInfo
 from fedloom.core.parts import Mixing, Needs
 from fedloom.core.server_data import logits_of, usable, view_logits
 from fedloom.core.targets import CLASSES
-from fedloom.core.tree import Tree
 from fedloom.parts.mixing.ssa import CITATION
 
 

@@ -7,11 +7,11 @@ from typing import Annotated
 
 import numpy as np
 
+from fedloom.base.ranges import Range
+from fedloom.base.tree import Tree
 from fedloom.core.context import RoundInfo
 from fedloom.core.parts import Mixing, Needs
-from fedloom.core.ranges import Range
 from fedloom.core.simplex import exponentiated
-from fedloom.core.tree import Tree
 from fedloom.parts.mixing import responses
 
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedloom.base.tree import Tree
 from fedloom.core.context import RoundInfo
 from fedloom.core.parts import Mixing
-from fedloom.core.tree import Tree
 
 
 @dataclass(frozen=True)

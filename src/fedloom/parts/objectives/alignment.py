@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedloom.core import rng
+from fedloom.base import rng
+from fedloom.base.errors import ConfigError
+from fedloom.base.ranges import Count, NonNegative, NonNegativeInt, Positive
+from fedloom.base.tree import Tree
 from fedloom.core.context import Batch, Context, Facts, Model, Output, RoundInfo
-from fedloom.core.errors import ConfigError
 from fedloom.core.parts import ClientEnd, Halves, Needs, Reduce, Term
-from fedloom.core.ranges import Count, NonNegative, NonNegativeInt, Positive
 from fedloom.core.targets import ONE_CLASS
-from fedloom.core.tree import Tree
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedloom.base.ranges import Positive
 from fedloom.core.context import Batch, Context, Output
 from fedloom.core.parts import Term
-from fedloom.core.ranges import Positive
 from fedloom.core.targets import TRUTHS, aligned, row_means
 
 

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from fedloom.base.ranges import NonNegative, Probability
+from fedloom.base.tree import Float
 from fedloom.core.context import Batch, Context, Output
 from fedloom.core.parts import Needs, Term
-from fedloom.core.ranges import NonNegative, Probability
 from fedloom.core.targets import CLASSES
-from fedloom.core.tree import Float
 from fedloom.parts.objectives import divergence
 
 ABSENT = 1e-8  # count of a class without samples

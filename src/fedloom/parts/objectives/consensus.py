@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedloom.core import rng
+from fedloom.base import rng
+from fedloom.base.ranges import Count, NonNegativeInt, Positive
+from fedloom.base.tree import Tree
 from fedloom.core.context import Batch, Context, Model, Output, RoundInfo, evaluated
 from fedloom.core.message import ClientEnd
 from fedloom.core.parts import Halves, Needs, Reduce, Term
-from fedloom.core.ranges import Count, NonNegativeInt, Positive
 from fedloom.core.targets import ONE_CLASS
-from fedloom.core.tree import Tree
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedloom.base.ranges import NonNegative, Positive
+from fedloom.base.tree import Tree
 from fedloom.core.context import Batch, Context, Model, Output
 from fedloom.core.parts import ClientEnd, Needs, Term
-from fedloom.core.ranges import NonNegative, Positive
-from fedloom.core.tree import Tree
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedloom.base.errors import ConfigError
+from fedloom.base.ranges import Positive
 from fedloom.core.context import Batch, Context, Output
-from fedloom.core.errors import ConfigError
 from fedloom.core.needs import Needs
 from fedloom.core.parts import Term
-from fedloom.core.ranges import Positive
 from fedloom.core.targets import CLASSES, row_means
 
 

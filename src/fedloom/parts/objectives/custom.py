@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
+from fedloom.base.errors import ConfigError
 from fedloom.core.context import Batch, Context, Output
-from fedloom.core.errors import ConfigError
 from fedloom.core.identity import of_function
 from fedloom.core.parts import Term
 from fedloom.core.slots import objectives

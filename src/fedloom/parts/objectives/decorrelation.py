@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from fedloom.base.ranges import NonNegative, Positive
 from fedloom.core.context import Batch, Context, Output
 from fedloom.core.parts import Needs, Term
-from fedloom.core.ranges import NonNegative, Positive
 
 
 @dataclass(frozen=True)

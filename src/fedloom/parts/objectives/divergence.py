@@ -8,8 +8,8 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedloom.base.tree import Float, Int
 from fedloom.core.targets import row_means
-from fedloom.core.tree import Float, Int
 
 
 def cross_entropy(logits: Float[Tensor, "B *T C"], y: Int[Tensor, "B *T"]) -> Float[Tensor, "B"]:

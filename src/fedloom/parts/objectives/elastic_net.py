@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.nn.functional import softshrink
 
+from fedloom.base.ranges import NonNegative
 from fedloom.core.context import Context
 from fedloom.core.parts import Term
-from fedloom.core.ranges import NonNegative
 
 
 @dataclass(frozen=True)

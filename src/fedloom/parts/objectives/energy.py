@@ -9,14 +9,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedloom.core import rng
+from fedloom.base import rng
+from fedloom.base.errors import ConfigError
+from fedloom.base.ranges import Bound, Count, NonNegative, Positive
+from fedloom.base.tree import Tree
 from fedloom.core.context import Batch, Context, Facts, Model, Output, RoundInfo
-from fedloom.core.errors import ConfigError
 from fedloom.core.local import Local
 from fedloom.core.parts import ClientEnd, Halves, Needs, Reduce, Term
-from fedloom.core.ranges import Bound, Count, NonNegative, Positive
 from fedloom.core.targets import CLASSES
-from fedloom.core.tree import Tree
 from fedloom.parts.objectives import divergence, langevin
 
 LARGEST = 60.0  # bound of |E| in raw weights: e^60 times a gradient still fits into float32

@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedloom.base.ranges import NonNegative, Probability
+from fedloom.base.tree import Tree
 from fedloom.core.context import Batch, Context, Facts, Model, Output, RoundInfo
 from fedloom.core.parts import ClientEnd, Halves, Needs, Reduce, Term
-from fedloom.core.ranges import NonNegative, Probability
-from fedloom.core.tree import Tree
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from fedloom.base.ranges import NonNegative, Positive
 from fedloom.core.context import Batch, Context, Output
 from fedloom.core.parts import Needs, Term
-from fedloom.core.ranges import NonNegative, Positive
 from fedloom.parts.objectives import divergence
 
 

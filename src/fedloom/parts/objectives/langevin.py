@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.func import grad
 
+from fedloom.base.tree import Float, Int
 from fedloom.core.context import Model
-from fedloom.core.tree import Float, Int
 
 LEAST = 1e-4  # smallest bandwidth per coordinate: squared differences of 0.01 for pixels in [0, 1]
 

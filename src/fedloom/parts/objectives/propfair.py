@@ -9,9 +9,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from fedloom.base.ranges import Positive
 from fedloom.core.context import Batch, Context, Output
 from fedloom.core.parts import Term
-from fedloom.core.ranges import Positive
 from fedloom.core.targets import CLASSES
 from fedloom.parts.objectives.divergence import cross_entropy
 

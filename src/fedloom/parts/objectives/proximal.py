@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from fedloom.base.ranges import NonNegative
 from fedloom.core.context import Context
 from fedloom.core.parts import Term
-from fedloom.core.ranges import NonNegative
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from fedloom.base.ranges import Positive, Probability
 from fedloom.core.context import Batch, Context, Output
 from fedloom.core.parts import Needs, Term
-from fedloom.core.ranges import Positive, Probability
 from fedloom.core.targets import CLASSES
 from fedloom.parts.objectives import divergence
 

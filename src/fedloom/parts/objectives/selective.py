@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedloom.base.ranges import Count, NonNegative, NonNegativeInt, Positive, Probability
+from fedloom.base.tree import Tree
 from fedloom.core.context import Batch, Context, Facts, Model, Output, RoundInfo
 from fedloom.core.parts import ClientEnd, Halves, Needs, Reduce, Term
-from fedloom.core.ranges import Count, NonNegative, NonNegativeInt, Positive, Probability
 from fedloom.core.targets import CLASSES
-from fedloom.core.tree import Tree
 from fedloom.parts.objectives import divergence, guidance
 
 

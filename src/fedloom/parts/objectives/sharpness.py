@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.linalg import vector_norm
 
+from fedloom.base.ranges import NonNegative, Probability
 from fedloom.core.context import Context
 from fedloom.core.parts import Probe, Term
-from fedloom.core.ranges import NonNegative, Probability
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedloom.base.ranges import Count, NonNegative, Positive
+from fedloom.base.tree import Float, Tree
 from fedloom.core.context import Batch, Context, Model, Output
 from fedloom.core.parts import Needs, Term
-from fedloom.core.ranges import Count, NonNegative, Positive
-from fedloom.core.tree import Float, Tree
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,12 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from fedloom.core.errors import ConfigError
+from fedloom.base.errors import ConfigError
+from fedloom.base.ranges import Count, NonNegativeInt
+from fedloom.base.tree import Tree
 from fedloom.core.method import Method
 from fedloom.core.parts import Personal, Use
-from fedloom.core.ranges import Count, NonNegativeInt
 from fedloom.core.slots import label
-from fedloom.core.tree import Tree
 from fedloom.parts.personal.private import LocalOnly, PrivateBody
 
 

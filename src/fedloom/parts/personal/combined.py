@@ -9,11 +9,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from fedloom.base.ranges import NonNegative, Probability
+from fedloom.base.tree import Tree
 from fedloom.core.context import Context, Heard, Model
 from fedloom.core.message import ClientEnd
 from fedloom.core.parts import Needs, Personal
-from fedloom.core.ranges import NonNegative, Probability
-from fedloom.core.tree import Tree
 
 LEAST = 1e-3  # ε: what is left of the pull at the end of its exponential decay
 

@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedloom.base.ranges import Probability
+from fedloom.base.tree import Tree
 from fedloom.core.context import Context, Model
 from fedloom.core.message import ClientEnd
 from fedloom.core.parts import Needs, Personal, Start, Use, Weights
-from fedloom.core.ranges import Probability
-from fedloom.core.tree import Tree
 
 
 @dataclass(frozen=True)

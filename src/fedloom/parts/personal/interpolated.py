@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedloom.base.ranges import NonNegative, NonNegativeInt, Probability
+from fedloom.base.tree import Tree
 from fedloom.core.context import Context
 from fedloom.core.parts import Paired, Use
-from fedloom.core.ranges import NonNegative, NonNegativeInt, Probability
-from fedloom.core.tree import Tree
 from fedloom.core.views import Pair, RegGrad, StepInfo, View
 
 GRID = tuple(round(0.1 * i, 1) for i in range(11))

@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedloom.base.ranges import Count, NonNegative, NonNegativeInt, Probability
+from fedloom.base.tree import Tree
 from fedloom.core.context import Batch, Context, Model
 from fedloom.core.message import ClientEnd
 from fedloom.core.parts import Personal, Start, Use, Weights
-from fedloom.core.ranges import Count, NonNegative, NonNegativeInt, Probability
-from fedloom.core.tree import Tree
 
 RECENT = 10  # epochs whose losses say whether the weights have converged
 

@@ -13,10 +13,10 @@ from typing import Annotated
 import torch
 from torch import Tensor, nn
 
-from fedloom.core.errors import ConfigError
+from fedloom.base.errors import ConfigError
+from fedloom.base.ranges import NonNegative, Probability, Range
+from fedloom.base.tree import Tree
 from fedloom.core.parts import Personal, Use
-from fedloom.core.ranges import NonNegative, Probability, Range
-from fedloom.core.tree import Tree
 
 
 class Simple(nn.Module):

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from fedloom.base.errors import ConfigError
+from fedloom.base.ranges import Count, NonNegative, Positive
 from fedloom.core.context import Context, Facts
-from fedloom.core.errors import ConfigError
 from fedloom.core.local import Local
 from fedloom.core.parts import Paired
-from fedloom.core.ranges import Count, NonNegative, Positive
 from fedloom.core.views import Pair, RegGrad, StepInfo, View
 
 

@@ -7,11 +7,11 @@ from itertools import accumulate
 
 from torch import Tensor, nn
 
+from fedloom.base.errors import ConfigError
+from fedloom.base.ranges import Probability
 from fedloom.core.context import Context, Facts
-from fedloom.core.errors import ConfigError
 from fedloom.core.local import Local
 from fedloom.core.parts import Personal
-from fedloom.core.ranges import Probability
 from fedloom.core.views import StepInfo, View
 
 

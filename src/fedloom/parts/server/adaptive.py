@@ -13,10 +13,10 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
+from fedloom.base.ranges import Decay, Positive, Range
+from fedloom.base.tree import Tree
 from fedloom.core.context import Facts, RoundInfo
 from fedloom.core.parts import Halves, ServerOptimizer
-from fedloom.core.ranges import Decay, Positive, Range
-from fedloom.core.tree import Tree
 
 Adaptivity = Annotated[float, Range(0, 1e18, above=True)]  # float32 holds its square
 

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import kl_div
 
+from fedloom.base.ranges import Count, NonNegativeInt, Positive
+from fedloom.base.tree import Tree
 from fedloom.core.context import RoundInfo
 from fedloom.core.parts import Halves, Needs, ServerOptimizer
-from fedloom.core.ranges import Count, NonNegativeInt, Positive
 from fedloom.core.server_data import logits_of, usable
 from fedloom.core.targets import CLASSES
-from fedloom.core.tree import Tree
 
 
 @dataclass(frozen=True)

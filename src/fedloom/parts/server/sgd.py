@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedloom.base.ranges import Decay, Positive
+from fedloom.base.tree import Tree
 from fedloom.core.context import Facts, RoundInfo
 from fedloom.core.parts import Halves, ServerOptimizer
-from fedloom.core.ranges import Decay, Positive
-from fedloom.core.tree import Tree
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedloom.base.ranges import NonNegative, Positive
+from fedloom.base.tree import Tree
 from fedloom.core.context import Meeting
 from fedloom.core.links import Links, central
-from fedloom.core.ranges import NonNegative, Positive
-from fedloom.core.tree import Tree
 from fedloom.parts.topology.graphs import OwnModel
 
 COLUMNS = 1 << 16  # parameters of all models that are compared at a time

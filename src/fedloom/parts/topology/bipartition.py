@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from fedloom.base.ranges import NonNegative, Probability
+from fedloom.base.tree import Tree
 from fedloom.core.context import Meeting
 from fedloom.core.links import Links
 from fedloom.core.parts import Needs
-from fedloom.core.ranges import NonNegative, Probability
-from fedloom.core.tree import Tree
 from fedloom.parts.topology.attention import products
 from fedloom.parts.topology.graphs import OwnModel
 

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedloom.core import rng
+from fedloom.base import rng
+from fedloom.base.ranges import Count
 from fedloom.core.parts import Topology
-from fedloom.core.ranges import Count
 
 
 @dataclass(frozen=True)

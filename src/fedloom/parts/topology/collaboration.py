@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedloom.base.ranges import Positive
+from fedloom.base.tree import Tree
 from fedloom.core.context import Meeting
 from fedloom.core.links import Links
-from fedloom.core.ranges import Positive
 from fedloom.core.simplex import project
-from fedloom.core.tree import Tree
 from fedloom.parts.topology.attention import products
 from fedloom.parts.topology.graphs import OwnModel
 

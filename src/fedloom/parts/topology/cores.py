@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedloom.core.ranges import Count
+from fedloom.base.ranges import Count
 from fedloom.parts.topology.graphs import OwnModel
 
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from fedloom.base.ranges import Count, Probability
+from fedloom.base.tree import Tree
 from fedloom.core.context import Meeting
 from fedloom.core.links import Links
-from fedloom.core.ranges import Count, Probability
-from fedloom.core.tree import Tree
 from fedloom.parts.topology.graphs import OwnModel
 
 

@@ -11,14 +11,14 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fedloom.core import rng
+from fedloom.base import rng
+from fedloom.base.errors import ConfigError
+from fedloom.base.files import check_memory, readable
+from fedloom.base.ranges import Count, NonNegativeInt, Probability
+from fedloom.base.tree import Tree
 from fedloom.core.context import Meeting
-from fedloom.core.errors import ConfigError
-from fedloom.core.files import check_memory, readable
 from fedloom.core.links import Links
 from fedloom.core.parts import Topology
-from fedloom.core.ranges import Count, NonNegativeInt, Probability
-from fedloom.core.tree import Tree
 
 LARGEST, DIGITS = 64 << 20, 9  # bytes of a file of edges, and digits of a client's number there
 

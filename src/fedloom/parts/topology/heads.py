@@ -8,8 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedloom.base.errors import ConfigError
+from fedloom.base.tree import Tree
 from fedloom.core.context import Batch, Context, Facts, Meeting, Model
-from fedloom.core.errors import ConfigError
 from fedloom.core.links import Links
 from fedloom.core.local import Local
 from fedloom.core.message import ClientEnd
@@ -17,7 +18,6 @@ from fedloom.core.needs import Needs
 from fedloom.core.parts import Reduce
 from fedloom.core.simplex import RIDGE, minimise
 from fedloom.core.targets import ONE_CLASS
-from fedloom.core.tree import Tree
 from fedloom.parts.topology.graphs import OwnModel
 
 

@@ -7,11 +7,11 @@ from typing import Literal
 
 import numpy as np
 
+from fedloom.base.ranges import Count
+from fedloom.base.tree import Tree
 from fedloom.core.context import Meeting
 from fedloom.core.links import Links
 from fedloom.core.parts import Topology
-from fedloom.core.ranges import Count
-from fedloom.core.tree import Tree
 
 
 @dataclass(frozen=True)

@@ -11,14 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedloom.core import rng
+from fedloom.base import rng
+from fedloom.base.errors import ConfigError
+from fedloom.base.ranges import Bound, Fraction, NonNegative, Positive
+from fedloom.base.tree import Tree
 from fedloom.core.context import Context, Facts, RoundInfo
-from fedloom.core.errors import ConfigError
-from fedloom.core.exchange import BUFFERS
 from fedloom.core.message import Message, SendResult, Slice
 from fedloom.core.parts import UPDATE, Reduce, Reduced, Uplink
-from fedloom.core.ranges import Bound, Fraction, NonNegative, Positive
-from fedloom.core.tree import Tree
+from fedloom.rounds.exchange import BUFFERS
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedloom.base.tree import Tree
 from fedloom.core.context import Context
 from fedloom.core.message import Message, SendResult, Slice
 from fedloom.core.parts import UPDATE, Uplink
-from fedloom.core.tree import Tree
 
 Compressor = Callable[[Slice], Slice]
 

@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedloom.base.ranges import Range
+from fedloom.base.tree import Float
 from fedloom.core.context import Context
 from fedloom.core.message import Message, SendResult, Slice
 from fedloom.core.parts import UPDATE
-from fedloom.core.ranges import Range
-from fedloom.core.tree import Float
 from fedloom.parts.uplink.feedback import Compression, compressed
 
 

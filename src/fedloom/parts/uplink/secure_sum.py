@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedloom.core import rng
+from fedloom.base import rng
+from fedloom.base.ranges import Range
+from fedloom.base.tree import Tree
 from fedloom.core.context import Context, RoundInfo
 from fedloom.core.message import Message, SendResult, Slice
 from fedloom.core.parts import UPDATE, Reduce, Reduced, Uplink
-from fedloom.core.ranges import Range
-from fedloom.core.tree import Tree
 
 RING = 2**63  # numbers lie in [-2^63, 2^63) and wrap around
 

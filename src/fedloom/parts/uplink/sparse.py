@@ -9,9 +9,9 @@ from typing import Annotated
 import numpy as np
 import torch
 
+from fedloom.base.ranges import Range
 from fedloom.core.message import Slice
 from fedloom.core.parts import UPDATE
-from fedloom.core.ranges import Range
 from fedloom.parts.uplink.feedback import Random, WithFeedback
 
 SEED_BITS = 64

@@ -7,9 +7,9 @@ from typing import Literal
 
 import numpy as np
 
+from fedloom.base.ranges import NonNegative, Positive
 from fedloom.core.context import RoundInfo
 from fedloom.core.parts import Weighting
-from fedloom.core.ranges import NonNegative, Positive
 
 
 @dataclass(frozen=True)

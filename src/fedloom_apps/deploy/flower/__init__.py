@@ -11,7 +11,7 @@ import os
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 
-from fedloom.core.errors import ConfigError
+from fedloom.base.errors import ConfigError
 
 KNOWN = ((1, 41), (1, 43))  # versions of flwr whose protocol this package speaks: from, below
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1",

@@ -34,7 +34,7 @@ from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid import HttpGrid, http_grid
 
-from fedloom.core.errors import ClientError, ConfigError
+from fedloom.base.errors import ClientError, ConfigError
 from fedloom_apps.deploy.flower.objects import blobs, content
 from fedloom_apps.deploy.flower.superlink import HEADER
 from fedloom_apps.deploy.messages import Delivered, NodeRequest

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from fedloom.core.errors import ConfigError
+from fedloom.base.errors import ConfigError
 from fedloom_apps.deploy.certificates import read_authority
 from fedloom_apps.deploy.flower import require
 from fedloom_apps.deploy.flower.superlink import start

@@ -46,7 +46,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
-from fedloom.core.errors import ConfigError, in_one_line
+from fedloom.base.errors import ConfigError, in_one_line
 from fedloom.experiment.atomic import write_whole
 from fedloom_apps.deploy.flower.objects import blobs, content
 from fedloom_apps.deploy.node import Node

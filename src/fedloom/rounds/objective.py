@@ -9,11 +9,11 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from fedloom.base.errors import in_words
+from fedloom.base.tree import Float
 from fedloom.core.context import Batch, Context, Output
-from fedloom.core.errors import in_words
 from fedloom.core.layout import call
-from fedloom.core.plan import ClientPlan
-from fedloom.core.tree import Float
+from fedloom.rounds.plan import ClientPlan
 
 
 class Net(nn.Module):

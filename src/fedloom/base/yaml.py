@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 from yaml.events import AliasEvent, CollectionEndEvent, CollectionStartEvent, NodeEvent
 
-from fedloom.core.files import readable
+from fedloom.base.files import readable
 
 DEPTH = 40
 NODES = 300_000

@@ -15,14 +15,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedloom.base.errors import ConfigError
+from fedloom.base.tree import Float
 from fedloom.core.context import NO_ROUND, Batch, Output
-from fedloom.core.errors import ConfigError
 from fedloom.core.hooks import overrides
 from fedloom.core.parts import UPDATE, Term, Topology
-from fedloom.core.plan import ClientPlan
 from fedloom.core.probe import APART
 from fedloom.core.slots import label
-from fedloom.core.tree import Float
+from fedloom.rounds.plan import ClientPlan
 
 PROBED, DIFFERENT = 10_000, 16  # samples among which a user's loss is tried, on so many that differ in their targets
 

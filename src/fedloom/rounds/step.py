@@ -10,12 +10,12 @@ from operator import itemgetter
 import torch
 from torch import Tensor
 
+from fedloom.base.tree import Float
 from fedloom.core.context import Context
 from fedloom.core.hook_results import like
 from fedloom.core.local import Local, clip_factor
-from fedloom.core.plan import ClientPlan
-from fedloom.core.tree import Float
 from fedloom.core.views import FULL_VIEW, LayerViews, SharedPrivate, View, pulled, times
+from fedloom.rounds.plan import ClientPlan
 
 Piece = tuple[slice, Tensor, float, float]  # the values that move, their gradient, speed and weight decay
 

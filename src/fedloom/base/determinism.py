@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from fedloom.core.fork_safety import sees_gpu
+from fedloom.base.fork_safety import sees_gpu
 
 WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 

@@ -16,11 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedloom.core.errors import ClientError
-from fedloom.core.exchange import BUFFERS, Failure, FailureKind, Result
+from fedloom.base.errors import ClientError
+from fedloom.base.tree import Float, Tree
 from fedloom.core.parts import UPDATE, Reduce
-from fedloom.core.plan import ClientPlan
-from fedloom.core.tree import Float, Tree
+from fedloom.rounds.exchange import BUFFERS, Failure, FailureKind, Result
+from fedloom.rounds.plan import ClientPlan
 
 LONGEST = 6  # default block size: larger blocks save little and leave cores idle at the end of a round
 SHARE = 16  # a block holds at most 1/16 of its cohort

@@ -16,8 +16,8 @@ from operator import is_
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from fedloom.core.errors import ConfigError, in_words, nearest
-from fedloom.core.ranges import within
+from fedloom.base.errors import ConfigError, in_words, nearest
+from fedloom.base.ranges import within
 
 LARGEST = 2**63 - 1
 LONG = 200  # characters of a value that an error shows
@@ -87,7 +87,7 @@ def is_grid(annotation: Any, value: Any) -> bool:
 def bare_type(annotation: Any) -> Any:
     """The type itself of an annotation with a range.
 
-    >>> from fedloom.core.ranges import Positive
+    >>> from fedloom.base.ranges import Positive
     >>> bare_type(Positive)
     <class 'float'>
     """
@@ -219,7 +219,7 @@ def checked(key: str, value: Any, annotation: Any) -> Any:
     >>> checked("method.alpha", "big", float)
     Traceback (most recent call last):
     ...
-    fedloom.core.errors.ConfigError: method.alpha is 'big', but it must be a number.
+    fedloom.base.errors.ConfigError: method.alpha is 'big', but it must be a number.
     """
     value = value.item() if type(value).__module__ == "numpy" and value.ndim == 0 else value
     numeric = isinstance(value, float) and not abs(value) <= LARGEST  # the factory's own range checks name the range
@@ -291,7 +291,7 @@ def expected(annotation: Any) -> str:
 
     >>> expected(int | None), expected(tuple[int, ...]), expected(dict[str, float])
     ('a whole number or null', 'a list of whole numbers', 'a mapping of names to numbers')
-    >>> from fedloom.core.ranges import Count, Decay
+    >>> from fedloom.base.ranges import Count, Decay
     >>> expected(Count | None), expected(Decay)
     ('a whole number of at least 1 or null', 'a number in [0, 1)')
     """

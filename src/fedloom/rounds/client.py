@@ -17,11 +17,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedloom.core import rng, tree
+from fedloom.base import rng, tree
+from fedloom.base.errors import ConfigError, in_words, with_type
+from fedloom.base.tree import Float, Tree
 from fedloom.core.context import Batch, Context, Model
-from fedloom.core.errors import ConfigError, in_words, with_type
-from fedloom.core.example_privacy import noised
-from fedloom.core.exchange import (
+from fedloom.core.hook_results import asking, in_own_memory, like, pair
+from fedloom.core.message import ClientEnd, Message, Slice
+from fedloom.core.missing_needs import hint
+from fedloom.core.parts import UPDATE, Part, Term
+from fedloom.core.samples import Samples
+from fedloom.core.views import LayerViews, SharedPrivate, StepInfo, View, mixed
+from fedloom.rounds.example_privacy import noised
+from fedloom.rounds.exchange import (
     BUFFERS,
     Broadcast,
     Failure,
@@ -32,15 +39,8 @@ from fedloom.core.exchange import (
     own_values,
     with_private,
 )
-from fedloom.core.hook_results import asking, in_own_memory, like, pair
-from fedloom.core.message import ClientEnd, Message, Slice
-from fedloom.core.missing_needs import hint
-from fedloom.core.parts import UPDATE, Part, Term
-from fedloom.core.plan import ClientPlan
-from fedloom.core.samples import Samples
-from fedloom.core.step import TrainState, descend, paired_gradients
-from fedloom.core.tree import Float, Tree
-from fedloom.core.views import LayerViews, SharedPrivate, StepInfo, View, mixed
+from fedloom.rounds.plan import ClientPlan
+from fedloom.rounds.step import TrainState, descend, paired_gradients
 
 
 @contextmanager

@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedloom.core.exchange import Broadcast, State, with_private
+from fedloom.base.tree import Float
 from fedloom.core.hook_results import like, tensors, without_shared_storage
 from fedloom.core.parts import Topology
-from fedloom.core.plan import ClientPlan
 from fedloom.core.slots import label
-from fedloom.core.tree import Float
+from fedloom.rounds.exchange import Broadcast, State, with_private
+from fedloom.rounds.plan import ClientPlan
 
 
 class Store(Protocol):

@@ -27,23 +27,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedloom.core import hook_results, rng, tree
-from fedloom.core.aggregate import Fold, Traffic
-from fedloom.core.cohort import Cohort, Report
+from fedloom.base import rng, tree
+from fedloom.base.errors import ClientError, ConfigError, add_note, in_words, nearest
+from fedloom.base.tree import Bool, Float, Tree
+from fedloom.core import hook_results
 from fedloom.core.context import Heard, Meeting, RoundInfo
-from fedloom.core.engine import Engine, Group, calls
-from fedloom.core.errors import ClientError, ConfigError, add_note, in_words, nearest
-from fedloom.core.exchange import BUFFERS, Broadcast, FailureKind, Result, State
 from fedloom.core.links import Links, checked, mixed
 from fedloom.core.method import Method
 from fedloom.core.missing_needs import with_hint
 from fedloom.core.parts import UPDATE, Halves, Part, Reduce, Reduced, Weighting
-from fedloom.core.plan import ClientPlan
-from fedloom.core.server import MEAN, Server, Store
 from fedloom.core.server_data import ServerData
 from fedloom.core.slots import label
 from fedloom.core.timeline import Arrivals
-from fedloom.core.tree import Bool, Float, Tree
+from fedloom.rounds.aggregate import Fold, Traffic
+from fedloom.rounds.cohort import Cohort, Report
+from fedloom.rounds.engine import Engine, Group, calls
+from fedloom.rounds.exchange import BUFFERS, Broadcast, FailureKind, Result, State
+from fedloom.rounds.plan import ClientPlan
+from fedloom.rounds.server import MEAN, Server, Store
 
 ROUNDING = 1e-6  # by which mixing coefficients may miss the simplex
 

@@ -10,19 +10,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedloom.core import rng
-from fedloom.core.aggregate import EQUAL, Fold, Traffic
+from fedloom.base import rng
+from fedloom.base.errors import LossError
+from fedloom.base.tree import Bool, Shaped
 from fedloom.core.context import RoundInfo
-from fedloom.core.engine import Engine, Group
-from fedloom.core.errors import LossError
-from fedloom.core.exchange import BUFFERS, Broadcast, Failure, FailureKind, Result, State
 from fedloom.core.hook_results import like
 from fedloom.core.parts import UPDATE
-from fedloom.core.plan import ClientPlan
-from fedloom.core.server import Server, Store, first_state
 from fedloom.core.server_data import ServerData
 from fedloom.core.submodels import mean_over_holders
-from fedloom.core.tree import Bool, Shaped
+from fedloom.rounds.aggregate import EQUAL, Fold, Traffic
+from fedloom.rounds.engine import Engine, Group
+from fedloom.rounds.exchange import BUFFERS, Broadcast, Failure, FailureKind, Result, State
+from fedloom.rounds.plan import ClientPlan
+from fedloom.rounds.server import Server, Store, first_state
 
 
 @dataclass

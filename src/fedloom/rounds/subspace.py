@@ -21,11 +21,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from fedloom.base.tree import Float, Shaped
 from fedloom.core.context import Output
 from fedloom.core.layout import Layout, Leaf, call
-from fedloom.core.objective import Net
-from fedloom.core.plan import ClientPlan
-from fedloom.core.tree import Float, Shaped
+from fedloom.rounds.objective import Net
+from fedloom.rounds.plan import ClientPlan
 
 GAIN = 4  # with as many steps, a basis pays on this many times fewer samples than inputs
 SMALLEST = 50_000  # weights from which it pays

@@ -16,10 +16,10 @@ from functools import cached_property, partial
 from importlib import import_module
 from typing import Any, Generic, TypeVar, overload
 
-from fedloom.core.documentation import documentation
-from fedloom.core.errors import ConfigError, nearest
-from fedloom.core.ranges import beyond, each, outside, range_of
-from fedloom.core.settings import checked, signature
+from fedloom.base.documentation import documentation
+from fedloom.base.errors import ConfigError, nearest
+from fedloom.base.ranges import beyond, each, outside, range_of
+from fedloom.base.settings import checked, signature
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -41,7 +41,7 @@ def titled(factory: Callable[..., Any]) -> str:
 class Ranged:
     """Base class of dataclasses of settings, which refuses values outside the ranges of their annotations.
 
-    See ``fedloom.core.ranges``. A subclass with a ``__post_init__`` of its own calls this one.
+    See ``fedloom.base.ranges``. A subclass with a ``__post_init__`` of its own calls this one.
     """
 
     def __post_init__(self) -> None:
@@ -118,7 +118,7 @@ class Registry(Generic[T]):
     >>> shapes.make("sqare")
     Traceback (most recent call last):
     ...
-    fedloom.core.errors.ConfigError: unknown shape 'sqare'; did you mean 'square'? There are: square.
+    fedloom.base.errors.ConfigError: unknown shape 'sqare'; did you mean 'square'? There are: square.
     """
 
     def __init__(self, kind: str, shared: Mapping[str, str] | None = None) -> None:

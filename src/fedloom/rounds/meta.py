@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
+from fedloom.base.tree import Float
 from fedloom.core.context import Batch, Context, Forward, Output
 from fedloom.core.layout import call
-from fedloom.core.objective import Net, companions
-from fedloom.core.objective import loss as objective_loss
-from fedloom.core.plan import ClientPlan
-from fedloom.core.subspace import Subspace
-from fedloom.core.tree import Float
+from fedloom.rounds.objective import Net, companions
+from fedloom.rounds.objective import loss as objective_loss
+from fedloom.rounds.plan import ClientPlan
+from fedloom.rounds.subspace import Subspace
 
 PIECE = 1000  # samples per forward pass without gradients
 NEVER = -1e9  # logit of an impossible class

@@ -6,10 +6,7 @@ from collections.abc import Iterable, Mapping
 from math import isfinite
 from typing import Literal
 
-from torch import Tensor
-
-from fedloom.core.errors import ConfigError, nearest
-from fedloom.core.targets import one_class_each
+from fedloom.base.errors import ConfigError, nearest
 
 DType = Literal["float32", "float64"]
 """The types in which runs compute."""
@@ -23,7 +20,7 @@ def at_least(least: float, where: str = "", /, **settings: float | None) -> None
     >>> at_least(1, "crop: ", padding=0)
     Traceback (most recent call last):
     ...
-    fedloom.core.errors.ConfigError: crop: padding must be at least 1, not 0.
+    fedloom.base.errors.ConfigError: crop: padding must be at least 1, not 0.
     """
     for name, value in settings.items():
         if value is not None and not (isfinite(value) and value >= least):
@@ -37,17 +34,11 @@ def one_of(what: str, value: object, valid: Iterable[str]) -> None:
     >>> one_of("unknown dtype", "float23", ("float32", "float64"))
     Traceback (most recent call last):
     ...
-    fedloom.core.errors.ConfigError: unknown dtype 'float23'; did you mean 'float32'? There are: float32, float64.
+    fedloom.base.errors.ConfigError: unknown dtype 'float23'; did you mean 'float32'? There are: float32, float64.
     """
     valid = tuple(valid)
     if value not in valid:
         raise ConfigError(f"{what} {value!r}; {nearest(str(value), valid)}")
-
-
-def require_one_class(what: str, y: Tensor) -> None:
-    """Raise a ``ConfigError`` unless targets are one class per sample; ``what`` begins the sentence."""
-    if not one_class_each(y):
-        raise ConfigError(f"{what} needs one class per sample, which these data do not have.")
 
 
 def all_hold(where: str, conditions: Mapping[str, bool]) -> None:
@@ -56,7 +47,7 @@ def all_hold(where: str, conditions: Mapping[str, bool]) -> None:
     >>> all_hold("training: ", {"lr must be positive": True, "clip must be positive": False})
     Traceback (most recent call last):
     ...
-    fedloom.core.errors.ConfigError: training: clip must be positive.
+    fedloom.base.errors.ConfigError: training: clip must be positive.
     """
     for sentence, holds in conditions.items():
         if not holds:

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import DTypeLike
 
-from fedloom.core.errors import DataError, FedLoomError
+from fedloom.base.errors import DataError, FedLoomError
 
 CGROUP = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 

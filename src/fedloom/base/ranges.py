@@ -13,7 +13,7 @@ from math import inf, isfinite
 from numbers import Real
 from typing import Annotated, Any, Literal, get_args, get_origin
 
-from fedloom.core.errors import ConfigError, nearest
+from fedloom.base.errors import ConfigError, nearest
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedloom.core import probe, rng, submodels
+from fedloom.base import rng
+from fedloom.base.errors import ConfigError, in_words, nearest
+from fedloom.base.tree import Float, Shaped, Tree
+from fedloom.core import probe, submodels
 from fedloom.core.attack import Attack
 from fedloom.core.context import NO_ROUND, Facts
-from fedloom.core.errors import ConfigError, in_words, nearest
 from fedloom.core.federation import Index, Population, Split
 from fedloom.core.hooks import overrides
 from fedloom.core.layout import Layout
@@ -24,7 +26,6 @@ from fedloom.core.server_data import Augment
 from fedloom.core.slots import label
 from fedloom.core.submodels import Submodel
 from fedloom.core.targets import TargetKind
-from fedloom.core.tree import Float, Shaped, Tree
 from fedloom.core.views import FULL_VIEW, StepInfo, View
 
 

@@ -9,9 +9,9 @@ from typing import ClassVar, Literal, NamedTuple, Protocol
 
 import numpy as np
 
-from fedloom.core.aggregate import Fold
-from fedloom.core.exchange import Broadcast, Result, State
-from fedloom.core.plan import ClientPlan
+from fedloom.rounds.aggregate import Fold
+from fedloom.rounds.exchange import Broadcast, Result, State
+from fedloom.rounds.plan import ClientPlan
 
 FEW = 4  # clients from which a model has calls of its own
 States = Callable[[int], State]  # client number -> its state

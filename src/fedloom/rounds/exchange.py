@@ -9,10 +9,10 @@ from enum import Enum
 import torch
 from torch import Tensor
 
+from fedloom.base.errors import ConfigError
+from fedloom.base.tree import Float, Tree
 from fedloom.core.context import Heard
-from fedloom.core.errors import ConfigError
-from fedloom.core.plan import ClientPlan
-from fedloom.core.tree import Float, Tree
+from fedloom.rounds.plan import ClientPlan
 
 State = dict[str, Tree]  # a client's state: the part's place -> its tree
 BUFFERS = "buffers"  # the slot of batch statistics in every message that has any
