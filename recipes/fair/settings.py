@@ -69,6 +69,11 @@ def sgd(decay: float = 1.0, every: int = 1, weight_decay: float = 0.0) -> Local:
     return Local(epochs=1, batch_size=20, lr_decay=decay, decay_every=every, weight_decay=weight_decay)
 
 
+def every_writer(source: Source) -> Source:
+    """The writers of the test images are clients as well."""
+    return merged(source, natural=True)
+
+
 def quarter_turns(images: torch.Tensor, turns: int) -> torch.Tensor:
     """Images [n, ..., H, W] rotated by multiples of 90 degrees."""
     return images.rot90(turns, (-2, -1))
@@ -143,7 +148,7 @@ SILOS = {
 DEVICES = {
     "mnist_writers": Setting(
         "MNIST by writer, 5 of 723 clients a round, TwoNN",
-        "mnist", "two_nn", 300, sgd(), RATES, cohort=5, partition=Natural(min_size=20),
+        "mnist", "two_nn", 300, sgd(), RATES, cohort=5, partition=Natural(min_size=20), prepare=every_writer,
     ),
     "fashion_dirichlet": Setting(
         "Fashion-MNIST, Dirichlet .01, 5 of 1000 clients a round, TwoNN",

@@ -53,6 +53,17 @@ def recipe(trials: ModuleType, tmp_path: Path) -> Callable[..., Path]:
     return run
 
 
+@pytest.mark.skipif(not os.environ.get("FEDLOOM_DATA"), reason="FEDLOOM_DATA names no folder with MNIST")
+def test_every_writer_of_mnist_is_a_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    common = importlib.import_module("common")
+    common.load.cache_clear()
+    common.deal.cache_clear()
+    (clients,) = re.findall(r"5 of (\d+) clients", common.SETTINGS["mnist_writers"].words)
+    with pytest.warns(UserWarning, match=f"keeps {clients} of 836 natural ids"):
+        assert len(common.deal("mnist_writers", 2)) == int(clients)
+
+
 def test_patients_are_scaled_by_their_own_hospitals_training_patients(trials: ModuleType) -> None:
     for seed in (0, 2):
         made = trials.deal("heart_published", seed)
