@@ -249,6 +249,7 @@ def test_a_slice_of_another_shape_is_refused_before_any_work(tmp_path: Path) -> 
 
 RECEIVING = {
     "scaffold": (),
+    "fedgamma": (),
     "pflscaf": (),
     "fedsplit": (),
     "feddc": (),

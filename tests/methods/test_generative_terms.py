@@ -209,13 +209,6 @@ def test_impossible_bounds_are_refused(part: dict[str, Any]) -> None:
         Variational(**part)
 
 
-def test_a_model_with_another_latent_is_refused() -> None:
-    term = Variational(1)
-    model = lambda x, y, part: (torch.zeros(len(x), 3),) * 2  # noqa: E731
-    with pytest.raises(ConfigError, match="of length 1, but the model's have 3; give both the same latent"):
-        term.loss(asked(model), batch(), seen(term, batch()))
-
-
 def test_the_divergence_is_the_expected_logarithm_of_the_ratio() -> None:
     """Against Gauss-Hermite quadrature of ∫ q log(q/p), exact for a quadratic."""
     mean, logvar = torch.tensor([[0.7, -1.2]]).double(), torch.tensor([[0.4, -2.0]]).double()

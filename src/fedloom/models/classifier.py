@@ -128,7 +128,7 @@ def macs(model: nn.Module, inputs: tuple[int, ...]) -> int:
 def shape(model: str, classes: int, inputs: Iterable[int], dimensions: int = 0, kind: str = "") -> tuple[int, ...]:
     """The shape of one sample after checks; with ``dimensions``, it must have as many, as samples of ``kind`` have."""
     sizes = tuple(inputs)
-    if min(classes, *sizes) < 1:
+    if min((classes, *sizes)) < 1:
         raise ConfigError(f"model {model!r} needs samples and classes, not {sizes} and {classes}.")
     if dimensions and len(sizes) != dimensions:
         raise ConfigError(f"model {model!r} needs {kind}, but a sample has shape {sizes}.")

@@ -38,7 +38,7 @@ class Variational(Term):
         variance: s² > 0, variance per pixel of the Gaussian.
 
     Raises:
-        ConfigError: if a setting is out of range, or (in a client's first step) the model has another ``latent``.
+        ConfigError: if a setting is out of range, or (before a run) the model has another ``latent``.
 
     >>> parts = {"encode": (torch.tensor([[2.0]]), torch.tensor([[0.0]])), "decode": torch.tensor([[0.5, 0.5]])}
     >>> out = Output(torch.zeros(0), model=lambda x, y, part: parts[part])
