@@ -47,7 +47,7 @@ def test_bad_requests_get_one_sentence() -> None:
     labels = np.arange(100) % 10
     with pytest.raises(ConfigError, match="did you mean 'IidPartitioner'"):
         Flower(kind="iidPartitioner")(labels, 5, stream(0, "partition"))
-    with pytest.raises(DataError, match="makes 4 partitions, but 5 clients"):
+    with pytest.raises(DataError, match="4 lists of rows, but 5 clients"):
         Flower(kinds.IidPartitioner(num_partitions=4))(labels, 5, stream(0, "partition"))
     with pytest.raises(DataError, match="the columns are label, row"):
         Flower(kind="DirichletPartitioner", settings={"alpha": 1, "partition_by": "y"})(labels, 5, stream(0, "p"))
