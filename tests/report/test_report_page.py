@@ -186,9 +186,26 @@ def test_figures_are_chosen_by_name_and_look_as_styles_say(tmp_path: Path) -> No
     for wrong, said in ((("gain",), "unknown figure 'gain'"), (("*",), "unknown style or file 'gray'")):
         with pytest.raises(ConfigError, match=re.escape(said)):
             next(paper.files([heat, *others], ["svg"], only=wrong, named=["gray"]))
-    file.write_text("font.size: huge\n")
-    with pytest.raises(ConfigError, match="is not a style of matplotlib"):
-        next(paper.files([heat], ["svg"], named=[str(file)]))
+    for wrong, said in (
+        ("font.size: huge", "is not a style of matplotlib"),
+        ("figure.figsize: -5, 3", "mixing cannot be drawn in these styles: figure size must be positive"),
+        ("savefig.dpi: 20000", "mixing cannot be drawn in these styles: it has more than 100,000,000 pixels"),
+    ):
+        file.write_text(wrong)
+        with pytest.raises(ConfigError, match=said):
+            next(paper.files([heat], ["svg"], named=[str(file)]))
+
+
+def test_a_style_runs_no_code(tmp_path: Path) -> None:
+    """Before version 3.11 matplotlib evaluates a style's cycle of colours, which no figure needs, as Python."""
+    file, there = tmp_path / "strange.mplstyle", tmp_path / "there"
+    python = f"[b['__import__']('os').mkdir({str(there)!r}) for b in g[0]]"
+    frames = f"g.append((g[0].gi_frame{5 * '.f_back'}.f_builtins for _ in [1]))"
+    cycle = f"[[{frames} or {python}] for g in [[]]] and cycler('color', 'rgb')"
+    file.write_text(f" axes.prop_cycle\t: {cycle}\nfont.size: 20\n")
+    (found,) = paper.styles([str(file)])
+    assert dict(found) == {"font.size": 20}
+    assert not there.exists()
 
 
 def test_a_live_page_reads_itself_again(make_run, tmp_path: Path) -> None:

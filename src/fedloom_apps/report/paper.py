@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+import math
 import warnings
 from collections.abc import Iterator, Sequence
 from fnmatch import filter as matching
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import matplotlib
@@ -26,6 +28,9 @@ from fedloom_apps.report.charts import COLOURS, Axis, Chart, Figure, Gantt, Heat
 
 NAMED = 40
 """Nodes up to which they have their names in them."""
+
+PIXELS = 10**8
+"""Most pixels of a figure: a matrix takes memory for each, in drawings too."""
 
 _INK = "#5d6878"
 STYLE: dict[str, Any] = {
@@ -70,14 +75,23 @@ def styles(names: Sequence[str]) -> list[Any]:
     for name in names:
         if (path := Path(name)).exists():
             try:
-                read = matplotlib.rc_params_from_file(readable(path), fail_on_error=True, use_default_template=False)
-            except (OSError, ValueError) as error:
+                found.append(_style(path))
+            except (OSError, ValueError, RecursionError) as error:
                 raise ConfigError(f"{name} is not a style of matplotlib: {first_line(error)}.") from error
-            found.append(read)
         else:
             one_of("unknown style or file", name, style.available)
             found.append(name)
     return found
+
+
+def _style(path: Path) -> Any:
+    """A file's settings; its cycle of colours, which matplotlib before 3.11 runs as Python, is needed by no figure."""
+    lines = readable(path).read_text(encoding="utf-8").split("\n")
+    with TemporaryDirectory() as folder:
+        copy = Path(folder) / path.name
+        kept = (line for line in lines if line.partition(":")[0].strip() != "axes.prop_cycle")
+        copy.write_text("\n".join(kept), encoding="utf-8")
+        return matplotlib.rc_params_from_file(copy, fail_on_error=True, use_default_template=False)
 
 
 def plain(text: str, length: int = 60) -> str:
@@ -113,9 +127,18 @@ def files(
     looks = [STYLE, *styles(named), FIXED]
     for name, (figure, number) in every.items():
         if any(matching([name], pattern) for pattern in only):
-            with style.context(looks):
-                canvas = _canvas(figure, number)
-                saved = [(f"{name}.{form}", _saved(canvas, form)) for form in forms]
+            try:
+                with style.context(looks):
+                    dpi = matplotlib.rcParams["savefig.dpi"]
+                    dots = matplotlib.rcParams["figure.dpi"] if dpi == "figure" else dpi
+                    if dots**2 * math.prod(matplotlib.rcParams["figure.figsize"]) > PIXELS:
+                        raise ValueError(f"it has more than {PIXELS:,} pixels")
+                    canvas = _canvas(figure, number)
+                    saved = [(f"{name}.{form}", _saved(canvas, form)) for form in forms]
+            except Exception as error:  # of matplotlib, for values that it takes and cannot draw
+                if not named:
+                    raise
+                raise ConfigError(f"the figure {name} cannot be drawn in these styles: {first_line(error)}.") from error
             yield from saved
 
 
