@@ -209,6 +209,13 @@ def test_impossible_bounds_are_refused(part: dict[str, Any]) -> None:
         Variational(**part)
 
 
+def test_one_draw_is_not_that_of_several_latent_numbers() -> None:
+    term, data = Variational(1), Batch(torch.rand(4, 2), torch.zeros(4).long())
+    said = {"encode": (torch.zeros(4, 3), torch.zeros(4, 3)), "decode": torch.full((4, 2), 0.5)}
+    with pytest.raises(RuntimeError, match="shape"):
+        term.loss(asked(lambda x, y, part: said[part]), data, seen(term, data))
+
+
 def test_the_divergence_is_the_expected_logarithm_of_the_ratio() -> None:
     """Against Gauss-Hermite quadrature of ∫ q log(q/p), exact for a quadratic."""
     mean, logvar = torch.tensor([[0.7, -1.2]]).double(), torch.tensor([[0.4, -2.0]]).double()

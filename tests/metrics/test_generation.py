@@ -320,6 +320,8 @@ def test_sets_in_one_range_are_accepted_though_they_do_not_fill_it() -> None:
     [
         (lambda: fid(UNIT, UNIT), DataError, "between features"),
         (lambda: kid(UNIT.flatten(1), UNIT[:1].flatten(1)), DataError, "at least two samples"),
+        (lambda: kid(UNIT.flatten(1), UNIT.flatten(1), size=-1), ConfigError, "size must be at least 2, not -1"),
+        (lambda: nearest(UNIT, UNIT.movedim(1, -1)), DataError, r"one shape, not \[1, 4, 4\] and \[4, 4, 1\]"),
         (lambda: manifold(UNIT, UNIT[:5]), ConfigError, "more than 5 samples"),
         (lambda: nearest(UNIT, UNIT, 20, own=True), ConfigError, "19 neighbours"),
         (lambda: membership(UNIT, UNIT, UNIT, quantile=1.0), ConfigError, "between 0 and 1"),

@@ -10,7 +10,7 @@ import torch
 from sklearn.metrics import roc_auc_score, top_k_accuracy_score
 
 from fedloom.base.errors import ConfigError
-from fedloom.metrics import Predictions, auroc, direction, ece, f1, mce, predictions, top_k
+from fedloom.metrics import Predictions, auprc, auroc, direction, ece, f1, mce, predictions, top_k
 from fedloom.metrics.registry import lookup, view
 from fedloom.parts.objectives import SquaredError
 
@@ -199,6 +199,8 @@ def test_directions() -> None:
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [
+        (lambda: auprc([0.9, 0.1], [1, 0, 1]), "2 rows of scores but 3 labels"),
+        (lambda: f1([[0.9, 0.1]], [0, 1, 0]), "1 rows of scores but 3 labels"),
         (lambda: lookup("top0"), "unknown metric 'top0'"),
         (lambda: lookup("top"), "unknown metric 'top'"),
         (lambda: lookup("acuracy"), "did you mean 'accuracy'"),

@@ -133,7 +133,8 @@ def test_no_entry_of_a_gradient_is_larger_than_the_lipschitz_constant(
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [
-        (lambda: regret([[1.0]], [[1.0, 1.0]]), "not of the same clients"),
+        (lambda: regret([[1.0]], [[1.0, 1.0]]), "not of the same rounds and clients"),
+        (lambda: regret([[0.5, 0.5]] * 3, [[1.0, 0.0]]), r"decisions \[3, 2\] and responses \[1, 2\]"),
         (lambda: best_fixed([1.0, 2.0]), r"numbers \[rounds, clients\], not an array of shape \[2\]"),
         (lambda: best_fixed([[np.nan, 2.0]]), "responses must be finite, but 1 of 2 are not"),
         (lambda: best_fixed([[-1.0, 2.0]]), "a response is greater than -1, not -1"),

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fedloom.base.checks import at_least
 from fedloom.base.errors import ConfigError, DataError
 from fedloom.base.rng import stream
 
@@ -75,6 +76,7 @@ def kid(real: Tensor, synthetic: Tensor, *, subsets: int = 100, size: int = 1000
         seed: seed of the draws.
 
     Raises:
+        ConfigError: if m is below 2.
         DataError: for images, features of different dimension, or fewer than two samples of either set.
 
     Example:
@@ -82,6 +84,7 @@ def kid(real: Tensor, synthetic: Tensor, *, subsets: int = 100, size: int = 1000
         >>> kid(x, x + 1)  # k = (ab + 1)³: 1 + 27 - 2 (1 + 1 + 8 + 27) / 4
         Kid(mean=9.5, std=0.0)
     """
+    at_least(2, "kid: ", size=size)
     a, b = _matrices(real, synthetic)
     m = min(size, len(a), len(b))
     if m == len(a) == len(b):
@@ -167,11 +170,14 @@ def nearest(queries: Tensor, others: Tensor, k: int = 1, *, own: bool = False) -
 
     Raises:
         ConfigError: if there are fewer than k others.
+        DataError: if samples differ in shape.
 
     Example:
         >>> nearest(torch.tensor([[0.0], [5.0]]), torch.tensor([[1.0], [7.0], [4.0]]), k=2).distance.tolist()
         [[1.0, 4.0], [1.0, 2.0]]
     """
+    if queries.shape[1:] != others.shape[1:]:  # equally long ones would be compared, and short ones broadcast
+        raise DataError(f"samples have one shape, not {list(queries.shape[1:])} and {list(others.shape[1:])}.")
     if k < 1 or k > len(others) - own:
         raise ConfigError(f"there are {len(others) - own} neighbours to choose from, so k cannot be {k}.")
     centre = _mean(others)

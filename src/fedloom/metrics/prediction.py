@@ -12,6 +12,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
+from fedloom.base.errors import ConfigError
 from fedloom.core.federation import Index
 from fedloom.core.samples import moved
 from fedloom.core.targets import CLASSES, NUMBERS, STRUCTURES, TRUTHS, TargetKind, aligned, kind_of, row_means
@@ -26,6 +27,8 @@ def _rows(scores: ArrayLike, labels: ArrayLike) -> tuple[NDArray[np.float64], ND
     y = y.reshape(-1) if y.ndim < 2 else y
     if y.ndim > 2:  # truth values of the pixels of a mask
         s, y = s.reshape(len(s), -1), y.reshape(len(y), -1)
+    if len(s) != len(y):  # one could be broadcast, or left unread
+        raise ConfigError(f"there are {len(s)} rows of scores but {len(y)} labels.")
     if y.ndim == 2 and y.size == len(y):  # one truth value
         s, y = s.reshape(len(y)), y.reshape(len(y))
     return s, y

@@ -52,8 +52,9 @@ def decision_losses(decisions: ArrayLike, responses: ArrayLike) -> Vector:
     array([-0.405, -0.693])
     """
     p, r = _rounds(decisions, "decisions"), _responses(responses)
-    if p.shape[1] != r.shape[1]:  # one of them could be broadcast
-        raise ConfigError(f"decisions {list(p.shape)} and responses {list(r.shape)} are not of the same clients.")
+    if p.shape[1] != r.shape[1] or len(p) not in (1, len(r)):  # one of them could be broadcast
+        shapes = f"decisions {list(p.shape)} and responses {list(r.shape)}"
+        raise ConfigError(f"{shapes} are not of the same rounds and clients.")
     return -np.log1p((p * r).sum(1))
 
 

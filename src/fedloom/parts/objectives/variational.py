@@ -65,7 +65,7 @@ class Variational(Term):
     def loss(self, out: Output, batch: Batch, ctx: Context) -> Tensor:
         assert out.model is not None
         mean, logvar = out.model(batch.x, batch.y, part="encode")
-        z = mean + (0.5 * logvar).exp() * ctx.local["eps"]
+        z = mean + (0.5 * logvar).exp() * ctx.local["eps"].reshape(mean.shape)
         low, high = ctx.facts.low, ctx.facts.high
         real, made = ((x - low) / (high - low) for x in (batch.x, out.model(z, batch.y, part="decode")))
         if self.likelihood == "bernoulli":
