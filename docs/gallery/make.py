@@ -282,7 +282,7 @@ for name, settings in {"rounds": {}, "buffered": {"k": 5}}.items():
         arrive, some of them stale, takes {buffered:clock} and has {buffered:global/accuracy}: ahead at first, but
         unsteady.
         """,
-        "global_accuracy_virtual.svg",
+        "global_accuracy_time.svg",
         {"time": "time.md"},
     ),
     Page(

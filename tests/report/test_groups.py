@@ -249,3 +249,17 @@ def test_settings_are_written_as_they_are_typed(make_run) -> None:
     groups = read_groups([make_run(method="feddyn"), make_run(method="feddyn", config=own)])
     assert groups[1].label == "feddyn, alpha=1, data_seed=null, augment=[flip]"
     assert settings(groups)[0]["held_out"] == ["–", "true"]
+
+
+def test_a_page_tells_no_folder_or_address_of_a_machine(make_run) -> None:
+    runs = [
+        make_run(seed=seed, config={"init": f"/home/ada/{place}/start.pt", "deploy": {"nodes": 4, "port": 9440 + seed}})
+        for place in ("a", "b")
+        for seed in (1, 2)
+    ]
+    groups = read_groups(runs)
+    assert [len(one.runs) for one in groups] == [2, 2]
+    differ, common = settings(groups)
+    assert differ["init"] == ["start.pt", "start.pt"]
+    assert common["deploy.nodes"] == "4"
+    assert "deploy.port" not in {*differ, *common}

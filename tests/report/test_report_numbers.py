@@ -395,11 +395,11 @@ def test_time_on_devices_is_counted_and_drawn(make_run, tmp_path: Path) -> None:
     assert sum(gantt["late"]) == 4
     assert len(gantt["begin"]) == 16
     assert gantt["steps"] == [3600, 7200, 10800, 14400]
-    assert "virtual time" in [axis["label"] for axis in figures["global_accuracy"]["x"]]
+    assert "time on the devices" in [axis["label"] for axis in figures["global_accuracy"]["x"]]
     (row,) = csv.DictReader((tmp_path / "out" / "tables" / "time.csv").open())
     assert float(row["hours"]) == 4
     assert float(row["used"]) == pytest.approx((4 * 1800 - 900) / (4 * 3600))
     assert float(row["thrown away"]) == pytest.approx(900 / 7200)
     (row,) = csv.DictReader(next((tmp_path / "out" / "tables").glob("target_*.csv")).open())
     assert float(row["hours (more than)"]) == 4
-    assert b">virtual time, s<" in dict(files([*gantts(read([run]))], ["svg"]))["gantt_1.svg"]
+    assert b">time on the devices, s<" in dict(files([*gantts(read([run]))], ["svg"]))["gantt_1.svg"]

@@ -50,7 +50,7 @@ OVER = {
     "privacy/epsilon": Axis("ε of a client"),
     "comm/bytes": Axis("bytes sent", "amount"),
     "passes": Axis("student passes", "count"),
-    "clock": Axis("virtual time", "seconds"),
+    "clock": Axis("time on the devices", "seconds"),
     WALL: Axis("wall-clock time", "seconds"),
 }
 """The other horizontal axes of curves, by the metric that they show."""

@@ -283,7 +283,7 @@ def _typed(value: Any) -> str:
 def _settings(flat: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Separate settings from facts; for runs started from Python, which have no settings, facts replace them."""
     facts, about = _inside(flat, "identity."), _inside(flat, "about.")
-    config = {key: value for key, value in flat.items() if not key.startswith(("identity.", "about."))}
+    config = {k: v for k, v in flat.items() if not k.startswith(("identity.", "about.")) and k not in ADDRESSES}
     if not {"method", "learner"} & {key.partition(".")[0] for key in config}:
         settings = {_PYTHON_KEYS.get(key, key): value for key, value in facts.items() if key not in _SEED_FACTS}
         config = {**settings, **about, **config}
@@ -360,6 +360,9 @@ def load(path: Path) -> RunData:
 
 PROVENANCE = ("out", "resume", "version", "versions", "git", "machine", "checkpoint", "client_state", "trackers")
 """Top-level keys on where and how a run was made and stored, which do not define it."""
+
+ADDRESSES = ("deploy.host", "deploy.port", "deploy.certificates")
+"""Where the nodes of a deployment found its server."""
 
 DEALT = ("data", "partition", "stream", "clients", "validation", "held_out", "unseen", "target")
 """Top-level keys of what clients or tasks hold."""
@@ -585,14 +588,20 @@ def series(member: RunGroup, key: str) -> Band:
 
 
 def settings(groups: Sequence[RunGroup]) -> tuple[dict[str, list[str]], dict[str, str]]:
-    """Settings that differ, with one value per group, and common settings; without seeds and paths.
+    """Settings that differ, with one value per group, and common settings; without seeds and folders of the machine.
 
     Several values within one group (library versions, for example) are separated by commas.
     """
     keys = dict.fromkeys(key for run in all_runs(groups) for key in run.config if key not in ("seed", "out", "resume"))
-    values = {key: [", ".join(texts(member.runs, key)) for member in groups] for key in keys}
-    differ = {key: column for key, column in values.items() if len(set(column)) > 1}
-    return differ, {key: column[0] for key, column in values.items() if key not in differ}
+    values = {key: [texts(member.runs, key) for member in groups] for key in keys}
+    shown = {key: [", ".join(map(_without_folder, column)) for column in columns] for key, columns in values.items()}
+    differ = {key: column for key, column in shown.items() if any(one != values[key][0] for one in values[key])}
+    return differ, {key: column[0] for key, column in shown.items() if key not in differ}
+
+
+def _without_folder(text: str) -> str:
+    """The name of a file whose place on a machine is given; any other text as it is."""
+    return Path(text).name if Path(text).is_absolute() else text
 
 
 def texts(runs: Sequence[RunData], key: str) -> list[str]:

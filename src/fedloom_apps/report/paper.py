@@ -237,7 +237,7 @@ def _heat_map(heat: HeatMap) -> Canvas:
 
 def _gantt(gantt: Gantt) -> Canvas:
     """Bars of time in the page's colours."""
-    canvas, axes = _axes(gantt.heading, "virtual time, s", "client")
+    canvas, axes = _axes(gantt.heading, "time on the devices, s", "client")
     colours = np.where(gantt.late, COLOURS[1], COLOURS[0])
     axes.barh(gantt.row, gantt.end - gantt.begin, 0.7, gantt.begin, color=colours)
     for step in gantt.steps:

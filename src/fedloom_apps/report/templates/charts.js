@@ -217,7 +217,7 @@ function gantt(box, figure) {
   const xs = state.zoom.get(box)?.x || [0, bounds([...end, ...steps])[1] || 1], h = (f.bottom - f.top) / rows.length;
   const X = scale(xs, axis, f.left, f.right), every = Math.ceil(16 / h);
   const names = rows.map((name, i) => [f.top + (i + 0.5) * h, name]).filter((_, i) => i % every === 0);
-  labels(f, ticks(xs, axis, f.right / 90).map((v) => [X(v), FORMS.seconds(v)]), names, "virtual time", "client");
+  labels(f, ticks(xs, axis, f.right / 90).map((v) => [X(v), FORMS.seconds(v)]), names, "time on the devices", "client");
   const ink = (i) => `rgb(${(late[i] ? ORANGE : BLUE).join(" ")})`;
   for (const x of steps.map(X)) add(f.inside, "line", { x1: x, x2: x, y1: f.top, y2: f.bottom, class: "mark" });
   at.forEach((r, i) => add(f.inside, "rect", {
