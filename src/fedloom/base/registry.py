@@ -118,7 +118,7 @@ class Registry(Generic[T]):
     >>> shapes.make("sqare")
     Traceback (most recent call last):
     ...
-    fedloom.base.errors.ConfigError: unknown shape 'sqare'; did you mean 'square'? There are: square.
+    fedloom.base.errors.ConfigError: unknown shape 'sqare'; did you mean 'square'? There are: square. ...
     """
 
     def __init__(self, kind: str, shared: Mapping[str, str] | None = None) -> None:
@@ -190,11 +190,7 @@ class Registry(Generic[T]):
     def __getitem__(self, name: str) -> Entry[T]:
         if not isinstance(name, str) or (found := self.canonical(name)) not in self._entries:
             hint = nearest(str(name), self._entries, self.kind)
-            misspelt = not hint.startswith("there are") and not any(
-                str(name).startswith(f"{k}_") for k in self._entries
-            )
-            own = "" if misspelt else " One of your own needs its module: --import MODULE."
-            raise ConfigError(f"unknown {self.kind} {name!r}; {hint}{own}")
+            raise ConfigError(f"unknown {self.kind} {name!r}; {hint} One of your own needs its module: --import MODULE.")
         return self._entries[found]
 
     def canonical(self, name: str) -> str:

@@ -347,7 +347,7 @@ class CommandSchema:
         >>> resolve(["method=feddin"])
         Traceback (most recent call last):
         ...
-        fedloom.base.errors.ConfigError: unknown method 'feddin'; did you mean 'feddyn'?
+        fedloom.base.errors.ConfigError: unknown method 'feddin'; did you mean 'feddyn'? ...
         """
         return self._configs(self._parse(words, sweeps=False), base)[0]
 
