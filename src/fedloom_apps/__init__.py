@@ -181,6 +181,7 @@ usage: fedloom deploy server [RECIPE.yaml] [key=value …] [--insecure] [-q] [--
        fedloom deploy local [RECIPE.yaml] [key=value …] [--nodes N] [--insecure] [-q] [--debug]
        fedloom deploy certificates DIR [--hosts NAME,…] [--nodes N or NAME,…]
        fedloom deploy status DIR
+       fedloom deploy predict run=DIR [FILE] --data DATA --state DIR [--out FILE]
        fedloom deploy allowed
        fedloom deploy agree STATE
        fedloom deploy why STATE
@@ -206,6 +207,8 @@ usage: fedloom deploy server [RECIPE.yaml] [key=value …] [--insecure] [-q] [--
   local         distribute data=… to nodes on this machine, and run server and nodes
   certificates  make an authority, a server certificate for --hosts and this machine, and node keys
   status        how far a run is, and when each node last answered
+  predict       at a node that has a copy of the run directory: predict with the model that it deploys, like fedloom
+                predict; without a FILE, measure it on the node's own test samples
   allowed       what a server may set at a node: every key with its range
   agree         at a node: agree to the data specification that its server offered last; the first one is agreed to by
                 joining, and another one is refused until then
@@ -220,7 +223,7 @@ examples:
   fedloom deploy server resume=runs/trial
 """
 
-DEPLOYED = "data state server ca key epsilon delta limit threads poll quota nodes hosts"  # options with a value
+DEPLOYED = "data state server ca key epsilon delta limit threads poll quota nodes hosts out"  # options with a value
 
 APPLICATIONS = (
     Application(

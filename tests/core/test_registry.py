@@ -56,7 +56,11 @@ def test_what_is_filed_can_be_made() -> None:
 @pytest.mark.parametrize(
     ("name", "settings", "sentence"),
     [
-        ("sqare", {}, r"^unknown shape 'sqare'; did you mean 'square'\? There are: line, square\. One of your own needs"),
+        (
+            "sqare",
+            {},
+            r"^unknown shape 'sqare'; did you mean 'square'\? There are: line, square\. One of your own needs",
+        ),
         (
             "zzz",
             {},

@@ -102,6 +102,24 @@ def test_a_node_has_the_model_that_its_client_would_have_in_a_simulation(method:
         own(path, tmp_path, data["x_train"], data["y_train"])
 
 
+def test_the_command_line_uses_a_nodes_own_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, home = deployed(tmp_path, "method=fedper"), tmp_path / "nodes" / "state" / "node-1"
+    file = tmp_path / "nodes" / "data" / "node-1.npz"
+    data = np.load(file)
+    np.savez(tmp_path / "x.npz", x=data["x_test"], y=data["y_test"])
+    words = ["deploy", "predict", f"run={path}", "--data", str(file), "--state"]
+    model = own(path, home, data["x_train"], data["y_train"])
+    assert main([*words, str(home), str(tmp_path / "x.npz")]) == 0
+    assert list(map(int, capsys.readouterr().out.split())) == model.predict(data["x_test"]).tolist()
+    assert main([*words, str(home)]) == 0
+    measured = model.evaluate(data["x_test"], data["y_test"])
+    assert capsys.readouterr().out.splitlines() == [f"{name} {value:.6g}" for name, value in measured.items()]
+    assert main([*words, str(tmp_path)]) == 2
+    assert "is no state folder of a node: it has no specification.json." in capsys.readouterr().err
+    assert main(words[:3]) == 2
+    assert "fedloom deploy predict needs --data" in capsys.readouterr().err
+
+
 def test_a_deployment_is_loaded_by_its_path_once_it_has_a_checkpoint(place: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="load it by its path alone"):
         fl.load(place / "run", "feddyn", fl.data.federate("digits", "iid", clients=4), "mlp")

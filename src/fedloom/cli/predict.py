@@ -7,7 +7,7 @@ import csv
 import io
 import json
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,15 +33,20 @@ DATA = {"data", *FEDERATION}
 
 
 def command(arguments: argparse.Namespace) -> int:
-    """Predict, print or write the predictions, and measure them if there are targets."""
+    """Predict with the server's model, or a client's."""
     path, files = run_and_files(arguments.words, "predict")
     if len(files) != 1:
         raise ConfigError("fedloom predict needs one file of inputs, like: fedloom predict run=runs/… test.npz")
-    out = None if arguments.out is None else Path(arguments.out)
+    return predict(lambda: chosen(path, arguments.client, arguments.round), files[0], arguments.out)
+
+
+def predict(load: Callable[[], DeployedModel], file: str, to: str | None) -> int:
+    """Print what a model predicts for a file of inputs, or write it to a new one; measure it if there are targets."""
+    out = None if to is None else Path(to)
     if out is not None and (out.suffix not in (".npz", ".csv") or out.exists()):
         raise ConfigError(f"--out {out} must be a new file that ends in .npz or .csv.")
-    model = chosen(path, arguments.client, arguments.round)
-    content = model.read(Path(files[0]))
+    model = load()
+    content = model.read(Path(file))
     predicted = model.predict(content["x"])
     names = model.names if predicted.ndim == 1 and all(map(str.isprintable, model.names)) else ()
     if out is None:

@@ -17,8 +17,10 @@ from typing import Any
 from rich.table import Table
 
 from fedloom.applications import applications
-from fedloom.base.errors import CheckpointError, ConfigError, nearest
+from fedloom.base.errors import CheckpointError, ConfigError, DataError, nearest
 from fedloom.cli.command import Command, Job, RunPlan, Stopped
+from fedloom.cli.predict import predict as predict_file
+from fedloom.cli.predict import run_and_files
 from fedloom.config.keys import Shared, build_federation, build_method
 from fedloom.config.schema import CommandSchema, Config
 from fedloom.experiment.console import make_console, print_raw, relpath, results
@@ -37,7 +39,7 @@ def command(arguments: argparse.Namespace) -> int:
     name, *arguments.words = arguments.words
     known: dict[str, Callable[[argparse.Namespace], int]] = {
         "server": serve, "node": node, "local": local, "certificates": certificates, "status": status,
-        "allowed": allowed, "agree": agree, "why": why,
+        "predict": predict, "allowed": allowed, "agree": agree, "why": why,
     }  # fmt: skip
     if name not in known:
         raise ConfigError(f"unknown command 'deploy {name}'; {nearest(name, known)}")
@@ -145,9 +147,7 @@ def node(arguments: argparse.Namespace) -> int:
     from fedloom_apps.deploy.flower import require
     from fedloom_apps.deploy.node import Node
 
-    for option in ("data", "state", "server"):
-        if not getattr(arguments, option):
-            raise ConfigError(f"fedloom deploy node needs --{option}; see fedloom deploy --help.")
+    _need(arguments, "node", "data", "state", "server")
     if arguments.words:
         raise ConfigError(f"fedloom deploy node takes no {arguments.words[0]!r}; its settings are the server's.")
     host, _, port = arguments.server.rpartition(":")
@@ -237,6 +237,25 @@ def status(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def predict(arguments: argparse.Namespace) -> int:
+    """Predict with the model that a node deploys; without a file, measure it on the node's own test samples."""
+    from fedloom_apps.deploy.server import own, samples
+
+    path, files = run_and_files(arguments.words, "deploy predict")
+    _need(arguments, "predict", "data", "state")
+    if len(files) > 1:
+        raise ConfigError(f"fedloom deploy predict takes one file of inputs, not {len(files)}.")
+    data = samples(path, arguments.state, arguments.data)
+    model = own(path, arguments.state, data.train.x, data.train.y)
+    if files:
+        return predict_file(lambda: model, files[0], arguments.out)
+    if not len(data.test):
+        raise DataError(f"{arguments.data} has no test samples; give a file with x and y.")
+    for name, value in model.evaluate(data.test.x, data.test.y).items():
+        print(f"{name} {value:.6g}")
+    return 0
+
+
 def allowed(arguments: argparse.Namespace) -> int:
     """Show every setting that a server may set at a node, and what it may be."""
     from fedloom_apps.deploy.allowed import WHOLE, table
@@ -289,6 +308,13 @@ def budget(arguments: argparse.Namespace) -> Budget | None:
     except ValueError:
         raise ConfigError("--epsilon and --delta must be numbers, like --epsilon 8 --delta 1e-5.") from None
     return Budget(**numbers)
+
+
+def _need(arguments: argparse.Namespace, command: str, *options: str) -> None:
+    """Raise an error for an option that is not given."""
+    for option in options:
+        if not getattr(arguments, option):
+            raise ConfigError(f"fedloom deploy {command} needs --{option}; see fedloom deploy --help.")
 
 
 def _folder(arguments: argparse.Namespace, needs: str) -> Path:

@@ -29,9 +29,11 @@ from fedloom.experiment.trainer import Record, Trainer
 from fedloom.rounds.engine import ComputeFactory, EngineFactory
 from fedloom.rounds.exchange import Failure
 from fedloom.rounds.plan import ClientPlan
+from fedloom_apps.deploy.agreement import AGREED, Agreement
 from fedloom_apps.deploy.answers import upload_forms
 from fedloom_apps.deploy.arrivals import AtWork, RealWorld
 from fedloom_apps.deploy.assignment import model_digest, trial
+from fedloom_apps.deploy.data import NodeData, read
 from fedloom_apps.deploy.engine import Deployed, ExchangeTerms, Tally, version_in
 from fedloom_apps.deploy.messages import JOIN, NodeRequest, Order, Transport, is_count, is_number, reason_in
 from fedloom_apps.deploy.recipe import Recipe, Roster, Sizes, likely
@@ -345,8 +347,25 @@ def load(path: Path | str) -> TrainedRun:
     roster = Roster.stored(directory.path, True)
     if roster is None:
         raise CheckpointError(f"{directory.path} has no checkpoint, and so no models to load.")
-    recipe = Recipe.of(Config(DEPLOY.complete(read_run(directory.path))))
+    recipe = _recipe(directory.path)
     return federated.load(lambda out: DeployTask(recipe, roster, None, out), path)
+
+
+def _recipe(path: Path) -> Recipe:
+    return Recipe.of(Config(DEPLOY.complete(read_run(path))))
+
+
+def samples(path: Path | str, state: Path | str, data: str) -> NodeData:
+    """The samples of the node with a state folder, read and split as in the run; ``data`` is what it has as ``--data``.
+
+    Raises:
+        CheckpointError: if it is no state folder of a node.
+        ConfigError: if the node's owner has agreed to read them otherwise.
+    """
+    recipe, home = _recipe(Path(path)), Path(state).expanduser()
+    if not (home / AGREED).is_file():
+        raise CheckpointError(f"{home} is no state folder of a node: it has no {AGREED}.")
+    return read(data, recipe.spec, Agreement(home).hold(recipe.spec, recipe.config["seed"])[1])
 
 
 def own(path: Path | str, state: Path | str, x: Any, y: Any) -> DeployedModel:
@@ -373,5 +392,5 @@ def own(path: Path | str, state: Path | str, x: Any, y: Any) -> DeployedModel:
                 return trained.with_state(client, versions.confirm(version, 0, prune=False), x, y)
     raise CheckpointError(
         f"{folder} has no state that counted in this run when {path} was copied; where a method keeps none at nodes, "
-        "use fl.load."
+        "use the server's model, with fedloom predict or fl.load."
     )
