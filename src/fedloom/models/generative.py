@@ -183,13 +183,6 @@ def bounds(value: Bound, colours: int) -> tuple[float, ...]:
     return values
 
 
-def _checked(
-    model: str, classes: int, inputs: Sequence[int], width: int, norm: str, groups: int
-) -> tuple[tuple[int, int, int], Norm]:
-    sizes = image(model, classes, tuple(inputs))
-    return sizes, normalisation(model, norm, groups, (width,))
-
-
 @models.register(name="conditional_vae")
 class ConditionalVAE(nn.Module):
     """Conditional variational autoencoder for ``fedcvae`` (Sohn et al., 2015).
@@ -228,7 +221,7 @@ class ConditionalVAE(nn.Module):
         high: Bound = 1.0,
     ) -> None:
         super().__init__()
-        sizes, make = _checked("ConditionalVAE", classes, inputs, width, norm, groups)
+        sizes, make = image("ConditionalVAE", classes, inputs), normalisation("ConditionalVAE", norm, groups, (width,))
         self.classes, self.inputs, self.latent = classes, sizes, latent
         self.encoder = ConvEncoder(classes, sizes, 2 * latent, width, make, nn.SiLU())
         self.decoder = ConvDecoder(classes, sizes, latent, width, make, nn.SiLU(), low, high)
@@ -293,7 +286,7 @@ class ConditionalGAN(nn.Module):
     ) -> None:
         super().__init__()
         what = type(self).__name__
-        sizes, make = _checked(what, classes, inputs, width, norm, groups)
+        sizes, make = image(what, classes, inputs), normalisation(what, norm, groups, (width,))
         self.classes, self.inputs, self.latent = classes, sizes, latent
         self.generator = ConvDecoder(classes, sizes, latent, width, make, nn.SiLU(), low, high)
         self.discriminator = self._discriminator(2 * width, make)
