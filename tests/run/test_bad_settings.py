@@ -250,7 +250,7 @@ def test_average_cannot_begin_in_the_middle(tmp_path: Path) -> None:
     from fedloom.base.errors import CheckpointError
 
     run(experiment(rounds=2), tmp_path / "out")
-    with pytest.raises(CheckpointError, match="the average evaluation cannot begin now"):
+    with pytest.raises(CheckpointError, match="the average cannot begin now"):
         run(experiment(rounds=4, evaluation=Evaluation(what=("average",))), tmp_path / "out", resume=True)
 
 

@@ -178,7 +178,7 @@ class LastModels(ClientModels):
         return {"average": {"model": self.initial[self.segment(self.level(client))]}}
 
     def prepare(self, round: int) -> StateUpdate:
-        """Write the models of round t, from 1, if there is no more room; they take effect at ``commit``."""
+        """Write the models of round t ≥ 1, if there is no room left in memory; they take effect at ``commit``."""
         self.total_after = self.total.clone()
         for client, model in self.pending.items():
             self.total_after[self.segment(self.level(client))] += model.double() - self.get(client).double()
@@ -313,7 +313,7 @@ class Snapshot:
 
         Raises:
             ValueError: if it belongs to another model, or client states on disk are missing.
-            CheckpointError: if the average is evaluated but the run did not keep last models.
+            CheckpointError: if an average is evaluated that the run did not keep, or kept with another weight.
         """
         shared, buffers, states = self._placed(checkpoint.tensors["server"])
         found = {key: (value.dtype, [*value.shape], 0) for key, value in flat(states).items()}
@@ -330,21 +330,17 @@ class Snapshot:
                 shared, buffers, parts = self._placed(checkpoint.tensors[name])
                 versions[version] = Broadcast(version, about["lr"], shared, buffers, parts, tuple(about["invited"]))
         store = self.store.opened(checkpoint.tensors[CLIENTS])
-        last = self.last
-        if last is not None:
-            if "average" not in checkpoint.tensors:
-                raise CheckpointError(
-                    f"the run in {out} did not keep its clients' last models, so the average evaluation cannot begin "
-                    "now; leave average out of evaluation.what."
-                )
-            last.restore(checkpoint.tensors)
+        for average, name, lacks, setting in (
+            (self.last, "average", "keep its clients' last models", "average out of evaluation.what"),
+            (self.averaged, "server_average", "average its server model", "evaluation.server_average out"),
+        ):
+            if average is not None and name not in checkpoint.tensors:
+                told = f"the run in {out} did not {lacks}, so the average cannot begin now; leave {setting}."
+                raise CheckpointError(told)
+        if self.last is not None:
+            self.last.restore(checkpoint.tensors)
         averaged = self.averaged
         if averaged is not None:
-            if "server_average" not in checkpoint.tensors:
-                raise CheckpointError(
-                    f"the run in {out} did not average its server model, so the average cannot begin now; "
-                    "leave evaluation.server_average out."
-                )
             if (before := checkpoint.facts.get("server_average", averaged.rho)) != averaged.rho:
                 raise CheckpointError(
                     f"the run in {out} averaged its server model with {before:g}, not {averaged.rho:g}; "
@@ -353,7 +349,7 @@ class Snapshot:
             model = checkpoint.tensors["server_average"]["model"].to(averaged.model)
             past = checkpoint.tensors["server_average"].get("past", averaged.past)
             averaged = replace(averaged, model=model, rounds=server.round, past=past.to(averaged.model))
-        return Snapshot(server, store, last, self.cohort, averaged, versions, rows)
+        return Snapshot(server, store, self.last, self.cohort, averaged, versions, rows)
 
     def _placed(self, saved: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, State]:
         """The parameters, buffers and parts' states of a file, on the device of the run."""
