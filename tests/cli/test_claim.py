@@ -391,3 +391,29 @@ def test_a_run_that_was_cut_and_one_that_lacks_records_are_no_evidence(cli: Cli,
         (run / "summary.json").write_text(json.dumps(summary))
         code, out, _ = cli("claim", "check", "runs", "--claims", "claims", "--replay", "0")
         assert (code, says in out) == (1, True)
+
+
+def test_a_strangers_settings_and_seconds_are_data(cli: Cli, claims: Path) -> None:
+    from fedloom.experiment.rundir import checksums
+
+    train(cli, claims, "fast", 0, "runs/a")
+    run, check = Path("runs/a"), ("claim", "check", "runs", "--claims", "claims", "--replay", "0")
+    record, summary = (json.loads((run / name).read_text()) for name in ("metrics.jsonl", "summary.json"))
+    for seconds in (-1e9, float("nan"), float("inf")):
+        (run / "metrics.jsonl").write_text(json.dumps(record | {"seconds": seconds}) + "\n")
+        (run / "summary.json").write_text(json.dumps(summary | {"checksums": checksums(run)}))
+        code, out, _ = cli(*check)
+        assert (code, out) == (1, "runs/a: no evidence: its rounds took no time that can have been.\n")
+    settings = yaml.load(run / "config.yaml")
+    (run / "config.yaml").write_text(yaml.dump(settings | {"\x1b[2Jx\nruns/b: evidence for steps": "y" * 10**5}))
+    code, out, _ = cli(*check)
+    assert (code, out.count("\n"), "\x1b" in out, len(out) < 2000) == (1, 1, False, True)
+
+
+def test_results_are_written_through_no_link(cli: Cli, claims: Path, tmp_path: Path) -> None:
+    train(cli, claims, "fast", 0, "runs/a")
+    (claims / "results").symlink_to(tmp_path)
+    answer = cli("claim", "check", "runs/a", "--claims", "claims", "--replay", "0", "--store")
+    assert answer.code == 2
+    assert "is a link" in answer.err
+    assert not (tmp_path / "steps.json").exists()

@@ -89,6 +89,32 @@ def test_who_rewrites_the_checksums_too_is_noticed_by_a_replay(cli: Cli, run: Pa
     assert (code, out) == (1, "runs/a: round 2 comes out differently, first in global/accuracy\n")
 
 
+@pytest.mark.parametrize(
+    ("rounds", "parameters", "says"),
+    [
+        (3, 1000, "its summary.json has other parameters than its model, which has 650"),
+        (4, 650, "it has records of 4 rounds where 3 come out"),
+    ],
+)
+def test_parameters_by_which_costs_are_measured_and_rounds_beyond_the_last_are_noticed_by_a_replay(
+    rounds: int, parameters: int, says: str, cli: Cli, run: Path
+) -> None:
+    from fedloom.experiment.rundir import RunDirectory, checksums
+
+    last, summary = RunDirectory(run).metrics()[-1], json.loads((run / "summary.json").read_text())
+    if rounds > 3:
+        with (run / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps(last | {"round": rounds}) + "\n")
+        for table in RunDirectory(run).tables.values():
+            table.rewind(3)
+            table.add(rounds, {name: values[-3:] for name, values in table.read().items() if name != "round"})
+            table.write()
+    summary |= {"rounds": rounds, "parameters": parameters, "checksums": checksums(run)}
+    (run / "summary.json").write_text(json.dumps(summary))
+    assert cli("verify", "runs/a").code == 0
+    assert cli("verify", "runs/a", "--replay", "9") == (1, f"runs/a: {says}\n", "")
+
+
 @pytest.mark.parametrize("rounds", [0, 2, 10**15, "x", None])
 def test_a_summary_of_other_rounds_does_not_fit(rounds: object, cli: Cli, run: Path) -> None:
     summary = json.loads((run / "summary.json").read_text())

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedloom.base.errors import CheckpointError, ConfigError, FedLoomError
+from fedloom.base.errors import CheckpointError, ConfigError, FedLoomError, printable
 from fedloom.config.keys import RUN, build
 from fedloom.config.schema import Config
 from fedloom.experiment import checkpoint, federated
@@ -16,6 +16,8 @@ from fedloom.experiment.console import make_console, print_raw, relpath
 from fedloom.experiment.rundir import RunDirectory, Status
 
 OK, WRONG = 0, 1
+MOST = 1000
+"""Characters of a line about a run."""
 
 
 class First(Callback):
@@ -38,8 +40,13 @@ def command(arguments: argparse.Namespace) -> int:
         except FedLoomError as error:
             message = str(error).rstrip(".")
         code = WRONG if message else code
-        print_raw(console, f"{relpath(run)}: {message or 'as recorded'}")
+        print_raw(console, told(run, message or "as recorded"))
     return code
+
+
+def told(run: Path, message: str) -> str:
+    """A line about a run directory, whose names and settings may be a stranger's."""
+    return printable(f"{relpath(run)}: {message}")[:MOST]
 
 
 def runs_and_rounds(command: str, words: Sequence[str], replay: str) -> tuple[list[Path], int]:
@@ -90,8 +97,13 @@ def _replayed(run: Path, rounds: int) -> str | None:
         )
     # The bits are the same; no cluster is joined, and nothing is written.
     here = Config(config.values | {"engine": {"name": "auto"}, "client_state": "memory"})
-    again = federated.run(build(here), callbacks=[First(rounds)]).history
-    for before, after in zip(directory.metrics(), again, strict=False):
+    result = federated.run(build(here), callbacks=[First(rounds)])
+    recorded, again = directory.metrics()[:rounds], result.history
+    if len(recorded) != len(again):
+        return f"it has records of {len(recorded)} rounds where {len(again)} come out"
+    if directory.summary().get("parameters") != result.summary["parameters"]:
+        return f"its summary.json has other parameters than its model, which has {result.summary['parameters']}"
+    for before, after in zip(recorded, again, strict=True):
         differing = [
             key for key in before.keys() | after.keys() if before.get(key) != after.get(key) and key != "seconds"
         ]

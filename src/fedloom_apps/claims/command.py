@@ -15,7 +15,7 @@ from typing import Any
 from fedloom.base.checks import one_of
 from fedloom.base.errors import CheckpointError, ConfigError, FedLoomError, nearest
 from fedloom.base.settings import flatten
-from fedloom.cli.verify import problem, runs_and_rounds
+from fedloom.cli.verify import problem, runs_and_rounds, told
 from fedloom.experiment.console import duration, make_console, plural, print_raw, relpath
 from fedloom.experiment.rundir import RunDirectory
 from fedloom_apps.claims.register import ClaimFile, fit, merged, of_run, open_work, read_claims, store
@@ -119,7 +119,7 @@ def check(words: Sequence[str], files: Sequence[ClaimFile], arguments: argparse.
                 message += ", in place of other figures of this seed"
         except FedLoomError as error:
             code, message = WRONG, f"no evidence: {error}"
-        print_raw(console, f"{relpath(run)}: {message}")
+        print_raw(console, told(run, message))
     for name, stored in results.items():
         print_raw(console, f"{name}: {known[name].title}")
         for line in verdicts(known[name], stored):

@@ -28,7 +28,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
-from math import isnan
+from math import inf, isnan
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -335,12 +335,14 @@ def of_run(directory: RunDirectory, metrics: Sequence[str]) -> dict[str, Any]:
             raise CheckpointError(f"has {len(history)} of {config['rounds']} rounds.")
         size = 2 * int(summary["parameters"])
         sent = [(r["comm/down_params"] + r["comm/up_params"]) / (size * r["cohort"]) for r in history if r["cohort"]]
-        cohort = sum(record["cohort"] for record in history)
+        cohort, seconds = (sum(record[key] for record in history) for key in ("cohort", "seconds"))
+        if not 0 <= seconds < inf:
+            raise CheckpointError("its rounds took no time that can have been.")
         return {
             "rounds": len(history),
             "cost": round(max(sent, default=0)),
             "left_out": sum(record["failures"] for record in history) / max(cohort, 1),
-            "minutes": round(sum(record["seconds"] for record in history) / 60, 2),
+            "minutes": round(seconds / 60, 2),
             "curves": {metric: [_rounded(_measured(record, metric)) for record in history] for metric in metrics},
         }
 
@@ -368,6 +370,8 @@ def merged(results: Mapping[str, Any], run: str, seed: str, record: Mapping[str,
 
 def store(file: ClaimFile, results: Mapping[str, Any]) -> None:
     """Write a claim file's results beside it, one run a line."""
+    if file.stored.parent.is_symlink():
+        raise ConfigError(f"{file.stored.parent} is a link, through which results would be written; make it a folder.")
     file.stored.parent.mkdir(exist_ok=True)
     text = json.dumps(results, separators=(",", ":")).replace("},", "},\n")
     write_whole(file.stored, f"{text}\n".encode())
