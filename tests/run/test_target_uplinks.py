@@ -11,10 +11,10 @@ import torch
 import fedloom as fl
 from fedloom.base.errors import ConfigError
 from fedloom.core.context import NO_ROUND
-from fedloom.core.parts import Reduce, Uplink
+from fedloom.core.parts import Uplink
 from fedloom.experiment.trained import TrainedRun
 from fedloom.parts.uplink import QSGD, ClipNoise, SecureSum, TopK
-from fedloom_apps.customise.head import ClassStatistics, Exchange
+from fedloom_apps.customise.exchange import Exchange
 from fedloom_apps.customise.label_shift import ClassSums
 from fedloom_apps.customise.model import ClassModels
 
@@ -37,11 +37,6 @@ def total(*uplinks: Uplink, t: int = 7) -> dict[str, np.ndarray]:
 def plain() -> dict[str, np.ndarray]:
     given = statistics()
     return {name: np.sum([one[name].numpy() for one in given], axis=0) for name in given[0]}
-
-
-def test_they_declare_sums_that_may_be_clipped() -> None:
-    assert set(ClassStatistics.uploads.values()) == {Reduce.SUM}
-    assert set(statistics()[0]) < set(ClassStatistics.boundable) == set(ClassStatistics.uploads)
 
 
 def test_without_uplinks_and_with_those_that_change_nothing_they_are_sums() -> None:

@@ -21,7 +21,8 @@ from fedloom.base.registry import Ranged
 from fedloom.experiment.privacy import PrivacySpent, privacy_spent
 from fedloom.experiment.runtime import reproducible
 from fedloom.experiment.trained import DeployedModel, TrainedRun
-from fedloom_apps.customise.head import Exchange, features_of, linear_head, with_head
+from fedloom_apps.customise.exchange import Exchange
+from fedloom_apps.customise.head import features_of, linear_head, with_head
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,8 @@ from fedloom.experiment.trained import DeployedModel, TrainedRun
 from fedloom.parts.mixing.ssa import SelfSupervised
 from fedloom.rounds.aggregate import mixture
 from fedloom_apps.customise.ensemble import TargetFit, last_models, mixing_weights
-from fedloom_apps.customise.head import Exchange, features_of, linear_head, with_head
+from fedloom_apps.customise.exchange import Exchange
+from fedloom_apps.customise.head import features_of, linear_head, with_head
 from fedloom_apps.customise.label_shift import ClassSums, Discriminant, LabelShiftCheck, TargetPrior, target_prior
 
 ABSENT = -1e30  # the logit's bias of a class with share 0, finite in float32
