@@ -166,7 +166,7 @@ def test_zero_start_is_a_switch() -> None:
         ("two_nn", (1, 8, 8), {"width": 0}, "width must be at least 1, not 0"),
         ("mlp", (1, 8, 8), {"hidden": [8, -1]}, "hidden must be at least 1, not -1"),
         ("mlp", (8,), {"norm": "batsh"}, "did you mean 'batch'"),
-        ("mlp", (0,), {}, "needs samples and classes, not \\(0,\\) and 10"),
+        ("mlp", (0,), {}, "sizes of at least 1, not a sample \\(0,\\) and 10 classes"),
         ("resnet10_s", (1, 8, 8), {"groups": 16}, "divides 8, not 16"),
         ("wide_resnet", (1, 8, 8), {"depth": 18}, "depth of 6n \\+ 4"),
         ("wide_resnet", (1, 8, 8), {"depth": 4}, "depth of 6n \\+ 4"),

@@ -1,4 +1,4 @@
-"""What every room of FedLoom stands on: errors, ranges and settings, registries, files, random streams.
+"""What all packages of FedLoom build on: errors, ranges and settings, registries, files, random streams.
 
 Nothing here knows what a client is.
 """

@@ -551,9 +551,9 @@ class ServerOptimizer(Part):
     """The server's step θ ← θ - step from the corrected update Δ; the identity is SGD with rate 1, step = Δ."""
 
     def broadcast(self, state: Tree, theta: Float[Tensor, "P"]) -> Float[Tensor, "P"]:
-        """Return what clients receive in place of θ; what is evaluated and deployed, and takes the step, is θ.
+        """Return the model that clients receive; θ itself takes the step, and is evaluated and deployed.
 
-        It is the received model of all other hooks, from which updates are displacements.
+        All other hooks see this model as the received one, and updates are displacements from it.
         """
         return theta
 

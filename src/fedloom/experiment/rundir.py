@@ -344,7 +344,7 @@ class RunDirectory:
         return self.table("mixing")
 
     def summary(self) -> dict[str, Any]:
-        """The content of ``summary.json``; empty if there is none yet. ``changed`` says which files it does not fit."""
+        """The content of ``summary.json``; empty without one. ``changed`` then names files that do not match it."""
         content = self._summary()
         self.changed = altered(self.path, content)
         if self.changed:

@@ -126,7 +126,7 @@ def regret(decisions: ArrayLike, responses: ArrayLike, every_prefix: bool = Fals
             rounds only R_T is a regret, and R_t may be negative.
 
     Raises:
-        ConfigError: for other shapes, or responses of -1 and below.
+        ConfigError: for shapes that do not match, or responses of -1 and below.
 
     >>> regret([[0.5, 0.5], [0.5, 0.5]], [[1.0, 0.0], [0.0, 1.0]]).round(6) + 0.0
     array([0., 0.])
@@ -150,7 +150,7 @@ def regret_of_losses(decisions: ArrayLike, losses: ArrayLike, respond: Callable[
         respond: maps a round's losses [K] to responses [K], usually by a CDF of F_i/F̄.
 
     Raises:
-        ConfigError: for other shapes, losses that are not finite, or responses of -1 and below.
+        ConfigError: for shapes that do not match, losses that are not finite, or responses of -1 and below.
 
     >>> regret_of_losses([[0.5, 0.5], [0.0, 1.0]], [[0.1, 0.4], [0.2, 0.2]], lambda f: f / f.max()).round(3)
     array([0.208, 0.208])

@@ -129,7 +129,7 @@ def shape(model: str, classes: int, inputs: Iterable[int], dimensions: int = 0, 
     """The shape of one sample after checks; with ``dimensions``, it must have as many, as samples of ``kind`` have."""
     sizes = tuple(inputs)
     if min((classes, *sizes)) < 1:
-        raise ConfigError(f"model {model!r} needs samples and classes, not {sizes} and {classes}.")
+        raise ConfigError(f"model {model!r} needs sizes of at least 1, not a sample {sizes} and {classes} classes.")
     if dimensions and len(sizes) != dimensions:
         raise ConfigError(f"model {model!r} needs {kind}, but a sample has shape {sizes}.")
     return sizes

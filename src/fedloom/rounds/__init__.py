@@ -1,5 +1,5 @@
 """The computation of a federated round: the local work of clients, the sums of what they send, the server's steps.
 
-This package imports ``fedloom.core`` and ``fedloom.base`` alone. Reading order: ``plan`` (what a method, a model and
-data make of a client's work), ``client`` (local work), ``round`` (the server).
+This package imports only ``fedloom.core`` and ``fedloom.base``. Reading order: ``plan`` (what stays the same from
+round to round), ``client`` (local work), ``round`` (the server).
 """

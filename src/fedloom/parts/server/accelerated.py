@@ -17,9 +17,9 @@ from fedloom.core.parts import Halves, ServerOptimizer
 class Accelerated(ServerOptimizer):
     """m ← λm + Δ, θ ← θ - ηm, and clients receive θ - ηλm: the point to which the momentum alone leads.
 
-    Updates are displacements from there, and all that reads the received model reads that point, such as the pull of
-    ``proximal``; θ is evaluated and deployed. It costs FedAvg's communication. Clients receive the models of ``sgd``
-    with ``nesterov``, which takes them for θ. Kim, Kim & Han, CVPR 2024 (FedACG), algorithm 1, where η = 1.
+    Updates are displacements from there, and whatever reads the received model reads that point, such as the pull of
+    ``proximal``; θ is evaluated and deployed. A round costs FedAvg's communication. Clients receive the same models
+    from ``sgd`` with ``nesterov``, whose θ they are. Kim, Kim & Han, CVPR 2024 (FedACG), algorithm 1, where η = 1.
 
     Args:
         lr: server learning rate η > 0.
