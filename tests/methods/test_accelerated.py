@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedloom.core.context import Context, Model
 from fedloom.core.local import Local
-from fedloom.core.parts import ClientEnd, Drift, Needs
+from fedloom.core.parts import ClientEnd, Drift, Needs, Tree
 from fedloom.experiment.federated import RunResult
 from fedloom.methods import fedacg, fedgamma, fedprox, scaffold
 from fedloom.parts.drift import FedDynDrift
@@ -85,3 +85,15 @@ def test_what_clients_hear_of_others_is_what_those_receive() -> None:
         assert ctx.heard is not None
         for other, theta in ctx.heard.models.items():
             assert torch.equal(theta, received[ctx.round, other])
+
+
+class InPlace(Accelerated):
+    """Writes what is sent over the model that it is given."""
+
+    def broadcast(self, state: Tree, theta: Tensor) -> Tensor:
+        return theta.sub_(self.lr * self.momentum * state["m"])
+
+
+def test_what_is_sent_may_be_written_over_the_model_that_a_part_is_given() -> None:
+    a, b = (go(replace(PROXIMAL, server=server(0.7, 0.6)), **PLACES) for server in (Accelerated, InPlace))
+    assert_same_state(a.snapshot, b.snapshot)

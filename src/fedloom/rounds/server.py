@@ -147,7 +147,7 @@ class Server:
         theta = self.theta
         for place, part in plan.method.hooks["broadcast"] if self.models is None else ():
             hook = f"{place} {label(part)!r}: broadcast"
-            theta = like(part.broadcast(self.parts.get(place, {}), theta), theta, hook)
+            theta = like(part.broadcast(self.parts.get(place, {}), theta.clone()), theta, hook)  # it may write over it
         return Broadcast(self.round, plan.local.rate(self.round), theta, self.buffers, slices)
 
 
