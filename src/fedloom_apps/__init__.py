@@ -306,6 +306,7 @@ APPLICATIONS = (
         DEPLOY,
         "fedloom_apps.deploy.command:command",
         (*TRAINS[1:], "--insecure", *(f"--{name}=" for name in DEPLOYED.split())),
+        schema="fedloom_apps.deploy.settings:DEPLOY",
         load="fedloom_apps.deploy.server:load",
     ),
     Application(

@@ -118,6 +118,9 @@ COMPLETED = pytest.mark.parametrize(
         ("fedloom run seed=1 method.drift=scaf", {"scaffold"}),
         ("fedloom online learner=b_", {"b_moml"}),
         ("fedloom list partit", {"partitions"}),
+        ("fedloom deploy wh", {"why"}),
+        ("fedloom deploy server deploy.q", {"deploy.quorum="}),
+        ("fedloom claim ", {"list", "next", "check", "--claims", "--replay", "--store"}),
     ],
 )
 

@@ -25,7 +25,7 @@ from fedloom.base import yaml
 from fedloom.config.schema import Choice, Record, Section, Value
 from fedloom.experiment.rundir import PROVENANCE, checksums
 
-SCHEMAS = {one.name: at(one.schema) for one in applications().values() if one.schema}
+SCHEMAS = {schema.command: schema for one in applications().values() if one.schema for schema in [at(one.schema)]}
 SMALL = ("--dry-run", "-q")
 MARK = "fedloom_stranger"
 OPENS = {"data": "a file or folder of data", "data.path": "the same", "data.root": "the folder of a published data set"}
@@ -139,7 +139,7 @@ def test_no_setting_leads_to_code_or_to_a_file_that_it_does_not_name(
         for value in values if each == "all" else [values[len(outcomes) % len(values)]]:
             watch.found, watch.on = set(), True
             try:
-                code = cli(command, *before, f"{key}='{value}'", *SMALL).code
+                code = cli(*command.split(), *before, f"{key}='{value}'", *SMALL).code
             finally:
                 watch.on = False
             codes[code] = codes.get(code, 0) + 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Iterator, Mapping
 
 from fedloom.base.errors import ConfigError, nearest
@@ -56,14 +57,17 @@ def command(arguments: argparse.Namespace) -> int:
     shell = arguments.words[0] if arguments.words else ""
     if shell not in SHELLS or len(arguments.words) > 1:
         raise ConfigError(f"fedloom completion takes the name of a shell; {nearest(shell, SHELLS)}")
-    schemas = {schema.command: schema for schema in SCHEMAS}
+    schemas = {schema.command.partition(" ")[0]: schema for schema in SCHEMAS}
     cases = (f'        *"fedloom {name} "*) found="{" ".join(words(name, schemas))}" ;;' for name in commands())
     print(SHELLS[shell].format(cases="\n".join(cases), commands=" ".join((*commands(), "help"))), end="")
     return 0
 
 
 def words(name: str, schemas: Mapping[str, CommandSchema]) -> Iterator[str]:
-    """All words of a command: options, keys, and names where a key takes one."""
+    """All words of a command: subcommands, options, keys, and names where a key takes one."""
+    yield from dict.fromkeys(
+        re.findall(rf"(?m)^(?:usage:|      ) fedloom {name} ([a-z]+)\b(?!=)", commands()[name].help)
+    )
     for option in commands()[name].options:
         yield option.rstrip("=").split()[-1]
     if name == "list":
