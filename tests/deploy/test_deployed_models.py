@@ -83,9 +83,13 @@ def test_a_simulation_is_not_continued_as_a_deployment(tmp_path: Path, capsys: p
 
 def test_models_of_clients_stay_with_the_nodes(tmp_path: Path) -> None:
     trained = fl.load(deployed(tmp_path, "method=fedper"))
-    with pytest.raises(ConfigError, match=r"no whole model; use that of a new one, adapt\(x, y\)\."):
+    with pytest.raises(
+        ConfigError, match=r"use that of a node, fedloom deploy predict there, or of a new one, adapt\(x, y\)\."
+    ):
         _ = trained.server
-    with pytest.raises(ConfigError, match=r"stay with the nodes; call adapt\(x, y\) for a new client\."):
+    with pytest.raises(
+        ConfigError, match=r"where fedloom deploy predict uses them; call adapt\(x, y\) for a new client\."
+    ):
         trained.client(0)
     own = np.load(tmp_path / "nodes" / "data" / "node-0.npz")
     assert trained.adapt(own["x_train"], own["y_train"], rounds=1).predict(own["x_train"]).ndim == 1

@@ -385,10 +385,10 @@ class TrainedRun(RunRecords):
         """
         self._refuse_without_models()
         if self.plan.has_private:
-            others = "" if self.apart else "of a client, client(0) or --client 0, or "
+            others = "of a node, fedloom deploy predict there" if self.apart else "of a client, client(0) or --client 0"
             raise ConfigError(
                 f"with personal {label(self.plan.method.personal)!r} clients keep parameters to themselves, so that "
-                f"the server has no whole model; use that {others}of a new one, adapt(x, y)."
+                f"the server has no whole model; use that {others}, or of a new one, adapt(x, y)."
             )
         self._refuse_without_mean("client(0) or --client 0")
         server = self.snapshot.server
@@ -411,7 +411,10 @@ class TrainedRun(RunRecords):
         self._refuse_without_models()
         if self.apart and (self.plan.private_size or not self.plan.method.adaptation.is_identity):
             use = f"call adapt(x, y) for a new client{'' if self.plan.has_private else ', and server is its own'}"
-            raise ConfigError(f"a deployment's data and its clients' own models stay with the nodes; {use}.")
+            raise ConfigError(
+                "a deployment's data and its clients' own models stay with the nodes, where fedloom deploy predict "
+                f"uses them; {use}."
+            )
         number = self._number(client)
         plan, snapshot = self.plan, self.snapshot
         support = None
