@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from fedloom.cli import main
 from fedloom.core.slots import SLOTS
 from fedloom.data import federate
 from fedloom.experiment.callbacks import Callback
+from fedloom.experiment.checkpoint import Checkpoint
 from fedloom.experiment.rundir import RunDirectory
 from fedloom.methods import methods
 from fedloom_apps.search import results
@@ -387,3 +389,38 @@ def test_no_setting_of_a_replaced_part_is_left(finished: Path) -> None:
     assert not any("no effect" in reason for reason in said)
     kept = {"method": "feddyn", "method.alpha": 0.3, "method.mixing": "uniform"}
     assert effective(methods, kept) == kept
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        (
+            {"candidate": {"method": "fedavg", "engine.address": "evil:1"}},
+            "sets 'engine.address', which is not searched",
+        ),
+        ({"score": "x"}, "round 1 of metrics.jsonl is no record of a search"),
+        ({"minutes": float("nan")}, "round 1 of metrics.jsonl is no record of a search"),
+        ({"params": {"x": 1}}, "Inconsistent parameters"),
+        ({}, ""),
+    ],
+)
+def test_records_of_a_strangers_search_run_what_is_searched_alone(changes: dict, says: str, tmp_path: Path) -> None:
+    """A candidate is settings of a run: with others it would join the stranger's cluster, or open any file."""
+    words = ("search.methods=[fedavg]", "search.unit=minutes", "search.budget=1")
+    with suppress(KeyboardInterrupt):
+        search(made(*words), tmp_path / "s", callbacks=[Ctrl(2)])
+    records = RunDirectory(tmp_path / "s").metrics()
+    records[0] |= changes
+    (tmp_path / "s" / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    task = SearchTask(made(*words), tmp_path / "s")
+    with pytest.raises((ValueError, TypeError), match=re.escape(says)) if says else nullcontext():
+        task.restore(Checkpoint(2, {}, {}))
+
+
+def test_runs_of_a_comparison_are_written_through_no_link(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    (tmp_path / "s" / "runs").mkdir(parents=True)
+    (tmp_path / "s" / "runs" / "finalist-1-1").symlink_to(tmp_path / "there")
+    with pytest.raises(CheckpointError, match="finalist-1-1 is a symbolic link"):
+        SearchTask(made(), tmp_path / "s")._compare("finalist 1", {"method": "fedavg"}, 1)
+    assert not [*(tmp_path / "there").iterdir()]

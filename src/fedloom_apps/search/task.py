@@ -15,7 +15,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from fedloom.base.errors import ClientError, ConfigError, DataError
+from fedloom.base.errors import CheckpointError, ClientError, ConfigError, DataError, printable
 from fedloom.base.rng import torch_seed
 from fedloom.experiment import federated
 from fedloom.experiment.callbacks import Callback
@@ -319,6 +319,8 @@ class SearchTask(TrainerTask):
             experiment = self.experiment.make(candidate, seed, False)
             outcome.label = experiment.method.name
             folder = None if self.out is None else self.out / RUNS / f"{role.replace(' ', '-')}-{seed}"
+            if folder is not None and folder.is_symlink():
+                raise CheckpointError(f"{folder} is a symbolic link, through which a run would write; remove it.")
             resume = folder is not None and RunDirectory(folder).is_begun
             last = federated.run(experiment, folder, resume=resume, checkpoint_every=experiment.rounds).history[-1]
             outcome.rounds, outcome.bytes = last["round"], last["comm/bytes"]
@@ -355,6 +357,17 @@ class SearchTask(TrainerTask):
 
     def restore(self, checkpoint: Checkpoint) -> None:
         self.round = checkpoint.round
+        assert self.out is not None
+        for record in RunDirectory(self.out).metrics()[: self.round]:  # maybe a stranger's, whose candidates are run
+            stage, role, seed, candidate = (record[key] for key in ("stage", "role", "seed", "candidate"))
+            made = _record(stage, role, seed, candidate, _outcome(record))
+            if made != {key: record[key] for key in made} or not math.isfinite(record[self.settings.unit]):
+                raise ValueError(f"round {record['round']} of metrics.jsonl is no record of a search")
+            if stage == "search":
+                _trial(record)
+            for key in candidate:
+                if key.partition(".")[0] != "method" and key not in self.experiment.space.also:
+                    raise ValueError(f"a candidate in metrics.jsonl sets {printable(key)!r}, which is not searched")
 
     def summarise(self, status: Status) -> dict[str, Any]:
         return {
