@@ -144,7 +144,7 @@ preset(
         citation="dai2023fedgamma",
     ),
     "FedSAM's gradients along SCAFFOLD's direction: steps along g(w + ρg/‖g‖) - c_i + c; unweighted mean.",
-    "Dai et al. 2023. With ρ = 0 it is SCAFFOLD.",
+    "Dai et al. 2023, as in the code of one of its authors (Yan Sun's FL-Simulator). With ρ = 0 it is SCAFFOLD.",
 )
 preset(
     "fedspeed",
@@ -629,10 +629,11 @@ preset(
 preset(
     "fedacg",
     lambda name: Method(
-        name, (*CE, objectives.Proximal(mu=0.001)), mixing=mixing.Uniform(), server=server.Accelerated()
+        name, (*CE, objectives.Proximal(mu=0.002)), mixing=mixing.Uniform(), server=server.Accelerated()
     ),
     "Clients start from θ̂ = θ - λm and minimise F_i(w) + (μ/2)‖w - θ̂‖²; m ← λm + mean of θ̂ - θ_i, θ ← θ - m.",
-    "Kim, Kim & Han, CVPR 2024. With λ = 0 it is FedProx with the plain mean.",
+    "Kim, Kim & Han, CVPR 2024. With λ = 0 it is FedProx with the plain mean. λ and μ are those of the authors' code, "
+    "whose weight .001 has no factor ½.",
     {"server.lr": "server_lr"},
 )
 preset(

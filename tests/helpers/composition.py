@@ -348,7 +348,7 @@ ORACLES = {
     "fedasync": named("server", slots.Momentum, "m", mu=0.005, **STALE | {"lr": 0.6}),
     "ditto": named("personal", Ditto, "private=own", lam=0.1),
     "fedavgm": named("server", slots.Momentum, "m", **MOMENTS | {"lr": 1.0}),
-    "fedacg": named("server", slots.Accelerated, "m", equal=True, mu=0.001, **STALE | {"lr": 1.0, "beta1": 0.85}),
+    "fedacg": named("server", slots.Accelerated, "m", equal=True, mu=0.002, **STALE | {"lr": 1.0, "beta1": 0.85}),
     "fedadam": named("server", slots.Adam, "m", "v", **MOMENTS),
     "fedyogi": named("server", slots.Yogi, "m", "v", **MOMENTS),
     "fedadagrad": named("server", slots.Adagrad, "m", "v", **MOMENTS | {"lr": 0.1, "beta1": 0.0}),

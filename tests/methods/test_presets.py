@@ -34,7 +34,7 @@ OTHER_DEFAULTS = {
         "drift.average_over_all": False,
     },
     "fedavgm": {"server.momentum": 0.9},
-    "fedacg": {"objective.1.mu": 0.001},
+    "fedacg": {"objective.1.mu": 0.002},
     "multi_krum": {"mixing.selected": None},
     "fedevg_kept": {"objective.1.magnitude": 0.1},
 }
