@@ -187,6 +187,11 @@ def test_feddyn_with_one_client_in_a_hundred() -> None:
     assert not any(of_fedavg["EMNIST-L, IID"])
     for data in ("MNIST, Dirichlet .3", "EMNIST-L, Dirichlet .6", "EMNIST-L, Dirichlet .3"):
         assert of_fedavg[data] == [True, False]
+    where = ("FedDyn on MNIST, IID", "FedDyn on MNIST, Dirichlet .6")
+    rows = "".join(rows for title, rows in sections if title.startswith(where))
+    orders = re.findall(r"\| (\w+) needs fewer transmissions than (\w+) to .*\| \**([a-z ]+)\** \|", rows)
+    of_fedprox = {(one, verdict) for one, other, verdict in orders if "FedProx" in (one, other)}
+    assert of_fedprox == {("FedDyn", "reproduced"), ("FedProx", "not reproduced")}
 
 
 def test_every_link_to_a_result_is_one() -> None:
