@@ -75,7 +75,7 @@ def test_a_report_follows_no_links(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "other" / "report.html").write_text('id="table-precious"')  # a table of runs that are no longer on it
     code, _, err = cli("report", "there", "--out", "other")
     assert code == 2
-    assert "other/tables is a link, and a report would write where it leads; choose another --out." in err
+    assert "other/tables is a symbolic link, through which a report would write; remove it." in err
     assert sorted(path.name for path in mine.iterdir()) == ["precious", "precious.csv"]
 
 

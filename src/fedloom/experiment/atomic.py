@@ -58,6 +58,12 @@ def append(path: Path, text: str, sync: bool = False) -> None:
             os.fsync(file.fileno())
 
 
+def refuse_link(path: Path, writer: str) -> None:
+    """Raise ``CheckpointError`` for a symbolic link in a folder that may be a stranger's: writes would follow it."""
+    if path.is_symlink():
+        raise CheckpointError(f"{path} is a symbolic link, through which {writer} would write; remove it.")
+
+
 def discard(path: Path) -> None:
     """Delete a file; ignore errors."""
     with contextlib.suppress(OSError):

@@ -426,11 +426,7 @@ class RunDirectory:
                 f"writes {VERSION}): it can be read but not continued; start a new run in another directory."
             )
         for name in WRITTEN:
-            if (self.path / name).is_symlink():
-                raise CheckpointError(
-                    f"{self.path / name} is a symbolic link, through which a resumed run would write; replace it by "
-                    "a regular file or folder."
-                )
+            atomic.refuse_link(self.path / name, "a resumed run")
         return config
 
     def outran(self, config: Mapping[str, Any]) -> bool:

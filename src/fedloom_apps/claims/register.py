@@ -42,7 +42,7 @@ from fedloom.config import resolve
 from fedloom.config.keys import METHOD, RUN, build_method
 from fedloom.config.schema import Choice, Record, read
 from fedloom.core.slots import SEVERAL, SLOTS
-from fedloom.experiment.atomic import write_whole
+from fedloom.experiment.atomic import refuse_link, write_whole
 from fedloom.experiment.rundir import PROVENANCE, RunDirectory
 from fedloom_apps.claims.comparisons import ENTRIES, ON_TEST, Published, comparisons, in_case
 from fedloom_apps.claims.rule import Claim, Evidence, Verdict, deciding, evidence, published_gain
@@ -337,7 +337,7 @@ def of_run(directory: RunDirectory, metrics: Sequence[str]) -> dict[str, Any]:
         sent = [(r["comm/down_params"] + r["comm/up_params"]) / (size * r["cohort"]) for r in history if r["cohort"]]
         cohort, seconds = (sum(record[key] for record in history) for key in ("cohort", "seconds"))
         if not 0 <= seconds < inf:
-            raise CheckpointError("its rounds took no time that can have been.")
+            raise CheckpointError("the seconds of its rounds are no finite number of at least 0.")
         return {
             "rounds": len(history),
             "cost": round(max(sent, default=0)),
@@ -370,8 +370,7 @@ def merged(results: Mapping[str, Any], run: str, seed: str, record: Mapping[str,
 
 def store(file: ClaimFile, results: Mapping[str, Any]) -> None:
     """Write a claim file's results beside it, one run a line."""
-    if file.stored.parent.is_symlink():
-        raise ConfigError(f"{file.stored.parent} is a link, through which results would be written; make it a folder.")
+    refuse_link(file.stored.parent, "fedloom claim check --store")
     file.stored.parent.mkdir(exist_ok=True)
     text = json.dumps(results, separators=(",", ":")).replace("},", "},\n")
     write_whole(file.stored, f"{text}\n".encode())

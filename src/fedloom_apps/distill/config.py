@@ -20,7 +20,7 @@ from fedloom.config.schema import Choice, CommandSchema, Config, Record, Tree, a
 from fedloom.core.targets import CLASSES
 from fedloom.data.sources import Source
 from fedloom.data.sources.arrays import as_bytes
-from fedloom.experiment.atomic import read_model_file
+from fedloom.experiment.atomic import read_model_file, refuse_link
 from fedloom.experiment.callbacks import NullProgress
 from fedloom.experiment.console import ABSENT, count, duration, number, numeric_table
 from fedloom.experiment.conventions import table_of
@@ -201,8 +201,7 @@ def _teacher(job: Job, batch: RunPlan, progress: NullProgress) -> Path:
     number = different.index(described(job.config))
     place = batch.parent / ("teacher" if number == 0 else f"teacher-{number + 1}")
     if not RunDirectory(place).status.ended:
-        if place.is_symlink():
-            raise CheckpointError(f"{place} is a symbolic link, through which a teacher's run would write; remove it.")
+        refuse_link(place, "a teacher's run")
         label, progress.label = progress.label, "teacher"
         trackers = run_settings(job.config)["callbacks"]
         result = run(build_teacher(job.config), place, resume=True, callbacks=[progress, *trackers])

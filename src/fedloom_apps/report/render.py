@@ -15,7 +15,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
 from fedloom.base.errors import FedLoomError
 from fedloom.base.files import readable
-from fedloom.experiment.atomic import write_whole
+from fedloom.experiment.atomic import refuse_link, write_whole
 from fedloom_apps.report.tables import ReportTable
 
 _LATEX = {
@@ -60,8 +60,8 @@ def latex_escape(value: Any) -> str:
 
 def write(path: Path, content: bytes | str) -> Path:
     """Write a file of a report atomically, creating its folder if necessary."""
-    if path.parent.name in ("figures", "tables") and path.parent.is_symlink():
-        raise FedLoomError(f"{path.parent} is a link, and a report would write where it leads; choose another --out.")
+    if path.parent.name in ("figures", "tables"):
+        refuse_link(path.parent, "a report")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, content.encode() if isinstance(content, str) else content, alone=False)  # --watch is another

@@ -15,9 +15,10 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from fedloom.base.errors import CheckpointError, ClientError, ConfigError, DataError, printable
+from fedloom.base.errors import ClientError, ConfigError, DataError, printable
 from fedloom.base.rng import torch_seed
 from fedloom.experiment import federated
+from fedloom.experiment.atomic import refuse_link
 from fedloom.experiment.callbacks import Callback
 from fedloom.experiment.checkpoint import Checkpoint
 from fedloom.experiment.experiment import Experiment
@@ -319,8 +320,8 @@ class SearchTask(TrainerTask):
             experiment = self.experiment.make(candidate, seed, False)
             outcome.label = experiment.method.name
             folder = None if self.out is None else self.out / RUNS / f"{role.replace(' ', '-')}-{seed}"
-            if folder is not None and folder.is_symlink():
-                raise CheckpointError(f"{folder} is a symbolic link, through which a run would write; remove it.")
+            if folder is not None:
+                refuse_link(folder, "a run")
             resume = folder is not None and RunDirectory(folder).is_begun
             last = federated.run(experiment, folder, resume=resume, checkpoint_every=experiment.rounds).history[-1]
             outcome.rounds, outcome.bytes = last["round"], last["comm/bytes"]
