@@ -118,6 +118,8 @@ def test_the_command_line_uses_a_nodes_own_model(tmp_path: Path, capsys: pytest.
     assert main([*words, str(home)]) == 0
     measured = model.evaluate(data["x_test"], data["y_test"])
     assert capsys.readouterr().out.splitlines() == [f"{name} {value:.6g}" for name, value in measured.items()]
+    assert main([*words, str(home), "--out", str(tmp_path / "out.csv")]) == 2
+    assert "--out is for the predictions of a file" in capsys.readouterr().err
     assert main([*words, str(tmp_path)]) == 2
     assert "is no state folder of a node: it has no specification.json." in capsys.readouterr().err
     assert main(words[:3]) == 2

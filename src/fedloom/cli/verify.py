@@ -40,11 +40,11 @@ def command(arguments: argparse.Namespace) -> int:
         except FedLoomError as error:
             message = str(error).rstrip(".")
         code = WRONG if message else code
-        print_raw(console, told(run, message or "as recorded"))
+        print_raw(console, line_about(run, message or "as recorded"))
     return code
 
 
-def told(run: Path, message: str) -> str:
+def line_about(run: Path, message: str) -> str:
     """A line about a run directory, whose names and settings may be a stranger's."""
     return printable(f"{relpath(run)}: {message}")[:MOST]
 

@@ -15,7 +15,7 @@ from typing import Any
 from fedloom.base.checks import one_of
 from fedloom.base.errors import CheckpointError, ConfigError, FedLoomError, nearest
 from fedloom.base.settings import flatten
-from fedloom.cli.verify import problem, runs_and_rounds, told
+from fedloom.cli.verify import line_about, problem, runs_and_rounds
 from fedloom.experiment.console import duration, make_console, plural, print_raw, relpath
 from fedloom.experiment.rundir import RunDirectory
 from fedloom_apps.claims.register import ClaimFile, fit, merged, of_run, open_work, read_claims, store
@@ -55,13 +55,13 @@ def command(arguments: argparse.Namespace) -> int:
 def listed(files: Sequence[ClaimFile], named: bool) -> Iterator[str]:
     """Every file, with its claims and their verdicts by the stored results, or with how many have which verdict."""
     for file in files:
-        told = f"{file.name}: {file.title}"
+        title = f"{file.name}: {file.title}"
         if named:
-            yield told + (f"; differs: {file.differs}" if file.differs else "")
+            yield title + (f"; differs: {file.differs}" if file.differs else "")
             yield from verdicts(file, file.results())
         else:
             counts = Counter(judged.verdict if judged else NOT_RUN for _, judged in file.judged(file.results()))
-            yield f"{told}: {', '.join(f'{count} {verdict}' for verdict, count in counts.items())}"
+            yield f"{title}: {', '.join(f'{count} {verdict}' for verdict, count in counts.items())}"
 
 
 def verdicts(file: ClaimFile, results: Mapping[str, Any]) -> Iterator[str]:
@@ -119,7 +119,7 @@ def check(words: Sequence[str], files: Sequence[ClaimFile], arguments: argparse.
                 message += ", in place of other figures of this seed"
         except FedLoomError as error:
             code, message = WRONG, f"no evidence: {error}"
-        print_raw(console, told(run, message))
+        print_raw(console, line_about(run, message))
     for name, stored in results.items():
         print_raw(console, f"{name}: {known[name].title}")
         for line in verdicts(known[name], stored):

@@ -249,6 +249,8 @@ def predict(arguments: argparse.Namespace) -> int:
     model = own(path, arguments.state, data.train.x, data.train.y)
     if files:
         return predict_file(lambda: model, files[0], arguments.out)
+    if arguments.out:
+        raise ConfigError("fedloom deploy predict --out is for the predictions of a file of inputs; give one.")
     if not len(data.test):
         raise DataError(f"{arguments.data} has no test samples; give a file with x and y.")
     for name, value in model.evaluate(data.test.x, data.test.y).items():
