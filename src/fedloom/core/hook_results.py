@@ -101,3 +101,9 @@ def like(value: object, other: Tensor, hook: str) -> Tensor:
     if value.dtype != other.dtype:
         raise ConfigError(f"{hook} returned a tensor of type {value.dtype} instead of {other.dtype}.")
     return value
+
+
+def halves(made: object, hook: str, theta: Tensor) -> tuple[Tree, Tensor]:
+    """The new state and the vector that a server half returned, for a model θ [P]."""
+    state, vector = pair(made, hook, f"a tensor of the shape {list(theta.shape)}")
+    return state, like(vector, theta, hook)

@@ -70,3 +70,8 @@ def label(part: Part) -> str:
         if isinstance(part, base):
             return SLOTS[slot].name_of(type(part)) or type(part).__name__.lower()
     return type(part).__name__.lower()
+
+
+def named(place: str, part: Part, hook: str) -> str:
+    """A hook in messages, like ``server 'adam': step``."""
+    return f"{place} {label(part)!r}: {hook}"

@@ -56,7 +56,8 @@ from fedloom.rounds.aggregate import Traffic
 from fedloom.rounds.cohort import Report
 from fedloom.rounds.engine import Engine
 from fedloom.rounds.exchange import Broadcast, Failure, FailureKind, Result
-from fedloom.rounds.round import federated_round, received_losses
+from fedloom.rounds.meeting import received_losses
+from fedloom.rounds.round import federated_round
 from fedloom.rounds.server import Server
 from fedloom.timing.selection import Chosen, Past, Uniform
 

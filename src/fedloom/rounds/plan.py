@@ -23,7 +23,7 @@ from fedloom.core.layout import Layout
 from fedloom.core.local import LENGTHS, Local
 from fedloom.core.method import Method
 from fedloom.core.server_data import Augment
-from fedloom.core.slots import label
+from fedloom.core.slots import label, named
 from fedloom.core.submodels import Submodel
 from fedloom.core.targets import TargetKind
 from fedloom.core.views import FULL_VIEW, StepInfo, View
@@ -208,7 +208,7 @@ class ClientPlan:
         fits = found.shape == (clients,) and found.dtype.kind == "i"
         if not fits or (clients and not (found.min() >= 0 and found.max() < self.models)):
             raise ConfigError(
-                f"topology {label(topology)!r}: receives returned {in_words(found)}, but it must name one of "
+                f"{named('topology', topology, 'receives')} returned {in_words(found)}, but it must name one of "
                 f"{self.models} models, from 0, for each of {clients} clients."
             )
         return found

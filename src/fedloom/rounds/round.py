@@ -21,30 +21,29 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import replace
-from functools import cache
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedloom.base import rng, tree
+from fedloom.base import tree
 from fedloom.base.errors import ClientError, ConfigError, add_note, in_words, nearest
-from fedloom.base.tree import Bool, Float, Tree
-from fedloom.core import hook_results
-from fedloom.core.context import Heard, Meeting, RoundInfo
-from fedloom.core.links import Links, checked, mixed
+from fedloom.base.tree import Bool, Tree
+from fedloom.core.context import Heard, RoundInfo
+from fedloom.core.hook_results import halves, like, pair, without_shared_storage
 from fedloom.core.method import Method
 from fedloom.core.missing_needs import with_hint
-from fedloom.core.parts import UPDATE, Halves, Part, Reduce, Reduced, Weighting
+from fedloom.core.parts import UPDATE, Reduce, Reduced, Weighting
 from fedloom.core.server_data import ServerData
-from fedloom.core.slots import label
+from fedloom.core.slots import label, named
 from fedloom.core.timeline import Arrivals
-from fedloom.rounds.aggregate import Fold, Traffic
+from fedloom.rounds.aggregate import Fold
 from fedloom.rounds.cohort import Cohort, Report
 from fedloom.rounds.engine import Engine, Group, calls
 from fedloom.rounds.exchange import BUFFERS, Broadcast, FailureKind, Result, State
+from fedloom.rounds.meeting import Trained, heard_by, meet, models_of
 from fedloom.rounds.plan import ClientPlan
-from fedloom.rounds.server import MEAN, Server, Store
+from fedloom.rounds.server import Server, Store
 
 ROUNDING = 1e-6  # by which mixing coefficients may miss the simplex
 
@@ -117,7 +116,7 @@ def federated_round(
     pieces = [(number, group) for number, one in rounds.items() for group in one.groups]
     owners = [[pieces[n] for n in shared] for shared in calls([group for _, group in pieces], engine.joint)]
     work = [one[0][1] if len(one) == 1 else Group.joined([group for _, group in one]) for one in owners]
-    after, waiting = dict[int, Server](), deque(rounds)
+    after, waiting = dict[int, Trained](), deque(rounds)
     with closing(engine.run(work)) as folds:
         for turn, fold in folds:
             for (number, group), part in zip(owners[turn], fold.by_model or [fold], strict=True):
@@ -128,13 +127,12 @@ def federated_round(
     after |= {number: rounds[number].finish() for number in waiting}
     for number, one in rounds.items() if report.models is not None else ():
         report.add(report.models == number, one.report)
-    active = {number: after[number] for number, one in rounds.items() if len(one.arrived)}
-    if not active and (arrivals is None or not arrivals.in_flight):  # else others are still at work
+    trained = {number: one for number, one in after.items() if len(one.arrived)}
+    if not trained and (arrivals is None or not arrivals.in_flight):  # else others are still at work
         _refuse_if_broken(report, np.concatenate([one.members for one in rounds.values()]))
     if server.models is None:
-        return after[0], report
-    live = {number: rounds[number] for number in active}
-    return _met(plan, engine, server, store, active, live, report, server_data), report
+        return after[0].server, report
+    return meet(plan, engine, server, store, trained, report, server_data), report
 
 
 class ModelRound:
@@ -146,10 +144,7 @@ class ModelRound:
     Attributes:
         groups: the work for the engine.
         members: the clients whose work is awaited.
-        arrived: the clients whose work counts, int64, at the end.
         info: the record of the round as known before local work.
-        uploads: what the topology has uploaded, reduced, at the end.
-        common: the slices of parts with one state for several models, at the end.
     """
 
     def __init__(
@@ -158,7 +153,6 @@ class ModelRound:
         clients: np.ndarray | None = None, heard: Heard | None = None,
     ) -> None:  # fmt: skip
         self.plan, self.server, self.report, method, cohort = plan, server, report, plan.method, report.cohort
-        self.arrived, self.uploads, self.common = cohort[:0], Tree(), Fold()
 
         # broadcast
         down = replace(server.broadcast(plan), invited=tuple(received.tolist()), heard=heard)
@@ -190,19 +184,17 @@ class ModelRound:
         self.totals[group.level].merge(fold)
         self.work.take(fold, group.down.theta, observe)
 
-    def finish(self) -> Server:
-        """The model and its server states after the round, once all blocks are there; else they are unchanged."""
+    def finish(self) -> Trained:
+        """The model and its server states once all blocks are there; unchanged if no update can be used."""
         plan, method, server, work, report = self.plan, self.plan.method, self.server, self.work, self.report
         states, info, weights, factors, members = self.states, self.info, self.weights, self.factors, self.members
         totals, self.totals = self.totals, []
         arrived = work.arrived(members, totals)
-        idle = replace(server, parts=states, round=server.round + 1)
+        idle = Trained(replace(server, parts=states, round=server.round + 1), members[:0], Tree(), Fold())
         if not len(arrived):
             return idle
-        self.arrived = members[arrived]
-
         if plan.keeps_uploads:
-            work.collude(totals[0], self.arrived)
+            work.collude(totals[0], members[arrived])
 
         # the coefficients of those that arrived
         kept = [total.kept for total in totals]
@@ -216,7 +208,7 @@ class ModelRound:
                 p = weights[arrived] / weights[arrived].sum()
         if not np.isfinite(p).all():  # all weight was on clients that failed: no update is left
             report.states.clear()
-            return idle
+            return idle._replace(arrived=members[arrived])
         info = replace(info, p=p)
         report.p[np.flatnonzero(self.present)[arrived]] = p
         delta, buffers, uploads = work.mix(totals, weights, arrived, info)
@@ -230,7 +222,7 @@ class ModelRound:
                 for name, how in other.uploads.items()
             }
             made = part.receive(states.get(place, {}), received, uploads.get(place, {}), info)
-            states[place], changed = _received(made, received, _named(place, part, "receive"), server.theta)
+            states[place], changed = _received(made, received, named(place, part, "receive"), server.theta)
             delta = changed.pop(UPDATE, delta)
             for slot, value in changed.items():
                 owner, _, name = slot.rpartition("/")
@@ -240,7 +232,7 @@ class ModelRound:
         info = replace(info, mixed=delta)
         for place, part in method.hooks["combine"]:
             made = part.combine(states.get(place, {}), delta, uploads.get(place, {}), info)
-            states[place], delta = _halves(made, _named(place, part, "combine"), server.theta)
+            states[place], delta = halves(made, named(place, part, "combine"), server.theta)
 
         # weigh: factors beside p, which need not sum to 1
         if factors is not None:
@@ -251,19 +243,18 @@ class ModelRound:
 
         # correct
         info = replace(info, combined=delta)
-        self.uploads, self.common = uploads.get("topology", {}), totals[0].of(plan.common)
         for place, part in method.hooks["correct"]:
             if place in plan.common:
                 continue
             made = part.correct(states.get(place, {}), delta, uploads.get(place, {}), info)
-            states[place], delta = _halves(made, _named(place, part, "correct"), server.theta)
+            states[place], delta = halves(made, named(place, part, "correct"), server.theta)
 
         # step: what no client of the round holds stays, and so does the optimiser's memory of it
-        held = work.held(self.arrived, p)
+        held = work.held(members[arrived], p)
         for place, part in method.hooks["step"]:
             before = states.get(place, {})
             made = part.step(before, delta, uploads.get(place, {}), info)
-            states[place], delta = _halves(made, _named(place, part, "step"), server.theta)
+            states[place], delta = halves(made, named(place, part, "step"), server.theta)
             if held is not None:
                 states[place] = {name: _kept(held, value, before.get(name)) for name, value in states[place].items()}
         theta = _kept(held, server.theta - delta, server.theta)
@@ -271,156 +262,23 @@ class ModelRound:
         # refine
         for place, part in method.hooks["refine"]:
             made = part.refine(states.get(place, {}), theta, buffers, info)
-            states[place], theta = _halves(made, _named(place, part, "refine"), server.theta)
+            states[place], theta = halves(made, named(place, part, "refine"), server.theta)
 
         if not tree.finite({"": theta}):
             raise ClientError(
                 f"round {server.round + 1}: the server model is no longer finite; lower the learning rate or clip "
                 "gradients."
             )
-        states = hook_results.without_shared_storage(states, theta, buffers)
-        return Server(theta, buffers, states, server.round + 1)
-
-
-def models_of(plan: ClientPlan, engine: Engine, server: Server, store: Store, clients: np.ndarray) -> np.ndarray:
-    """The model that each client receives, int64 [clients]: that of the topology, or of the lowest loss F_i(θ_r^t)."""
-    if not plan.method.topology.chooses:
-        return plan.model_of[clients]
-    found = [received_losses(plan, engine, server.model(number), store, clients) for number in range(plan.models)]
-    return np.nan_to_num(np.array(found), nan=np.inf).argmin(0)
-
-
-def _corrected(
-    plan: ClientPlan, server: Server, work: Cohort, rounds: Mapping[int, ModelRound], server_data: ServerData | None
-) -> State:
-    """The new states of parts that have one for all models, from what the clients of a round have uploaded."""
-    states, slices = dict(server.parts), Fold()
-    halves = [(place, part) for place, part in plan.method.hooks["correct"] if place in plan.common]
-    if not halves or not rounds:
-        return states
-    for one in rounds.values():
-        slices.merge(one.common)
-    members = np.concatenate([one.arrived for one in rounds.values()])
-    info, nothing = work.info(members, server_data), torch.zeros_like(server.theta)
-    uploads = slices.uploads(plan, 1.0, np.zeros(0), plan.facts.clients, plan.common)
-    for place, part in halves:
-        made = part.correct(states.get(place, {}), nothing, uploads.get(place, {}), info)
-        states[place], _ = _halves(made, _named(place, part, "correct"), nothing)
-    return states
-
-
-def heard_by(plan: ClientPlan, server: Server) -> Callable[[int], Heard]:
-    """Returns what receivers of a model hear beside it in the next round; each model is read once for all."""
-    topology, theta = plan.method.topology, cache(lambda number: server.model(number).broadcast(plan).theta)
-    mass = torch.from_numpy(plan.receivers if plan.method.mixing.is_uniform else plan.model_sizes)
-    shares = (mass.double() / mass.sum()).to(server.theta)
-
-    def of(number: int) -> Heard:
-        draws = rng.stream(plan.seed, "heard", server.round, number)
-        others = np.asarray(topology.heard(number, plan.models, draws))
-        fit = np.isin(others, np.delete(np.arange(plan.models), number)).all()
-        if not fit or len(np.unique(others)) < len(others):
-            raise ConfigError(
-                f"{_named('topology', topology, 'heard')} returned {in_words(others)}, but it must name other models "
-                f"than {number}, each once, of {plan.models} numbered from 0."
-            )
-        return Heard(number, {other: theta(other) for other in others.tolist()}, shares)
-
-    return of
-
-
-def _met(
-    plan: ClientPlan, engine: Engine, server: Server, store: Store, after: Mapping[int, Server],
-    rounds: Mapping[int, ModelRound], report: Report, server_data: ServerData | None,
-) -> Server:  # fmt: skip
-    """The server after the models of a round, those ``after`` it, have been mixed with each other."""
-    method, topology, t, size = plan.method, plan.method.topology, server.round, len(server.theta)
-    assert server.models is not None
-    after = {
-        number: replace(one, parts={place: own for place, own in one.parts.items() if place not in plan.common})
-        for number, one in after.items()
-    }
-    downs = {t: server.broadcast(plan)}
-    states = _corrected(plan, server, Cohort(plan, engine, server, store, downs, report), rounds, server_data)
-    if topology.home == "clients":  # who trains a model where it is, receives and sends nothing
-        report.traffic = Traffic()
-    received, trained = server.models, server.models.after(after)
-    now = replace(server, models=trained, round=t + 1)
-    if not after and topology.home != "edges":  # nobody was there; edges meet all the same
-        return now
-
-    def losses_of(at: Server) -> Callable[[int, np.ndarray], np.ndarray]:
-        held_out = plan.validation is not None
-        return lambda number, clients: received_losses(plan, engine, at.model(number), store, clients, held_out)
-
-    meeting = Meeting(
-        t, plan.facts, np.array(sorted(after), dtype=np.int64), plan.model_sizes, plan.receivers,
-        method.mixing.is_uniform, lambda number: now.model(number).theta, losses_of(now),
-        lambda number: server.model(number).theta, losses_of(server), rng.stream(plan.seed, "topology", t),
-        {number: one.uploads for number, one in rounds.items()},
-    )  # fmt: skip
-    hook = _named("topology", topology, "between")
-    state, made = hook_results.pair(topology.between(server.parts.get("topology", {}), meeting), hook, "links")
-    moved, entries = dict(after), [(place, name) for place, part in method.parts.items() for name in part.mixed]
-    for turn, links in enumerate(checked(made, plan.models, size, hook)):
-        where, own = links.where, [] if turn else entries  # what else is mixed, by the first matrix
-        speed = {} if links.steps is None else dict(zip(links.rows.tolist(), links.steps.tolist(), strict=True))
-
-        def stepped(number: int) -> Tensor:
-            theta, before = trained.get(number).theta, received.get(number).theta
-            return torch.lerp(before, theta, speed[number]) if number in speed else theta  # noqa: B023
-
-        def vector(number: int) -> Tensor:
-            one, before = trained.get(number), received.get(number)
-            rest = [] if turn else [one.buffers, *(one.parts[place][name].flatten() for place, name in own)]  # noqa: B023
-            return torch.cat([(before.theta if topology.adds else stepped(number))[where], *rest])  # noqa: B023
-
-        for number, found in mixed(links, vector):
-            one = moved[number] if number in moved else trained.get(number)
-            theta, parts = one.theta.clone(), {place: dict(tree) for place, tree in one.parts.items()}
-            sizes = [len(theta[where]), *([] if turn else [len(one.buffers)]), *(parts[p][n].numel() for p, n in own)]
-            theta[where], *rest = found.split(sizes)
-            if topology.adds:
-                theta[where] += stepped(number)[where] - received.get(number).theta[where]
-            buffers = one.buffers if turn else rest.pop(0).clone()
-            for (place, name), value in zip(own, rest, strict=True):
-                parts[place][name] = value.clone().view_as(parts[place][name])
-            moved[number] = replace(one, theta=theta, buffers=buffers, parts=parts)
-        _count(report.traffic, topology.home, links, vector(0))
-    share, mean = plan.receivers / plan.receivers.sum(), server.parts[MEAN]["mean"].clone()
-    for number, one in moved.items():
-        old = received.get(number)
-        for part, new, before in ((mean[:size], one.theta, old.theta), (mean[size:], one.buffers, old.buffers)):
-            part.add_(new, alpha=share[number]).sub_(before, alpha=share[number])
-    parts = states | ({"topology": state} if state else {})
-    return replace(server, models=received.after(moved), parts=parts, round=t + 1).with_mean(mean)
-
-
-def _count(traffic: Traffic, home: str, links: Links, message: Tensor) -> None:
-    """Count the messages with which models are mixed: to another client each, or up to the cloud and down again."""
-    up = len(links.crossing) if home == "clients" else len(np.unique(links.crossing)) if home == "edges" else 0
-    numbers = up * (message.numel() + links.beside)
-    traffic.count(numbers, numbers * message.element_size())
-    if home == "edges" and up:
-        traffic.down((message,), len(links.rows))
-
-
-def _named(place: str, part: Part, hook: str) -> str:
-    """A hook in messages, like ``server 'adam': step``."""
-    return f"{place} {label(part)!r}: {hook}"
-
-
-def _halves(made: object, hook: str, theta: Float[Tensor, "P"]) -> Halves:
-    """The new state and the vector that a server half returned, for a model θ."""
-    state, vector = hook_results.pair(made, hook, f"a tensor of the shape {list(theta.shape)}")
-    return state, hook_results.like(vector, theta, hook)
+        states = without_shared_storage(states, theta, buffers)
+        after = Server(theta, buffers, states, server.round + 1)
+        return Trained(after, members[arrived], uploads.get("topology", {}), totals[0].of(plan.common))
 
 
 def _received(
     made: object, received: Mapping[str, Reduced], hook: str, theta: Tensor
 ) -> tuple[Tree, dict[str, Tensor]]:
     """The new state and the changed slices that an uplink's ``receive`` returned; the update is of the model's type."""
-    state, changed = hook_results.pair(made, hook, "the changed slices by slot")
+    state, changed = pair(made, hook, "the changed slices by slot")
     if not isinstance(changed, dict):
         raise ConfigError(f"{hook} returned {in_words(changed)} instead of the changed slices by slot.")
     for slot, value in changed.items():
@@ -428,15 +286,15 @@ def _received(
             raise ConfigError(f"{hook} changed {slot!r}, which it did not receive; {nearest(str(slot), received)}")
         before = received[slot].value
         kind = value.dtype if slot != UPDATE and isinstance(value, Tensor) else theta.dtype  # slices have their own
-        hook_results.like(value, before.to(kind), f"{hook} of {slot!r}")
+        like(value, before.to(kind), f"{hook} of {slot!r}")
     return state, dict(changed)
 
 
 def _coefficients(method: Method, states: State, info: RoundInfo) -> tuple[Tree, np.ndarray]:
     """The mixing's new state and p, float64 [|S|]: on the simplex, or NaN if no update shall count."""
     made = method.mixing.coefficients(states.get("mixing", {}), info)
-    hook = _named("mixing", method.mixing, "coefficients")
-    state, p = hook_results.pair(made, hook, "p")
+    hook = named("mixing", method.mixing, "coefficients")
+    state, p = pair(made, hook, "p")
     try:
         p = np.asarray(p, dtype=np.float64)
     except (TypeError, ValueError) as error:
@@ -462,7 +320,7 @@ def _factors(method: Method, info: RoundInfo) -> np.ndarray:
             factors = np.asarray(part.factors(info), dtype=np.float64)
             if factors.shape != total.shape or not (np.isfinite(factors) & (factors > 0)).all():
                 raise ConfigError(
-                    f"{_named(place, part, 'factors')} returned {in_words(factors)}; it must return one finite number "
+                    f"{named(place, part, 'factors')} returned {in_words(factors)}; it must return one finite number "
                     f"greater than 0 for each of {len(total)} clients."
                 )
             total *= factors
@@ -474,23 +332,6 @@ def _kept(held: Bool[Tensor, "P"] | None, new: Tensor, old: Tensor | None) -> Te
     if held is None or new.shape != held.shape:
         return new
     return torch.where(held, new, torch.zeros_like(new) if old is None else old)
-
-
-def received_losses(
-    plan: ClientPlan, engine: Engine, server: Server, store: Store, clients: np.ndarray, held_out: bool = False
-) -> np.ndarray:
-    """Losses F_i(θ^t) of the current model, float64 [clients], outside a round; NaN where one has none.
-
-    With several models those of the model that each client receives.
-    """
-    if server.models is not None:
-        found, models = np.empty(len(clients)), models_of(plan, engine, server, store, clients)
-        for number in np.unique(models).tolist():
-            rows = models == number
-            found[rows] = received_losses(plan, engine, server.model(number), store, clients[rows], held_out)
-        return found
-    report, downs = Report(clients, np.zeros(len(clients))), {server.round: server.broadcast(plan)}
-    return Cohort(plan, engine, server, store, downs, report).losses(clients, held_out)[0]
 
 
 def _refuse_if_broken(report: Report, members: np.ndarray) -> None:

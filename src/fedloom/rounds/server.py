@@ -14,7 +14,7 @@ from torch import Tensor
 from fedloom.base.tree import Float
 from fedloom.core.hook_results import like, tensors, without_shared_storage
 from fedloom.core.parts import Topology
-from fedloom.core.slots import label
+from fedloom.core.slots import named
 from fedloom.rounds.exchange import Broadcast, State, with_private
 from fedloom.rounds.plan import ClientPlan
 
@@ -146,8 +146,8 @@ class Server:
                 slices[place] = {name: mine[name] for name in part.downloads if name in mine}
         theta = self.theta
         for place, part in plan.method.hooks["broadcast"] if self.models is None else ():
-            hook = f"{place} {label(part)!r}: broadcast"
-            theta = like(part.broadcast(self.parts.get(place, {}), theta.clone()), theta, hook)  # it may write over it
+            made = part.broadcast(self.parts.get(place, {}), theta.clone())  # which it may write over
+            theta = like(made, theta, named(place, part, "broadcast"))
         return Broadcast(self.round, plan.local.rate(self.round), theta, self.buffers, slices)
 
 

@@ -1,0 +1,199 @@
+"""Several models in one federation: which of them a client receives, what its receivers hear, how models are mixed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedloom.base import rng
+from fedloom.base.errors import ConfigError, in_words
+from fedloom.base.tree import Tree
+from fedloom.core.context import Heard, Meeting
+from fedloom.core.hook_results import halves, pair
+from fedloom.core.links import Links, checked, mixed
+from fedloom.core.server_data import ServerData
+from fedloom.core.slots import named
+from fedloom.rounds.aggregate import Fold, Traffic
+from fedloom.rounds.cohort import Cohort, Report
+from fedloom.rounds.engine import Engine
+from fedloom.rounds.exchange import State
+from fedloom.rounds.plan import ClientPlan
+from fedloom.rounds.server import MEAN, Models, Server, Store
+
+
+class Trained(NamedTuple):
+    """A model after its receivers have trained it.
+
+    Attributes:
+        server: the model and its server states.
+        arrived: the clients whose work counts, int64.
+        uploads: what the topology has uploaded, reduced.
+        common: the slices of parts that have one state for all models.
+    """
+
+    server: Server
+    arrived: np.ndarray
+    uploads: Tree
+    common: Fold
+
+
+def received_losses(
+    plan: ClientPlan, engine: Engine, server: Server, store: Store, clients: np.ndarray, held_out: bool = False
+) -> np.ndarray:
+    """Losses F_i(θ^t) of the current model, float64 [clients], outside a round; NaN where one has none.
+
+    With several models those of the model that each client receives.
+    """
+    if server.models is not None:
+        losses, models = np.empty(len(clients)), models_of(plan, engine, server, store, clients)
+        for number in np.unique(models).tolist():
+            rows = models == number
+            losses[rows] = received_losses(plan, engine, server.model(number), store, clients[rows], held_out)
+        return losses
+    report, downs = Report(clients, np.zeros(len(clients))), {server.round: server.broadcast(plan)}
+    return Cohort(plan, engine, server, store, downs, report).losses(clients, held_out)[0]
+
+
+def models_of(plan: ClientPlan, engine: Engine, server: Server, store: Store, clients: np.ndarray) -> np.ndarray:
+    """The model that each client receives, int64 [clients]: that of the topology, or of the lowest loss F_i(θ_r^t)."""
+    if not plan.method.topology.chooses:
+        return plan.model_of[clients]
+    losses = [received_losses(plan, engine, server.model(number), store, clients) for number in range(plan.models)]
+    return np.nan_to_num(np.array(losses), nan=np.inf).argmin(0)
+
+
+def heard_by(plan: ClientPlan, server: Server) -> Callable[[int], Heard]:
+    """Returns what receivers of a model hear beside it in the next round; each model is read once for all."""
+    topology, theta = plan.method.topology, cache(lambda number: server.model(number).broadcast(plan).theta)
+    mass = torch.from_numpy(plan.receivers if plan.method.mixing.is_uniform else plan.model_sizes)
+    shares = (mass.double() / mass.sum()).to(server.theta)
+
+    def of(number: int) -> Heard:
+        draws = rng.stream(plan.seed, "heard", server.round, number)
+        others = np.asarray(topology.heard(number, plan.models, draws))
+        fit = np.isin(others, np.delete(np.arange(plan.models), number)).all()
+        if not fit or len(np.unique(others)) < len(others):
+            raise ConfigError(
+                f"{named('topology', topology, 'heard')} returned {in_words(others)}, but it must name other models "
+                f"than {number}, each once, of {plan.models} numbered from 0."
+            )
+        return Heard(number, {other: theta(other) for other in others.tolist()}, shares)
+
+    return of
+
+
+def meet(
+    plan: ClientPlan, engine: Engine, server: Server, store: Store, trained: Mapping[int, Trained], report: Report,
+    server_data: ServerData | None,
+) -> Server:  # fmt: skip
+    """The server after a round in which these models were trained, once all are mixed: θ_r = Σ_s B_rs θ_s."""
+    assert server.models is not None
+    method, topology, t, size = plan.method, plan.method.topology, server.round, len(server.theta)
+    moved = {
+        number: replace(one.server, parts={k: v for k, v in one.server.parts.items() if k not in plan.common})
+        for number, one in trained.items()
+    }
+    downs = {t: server.broadcast(plan)}
+    common = _corrected(plan, server, Cohort(plan, engine, server, store, downs, report), trained, server_data)
+    if topology.home == "clients":  # who trains a model where it is, receives and sends nothing
+        report.traffic = Traffic()
+    received, changed = server.models, server.models.after(moved)
+    now = replace(server, models=changed, round=t + 1)
+    if not moved and topology.home != "edges":  # nobody was there; edges meet all the same
+        return now
+
+    def losses_of(at: Server) -> Callable[[int, np.ndarray], np.ndarray]:
+        held_out = plan.validation is not None
+        return lambda number, clients: received_losses(plan, engine, at.model(number), store, clients, held_out)
+
+    meeting = Meeting(
+        t, plan.facts, np.array(sorted(moved), dtype=np.int64), plan.model_sizes, plan.receivers,
+        method.mixing.is_uniform, lambda number: now.model(number).theta, losses_of(now),
+        lambda number: server.model(number).theta, losses_of(server), rng.stream(plan.seed, "topology", t),
+        {number: one.uploads for number, one in trained.items()},
+    )  # fmt: skip
+    hook = named("topology", topology, "between")
+    state, made = pair(topology.between(server.parts.get("topology", {}), meeting), hook, "links")
+    entries = [(place, name) for place, part in method.parts.items() for name in part.mixed]
+    for turn, links in enumerate(checked(made, plan.models, size, hook)):
+        message = _mix(links, None if turn else entries, received, changed, moved, topology.adds)
+        _count(report.traffic, topology.home, links, message)
+    share, mean = plan.receivers / plan.receivers.sum(), server.parts[MEAN]["mean"].clone()
+    for number, one in moved.items():
+        before = received.get(number)
+        for part, new, old in ((mean[:size], one.theta, before.theta), (mean[size:], one.buffers, before.buffers)):
+            part.add_(new, alpha=share[number]).sub_(old, alpha=share[number])
+    parts = common | ({"topology": state} if state else {})
+    return replace(now, models=received.after(moved), parts=parts).with_mean(mean)
+
+
+def _corrected(
+    plan: ClientPlan, server: Server, work: Cohort, trained: Mapping[int, Trained], server_data: ServerData | None
+) -> State:
+    """The new states of parts that have one for all models, from what the clients of a round have uploaded."""
+    states, slices = dict(server.parts), Fold()
+    places = [(place, part) for place, part in plan.method.hooks["correct"] if place in plan.common]
+    if not places or not trained:
+        return states
+    for one in trained.values():
+        slices.merge(one.common)
+    members = np.concatenate([one.arrived for one in trained.values()])
+    info, nothing = work.info(members, server_data), torch.zeros_like(server.theta)
+    uploads = slices.uploads(plan, 1.0, np.zeros(0), plan.facts.clients, plan.common)
+    for place, part in places:
+        made = part.correct(states.get(place, {}), nothing, uploads.get(place, {}), info)
+        states[place], _ = halves(made, named(place, part, "correct"), nothing)
+    return states
+
+
+def _mix(
+    links: Links, entries: list[tuple[str, str]] | None, received: Models, trained: Models, moved: dict[int, Server],
+    adds: bool,
+) -> Tensor:  # fmt: skip
+    """Mix models by one matrix, in ``moved``, and return the message with which one of them is sent.
+
+    With ``entries``, (place, name) of the parts' states, the buffers and these are mixed by it, too.
+    """
+    where = links.where
+    speed = {} if links.steps is None else dict(zip(links.rows.tolist(), links.steps.tolist(), strict=True))
+
+    def stepped(number: int, theta: Tensor) -> Tensor:
+        return torch.lerp(received.get(number).theta, theta, speed[number]) if number in speed else theta
+
+    def beside(one: Server) -> list[Tensor]:
+        return [] if entries is None else [one.buffers, *(one.parts[place][name].flatten() for place, name in entries)]
+
+    def vector(number: int) -> Tensor:
+        one = trained.get(number)
+        theta = received.get(number).theta if adds else stepped(number, one.theta)
+        return torch.cat([theta[where], *beside(one)])
+
+    for number, product in mixed(links, vector):
+        one = moved[number] if number in moved else trained.get(number)
+        theta = one.theta.clone()
+        theta[where], *rest = product.split([len(theta[where]), *map(len, beside(one))])
+        if adds:
+            theta[where] += (stepped(number, trained.get(number).theta) - received.get(number).theta)[where]
+        if entries is not None:
+            buffers, *values = rest
+            parts = {place: dict(tree) for place, tree in one.parts.items()}
+            for (place, name), value in zip(entries, values, strict=True):
+                parts[place][name] = value.clone().view_as(parts[place][name])
+            one = replace(one, buffers=buffers.clone(), parts=parts)
+        moved[number] = replace(one, theta=theta)
+    return vector(0)
+
+
+def _count(traffic: Traffic, home: str, links: Links, message: Tensor) -> None:
+    """Count the messages with which models are mixed: to another client each, or up to the cloud and down again."""
+    up = len(links.crossing) if home == "clients" else len(np.unique(links.crossing)) if home == "edges" else 0
+    numbers = up * (message.numel() + links.beside)
+    traffic.count(numbers, numbers * message.element_size())
+    if home == "edges" and up:
+        traffic.down((message,), len(links.rows))
