@@ -1,6 +1,6 @@
 """AAggFF-S by its equations and as its authors' code has it (Hahn, thesis, table 3.10), on Heart as published.
 
-    FEDLOOM_DATA=... python recipes/fair/as_coded.py [--seeds 10 11 12] [--rounds 200]
+    FEDLOOM_DATA=... python recipes/fair/as_coded.py [--seeds $(seq 10 199)] [--rounds 200]
 
 The code, from which the published tables come, starts with p = 1 instead of 1/K, adds αI inside the Hessian, that is
 β(αI + Σ ggᵀ), and leaves out the cross term -β Σ g⟨g, p_τ⟩; its normal distribution function falls with the loss. With
