@@ -124,6 +124,16 @@ def test_results_leave_out_what_was_not_measured():
     assert "stopped" in second
 
 
+def test_results_on_validation_samples_alone_are_shown() -> None:
+    """As while settings are tuned."""
+    file = io.StringIO()
+    final = {"headline": "validation/accuracy/mean", "final": {"validation/accuracy/mean": 0.75}}
+    make_console(file).print(results([("feddyn", SUMMARY | final), ("fedavg", SUMMARY | final)]))
+    head, first, _ = file.getvalue().splitlines()
+    assert head.split()[:2] == ["method", "validation"]
+    assert first.split()[:3] == ["feddyn", "75.0", "%"]
+
+
 def shown(record: dict[str, Any], first: str = "global/accuracy") -> str:
     file = io.StringIO()
     lines = LineProgress(make_console(file))

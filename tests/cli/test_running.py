@@ -186,6 +186,9 @@ def test_ctrl_c_leaves_a_run_that_goes_on(cli: Cli, tmp_path: Path, monkeypatch:
         code, out, err = cli("run", "-q", "method=feddyn", "rounds=4", "out=stopped", *SMALL)
     assert (code, out) == (130, "")
     assert err == "fedloom: stopped after round 2 of feddyn; continue with: fedloom run resume=stopped\n"
+    with monkeypatch.context() as patch:
+        interrupt_in(patch, run=0, round=3)  # its first round is not drawn again
+        assert cli("run", "-q", "--import", "json", "resume=stopped").err.endswith("resume=stopped --import json\n")
     assert cli("run", "-q", "resume=stopped").code == 0
     assert cli("run", "-q", "method=feddyn", "rounds=4", "out=whole", *SMALL).code == 0
     assert same(tmp_path / "stopped", tmp_path / "whole")

@@ -116,6 +116,19 @@ def test_help_and_dry_run(capsys: pytest.CaptureFixture[str]) -> None:
     assert "deadline: 600.0" in shown
 
 
+def test_nodes_that_are_started_here_import_the_users_modules(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without them they would refuse its parts."""
+    from fedloom_apps.deploy.flower import host
+
+    started: list[list[str]] = []
+    monkeypatch.setattr(host.subprocess, "Popen", lambda words, **_: started.append(words[3:]))
+    host.start_node("a", tmp_path / "a.npz", tmp_path, "127.0.0.1:1", None, ["nowhere"])
+    assert main(started[0]) == 2
+    assert capsys.readouterr().err.startswith("fedloom: --import nowhere: No module named 'nowhere'")
+
+
 def test_status_says_when_each_node_answered_last(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = config("method=fedavg", "rounds=2")
     transport = in_process(made, tmp_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -126,14 +127,17 @@ def test_fedbabu_deploys_the_whole_model_after_its_steps() -> None:
     assert none["clients/loss/mean"] != tuned["clients/loss/mean"]
 
 
-@pytest.mark.parametrize("name", ["fedproto", "fedtgp"])
-def test_prototypes_without_lambda_are_local_training(name: str) -> None:
-    same: dict[str, Any] = {"local": LOCAL, "cohort": 4, "rounds": 4}
-    alone, none, drawn = (go(method, **same) for method in ("local", make(name, lam=0.0, **GENTLE.get(name, {})), name))
+@pytest.mark.parametrize("model", [tanh_net, batch_normed])
+@pytest.mark.parametrize("name", ["fedproto", "fedtgp", "feddistill"])
+def test_prototypes_without_lambda_are_local_training(name: str, model: Callable[[], nn.Module]) -> None:
+    same: dict[str, Any] = {"local": LOCAL, "cohort": 3, "rounds": 4, "model": model, "federation": classes(SIZES)}
+    zero = {"gamma" if name == "feddistill" else "lam": 0.0}
+    alone, none, drawn = (go(method, **same) for method in ("local", make(name, **zero, **GENTLE.get(name, {})), name))
     for (client, state), (_, without), (_, pulled) in zip(
         *(r.snapshot.store for r in (alone, none, drawn)), strict=True
     ):
-        np.testing.assert_array_equal(state["personal"]["private"], without["personal"]["private"], err_msg=str(client))
+        for kept in ("private", "buffers"):
+            np.testing.assert_array_equal(state["personal"][kept], without["personal"][kept], err_msg=str(client))
         assert not torch.equal(state["personal"]["private"], pulled["personal"]["private"])
 
 

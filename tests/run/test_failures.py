@@ -239,6 +239,13 @@ def test_in_python_updates_that_were_left_out_are_told() -> None:
     assert "updates left out: 8>" in repr(result)
 
 
+def test_one_exception_at_a_client_is_told_with_its_reason() -> None:
+    """It would be left out of each of its rounds alike, in a column of numbers."""
+    many = marked(VICTIM, sizes=2 * SIZES)
+    said = go("fedavg", model=guarded(stumble), federation=many, rounds=1, cohort=12).summary["warnings"]
+    assert [line for line in said if "1 of 12 updates (8%)" in line and "cursed" in line], said
+
+
 def test_a_server_model_that_overflows_ends_the_run() -> None:
     """Every single update is finite, their extrapolation is not."""
     method = Method("far", (make("fedavg").objective[0],), mixing=Uniform(), server=make("fedavgm", lr=1e308).server)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.federations import CLASSES, classes, federation
-from helpers.networks import Split, tanh_net
+from helpers.networks import Split, normed, tanh_net
 from helpers.runs import assert_same_state, experiment, go
 from torch import Tensor, nn
 
@@ -20,6 +20,7 @@ from fedloom.core.federation import Federation
 from fedloom.core.local import Local
 from fedloom.core.method import Method
 from fedloom.core.parts import Personal, Reduce
+from fedloom.experiment.experiment import Evaluation
 from fedloom.experiment.federated import RunResult, run
 from fedloom.methods import make
 from fedloom.parts.objectives import CrossEntropy, ElasticNet, PrototypeAlignment
@@ -67,6 +68,17 @@ def test_clients_with_the_same_samples_train_one_model() -> None:
     torch.testing.assert_close(models(several), one.theta.expand(3, -1), rtol=0, atol=1e-11)
     for name, value in one.parts["objective.1"].items():
         torch.testing.assert_close(several.snapshot.server.parts["objective.1"][name], value, rtol=0, atol=1e-11)
+
+
+def test_reading_features_leaves_the_loss_of_the_received_model_as_it_is() -> None:
+    """That is the loss in evaluation mode; in training mode statistics would be those of the samples."""
+    same: dict[str, Any] = {
+        "model": lambda: normed(tanh_net(), nn.BatchNorm1d), "federation": alike(), "rounds": 1,
+        "local": Local(batch_size=3, lr=0.1),
+        "evaluation": Evaluation(("clients", "received")),
+    }  # fmt: skip
+    fedpac, fedavg = (go(name, **same).history[0]["mixing/objective"] for name in ("fedpac", "fedavg"))
+    assert fedpac == pytest.approx(fedavg, abs=1e-12)
 
 
 @pytest.mark.parametrize(

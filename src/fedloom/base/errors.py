@@ -135,6 +135,7 @@ ELSEWHERE = {
     ("method", "fedopt"): "fedadam, fedyogi, fedadagrad or fedavgm, FedAvg with that optimiser at the server,",
     ("method", "fedsgd"): "fedavg with local.epochs=1 and local.batch_size=0, one step on all samples,",
     ("method", "qfedavg"): "q_ffl", ("method", "q_fedavg"): "q_ffl", ("method", "median"): "coordinate_median",
+    ("method", "fedmedian"): "coordinate_median", ("method", "fedtrimmedavg"): "trimmed_mean",
     ("method", "secagg"): "method.uplink=[secure_sum] with any method",
     ("partition", "lda"): "dirichlet", ("partition", "noniid"): "dirichlet", ("partition", "non_iid"): "dirichlet",
     ("model", "linear"): "logistic", ("model", "lenet"): "two_cnn", ("model", "cnn"): "two_cnn",

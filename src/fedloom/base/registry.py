@@ -189,7 +189,7 @@ class Registry(Generic[T]):
 
     def __getitem__(self, name: str) -> Entry[T]:
         if not isinstance(name, str) or (found := self.canonical(name)) not in self._entries:
-            hint = nearest(str(name), self._entries, self.kind)
+            hint = nearest(str(name).lower().replace("-", "_"), self._entries, self.kind)
             raise ConfigError(
                 f"unknown {self.kind} {name!r}; {hint} One of your own needs its module: --import MODULE."
             )

@@ -75,11 +75,13 @@ class RunPlan:
         parent: the folder.
         jobs: the runs.
         is_dated: whether the folder is new, under a name that the user did not choose.
+        imports: the user's modules, of which the runs need names.
     """
 
     parent: Path
     jobs: Sequence[Job]
     is_dated: bool = False
+    imports: Sequence[str] = ()
 
     @property
     def is_sweep(self) -> bool:
@@ -311,6 +313,7 @@ class Command:
         try:
             base, words = split_words(arguments.words)
             batch = plan(self.schema, self.title, words, base, arguments.multirun)
+            batch = replace(batch, imports=arguments.imports)
             if arguments.is_program and all(needs_no_gpu(job.config) for job in batch.jobs):
                 fork_safety.hide_gpus()  # with one in sight, a run would spoil the process for those that fork workers
             shared = Shared()
@@ -408,7 +411,9 @@ class Command:
             return UNBEGUN
         done = RunDirectory(job.directory).summary().get("rounds", 0)
         who = f"{job.label}, seed {job.config['seed']}" if batch.is_sweep else job.label
-        how = f"fedloom {self.schema.command} resume={relpath(batch.parent)}"
+        how = " ".join(
+            [f"fedloom {self.schema.command} resume={relpath(batch.parent)}", *(f"--import {m}" for m in batch.imports)]
+        )
         if address := job.config.values.get("engine", {}).get("address"):
             how += f" engine.address={address}"
         step = of_kind(self.schema.kind).step

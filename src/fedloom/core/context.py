@@ -126,9 +126,10 @@ class Heard(NamedTuple):
 
 def evaluated(model: Model, of: Callable[[Tensor], Tensor], x: Shaped[Tensor, "N ..."]) -> Float[Tensor, "N d"]:
     """What a model in evaluation mode makes of inputs."""
+    training = model.training  # pyright: ignore[reportFunctionMemberAccess]
     model.eval()  # pyright: ignore[reportFunctionMemberAccess]
     rows = torch.cat([of(part) for part in x.split(PIECE)])
-    model.train()  # pyright: ignore[reportFunctionMemberAccess]
+    model.train(training)  # pyright: ignore[reportFunctionMemberAccess]
     return rows
 
 

@@ -12,7 +12,8 @@ class Needs:
     """What a part requires of the round, the model and the experiment; checked before a run starts.
 
     Attributes:
-        model: the model itself, to evaluate it on other ``inputs`` than the mini-batch; ``generator``: a network that
+        model: the model itself, to call it on other ``inputs`` than the mini-batch, which changes batch statistics;
+            ``evaluated``: only in evaluation mode or in ``on_step``, which do not; ``generator``: a network that
             generates, whose forward takes a ``part``, and whose output on the mini-batch is not used; ``pair``: a
             network of the client's own with the shared one, ``shared``, beside it.
         features: the model's features, in addition to its logits.
@@ -36,7 +37,7 @@ class Needs:
             ``begin`` returns; ``end`` finds it under that name in ``ctx.local``.
     """
 
-    model: Literal["", "inputs", "generator", "pair"] = ""
+    model: Literal["", "inputs", "evaluated", "generator", "pair"] = ""
     features: bool = False
     label_counts: bool = False
     common_classes: bool = False

@@ -315,6 +315,7 @@ def final_values(summary: Mapping[str, Any], first: str) -> dict[str, str]:
     clients = {"clients": number("accuracy", final.get("clients/accuracy/mean"))}
     clients |= {first_metrics(final)[key]: number(key, final[key]) for key in levels if key.startswith("clients/")}
     clients |= {"worst 10 %": number("accuracy", final.get("clients/accuracy/worst10"))}
+    clients |= {"validation": number("accuracy", final.get("validation/accuracy/mean"))}
     judged = str(summary.get("headline") or "accuracy")  # by another metric, as in a regression
     own = {} if "accuracy" in judged.split("/") else {judged.replace("/", " "): number(judged, final.get(judged))}
     return {

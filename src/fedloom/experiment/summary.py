@@ -146,8 +146,8 @@ def warnings(
 ) -> list[str]:
     """Warnings on a final model that diverged, on metrics without a value, and on updates that were left out.
 
-    The last if they are all of a round, or many. ``tested`` is the number of clients with test samples.
-    Clients dropped by ``drop_rate`` do not count.
+    The last if they are all of a round, or many, or if one raised an exception. ``tested`` is the number of clients
+    with test samples. Clients dropped by ``drop_rate`` do not count.
     """
     lines, method = [], experiment.method
     idle = sum(record["failures"] == record["cohort"] > 0 for record in history)
@@ -155,7 +155,7 @@ def warnings(
         lines.append(f"in {idle} of {len(history)} rounds no update could be used.")
     asked = sum(record["cohort"] for record in history)
     lost = [failure for failure in failures if failure.kind is not FailureKind.ABSENT]
-    if len(lost) > LEFT_OUT * asked:
+    if len(lost) > LEFT_OUT * asked or any(failure.kind is FailureKind.CODE for failure in lost):
         lines.append(f"{len(lost)} of {asked} updates ({len(lost) / asked:.0%}) were left out; the first: {lost[0]}.")
     last = next((record for record in reversed(history) if LOSSES & record.keys()), {})
     wrong = [key for key in sorted(LOSSES & last.keys()) if not isfinite(nan if last[key] is None else last[key])]

@@ -106,7 +106,7 @@ class ClientPlan:
                 f"{self.population.clients} clients, numbered from 0."
             )
         buffer, remedy = self.layout.hindering_buffer or ("", "")
-        if method.needs("model") and buffer:
+        if buffer and any(part.needs.model in ("inputs", "generator") for part in method.parts.values()):
             raise ConfigError(
                 f"method {method.name!r} calls the model several times in a step, which would change its buffer "
                 f"{buffer!r}; {remedy}."

@@ -126,7 +126,7 @@ def _train_locally(
     recipe, address = replace(recipe, deployment=deployment), f"127.0.0.1:{deployment.port}"
     keys = None if insecure else deployment.certificates
     with hosting(deployment, home, insecure) as (transport, count):
-        nodes = [start_node(path.stem, path, home / "nodes", address, keys) for path in data]
+        nodes = [start_node(path.stem, path, home / "nodes", address, keys, batch.imports) for path in data]
         try:
             say(f"started {count} nodes; their logs are in {relpath(home / 'nodes')}")
             run(recipe, transport, count, job.directory, tell=say, **settings)

@@ -45,7 +45,7 @@ class PrototypeAlignment(Term):
 
     lam: NonNegative = 1.0
 
-    needs = Needs(features=True, model="inputs")
+    needs = Needs(features=True, model="evaluated")
     targets = ONE_CLASS
     uploads = {"sums": Reduce.MEAN, "counts": Reduce.MEAN}  # noqa: RUF012
     downloads = ("prototypes", "known")
@@ -105,7 +105,7 @@ class TrainablePrototypes(Term):
     lr: Positive = 0.01
     batch_size: Count = 10
 
-    needs = Needs(features=True, model="inputs", common_classes=True)
+    needs = Needs(features=True, model="evaluated", common_classes=True)
     targets = ONE_CLASS
     uploads = {"means": Reduce.ALL, "has": Reduce.ALL}  # noqa: RUF012
     downloads = ("prototypes",)
@@ -163,7 +163,7 @@ class HeadOnMeans(Term):
     lr: Positive = 0.01
     batch_size: Count = 1
 
-    needs = Needs(features=True, model="inputs", common_classes=True)
+    needs = Needs(features=True, model="evaluated", common_classes=True)
     targets = ONE_CLASS
     uploads = {"means": Reduce.ALL, "has": Reduce.ALL}  # noqa: RUF012
     fits_all = True
@@ -214,7 +214,7 @@ class ClassOutputs(Term):
 
     gamma: NonNegative = 1.0
 
-    needs = Needs(model="inputs", common_classes=True)
+    needs = Needs(model="evaluated", common_classes=True)
     targets = ONE_CLASS
     uploads = {"outputs": Reduce.SUM, "holders": Reduce.SUM}  # noqa: RUF012
     downloads = ("outputs", "holders", "rounds")

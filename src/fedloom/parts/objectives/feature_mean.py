@@ -40,7 +40,7 @@ class FeatureMean(Term):
     kappa: NonNegative = 1.0
     mu: Probability = 1.0
 
-    needs = Needs(features=True, model="inputs")
+    needs = Needs(features=True, model="evaluated")
     per_sample = False
     uploads = {"mean": Reduce.MIX}  # noqa: RUF012
     downloads = ("consensus",)

@@ -42,7 +42,7 @@ class CombinedHeads(OwnModel):
     mode; the authors' code sets weights below 10⁻³ to 0.
     """
 
-    needs = Needs(features=True, model="inputs", common_classes=True)
+    needs = Needs(features=True, model="evaluated", common_classes=True)
     targets = ONE_CLASS
     uploads = {"means": Reduce.MEAN, "variance": Reduce.MEAN}  # noqa: RUF012
     home = "server"

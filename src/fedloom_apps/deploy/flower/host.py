@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -81,7 +81,9 @@ def any_port() -> int:
         return probe.getsockname()[1]
 
 
-def start_node(name: str, data: Path, folder: Path, address: str, certificates: Path | None) -> subprocess.Popen[bytes]:
+def start_node(
+    name: str, data: Path, folder: Path, address: str, certificates: Path | None, imports: Sequence[str] = ()
+) -> subprocess.Popen[bytes]:
     """Start ``fedloom deploy node`` on this machine; it ends with this process.
 
     Args:
@@ -90,8 +92,10 @@ def start_node(name: str, data: Path, folder: Path, address: str, certificates: 
         folder: folder for its state and its log.
         address: address of the server.
         certificates: folder with ``ca.pem`` and ``<name>.key``; None for no encryption.
+        imports: modules of the user that it needs, too.
     """
     words = ["deploy", "node", "--data", str(data), "--state", str(folder / name), "--server", address]
+    words += [f"--import={module}" for module in imports]
     if certificates is None:
         words += ["--insecure"]
     else:
