@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -97,6 +98,16 @@ def note(when):
 
 atexit.register(note, "end")
 """
+
+
+@pytest.mark.exhaustive
+def test_the_module_that_the_page_on_extensions_shows_runs(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "extending.md").read_text()
+    (module,) = re.findall(r"^```python\n(# mine\.py.*?)^```", page, re.M | re.S)
+    (tmp_path / "mine.py").write_text(module)
+    for words in re.findall("^fedloom (run --import mine .*)$", page, re.M):
+        run = [sys.executable, "-m", "fedloom", *words.split(), "rounds=1", "-q"]
+        subprocess.run(run, check=True, cwd=tmp_path, timeout=120)
 
 
 @pytest.mark.exhaustive

@@ -14,11 +14,12 @@ from helpers.runs import assert_same_run, experiment, go
 from torch import Tensor, nn
 
 from fedloom.base.errors import ConfigError
+from fedloom.config import build, resolve
 from fedloom.core.layout import Layout
 from fedloom.core.local import Local
 from fedloom.experiment.experiment import Evaluation
 from fedloom.experiment.federated import FederatedTask
-from fedloom.models import Copies, wrap
+from fedloom.models import Copies, models, wrap
 
 
 class Returning(nn.Module):
@@ -70,6 +71,20 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "lock": (lambda: holding(threading.Lock()), "the model cannot be copied: cannot pickle '_thread.lock' object; "),
     "meta": (lambda: linear(device="meta"), "the model's 'weight' is on the meta device, without values; "),
 }
+
+
+def test_a_lazy_model_by_name_is_refused_in_the_same_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command line asks for its size before."""
+    monkeypatch.setattr(models, "_entries", dict(models._entries))
+    monkeypatch.setattr(models, "_names", dict(models._names))
+
+    @models.register
+    def lazy(classes: int) -> nn.Module:
+        """A layer that has no size yet."""
+        return nn.Sequential(nn.Flatten(), nn.LazyLinear(classes))
+
+    with pytest.raises(ConfigError, match=r"the model's '1\.weight' has no shape yet"):
+        FederatedTask(build(resolve(["method=fedavg", "model=lazy"])))
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")

@@ -64,7 +64,8 @@ def test_what_is_filed_can_be_made() -> None:
         (
             "zzz",
             {},
-            r"^unknown shape 'zzz'; there are: line, square\. One of your own needs its module: --import MODULE\.$",
+            r"^unknown shape 'zzz'; there are: line, square\. One of your own needs its module: --import MODULE, or in "
+            r"Python import MODULE before\.$",
         ),
         ("SQ-UARE", {}, r"^unknown shape 'SQ-UARE'; did you mean 'square'\? There are: line, square\. One of your own"),
         ("square", {"sid": 2}, r"^shape 'square' has no setting 'sid'; did you mean 'side'\? There are: side\.$"),

@@ -168,6 +168,11 @@ def test_figures_for_papers_are_pdf_and_svg(make_run, tmp_path: Path) -> None:
     assert list(drawings) == ["gain.svg", "mixing.svg"]
     assert b">a group<" in drawings["gain.svg"]  # text, not outlines
     assert all(b"<svg" in content for content in drawings.values())
+    long = replace(points, heading="Deployed models on the clients' own test data, mean over clients: accuracy")
+    (drawn,) = (content.decode() for _, content in paper.files([long], ["svg"]))
+    (width,) = re.findall(r'<svg .*?width="([\d.]+)pt"', drawn, re.DOTALL)
+    assert float(width) < 1.1 * 3.4 * 72, "one column wide, however long its title"
+    assert "over clients: accuracy" in drawn
 
 
 def test_figures_are_chosen_by_name_and_look_as_styles_say(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from fedloom.base.errors import ConfigError
 from fedloom.base.files import check_memory
@@ -125,7 +126,7 @@ def model_factory(
         raise ConfigError(
             f"model={values['name']}: its layers are larger than any memory; choose smaller sizes."
         ) from error
-    size = sum(t.numel() * t.element_size() for t in model.state_dict().values())
+    size = sum(t.numel() * t.element_size() for t in model.state_dict().values() if not is_lazy(t))
     check_memory(f"model={values['name']}", size)
     return make
 

@@ -73,8 +73,8 @@ class Metric:
             value: Any = self.function(predicted, targets)
         except Exception as error:
             raise ConfigError(
-                f"the metric {self.name!r} raises {type(error).__name__} on {len(targets)} samples: "
-                f"{in_one_line(error)}; where it is undefined it may return NaN."
+                f"the metric {self.name!r} raises {type(error).__name__} on {self.of} {list(np.shape(predicted))} "
+                f"and targets {list(np.shape(targets))}: {in_one_line(error)}; where it is undefined it may return NaN."
             ) from error
         try:
             return float("" if isinstance(value, str) else value)

@@ -166,7 +166,7 @@ def _axes(title: str, x: str, y: str) -> tuple[Canvas, Axes]:
     axes = canvas.subplots()
     axes.set_xlabel(plain(x))
     axes.set_ylabel(plain(y))
-    axes.set_title(plain(title, 70))
+    axes.set_title(plain(title, 140), wrap=True)  # no wider than the figure
     return canvas, axes
 
 
