@@ -39,6 +39,7 @@ options:
   --json                  print names, directories and summaries of the runs as JSON, and nothing else
   --log FILE              also append one line per round, and the results, to a file
   --dry-run               check the settings, print the complete configuration (a valid recipe), and stop
+  --import MODULE         with the parts, data, models, … that a module of yours registers
   --debug                 print tracebacks of errors, and of clients that failed
 """
 """Help on the keys and options of commands that train."""

@@ -276,6 +276,12 @@ def test_ablation_names_parts_as_they_are_typed(make_run) -> None:
     table = ablation_table(read([variant("fedavg", "Mixing()", 0.5), variant("x", "Uniform()", 0.75)]))
     assert table is not None
     assert [row[1:3] for row in texts(table)] == [["–", "by_samples"], ["dynamic(alpha=0.1)", "uniform"]]
+    one, other = (f"Own(a=1) code {digit * 12}" for digit in "ab")
+    for second, told in ((one, "Own(a=1)"), (other, other)):
+        parts = zip("yzw", ("Mixing()", one, second), strict=True)
+        table = ablation_table(read([variant(method, mixing, 0.5) for method, mixing in parts]))
+        assert table is not None
+        assert texts(table)[-1][1] == told
 
 
 def test_runs_of_other_tasks_stay_out_of_tables_in_which_they_have_nothing(make_run) -> None:

@@ -64,10 +64,10 @@ def rings(samples: int = 600, seed: int = 0) -> Source:
     return Source("rings", ring(samples), ring(samples // 2), "CC0", "", settings={"samples": samples, "seed": seed})
 
 
-@metric(direction="max", of="probabilities", suits=("classes",))
-def certainty(probabilities: np.ndarray, targets: np.ndarray) -> float:
+@metric(direction="max", of="confidence", suits=("classes",))
+def certainty(confidence: np.ndarray, right: np.ndarray) -> float:
     """The mean probability of the predicted class."""
-    return float(probabilities.max(axis=1).mean())
+    return float(confidence.mean())
 
 
 class Counting(Serial):
