@@ -13,12 +13,12 @@ __all__ = ["AS_CODED", "CHANGED", "FILES", "MISSING", "RESULTS", "WITHOUT", "WOR
 
 CHANGED = (  # on 2026-11-22; the recipes in brackets still have older results
     "pFedMe follows its algorithm and has its own learning rate; SCAFFOLD and PFLScaf use momentum; FedDC adds the mean"
-    " drift of all clients (superfed, pfl, ssa)",
+    " drift of all clients (superfed, ssa)",
     "the server mixes updates before it corrects the drift (compositions of the two)",
     "SuPerFed: λ is chosen on 50 validation samples or more, and is 0 while the local model is untrained; table 2.3 "
     "uses the scripts' settings, with decay .999 instead of .99 (superfed)",
     "Heart with all 920 patients instead of 740, and with one logit (fair/responses)",
-    "short runs of the grids have 30 rounds instead of 6 (pfl); FedExP mixes with the updates' coefficients (ssa)",
+    "FedExP mixes with the updates' coefficients (ssa)",
 )
 AS_CODED = (
     "SuPerFed's tables: the authors' code pulls with μ Σ ‖·‖, a norm for each tensor, where the text has (μ/2)‖·‖². "
