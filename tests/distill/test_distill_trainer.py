@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from helpers.distilling import Problem, weights
+from helpers.forging import forged
 from helpers.marks import kinds
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -248,6 +249,35 @@ def test_another_experiment_is_not_continued(images: Problem, tmp_path: Path):
     file.write_bytes(file.read_bytes()[:-1] + b"x")
     with pytest.raises(CheckpointError, match="altered"):
         distill.run(images.experiment(kd(), epochs=4), tmp_path / "run", resume=True)
+
+
+def cut(named: dict[str, Tensor], place: str) -> dict[str, Tensor]:
+    return {key: value[:-1] if key.startswith(place) and value.ndim else value for key, value in named.items()}
+
+
+FORGERIES: dict[str, tuple[Callable[[dict[str, Tensor]], dict[str, Tensor]], dict[str, Any], str]] = {
+    "learner": (lambda t: cut(t, "learner|"), {}, "in another shape or type"),
+    "learner's type": (lambda t: {k: v.float() for k, v in t.items()}, {}, "in another shape or type"),
+    "guide": (lambda t: cut(t, "guide|"), {}, "in another shape or type"),
+    "momentum": (lambda t: cut(t, "momentum|"), {}, "size"),
+    "best": (lambda t: cut(t, "best|"), {}, "its best model is not one of this student"),
+    "part of the best": (lambda t: {k: v for k, v in t.items() if k != "best|head.bias"}, {}, "its best model is not"),
+    "temperature": (dict, {"tau_s": "warm"}, "could not convert"),
+    "error": (dict, {"delta": []}, "float"),
+}
+
+
+@pytest.mark.parametrize(("change", "facts", "told"), FORGERIES.values(), ids=FORGERIES)
+def test_a_state_that_cannot_have_been_is_refused(
+    vectors: Problem, change: Callable[[dict[str, Tensor]], dict[str, Tensor]], facts: dict[str, Any], told: str,
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    experiment = vectors.experiment(disk(), epochs=9, warmup_epochs=1)
+    distill.run(experiment, tmp_path, checkpoint_every=1)
+    shutil.rmtree(max((tmp_path / "checkpoint").iterdir()))
+    place = forged(tmp_path, "state", change, facts)
+    with pytest.raises(CheckpointError, match=rf"the checkpoint {place} cannot be used \(.*{told}"):
+        distill.run(experiment, tmp_path, resume=True)
 
 
 def test_a_run_that_has_lost_its_configuration_does_not_begin_anew(images: Problem, tmp_path: Path):

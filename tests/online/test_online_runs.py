@@ -15,6 +15,8 @@ import numpy as np
 import pytest
 import torch
 from helpers.arriving import gaussians, online, small, stream
+from helpers.forging import forged
+from torch import Tensor
 
 from fedloom.base.errors import CheckpointError, ClientError, ConfigError
 from fedloom.core.federation import Arrays
@@ -141,6 +143,28 @@ def test_a_run_goes_on_to_the_same_bits(experiment: Online, tmp_path: Path) -> N
         assert all(torch.equal(value, on.state[place][key]) for key, value in tree.items())
     lines = (tmp_path / "cut" / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["round"] for line in lines] == [1, 2, 3, 4, 5, 6]
+
+
+FORGERIES: dict[str, tuple[str, Callable[[dict[str, Tensor]], Any], str]] = {
+    "fewer sums": ("hedge", lambda t: {"total": t["total"][:-1]}, "has total in another shape or type"),
+    "sums of another type": ("hedge", lambda t: {"total": t["total"].long()}, "has total in another shape or type"),
+    "no sums": ("hedge", lambda t: {}, "total"),
+    "models of another type": ("state", lambda t: t | {"0|w": t["0|w"].half()}, "has 0.w in another shape or type"),
+    "no models": ("state", lambda t: {k: v for k, v in t.items() if k != "0|w"}, "'w'"),
+    "a task to come": ("state", lambda t: t | {"0|held": torch.tensor([3])}, "it stores task 4, which it has not seen"),
+    "a task before the first": ("state", lambda t: t | {"0|held": torch.tensor([-1])}, "it stores task 0"),
+}
+
+
+@pytest.mark.parametrize(("kind", "change", "told"), FORGERIES.values(), ids=FORGERIES)
+def test_a_state_that_cannot_have_been_is_refused(
+    kind: str, change: Callable[[dict[str, Tensor]], Any], told: str, tmp_path: Path
+) -> None:
+    experiment = online(BufferedMoml(buffer=3, accept=0.6, draws=2), over=GRID)
+    run(replace(experiment, stream=experiment.stream[:3]), tmp_path)
+    place = forged(tmp_path, kind, change)
+    with pytest.raises(CheckpointError, match=rf"the checkpoint {place} cannot be used \(.*{told}"):
+        run(experiment, tmp_path, resume=True)
 
 
 def test_a_kill_between_checkpoints_is_rewound(tmp_path: Path) -> None:

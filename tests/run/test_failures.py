@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.federations import SIZES, classes
+from helpers.forging import forged
 from helpers.marks import KINDS, exhaustive
 from helpers.nested import linear_ends
 from helpers.networks import linear_layers
@@ -17,7 +18,7 @@ from helpers.runs import assert_same_state, experiment, go, theta
 from helpers.trouble import MARK, guarded, marked, stumble
 
 import fedloom
-from fedloom.base.errors import ClientError, ConfigError
+from fedloom.base.errors import CheckpointError, ClientError, ConfigError
 from fedloom.compute.live import Live
 from fedloom.core.context import Batch, Context, Output
 from fedloom.core.federation import Federation, Index, Split
@@ -280,6 +281,16 @@ def test_checkpoints_hold_every_reason_once(tmp_path: Path) -> None:
     found = checkpoint.load(path)
     assert [reason["reason"] for reason in found.facts["failures"]] == ["dropped out"]
     assert run(asked, tmp_path, resume=path).failures == expected
+
+
+@pytest.mark.parametrize("told", [None, 3, [], {}])
+def test_reasons_of_a_checkpoint_are_texts(told: Any, tmp_path: Path) -> None:
+    asked = experiment(rounds=6, drop_rate=0.3, local=Local(steps=1, batch_size=1))
+    run(asked, tmp_path)
+    (reason,) = checkpoint.load(tmp_path / "checkpoint" / "round-000006").facts["failures"]
+    forged(tmp_path, "failures", dict, {"failures": [{**reason, "trace": told}]})
+    with pytest.raises(CheckpointError, match="its failures are told in other values than texts"):
+        run(replace(asked, rounds=7), tmp_path, resume=True)
 
 
 def test_drop_outs_are_the_same_for_every_method_and_cost_the_broadcast_only() -> None:

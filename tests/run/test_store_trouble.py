@@ -17,17 +17,18 @@ import numpy as np
 import pytest
 import torch
 from helpers.deaths import assert_same_contents, child, die_at, dies_at, go_on
+from helpers.forging import forged
 from helpers.marks import kinds
 from helpers.resuming import flip, truncate
 from helpers.runs import assert_same_run, assert_same_state
 from helpers.stored import STATEFUL, files, places, referred, whole, work
 
-from fedloom.base.errors import CheckpointError
-from fedloom.experiment import atomic, checkpoint, store
+from fedloom.base.errors import CheckpointError, ConfigError
+from fedloom.experiment import atomic, checkpoint, federated, store
 from fedloom.experiment.callbacks import Callback, RunInfo
 from fedloom.experiment.experiment import Evaluation
 from fedloom.experiment.federated import FederatedTask, run
-from fedloom.experiment.store import StateFolder, StateStore, flat, nested
+from fedloom.experiment.store import StateFolder, StateStore
 from fedloom.rounds.exchange import State
 
 LAST = Evaluation(what=("global", "clients", "average"), every=2)
@@ -188,25 +189,73 @@ def spoil(path: Path, client: int) -> None:
     path.write_bytes(bytes(blob))
 
 
-@pytest.mark.parametrize("change", [lambda v: v[:-1], lambda v: v[None], lambda v: v.long()])
-@pytest.mark.parametrize(("name", "kind"), [("feddyn", "server"), ("feddyn", "models"), ("gossip", "rows")])
+KEPT = ["scaffold", "superfed_mm", "ditto", "apfl", "fedphp", "fedala", "fedper", "fedbn", "pfedme", "moon"]
+SERVED = ["feddyn", "sgp", "cfl", "pfedgraph", "aaggff_d"]
+STATES = [*((name, "server") for name in SERVED), *((name, "clients") for name in KEPT), ("feddyn", "models"),
+          ("gossip", "rows")]  # fmt: skip
+FORMS = {"cut": lambda v: v[:-1], "axis": lambda v: v[None], "type": lambda v: v.half()}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("name", "kind"), STATES)
 def test_states_of_another_form_are_refused_though_their_checksums_are_right(
-    name: str, kind: str, change: Callable[[torch.Tensor], torch.Tensor], tmp_path: Path
+    name: str, kind: str, form: str, tmp_path: Path
 ) -> None:
     made = work(name, "memory", evaluation=LAST if kind == "models" else CLIENTS)
     run(made, tmp_path, checkpoint_every=2)
-    last = checkpoint.load(checkpoint.available(tmp_path / "checkpoint")[-1])
-    kept = dict(last.tensors[kind])
-    if kind == "server":
-        kept["drift|h"] = change(kept["drift|h"])
-    else:
-        held = StateStore(StateFolder(tmp_path / kind)).opened(kept)
-        other = {one: nested({key: change(v) for key, v in flat(state).items()}) for one, state in held}
-        held.put(other, last.round)
-        kept = held.save(last.round)
-    checkpoint.save(tmp_path / "checkpoint", replace(last, tensors={**last.tensors, kind: kept}), 3)
-    with pytest.raises(CheckpointError, match=r"has .* in another shape or type than this method and"):
+
+    def change(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {k: FORMS[form](v.double()) if v.ndim and "|" in k else v for k, v in state.items()}
+
+    forged(tmp_path, kind, change)
+    for use in (lambda: run(made, tmp_path, resume=True), lambda: federated.load(made, tmp_path)):
+        with pytest.raises(CheckpointError, match=r"has .* in another shape or type than this method and"):
+            use()
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "key", "told"),
+    [
+        ("superfed_mm", "clients", "personal|buffers", "lacks"),
+        ("superfed_mm", "clients", "personal|private", "has personal.buffers"),
+        ("gossip", "rows", "model|theta", "lacks"),
+        ("gossip", "server", "models|mean", "lacks"),
+        ("gossip", "server", "model|theta", "has"),
+        ("scaffold", "clients", "personal|private", "has"),
+        ("scaffold", "server", "shared", "shared"),
+    ],
+)
+def test_what_the_library_keeps_is_in_a_state_where_it_belongs(
+    name: str, kind: str, key: str, told: str, tmp_path: Path
+) -> None:
+    made = work(name, "memory", evaluation=CLIENTS)
+    run(made, tmp_path, checkpoint_every=2)
+
+    def change(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {k: v for k, v in state.items() if k != key} if key in state else {**state, key: torch.ones(2)}
+
+    forged(tmp_path, kind, change)
+    with pytest.raises(CheckpointError, match=rf"cannot be used \(.*{told}"):
+        federated.load(made, tmp_path)
+
+
+@pytest.mark.parametrize("key", ["known", "prototypes"])
+def test_what_a_part_cannot_go_on_from_is_told_of_the_checkpoint(key: str, tmp_path: Path) -> None:
+    """States that begin without a form show in the next round."""
+    made = work("fedproto", "memory", rounds=4)
+    run(made, tmp_path, checkpoint_every=2)
+    checkpoint.remove(tmp_path / "checkpoint" / "round-000004")
+    place = forged(tmp_path, "server", lambda state: {k: v for k, v in state.items() if not k.endswith(key)})
+    with pytest.raises(CheckpointError, match=rf"the checkpoint {place} cannot be used \('{key}'\); there is none"):
         run(made, tmp_path, resume=True)
+
+
+def test_a_state_of_which_a_client_has_no_model_is_told(tmp_path: Path) -> None:
+    made = work("fedala", "memory")
+    run(made, tmp_path, checkpoint_every=2)
+    forged(tmp_path, "clients", lambda state: {k: v for k, v in state.items() if k != "personal|weights"})
+    with pytest.raises(ConfigError, match="makes no model of a client's state: KeyError: 'weights'"):
+        federated.load(made, tmp_path).evaluate()
 
 
 def test_an_altered_state_stops_the_run_and_no_checkpoint_is_made_of_it(stored: Path, copy: Path) -> None:

@@ -46,7 +46,8 @@ def collaboration(*theta: Tensor) -> list[float]:
         active=np.arange(len(theta)), uniform=True, receivers=np.ones(len(theta)), theta=lambda n: theta[n],
         received=lambda n: theta[0],
     )  # fmt: skip
-    state, links = Collaboration().between({}, meeting)
+    part = Collaboration()
+    state, links = part.between(part.init_server(theta[0], meeting.facts), meeting)
     began = theta[0].tolist()
     theta[0].zero_()  # whoever holds the models goes on with them
     assert state["first"].tolist() == began

@@ -330,7 +330,8 @@ def test_what_is_pushed_along_a_directed_graph_reaches_the_mean_and_rows_do_not(
     for push in (True, False):
         graph = EdgeList(push_sum=push, pairs=ARROWS, one_way=True)
         start, early, task = pure(graph, 2)
-        x, state, meeting = start.numpy(), {}, Meeting(*[None] * len(Meeting._fields))  # type: ignore[arg-type]
+        state = graph.init_server(start[0], task.plan.facts)
+        x, meeting = start.numpy(), Meeting(*[None] * len(Meeting._fields))  # type: ignore[arg-type]
         for t in range(90):
             state, links = graph.between(state, meeting._replace(t=t, facts=task.plan.facts, active=np.arange(6)))
             x = links.matrix(6) @ x
@@ -377,7 +378,8 @@ def test_a_cluster_is_divided_where_its_clients_pull_apart_and_not_before() -> N
             0, facts, np.arange(active), ones.cumsum(), ones, True, theta, losses,
             lambda n: torch.zeros_like(moves[n]), losses, np.random.default_rng(0),
         )  # fmt: skip
-        state, links = Bipartition(some_above=0.5, **settings).between({}, meeting)
+        part = Bipartition(some_above=0.5, **settings)
+        state, links = part.between(part.init_server(moves[0], facts), meeting)
         assert isinstance(links, Links)
         assert np.array_equal(links.matrix(4), np.tile(np.eye(4)[:active].sum(0) / active, (4, 1)))
         return state["cluster"].tolist()

@@ -17,12 +17,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
-from fedloom.base.errors import CheckpointError, FedLoomError, in_one_line
+from fedloom.base.errors import CheckpointError, FedLoomError, in_one_line, is_out_of_memory
 from fedloom.base.files import readable
 from fedloom.experiment import atomic
 
@@ -123,7 +122,9 @@ def refusing(path: Path) -> Iterator[None]:
         yield
     except FedLoomError:
         raise
-    except (OSError, LookupError, TypeError, ValueError, AttributeError, RuntimeError, SafetensorError) as error:
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
         stored = available(path.parent)
         earlier = stored[: stored.index(path)] if path in stored else []
         advice = f"continue from the one before it with resume={earlier[-1]}" if earlier else "there is none before it"

@@ -26,8 +26,10 @@ from fedloom.core.federation import Arrays, Federation, Index, Split
 from fedloom.core.layout import Leaf, LiveModule, call
 from fedloom.core.parts import Personal, Use, Weights
 from fedloom.core.samples import moved
+from fedloom.core.slots import label
 from fedloom.core.targets import STRUCTURES
 from fedloom.experiment.experiment import VALIDATION, Evaluation, Measurement
+from fedloom.experiment.setup import failing
 from fedloom.experiment.snapshot import ClientModels, ServerAverage
 from fedloom.metrics import Predictions, direction, fairness, reliability, summary
 from fedloom.metrics.fairness import POOLED
@@ -83,7 +85,8 @@ class LoadedModel:
             theta, buffers = theta[split:], buffers[own:]
         first = Weights(plan.theta0[plan.layout.shared_size :], plan.buffers0[plan.layout.shared_buffers :])
         first = shared if plan.method.keeps_own else first
-        plan.method.personal.fill(use, shared, first, own_values(state), Weights(theta, buffers))
+        with failing(f"personal {label(plan.method.personal)!r} makes no model of a client's state:"):
+            plan.method.personal.fill(use, shared, first, own_values(state), Weights(theta, buffers))
 
     @property
     def own(self) -> tuple[int, int]:

@@ -42,8 +42,11 @@ from fedloom.experiment.store import (
     LIMIT,
     MODELS,
     ROWS,
+    Forms,
     LostState,
+    client_forms,
     collect_garbage,
+    flat,
     make_store,
     model_forms,
     state_bytes,
@@ -55,10 +58,10 @@ from fedloom.metrics import auroc, divergence_from_uniform
 from fedloom.rounds.aggregate import Traffic
 from fedloom.rounds.cohort import Report
 from fedloom.rounds.engine import Engine
-from fedloom.rounds.exchange import Broadcast, Failure, FailureKind, Result
+from fedloom.rounds.exchange import Broadcast, Failure, FailureKind, Result, State
 from fedloom.rounds.meeting import received_losses
 from fedloom.rounds.round import federated_round
-from fedloom.rounds.server import Server
+from fedloom.rounds.server import Server, first_state
 from fedloom.timing.selection import Chosen, Past, Uniform
 
 ENTRIES = 100_000  # of a topology's matrix, up to which it is written
@@ -220,7 +223,13 @@ class FederatedTask(TrainerTask):
         plan, on, choice, out = self.plan, self.experiment.evaluation, self.experiment.client_state, self.out
         server = Server.initial(plan, plan.theta0.to(device), plan.buffers0.to(device))
         reach, each, seen = self._reach(), state_bytes(plan, server), self.federation.seen
-        store = make_store(choice, reach * each, out, CLIENTS, device)
+
+        def first(client: int, found: Forms) -> State:
+            mine = plan.levels[plan.level[client]]
+            return client_forms(mine, first_state(mine, mine.own(server.theta)), found)
+
+        at_nodes = self.traits.states == "clients"  # who keep their states
+        store = make_store(choice, reach * each, out, CLIENTS, device, None if at_nodes else first)
         if choice == "auto" and out is None and reach * each > LIMIT:
             self.warnings.append(
                 f"client states may take {reach * each / 1e9:.1f} GB of memory ({reach} clients, {each / 1e6:.1f} MB "
@@ -233,10 +242,9 @@ class FederatedTask(TrainerTask):
         averaged = ServerAverage.of(on.server_average, server) if on.server_average else None
         rows = None
         if server.models is not None:
-            own = server.theta.nbytes + server.buffers.nbytes + sum(map(nbytes, server.model(0).parts.values()))
-            rows = make_store(
-                choice, min(plan.models, reach) * own, out, ROWS, device, model_forms(plan, server.models)
-            )
+            model = model_forms(plan, server.models)
+            size = min(plan.models, reach) * nbytes(flat(model(0, {})))
+            rows = make_store(choice, size, out, ROWS, device, model)
             server = replace(server, models=replace(server.models, stored=rows))
         return Snapshot(server, store, last, models, averaged, rows=rows)
 

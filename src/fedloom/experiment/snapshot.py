@@ -14,7 +14,7 @@ from torch import Tensor
 from fedloom.base.errors import CheckpointError
 from fedloom.base.tree import Tree
 from fedloom.experiment.checkpoint import Checkpoint
-from fedloom.experiment.store import CLIENTS, MODELS, ROWS, StateStore, StateUpdate, check_forms, flat, nested
+from fedloom.experiment.store import CLIENTS, MODELS, ROWS, Forms, StateStore, StateUpdate, flat, nested
 from fedloom.rounds.exchange import Broadcast, Failure, Result, State
 from fedloom.rounds.plan import ClientPlan
 from fedloom.rounds.server import Server
@@ -52,6 +52,8 @@ def unpacked(reasons: Sequence[Mapping[str, Any]], table: Mapping[str, Tensor] |
     """
     if table is None:
         return []
+    if not all(isinstance(text, str) for reason in reasons for text in reason.values()):
+        raise TypeError("its failures are told in other values than texts")
     rows = zip(*(table[name].tolist() for name in ("round", "client", "reason")), strict=True)
     return [Failure(round, client, **reasons[number]) for round, client, number in rows]
 
@@ -173,7 +175,7 @@ class LastModels(ClientModels):
         state = self.models.get(client)
         return self.initial[self.segment(self.level(client))] if state is None else state["average"]["model"]
 
-    def first(self, client: int) -> State:
+    def first(self, client: int, found: Forms) -> State:
         """A client's last model as it is stored, if it is the initial one."""
         return {"average": {"model": self.initial[self.segment(self.level(client))]}}
 
@@ -316,8 +318,6 @@ class Snapshot:
             CheckpointError: if an average is evaluated that the run did not keep, or kept with another weight.
         """
         shared, buffers, states = self._placed(checkpoint.tensors["server"])
-        found = {key: (value.dtype, [*value.shape], 0) for key, value in flat(states).items()}
-        check_forms(found, self.server.parts, "the server's state")
         server = replace(self.server, theta=shared, buffers=buffers, parts=states, round=checkpoint.round)
         rows = self.rows
         if rows is not None and server.models is not None:

@@ -38,9 +38,9 @@ from fedloom.base.files import readable
 from fedloom.base.tree import Tree, copied, nbytes
 from fedloom.experiment import atomic
 from fedloom.experiment.checkpoint import available
-from fedloom.rounds.exchange import State
+from fedloom.rounds.exchange import PRIVATE, State
 from fedloom.rounds.plan import ClientPlan
-from fedloom.rounds.server import Models, Server, first_state
+from fedloom.rounds.server import MEAN, MODEL, Models, Server, first_state
 
 LIMIT = 2_000_000_000  # bytes of states, or last models, up to which ``auto`` keeps them in memory
 ROOM = 64 << 20  # bytes of states that are in memory where most of them are on disk
@@ -61,6 +61,9 @@ DTYPES = {
 
 Form = tuple[torch.dtype, list[int], int]
 """A tensor's type, its shape, and where it begins in a file after the header."""
+Forms = Mapping[str, Form]
+OWN = {f"personal|{name}" for name in PRIVATE} | {f"{MODEL}|theta", f"{MODEL}|buffers", f"{MEAN}|mean"}
+"""What the library keeps in states beside what parts return: it has its shape from the start, and is never left out."""
 
 
 class LostState(CheckpointError):
@@ -260,12 +263,12 @@ class StateStore:
         folder: the folder of the files, created on first use; None keeps all in memory.
         room: bytes of new states that wait, and of all states that are kept, in memory.
         device: the device of the returned states.
-        first: a client's state as at the start, of the same shapes and types.
+        first: a client's state as at the start, of the same shapes and types as one with these tensors.
     """
 
     def __init__(
         self, folder: StateFolder | None = None, room: float = math.inf, device: torch.device | str = "cpu",
-        first: Callable[[int], State] = lambda number: {},
+        first: Callable[[int, Forms], State] | None = None,
     ) -> None:  # fmt: skip
         self.folder, self.device, self.first = folder, device, first
         self.room = math.inf if folder is None else room
@@ -379,7 +382,9 @@ class StateStore:
         rows = zip(*(index[name].tolist() for name in ("file", "client", "size")), strict=True)
         for at, client, size in sorted(rows):  # file by file, whose headers are read
             tensors = _header(self.folder.path / files[at].name, files[at]).tensors[client]
-            check_forms(tensors, self.first(client), f"the {self.folder.noun} of client {client}")
+            if self.first is not None:
+                first = flat(self.first(client, tensors))
+                check_forms(tensors, first, f"the {self.folder.noun} of client {client}")
             store._refer(client, StateEntry(files[at], size))
         store._held = set(store.files)
         if sum(store._live.values()) <= self.room:
@@ -507,7 +512,7 @@ class _Header(NamedTuple):
     """The header of a file: its length in bytes, and every client's tensors and the SHA-256 of these."""
 
     length: int
-    tensors: Mapping[int, Mapping[str, Form]]
+    tensors: Mapping[int, Forms]
     digests: Mapping[int, str]
 
 
@@ -531,15 +536,22 @@ def _header(path: Path, file: StateFile) -> _Header:
     return _Header(len(blob), tensors, digests)
 
 
-def check_forms(found: Mapping[str, Form], first: State, what: str) -> None:
-    """Raise a ``ValueError`` if a state has a tensor of a first state in another shape or type.
+def forms(tensors: Mapping[str, Tensor]) -> Forms:
+    """The types and shapes of tensors."""
+    return {key: (value.dtype, [*value.shape], 0) for key, value in tensors.items()}
 
-    A part may leave out what it no longer needs, and a dimension that is 0 at the start may have grown.
+
+def check_forms(found: Forms, start: Mapping[str, Tensor], what: str) -> None:
+    """Raise a ``ValueError`` if a state has a tensor in another shape or type than at the start.
+
+    A part may leave out what it no longer needs and add what it had not, and a dimension that is 0 at the start may
+    have grown.
     """
-    start = flat(first)
+    for key in sorted(OWN & (start.keys() ^ found.keys())):
+        raise ValueError(f"{what} {'lacks' if key in start else 'has'} {key}, unlike this method's")
     for key in start.keys() & found.keys():
         (dtype, shape, _), value = found[key], start[key]
-        grown = [size if now else 0 for size, now in zip(shape, value.shape, strict=False)]
+        grown = [size if now or key in OWN else 0 for size, now in zip(shape, value.shape, strict=False)]
         if dtype != value.dtype or len(shape) != value.ndim or grown != [*value.shape]:
             raise ValueError(f"{what} has {key} in another shape or type than this method and model")
 
@@ -591,10 +603,21 @@ def state_bytes(plan: ClientPlan, server: Server) -> int:
     return own + sum(map(nbytes, first_state(plan, server.theta).values()))
 
 
-def model_forms(plan: ClientPlan, models: Models) -> Callable[[int], State]:
+def client_forms(plan: ClientPlan, first: State, found: Forms) -> State:
+    """A client's first state, with private values if it has come to keep some, of the same shapes and types."""
+    if "personal|private" not in found or not (plan.private_size and plan.method.keeps_private):
+        return first
+    private = plan.theta0.new_empty(plan.private_size, device="meta")
+    buffers = plan.buffers0[0 if plan.is_paired else plan.layout.shared_buffers :]
+    if plan.is_paired and found.get("personal|buffers", (None, [0]))[1] == [0]:  # v's, before its first pass
+        buffers = buffers[:0]
+    return {**first, "personal": {**first.get("personal", {}), "private": private, "buffers": buffers}}
+
+
+def model_forms(plan: ClientPlan, models: Models) -> Callable[[int, Forms], State]:
     """A topology's models as at the start, as they are stored."""
 
-    def of(number: int) -> State:
+    def of(number: int, found: Forms) -> State:
         state = models.after({number: models.first(number)}).changed[number]
         return {place: own for place, own in state.items() if place not in plan.common}
 
@@ -603,7 +626,7 @@ def model_forms(plan: ClientPlan, models: Models) -> Callable[[int], State]:
 
 def make_store(
     choice: str, size: int, out: Path | None, name: str, device: torch.device | str = "cpu",
-    first: Callable[[int], State] = lambda number: {},
+    first: Callable[[int, Forms], State] | None = None,
 ) -> StateStore:  # fmt: skip
     """The store for a run's client states, last models or models of a topology.
 

@@ -12,7 +12,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -29,6 +29,7 @@ from fedloom.experiment.checkpoint import Checkpoint
 from fedloom.experiment.fingerprint import differences
 from fedloom.experiment.rundir import VERSION, Columns, RunDirectory, Status
 from fedloom.experiment.runtime import environment
+from fedloom.experiment.store import check_forms, forms
 
 
 class Interruptible:
@@ -201,6 +202,7 @@ class Trainer:
         self.checkpoint_every, self.keep = checkpoint_every, keep
         self.directory = None if out is None else RunDirectory(out)
         self.saved = -1  # the round of the last checkpoint
+        self.restored: Path | None = None  # the checkpoint on which the next round builds
         self.changes: list[Record] = []  # of settings: after which round, and which
 
     def run(self, resume: bool | Path | str = False, *, or_begin: bool = False) -> dict[str, Any]:
@@ -242,11 +244,16 @@ class Trainer:
             # Of a run without rounds, the initial model is measured once.
             while task.round < max(task.rounds, not task.history) and (reason := self._should_stop()) is None:
                 started = time.perf_counter()
-                step = task.step()
+                with self._blamed():
+                    step = task.step()
                 measured = [(callback, numbers(callback, step)) for callback in self.callbacks]
                 with signals.held():
                     self._commit(step, measured, started)
         return self._finish(Status.FINISHED if reason is None else Status.STOPPED, reason)
+
+    def _blamed(self) -> AbstractContextManager[None]:
+        """A block in which errors of the first round after a checkpoint are told of the checkpoint."""
+        return nullcontext() if self.restored is None else checkpoints.refusing(self.restored)
 
     def _should_stop(self) -> str | None:
         """The first reason that the task or a callback has to stop now."""
@@ -311,10 +318,10 @@ class Trainer:
                 checkpoint = checkpoints.read(chosen)
                 if lost := directory.missing(checkpoint.round, checkpoint.facts.get("records")):
                     raise ValueError(f"{lost}, which it needs")
-                task.restore(checkpoint)
+                restore(task, checkpoint)
             for later in available[available.index(chosen) + 1 :]:
                 checkpoints.remove(later)
-            self.saved = task.round
+            self.saved, self.restored = task.round, chosen
         elif directory.outran(stored):
             raise CheckpointError(
                 f"{directory.path} has lost its checkpoints: rounds are on record, but none is left to continue from; "
@@ -326,7 +333,9 @@ class Trainer:
     def _commit(self, step: Any, measured: Sequence[tuple[Callback, Record]], started: float) -> None:
         """End the round: commit it, record it, report it, and write a checkpoint if one is due."""
         task = self.task
-        record, tables = task.commit(step)
+        with self._blamed():
+            record, tables = task.commit(step)
+        self.restored = None
         for callback, values in measured:
             record = added(record, callback, values)
         if told := [text for one in self.changes if one["after"] + 1 == task.round for text in one["changed"]]:
@@ -406,8 +415,15 @@ def load(task: TrainerTask, directory: RunDirectory, round: int | None = None) -
         history = [record for record in directory.metrics() if record["round"] <= checkpoint.round]
         if len(history) < checkpoint.round:  # which restoring it may count one by one
             raise ValueError(f"metrics.jsonl has {len(history)} of its {checkpoint.round} rounds")
-        task.restore(checkpoint)
+        restore(task, checkpoint)
     return history
+
+
+def restore(task: TrainerTask, checkpoint: Checkpoint) -> None:
+    """Restore a task that is as before its first round, if the checkpoint's tensors have the same shapes and types."""
+    for name, start in task.snapshot().tensors.items():
+        check_forms(forms(checkpoint.tensors.get(name, {})), start, f"{name}.safetensors")
+    task.restore(checkpoint)
 
 
 def refuse_lost_config(directory: RunDirectory) -> None:

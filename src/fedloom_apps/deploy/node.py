@@ -13,6 +13,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from fedloom.core.targets import CLASSES
 from fedloom.engines import engines
 from fedloom.experiment.atomic import Lock, append, write_whole
 from fedloom.experiment.evaluate import Evaluator
-from fedloom.experiment.store import flat
+from fedloom.experiment.store import client_forms, flat
 from fedloom.rounds.engine import Compute
 from fedloom.rounds.exchange import Broadcast, Result, State
 from fedloom.rounds.plan import ClientPlan
@@ -214,8 +215,9 @@ class Node:
                 "an order asks for losses of training or validation samples, which no noise covers.",
             )
         received = bench.plan.received(bench.client, down.theta) if EVALUATE in order.do else down.theta
-        first = first_state(plan, received)
-        state = versions.confirm(order.base, order.oldest, prune=WORK in order.do, first=first)
+        first, mine = first_state(plan, received), bench.plan.levels[bench.plan.level[bench.client]]
+        like = partial(client_forms, mine, first)
+        state = versions.confirm(order.base, order.oldest, prune=WORK in order.do, first=like)
         if EVALUATE in order.do:
             return self._evaluate(bench, down, state), {}
         if state is None:

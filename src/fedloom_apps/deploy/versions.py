@@ -9,6 +9,7 @@ with the ticket of the message that requested the work.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -17,7 +18,7 @@ from safetensors.torch import load as load_tensors
 from fedloom.base.errors import CheckpointError
 from fedloom.base.tree import copied
 from fedloom.experiment import atomic
-from fedloom.experiment.store import check_forms, flat, nested
+from fedloom.experiment.store import Forms, check_forms, flat, forms, nested
 from fedloom.rounds.exchange import State
 
 TICKET = re.compile(r"[0-9a-f]{32}")
@@ -32,14 +33,16 @@ class Versions:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
 
-    def confirm(self, base: str | None, oldest: int, prune: bool = True, first: State | None = None) -> State | None:
+    def confirm(
+        self, base: str | None, oldest: int, prune: bool = True, first: Callable[[Forms], State] | None = None
+    ) -> State | None:
         """The state of the version ``base``, which counted; None if no result of this client has counted.
 
         Args:
             base: the version.
             oldest: the completed rounds of the oldest checkpoint to which the server may go back.
             prune: whether to drop other states, including those that may yet turn out to count.
-            first: the client's first state, whose shapes and types it must have, if it is known.
+            first: a state as at the start, of the same shapes and types as one with these tensors must have.
         """
         files = self.files()
         if base is not None:
@@ -57,7 +60,8 @@ class Versions:
             return None
         try:
             stored = load_tensors(files[base].read_bytes())
-            check_forms({key: (t.dtype, [*t.shape], 0) for key, t in stored.items()}, first or {}, "it")
+            if first is not None:
+                check_forms(forms(stored), flat(first(forms(stored))), "it")
         except (OSError, SafetensorError, ValueError) as error:
             raise CheckpointError(f"the state in {files[base]} cannot be read ({error}).") from error
         return nested({key: copied(t) for key, t in stored.items()})

@@ -27,6 +27,7 @@ from fedloom.experiment.conventions import conventions
 from fedloom.experiment.rundir import Columns, RunDirectory, Status, Table
 from fedloom.experiment.runtime import pick_device, reason_against_bf16, reproducible
 from fedloom.experiment.setup import initial_model, load_teacher
+from fedloom.experiment.store import forms
 from fedloom.experiment.trainer import Record, Trainer, TrainerTask
 from fedloom.models import macs
 from fedloom.parts.objectives.guidance import multiplier
@@ -377,18 +378,22 @@ class DistillTask(TrainerTask):
         if self.guide is not None:
             trees |= {"guide": self.guide.state_dict(), "guide momentum": momentum(self.guide_sgd)}
         tensors = {f"{place}|{name}": t.detach().clone() for place, tree in trees.items() for name, t in tree.items()}
-        facts = {"passes": self.passes, "forwards": self.forwards, "delta": self.delta, "tau_s": self.tau_s}
-        return Checkpoint(self.round, {STATE: tensors}, facts)
+        return Checkpoint(self.round, {STATE: tensors}, {"delta": self.delta, "tau_s": self.tau_s})
 
     def restore(self, checkpoint: Checkpoint) -> None:
         trees: dict[str, dict[str, Tensor]] = {}
         for key, value in checkpoint.tensors[STATE].items():
             place, _, name = key.partition("|")
             trees.setdefault(place, {})[name] = value
-        self.round = checkpoint.round
-        self.passes, self.forwards = checkpoint.facts["passes"], checkpoint.facts["forwards"]
-        self.delta, self.tau_s = checkpoint.facts["delta"], checkpoint.facts["tau_s"]
+        self.round, schedule = checkpoint.round, self.schedule
+        main = max(self.round - schedule.warm, 0)
+        self.passes = schedule.before + self.round - main + sum(schedule.rounds[:main])
+        self.forwards = main if self.guide is not None else 0
+        delta, self.tau_s = checkpoint.facts["delta"], float(checkpoint.facts["tau_s"])
+        self.delta = None if delta is None else float(delta)
         self.best = trees.get("best", {})
+        if self.best and forms(self.best) != forms(self.learner.deployed()):
+            raise ValueError("its best model is not one of this student")
         self.learner.load_state_dict(trees["learner"])
         self.sgd = self._optimiser()
         load_momentum(self.sgd, trees.get("momentum", {}))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +21,7 @@ from fedloom.experiment.runtime import reproducible
 from fedloom.experiment.store import flat, nested
 from fedloom.experiment.trainer import Record, Trainer, TrainerTask
 from fedloom.rounds.exchange import State
-from fedloom_apps.online.ensemble import MEMORY, state_bytes, task_bytes
+from fedloom_apps.online.ensemble import MEMORY, state_bytes, stored, task_bytes
 from fedloom_apps.online.evaluate import StreamEvaluator, summarise
 from fedloom_apps.online.experiment import Online
 from fedloom_apps.online.learners import mixed
@@ -54,7 +54,7 @@ def run(
     keep: int = 2,
     callbacks: Sequence[Callback] = (),
 ) -> OnlineResult:
-    """Run an online experiment, from the start of its stream or from a checkpoint, which includes the stored tasks.
+    """Run an online experiment, from the start of its stream or from a checkpoint, which names the stored tasks.
 
     Settings of the run directory are those of ``fedloom.experiment.federated.run``, with tasks in place of rounds;
     callbacks' ``on_step`` receives a ``StreamStep``.
@@ -150,18 +150,22 @@ class OnlineTask(TrainerTask):
         return step.record, {}
 
     def snapshot(self) -> Checkpoint:
-        return Checkpoint(self.round, {"state": flat(self.state), "hedge": {"total": self.total}})
+        own = {place: tree for place, tree in self.state.items() if place != MEMORY}  # the stream has the tasks
+        return Checkpoint(self.round, {"state": flat(own), "hedge": {"total": self.total}})
 
     def restore(self, checkpoint: Checkpoint) -> None:
         if checkpoint.round > self.rounds:
             raise CheckpointError(f"the checkpoint of task {checkpoint.round} is past the {self.rounds} tasks.")
-        state = {MEMORY: {}, **nested(checkpoint.tensors["state"])}
-        self.state = {place: self._placed(place, tree) for place, tree in state.items()}
+        saved, kept = nested(checkpoint.tensors["state"]), set[int]()
+        for place in self.state.keys() - {MEMORY}:
+            own = {name: saved[place][name] for name in self.state[place]}
+            self.state[place] = {k: v if k == "held" else v.to(self.ensemble.device) for k, v in own.items()}
+            kept |= set(own["held"].tolist())
+        for number in sorted(kept):
+            if not 0 <= number < checkpoint.round:
+                raise ValueError(f"it stores task {number + 1}, which it has not seen")
+            self.state[MEMORY] |= stored(number, self.evaluator.placed(self.online.stream[number].train))
         self.total, self.round = checkpoint.tensors["hedge"]["total"], checkpoint.round
-
-    def _placed(self, place: str, tree: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """A group's state on the run's device; the numbers of stored tasks stay on the CPU."""
-        return {k: v if place != MEMORY and k == "held" else v.to(self.ensemble.device) for k, v in tree.items()}
 
     def summarise(self, status: Status) -> dict[str, Any]:
         return summarise(self.online, self.history, self.total, self.ensemble.plan(0)[0].layout.size)

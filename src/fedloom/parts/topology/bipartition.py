@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fedloom.base.ranges import NonNegative, Probability
 from fedloom.base.tree import Tree
-from fedloom.core.context import Meeting
+from fedloom.core.context import Facts, Meeting
 from fedloom.core.links import Links
 from fedloom.core.parts import Needs
 from fedloom.parts.topology.attention import products
@@ -53,9 +54,12 @@ class Bipartition(OwnModel):
         """Unequal clients of a cluster move it."""
         return False
 
+    def init_server(self, theta: Tensor, facts: Facts) -> Tree:
+        return {"cluster": torch.zeros(facts.clients, dtype=torch.int64)}
+
     def between(self, state: Tree, meeting: Meeting) -> tuple[Tree, Links]:
         clients, active = meeting.facts.clients, meeting.active
-        cluster = state["cluster"].numpy().copy() if state else np.zeros(clients, dtype=np.int64)
+        cluster = state["cluster"].cpu().numpy().copy()
         weights = np.zeros((clients, clients))
         for number in np.unique(cluster).tolist():
             members = np.flatnonzero(cluster == number)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from torch import Tensor
 
 from fedloom.base.ranges import Positive
 from fedloom.base.tree import Tree
-from fedloom.core.context import Meeting
+from fedloom.core.context import Facts, Meeting
 from fedloom.core.links import Links
 from fedloom.core.simplex import project
 from fedloom.parts.topology.attention import products
@@ -41,9 +42,11 @@ class Collaboration(OwnModel):
     has_mean = False
     citation = "ye2023pfedgraph"
 
+    def init_server(self, theta: Tensor, facts: Facts) -> Tree:
+        return {"first": theta.clone()}
+
     def between(self, state: Tree, meeting: Meeting) -> tuple[Tree, Links]:
-        state, active = state or {"first": meeting.received(0).clone()}, meeting.active
-        first = state["first"]
+        first, active = state["first"], meeting.active
         gram = products(lambda n, at: meeting.theta(n)[at].double() - first[at].double(), active, len(first))
         norms = np.sqrt(gram.diagonal())
         with np.errstate(all="ignore"):  # what has diverged beyond all numbers is similar to nobody

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fedloom.base.ranges import Count, Probability
 from fedloom.base.tree import Tree
-from fedloom.core.context import Meeting
+from fedloom.core.context import Facts, Meeting
 from fedloom.core.links import Links
 from fedloom.parts.topology.graphs import OwnModel
 
@@ -40,9 +41,13 @@ class FirstOrder(OwnModel):
     has_mean = False
     citation = "zhang2021fedfomo"
 
+    def init_server(self, theta: Tensor, facts: Facts) -> Tree:
+        none = self.models is None
+        return {} if none else {"affinity": torch.zeros(facts.clients, facts.clients, dtype=torch.float64)}
+
     def between(self, state: Tree, meeting: Meeting) -> tuple[Tree, Links]:
         active, clients = meeting.active, meeting.facts.clients
-        affinity = state["affinity"].numpy().copy() if state else np.zeros((clients, clients))
+        affinity = state["affinity"].cpu().numpy().copy() if state else np.zeros((clients, clients))
         heard = [np.append(self._others(affinity, i, meeting), i) for i in active.tolist()]
         before = {i: float(meeting.received_losses(i, np.array([i]))[0]) for i in active.tolist()}
         row, source = np.repeat(active, [len(one) for one in heard]), np.concatenate(heard)

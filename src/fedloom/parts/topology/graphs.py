@@ -10,13 +10,14 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fedloom.base import rng
 from fedloom.base.errors import ConfigError
 from fedloom.base.files import check_memory, readable
 from fedloom.base.ranges import Count, NonNegativeInt, Probability
 from fedloom.base.tree import Tree
-from fedloom.core.context import Meeting
+from fedloom.core.context import Facts, Meeting
 from fedloom.core.links import Links
 from fedloom.core.parts import Topology
 
@@ -132,11 +133,14 @@ class Graph(OwnModel):
     def known(self, clients: int) -> tuple[Links, ...]:
         return () if self.push_sum else tuple(self.links(clients, t) for t in range(self.period(clients)))
 
+    def init_server(self, theta: Tensor, facts: Facts) -> Tree:
+        return {"weights": torch.ones(facts.clients, dtype=torch.float64)} if self.push_sum else {}
+
     def between(self, state: Tree, meeting: Meeting) -> tuple[Tree, Links]:
         clients, links = meeting.facts.clients, self.links(meeting.facts.clients, meeting.t, meeting.active)
         if not self.push_sum:
             return state, links
-        w = state["weights"].numpy() if state else np.ones(clients)
+        w = state["weights"].cpu().numpy()
         pushed, row = links.weights * w[links.sources], np.repeat(links.rows, np.diff(links.starts))
         after = w.copy()
         after[links.rows] = np.bincount(row, pushed, clients)[links.rows]
