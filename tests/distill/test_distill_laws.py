@@ -81,6 +81,14 @@ def test_a_warm_start_is_a_run_of_cross_entropy_alone(vectors: Problem, tmp_path
             distill.run(vectors.experiment(kd(), epochs=3, start=tmp_path / start))
 
 
+@pytest.mark.parametrize("passes", ["null", "[]", "1e999", "-1"])
+def test_a_warm_start_says_how_many_passes_it_made(passes: str, vectors: Problem, tmp_path: Path):
+    distill.run(vectors.experiment(ce(), epochs=1), tmp_path / "ce")
+    (tmp_path / "ce" / "summary.json").write_text(f'{{"passes": {passes}}}')
+    with pytest.raises(ConfigError, match="holds no such trained student"):
+        distill.run(vectors.experiment(kd(), epochs=3, start=tmp_path / "ce"))
+
+
 def test_full_help_on_all_classes_frees_the_student_of_easy_answers():
     """With g = 1 the loss is -ττ_s Σ t log(1 + s): never positive, and 0 for no answer at all."""
     from fedloom.parts.objectives.guidance import guided

@@ -478,7 +478,9 @@ def begin_with(student: nn.Module, start: Path) -> int:
     try:
         passes = int(directory.summary()["passes"])
         student.load_state_dict(read_model_file(start / "last.safetensors"))
-    except (OSError, SafetensorError, RuntimeError, KeyError, ValueError) as error:
+        if passes < 0:
+            raise ValueError(f"{passes} passes")
+    except (OSError, SafetensorError, RuntimeError, KeyError, TypeError, ValueError, OverflowError) as error:
         raise ConfigError(f"start={start} holds no such trained student ({in_one_line(error, 150)}).") from error
     return passes
 
