@@ -287,7 +287,10 @@ def encoded(frames: Sequence[Any], what: str) -> tuple[list[np.ndarray], list[st
     counts = {column: sum(int(frame[column].isna().sum()) for frame in frames) for column in columns}
     if lacking := {column: count for column, count in counts.items() if count}:
         message = ", ".join(f"column {str(column)!r} in {count}" for column, count in lacking.items())
-        raise DataError(f"{what} lacks values, {message} of {sum(map(len, frames))} rows; fill or drop them.")
+        raise DataError(
+            f"{what} lacks values, {message} of {sum(map(len, frames))} rows; fill or drop them, as "
+            "data.missing=impute or drop does with data=table."
+        )
     for column in columns:
         series = [frame[column] for frame in frames]
         if all(pd.api.types.is_numeric_dtype(entry.dtype) for entry in series):
