@@ -244,14 +244,14 @@ class Trainer:
             # Of a run without rounds, the initial model is measured once.
             while task.round < max(task.rounds, not task.history) and (reason := self._should_stop()) is None:
                 started = time.perf_counter()
-                with self._blamed():
+                with self._resuming():
                     step = task.step()
                 measured = [(callback, numbers(callback, step)) for callback in self.callbacks]
                 with signals.held():
                     self._commit(step, measured, started)
         return self._finish(Status.FINISHED if reason is None else Status.STOPPED, reason)
 
-    def _blamed(self) -> AbstractContextManager[None]:
+    def _resuming(self) -> AbstractContextManager[None]:
         """A block in which errors of the first round after a checkpoint are told of the checkpoint."""
         return nullcontext() if self.restored is None else checkpoints.refusing(self.restored)
 
@@ -333,7 +333,7 @@ class Trainer:
     def _commit(self, step: Any, measured: Sequence[tuple[Callback, Record]], started: float) -> None:
         """End the round: commit it, record it, report it, and write a checkpoint if one is due."""
         task = self.task
-        with self._blamed():
+        with self._resuming():
             record, tables = task.commit(step)
         self.restored = None
         for callback, values in measured:

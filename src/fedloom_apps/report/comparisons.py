@@ -184,7 +184,7 @@ def _slot(run: RunData, slot: str) -> str:
     return re.sub(r"\b(\w+)\(", lambda match: names.get(match[1], match[1]) + "(", text).replace("()", "")
 
 
-def _told(texts: Sequence[str]) -> Sequence[str]:
+def _brief(texts: Sequence[str]) -> Sequence[str]:
     """Descriptions of parts without the checksums of users' code, unless these alone tell them apart."""
     short = [re.sub(r" code [0-9a-f]{12}", "", text) for text in texts]
     return short if len({*short}) == len({*texts}) else texts
@@ -204,7 +204,7 @@ def ablation_table(groups: Sequence[RunGroup]) -> ReportTable | None:
     """
     if len(texts([run for member in groups for run in member.runs], "kind")) > 1:
         return None
-    columns = [words(slot, _told([_slot(member.runs[0], slot) for member in groups]), left=True) for slot in SLOTS]
+    columns = [words(slot, _brief([_slot(member.runs[0], slot) for member in groups]), left=True) for slot in SLOTS]
     columns += [
         words(key, texts, left=True)
         for key, texts in settings(groups)[0].items()
