@@ -190,7 +190,7 @@ def spoil(path: Path, client: int) -> None:
 
 
 KEPT = ["scaffold", "superfed_mm", "ditto", "apfl", "fedphp", "fedala", "fedper", "fedbn", "pfedme", "moon"]
-SERVED = ["feddyn", "sgp", "cfl", "pfedgraph", "aaggff_d"]
+SERVED = ["feddyn", "sgp", "cfl", "pfedgraph"]
 STATES = [*((name, "server") for name in SERVED), *((name, "clients") for name in KEPT), ("feddyn", "models"),
           ("gossip", "rows")]  # fmt: skip
 FORMS = {"cut": lambda v: v[:-1], "axis": lambda v: v[None], "type": lambda v: v.half()}

@@ -8,10 +8,9 @@ from typing import Literal
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from fedloom.base.tree import Tree
-from fedloom.core.context import Facts, RoundInfo
+from fedloom.core.context import RoundInfo
 from fedloom.parts.mixing import responses
 
 
@@ -34,9 +33,6 @@ class AAggFFD(responses.Responding):
     cdf: responses.Name = "weibull"
     step: Literal["published", "visits"] = "published"
 
-    def init_server(self, theta: Tensor, facts: Facts) -> Tree:
-        return {"total": torch.zeros(facts.clients, dtype=torch.float64), "rounds": torch.tensor(0)}
-
     def coefficients(self, state: Tree, info: RoundInfo) -> tuple[Tree, np.ndarray]:
         """One step of follow-the-regularised-leader on this round's responses, restricted to the cohort."""
         assert info.losses is not None
@@ -46,8 +42,8 @@ class AAggFFD(responses.Responding):
         high = self.c2 or max(share, 2 * self.c1)
         r = responses.respond(losses, self.cdf, self.scale, self.shape, self.c1, high)
         mean = r.mean()
-        total = state["total"].cpu().numpy().copy()
-        rounds = int(state["rounds"]) + 1
+        total = state["total"].cpu().numpy().copy() if state else np.zeros(k)
+        rounds = int(state["rounds"]) + 1 if state else 1
         total[members] -= (r - mean) / (share * (1 + mean))
         bound = high / (1 + self.c1) + 2 * (high - self.c1) / (share * (1 + self.c1))
         if self.step == "visits":
