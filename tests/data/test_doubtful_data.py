@@ -89,6 +89,17 @@ def test_texts_that_hardly_repeat_are_no_categories() -> None:
         federate(table[:20], "iid", 4, label="risk")
 
 
+def test_a_column_that_counts_the_rows_is_warned_of() -> None:
+    table = pd.DataFrame({"age": X[:, 0], "id": np.arange(60), "risk": Y})
+    with pytest.warns(UserWarning, match="column 'id' counts the rows and is an input"):
+        federate(table, "iid", 4, label="risk", standardise=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        federate(table, "iid", 4, label="risk", standardise=True, features=["age", "id"])
+        federate(table.sample(frac=1.0, random_state=0), "iid", 4, label="risk", standardise=True)
+        federate(table[:20], "iid", 4, label="risk", standardise=True)
+
+
 def test_a_class_without_samples_is_no_gap() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")

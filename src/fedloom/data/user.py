@@ -120,6 +120,14 @@ def as_source(
     )
     if not source.train.has_numbers and len(source.train) and len(source.train.y.unique()) == 1:
         warnings.warn(f"{name}: all samples have the same class; there is nothing to learn.", stacklevel=outside())
+    if columns and features is None:
+        for column, cells in read_parts[0].x.items():
+            if cells.dtype.kind in "iu" and len(cells) > FEW and (np.diff(cells.to_numpy()) == 1).all():
+                warnings.warn(
+                    f"{name}: column {column!r} counts the rows and is an input; if it says nothing about them, name "
+                    "the inputs with data.features (features= in Python).",
+                    stacklevel=outside(),
+                )
     plain = {str(part) for part in read_parts[0].x.columns} if columns else set()
     numbers = [place for place, column in enumerate(columns) if column in plain]
     if standardise:
