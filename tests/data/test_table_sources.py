@@ -198,7 +198,7 @@ def test_a_hundred_days_in_a_row_are_sorted_however_dates_are_written(written: s
     rows = np.random.default_rng(0).permutation(100)
     lines = [f"{n},{written.format(days[n])},{n % 2}" for n in rows]
     (tmp_path / "days.csv").write_text("\n".join(["n,day,label", *lines]))
-    found = sources.make("table", path=str(tmp_path / "days.csv"), time="day")
+    found = sources.make("table", path=str(tmp_path / "days.csv"), time="day", features=("n",))
     assert found.train.x[:, 0].tolist() == list(range(100))
 
 

@@ -309,7 +309,7 @@ def test_columns_of_a_table_and_names_of_classes_are_found_by_name(tmp_path: Pat
 
 def test_what_was_said_of_the_data_is_not_said_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    rows = ["age,ill,town", *(f"{20 + row},{row % 2},{row % 3}" for row in range(60))]
+    rows = ["age,ill,town", *(f"{20 + 7 * row % 60},{row % 2},{row % 3}" for row in range(60))]
     Path("people.csv").write_text("\n".join(rows))
     words = ("data=table:people.csv", "data.label=ill", "data.client=town", "model=logistic", "rounds=1", "out=run")
     with pytest.warns(UserWarning, match="with which models train poorly"):
