@@ -32,7 +32,9 @@ def test_every_place_of_a_record_exists(name: str) -> None:
     if one.module:
         assert getattr(fl, name).__name__ == one.module
     if one.schema:
-        assert (apps.at(one.schema).kind, apps.at(one.schema).command) == (one.kind, name)
+        assert apps.at(one.schema).command.split()[0] == name  # deploy has several, whose runs are federated ones
+    if one.schema and one.kind:
+        assert apps.at(one.schema).kind == one.kind
         assert apps.of_kind(one.kind) is one or apps.of_kind(one.kind) == one
 
 
