@@ -194,7 +194,6 @@ CASES: dict[str, dict[str, Case]] = {
         "× sums of one length": nested(uplink=(SecureSum(),), mixing=Uniform()),
         "× further uploads": nested(drift=Scaffold()),
         "× pooled data": nested(pooled=True),
-        "× batch statistics": planned("heterofl", model=normed),
     },
     "Several models": {
         "× pooled data": method("centralised", topology=Ring()),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +23,7 @@ from fedloom.base.errors import ConfigError
 from fedloom.config.keys import build_method, resolve
 from fedloom.core.context import Context, RoundInfo
 from fedloom.core.federation import Index, Split
+from fedloom.core.layout import Layout
 from fedloom.core.local import Local
 from fedloom.core.method import Method
 from fedloom.core.parts import Personal
@@ -41,6 +43,17 @@ WHOLE = Local(steps=3, batch_size=0, lr=0.2)
 def deep(width: int = 5) -> nn.Module:
     body = nn.Sequential(nn.Linear(FEATURES, width), nn.Tanh(), nn.Linear(width, 3), nn.Tanh())
     return fixed(Net(body, 3), 1)
+
+
+def same_net(make_net: Callable[[], Any]) -> nn.Module:
+    return make_net()
+
+
+def normed(make_net: Callable[[], Any]) -> nn.Module:
+    """The network with batch normalisation of its features."""
+    net = make_net()
+    net.body.append(nn.BatchNorm1d(net.head.in_features))
+    return net
 
 
 def both() -> nn.Module:
@@ -72,16 +85,20 @@ def test_equal_networks_are_one_network(name: str, entry: str) -> None:
     np.testing.assert_allclose(*losses, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("compute", ["live", "batched"])
-def test_without_exchange_groups_are_federations_of_their_own(compute: str) -> None:
+@pytest.mark.parametrize(("compute", "change"), [("live", same_net), ("batched", same_net), ("live", normed)])
+def test_without_exchange_groups_are_federations_of_their_own(compute: str, change: Any) -> None:
     members, federation = (0, 1, 1, 0, 1, 0), classes()
+    networks = [partial(change, tanh_net), partial(change, deep)]
     method = replace(make("fedavg"), personal=Architectures(2, members))
     evaluation = Evaluation(what=("global", "clients"))
-    result = go(method, model=both, local=WHOLE, compute=compute, evaluation=evaluation, federation=federation)
-    theta, record = result.snapshot.server.theta, result.history[-1]
-    for number, network in enumerate((tanh_net, deep)):
-        size = sum(p.numel() for p in network().parameters())
-        part = slice(0, size) if not number else slice(len(theta) - size, None)
+    same: dict[str, Any] = {"local": WHOLE, "compute": compute, "evaluation": evaluation}
+    result = go(method, model=lambda: Several([one() for one in networks]), federation=federation, **same)
+    theta, buffers, record = result.snapshot.server.theta, result.snapshot.server.buffers, result.history[-1]
+    for number, network in enumerate(networks):
+        size, states = (sum(each.numel() for each in of) for of in (network().parameters(), network().buffers()))
+        part, own_buffers = (
+            slice(n) if not number else slice(len(of) - n, None) for n, of in ((size, theta), (states, buffers))
+        )
         mine = [client for client in range(6) if members[client] == number]
         few = replace(
             federation,
@@ -91,8 +108,9 @@ def test_without_exchange_groups_are_federations_of_their_own(compute: str) -> N
                 if name in ("train", "validation", "held_out")
             },
         )
-        alone = go("fedavg", model=network, local=WHOLE, compute=compute, evaluation=evaluation, federation=few)
+        alone = go("fedavg", model=network, federation=few, **same)
         torch.testing.assert_close(theta[part], alone.snapshot.server.theta, rtol=0, atol=TINY)
+        torch.testing.assert_close(buffers[own_buffers], alone.snapshot.server.buffers, rtol=0, atol=TINY)
         scope = "global/network_1" if number else "global"
         assert record[f"{scope}/loss"] == pytest.approx(alone.history[-1]["global/loss"], abs=1e-12)
         key = f"clients/network_{number}/accuracy/mean"
@@ -215,32 +233,44 @@ def test_a_head_that_the_server_does_not_train_is_the_first_one_in_every_round()
     assert made.history[-1]["comm/down_params"] == 6 * len(first)
 
 
-def test_networks_that_learn_from_labels_alone_are_local_training_beside_fedavg() -> None:
-    same: dict[str, Any] = {"cohort": 4, "drop_rate": 0.2, "rounds": 3}
+@pytest.mark.parametrize("change", [same_net, normed])
+def test_networks_that_learn_from_labels_alone_are_local_training_beside_fedavg(change: Any) -> None:
+    same: dict[str, Any] = {
+        "cohort": 4,
+        "drop_rate": 0.2,
+        "rounds": 3,
+        "local": WHOLE,
+        "model": partial(change, tanh_net),
+    }
     pair, shared, alone = (go(one, **same) for one in (make("fml", alpha=1.0, beta=1.0), "fedavg", "local"))
     torch.testing.assert_close(pair.snapshot.server.theta, shared.snapshot.server.theta, rtol=0, atol=TINY)
-    for client, _ in alone.snapshot.store:
-        torch.testing.assert_close(private(pair, client), private(alone, client), rtol=0, atol=TINY)
+    torch.testing.assert_close(pair.snapshot.server.buffers, shared.snapshot.server.buffers, rtol=0, atol=TINY)
+    for client, state in alone.snapshot.store:
+        torch.testing.assert_close(pair.snapshot.store.get(client)["personal"], state["personal"], rtol=0, atol=TINY)
     assert [r["comm/bytes"] for r in pair.history] == [r["comm/bytes"] for r in shared.history]
 
 
-@pytest.mark.parametrize("name", ["fedkd", pytest.param("fml", marks=pytest.mark.exhaustive)])
-def test_own_networks_of_any_architecture_stand_beside_the_shared_one(name: str, tmp_path: Path) -> None:
-    networks = [tanh_net, deep, lambda: fixed(Net(nn.Sequential(nn.Linear(FEATURES, 6), nn.Tanh()), 6), 2)]
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [("fedkd", same_net), ("fedkd", normed), pytest.param("fml", same_net, marks=pytest.mark.exhaustive)],
+)
+def test_own_networks_of_any_architecture_stand_beside_the_shared_one(name: str, change: Any, tmp_path: Path) -> None:
+    small = lambda: fixed(Net(nn.Sequential(nn.Linear(FEATURES, 6), nn.Tanh()), 6), 2)  # noqa: E731
+    networks = [partial(change, one) for one in (tanh_net, deep, small)]
     method = for_networks(make(name), 3)
     setting: dict[str, Any] = {
-        "model": lambda: Several([one() for one in networks]), "cohort": 4, "rounds": 2,
+        "model": lambda: Several([one() for one in networks]), "cohort": 4, "rounds": 2, "local": WHOLE,
         "evaluation": Evaluation(what=("clients", "global", "average")),
     }  # fmt: skip
     whole = run(experiment(method, **setting))
     run(experiment(method, **{**setting, "rounds": 1}), tmp_path / "a")
     again = run(experiment(method, **setting, engine="processes"), tmp_path / "a", resume=True)
     assert_same_state(whole.snapshot, again.snapshot)
-    record, size = whole.history[-1], sum(p.numel() for p in tanh_net().parameters())
+    shared, record, server = change(tanh_net).double().eval(), whole.history[-1], whole.snapshot.server
+    size = sum(tensor.numel() for tensor in shared.state_dict().values())
     assert record["comm/up_params"] == record["comm/down_params"] == 4 * size
     assert not any(key.startswith("global/network") for key in record), "no client uses these"
-    shared = tanh_net().double()
-    torch.nn.utils.vector_to_parameters(whole.snapshot.server.theta, shared.parameters())
+    Layout.of(shared).write(shared, server.theta, server.buffers)
     test = classes().test
     right = (shared(test.x).argmax(1) == test.y).double().mean()
     assert record["global/accuracy"] == pytest.approx(float(right))

@@ -60,6 +60,14 @@ def test_all_clients_complex_without_side_objective_is_fedavg_on_the_complex_net
     np.testing.assert_array_equal(found, theta(go(AVERAGED, model=two_ends, local=LOCAL, cohort=4, dtype=dtype)))
 
 
+def normed_ends() -> nn.Module:
+    """An early exit, with batch normalisation before and behind it."""
+    net = two_ends()
+    for name, units in (("near", NEAR), ("far", FAR)):
+        net.get_submodule(f"body.{name}").append(nn.BatchNorm1d(units))  # pyright: ignore
+    return net
+
+
 def of_kind(federation: Federation, clients: list[int]) -> Federation:
     """The federation with the data of these clients alone; the others hold one sample, and are never drawn."""
     kept = [federation.train.index[i] for i in clients]
@@ -140,13 +148,14 @@ def test_a_parameter_is_averaged_over_those_that_hold_it() -> None:
     held = [one.submodel.param_index for one in plan.levels if one.submodel is not None]
     size = plan.layout.size
     sums = [torch.full((len(index),), total) for index, total in zip(held, (1.0, 3.0, 5.0), strict=True)]
-    found = mean_over_holders(held, sums, (0.1, 0.2, 0.7), size)
+    found = mean_over_holders(held, sums, (0.1, 0.2, 0.7), torch.zeros(size))
     expected = np.full(size, 1 / 0.1)
     expected[places(2)] = (1 + 3) / (0.1 + 0.2)
     expected[places(1)] = 1 + 3 + 5
     np.testing.assert_allclose(found, expected, rtol=1e-6)
-    alone = mean_over_holders(held, [None, None, torch.ones(len(held[2]))], (0.0, 0.0, 0.7), size)
-    assert (np.delete(alone.numpy(), places(1)) == 0).all()
+    others = torch.full((size,), 3.0)
+    alone = mean_over_holders(held, [None, None, torch.ones(len(held[2]))], (0.0, 0.0, 0.7), others)
+    assert (np.delete(alone.numpy(), places(1)) == 3).all()
     np.testing.assert_allclose(alone[held[2]], 1 / 0.7, rtol=1e-6)
 
 
@@ -164,6 +173,39 @@ def test_mixing_by_samples_weighs_each_region_by_its_own_holders() -> None:
     large = sum(n[i] * alone[i][REST] for i in (0, 2, 4)) / n[[0, 2, 4]].sum()
     np.testing.assert_allclose(found[M], everyone, rtol=0, atol=1e-12)
     np.testing.assert_allclose(found[REST], large, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("fraction", [0.5, 1.0])
+def test_batch_statistics_are_averaged_over_those_that_hold_them(fraction: float) -> None:
+    """One step from the start: those before the exit over all clients, the others over complex ones."""
+    net, train = normed_ends(), classes().train
+    (w1, b1), (w2, b2) = (
+        [p.detach().double().numpy() for p in net.get_submodule(f"body.{name}.0").parameters()]
+        for name in ("near", "far")
+    )
+    near = [np.tanh(train.client(i).x.numpy() @ w1.T + b1) for i in range(6)]
+    far = [np.tanh((a - a.mean(0)) / np.sqrt(a.var(0) + 1e-5) @ w2.T + b2) for a in near]
+    by_samples = Method("by samples", (CrossEntropy(),), personal=EarlyExitSlice(fraction))
+    one = Local(steps=1, batch_size=0, lr=0.3)
+    buffers = go(by_samples, model=normed_ends, local=one, rounds=1).snapshot.server.buffers.numpy()
+    mean, var, count, far_mean, far_var, far_count = np.split(buffers, np.cumsum([NEAR, NEAR, 1, FAR, FAR]))
+
+    def averaged(values: list[np.ndarray], clients: tuple[int, ...]) -> np.ndarray:
+        return np.average([values[i] for i in clients], axis=0, weights=[SIZES[i] for i in clients])
+
+    everyone, complex = tuple(range(6)), (0, 2, 4)
+    np.testing.assert_allclose(mean, 0.1 * averaged([a.mean(0) for a in near], everyone), rtol=0, atol=1e-12)
+    np.testing.assert_allclose(
+        var, 0.9 + 0.1 * averaged([a.var(0, ddof=1) for a in near], everyone), rtol=0, atol=1e-12
+    )
+    if fraction == 1:
+        assert (count, far_count, far_mean.any(), set(far_var)) == (1, 0, False, {1})
+    else:
+        assert (count, far_count) == (1, 1)
+        np.testing.assert_allclose(far_mean, 0.1 * averaged([z.mean(0) for z in far], complex), rtol=0, atol=1e-12)
+        np.testing.assert_allclose(
+            far_var, 0.9 + 0.1 * averaged([z.var(0, ddof=1) for z in far], complex), rtol=0, atol=1e-12
+        )
 
 
 @pytest.mark.parametrize(

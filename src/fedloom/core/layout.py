@@ -164,9 +164,10 @@ class Layout:
                 view.copy_(state[name])
         return theta, buffers
 
-    def places(self, numbered: nn.Module) -> Int[Tensor, "P"]:
-        """The integers stored in a module of this layout in place of its parameters."""
-        return replace(self, dtype=torch.float64, buffers=()).read(numbered)[0].long()
+    def places(self, numbered: nn.Module) -> tuple[Int[Tensor, "P"], Int[Tensor, "buffers"]]:
+        """The integers stored in a module of this layout in place of its parameters and buffers."""
+        theta, buffers = replace(self, dtype=torch.float64).read(numbered)
+        return theta.long(), buffers.long()
 
     def write(self, module: nn.Module, theta: Float[Tensor, "P"], buffers: Float[Tensor, "buffers"]) -> None:
         """Copy flat vectors θ and buffers into a module's own tensors."""

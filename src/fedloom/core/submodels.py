@@ -6,7 +6,8 @@ the clients that hold it::
 
     θ_j ← θ_j - Σ p_i Δ_ij / Σ p_i        over the clients i of the round whose level holds j
 
-A parameter that no client of the round holds is unchanged.
+A parameter that no client of the round holds is unchanged. Buffers are averaged likewise, their values instead of
+updates.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ class Submodel:
         layout: that module's layout.
         param_index: I, the positions of its parameters in θ, int64 [|I|], and after them those of private ones in the
             initial model.
+        buffer_index: likewise of its buffers.
         exit_weights: weights of the losses at the network's exits; () for its output alone.
     """
 
@@ -45,42 +47,48 @@ class Submodel:
     network: nn.Module
     layout: Layout
     param_index: Tensor
+    buffer_index: Tensor
     exit_weights: tuple[float, ...]
 
     @property
     def shared_index(self) -> Tensor:
-        """The positions of what its clients share."""
+        """The positions of the parameters that its clients share."""
         return self.param_index[: self.layout.shared_size]
 
+    @property
+    def shared_buffers(self) -> Tensor:
+        """The positions of the buffers that its clients share."""
+        return self.buffer_index[: self.layout.shared_buffers]
 
-def submodels(method: Method, model: nn.Module, layout: Layout, buffers: Tensor) -> Iterator[Submodel]:
+
+def submodels(method: Method, model: nn.Module, layout: Layout) -> Iterator[Submodel]:
     """The networks of all levels, the largest first.
 
-    Positions are found by building each network once more from a model whose parameters are their own indices.
+    Positions are found by building each network once more from a model whose parameters and buffers are their own
+    indices.
     """
     personal, numbered = method.personal, copy.deepcopy(model).double()
-    layout.write(numbered, torch.arange(layout.size, dtype=torch.float64), buffers.double())
+    layout.write(numbered, *(torch.arange(size, dtype=torch.float64) for size in (layout.size, layout.buffer_size)))
     for number, name in enumerate(personal.levels):
         network = personal.network(model, number)
         own = Layout.of(network, method.private_in(network))
-        index = own.places(personal.network(numbered, number))
-        yield Submodel(name if number else "", network, own, index, personal.exit_weights(number))
+        places = own.places(personal.network(numbered, number))
+        yield Submodel(name if number else "", network, own, *places, personal.exit_weights(number))
 
 
 def mean_over_holders(
-    levels: Sequence[Tensor], sums: Sequence[Tensor | None], mass: Sequence[float], size: int
+    levels: Sequence[Tensor], sums: Sequence[Tensor | None], mass: Sequence[float], others: Float[Tensor, "P"]
 ) -> Float[Tensor, "P"]:
-    """The mixed update of clients of several levels: each parameter's mean over the clients that hold it.
+    """The mixed update (or the mixed buffers) of clients of several levels: each entry's mean over those that hold it.
 
     Args:
         levels: I of each level, int64 [|I|].
         sums: Σ p_i Δ_i over the clients of each level, [|I|]; None for a level without updates.
         mass: Σ p_i over the clients of each level.
-        size: P.
+        others: the result for entries that no client holds.
     """
-    like = next(total for total in sums if total is not None)
-    mixed = like.new_zeros(size)
-    region = torch.zeros(size, dtype=torch.int64, device=like.device)
+    mixed = torch.zeros_like(others)
+    region = torch.zeros(others.shape, dtype=torch.int64, device=others.device)
     for number, (index, total) in enumerate(zip(levels, sums, strict=True)):
         region[index] += 1 << number  # the levels that hold a parameter, as bits
         if total is not None:
@@ -88,23 +96,21 @@ def mean_over_holders(
     present, where = region.unique(return_inverse=True)
     held = (present.cpu().numpy()[:, None] >> np.arange(len(levels))) & 1
     masses = held @ np.asarray(mass)
-    factor = np.divide(1.0, masses, out=np.zeros_like(masses), where=masses > 0)
-    return mixed * torch.from_numpy(factor).to(like)[where]
+    factor = torch.from_numpy(np.divide(1.0, masses, out=np.zeros_like(masses), where=masses > 0)).to(mixed)[where]
+    return torch.where(factor > 0, mixed * factor, others)
 
 
-def refuse(method: Method, layout: Layout) -> None:
-    """Check that all parts and the model work with clients of several levels."""
+def refuse(method: Method) -> None:
+    """Check that all parts work with clients of several levels."""
     personal = method.personal
     if not personal.levels:
         return
-    mine = f"personal {label(personal)!r}"
-    several = "networks of different size"
     for place, part in method.parts.items():
         if part is not personal and (why := _why(part, method)):
-            raise ConfigError(f"{place} {label(part)!r} {why}, but with {mine} clients train {several}.")
-    if hindering := layout.hindering_buffer:
-        buffer, remedy = hindering
-        raise ConfigError(f"{mine} cannot mix the buffer {buffer!r} of {several}; {remedy}.")
+            raise ConfigError(
+                f"{place} {label(part)!r} {why}, but with personal {label(personal)!r} clients train networks of "
+                "different size."
+            )
 
 
 def _why(part: Part, method: Method) -> str:

@@ -157,7 +157,7 @@ def make_plan(experiment: Experiment, federation: Federation, device: str) -> Cl
     _private(experiment.method, plan)
     example_privacy.check(plan)
     _latent(experiment.method, model)
-    refuse(experiment.method, plan.layout)
+    refuse(experiment.method)
     for level in plan.levels:
         require_features(experiment.method, level.model)
     sample, y = moved(arrays.batch(torch.arange(min(len(arrays), 2))), "cpu")

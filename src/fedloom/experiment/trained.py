@@ -518,7 +518,7 @@ class TrainedRun(RunRecords):
         """The model that a client with this state uses, adapted to ``support`` if there are any samples."""
         server, plan = self.snapshot.server.model(use.model), plan.levels[use.level]
         loaded = LoadedModel(plan, self.evaluator.settings)
-        loaded.load(plan.own(server.theta), server.buffers, state, use)
+        loaded.load(plan.own(server.theta), plan.own_buffers(server.buffers), state, use)
         theta, buffers = loaded.live.theta, loaded.live.buffers
         if support is None:
             return self._model(plan, theta, buffers, use.lam)

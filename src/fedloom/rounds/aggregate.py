@@ -19,6 +19,7 @@ from torch import Tensor
 from fedloom.base.errors import ClientError
 from fedloom.base.tree import Float, Tree
 from fedloom.core.parts import UPDATE, Reduce
+from fedloom.core.submodels import mean_over_holders
 from fedloom.rounds.exchange import BUFFERS, Failure, FailureKind, Result
 from fedloom.rounds.plan import ClientPlan
 
@@ -256,6 +257,27 @@ def agreement(a: Tensor, b: Tensor) -> Tensor:
     tensor([1., nan, -inf])
     """
     return torch.where(a == b, a, torch.nan)
+
+
+def buffers_over_holders(
+    levels: Sequence[Tensor], totals: Sequence[Fold], mass: Sequence[float], received: Float[Tensor, "buffers"]
+) -> Float[Tensor, "buffers"]:
+    """The mean of the buffers of clients of several levels over those that hold them; as received if none does.
+
+    Args:
+        levels: the positions of each level's buffers.
+        totals: the sums over the clients of each level.
+        mass: Σ p_i over the clients of each level.
+        received: the buffers before the round.
+    """
+    equal, held = torch.full_like(received, torch.nan), torch.zeros_like(received, dtype=torch.bool)
+    for index, total in zip(levels, totals, strict=True):
+        if EQUAL in total.sums:
+            own = total.sums[EQUAL]
+            equal[index] = torch.where(held[index], agreement(equal[index], own), own)
+            held[index] = True
+    mean = mean_over_holders(levels, [total.sums.get(BUFFERS) for total in totals], mass, received)
+    return torch.where(equal.isnan(), mean, equal)
 
 
 def mixture(weights: Float[Tensor, "K"], values: Float[Tensor, "K B"]) -> Float[Tensor, "B"]:

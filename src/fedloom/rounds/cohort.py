@@ -18,7 +18,7 @@ from fedloom.core.hook_results import like
 from fedloom.core.parts import UPDATE
 from fedloom.core.server_data import ServerData
 from fedloom.core.submodels import mean_over_holders
-from fedloom.rounds.aggregate import EQUAL, Fold, Traffic
+from fedloom.rounds.aggregate import EQUAL, Fold, Traffic, buffers_over_holders
 from fedloom.rounds.engine import Engine, Group
 from fedloom.rounds.exchange import BUFFERS, Broadcast, Failure, FailureKind, Result, State
 from fedloom.rounds.plan import ClientPlan
@@ -282,9 +282,7 @@ class Cohort:
             return totals[0].reduced(UPDATE, total, p), buffers, totals[0].uploads(plan, total, p, info.facts.clients)
         assert weights is not None
         level = plan.level[info.cohort]
-        sums = [total.sums.get(UPDATE) for total in totals]
         mass = [float(weights[arrived][level == number].sum()) for number in range(len(totals))]
-        index = [one.submodel.shared_index for one in plan.levels if one.submodel is not None]
         slices = Fold()  # of parts, which are alike at all levels
         for one in totals:
             own = {slot: value for slot, value in one.sums.items() if slot not in (UPDATE, BUFFERS, EQUAL)}
@@ -292,7 +290,11 @@ class Cohort:
         back = np.argsort(np.argsort(level, kind="stable"))  # single uploads came level by level
         slices.kept = {slot: [values[row] for row in back] for slot, values in slices.kept.items()}
         uploads = slices.uploads(plan, sum(mass), p, info.facts.clients)
-        return mean_over_holders(index, sums, mass, len(self.server.theta)), self.server.buffers, uploads
+        networks = [one.submodel for one in plan.levels if one.submodel is not None]
+        sums, unchanged = [total.sums.get(UPDATE) for total in totals], torch.zeros_like(self.server.theta)
+        update = mean_over_holders([one.shared_index for one in networks], sums, mass, unchanged)
+        places = [one.shared_buffers for one in networks]
+        return update, buffers_over_holders(places, totals, mass, self.server.buffers), uploads
 
     def held(self, members: np.ndarray, p: np.ndarray) -> Bool[Tensor, "P"] | None:
         """Mask of the parameters that members with a positive p hold; None if all clients hold all of them."""

@@ -65,7 +65,9 @@ class Broadcast:
 
     def at(self, level: ClientPlan) -> Broadcast:
         """What clients of a level receive, given its plan."""
-        return self if level.submodel is None else replace(self, theta=level.own(self.theta))
+        if level.submodel is None:
+            return self
+        return replace(self, theta=level.own(self.theta), buffers=level.own_buffers(self.buffers))
 
     def to(self, client: int) -> Broadcast:
         """What a client has received."""

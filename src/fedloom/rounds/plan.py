@@ -177,9 +177,9 @@ class ClientPlan:
         return tuple(
             replace(
                 self, model=one.network, layout=one.layout, theta0=self.theta0[one.param_index.to(self.theta0.device)],
-                make=None, submodel=one,
+                buffers0=self.buffers0[one.buffer_index.to(self.buffers0.device)], make=None, submodel=one,
             )
-            for one in submodels.submodels(self.method, self.model, self.layout, self.buffers0)
+            for one in submodels.submodels(self.method, self.model, self.layout)
         )  # fmt: skip
 
     @property
@@ -258,6 +258,10 @@ class ClientPlan:
     def own(self, theta: Float[Tensor, "P"]) -> Float[Tensor, "held"]:
         """The entries of the server's parameters that clients of this plan hold."""
         return theta if self.submodel is None else theta[self.submodel.shared_index.to(theta.device)]
+
+    def own_buffers(self, buffers: Float[Tensor, "buffers"]) -> Float[Tensor, "held"]:
+        """The entries of the server's buffers that clients of this plan hold."""
+        return buffers if self.submodel is None else buffers[self.submodel.shared_buffers.to(buffers.device)]
 
     @property
     def operand_dtype(self) -> torch.dtype | None:

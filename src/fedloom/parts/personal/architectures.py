@@ -20,7 +20,7 @@ from fedloom.parts.personal.private import LocalOnly, PrivateBody
 
 @dataclass(frozen=True)
 class Architectures(Personal):
-    """Groups of clients with a network of their own each, whose parameters are averaged within the group.
+    """Groups of clients with a network of their own each, averaged within the group, batch statistics included.
 
     ::
 

@@ -231,7 +231,7 @@ def narrowed(model: nn.Module, share: float, scale: bool = False) -> nn.Module:
     owners = [
         (name, part)
         for name, part in small.named_modules()
-        if isinstance(part, nn.GroupNorm) or any(True for _ in part.parameters(recurse=False))
+        if isinstance(part, nn.GroupNorm) or any(True for _ in (*part.parameters(False), *part.buffers(False)))
     ]
     cut = [name for name, part in owners if not isinstance(part, nn.GroupNorm)]
     heads = [name for name in cut if name.rpartition(".")[2] == "head"] or cut[-1:]
