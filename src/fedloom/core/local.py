@@ -173,13 +173,15 @@ class Local:
         [1.0, 0.854, 0.5, 0.146, 0.146]
         >>> [Local(schedule="milestones", milestones=(1, 3), lr_decay=0.5, warmup=2).decay(t) for t in range(4)]
         [0.5, 0.5, 0.5, 0.25]
+        >>> [Local(schedule=lambda t: 1.0, warmup=2).decay(t) for t in range(3)]
+        [0.5, 1.0, 1.0]
 
         Raises:
             ConfigError: if a function of one's own returns anything but a finite number greater than 0.
         """
-        if callable(self.schedule):
-            return _factor(self.schedule(round), f"schedule returned {{}} for round {round}")
         start = min((round + 1) / self.warmup, 1.0) if self.warmup else 1.0
+        if callable(self.schedule):
+            return _factor(self.schedule(round), f"schedule returned {{}} for round {round}") * start
         if self.schedule == "step":
             return self.lr_decay ** (round // self.decay_every) * start
         if self.schedule == "milestones":

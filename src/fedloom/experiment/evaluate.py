@@ -155,9 +155,9 @@ class Evaluator(LoadedModel):
         """Evaluate the model that every client uses on its own samples; return a summary and one row per client.
 
         Where clients choose λ, the table has theirs as ``lambda``, and the summary what all would have with one λ, and
-        with the λ that is best on their *test* samples, as in some published tables (``as_published``). Where they
-        choose a level, the table has it as ``cluster``. If classes have the same number everywhere, the summary has
-        every metric over the samples of all clients, too, as ``clients/<metric>/pooled``.
+        with the λ that is best on their *test* samples, as in some published tables (``as_published``). Where clients
+        share the models of a topology, the table has each client's as ``model``. If classes have the same number
+        everywhere, the summary has every metric over the samples of all clients, too, as ``clients/<metric>/pooled``.
 
         Args:
             server: the source of shared values.

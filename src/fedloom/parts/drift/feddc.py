@@ -39,9 +39,9 @@ class FedDCDrift(Drift):
     number of local steps. With partial participation Σ_S p_i h_i, which the algorithm box adds
     (``average_over_all=False``), does not vanish there, and θ fluctuates with the spread of ∇F_i/α. The default adds
     the mean of all K clients' h_i instead, as the authors' experiments do, and converges. Without the gradient term
-    that is FedDyn with equal weights, whose linear terms are -αh_i. With it g is broadcast, and a round costs one and a
-    half times FedAvg's communication; twice if a second vector is uploaded beside θ_i + h_i, too: g_i if the cohort's
-    drift is added, or c_i⁺ - c_i.
+    that is FedDyn with equal weights, whose h_i is -α times this one. With the gradient term g is broadcast, and a
+    round costs one and a half times FedAvg's communication; twice if a second vector is uploaded as well: g_i if the
+    cohort's drift is added, or c_i⁺ - c_i.
 
     ``size_weighted=True`` minimises Σ (n_i/n̄) F_i (n̄ the mean size) with uniform mixing, as the authors' code does: α
     and c are divided by n_i/n̄ at the client, and c is the mean of (n_i/n̄) c_i.
@@ -76,7 +76,7 @@ class FedDCDrift(Drift):
 
     @property
     def needs(self) -> Needs:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Plain SGD is required if displacements are used as gradients."""
+        """SGD, with or without momentum, if displacements are used as gradients."""
         return Needs(sgd=self.gradient)
 
     @property

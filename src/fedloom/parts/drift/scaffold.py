@@ -27,7 +27,7 @@ class Scaffold(Drift):
     rate of the round. With zero control variates (the first round) it is FedAvg. Karimireddy et al., ICML 2020,
     algorithm 1.
 
-    Where it stops, all Δ_i vanish with c, so that the objective is the mean Σ L_i of the paper, whatever the mixing.
+    Where it stops, all Δ_i and c vanish, so that the objective is the paper's (1/K) Σ L_i, whatever the mixing.
     ``size_weighted=True`` minimises Σ (n_i/n̄) L_i: c is the mean of (n_i/n̄) c_i, and a client reads c·n̄/n_i in the
     place of c and uploads (n_i/n̄)(c_i⁺ - c_i). That is the rule above for L_i' = (n_i/n̄) L_i, divided by n_i/n̄, as
     FedDyn's authors run it.

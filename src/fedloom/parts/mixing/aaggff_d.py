@@ -25,9 +25,9 @@ class AAggFFD(responses.Responding):
     Hahn, Kim & Lee, ICML 2024.
 
     Args:
-        c2: C2 > C1, upper bound of the responses; 0 means C.
-        step: ``published``, or ``visits``: the largest step √(log K / visits) ≤ 1, where visits is how often a client
-            was sampled on average; for gradients that are bounded at the sampled clients.
+        c2: C2 > C1, upper bound of the responses; 0 means max(C, 2 C1).
+        step: ``published``, or ``visits``: min(1, √(log K / visits)) times the gradients relative to C2/C, where
+            visits is how often a client was sampled on average.
     """
 
     cdf: responses.Name = "weibull"

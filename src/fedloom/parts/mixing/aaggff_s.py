@@ -29,7 +29,7 @@ class AAggFFS(responses.Responding):
     algorithm 3.1; Hahn, Kim & Lee, ICML 2024.
 
     Args:
-        c2: C2 > C1, upper bound of the responses; 0 means 1/K.
+        c2: C2 > C1, upper bound of the responses; 0 means max(1/K, 2 C1).
     """
 
     @property

@@ -19,15 +19,15 @@ from fedloom.parts.mixing import responses
 class AFL(Mixing):
     """p ← Proj_Δ(p + γF), the ascent half of min_θ max_p Σ p_i F_i(θ); requires full participation.
 
-    p starts at n_i/n, so that γ = 0 is FedAvg, and the new p is used in the same round, unless θ and p move at the same
-    time. The entry of a client that drops out is not updated, and its weight is redistributed. Mohri, Sivek & Suresh,
-    ICML 2019.
+    p starts at n_i/n, so that γ = 0 is FedAvg, and the new p is used in the same round, unless ``simultaneous``. A
+    client that drops out counts with F_i = 0, and its weight in the round is redistributed. Mohri, Sivek & Suresh, ICML
+    2019.
 
     Args:
         step: γ ≥ 0; 0 gives FedAvg.
         response: samples on which the losses F_i are taken: ``train`` or ``validation``, which local work never sees.
         prior: the first p: ``samples``, n_i/n, or ``uniform``.
-        simultaneous: models are mixed with the p of before the ascent step.
+        simultaneous: mix models with the p from before the ascent step.
     """
 
     step: NonNegative = 0.1

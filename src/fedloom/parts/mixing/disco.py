@@ -1,4 +1,4 @@
-"""FedDisco: coefficients that fall with the distance of a client's label distribution from the wanted one."""
+"""FedDisco: coefficients that fall with the distance of a client's label distribution from the uniform one."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from fedloom.core.targets import CLASSES
 class Discrepancy(Mixing):
     """p_k ∝ max(0, n_k/n - a·d_k + b) with d_k the distance of client k's class shares from equal ones.
 
-    n is the number of samples of the cohort, and d_k = ‖D_k - T‖₂ or KL(D_k‖T) of the shares D_k [C] of the classes
-    among the client's samples and T = 1/C. Where nobody is left, and with a = b = 0, it is n_k/n. All K clients
-    tell the server their class counts before the first round, whose bytes have these C numbers each. Ye, Xu, Wang, Xu,
-    Chen & Wang, ICML 2023 (FedDisco), equation (9).
+    n is the number of samples of the cohort, and d_k = ‖D_k - T‖₂ or KL(D_k‖T), where D_k [C] are the shares of the
+    classes among the client's samples and T = 1/C. With a = b = 0, or if all of these are 0, p_k is n_k/n. All K
+    clients send the server their C class counts before the first round; its bytes include them. Ye, Xu, Wang, Xu, Chen
+    & Wang, ICML 2023 (FedDisco), equation (9).
 
     Args:
         a: a ≥ 0, the weight of the discrepancy.

@@ -13,12 +13,12 @@ from fedloom.core.parts import Weighting
 
 @dataclass(frozen=True)
 class InverseProbability(Weighting):
-    """Shares in proportion to 1/π_i, the probability with which a client takes part (Horvitz & Thompson 1952).
+    """Shares in proportion to 1/π_i, where client i takes part with probability π_i (Horvitz & Thompson 1952).
 
     With uniform mixing the update is (1/K) Σ_{i∈S} Δ_i/π_i, with mixing by samples Σ_{i∈S} (n_i/n) Δ_i/π_i, n being the
-    samples of all clients (any other mixing counts like this one): on average over the draws of S that of all clients,
-    however selections and deadlines favour some of them. The smaller π_i, the larger the variance; a client that never
-    takes part stays left out.
+    samples of all clients; any other mixing has the factors of mixing by samples. On average over the draws of S that
+    is the update of all clients, however selections and deadlines favour some of them. The smaller π_i, the larger the
+    variance; a client that never takes part stays left out.
     """
 
     needs = Needs(probabilities=True)
