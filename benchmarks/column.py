@@ -27,7 +27,8 @@ import common
 import table_2_3
 
 from fedloom.data import sources
-from fedloom.experiment.experiment import Evaluation, Experiment
+from fedloom.experiment.evaluation import Evaluation
+from fedloom.experiment.experiment import Experiment
 from fedloom.experiment.federated import run
 
 WARM, WHOLE = 3, 500

@@ -36,8 +36,9 @@ from fedloom.core.context import Batch
 from fedloom.core.federation import Arrays, Federation, Index, Split
 from fedloom.core.local import Local
 from fedloom.core.parts import Use
-from fedloom.experiment.evaluate import Evaluator
-from fedloom.experiment.experiment import Evaluation, Experiment
+from fedloom.experiment.evaluation import Evaluation
+from fedloom.experiment.evaluator import Evaluator
+from fedloom.experiment.experiment import Experiment
 from fedloom.experiment.runtime import reproducible
 from fedloom.experiment.setup import make_plan
 from fedloom.methods import make

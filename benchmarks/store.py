@@ -39,7 +39,8 @@ from record import machine, options, save
 from fedloom.core.federation import Arrays, Federation, Index, Split
 from fedloom.core.local import Local
 from fedloom.experiment.callbacks import Callback
-from fedloom.experiment.experiment import Evaluation, Experiment
+from fedloom.experiment.evaluation import Evaluation
+from fedloom.experiment.experiment import Experiment
 from fedloom.experiment.federated import run
 from fedloom.experiment.store import CLIENTS, ROWS
 from fedloom.methods import make

@@ -17,7 +17,8 @@ from fedloom.core.local import Local
 from fedloom.core.method import Method
 from fedloom.core.parts import Term, Topology
 from fedloom.data import federate
-from fedloom.experiment.experiment import Evaluation, Experiment
+from fedloom.experiment.evaluation import Evaluation
+from fedloom.experiment.experiment import Experiment
 from fedloom.experiment.federated import FederatedTask
 from fedloom.methods import make
 from fedloom.models import models

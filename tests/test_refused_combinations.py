@@ -15,7 +15,7 @@ import pytest
 
 from fedloom.base.errors import ConfigError
 from fedloom.core import compatibility, submodels
-from fedloom.experiment import experiment, setup
+from fedloom.experiment import evaluation, setup
 from fedloom.experiment.experiment import Experiment
 from fedloom.rounds import example_privacy
 from fedloom.rounds.plan import ClientPlan
@@ -30,7 +30,7 @@ CHECKS = (
     compatibility.check, compatibility._check_client_work, compatibility._check_target, compatibility._check_uplink,
     compatibility._check_topology, submodels.refuse,
     Experiment._check_needs, Experiment._check_attack, ClientPlan.__post_init__, example_privacy.check,
-    experiment.check_evaluation, experiment.check_means, setup.require_features, setup._private, setup._momentum,
+    evaluation.check_evaluation, evaluation.check_means, setup.require_features, setup._private, setup._momentum,
     Recipe.refuse,
 )  # fmt: skip
 ALL = {f"{topic}: {title}": case for topic, cases in CASES.items() for title, case in cases.items()}

@@ -40,7 +40,8 @@ from fedloom.core.method import Method
 from fedloom.core.timeline import Schedule
 from fedloom.data import Source, federate, sources
 from fedloom.data.partitions import Dirichlet, Natural, Partition
-from fedloom.experiment.experiment import Evaluation, Experiment
+from fedloom.experiment.evaluation import Evaluation
+from fedloom.experiment.experiment import Experiment
 from fedloom.experiment.federated import run
 from fedloom.metrics import worst
 from fedloom.models import models

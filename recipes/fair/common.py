@@ -19,7 +19,8 @@ import pyarrow.parquet as parquet
 
 from fedloom import methods
 from fedloom.core.method import Method
-from fedloom.experiment.experiment import Evaluation, Experiment
+from fedloom.experiment.evaluation import Evaluation
+from fedloom.experiment.experiment import Experiment
 from fedloom.experiment.federated import run
 from fedloom.metrics import fairness
 from fedloom.models import models

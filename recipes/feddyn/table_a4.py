@@ -44,7 +44,8 @@ from fedloom import methods
 from fedloom.core.federation import Federation
 from fedloom.core.local import Local
 from fedloom.data import federate, sources
-from fedloom.experiment.experiment import Evaluation, Experiment
+from fedloom.experiment.evaluation import Evaluation
+from fedloom.experiment.experiment import Experiment
 from fedloom.experiment.federated import run
 from fedloom.models import models
 

@@ -37,7 +37,8 @@ from fedloom.core.local import Local
 from fedloom.core.method import Method
 from fedloom.data import federate, sources
 from fedloom.data.partitions import DirichletBalanced, Iid, Partition
-from fedloom.experiment.experiment import Evaluation, Experiment
+from fedloom.experiment.evaluation import Evaluation
+from fedloom.experiment.experiment import Experiment
 from fedloom.experiment.federated import run
 from fedloom.experiment.rundir import RunDirectory
 from fedloom.metrics import rounds_to_target

@@ -40,8 +40,9 @@ from fedloom.core.local import Local
 from fedloom.core.method import Method
 from fedloom.core.parts import Adaptation
 from fedloom.data import Source, federate, partitions, sources
-from fedloom.experiment.evaluate import Evaluator
-from fedloom.experiment.experiment import Evaluation, Experiment
+from fedloom.experiment.evaluation import Evaluation
+from fedloom.experiment.evaluator import Evaluator
+from fedloom.experiment.experiment import Experiment
 from fedloom.experiment.federated import RunResult, run
 from fedloom.experiment.setup import make_plan, placed
 from fedloom.models import models

@@ -24,7 +24,8 @@ from fedloom.base.errors import FedLoomError
 from fedloom.core.local import Local
 from fedloom.data import federate, sources
 from fedloom.data.partitions import DirichletBalanced, Natural, Partition
-from fedloom.experiment.experiment import Evaluation, Experiment
+from fedloom.experiment.evaluation import Evaluation
+from fedloom.experiment.experiment import Experiment
 from fedloom.experiment.federated import run
 from fedloom.models import models
 

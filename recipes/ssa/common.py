@@ -28,7 +28,8 @@ from fedloom.core.parts import Mixing
 from fedloom.data import Source, federate, sources
 from fedloom.data.labels import Imbalanced, Skew, Target, UniformLabels
 from fedloom.data.partitions import Niid1, Niid2, Partition
-from fedloom.experiment.experiment import Evaluation, Experiment
+from fedloom.experiment.evaluation import Evaluation
+from fedloom.experiment.experiment import Experiment
 from fedloom.experiment.federated import RunResult, run
 from fedloom.models import models
 from fedloom.parts.mixing import SelfSupervised

@@ -24,7 +24,8 @@ from fedloom.core.local import Local
 from fedloom.core.method import Method
 from fedloom.data import federate, sources
 from fedloom.data.partitions import Niid1
-from fedloom.experiment.experiment import Evaluation, Experiment
+from fedloom.experiment.evaluation import Evaluation
+from fedloom.experiment.experiment import Experiment
 from fedloom.experiment.federated import run
 from fedloom.models import models
 

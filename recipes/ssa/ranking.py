@@ -32,7 +32,7 @@ from fedloom.core.federation import Arrays
 from fedloom.core.parts import Mixing, Needs
 from fedloom.core.server_data import view_logits
 from fedloom.data.augment import pipeline
-from fedloom.experiment.experiment import Evaluation
+from fedloom.experiment.evaluation import Evaluation
 from fedloom.experiment.federated import run
 from fedloom.models import models
 from fedloom.parts.objectives import CrossEntropy

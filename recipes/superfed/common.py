@@ -18,7 +18,8 @@ from fedloom import methods
 from fedloom.core.federation import Federation
 from fedloom.core.local import Local
 from fedloom.data import Source, sources
-from fedloom.experiment.experiment import Evaluation, Experiment
+from fedloom.experiment.evaluation import Evaluation
+from fedloom.experiment.experiment import Experiment
 from fedloom.experiment.federated import RunResult, run
 from fedloom.experiment.rundir import RunDirectory
 from fedloom.models import models

@@ -26,7 +26,7 @@ from protocol import mean_error
 
 from fedloom.core.federation import Federation
 from fedloom.core.parts import Use
-from fedloom.experiment.evaluate import Evaluator
+from fedloom.experiment.evaluator import Evaluator
 from fedloom.experiment.experiment import Experiment
 from fedloom.experiment.federated import RunResult
 from fedloom.experiment.setup import make_plan, placed

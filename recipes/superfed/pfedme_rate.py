@@ -21,7 +21,8 @@ from protocol import find, gained, mean_error
 from fedloom import methods
 from fedloom.data import federate, sources
 from fedloom.data.partitions import Pathological
-from fedloom.experiment.experiment import Evaluation, Experiment
+from fedloom.experiment.evaluation import Evaluation
+from fedloom.experiment.experiment import Experiment
 from fedloom.experiment.federated import run
 from fedloom.models import models
 

@@ -31,7 +31,8 @@ from fedloom.base.rng import stream
 from fedloom.core.federation import Arrays, Federation
 from fedloom.core.local import Local
 from fedloom.data.sources.generated import read_generated
-from fedloom.experiment.experiment import Evaluation, Experiment
+from fedloom.experiment.evaluation import Evaluation
+from fedloom.experiment.experiment import Experiment
 from fedloom.experiment.federated import run
 from fedloom_apps.synthesis.judge import AUTO, ClassifierTraining, classifier, fit
 from fedloom_apps.synthesis.take import shared, warm_started

@@ -47,7 +47,8 @@ from fedloom.base.errors import DataError
 from fedloom.base.rng import stream
 from fedloom.core.federation import Arrays, Federation
 from fedloom.data import Source, federate, partitions, sources
-from fedloom.experiment.experiment import Evaluation, Experiment
+from fedloom.experiment.evaluation import Evaluation
+from fedloom.experiment.experiment import Experiment
 from fedloom.models import models
 from fedloom_apps.synthesis.judge import SyntheticEvaluator
 from fedloom_apps.synthesis.run import synthesize

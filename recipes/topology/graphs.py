@@ -38,7 +38,8 @@ from fedloom.core.local import Local
 from fedloom.core.method import Method
 from fedloom.data import Source, federate, sources
 from fedloom.data.partitions import DirichletBalanced, Iid, Niid1, Partition
-from fedloom.experiment.experiment import Evaluation, Experiment
+from fedloom.experiment.evaluation import Evaluation
+from fedloom.experiment.experiment import Experiment
 from fedloom.experiment.federated import run
 from fedloom.models import models
 from fedloom.parts import topology

@@ -33,7 +33,8 @@ from fedloom.core.federation import Federation
 from fedloom.core.local import Local
 from fedloom.data import Source, federate, sources
 from fedloom.data.partitions import DirichletBalanced, Partition, Pathological
-from fedloom.experiment.experiment import Evaluation, Experiment
+from fedloom.experiment.evaluation import Evaluation
+from fedloom.experiment.experiment import Experiment
 from fedloom.experiment.federated import run
 from fedloom.models import models
 

@@ -30,7 +30,8 @@ from protocol import mean_error
 from fedloom import methods
 from fedloom.core.federation import Federation
 from fedloom.core.parts import Uplink
-from fedloom.experiment.experiment import Evaluation, Experiment
+from fedloom.experiment.evaluation import Evaluation
+from fedloom.experiment.experiment import Experiment
 from fedloom.experiment.federated import run
 from fedloom.parts.uplink import QSGD, RandomK, SignCompression, TopK
 

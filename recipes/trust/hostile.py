@@ -36,7 +36,8 @@ from fedloom.core.attack import Attack
 from fedloom.core.federation import Federation, Index, Split
 from fedloom.core.method import Method
 from fedloom.core.parts import Mixing
-from fedloom.experiment.experiment import Evaluation, Experiment
+from fedloom.experiment.evaluation import Evaluation
+from fedloom.experiment.experiment import Experiment
 from fedloom.experiment.federated import run
 from fedloom.parts.mixing import (
     CentredClipping,

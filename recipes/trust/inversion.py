@@ -26,7 +26,8 @@ from torch import Tensor, nn
 from fedloom import methods
 from fedloom.core.federation import Federation, Index, Split
 from fedloom.core.local import Local
-from fedloom.experiment.experiment import Evaluation, Experiment
+from fedloom.experiment.evaluation import Evaluation
+from fedloom.experiment.experiment import Experiment
 from fedloom.experiment.federated import run
 
 DIGITS, SHOWN, STEPS, LR = 20, 8, 400, 1.0

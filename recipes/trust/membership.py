@@ -28,7 +28,8 @@ from protocol import mean_error
 from fedloom import methods
 from fedloom.core.federation import Federation, Index, Split
 from fedloom.core.local import Local
-from fedloom.experiment.experiment import Evaluation, Experiment
+from fedloom.experiment.evaluation import Evaluation
+from fedloom.experiment.experiment import Experiment
 from fedloom.experiment.federated import run
 from fedloom_apps.audit.inference import Inference, inference, lira, logit_confidence, loss_threshold
 

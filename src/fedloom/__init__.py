@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from fedloom.core.local import Local
     from fedloom.core.method import Method
     from fedloom.experiment.callbacks import Callback, EarlyStopping, Measure
-    from fedloom.experiment.experiment import Evaluation, Experiment
+    from fedloom.experiment.evaluation import Evaluation
+    from fedloom.experiment.experiment import Experiment
     from fedloom.experiment.federated import RunResult
     from fedloom.experiment.trained import TrainedRun
     from fedloom.models.adapters import wrap

@@ -26,7 +26,8 @@ from fedloom.experiment import federated
 from fedloom.experiment.callbacks import Callback, make_progress
 from fedloom.experiment.checkpoint import located
 from fedloom.experiment.console import make_console
-from fedloom.experiment.experiment import Evaluation, Experiment, check_objects
+from fedloom.experiment.evaluation import Evaluation
+from fedloom.experiment.experiment import Experiment, check_objects
 from fedloom.experiment.federated import RunResult
 from fedloom.experiment.rundir import RunDirectory
 from fedloom.experiment.trained import TrainedRun

@@ -26,7 +26,7 @@ from fedloom.core.federation import Arrays, Split
 from fedloom.core.local import Local
 from fedloom.core.method import Method
 from fedloom.core.parts import Mixing, Needs, Uplink
-from fedloom.experiment.experiment import Evaluation
+from fedloom.experiment.evaluation import Evaluation
 from fedloom.experiment.federated import run
 from fedloom.methods import make
 from fedloom.parts.mixing import FLTrust, TrimmedMean, Uniform

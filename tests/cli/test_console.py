@@ -20,7 +20,7 @@ from fedloom.compute.batched import Batched
 from fedloom.core.parts import Paired
 from fedloom.experiment.callbacks import BarProgress, LineProgress, NullProgress, RunInfo, make_progress
 from fedloom.experiment.console import make_console, results
-from fedloom.experiment.experiment import Evaluation
+from fedloom.experiment.evaluation import Evaluation
 from fedloom.experiment.summary import headline
 from fedloom.methods import methods
 from fedloom.parts.personal import BiasMemory, Inherited, Merged, OwnNetwork, PrivateNorm

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from fedloom.base.errors import CheckpointError, ConfigError
 from fedloom.config import build, resolve
 from fedloom.core.local import Local
-from fedloom.experiment.experiment import Evaluation
+from fedloom.experiment.evaluation import Evaluation
 from fedloom.experiment.federated import FederatedTask, run
 from fedloom.experiment.rundir import RunDirectory
 

@@ -27,7 +27,7 @@ from fedloom.core.local import Local
 from fedloom.core.method import Method
 from fedloom.core.parts import Drift, Personal
 from fedloom.core.views import StepInfo, View
-from fedloom.experiment.experiment import Evaluation
+from fedloom.experiment.evaluation import Evaluation
 from fedloom.methods import make, methods
 from fedloom.models import models
 from fedloom.parts.drift import FedDynDrift, Scaffold

@@ -29,7 +29,7 @@ from fedloom.base.errors import DataError
 from fedloom.compute.cohort import descent, replay
 from fedloom.core.local import Local
 from fedloom.core.parts import Adaptation
-from fedloom.experiment.experiment import Evaluation
+from fedloom.experiment.evaluation import Evaluation
 from fedloom.methods import methods
 from fedloom.models import models
 from fedloom.parts.adaptation import Neighbours, Prototypes

@@ -17,7 +17,7 @@ from fedloom.base.errors import ConfigError
 from fedloom.config import build, resolve
 from fedloom.core.layout import Layout
 from fedloom.core.local import Local
-from fedloom.experiment.experiment import Evaluation
+from fedloom.experiment.evaluation import Evaluation
 from fedloom.experiment.federated import FederatedTask
 from fedloom.models import Copies, models, wrap
 

@@ -22,7 +22,7 @@ from fedloom.core.layout import Layout
 from fedloom.core.local import Local
 from fedloom.core.method import Method
 from fedloom.core.views import StepInfo, View
-from fedloom.experiment.experiment import Evaluation
+from fedloom.experiment.evaluation import Evaluation
 from fedloom.parts.objectives import CrossEntropy
 from fedloom.parts.personal import Alternating, PrivateHead
 

@@ -21,7 +21,7 @@ from fedloom.compute.cohort.pointwise import Dropout, Sigmoid, Tanh
 from fedloom.compute.cohort.trial import trial_reason
 from fedloom.core.layout import Layout, call
 from fedloom.core.local import Local
-from fedloom.experiment.experiment import Evaluation
+from fedloom.experiment.evaluation import Evaluation
 from fedloom.experiment.federated import FederatedTask
 from fedloom.methods import make
 from fedloom.rounds.plan import ClientPlan

@@ -21,7 +21,7 @@ from fedloom.data.augment import augmentations
 from fedloom.data.labels import noises, targets
 from fedloom.data.partitions import partitions
 from fedloom.experiment.callbacks import EarlyStopping
-from fedloom.experiment.experiment import Evaluation
+from fedloom.experiment.evaluation import Evaluation
 from fedloom.methods import make
 from fedloom_apps.audit.attacks import attacks
 from fedloom_apps.customise.command import target_methods

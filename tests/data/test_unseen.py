@@ -16,7 +16,8 @@ from fedloom.core.federation import Index
 from fedloom.data import federate, from_tensors
 from fedloom.data.federate import last_unseen
 from fedloom.data.partitions import Alid
-from fedloom.experiment.experiment import Evaluation, Experiment
+from fedloom.experiment.evaluation import Evaluation
+from fedloom.experiment.experiment import Experiment
 from fedloom.experiment.federated import run
 from fedloom.models import models
 

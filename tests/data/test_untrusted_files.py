@@ -239,7 +239,7 @@ def test_memory_of_the_cpu_that_does_not_suffice_is_one_sentence(cli: Cli, monke
     def hungry(*args: Any) -> None:
         torch.empty(2**50)
 
-    monkeypatch.setattr("fedloom.experiment.evaluate.Evaluator.deployed", hungry)
+    monkeypatch.setattr("fedloom.experiment.evaluator.Evaluator.deployed", hungry)
     answer = cli("run", "method=fedavg", "model=logistic", "clients=2", "rounds=1")
     assert answer.code == 2
     assert answer.err.splitlines()[-1].startswith(

@@ -24,7 +24,7 @@ from fedloom.core.method import Method
 from fedloom.core.parts import Needs, Term
 from fedloom.data.augment import pipeline
 from fedloom.engines import engines
-from fedloom.experiment.experiment import Evaluation
+from fedloom.experiment.evaluation import Evaluation
 from fedloom.experiment.federated import RunResult, run
 from fedloom.parts.objectives import CrossEntropy
 from fedloom.rounds.client import minibatch

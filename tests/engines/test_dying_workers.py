@@ -40,7 +40,7 @@ from fedloom.engines import Serial, engines
 from fedloom.engines.processes import Processes, Worker, packed
 from fedloom.engines.shared import Handed, Segment
 from fedloom.experiment.callbacks import Callback
-from fedloom.experiment.experiment import Evaluation
+from fedloom.experiment.evaluation import Evaluation
 from fedloom.experiment.federated import FederatedTask, run
 from fedloom.rounds.aggregate import blocks
 from fedloom.rounds.engine import Engine, Group, States

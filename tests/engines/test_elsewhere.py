@@ -17,7 +17,7 @@ from fedloom.base.registry import Entry
 from fedloom.compute.live import Live
 from fedloom.core.federation import Index, Population, Split
 from fedloom.engines import Serial, engines
-from fedloom.experiment.experiment import Evaluation
+from fedloom.experiment.evaluation import Evaluation
 from fedloom.experiment.federated import FederatedTask, run
 from fedloom.experiment.store import StateStore
 from fedloom.rounds.aggregate import Fold, fold

@@ -14,7 +14,8 @@ from helpers.runs import GENTLE, LIVE, assert_same_run, experiment, leaves
 from fedloom.base.errors import ConfigError
 from fedloom.core.local import Local
 from fedloom.core.method import Method
-from fedloom.experiment.experiment import Evaluation, Experiment
+from fedloom.experiment.evaluation import Evaluation
+from fedloom.experiment.experiment import Experiment
 from fedloom.experiment.federated import RunResult, run
 from fedloom.methods import make, methods
 from fedloom.parts.drift import FedDynDrift, Scaffold

@@ -20,7 +20,7 @@ from fedloom.core.federation import Federation, Index
 from fedloom.core.federation import Split as CoreSplit
 from fedloom.core.layout import Layout, LiveModule
 from fedloom.core.local import Local
-from fedloom.experiment.experiment import Evaluation
+from fedloom.experiment.evaluation import Evaluation
 
 SHORT = Local(epochs=1, batch_size=4, lr=0.1)
 SPLITS = ("train", "validation", "held_out")

@@ -23,7 +23,7 @@ from helpers.trouble import MARK, guarded, marked, stumble, suicide
 
 from fedloom import methods
 from fedloom.base.errors import ClientError, ConfigError
-from fedloom.experiment.experiment import Evaluation
+from fedloom.experiment.evaluation import Evaluation
 from fedloom_apps.ray.cluster import Cluster, Member
 
 ray = pytest.importorskip("ray")

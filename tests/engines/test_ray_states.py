@@ -22,7 +22,7 @@ from safetensors.torch import load
 
 from fedloom.base.errors import CheckpointError
 from fedloom.experiment import checkpoint, store
-from fedloom.experiment.experiment import Evaluation
+from fedloom.experiment.evaluation import Evaluation
 from fedloom.experiment.federated import FederatedTask, run
 from fedloom.experiment.store import BlockFiles, StateFolder, StateStore
 from fedloom.rounds.exchange import State

@@ -25,7 +25,7 @@ from fedloom.compute.cohort import trial
 from fedloom.compute.live import Live
 from fedloom.engines import Serial
 from fedloom.engines.processes import Processes, reason_against_forking
-from fedloom.experiment.experiment import Evaluation
+from fedloom.experiment.evaluation import Evaluation
 from fedloom.experiment.federated import FederatedTask
 from fedloom.rounds.engine import Group
 

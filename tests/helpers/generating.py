@@ -5,7 +5,8 @@ from __future__ import annotations
 from fedloom import methods
 from fedloom.core.local import Local
 from fedloom.data import federate
-from fedloom.experiment.experiment import Evaluation, Experiment
+from fedloom.experiment.evaluation import Evaluation
+from fedloom.experiment.experiment import Experiment
 from fedloom.models import models
 from fedloom_apps.synthesis.judge import EvalConfig
 

@@ -23,7 +23,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from fedloom.core.local import Local
 from fedloom.experiment import federated
-from fedloom.experiment.experiment import Evaluation, Experiment
+from fedloom.experiment.evaluation import Evaluation
+from fedloom.experiment.experiment import Experiment
 from fedloom.methods import make, methods
 from fedloom.rounds import round as round_
 from helpers.federations import classes

@@ -25,7 +25,8 @@ from fedloom.core.local import Local
 from fedloom.core.method import Method
 from fedloom.core.parts import Adaptation, Drift, Mixing, Personal, ServerOptimizer, Topology
 from fedloom.data.federate import with_own_labels
-from fedloom.experiment.experiment import Evaluation, Experiment
+from fedloom.experiment.evaluation import Evaluation
+from fedloom.experiment.experiment import Experiment
 from fedloom.experiment.federated import RunResult, run
 from fedloom.models import Several
 from fedloom.parts import adaptation, drift, mixing, objectives, personal, server, topology, uplink, weighting

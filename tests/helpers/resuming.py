@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from fedloom.experiment import checkpoint
-from fedloom.experiment.experiment import Evaluation, Experiment
+from fedloom.experiment.evaluation import Evaluation
+from fedloom.experiment.experiment import Experiment
 from helpers.runs import experiment
 
 ROUNDS = 8

@@ -12,7 +12,8 @@ from torch import Tensor
 from fedloom import methods
 from fedloom.core.local import Local
 from fedloom.core.method import Method
-from fedloom.experiment.experiment import Evaluation, Experiment
+from fedloom.experiment.evaluation import Evaluation
+from fedloom.experiment.experiment import Experiment
 from fedloom.experiment.federated import RunResult, run
 from fedloom.experiment.snapshot import Snapshot
 from fedloom.parts.personal import Architectures, PrivateNorm, WidthSlice

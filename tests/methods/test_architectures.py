@@ -27,7 +27,7 @@ from fedloom.core.layout import Layout
 from fedloom.core.local import Local
 from fedloom.core.method import Method
 from fedloom.core.parts import Personal
-from fedloom.experiment.experiment import Evaluation
+from fedloom.experiment.evaluation import Evaluation
 from fedloom.experiment.federated import run
 from fedloom.methods import make
 from fedloom.models import Several

@@ -18,7 +18,7 @@ import fedloom as fl
 from fedloom.core.federation import Federation
 from fedloom.core.local import Local
 from fedloom.core.method import Method
-from fedloom.experiment.experiment import Evaluation
+from fedloom.experiment.evaluation import Evaluation
 from fedloom.experiment.federated import RunResult, run
 from fedloom.methods import make
 from fedloom.parts.adaptation import PersonalHead

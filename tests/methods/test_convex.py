@@ -12,7 +12,7 @@ from helpers.runs import leaves, theta
 
 from fedloom.core.local import Local
 from fedloom.core.parts import Drift, Uplink
-from fedloom.experiment.experiment import Evaluation
+from fedloom.experiment.evaluation import Evaluation
 from fedloom.parts.drift import FedCMDrift, FedDCDrift, FedDynDrift, FedNovaDrift, Scaffold
 from fedloom.parts.mixing import Uniform
 from fedloom.parts.server import SGD, Adagrad, Adam, Yogi

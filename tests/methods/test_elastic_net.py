@@ -13,7 +13,8 @@ from fedloom.core.local import Local
 from fedloom.core.method import Method
 from fedloom.core.parts import Term
 from fedloom.data import federate
-from fedloom.experiment.experiment import Evaluation, Experiment
+from fedloom.experiment.evaluation import Evaluation
+from fedloom.experiment.experiment import Experiment
 from fedloom.experiment.federated import run
 from fedloom.models import models
 from fedloom.parts.objectives import CrossEntropy, ElasticNet, Proximal

@@ -20,7 +20,8 @@ from fedloom.core.federation import Arrays, Federation, Split
 from fedloom.core.local import Local
 from fedloom.core.method import Method
 from fedloom.experiment import checkpoint
-from fedloom.experiment.experiment import Evaluation, Experiment
+from fedloom.experiment.evaluation import Evaluation
+from fedloom.experiment.experiment import Experiment
 from fedloom.experiment.federated import RunResult, run
 from fedloom.methods import make
 from fedloom.parts.objectives import Energy, langevin

@@ -19,7 +19,8 @@ from fedloom.base.errors import ConfigError
 from fedloom.core.federation import Arrays, Federation
 from fedloom.core.layout import Layout
 from fedloom.core.local import Local
-from fedloom.experiment.experiment import Evaluation, Experiment
+from fedloom.experiment.evaluation import Evaluation
+from fedloom.experiment.experiment import Experiment
 from fedloom.experiment.federated import run
 from fedloom.methods import make
 from fedloom.models import ConditionalGAN, ConditionalVAE

@@ -20,7 +20,7 @@ from fedloom.core.local import Local
 from fedloom.core.method import Method
 from fedloom.core.parts import Adaptation, Personal, Start
 from fedloom.core.slots import label
-from fedloom.experiment.experiment import Evaluation
+from fedloom.experiment.evaluation import Evaluation
 from fedloom.methods import make
 from fedloom.parts.adaptation import FineTune, Maml, Neighbours, PersonalHead, Prototypes
 from fedloom.parts.drift import FedDynDrift, FedNovaDrift, Scaffold

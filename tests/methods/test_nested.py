@@ -22,8 +22,8 @@ from fedloom.core.method import Method
 from fedloom.core.submodels import mean_over_holders
 from fedloom.data import federate
 from fedloom.data.partitions import Pathological
-from fedloom.experiment.evaluate import Evaluator
-from fedloom.experiment.experiment import Evaluation
+from fedloom.experiment.evaluation import Evaluation
+from fedloom.experiment.evaluator import Evaluator
 from fedloom.experiment.federated import run
 from fedloom.methods import make
 from fedloom.models import EarlyExit, models

@@ -20,7 +20,7 @@ from fedloom.core.method import Method
 from fedloom.core.parts import Use
 from fedloom.core.views import SharedPrivate, StepInfo, View
 from fedloom.data import federate
-from fedloom.experiment.experiment import Evaluation
+from fedloom.experiment.evaluation import Evaluation
 from fedloom.methods import make
 from fedloom.parts.drift import FedDynDrift
 from fedloom.parts.objectives import CrossEntropy

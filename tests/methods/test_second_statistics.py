@@ -20,7 +20,7 @@ from fedloom.core.local import Local, draw_cohort
 from fedloom.core.method import Method
 from fedloom.core.parts import Paired
 from fedloom.core.views import StepInfo, View
-from fedloom.experiment.experiment import Evaluation
+from fedloom.experiment.evaluation import Evaluation
 from fedloom.experiment.federated import FederatedTask, run
 from fedloom.experiment.store import state_bytes
 from fedloom.methods import make
@@ -185,7 +185,7 @@ def test_they_are_the_same_in_processes_on_disk_and_after_a_pause(
 def test_models_evaluated_together_and_in_turn_have_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
     for small in (0, 1000):
-        monkeypatch.setattr("fedloom.experiment.evaluate.SMALL", small)
+        monkeypatch.setattr("fedloom.experiment.passes.SMALL", small)
         conditions = {"federation": federation(), "model": batch_normed, "cohort": 3, "rounds": 2, "local": LOCAL}
         found.append(go("ditto", evaluation=SHOWN, **conditions).history[-1])
     assert found[0]["clients/loss/mean"] == pytest.approx(found[1]["clients/loss/mean"], abs=1e-12)

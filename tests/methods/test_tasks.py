@@ -22,7 +22,7 @@ from torch import Tensor, nn
 import fedloom as fl
 from fedloom.base.errors import ConfigError
 from fedloom.core.context import NO_ROUND, Batch, Output
-from fedloom.experiment.experiment import Evaluation
+from fedloom.experiment.evaluation import Evaluation
 from fedloom.experiment.federated import run
 from fedloom.experiment.rundir import RunDirectory
 from fedloom.methods import methods

@@ -17,7 +17,7 @@ from torch import nn
 
 from fedloom.base.errors import ConfigError
 from fedloom.core.federation import Arrays, Federation, Index, Split
-from fedloom.experiment.experiment import Evaluation, Measurement
+from fedloom.experiment.evaluation import Evaluation, Measurement
 from fedloom.experiment.federated import FederatedTask, run
 from fedloom.experiment.rundir import RunDirectory
 from fedloom.metrics import ece, top_k

@@ -18,7 +18,7 @@ from fedloom.base.errors import CheckpointError, ConfigError
 from fedloom.core.context import Batch, Context, Output
 from fedloom.core.method import Method
 from fedloom.core.parts import Term
-from fedloom.experiment.experiment import Evaluation
+from fedloom.experiment.evaluation import Evaluation
 from fedloom.experiment.federated import FederatedTask, run
 from fedloom.experiment.summary import headline
 from fedloom.methods import make

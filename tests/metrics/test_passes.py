@@ -19,9 +19,9 @@ from fedloom.core.federation import Federation, Index, Split
 from fedloom.core.local import Local
 from fedloom.core.method import Method
 from fedloom.engines import engines
-from fedloom.experiment import evaluate as passes
-from fedloom.experiment.evaluate import Evaluator
-from fedloom.experiment.experiment import Evaluation
+from fedloom.experiment import passes
+from fedloom.experiment.evaluation import Evaluation
+from fedloom.experiment.evaluator import Evaluator
 from fedloom.experiment.federated import RunResult, run
 from fedloom.experiment.setup import make_plan, placed
 from fedloom.methods import make

@@ -13,8 +13,8 @@ from sklearn.metrics import roc_auc_score
 
 from fedloom.base.errors import ConfigError
 from fedloom.core.federation import Federation, Index, Split
-from fedloom.experiment.evaluate import Evaluator
-from fedloom.experiment.experiment import Evaluation
+from fedloom.experiment.evaluation import Evaluation
+from fedloom.experiment.evaluator import Evaluator
 from fedloom.experiment.federated import FederatedTask, run
 from fedloom.experiment.setup import make_plan, placed
 

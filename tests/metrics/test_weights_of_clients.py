@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from helpers.runs import go
 
-from fedloom.experiment.experiment import Evaluation
+from fedloom.experiment.evaluation import Evaluation
 from fedloom.metrics import divergence_from_uniform, hardest_weight
 
 SEEN = Evaluation(what=("clients", "received"))

@@ -21,7 +21,7 @@ from fedloom.core.federation import Unlabelled
 from fedloom.core.local import Local
 from fedloom.core.method import Method
 from fedloom.core.server_data import ServerData
-from fedloom.experiment.experiment import Evaluation
+from fedloom.experiment.evaluation import Evaluation
 from fedloom.experiment.federated import run
 from fedloom.experiment.setup import make_plan, make_server_data
 from fedloom.methods import fedavg, feddf, fedssa, make

@@ -23,7 +23,7 @@ from fedloom.core.method import Method
 from fedloom.core.parts import Drift, Mixing, Paired, Probe, ServerOptimizer
 from fedloom.core.slots import label
 from fedloom.experiment.callbacks import Callback
-from fedloom.experiment.experiment import Evaluation
+from fedloom.experiment.evaluation import Evaluation
 from fedloom.experiment.federated import FederatedTask, RoundStep, run
 from fedloom.methods import make
 from fedloom.parts.adaptation import FineTune, Maml

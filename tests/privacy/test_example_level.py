@@ -20,7 +20,7 @@ from torch import nn
 from fedloom.base import rng
 from fedloom.base.errors import ConfigError
 from fedloom.core.local import Local
-from fedloom.experiment.experiment import Evaluation
+from fedloom.experiment.evaluation import Evaluation
 from fedloom.experiment.federated import FederatedTask, run
 from fedloom.experiment.privacy import ExampleAccountant
 from fedloom.methods import make

@@ -11,7 +11,8 @@ from helpers.pages import drawn
 
 from fedloom import methods
 from fedloom.data import federate
-from fedloom.experiment.experiment import Evaluation, Experiment
+from fedloom.experiment.evaluation import Evaluation
+from fedloom.experiment.experiment import Experiment
 from fedloom.experiment.federated import run
 from fedloom.models import models
 from fedloom_apps.report import build

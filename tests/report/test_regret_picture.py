@@ -12,7 +12,8 @@ from helpers.pages import drawn
 from fedloom import methods
 from fedloom.core.method import Method
 from fedloom.data import federate
-from fedloom.experiment.experiment import Evaluation, Experiment
+from fedloom.experiment.evaluation import Evaluation
+from fedloom.experiment.experiment import Experiment
 from fedloom.experiment.federated import run
 from fedloom.metrics.regret import lipschitz, played, regret, silo_bound
 from fedloom.models import models

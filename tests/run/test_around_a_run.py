@@ -26,7 +26,7 @@ from fedloom.base.errors import ClientError, ConfigError
 from fedloom.core.local import Local
 from fedloom.data import federate
 from fedloom.experiment.callbacks import EarlyStopping
-from fedloom.experiment.experiment import Evaluation
+from fedloom.experiment.evaluation import Evaluation
 from fedloom.experiment.federated import run
 from fedloom.experiment.runtime import environment, pick_device
 from fedloom.parts.mixing import FLTrust

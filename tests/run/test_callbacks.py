@@ -13,7 +13,7 @@ from helpers.runs import assert_same_run, experiment
 
 import fedloom as fl
 from fedloom.base.errors import ConfigError
-from fedloom.experiment.experiment import Evaluation
+from fedloom.experiment.evaluation import Evaluation
 from fedloom.experiment.federated import run
 from fedloom.experiment.rundir import RunDirectory, Status
 from fedloom.experiment.summary import should_stop

@@ -16,7 +16,8 @@ from helpers.runs import experiment
 
 from fedloom.base.errors import ConfigError
 from fedloom.core.parts import Mixing
-from fedloom.experiment.experiment import Evaluation, Experiment
+from fedloom.experiment.evaluation import Evaluation
+from fedloom.experiment.experiment import Experiment
 from fedloom.experiment.federated import RunResult, run
 from fedloom.experiment.setup import make_plan
 from fedloom.experiment.store import StateStore

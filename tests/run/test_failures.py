@@ -27,7 +27,7 @@ from fedloom.core.method import Method
 from fedloom.core.parts import Term
 from fedloom.engines import Serial
 from fedloom.experiment import checkpoint
-from fedloom.experiment.experiment import Evaluation
+from fedloom.experiment.evaluation import Evaluation
 from fedloom.experiment.federated import FederatedTask, RunResult, run
 from fedloom.methods import make, methods
 from fedloom.parts.mixing import Fixed, Uniform

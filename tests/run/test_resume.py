@@ -23,7 +23,8 @@ from fedloom.base.errors import CheckpointError
 from fedloom.core.local import Local
 from fedloom.experiment import checkpoint
 from fedloom.experiment.callbacks import Callback
-from fedloom.experiment.experiment import Evaluation, Experiment
+from fedloom.experiment.evaluation import Evaluation
+from fedloom.experiment.experiment import Experiment
 from fedloom.experiment.federated import run
 from fedloom.experiment.rundir import RunDirectory
 from fedloom.experiment.summary import should_stop

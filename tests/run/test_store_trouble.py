@@ -26,7 +26,7 @@ from helpers.stored import STATEFUL, files, places, referred, whole, work
 from fedloom.base.errors import CheckpointError, ConfigError
 from fedloom.experiment import atomic, checkpoint, federated, store
 from fedloom.experiment.callbacks import Callback, RunInfo
-from fedloom.experiment.experiment import Evaluation
+from fedloom.experiment.evaluation import Evaluation
 from fedloom.experiment.federated import FederatedTask, run
 from fedloom.experiment.store import StateFolder, StateStore
 from fedloom.rounds.exchange import State

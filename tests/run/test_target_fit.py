@@ -16,7 +16,7 @@ from fedloom.base.rng import stream
 from fedloom.core.layout import Layout
 from fedloom.core.server_data import ServerData
 from fedloom.data.labels import Skew, UniformLabels
-from fedloom.experiment.experiment import Evaluation
+from fedloom.experiment.evaluation import Evaluation
 from fedloom.experiment.trained import TrainedRun
 from fedloom.parts.mixing import SelfSupervised
 from fedloom_apps.customise.ensemble import Fitted, TargetFit, after_training

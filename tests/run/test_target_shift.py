@@ -10,7 +10,7 @@ from helpers.federations import classes, federation
 import fedloom as fl
 from fedloom.base.errors import ConfigError
 from fedloom.core.federation import Arrays
-from fedloom.experiment.experiment import Evaluation
+from fedloom.experiment.evaluation import Evaluation
 from fedloom.experiment.trained import TrainedRun
 from fedloom.parts.mixing import SelfSupervised
 from fedloom.parts.uplink import ClipNoise

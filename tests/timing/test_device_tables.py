@@ -14,7 +14,7 @@ from helpers.runs import assert_same_state, experiment, go
 
 from fedloom.base.errors import ConfigError, DataError
 from fedloom.core.local import Local
-from fedloom.experiment.experiment import Evaluation
+from fedloom.experiment.evaluation import Evaluation
 from fedloom.experiment.federated import FederatedTask, run
 from fedloom.experiment.rundir import RunDirectory
 from fedloom.timing import Buffered, Equal, Lognormal, Recorded, Rounds

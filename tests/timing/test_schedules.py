@@ -16,7 +16,7 @@ from helpers.runs import assert_same_run, assert_same_state, experiment, go, lea
 from fedloom import methods
 from fedloom.base.errors import ConfigError, DataError
 from fedloom.core.timeline import Arrivals, Schedule, World
-from fedloom.experiment.experiment import Evaluation
+from fedloom.experiment.evaluation import Evaluation
 from fedloom.experiment.federated import FederatedTask, run
 from fedloom.parts.server import SGD
 from fedloom.parts.uplink import SecureSum

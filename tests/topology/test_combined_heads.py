@@ -20,7 +20,7 @@ from fedloom.core.federation import Federation
 from fedloom.core.local import Local
 from fedloom.core.method import Method
 from fedloom.core.parts import Personal, Reduce
-from fedloom.experiment.experiment import Evaluation
+from fedloom.experiment.evaluation import Evaluation
 from fedloom.experiment.federated import RunResult, run
 from fedloom.methods import make
 from fedloom.parts.objectives import CrossEntropy, ElasticNet, PrototypeAlignment

@@ -33,7 +33,7 @@ from fedloom.core.local import Local, draw_cohort
 from fedloom.core.method import Method
 from fedloom.core.parts import Topology
 from fedloom.data import federate
-from fedloom.experiment.experiment import Evaluation
+from fedloom.experiment.evaluation import Evaluation
 from fedloom.experiment.federated import FederatedTask, RunResult, run
 from fedloom.methods import make
 from fedloom.parts.mixing import CoordinateMedian, Uniform

@@ -17,7 +17,8 @@ from fedloom.base.errors import CheckpointError, ConfigError
 from fedloom.cli import main
 from fedloom.experiment import checkpoint
 from fedloom.experiment.atomic import read_model_file
-from fedloom.experiment.experiment import Evaluation, Experiment
+from fedloom.experiment.evaluation import Evaluation
+from fedloom.experiment.experiment import Experiment
 from fedloom.experiment.federated import load, run
 
 BEST = Evaluation(what=("global", "clients"), metric="clients/loss/mean", keep_best=True)

@@ -9,7 +9,7 @@ import pytest
 
 from fedloom.base.errors import ConfigError
 from fedloom.core.targets import TRUTHS
-from fedloom.experiment.experiment import Evaluation
+from fedloom.experiment.evaluation import Evaluation
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/howto/asked.md"

@@ -26,7 +26,7 @@ from fedloom.core.local import Local
 from fedloom.core.method import Method
 from fedloom.data import federate
 from fedloom.experiment import evaluate
-from fedloom.experiment.experiment import Evaluation, Measurement
+from fedloom.experiment.evaluation import Evaluation, Measurement
 from fedloom.experiment.federated import RunResult, load, run
 from fedloom.methods import make, methods
 from fedloom.parts.adaptation import FineTune, Prototypes

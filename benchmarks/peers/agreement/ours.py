@@ -17,7 +17,8 @@ from fedloom.base.rng import stream
 from fedloom.core.federation import Arrays, Federation, Index, Split
 from fedloom.core.local import Local, draw_cohort
 from fedloom.core.slots import SLOTS
-from fedloom.experiment.experiment import Evaluation, Experiment
+from fedloom.experiment.evaluation import Evaluation
+from fedloom.experiment.experiment import Experiment
 from fedloom.experiment.federated import run
 
 

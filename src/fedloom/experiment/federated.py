@@ -31,8 +31,9 @@ from fedloom.experiment.atomic import as_model_file
 from fedloom.experiment.callbacks import Callback
 from fedloom.experiment.checkpoint import Checkpoint
 from fedloom.experiment.clock import Clock, Outlook
-from fedloom.experiment.evaluate import Evaluator
-from fedloom.experiment.experiment import UNTESTED, Experiment, check_means, check_measured
+from fedloom.experiment.evaluation import UNTESTED, check_means, check_measured
+from fedloom.experiment.evaluator import Evaluator
+from fedloom.experiment.experiment import Experiment
 from fedloom.experiment.rundir import FEDERATED, Columns, RunDirectory, Status, Table
 from fedloom.experiment.runtime import own_draws, pick_device, reproducible
 from fedloom.experiment.setup import make_plan, make_server_data, placed

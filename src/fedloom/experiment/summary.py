@@ -10,7 +10,8 @@ from fedloom.core.hooks import overrides
 from fedloom.core.method import Method
 from fedloom.core.slots import label
 from fedloom.experiment.conventions import conventions
-from fedloom.experiment.experiment import VALIDATION, Evaluation, Experiment
+from fedloom.experiment.evaluation import VALIDATION, Evaluation
+from fedloom.experiment.experiment import Experiment
 from fedloom.metrics import best_round, fedavg_rounds, parameters_to_target, rounds_to_target, seconds_to_target
 from fedloom.rounds.exchange import Failure, FailureKind
 from fedloom.rounds.meta import NEVER

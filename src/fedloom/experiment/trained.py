@@ -36,8 +36,9 @@ from fedloom.core.slots import label
 from fedloom.core.targets import CLASSES, NUMBERS, STRUCTURES, TRUTHS
 from fedloom.experiment.atomic import as_file, write_whole
 from fedloom.experiment.conventions import compare, conventions, known_tokens, table_of
-from fedloom.experiment.evaluate import Evaluator, LoadedModel
-from fedloom.experiment.experiment import Evaluation, Measurement
+from fedloom.experiment.evaluation import Evaluation, Measurement
+from fedloom.experiment.evaluator import Evaluator
+from fedloom.experiment.passes import LoadedModel
 from fedloom.experiment.runtime import reproducible
 from fedloom.experiment.setup import placed
 from fedloom.experiment.snapshot import Snapshot

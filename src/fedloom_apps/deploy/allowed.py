@@ -21,7 +21,7 @@ from fedloom.config.keys import METHOD
 from fedloom.core.local import Local
 from fedloom.core.slots import SEVERAL, SLOTS
 from fedloom.data.augment import augmentations
-from fedloom.experiment.experiment import Evaluation
+from fedloom.experiment.evaluation import Evaluation
 from fedloom.models import models
 from fedloom_apps.deploy.messages import MODERATE
 

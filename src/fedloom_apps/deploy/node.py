@@ -27,7 +27,7 @@ from fedloom.compute.live import Live
 from fedloom.core.targets import CLASSES
 from fedloom.engines import engines
 from fedloom.experiment.atomic import Lock, append, write_whole
-from fedloom.experiment.evaluate import Evaluator
+from fedloom.experiment.evaluator import Evaluator
 from fedloom.experiment.store import client_forms, flat
 from fedloom.rounds.engine import Compute
 from fedloom.rounds.exchange import Broadcast, Result, State

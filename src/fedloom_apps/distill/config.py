@@ -24,7 +24,7 @@ from fedloom.experiment.atomic import read_model_file, refuse_link
 from fedloom.experiment.callbacks import NullProgress
 from fedloom.experiment.console import ABSENT, count, duration, number, numeric_table
 from fedloom.experiment.conventions import table_of
-from fedloom.experiment.experiment import Evaluation, Measurement
+from fedloom.experiment.evaluation import Evaluation, Measurement
 from fedloom.experiment.rundir import RunDirectory
 from fedloom.experiment.runtime import pick_device
 from fedloom.experiment.setup import initial_model, load_teacher

@@ -142,7 +142,7 @@ def synthesize(
         >>> from fedloom.core.local import Local
         >>> from fedloom.data import federate
         >>> from fedloom.models import models
-        >>> from fedloom.experiment.experiment import Evaluation
+        >>> from fedloom.experiment.evaluation import Evaluation
         >>> experiment = Experiment(
         ...     methods.fedevg(per_class=2), federate("digits", "iid", clients=2),
         ...     lambda: models.make("energy_cnn", classes=10, inputs=(1, 8, 8), channels=(8, 16)),
