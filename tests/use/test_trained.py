@@ -25,7 +25,7 @@ from fedloom.core.federation import Federation, Index
 from fedloom.core.local import Local
 from fedloom.core.method import Method
 from fedloom.data import federate
-from fedloom.experiment import evaluate
+from fedloom.experiment import passes
 from fedloom.experiment.evaluation import Evaluation, Measurement
 from fedloom.experiment.federated import RunResult, load, run
 from fedloom.methods import make, methods
@@ -60,7 +60,7 @@ def test_a_clients_model_is_the_one_that_was_evaluated(name: str, monkeypatch: p
         return real(self, out, y)
 
     monkeypatch.setattr(Measurement, "predictions", spy)
-    monkeypatch.setattr(evaluate, "stackable", lambda model: False)
+    monkeypatch.setattr(passes, "stackable", lambda model: False)
     given = experiment(MIXED.get(name, name), rounds=2, evaluation=CLIENTS)
     client = 0 if given.method.pooled else ONE
     given = replace(given, federation=with_tests_at(given.federation, ONE))
