@@ -19,7 +19,7 @@ from fedloom.base import yaml
 from fedloom.cli import main
 from fedloom.config import build, resolve
 from fedloom.experiment.federated import run
-from fedloom.experiment.setup import load_teacher
+from fedloom.experiment.teacher import load_teacher
 
 SMALL = ("clients=4", "local.batch_size=50", "local.epochs=1", "evaluation.what=[global]", "device=cpu")
 DISTILL = ("run", "method=distill", "rounds=2", "model.hidden=[4]", "out=student", *SMALL)

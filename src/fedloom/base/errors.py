@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
@@ -83,6 +84,17 @@ def of_extra(extra: str, name: str, what: str) -> Any:
             f"{what} needs the package {package}, which cannot be imported ({first_line(error)}): "
             f"pip install 'fedloom[{extra}]'."
         ) from error
+
+
+@contextmanager
+def failing(what: str) -> Iterator[None]:
+    """Raise a ``ConfigError`` for an exception of a user's code; ``what`` begins the sentence."""
+    try:
+        yield
+    except FedLoomError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"{what} {type(error).__name__}: {first_line(error)}.") from error
 
 
 def add_note(error: BaseException, note: str) -> None:

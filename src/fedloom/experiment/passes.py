@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
+from fedloom.base.errors import failing
 from fedloom.core.context import Batch
 from fedloom.core.federation import Arrays, Split
 from fedloom.core.layout import Leaf, LiveModule, call
@@ -26,7 +27,6 @@ from fedloom.core.samples import moved
 from fedloom.core.slots import label
 from fedloom.core.targets import STRUCTURES
 from fedloom.experiment.evaluation import Evaluation, Measurement
-from fedloom.experiment.setup import failing
 from fedloom.metrics import Predictions, reliability
 from fedloom.rounds import meta as adapting
 from fedloom.rounds.exchange import State, own_values

@@ -1,78 +1,38 @@
-"""Setup of a run: the model is initialised and tried on the data, and the data are moved to the device.
-
-Teachers of distillation objectives are trained models from run directories.
-
-Before anything is trained, targets are checked against objective and model.
-"""
+"""Setup of a run: the model is initialised and tried on the data, and the data are moved to the device."""
 
 from __future__ import annotations
 
-import copy
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
-from torch.utils._pytree import tree_map_only
 
-from fedloom.applications import of_kind
 from fedloom.base import rng
-from fedloom.base.errors import CheckpointError, ConfigError, FedLoomError, first_line, in_one_line, in_words, outside
-from fedloom.base.settings import from_plain, validate
+from fedloom.base.errors import ConfigError, failing, first_line, in_words
 from fedloom.core import probe
-from fedloom.core.compose import compose, resolve_method
 from fedloom.core.federation import Arrays, Federation, Split, Unlabelled
 from fedloom.core.hooks import overrides
 from fedloom.core.method import Method
-from fedloom.core.parts import Term
 from fedloom.core.samples import Samples, moved
 from fedloom.core.server_data import Augment, ServerData
 from fedloom.core.slots import label
 from fedloom.core.submodels import refuse
-from fedloom.core.targets import (
-    CLASSES,
-    NUMBERS,
-    ONE_CLASS,
-    STRUCTURES,
-    TRUTHS,
-    TargetKind,
-    are_numbers,
-    kind_of,
-    require_one_class,
-)
+from fedloom.core.targets import STRUCTURES, TargetKind
 from fedloom.data.augment import pipeline
-from fedloom.experiment.atomic import read_model_file
-from fedloom.experiment.conventions import compare, conventions, extreme_rows
+from fedloom.experiment.conventions import extreme_rows
 from fedloom.experiment.experiment import Experiment
-from fedloom.experiment.rundir import FEDERATED, RunDirectory, Status
 from fedloom.experiment.runtime import reason_against_bf16
-from fedloom.methods import methods
-from fedloom.metrics import lookup
-from fedloom.metrics.prediction import r2
-from fedloom.models import Copies, Several, Wrapped, adapters, models
+from fedloom.experiment.targets import check_targets, try_loss
+from fedloom.experiment.teacher import load_teacher, warm_start
+from fedloom.models import Copies, Several, Wrapped, adapters
 from fedloom.models.layers import with_safe_convolutions
-from fedloom.parts.objectives.custom import Loss
 from fedloom.rounds import example_privacy
 from fedloom.rounds.plan import ClientPlan
 
 OURS = {"fedloom", "torch"}
-
-
-@contextmanager
-def failing(what: str) -> Iterator[None]:
-    """Raise a ``ConfigError`` for an exception of a user's code; ``what`` begins the sentence."""
-    try:
-        yield
-    except FedLoomError:
-        raise
-    except Exception as error:
-        raise ConfigError(f"{what} {type(error).__name__}: {first_line(error)}.") from error
 
 
 def initial_model(factory: Callable[[], nn.Module], seed: int, dtype: torch.dtype) -> nn.Module:
@@ -160,6 +120,16 @@ def make_plan(experiment: Experiment, federation: Federation, device: str) -> Cl
     refuse(experiment.method)
     for level in plan.levels:
         require_features(experiment.method, level.model)
+    return replace(plan, targets=_target_kind(experiment, plan, federation))
+
+
+def _target_kind(experiment: Experiment, plan: ClientPlan, federation: Federation) -> TargetKind | None:
+    """The kind of targets, after passes of the model on two samples; None if the method trains no predictor.
+
+    Raises:
+        ConfigError: if a pass fails, or outputs, targets and objective do not fit together.
+    """
+    method, model, arrays = experiment.method, plan.model, federation.train.arrays
     sample, y = moved(arrays.batch(torch.arange(min(len(arrays), 2))), "cpu")
     tokens = _extreme_tokens(federation)
     try:
@@ -180,18 +150,18 @@ def make_plan(experiment: Experiment, federation: Federation, device: str) -> Cl
         raise ConfigError(f"the model returns {in_words(out)}; return the logits alone.")
     _levels(plan, sample)
     for level in plan.levels:
-        if isinstance(level.model, Wrapped) or experiment.method.needs("features"):
+        if isinstance(level.model, Wrapped) or method.needs("features"):
             adapters.check(level.model, sample)
-    if experiment.method.predicts and not _of_the_library(model):
+    if method.predicts and not _of_the_library(model):
         _traits(plan)
-    _auxiliary(experiment.method, out)
-    if not experiment.method.predicts:
-        return plan
+    _auxiliary(method, out)
+    if not method.predicts:
+        return None
     if arrays.has_structures:
-        for term in experiment.method.data_terms:
+        for term in method.data_terms:
             try_loss(term, out, y)
-        return replace(plan, targets=STRUCTURES)
-    return replace(plan, targets=check_targets(experiment.method, arrays, out, experiment.evaluation.metrics))
+        return STRUCTURES
+    return check_targets(method, arrays, out, experiment.evaluation.metrics)
 
 
 def _structures(experiment: Experiment, arrays: Arrays) -> None:
@@ -218,22 +188,6 @@ def _structures(experiment: Experiment, arrays: Arrays) -> None:
         what = "samples by themselves or in rows" if who in rows else "classes or numbers"
         remedy = "leave it out" if who in rows else "give a loss of your own, with loss=function(outputs, targets)"
         raise ConfigError(f"{who} takes {what}, but collate puts samples together to structures; {remedy}.")
-
-
-def warm_start(model: nn.Module, init: Path, federation: Federation) -> None:
-    """Load the initial parameters and buffers of a model from a file, or the final server model of a run.
-
-    Raises:
-        ConfigError: if there is no such model, it has other tensors, or it learnt other classes, columns or tokens.
-    """
-    if init.is_dir():
-        known = RunDirectory(init).summary().get("data", {})
-        compare(known, conventions(federation.train.arrays, federation.provenance), f"init={init}")
-        init /= "model.safetensors"
-    if not init.is_file():
-        why = "holds no model; it has not ended" if init.parent.is_dir() and init.name == "model.safetensors" else ""
-        raise ConfigError(f"init={init.parent} {why}." if why else f"there is no file or run directory init={init}.")
-    adapters.load_weights(model, init, f"the model {type(model).__name__}", key="init")
 
 
 def _of_the_library(model: nn.Module) -> bool:
@@ -436,230 +390,3 @@ def placed(federation: Federation, dtype: torch.dtype, device: str) -> Federatio
         test=place(federation.test),
         unlabelled=None if federation.unlabelled is None else Unlabelled(to(federation.unlabelled.x)),
     )
-
-
-BY_CLASS = ("label_counts", "teacher")
-"""What gives parts one number for each class of the data."""
-USUAL = {CLASSES: "cross_entropy", TRUTHS: "binary_cross_entropy", NUMBERS: "squared_error"}
-
-
-def check_targets(method: Method, arrays: Arrays, out: Tensor, metrics: Sequence[str] = ()) -> TargetKind:
-    """The kind of targets, if objective, targets and the model's outputs fit together."""
-    y, wanted = arrays.y, method.targets
-    binary = are_numbers(y) and bool(((y == 0) | (y == 1)).all())
-    if not fits(wanted, y):
-        place, part = next((place, part) for place, part in method.parts.items() if part.targets)
-        usual = USUAL[TRUTHS if binary else NUMBERS if are_numbers(y) else CLASSES]
-        raise ConfigError(
-            f"{place.partition('.')[0]} {label(part)!r} compares outputs with {wanted}, but the targets of these data "
-            f"are {_told(y, wanted)}; choose loss={usual!r} in Python, or method.objective=[{usual}]"
-            f"{_instead(y, wanted)}."
-        )
-    if method.needs("label_counts") and are_numbers(y):
-        raise ConfigError(f"{method.who_needs('label_counts')} needs classes, but these targets are numbers.")
-    for place, part in method.parts.items():
-        if part.targets == ONE_CLASS:
-            require_one_class(f"{place.partition('.')[0]} {label(part)!r}", y)
-    kind = kind_of(out, y, wanted)
-    if kind == CLASSES and out.ndim != y.ndim + 1:
-        each = "one class" if out.ndim == 2 else f"a class at each of {list(out.shape[1:-1])} places"
-        tokens = out.ndim == arrays.x.ndim == y.ndim == 2 and not arrays.x.is_floating_point()
-        every = "; model=stacked_lstm with model.positions=every predicts one at each position" if tokens else ""
-        raise ConfigError(f"the model predicts {each}, but each sample has labels of shape {list(y.shape[1:])}{every}.")
-    if kind == CLASSES and out.shape[:-1] != y[: len(out)].shape:
-        wanted = [*y.shape[1:], arrays.classes]
-        raise ConfigError(
-            f"the model returns {list(out.shape[1:])} for labels of shape {list(y.shape[1:])}, but it must return "
-            f"{wanted}, with the classes last; move them there, like logits.movedim(1, -1)."
-        )
-    if kind == CLASSES and out.shape[-1] < arrays.classes:
-        raise ConfigError(f"the model has {out.shape[-1]} outputs, but the data have {arrays.classes} classes.")
-    by_class = next((need for need in BY_CLASS if method.needs(need)), None)
-    if kind == CLASSES and by_class and out.shape[-1] != arrays.classes:
-        raise ConfigError(
-            f"{method.who_needs(by_class)} takes the outputs for classes one by one, but the model has {out.shape[-1]} "
-            f"outputs for {arrays.classes} classes; give it as many."
-        )
-    if kind != CLASSES and out[:1].numel() != y[:1].numel() and not (kind == NUMBERS and compares(method, metrics)):
-        own = "; a loss of your own may compare them if evaluation.metrics are functions of outputs of your own, too"
-        advice = own if kind == NUMBERS and compares(method, ()) else ""
-        raise ConfigError(
-            f"the model has {out[:1].numel()} outputs, but each sample has {y[:1].numel()} targets{advice}."
-        )
-    if kind == TRUTHS and not fits(TRUTHS, y):
-        raise ConfigError(f"the model has 1 output, but the data have {arrays.classes} classes.")
-    for term in method.objective:
-        if type(term).test_loss is not Term.test_loss:
-            try_loss(term, out, y[: len(out)].to(out.device))
-    if kind == CLASSES and probabilities(out) and any(term.is_cross_entropy for term in method.objective):
-        warnings.warn(
-            "the model returns probabilities, but cross entropy applies a softmax of its own; return the logits, or "
-            "training will be slow and its gradients small.",
-            stacklevel=outside(),
-        )
-    return kind
-
-
-def probabilities(out: Tensor) -> bool:
-    """Whether every row of outputs [..., C] is a distribution over more than one class, as after a softmax.
-
-    >>> probabilities(torch.tensor([[0.2, 0.8], [0.5, 0.5]])), probabilities(torch.tensor([[0.2, 0.8], [0.5, 1.5]]))
-    (True, False)
-    """
-    sums = out.double().sum(-1)
-    return out.shape[-1] > 1 and bool((out >= 0).all()) and torch.allclose(sums, torch.ones_like(sums), atol=1e-4)
-
-
-def compares(method: Method, metrics: Sequence[str]) -> bool:
-    """Whether all losses and metrics are the user's own functions, which may match outputs and targets in their way."""
-    found = [lookup(name) for name in metrics]
-    measured = all(one.function not in (None, r2) and one.of == "outputs" for one in found)
-    return measured and all(isinstance(term, Loss) for term in method.data_terms)
-
-
-def fits(wanted: TargetKind | None, y: Tensor) -> bool:
-    """Whether targets are of the kind that an objective compares outputs with.
-
-    >>> fits("truth values", torch.tensor([0, 1])), fits("numbers", torch.tensor([0, 1])), fits(None, torch.ones(1))
-    (True, False, True)
-    """
-    if wanted == TRUTHS:
-        return bool(((y >= 0) & (y <= 1)).all())
-    return wanted is None or are_numbers(y) == (wanted == NUMBERS)
-
-
-def try_loss(term: Term, out: Any, y: Any) -> None:
-    """Call a term on two samples.
-
-    Raises:
-        ConfigError: if it fails, or returns anything but a loss per sample or one for all.
-    """
-    about = f"outputs {_form(out)} and targets {_form(y)}"
-    name = f"objective {label(term)!r}"
-    with failing(f"{name} fails on {about}:"), torch.enable_grad():
-        outputs = tree_map_only(Tensor, lambda t: t.detach().clone().requires_grad_(t.is_floating_point()), out)
-        value = term.test_loss(outputs, y)
-    if (
-        not isinstance(value, Tensor)
-        or not value.is_floating_point()
-        or (value.ndim and isinstance(y, Tensor) and len(value) != len(y))
-    ):
-        got = f"{_type(value)} {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-        raise ConfigError(f"{name} returns {got} for {about}; it must return a tensor, one loss per sample or for all.")
-    if not value.requires_grad:
-        raise ConfigError(f"{name} cannot be differentiated; compute it from the outputs by operations of PyTorch.")
-
-
-def _form(value: Any) -> str:
-    return f"{list(value.shape)} ({_type(value)})" if isinstance(value, Tensor) else in_words(value)
-
-
-def _type(t: Tensor) -> str:
-    return str(t.dtype).removeprefix("torch.")
-
-
-def _instead(y: Tensor, wanted: TargetKind | None) -> str:
-    """What else to do with floats that may be meant as classes.
-
-    >>> _instead(torch.tensor([0.0, 2.0]), "classes"), _instead(torch.eye(2), "classes")
-    ('; or give class numbers as integers', '; or give class numbers, the argmax of each row')
-    """
-    if wanted != CLASSES or not are_numbers(y) or bool((y != y.round()).any() or (y < 0).any()):
-        return ""
-    if y.ndim == 1:
-        return "; or give class numbers as integers"
-    return "; or give class numbers, the argmax of each row" if bool((y.flatten(1).sum(1) == 1).all()) else ""
-
-
-def _told(y: Tensor, wanted: TargetKind | None) -> str:
-    """Targets as text.
-
-    >>> _told(torch.tensor([0, 4]), "numbers"), _told(torch.tensor([0.5, -1.5]), "truth values")
-    ('classes', 'numbers from -1.5 to 0.5')
-    """
-    kind = "numbers" if are_numbers(y) else "classes"
-    return f"{kind} from {float(y.min()):g} to {float(y.max()):g}" if wanted == TRUTHS else kind
-
-
-def load_teacher(teacher: nn.Module | Path | str, federation: Federation, dtype: torch.dtype, device: str) -> nn.Module:
-    """The final server model of a run, or a copy of a module; frozen and in evaluation mode.
-
-    Raises:
-        ConfigError: if there is no such run, it is unfinished or keeps parameters at its clients, or its model does not
-            fit the data.
-    """
-    module = copy.deepcopy(teacher) if isinstance(teacher, nn.Module) else _from_run(Path(teacher), federation)
-    module = module.to(device, dtype).eval().requires_grad_(False)
-    sample = federation.train.arrays.x[:2].to(device)
-    with failing(f"the teacher does not take inputs of shape {_shape(federation)}:"), torch.no_grad():
-        out = module(sample.to(dtype) if sample.is_floating_point() else sample)
-    if out.shape[-1] != federation.classes:
-        raise ConfigError(f"the teacher has {out.shape[-1]} outputs, but the data have {federation.classes} classes.")
-    return module
-
-
-def _from_run(path: Path, federation: Federation) -> nn.Module:
-    run = RunDirectory(path)
-    config = _finished(run)
-    try:
-        weights = read_model_file(path / "model.safetensors")
-    except (SafetensorError, OSError) as error:
-        raise ConfigError(
-            f"the teacher's model {path / 'model.safetensors'} cannot be read: {in_one_line(error)}."
-        ) from error
-    try:
-        entry = models[str(config["model"].get("name"))]
-        own = {name: p for name, p in entry.parameters.items() if name not in ("classes", "inputs")}
-        chosen = {name: value for name, value in config["model"].items() if name != "name"}
-        settings = from_plain(own, validate(f"model {entry.name!r}", "model.", own, chosen))
-        with torch.random.fork_rng(devices=[]):  # initialisation must not advance the global random stream
-            model = entry.make(classes=federation.classes, inputs=_shape(federation), **settings)
-        _refuse_private(config, model)
-    except ConfigError as error:
-        raise ConfigError(f"teacher={path} cannot be used: {error}") from error
-    data = f"inputs of shape {_shape(federation)} in {federation.classes} classes"
-    adapters.fill(model, weights, f"the teacher {path}", data)
-    ours = conventions(federation.train.arrays, federation.provenance)
-    compare(run.summary().get("data", {}), ours, f"the teacher {path}")
-    return model
-
-
-def _refuse_private(config: Mapping[str, Any], model: nn.Module) -> None:
-    """Raise ``ConfigError`` if a run keeps some parameters at its clients."""
-    chosen = config.get("method")
-    if "clients" not in config or not isinstance(chosen, dict):
-        return
-    method = compose(methods, resolve_method(methods, chosen))
-    if any(map(method.private_in(model), model.state_dict())):
-        raise ConfigError(
-            f"it is a run of {chosen['name']!r}, which keeps parameters at its clients: its server model is only "
-            "partly trained."
-        )
-
-
-def _finished(run: RunDirectory) -> Mapping[str, Any]:
-    """The run's configuration, if the run is complete and its configuration names the model."""
-    try:
-        config, summary, status = run.config(), run.summary(), run.status
-    except CheckpointError as error:
-        raise ConfigError(f"teacher={error}") from error
-    if "summary.json could not be read." in run.notes:
-        raise ConfigError(
-            f"the teacher's run directory {run.path} cannot be read: {' '.join(dict.fromkeys(run.notes))}"
-        )
-    if not status.ended or not (run.path / "model.safetensors").is_file():
-        if status.ended and run.kind != FEDERATED:
-            raise ConfigError(
-                f"teacher={run.path} cannot be used: it is a run of fedloom {of_kind(run.kind).name}, which leaves no "
-                "model to learn from; take one of fedloom run."
-            )
-        why = "still running, or killed" if status is Status.UNFINISHED else summary["status"]
-        why = "it holds no model" if status.ended else why
-        raise ConfigError(f"teacher={run.path} has not finished ({why}); continue it first, with resume={run.path}.")
-    if not isinstance(config.get("model"), dict):
-        raise ConfigError(f"{run.path} was started from Python, so its model is unknown; pass the module itself.")
-    return config
-
-
-def _shape(federation: Federation) -> tuple[int, ...]:
-    return tuple(federation.train.arrays.x.shape[1:])

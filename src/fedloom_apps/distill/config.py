@@ -27,7 +27,8 @@ from fedloom.experiment.conventions import table_of
 from fedloom.experiment.evaluation import Evaluation, Measurement
 from fedloom.experiment.rundir import RunDirectory
 from fedloom.experiment.runtime import pick_device
-from fedloom.experiment.setup import initial_model, load_teacher
+from fedloom.experiment.setup import initial_model
+from fedloom.experiment.teacher import load_teacher
 from fedloom.experiment.trained import DeployedModel, RunRecords
 from fedloom.models import models
 from fedloom_apps.distill.data import Splits

@@ -26,8 +26,9 @@ from fedloom.experiment.checkpoint import Checkpoint
 from fedloom.experiment.conventions import conventions
 from fedloom.experiment.rundir import Columns, RunDirectory, Status, Table
 from fedloom.experiment.runtime import pick_device, reason_against_bf16, reproducible
-from fedloom.experiment.setup import initial_model, load_teacher
+from fedloom.experiment.setup import initial_model
 from fedloom.experiment.store import forms
+from fedloom.experiment.teacher import load_teacher
 from fedloom.experiment.trainer import Record, Trainer, TrainerTask
 from fedloom.models import macs
 from fedloom.parts.objectives.guidance import multiplier
