@@ -57,6 +57,11 @@ SHOWN = {
     40: "run/test_resume.py::test_killed_again_and_again_at_random_moments",
     41: "models/test_wrap.py::test_the_wrapped_module_computes_what_it_did",
     42: "data/test_collate.py::test_inputs_of_any_structure_with_plain_targets_have_all_that_goes_by_targets",
+    43: "methods/test_stragglers.py::test_what_they_have_done_enters_the_average",
+    44: "data/test_unseen.py::test_training_is_as_if_unseen_clients_were_not_there",
+    45: "../docs/report.md",
+    46: "../docs/howto/sweep.md",
+    47: "run/test_trackers.py::test_every_run_of_a_sweep_is_tracked",
 }
 
 
