@@ -28,18 +28,18 @@ OURS = ("fedloom.cli:COMMANDS", "fedloom_apps:APPLICATIONS")
 TRAINS = ("-m --multirun", "-q --quiet", "-v --verbose", "--dry-run", "--json", "--log=")
 """The options of commands that train."""
 
-PLACES = """  checkpoint.every=10     rounds between checkpoints; trackers=[tensorboard,mlflow,wandb] log all, too
+PLACES = """  checkpoint.every=10     rounds between checkpoints; trackers=[tensorboard,mlflow,wandb] also log them
   out=DIR                 the run directory; by default runs/<date>/<time>-<method>-<seed>
   resume=DIR              continue a run or a sweep where it stopped, with identical results
 
 options:
   -m, --multirun          run every combination of keys with several values, like seed=1,2,3
   -q, --quiet             print the results only, without progress
-  -v, --verbose           also print how the runs were computed, which summary.json says
+  -v, --verbose           also print how the runs were computed, as summary.json has it
   --json                  print names, directories and summaries of the runs as JSON, and nothing else
   --log FILE              also append one line per round, and the results, to a file
   --dry-run               check the settings, print the complete configuration (a valid recipe), and stop
-  --import MODULE         with the parts, data, models, … that a module of yours registers
+  --import MODULE         import a module of yours first, which registers parts, data, models, …
   --debug                 print tracebacks of errors, and of clients that failed
 """
 """Help on the keys and options of commands that train."""

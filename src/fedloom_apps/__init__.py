@@ -70,7 +70,7 @@ all of them: fedloom list settings):
   teacher=timm            any network of timm, likewise model=timm: teacher.network=resnet18 teacher.weights=FILE
                           teacher.head=true keeps its classifier, and teacher_epochs=0 trains nothing
   epochs=40               the student's passes over the data, equal for all methods, warm start included; with
-                          budget=published the method's rounds, of which each has three passes for DiSK
+                          budget=published the method's rounds, each of which is three passes for DiSK
   warmup_epochs=10        passes of the warm start; start=DIR uses the student of a run of ce instead
   training.lr=0.05 training.batch_size=50 augment=[crop,flip] cache=auto seed=1 device=auto
 {PLACES}
@@ -108,7 +108,7 @@ FILE is an .npz file with inputs x [N, …] as the run's data hold them, an .npy
 a table, a .csv or .parquet table with its input columns; labels are not needed. For each file: the estimated class
 shares with intervals, the clients that hold training samples of these classes, a check that the inputs differ from the
 clients' data in their class shares alone, and a model for these shares, as safetensors. With targets (y in the .npz
-file, or the run's label column), it and the server's model are measured on standard error; targets change nothing.
+file, or the run's label column), loss and metrics of both models are printed on standard error; targets change nothing.
 
   method=target_head      the server's model with another head (the default)
   method=target_fit       the clients' last models, mixed with weights fitted to the inputs' estimated classes; the run
@@ -154,13 +154,13 @@ usage: fedloom claim list [NAME …] [--claims PATH]
 A claim is a file: published comparisons, the settings of the runs that decide them, and what is measured. A run
 directory whose settings are those of a claim is evidence for it, whoever made it.
 
-  list          the claim files, with how many claims have which verdict by the results that are stored beside them;
-                of the files NAME every claim
-  next          files with open claims, by importance and chance to decide for the time they take, and the commands to
-                run for the first three, or for the files NAME
+  list          the claim files, with the number of claims of each verdict by the stored results; with NAME, every
+                claim of these files
+  next          files with open claims, those that promise most for their running time first, and the commands to run
+                for the first three, or for the files NAME
   check         which of the DIRs, run directories or folders of them, are evidence, and the verdicts that follow from
                 them and the stored results; runs are verified, and their first rounds run again and compared bit for
-                bit. The exit code is 1 if one is no evidence
+                bit. The exit code is 1 if one is not evidence
 
 options:
   --claims PATH           a claim file, or a folder of them; by default recipes/claims
@@ -206,7 +206,7 @@ usage: fedloom deploy server [RECIPE.yaml] [key=value …] [--insecure] [-q] [--
                   --log     the file of its log, by default node.log in its folder
   local         distribute data=… to nodes on this machine, and run server and nodes
   certificates  make an authority, a server certificate for --hosts and this machine, and node keys
-  status        how far a run is, and when each node last answered
+  status        how far a run has come, and when each node last answered
   predict       at a node that has a copy of the run directory: predict with the model that it deploys, like fedloom
                 predict; without a FILE, measure it on the node's own test samples
   allowed       what a server may set at a node: every key with its range

@@ -405,7 +405,7 @@ def test_a_strangers_settings_and_seconds_are_data(cli: Cli, claims: Path) -> No
         code, out, _ = cli(*check)
         assert (code, out) == (
             1,
-            "runs/a: no evidence: the seconds of its rounds are no finite number of at least 0.\n",
+            "runs/a: no evidence: the seconds of its rounds are not finite numbers of at least 0.\n",
         )
     settings = yaml.load(run / "config.yaml")
     (run / "config.yaml").write_text(yaml.dump(settings | {"\x1b[2Jx\nruns/b: evidence for steps": "y" * 10**5}))

@@ -32,5 +32,5 @@ def test_safetensors_are_not_called_onnx(words: tuple[str, ...], cli: Cli) -> No
 
 @pytest.mark.parametrize("word", ["views=3", "metod.steps=3"])
 def test_settings_of_a_method_begin_with_its_key(word: str) -> None:
-    with pytest.raises(ConfigError, match=f"^{word} is no setting of a method for a target; write method="):
+    with pytest.raises(ConfigError, match=f"^{word} is not a setting of a method for a target; write method="):
         build(["method=target_fit", word])

@@ -255,7 +255,9 @@ def test_a_table_may_have_several_target_columns(cli: Cli) -> None:
         table.assign(**{column: table[column].mask(table.index == 3)}).to_csv("lacking.csv", index=False)
         code, _, err = cli("predict", "run=run", "lacking.csv")
         assert code == 2
-        assert f"column '{column}' of the inputs lacks values in 1 of 60 rows; fill them, or drop those rows." in err
+        assert (
+            f"column '{column}' of the inputs has missing values in 1 of 60 rows; fill them, or drop those rows." in err
+        )
 
 
 @pytest.mark.parametrize(("p", "warned"), [([0.9, 0.1, 0.0], True), ([0.2, 0.8, 0.0], False), ([0.0, 1.0, 0.0], False)])

@@ -150,7 +150,7 @@ def test_batches_that_are_whole_alone_are_not_cut() -> None:
         experiment("per_fedavg", local=Local(micro_batch=2))
     with pytest.raises(ConfigError, match=r"needs local training by sgd, without local\.rates"):
         experiment("scaffold", local=Local(rates={"head": 2.0}))
-    with pytest.raises(ConfigError, match=r"local\.rates names 'haed', but no parameter does"):
+    with pytest.raises(ConfigError, match=r"local\.rates names 'haed', but no parameter has such a name"):
         go(local=Local(rates={"haed": 2.0}))
 
 

@@ -59,15 +59,19 @@ def test_what_is_filed_can_be_made() -> None:
         (
             "sqare",
             {},
-            r"^unknown shape 'sqare'; did you mean 'square'\? There are: line, square\. One of your own needs",
+            r"^unknown shape 'sqare'; did you mean 'square'\? There are: line, square\. A name of your own needs",
         ),
         (
             "zzz",
             {},
-            r"^unknown shape 'zzz'; there are: line, square\. One of your own needs its module: --import MODULE, or in "
-            r"Python import MODULE before\.$",
+            r"^unknown shape 'zzz'; there are: line, square\. A name of your own needs its module: --import MODULE, or "
+            r"in Python import MODULE first\.$",
         ),
-        ("SQ-UARE", {}, r"^unknown shape 'SQ-UARE'; did you mean 'square'\? There are: line, square\. One of your own"),
+        (
+            "SQ-UARE",
+            {},
+            r"^unknown shape 'SQ-UARE'; did you mean 'square'\? There are: line, square\. A name of your own",
+        ),
         ("square", {"sid": 2}, r"^shape 'square' has no setting 'sid'; did you mean 'side'\? There are: side\.$"),
         ("line", {}, r"^shape 'line' needs a value for 'length'\.$"),
     ],

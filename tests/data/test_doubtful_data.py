@@ -170,7 +170,7 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "several columns that lack values": (
         lambda: federate(SITE.assign(a=LACKING, b=LACKING[::-1], sex=None), "iid", 5, label="ill"),
-        r"lacks values, column 'a' in 2, column 'b' in 2, column 'sex' in 60 of 60 rows; fill or drop them, as data\.m",
+        r"has missing values, column 'a' in 2, column 'b' in 2, column 'sex' in 60 of 60 rows; fill or drop them, as",
     ),
     "a client as number and text": (
         lambda: federate((X, Y), client=np.array([1, "1"] * 30, object)),

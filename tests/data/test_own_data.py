@@ -191,7 +191,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "missing labels": (lambda: federate((X, [None, *Y[1:]]), "iid", 5), r"none missing"),
     "missing values": (
         lambda: federate(LACKING, "iid", 5, label="class"),
-        r"lacks values, column 'a' in 1 of 60 rows; fill",
+        r"has missing values, column 'a' in 1 of 60 rows; fill",
     ),
     "no label": (
         lambda: federate(frame(), "iid", 5),

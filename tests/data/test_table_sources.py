@@ -235,7 +235,7 @@ def test_what_is_no_table_gets_one_sentence(tmp_path: Path) -> None:
         ),
         ({"label": "ill", "time": "day"}, "visits has no column 'day'"),
         ({"label": "ill", "time": "ward"}, "'ward' holds neither numbers nor dates"),
-        ({"label": "ill", "time": "when"}, "lacks values in 1 of"),
+        ({"label": "ill", "time": "when"}, "has missing values in 1 of"),
         ({"label": "ill", "client": "site"}, "has no column 'site'"),
         ({"label": "ill", "path": "none.csv"}, "there is no file none.csv"),
         ({"label": "ill", "path": str(tmp_path), "test": str(tmp_path / "home")}, "there is no file"),

@@ -82,7 +82,7 @@ def test_a_stream_of_texts_in_time(tmp_path: Path) -> None:
         ({}, {}, DataError, "has no column 'text'; there are: review, said, user"),
         ({"text": "revew"}, {}, DataError, "has no column 'revew'; did you mean 'review'?"),
         ({"text": "review", "client": "who"}, {}, DataError, "has no column 'who'"),
-        ({"text": "review"}, {"review": None}, DataError, "column 'review' lacks values in 30 of 30 rows"),
+        ({"text": "review"}, {"review": None}, DataError, "column 'review' has missing values in 30 of 30 rows"),
         ({"text": "review"}, {"review": 7}, DataError, "column 'review' does not hold texts; data=table:FILE"),
         ({"text": "review", "words": 1}, {}, ConfigError, "words must be at least 2, not 1"),
         ({"text": "review", "length": 0}, {}, ConfigError, "length must be"),

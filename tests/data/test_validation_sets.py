@@ -102,7 +102,7 @@ def test_missing_values_are_dropped_or_filled_by_the_first_file(files: Path, mis
         table.loc[3, "kind"] = None
         table.to_csv(files / f"{name}.csv", index=False)
     settings = {"path": files / "train.csv", "label": ["label"], "features": ["x", "kind"], "test": files / "test.csv"}
-    with pytest.raises(DataError, match="lacks values"):
+    with pytest.raises(DataError, match="has missing values"):
         sources.make("table", **settings)
     source = sources.make("table", **settings, missing=missing)
     table = pd.read_csv(files / "train.csv")

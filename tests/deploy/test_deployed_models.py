@@ -121,7 +121,7 @@ def test_the_command_line_uses_a_nodes_own_model(tmp_path: Path, capsys: pytest.
     assert main([*words, str(home), "--out", str(tmp_path / "out.csv")]) == 2
     assert "--out is for the predictions of a file" in capsys.readouterr().err
     assert main([*words, str(tmp_path)]) == 2
-    assert "is no state folder of a node: it has no specification.json." in capsys.readouterr().err
+    assert "is not the state folder of a node: it has no specification.json." in capsys.readouterr().err
     assert main(words[:3]) == 2
     assert "fedloom deploy predict needs --data" in capsys.readouterr().err
 

@@ -254,7 +254,7 @@ def test_who_is_not_there_is_told_by_name(tmp_path: Path, monkeypatch: pytest.Mo
     run(longer, transport, 4, tmp_path / "run", resume=True, tell=told.append)
     transport.close()
     (line,) = [line for line in told if "new" in line.split()]
-    assert line == "new is no node of this run, which keeps its nodes; one that begins with init=… takes it in"
+    assert line == "new is not a node of this run, which keeps its nodes; one that begins with init=… takes it in"
 
 
 def test_changed_data_are_refused_when_a_run_goes_on(tmp_path: Path) -> None:

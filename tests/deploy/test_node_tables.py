@@ -85,7 +85,7 @@ def test_classes_may_be_names_or_numbers_in_the_recipes_column_or_in_label(tmp_p
         assert torch.equal(read(written(tmp_path, other), spec).train.y, reference.train.y)
     with pytest.raises(DataError, match=r"training, there is no class 'maybe'; there are: no"):
         read(written(tmp_path, table.assign(ill="maybe")), spec)
-    with pytest.raises(DataError, match="column 'ill' lacks values in 24 of 24 rows"):
+    with pytest.raises(DataError, match="column 'ill' has missing values in 24 of 24 rows"):
         read(written(tmp_path, table.assign(ill=None)), spec)
 
 
@@ -113,7 +113,9 @@ def test_without_names_at_the_server_only_the_number_of_columns_counts(tmp_path:
 
 def test_a_table_is_looked_at_before_its_recipe_is_known(tmp_path: Path) -> None:
     look(written(tmp_path, patients()))
-    with pytest.raises(DataError, match=r"column 'ward' lacks values in 24 of 24 rows|NaN or infinity in 24 of 24"):
+    with pytest.raises(
+        DataError, match=r"column 'ward' has missing values in 24 of 24 rows|NaN or infinity in 24 of 24"
+    ):
         look(written(tmp_path, patients().assign(ward=None)))
 
 

@@ -112,7 +112,7 @@ def test_the_owner_reads_why(
     assert "it is stopped; delete" in said
     assert "\x1b" not in said
     assert not any("a lie" in line and line.startswith("2026-01-01") for line in said.splitlines())
-    with pytest.raises(CheckpointError, match="is no log of a node"):
+    with pytest.raises(CheckpointError, match="is not the log of a node"):
         reasons(tmp_path / "nothing")
 
 

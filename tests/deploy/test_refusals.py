@@ -36,7 +36,7 @@ from fedloom_apps.deploy.wire import pack, unpack
         (["attack=sign_flip"], "attack is for simulations"),
         (["drop_rate=0.1"], "drop_rate is for simulations"),
         (["method=fedmd"], "objective 'consensus' learns from unlabelled inputs at the server, which is not deployed"),
-        (["method=feddisco"], "looks at the classes of clients, which nodes do not tell"),
+        (["method=feddisco"], "looks at the classes of clients, which nodes do not send"),
         (["local.stragglers=0.5"], "local.stragglers is for simulations"),
         (["model=exit_cnn", "model.channels=[4,8]"], "needs an exit between its 2 convolutions"),
         (["deploy.inputs=[3]"], "inputs and classes belong together"),

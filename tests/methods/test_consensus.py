@@ -72,7 +72,7 @@ def test_what_does_not_go_with_lessons_is_refused() -> None:
         Method("once", (CrossEntropy(), Once()))
     with pytest.raises(ConfigError, match="with objective 'consensus' local steps start elsewhere"):
         Method("both", (CrossEntropy(), Consensus()), drift=Scaffold())
-    with pytest.raises(ConfigError, match="what clients make of the same inputs, which with schedule=buffered"):
+    with pytest.raises(ConfigError, match="clients' outputs on the same inputs, but with schedule=buffered"):
         go("fedmd", schedule="buffered", devices="lognormal", cohort=4)
     with pytest.raises(ConfigError, match="sends unlabelled inputs to clients, but there are none"):
         go("fedmd", federation=replace(classes(), unlabelled=None))

@@ -127,7 +127,9 @@ def test_a_model_whose_evaluation_mixes_samples_is_refused(name: str) -> None:
 def test_a_model_that_remembers_its_passes_is_refused(name: str) -> None:
     model, where = REMEMBERS[name]
     assert probed(model()) == ModelTraits(where)
-    with pytest.raises(ConfigError, match=rf"forward pass changes {where}, which is no part of the model that is sent"):
+    with pytest.raises(
+        ConfigError, match=rf"forward pass changes {where}, which is not part of the model that is sent"
+    ):
         FederatedTask(experiment(model=model))
 
 

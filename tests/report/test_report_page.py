@@ -372,7 +372,7 @@ def test_bad_use_ends_in_a_sentence(make_run, tmp_path: Path) -> None:
         with pytest.raises(FedLoomError, match="holds no settings: it was emptied or damaged"):
             build([run], tmp_path / "out")
     (run / "config.yaml").write_text("identity: 3")
-    with pytest.raises(FedLoomError, match="its identity is no settings"):
+    with pytest.raises(FedLoomError, match="its identity holds no settings"):
         build([run], tmp_path / "out")
 
 

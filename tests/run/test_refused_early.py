@@ -18,7 +18,7 @@ from fedloom.models import wrap
 from fedloom.parts.mixing import Fixed, FLTrust
 from fedloom.parts.objectives import CrossEntropy, Distillation
 
-OUTPUTS = rf"takes the outputs for classes one by one, but the model has {CLASSES + 2} outputs for {CLASSES} classes"
+OUTPUTS = rf"needs one output for each class, but the model has {CLASSES + 2} outputs for {CLASSES} classes"
 
 
 def wide() -> nn.Module:

@@ -49,7 +49,7 @@ def test_intervals_repeat(tmp_path: Path) -> None:
     ("text", "words"),
     [
         ("speed,weight\n1,2\n", "unknown column 'weight'"),
-        ("speed\nfast\n", "something else than numbers"),
+        ("speed\nfast\n", "something other than numbers"),
         ("speed\n0\n", "greater than 0"),
         ("speed,latency\n1,-1\n", "at least 0"),
         ("speed,up\n1,\n", "without a finite number"),

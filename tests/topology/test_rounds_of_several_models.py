@@ -281,7 +281,7 @@ def test_edges_are_read_from_files_and_networkx(tmp_path: Path) -> None:
     assert len(there.edges(3, 0)) == 2, "a file is read once"
     for line in ("0 one", "0", f"0 {'9' * 5000}"):
         path.write_text(line)
-        with pytest.raises(ConfigError, match=r"line 1 of .* is no pair of client numbers\."):
+        with pytest.raises(ConfigError, match=r"line 1 of .* is not a pair of client numbers\."):
             EdgeList(pairs=path).edges(3, 0)
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(DataError, match="pipe is a pipe, a socket or a device"):
@@ -362,7 +362,7 @@ def test_a_client_that_pushes_and_hears_nobody_ends_with_a_sentence() -> None:
     graph, weights = EdgeList(push_sum=True, pairs=((1, 0),), one_way=True), torch.tensor([1.5e-30, 2.0]).double()
     meeting = Meeting(*[None] * len(Meeting._fields))  # type: ignore[arg-type]
     meeting = meeting._replace(t=99, facts=NO_ROUND.facts._replace(clients=2), active=np.arange(2))
-    with pytest.raises(ConfigError, match="client 0 has pushed away all of its weight and hears of none"):
+    with pytest.raises(ConfigError, match="client 0 has pushed away all of its weight and receives none"):
         graph.between({"weights": weights}, meeting)
 
 
@@ -519,7 +519,7 @@ def test_receivers_of_models_that_there_are_not_are_refused(moved: float) -> Non
 def test_rounds_that_wait_for_some_mix_those_and_steps_without_rounds_are_refused() -> None:
     patient = go(on(Ring()), devices="equal", schedule="over_select", cohort=3)
     assert {len(models(patient)), patient.history[-1]["failures"]} == {6, 0}
-    with pytest.raises(ConfigError, match="topology 'ring' mixes models at the end of rounds, which schedule=buffered"):
+    with pytest.raises(ConfigError, match="topology 'ring' mixes models at the end of rounds, and schedule=buffered"):
         go(on(Ring()), devices="equal", schedule="buffered")
 
 

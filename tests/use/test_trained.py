@@ -294,7 +294,7 @@ def test_columns_of_a_table_and_names_of_classes_are_found_by_name(tmp_path: Pat
             x.assign(age="old"),
             "column 'age' of the inputs holds values that are not numbers: could not",
         ),
-        (x.assign(bmi=np.nan), "column 'bmi' of the inputs lacks values in 30 of 30 rows"),
+        (x.assign(bmi=np.nan), "column 'bmi' of the inputs has missing values in 30 of 30 rows"),
         (x.assign(bmi=np.inf), "NaN or infinite"),
     ]:
         with pytest.raises(DataError, match=sentence):

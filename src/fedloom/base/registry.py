@@ -191,8 +191,8 @@ class Registry(Generic[T]):
         if not isinstance(name, str) or (found := self.canonical(name)) not in self._entries:
             hint = nearest(str(name).lower().replace("-", "_"), self._entries, self.kind)
             raise ConfigError(
-                f"unknown {self.kind} {name!r}; {hint} One of your own needs its module: --import MODULE, "
-                "or in Python import MODULE before."
+                f"unknown {self.kind} {name!r}; {hint} A name of your own needs its module: --import MODULE, "
+                "or in Python import MODULE first."
             )
         return self._entries[found]
 

@@ -28,7 +28,7 @@ get started:
   fedloom list settings                          every key with its default
   fedloom help COMMAND                           keys, options and examples of a command
 
-  fedloom COMMAND … --import MODULE              with the parts, data, models, … that a module of yours registers
+  fedloom COMMAND … --import MODULE              import a module of yours first, which registers parts, data, models, …
   fedloom --version
 """
 
@@ -59,9 +59,9 @@ LIST = """List what can be chosen, and all settings.
 usage: fedloom list KIND [NAME] [--json]
 
   fedloom list methods          method=          named methods, with their parts
-  fedloom list parts            method.<slot>=   parts of methods; each can replace another one in its slot; or one of
-                                                 objectives, drifts, personals, adaptations, mixings, weightings,
-                                                 servers, topologies, uplinks
+  fedloom list parts            method.<slot>=   parts of methods, any of which can take its slot in any method; those
+                                                 of one slot: fedloom list objectives, drifts, personals, adaptations,
+                                                 mixings, weightings, servers, topologies, uplinks
   fedloom list data             data=            data sets
   fedloom list partitions       partition=       how samples are distributed over clients
   fedloom list noises           noise=           label noise in training samples
@@ -96,8 +96,8 @@ shapes, classes and clients (the natural ones, if there are any). Takes the keys
 data.…, partition, clients and seed.
 
 options:
-  --out FILE              write a figure (png, svg or pdf) of samples of each class, and FILE-clients, labels by
-                          client; neither may exist
+  --out FILE              write a figure (png, svg or pdf) of samples of each class, and a figure of labels by client,
+                          FILE-clients; neither may exist yet
 
 example:
   fedloom data digits partition=dirichlet partition.alpha=0.1 clients=20 --out digits.png
@@ -154,12 +154,12 @@ example:
   fedloom predict run=runs/2026-01-31/093000-fedrep-0 test.npz --client 7
 """
 
-EVALUATE = """Measure the models of a run without training them.
+EVALUATE = """Evaluate the models of a run without training them.
 
 usage: fedloom evaluate run=DIR [key=value …] [--round N] [--json] [--debug]
 
-Keys are those of fedloom run: evaluation.metrics=[accuracy,auroc] measures more, and other data, partition, clients or
-seed make other clients, which use the server's model. To measure a model in a file, train it for no rounds:
+Keys are those of fedloom run: evaluation.metrics=[accuracy,auroc] adds metrics, and with other data, partition, clients
+or seed the server's model is evaluated on other clients. To evaluate a model in a file, train it for no rounds:
 fedloom run init=FILE rounds=0
 
 options:
@@ -171,14 +171,13 @@ examples:
   fedloom evaluate run=runs/2026-01-31/093000-feddyn-0 partition=iid clients=50 --round best
 """
 
-VERIFY = """Check that finished runs hold what was recorded when they ended, and nothing else.
+VERIFY = """Check that finished runs are still as they were recorded when they ended.
 
 usage: fedloom verify DIR [DIR …] [--replay N] [--debug]
 
 DIR is a run directory, or a folder of runs. Settings (with the revision of the code), records and final models are
-compared with the checksums in summary.json, checkpoints with their own, and records with the summary. That tells what
-was damaged or altered by mistake; if the checksums were rewritten, too, a replay tells. The exit code is 1 if a run
-differs.
+compared with the checksums in summary.json, checkpoints with their own, and records with the summary. This finds damage
+and changes by mistake; a replay also finds changes whose checksums were rewritten. The exit code is 1 if a run differs.
 
 options:
   --replay N              also run the first N rounds again, and compare their records bit for bit
@@ -224,11 +223,11 @@ COMMANDS = (
                 "fedloom.cli.devices:command", ("--out=", "--json")),
     Application("predict", "predict with a model of a finished run", PREDICT,
                 "fedloom.cli.predict:command", ("--client=", "--round=", "--out=")),
-    Application("evaluate", "measure the models of a run, on its own data or on others, without training", EVALUATE,
+    Application("evaluate", "evaluate the models of a run, on its own or on other data, without training", EVALUATE,
                 "fedloom.cli.predict:evaluate", ("--round=", "--json")),
     Application("export", "write a model of a finished run to a file: safetensors, torch-export or onnx", EXPORT,
                 "fedloom.cli.predict:export", ("--client=", "--round=", "--format=", "--out=")),
-    Application("verify", "check that finished runs hold what was recorded, and run their first rounds again", VERIFY,
+    Application("verify", "check that finished runs are as they were recorded, and repeat their first rounds", VERIFY,
                 "fedloom.cli.verify:command", ("--replay=",)),
     Application("completion", "print a script that completes commands, keys and names in bash or zsh", COMPLETION,
                 "fedloom.cli.completion:command"),

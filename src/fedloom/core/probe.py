@@ -30,7 +30,7 @@ class ModelTraits(NamedTuple):
     """What a model does besides computing each sample's outputs from its parameters and buffers.
 
     Attributes:
-        memory: where a pass leaves something that changes later ones and is no part of the model that is sent, as a
+        memory: where a pass leaves something that changes later ones and is not part of the model that is sent, as a
             noun phrase; None if nothing was found.
         mixes: whether a sample's outputs depend on the other samples of its batch in evaluation.
         mixes_in_training: whether they do in training.

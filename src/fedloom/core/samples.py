@@ -105,7 +105,7 @@ class Samples:
         if name.startswith("__"):
             raise AttributeError(name)
         raise DataError(
-            f"samples that collate puts together are no rows of one tensor, but something asks for their {name!r}; "
+            f"samples that collate puts together are not rows of one tensor, but something asks for their {name!r}; "
             "leave it out, or give tensors [N, ...]."
         )
 

@@ -170,7 +170,7 @@ def in_columns(frame: Any, columns: Sequence[str], scaled: Mapping[str, Any] | N
     [[30.0, 0.0, 1.0]]
 
     Raises:
-        DataError: if a column is missing or lacks values, is not numeric, or has a category that is not among the
+        DataError: if a column is missing or has missing values, is not numeric, or has a category that is not among the
             columns.
     """
     one_name_each(frame.columns, "the table of inputs")

@@ -296,7 +296,7 @@ def encoded(frames: Sequence[Any], what: str) -> tuple[list[np.ndarray], list[st
     if lacking := {column: count for column, count in counts.items() if count}:
         message = ", ".join(f"column {str(column)!r} in {count}" for column, count in lacking.items())
         raise DataError(
-            f"{what} lacks values, {message} of {sum(map(len, frames))} rows; fill or drop them, as "
+            f"{what} has missing values, {message} of {sum(map(len, frames))} rows; fill or drop them, as "
             "data.missing=impute or drop does with data=table."
         )
     for column in columns:
@@ -320,7 +320,7 @@ def encoded(frames: Sequence[Any], what: str) -> tuple[list[np.ndarray], list[st
         known = categories(series) or sorted({str(value) for entry in series for value in entry.unique()})
         if len(known) > CATEGORIES:
             raise DataError(
-                f"{what}: column {column!r} has {len(known)} different texts, which are no categories; turn it "
+                f"{what}: column {column!r} has {len(known)} different texts, too many for categories; turn it "
                 "into numbers, or leave it out of features=."
             )
         if len(known) > FEW and 2 * len(known) > (rows := sum(map(len, series))):
@@ -354,7 +354,7 @@ def complete(series: Sequence[Any], what: str) -> None:
     """Raise a ``DataError`` if a column of one or several frames lacks values."""
     if lost := sum(int(part.isna().sum()) for part in series):
         raise DataError(
-            f"{what} lacks values in {lost} of {sum(map(len, series))} rows; fill them, or drop those rows."
+            f"{what} has missing values in {lost} of {sum(map(len, series))} rows; fill them, or drop those rows."
         )
 
 

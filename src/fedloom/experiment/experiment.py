@@ -220,7 +220,7 @@ class Experiment:
             if getattr(self, key) and (
                 self.local.dp_clip is not None or any("noise" in up.guarantees for up in self.method.uplink)
             ):
-                raise ConfigError(f"the accountant of privacy counts the same rounds for all clients; leave {key} out.")
+                raise ConfigError(f"the privacy accountant counts the same rounds for all clients; leave {key} out.")
         _ = self.own_local
         if self.presence and self.method.needs("full_participation"):
             raise ConfigError(
@@ -370,13 +370,13 @@ class Experiment:
             )
         if schedule.stale and not method.topology.is_identity:
             raise ConfigError(
-                f"topology {label(method.topology)!r} mixes models at the end of rounds, which schedule={name} has "
-                "none of; choose schedule=rounds, deadline or over_select."
+                f"topology {label(method.topology)!r} mixes models at the end of rounds, and schedule={name} has no "
+                "rounds; choose schedule=rounds, deadline or over_select."
             )
         if schedule.stale and (taught := method.hooks["lessons"]):
             raise ConfigError(
-                f"objective {label(taught[0][1])!r} compares what clients make of the same inputs, which with "
-                f"schedule={name} have received different ones; choose schedule=rounds, deadline or over_select."
+                f"objective {label(taught[0][1])!r} compares clients' outputs on the same inputs, but with "
+                f"schedule={name} they receive different ones; choose schedule=rounds, deadline or over_select."
             )
         noisy = [label(one) for one in method.uplink if "noise" in one.guarantees]
         if noisy:

@@ -294,7 +294,7 @@ class RunDirectory:
         if not isinstance(stored, dict) or not stored:
             raise CheckpointError(f"{path} holds no settings: it was emptied or damaged; bring back a copy of it.")
         if not isinstance(stored.get("identity", {}), dict):
-            raise CheckpointError(f"{path} is damaged: its identity is no settings; bring back a copy of it.")
+            raise CheckpointError(f"{path} is damaged: its identity holds no settings; bring back a copy of it.")
         return _with_text_keys(stored)
 
     @property

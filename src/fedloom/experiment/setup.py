@@ -187,7 +187,7 @@ def _structures(experiment: Experiment, arrays: Arrays) -> None:
     if who := next((who for who, applies in taken.items() if applies), None):
         what = "samples by themselves or in rows" if who in rows else "classes or numbers"
         remedy = "leave it out" if who in rows else "give a loss of your own, with loss=function(outputs, targets)"
-        raise ConfigError(f"{who} takes {what}, but collate puts samples together to structures; {remedy}.")
+        raise ConfigError(f"{who} takes {what}, but collate puts samples together into structures; {remedy}.")
 
 
 def _of_the_library(model: nn.Module) -> bool:
@@ -200,7 +200,7 @@ def _traits(plan: ClientPlan) -> None:
     """Raise ``ConfigError`` for a model whose outputs depend on other samples, or on earlier passes."""
     if memory := plan.traits.memory:
         raise ConfigError(
-            f"the model's forward pass changes {memory}, which is no part of the model that is sent: what one client "
+            f"the model's forward pass changes {memory}, which is not part of the model that is sent: what one client "
             "did would change the next one's passes; keep it in a stored buffer of floats, like "
             "self.register_buffer('passes', torch.zeros(())), or compute it anew in every pass."
         )

@@ -68,7 +68,7 @@ def check_targets(method: Method, arrays: Arrays, out: Tensor, metrics: Sequence
     by_class = next((need for need in BY_CLASS if method.needs(need)), None)
     if kind == CLASSES and by_class and out.shape[-1] != arrays.classes:
         raise ConfigError(
-            f"{method.who_needs(by_class)} takes the outputs for classes one by one, but the model has {out.shape[-1]} "
+            f"{method.who_needs(by_class)} needs one output for each class, but the model has {out.shape[-1]} "
             f"outputs for {arrays.classes} classes; give it as many."
         )
     if kind != CLASSES and out[:1].numel() != y[:1].numel() and not (kind == NUMBERS and compares(method, metrics)):

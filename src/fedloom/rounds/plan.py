@@ -342,7 +342,9 @@ class ClientPlan:
         names = [leaf.name for leaf in self.layout.parameters]
         for start in given:
             if not any(name.startswith(start) for name in names):
-                raise ConfigError(f"local.rates names {start!r}, but no parameter does; {nearest(start, names)}")
+                raise ConfigError(
+                    f"local.rates names {start!r}, but no parameter has such a name; {nearest(start, names)}"
+                )
         at = 0
         for leaf in self.layout.parameters if given else ():
             longest = max((start for start in given if leaf.name.startswith(start)), key=len, default=None)

@@ -321,7 +321,7 @@ def columns(path: Path, needed: Collection[str] = (), also: Collection[str] = ()
     try:
         table = {str(name): frame[name].to_numpy(np.float64) for name in names}
     except (TypeError, ValueError):
-        raise DataError(f"{path} has a column with something else than numbers.") from None
+        raise DataError(f"{path} has a column with something other than numbers.") from None
     if name := next((name for name, column in table.items() if not np.isfinite(column).all()), ""):
         raise DataError(f"{path}: column {name!r} has cells without a finite number.")
     return table

@@ -247,7 +247,7 @@ class Replay(Schedule):
         if t[0] != 0 or (np.diff(t) > 1).any():
             raise DataError(f"{self.path} does not have every round from 1.")
         if clients.min() < 0 or clients.max() >= count:
-            raise DataError(f"{self.path} names clients that do not exist; there are {count}, from 0.")
+            raise DataError(f"{self.path} names clients that do not exist; they are 0 to {count - 1}.")
         if versions.min() < 0 or (versions > t).any():
             raise DataError(f"{self.path} has work on versions of the model that were not there yet.")
         order = np.lexsort((t, clients))

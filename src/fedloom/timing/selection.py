@@ -102,7 +102,7 @@ class Listed(Selection):
         rounds = np.unique(table["round"])
         clients = np.unique(table["client"][table["round"] == rounds[past.t % len(rounds)]]).astype(np.int64)
         if clients.min() < 0 or clients.max() >= len(past.sizes):
-            raise DataError(f"{self.path} names clients that do not exist; there are {len(past.sizes)}, from 0.")
+            raise DataError(f"{self.path} names clients that do not exist; they are 0 to {len(past.sizes) - 1}.")
         return Chosen(clients, np.ones(len(clients)))
 
 

@@ -337,7 +337,7 @@ def of_run(directory: RunDirectory, metrics: Sequence[str]) -> dict[str, Any]:
         sent = [(r["comm/down_params"] + r["comm/up_params"]) / (size * r["cohort"]) for r in history if r["cohort"]]
         cohort, seconds = (sum(record[key] for record in history) for key in ("cohort", "seconds"))
         if not 0 <= seconds < inf:
-            raise CheckpointError("the seconds of its rounds are no finite number of at least 0.")
+            raise CheckpointError("the seconds of its rounds are not finite numbers of at least 0.")
         return {
             "rounds": len(history),
             "cost": round(max(sent, default=0)),

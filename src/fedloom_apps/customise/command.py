@@ -169,7 +169,7 @@ def build(words: Sequence[str]) -> TargetMethod | CCVR:
         if override.is_sweep:
             raise ConfigError(f"fedloom target takes one method and one value of each setting, not {word}.")
         if override.key[0] != "method":
-            raise ConfigError(f"{word} is no setting of a method for a target; write method=… or method.SETTING=….")
+            raise ConfigError(f"{word} is not a setting of a method for a target; write method=… or method.SETTING=….")
         tree |= TARGET_METHOD.nest("method", override.key[1:], override.values[0])
     return TARGET_METHOD.instantiate(TARGET_METHOD.validate("method", tree))
 

@@ -82,7 +82,7 @@ def reasons(path: Path) -> list[str]:
     try:
         text = path.read_text(errors="replace")
     except OSError as error:
-        raise CheckpointError(f"{path} is no log of a node ({error.strerror}).") from error
+        raise CheckpointError(f"{path} is not the log of a node ({error.strerror}).") from error
     events: list[str] = []
     for line in text.splitlines():
         if line.startswith("    ") and events:

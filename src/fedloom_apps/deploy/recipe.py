@@ -159,7 +159,7 @@ class Recipe:
                 raise ConfigError(f"{method.who_needs(need)} learns from {what_for}, which is not deployed.")
         if method.mixing.needs.label_counts:
             raise ConfigError(
-                f"mixing {label(method.mixing)!r} looks at the classes of clients, which nodes do not tell; choose "
+                f"mixing {label(method.mixing)!r} looks at the classes of clients, which nodes do not send; choose "
                 "another one."
             )
         if values["init"] is not None and not method.personal.is_identity:

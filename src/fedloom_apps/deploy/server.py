@@ -82,7 +82,9 @@ def assemble(
         }
         for name in sorted(online.keys() - asked.keys()):
             if known is not None and name not in known.nodes:
-                tell(f"{name} is no node of this run, which keeps its nodes; one that begins with init=… takes it in")
+                tell(
+                    f"{name} is not a node of this run, which keeps its nodes; one that begins with init=… takes it in"
+                )
         asked |= online
         if fresh:
             transport.send(fresh)
@@ -359,12 +361,12 @@ def samples(path: Path | str, state: Path | str, data: str) -> NodeData:
     """The samples of the node with a state folder, read and split as in the run; ``data`` is what it has as ``--data``.
 
     Raises:
-        CheckpointError: if it is no state folder of a node.
+        CheckpointError: if it is not the state folder of a node.
         ConfigError: if the node's owner has agreed to read them otherwise.
     """
     recipe, home = _recipe(Path(path)), Path(state).expanduser()
     if not (home / AGREED).is_file():
-        raise CheckpointError(f"{home} is no state folder of a node: it has no {AGREED}.")
+        raise CheckpointError(f"{home} is not the state folder of a node: it has no {AGREED}.")
     return read(data, recipe.spec, Agreement(home).hold(recipe.spec, recipe.config["seed"])[1])
 
 

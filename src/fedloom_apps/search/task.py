@@ -363,7 +363,7 @@ class SearchTask(TrainerTask):
             stage, role, seed, candidate = (record[key] for key in ("stage", "role", "seed", "candidate"))
             made = _record(stage, role, seed, candidate, _outcome(record))
             if made != {key: record[key] for key in made} or not math.isfinite(record[self.settings.unit]):
-                raise ValueError(f"round {record['round']} of metrics.jsonl is no record of a search")
+                raise ValueError(f"round {record['round']} of metrics.jsonl is not a record of a search")
             if stage == "search":
                 _trial(record)
             for key in candidate:

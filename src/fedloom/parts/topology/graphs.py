@@ -146,8 +146,8 @@ class Graph(OwnModel):
         after[links.rows] = np.bincount(row, pushed, clients)[links.rows]
         if after.min() < LIGHTEST:
             raise ConfigError(
-                f"topology: with push_sum, client {int(after.argmin())} has pushed away all of its weight and hears of "
-                "none; choose a graph in which each client reaches every other."
+                f"topology: with push_sum, client {int(after.argmin())} has pushed away all of its weight and "
+                "receives none; choose a graph in which each client reaches every other."
             )
         steps = 1 / (after if self.combine_first else w)[links.rows]
         return {"weights": torch.from_numpy(after)}, links._replace(weights=pushed / after[row], steps=steps, beside=1)
@@ -356,7 +356,7 @@ class EdgeList(Graph):
             return
         object.__setattr__(self, "pairs", tuple(tuple(int(n) for n in pair) for pair in self.pairs))
         if wrong := next((pair for pair in self.pairs if len(pair) != 2), None):
-            raise ConfigError(f"topology 'edge_list': {list(wrong)} is no edge; it takes pairs of client numbers.")
+            raise ConfigError(f"topology 'edge_list': {list(wrong)} is not an edge; it takes pairs of client numbers.")
 
     @property
     def directed(self) -> bool:
@@ -387,6 +387,6 @@ def _read(path: Path) -> list[tuple[int, int]]:
         if not words or words[0].startswith("#"):
             continue
         if len(words) < 2 or not all(word.isdecimal() and len(word) <= DIGITS for word in words[:2]):
-            raise ConfigError(f"topology 'edge_list': line {number} of {path} is no pair of client numbers.")
+            raise ConfigError(f"topology 'edge_list': line {number} of {path} is not a pair of client numbers.")
         found.append((int(words[0]), int(words[1])))
     return found
