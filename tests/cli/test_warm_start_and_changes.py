@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 from fedloom.base.errors import CheckpointError, ConfigError
 from fedloom.config import build, resolve
 from fedloom.core.local import Local
+from fedloom.experiment import trainer
 from fedloom.experiment.evaluation import Evaluation
 from fedloom.experiment.federated import FederatedTask, run
 from fedloom.experiment.rundir import RunDirectory
@@ -76,6 +77,27 @@ def test_a_continued_run_may_change_local_training(tmp_path: Path) -> None:
         )
         assert again.history[2]["changed"] == ["local.lr: 0.2 → 0.05"]
     assert RunDirectory(tmp_path).config()["changes"] == [{"after": 2, "changed": ["local.lr: 0.2 → 0.05"]}]
+
+
+def test_another_version_computes_the_rounds_after_it_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The configuration keeps that of the first round; a finished run that is resumed takes nothing over."""
+    before = {"versions": {"torch": "2.6.0"}, "machine": "x86_64, NVIDIA V100", "git": None}
+    now = {"versions": {"torch": "2.13.0"}, "machine": "x86_64, NVIDIA H100", "git": None}
+    told = ["versions.torch: 2.6.0 → 2.13.0", "machine: x86_64, NVIDIA V100 → x86_64, NVIDIA H100"]
+    monkeypatch.setattr(trainer, "environment", lambda: before)
+    whole = run(experiment(rounds=4), tmp_path / "whole")
+    run(experiment(rounds=2), tmp_path / "run")
+    monkeypatch.setattr(trainer, "environment", lambda: now)
+    for out, summary in (("run", None), ("whole", whole.summary)):
+        for _ in range(2):
+            again = run(experiment(rounds=4), tmp_path / out, resume=True)
+            kept = RunDirectory(tmp_path / out).config()
+            assert {key: kept[key] for key in before} == before
+            if summary is None:
+                assert [record.get("changed") for record in again.history] == [None, None, told, None]
+                assert again.summary["notes"][-1] == f"from round 3 on: {'; '.join(told)}."
+            else:
+                assert again.summary["notes"] == summary["notes"]
 
 
 def test_what_results_so_far_depend_on_does_not_change(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import re
 import shutil
 import signal
@@ -356,7 +357,11 @@ def test_a_run_directory_in_use_is_refused(resume: bool, tmp_path: Path) -> None
         before = files_of(out)
         with pytest.raises(CheckpointError) as caught:
             run(work(), out, resume=resume)
-        told = f"{out} is in use by process {other}; " if resume else f"{out} exists already; choose another out="
+        told = (
+            f"{out} is in use by process {other} on {platform.node()}; "
+            if resume
+            else f"{out} exists already; choose another out="
+        )
         assert str(caught.value).startswith(told)
         assert before == files_of(out)
     finally:

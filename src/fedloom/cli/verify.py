@@ -105,7 +105,7 @@ def _replayed(run: Path, rounds: int) -> str | None:
         return f"its summary.json has other parameters than its model, which has {result.summary['parameters']}"
     for before, after in zip(recorded, again, strict=True):
         differing = [
-            key for key in before.keys() | after.keys() if before.get(key) != after.get(key) and key != "seconds"
+            key for key in (before.keys() | after.keys()) - {"seconds", "changed"} if before.get(key) != after.get(key)
         ]
         if differing:
             return f"round {before['round']} comes out differently, first in {min(differing)}"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import platform
+import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -110,7 +112,7 @@ class Lock:
         folder: an existing folder.
 
     Raises:
-        CheckpointError: if the folder is locked; the message has the process id of the holder.
+        CheckpointError: if the folder is locked; the message has the holder's process id and machine.
         OSError: if the lock file cannot be written.
     """
 
@@ -125,7 +127,7 @@ class Lock:
             time.sleep(0.02)
         _held[self.path] = handle
         os.truncate(handle, 0)
-        os.write(handle, f"{os.getpid()}\n".encode())
+        os.write(handle, f"{os.getpid()} on {platform.node()}\n".encode())
 
     @staticmethod
     def may_be_held(folder: Path) -> bool:
@@ -163,8 +165,8 @@ class Lock:
 
     def _holder(self) -> str:
         with contextlib.suppress(OSError):
-            if (number := self.path.read_text().strip()).isdecimal():
-                return f"process {number}"
+            if re.fullmatch(r"\d+ on [\w.-]+", holder := self.path.read_text().strip()):
+                return f"process {holder}"
         return "another process"
 
     def release(self) -> None:

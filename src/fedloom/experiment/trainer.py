@@ -204,6 +204,7 @@ class Trainer:
         self.saved = -1  # the round of the last checkpoint
         self.restored: Path | None = None  # the checkpoint on which the next round builds
         self.changes: list[Record] = []  # of settings: after which round, and which
+        self.moved: list[str] = []  # what differs between the surroundings of the next round and those of the first
 
     def run(self, resume: bool | Path | str = False, *, or_begin: bool = False) -> dict[str, Any]:
         """Run to the end and return the summary.
@@ -267,7 +268,8 @@ class Trainer:
         identity = task.identity()
         marks = {"kind": task.kind, "version": VERSION}
         kept = {"checkpoint": {"every": self.checkpoint_every, "keep": self.keep}}
-        config = {**kept, **task.config, **marks, "identity": identity, **environment()}
+        here = environment()
+        config = {**kept, **task.config, **marks, "identity": identity, **here}
         if or_begin:
             refuse_lost_config(directory)
         stored = directory.continued() if resume and (directory.is_begun or not or_begin) else None
@@ -296,6 +298,9 @@ class Trainer:
                     task.warnings.append(
                         f"the run went on with other settings after round {one['after']}: {'; '.join(one['changed'])}."
                     )
+                if task.round:  # the rounds so far were not computed here
+                    made = {key: stored[key] for key in here if key in stored}
+                    self.moved, config = differences(made, here), config | made
                 directory.describe(config | ({"changes": self.changes} if self.changes else {}), task.citations)
             task.prepare(directory)
 
@@ -338,8 +343,9 @@ class Trainer:
         self.restored = None
         for callback, values in measured:
             record = added(record, callback, values)
-        if told := [text for one in self.changes if one["after"] + 1 == task.round for text in one["changed"]]:
-            record["changed"] = told
+        told = [text for one in self.changes if one["after"] + 1 == task.round for text in one["changed"]]
+        if told := told + self.moved:
+            record["changed"], self.moved = told, []
         record["seconds"] = round(time.perf_counter() - started, 4)
         record = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
         if self.directory is not None:
@@ -385,7 +391,8 @@ class Trainer:
             **task.summarise(status),
         }
         summary["warnings"] = [*summary.get("warnings", []), *task.warnings]
-        summary["notes"] = task.notes
+        changed = [(one["round"], one["changed"]) for one in task.history if isinstance(one.get("changed"), list)]
+        summary["notes"] = [*task.notes, *(f"from round {n} on: {'; '.join(map(str, what))}." for n, what in changed)]
         if self.directory is not None:
             try:
                 task.write(self.directory, status)
