@@ -51,15 +51,15 @@ class Local:
     ``step_schedule`` in step k = 0, ..., K - 1.
 
     Args:
-        epochs: E, passes over the client's data, of which a fraction is a part of its batches (ignored if ``steps`` is
-            given).
+        epochs: E, passes over the client's data, the last of which may be a fraction of a pass (ignored if ``steps``
+            is given).
         steps: number of mini-batches; the data are repeated as often as needed.
         batch_size: B; an epoch's last batch is smaller when B does not divide n_i. 0 means full batch.
         last_batch: what an epoch does with its smaller last batch: ``keep`` it, ``drop`` it, or ``merge`` a last batch
             of a single sample, which has no variance for batch normalisation, into the one before. A client with a
             single batch keeps it.
         micro_batch: samples of a forward and backward pass; gradients of larger mini-batches are accumulated over
-            several passes, for lack of memory. None for one pass.
+            several passes, to save memory. None for one pass.
         lr: η, the learning rate in the first round, t = 0.
         schedule: of the rate over rounds: ``step`` (times ``lr_decay`` every ``decay_every`` rounds), ``milestones``
             (times ``lr_decay`` at each of these rounds), ``cosine`` or ``linear`` (from η to ``lr_end``·η over
@@ -67,14 +67,14 @@ class Local:
         lr_decay: factor on η every ``decay_every`` rounds or at ``milestones``, in (0, 1].
         decay_every: number of rounds between decays.
         milestones: rounds t at which the rate decays.
-        horizon: T, over how many rounds cosine and linear schedules go; after them the last rate stays. None for the
+        horizon: T, the number of rounds of cosine and linear schedules, after which the last rate stays. None for the
             rounds of the run.
         lr_end: fraction of η at the end of these schedules, in [0, 1].
         warmup: W, the number of first rounds in which the rate is (t + 1)/W of what it would be.
         step_schedule: s_k over the K local steps of a client's round: ``constant`` (1), ``linear`` (1 - k/K),
             ``cosine`` (½(1 + cos(πk/K))), ``warmup`` ((k + 1)/K), or a function of k and K.
-        rates: factors on the rate for parameters by the beginning of their names, like ``{"head": 10.0}``; the longest
-            that fits counts.
+        rates: factors on the rate for parameters whose names begin with a key, like ``{"head": 10.0}``; the longest
+            matching key counts.
         momentum: heavy-ball coefficient; the buffer starts at zero every round, unless drift ``momentum`` keeps it.
         nesterov: use Nesterov momentum.
         weight_decay: coefficient of θ, added to the gradient after clipping.
@@ -86,7 +86,7 @@ class Local:
         beta2: decay of Adam's second moments.
         precision: ``full``, or ``bf16``: while training, convolutions and linear layers round the factors of their
             products to bfloat16. Parameters, losses, updates and everything outside local training keep the run's
-            dtype, which must be float32. Faster on processors that multiply in bfloat16; an error on all others.
+            dtype, which must be float32. Faster on processors that multiply in bfloat16, and refused on all others.
         dp_clip: C, the bound of every single sample's gradient norm, for example-level differential privacy (DP-SGD,
             see docs/trust.md); None trains without it.
         dp_noise: z ≥ 0: a batch's sum of clipped gradients gets noise of standard deviation zC.

@@ -26,12 +26,11 @@ devices: Registry[Devices | None] = Registry(
         "down": "the median device's downlink, bytes a second.",
         "up": "the median device's uplink, bytes a second.",
         "latency": "seconds before the first byte arrives, in each direction.",
-        "memory": "the median device's memory for a client's work, bytes; null: enough. Fast devices have more, in "
+        "memory": "the median device's memory for a client's work, bytes; null for enough. Fast devices have more, in "
         "proportion to their speed.",
-        "jitter": "σ of a lognormal factor on the time of computing, drawn for each client and version anew.",
-        "availability": "always, or the share of time that clients are there: see ``day``.",
-        "day": "seconds of a day, in which each client is there during one window of its own that takes the share "
-        "``availability`` of it.",
+        "jitter": "σ of a lognormal factor on the computing time, drawn anew for each client and version.",
+        "availability": "the share of time that each client is there, 1 for always; see ``day``.",
+        "day": "seconds of a day; each client is there for the share ``availability`` of it, in a window of its own.",
     },
 )
 
@@ -144,7 +143,7 @@ class Drawn(Devices):
 
 @devices.register
 def none() -> None:
-    """No devices: rounds take no time that is known, and records have no clock."""
+    """No devices: durations are unknown, and records have no clock."""
 
 
 @devices.register
@@ -174,7 +173,7 @@ class Lognormal(Drawn):
 @devices.register
 @dataclass(frozen=True)
 class Zipf(Drawn):
-    """Durations in proportion to r^a, r = 1 ... K being a random rank; the median device has factor 1.
+    """Durations in proportion to r^a with a random rank r = 1 ... K; the median device has factor 1.
 
     Args:
         a: the exponent.

@@ -20,14 +20,14 @@ class ADMM(Drift):
 
     ::
 
-        y_i ← y_i + ρ(w_i - θ^t)        u_i = w_i + y_i/ρ        θ ← θ + (η/|S|) Σ_{i∈S} (u_i - u_i of before)
+        y_i ← y_i + ρ(w_i - θ^t)        u_i = w_i + y_i/ρ        θ ← θ + (η/|S|) Σ_{i∈S} (u_i - previous u_i)
 
     with y_i = 0 and w_i = θ⁰ at first, and η the rate of the server. What is uploaded is the change of u_i, so that
     with η = |S|/K the model is the mean of u_i over all K clients, and the mean of y_i vanishes at the solution. With
-    all clients in all rounds and η = 1 it is FedDyn with equal clients, α = ρ and h_i = -y_i; it differs in what absent
-    ones count for. Local steps start at θ^t; with ``personal=own_start`` at w_i. A client that comes for the first time
-    in round t uploads u_i - θ^t, and the server, which knows θ⁰ and who has been there, corrects what is mixed by
-    p_i(θ⁰ - θ^t). Gong, Li & Freris, ICDE 2022, algorithm 1.
+    all clients in all rounds and η = 1 it is FedDyn with equal clients, α = ρ and h_i = -y_i; otherwise the two differ
+    in how absent clients count. Local steps start at θ^t; with ``personal=own_start`` at w_i. A client's first upload,
+    in round t, is u_i - θ^t; the server, which knows θ⁰ and who has taken part, corrects the mixed update by p_i(θ⁰ -
+    θ^t). Gong, Li & Freris, ICDE 2022, algorithm 1.
 
     Args:
         rho: ρ > 0.

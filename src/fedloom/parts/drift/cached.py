@@ -1,4 +1,4 @@
-"""The last update of every client, in place of those that are not there."""
+"""The last update of every client stands in for those that are absent."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class CachedUpdates(Drift):
         MIFA     Δ = h⁺                                   h⁺ = h + (1/K) Σ_{i∈S} (Δ_i - h_i)
         CA²FL    Δ = h + (1/|S|) Σ_{i∈S} (Δ_i - h_i)
 
-    A client that was never there counts with 0. Δ_i - h_i [P] is uploaded beside Δ_i, since mixing may not be uniform;
-    a client whose uplinks change Δ_i keeps what the server reads.
+    A client that has never taken part counts with 0. Δ_i - h_i [P] is uploaded beside Δ_i, since mixing may not be
+    uniform; a client whose uplinks change Δ_i keeps what the server reads.
 
     Args:
         mean: whether the server steps along the mean over all clients (MIFA), else CA²FL's estimate.

@@ -26,8 +26,8 @@ class FedCMDrift(Drift):
     FedAvg. The paper assumes equal numbers τ of local steps; if they differ, their weighted mean replaces τ, and with
     local momentum ‖a_i‖₁ replaces τ_i (``info.effective_steps``). Xu, Wang, Wang & Yao 2021, algorithm 2.
 
-    Weight decay follows v in a step and is a part of d, which repeats it: the method stops where FedAvg with 1/α times
-    the coefficient does. The same holds for proximal maps, such as those of ``elastic_net``.
+    Weight decay is added after v and so is part of d, too, which repeats it: the fixed point is that of FedAvg with 1/α
+    times the coefficient. The same holds for proximal maps, such as those of ``elastic_net``.
 
     Args:
         alpha: α in (0, 1].

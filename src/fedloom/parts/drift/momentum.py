@@ -15,7 +15,7 @@ from fedloom.core.parts import ClientEnd, Drift, Halves, Needs, Reduce
 
 @dataclass(frozen=True)
 class KeptMomentum(Drift):
-    """The buffer v of local momentum goes on where a round ended, instead of starting at zero.
+    """The buffer v of local momentum continues where the last round ended, instead of starting at zero.
 
     ::
 
@@ -23,7 +23,7 @@ class KeptMomentum(Drift):
         v at the start of a round:  v_i of the client's own last round, or with ``average`` Σ p_j v_j of the last round
 
     v [P] is that of the shared parameters, and zero at first. A client's own v_i costs no communication and is as old
-    as its last round, as in code that makes a client's optimiser once. With ``average`` buffers are sent and mixed
+    as its last round, as in code that creates each client's optimiser once. With ``average`` buffers are sent and mixed
     like models, which doubles communication: Yu, Jin & Yang, ICML 2019, algorithm 1, where all clients take part.
 
     Args:

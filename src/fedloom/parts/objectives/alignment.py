@@ -193,7 +193,7 @@ class HeadOnMeans(Term):
 
 @dataclass(frozen=True)
 class ClassOutputs(Term):
-    """γ·H(F̂_iy, p(x)), p = softmax(logits) [B, C]: distils what the models of others say of samples of the class y.
+    """γ·H(F̂_iy, p(x)), p = softmax(logits) [B, C]: distils the other clients' mean output for samples of the class y.
 
     ::
 

@@ -23,7 +23,7 @@ class FeatureMean(Term):
         m_i ← (1 - μ) m_i + μ mean_b r(x_b)          in every local step, from 0 at the start of a round
         m̄ = Σ p_i mean_{x at i} r_i(x)               over the clients of the first round, after their local work
 
-    The gradient is that of the mini-batch's mean; what is older in m_i is constant. In the first round there is no
+    The gradient is that of the mini-batch's mean; older parts of m_i are constant. In the first round there is no
     consensus and no term; afterwards m̄ stays what it is. With μ < 1 each local step takes a second pass over the body.
 
     Zhang, Hua, Cao, Wang, Song, Xue, Ma & Guan, NeurIPS 2023 (FedDBE), mean regularisation and algorithm 1. Deviations:

@@ -16,7 +16,7 @@ from fedloom.parts.objectives import divergence
 
 @dataclass(frozen=True)
 class Inheritance(Term):
-    """λ R(h_i, θ), which pulls what the trained model makes of a mini-batch towards what the historical model h_i does.
+    """λ R(h_i, θ), which pulls the trained model's outputs or features towards those of the historical model h_i.
 
     ::
 

@@ -52,7 +52,7 @@ class Mutual(Term):
 
 @dataclass(frozen=True)
 class AdaptiveMutual(Term):
-    """Mutual distillation that is weak where predictions are bad: a teacher of one's own, and the shared student.
+    """Mutual distillation of a private teacher and the shared student, which is weak where predictions are bad.
 
     ::
 
@@ -60,8 +60,8 @@ class AdaptiveMutual(Term):
         student:  ℓ(q) + s [KL(p‖q) + h]            h = (1/d) ‖r_p - W r_q‖²
 
     p and q are the predictions of teacher and student, each a constant for the other, r_p [B, d] and r_q [B, d'] their
-    features, and W [d, d'] is trained with the student and stays at the client; it starts as the identity, cut off or
-    with zeros. The term includes the cross entropy ℓ and therefore replaces it. It is used with
+    features, and W [d, d'] is trained with the student and stays at the client; it starts as the identity, truncated
+    or padded with zeros. The term includes the cross entropy ℓ and therefore replaces it. It is used with
     ``personal=own_network`` and its ``align``.
 
     Wu, Wu, Lyu, Huang & Xie, Nature Communications 2022 (FedKD). Deviations: s is that of a sample and has no gradient,

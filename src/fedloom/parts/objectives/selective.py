@@ -27,7 +27,7 @@ class Selective(Term):
         L(g) = α L_CE + (1 - α) L_dist(s, g) + λ_r [-(1/W) Σ_i g_i log s_{y_i} - δ]_+
 
     and the model takes its step with the guide fixed. This is algorithm 7 of Acar, thesis 2023, ch. 6, which §7.2 of
-    the thesis names as the next step for clients with a teacher; the federated composition is ours:
+    the thesis names as the next step for clients with a teacher; the federated composition is FedLoom's:
 
     - g(x) = σ(⟨a, t^τ(x)⟩ + b) is logistic in the teacher's soft prediction, with φ = (a, b) [C + 1], the smallest
       guide that can distinguish classes and uncertainty; the paper uses three layers on features and logits. φ starts

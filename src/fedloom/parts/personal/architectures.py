@@ -26,7 +26,7 @@ class Architectures(Personal):
 
         θ_g ← θ_g - Σ_{i∈S∩g} p_i Δ_i / Σ_{i∈S∩g} p_i           for every group g that takes part in the round
 
-    Without another part that is as many federations as networks. What clients of all groups exchange has the same shape
+    Without another part these are separate federations. What clients of all groups exchange has the same shape
     whatever the network: class means of features (FedProto), outputs by class (federated distillation). The model of
     the run is a list of networks (``fl.run(method, federation, [...])``, or ``model=several``).
 

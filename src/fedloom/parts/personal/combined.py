@@ -34,8 +34,8 @@ class Combined(Personal):
     round L on. The client uploads w_i, and keeps and deploys x_i; if it never participated, it deploys w_i = θ⁰. Batch
     statistics are those of its own passes.
 
-    The topology says which w_j a client receives. Where it receives some of them alone, it keeps copies of all [K, P],
-    and takes the last one that it has received, at first θ⁰.
+    The topology says which w_j a client receives. Where it receives only some of them, it keeps copies of all
+    [K, P], and uses the last one that it has received, at first θ⁰.
 
     Luo & Wu, IJCAI 2022, algorithm 1; η₂, μ and L/T are those of the authors' code, in which λ(t) μ has no factor 1/2,
     p_i moves with momentum, and with limited downloads all are sent once and then M others at random.

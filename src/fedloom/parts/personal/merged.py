@@ -30,8 +30,8 @@ class Merged(Personal):
     comes for the second time, until the mean losses of the last 10 epochs have a standard deviation below
     ``tolerance``, and in all later rounds for one epoch. At its first visit a client has no model yet, and starts at
     θ^t. What is sent and averaged is θ_i after local training. A client deploys the mixture of the server's model and
-    its last one by its weights; without any, the server's model. Batch statistics are the received ones. With W = 1
-    this is federated averaging, and with W = 0 in all layers local training.
+    its last one by its weights, or the server's model if it never participated. Batch statistics are the received ones.
+    With W = 1 this is federated averaging, and with W = 0 in all layers local training.
 
     Zhang et al., AAAI 2023, eqs. (4)-(6) and algorithm 1, which takes one η and every s; its experiments have η = 1,
     s = 80 % and one layer. The authors' code compares the losses of the epochs' last batches; here it is the means.

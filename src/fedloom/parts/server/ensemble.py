@@ -23,7 +23,7 @@ class Ensemble(ServerOptimizer):
 
     The learning rate follows a cosine, η(1 + cos(πj/J))/2 in step j of J. The teacher's logits z̄ [M, C] are computed
     once; client models and mixed buffers are fixed, and all models run in evaluation mode. Clients with non-finite
-    logits are excluded from the teacher; if a single one is left, which is no ensemble, θ is not distilled.
+    logits are excluded from the teacher; if fewer than two are left, θ is not distilled.
 
     Lin, Kong, Stich & Jaggi, NeurIPS 2020, algorithm 1 and section 4.1. The paper stops when the accuracy on the
     server's labelled validation data stagnates, after at most 10⁴ steps; here there are no labels, and J is a setting.

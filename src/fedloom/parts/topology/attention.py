@@ -26,9 +26,9 @@ class Attention(OwnModel):
 
         ξ_ij = α e^(-‖w_i - w_j‖²/σ) / σ      for j ≠ i,       ξ_ii = 1 - Σ_{j≠i} ξ_ij
 
-    among the clients of the round. Where Σ_{j≠i} ξ_ij > 1, for which the paper asks a smaller α, it is scaled to 1. In
+    among the clients of the round. Where Σ_{j≠i} ξ_ij > 1, which the paper excludes by a small α, it is scaled to 1. In
     FedAMP clients start from their own w_i (``personal=own_start``) and are pulled to u_i by the term ``proximal`` with
-    μ = λ/α. With σ → ∞ everyone has its own model alone. Huang et al., AAAI 2021, eqs. (3)-(7).
+    μ = λ/α. With σ → ∞ every client keeps its own model. Huang et al., AAAI 2021, eqs. (3)-(7).
 
     Args:
         alpha: α ≥ 0; 0 is local training.

@@ -31,8 +31,8 @@ class Bipartition(OwnModel):
     smallest: the components that single linkage merges last. At first all clients are one cluster. The parts start from
     the model of the cluster. A round in which a client of the cluster fails divides nothing. Sattler, Müller & Samek,
     IEEE Transactions on Neural Networks and Learning Systems 2021, algorithms 1 and 3; in the authors' code models of
-    the round in which a cluster is divided are means of its parts, and clusters of two stay. With a mixing that is
-    uniform n_j = 1.
+    the round in which a cluster is divided are means of its parts, and clusters of two are not divided. With a mixing
+    that is uniform n_j = 1.
 
     Args:
         mean_below: ε₁ ≥ 0.

@@ -12,9 +12,9 @@ from fedloom.parts.topology.graphs import OwnModel
 
 @dataclass(frozen=True)
 class Cores(OwnModel):
-    """Client i receives its model w_i and, beside it, the models w_j of others, which the server mixes with nothing.
+    """Client i receives its model w_i and, with it, models w_j of others; the server mixes none of them.
 
-    They are sent where a part reads them, such as ``personal=combined``. With ``models=M`` these are M others, drawn
+    The others are sent if a part reads them, such as ``personal=combined``. With ``models=M`` they are M others, drawn
     anew for each client and round; each is a download of P numbers. B = I. Luo & Wu, IJCAI 2022.
 
     Args:

@@ -19,16 +19,16 @@ from fedloom.parts.topology.graphs import OwnModel
 class FirstOrder(OwnModel):
     """Client i mixes the models that lower its loss, the more the steeper the way to them.
 
-    With θ_i^t the model of before the round, w_n those of after it, i's own among them::
+    With θ_i^t the client's model before the round and w_n the models after it, its own among them::
 
         B_in ∝ max(0, (F_i(θ_i^t) - F_i(w_n)) / ‖w_n - θ_i^t‖)
 
-    normalised over n; a client for which none is better keeps its own. F_i is the loss on the client's validation
+    normalised over n; a client keeps its own model if none is better. F_i is the loss on the client's validation
     samples, or on its training samples where it has none: as many passes as it hears models. A message is counted for
     each, whatever its weight. Zhang et al., ICLR 2021, eqs. (3) and (4).
 
-    With ``models=M`` a client hears M of the round's others alone: those of the largest sum of weights so far, each of
-    which is replaced by a random one with probability ε. The server then keeps the K² sums.
+    With ``models=M`` a client hears only M others of the round: those with the largest sum of weights so far, each
+    replaced by a random one with probability ε. The server then keeps the K² sums.
 
     Args:
         models: M ≥ 1; None for all of the round.

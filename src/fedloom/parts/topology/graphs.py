@@ -48,11 +48,12 @@ class Graph(OwnModel):
 
         θ_i ← Σ_j B_ij (θ_j - step_j)           or, with combine_first:    θ_i ← Σ_j B_ij θ_j - step_i
 
-    The first is decentralised averaging of what was trained, with one step Lian et al.'s remark on D-PSGD, with several
-    DFedAvg (Sun et al. 2023); the second is D-PSGD as published (Lian et al., NeurIPS 2017, algorithm 1), for which all
-    neighbours of the round before are needed while one trains. On an undirected graph B has Metropolis-Hastings
-    weights, B_ij = 1/(1 + max(d_i, d_j)), and the rest on i itself: symmetric and doubly stochastic, so that the mean
-    model stays the mean. On a directed one, clients that hear the d_i others have B_ij = 1/(1 + d_i).
+    The first averages trained models: with several local steps it is DFedAvg (Sun et al. 2023), with one the variant of
+    D-PSGD that Lian et al. mention. The second is D-PSGD as published (Lian et al., NeurIPS 2017, algorithm 1), in
+    which a client needs its neighbours' models of the round before while it trains. On an undirected graph B has
+    Metropolis-Hastings weights, B_ij = 1/(1 + max(d_i, d_j)), and the rest on i itself: symmetric and doubly
+    stochastic, so that the mean model stays the mean. On a directed graph a client that hears d_i others has B_ij =
+    1/(1 + d_i).
 
     A neighbour that does not take part in a round, or fails, has its weight on the client itself, so that an undirected
     graph is doubly stochastic in every round; a directed one need not be, and the mean then moves.
@@ -93,7 +94,7 @@ class Graph(OwnModel):
         return not (self.directed or self.push_sum)
 
     def period(self, clients: int) -> int:
-        """Return the number of rounds after which the graph repeats, or that tell how it changes; 1 if it does not."""
+        """Return the number of rounds after which the graph repeats, or that show how it changes; 1 if it does not."""
         return 1
 
     @property
@@ -103,7 +104,7 @@ class Graph(OwnModel):
 
     @abstractmethod
     def edges(self, clients: int, t: int) -> np.ndarray:
-        """Return the edges (i, j) of round t between clients 0 to K - 1, int64 [m, 2], as often as one likes."""
+        """Return the edges (i, j) of round t between clients 0 to K - 1, int64 [m, 2]; repetitions are ignored."""
 
     def links(self, clients: int, t: int, active: np.ndarray | None = None) -> Links:
         """B of round t among the active clients, sorted, int64 [n], or A with ``push_sum``; None: all K."""
@@ -301,7 +302,7 @@ def _pairs(numbers: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class SmallWorld(Graph):
-    """A ring with edges to the nearest neighbours, some of which are led elsewhere (Watts & Strogatz 1998).
+    """A ring with edges to the nearest neighbours, some of which are rewired at random (Watts & Strogatz 1998).
 
     Args:
         neighbours: of each client on the ring, an even number.

@@ -1,4 +1,4 @@
-"""Two levels: clients train the model of their edge server, and a cloud averages the edges' models now and then."""
+"""Two levels: clients train the model of their edge server; a cloud averages the edges' models from time to time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Hierarchy(Topology):
 
     ::
 
-        θ_e ← θ_e - step_e(Σ_{i∈e} p_i Δ_i)             every round, with any mixing and server optimiser of the edge's
+        θ_e ← θ_e - step_e(Σ_{i∈e} p_i Δ_i)             every round, with any mixing and server optimiser
         θ_e ← Σ_f q_f θ_f                               if κ divides t + 1
 
     q_f is the edge's share of all samples, or with a mixing that is uniform its share of all clients. With κ = 1, plain

@@ -30,9 +30,9 @@ class ClipNoise(Uplink):
     (``sampling=bernoulli``), unless z = 0. With ``noise_at=client`` (local privacy) every client adds N(0, z²C²I)
     itself. Parts that use an upload twice, like FedDyn's h, see the same noise. C = ∞ with z = 0 is the identity.
 
-    Slices that have no bound, like flags and counts, and functions of the update, like FedExP's ‖Δ_i‖², cannot be made
-    private and are refused. Without noise they are neither clipped nor part of the joint norm, and
-    with ``bounds`` no slice is that has none.
+    Slices without a bound, like flags and counts, and functions of the update, like FedExP's ‖Δ_i‖², cannot be made
+    private and are refused. Without noise they are left as they are, and do not count in the joint norm; with
+    ``bounds`` the same holds for every slice that is not listed.
 
     With ``quantile`` γ the bound tracks the γ-quantile of the clients' norms: C ← C exp(-η(b̃ - γ)), b̃ the fraction of
     clients with ‖x‖ ≤ C, measured with noise N(0, σ_b²) on their number. The sum then gets more noise, z_Δ = (z⁻² -
