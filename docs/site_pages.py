@@ -142,11 +142,11 @@ def combinations_page() -> str:
     lines = [
         "# What does not combine, and why",
         "",
-        "Most parts combine freely. What cannot work is refused before anything runs; each row is the smallest case of",
-        "one refusal, with its sentence.",
+        "Most parts combine freely. What cannot work is refused before anything runs; each row is a minimal example of",
+        "one refusal, with its message.",
     ]
     for topic, cases in CASES.items():
-        lines += ["", f"## {topic}", "", "| combination | what is said |", "| --- | --- |"]
+        lines += ["", f"## {topic}", "", "| combination | message |", "| --- | --- |"]
         lines += [f"| {title} | {cell(refusal(case))} |" for title, case in cases.items()]
     return "\n".join(lines) + "\n"
 
@@ -230,7 +230,7 @@ def contract_page() -> str:
     lines = [
         "# The contract of a part",
         "",
-        "A part is a frozen dataclass of its settings. All of what follows is optional; what is not overridden is",
+        "A part is a frozen dataclass of its settings. Everything below is optional; hooks that are not overridden are",
         "never called. [CONTRIBUTING](contributing.md) shows one part in full. In order of time:",
         "",
         *("```", inspect.cleandoc(order), "```"),
@@ -239,7 +239,7 @@ def contract_page() -> str:
     for title, names in (
         ("What several parts use", several),
         ("What single parts use", [name for name in points if name not in several and users.get(name)]),
-        ("What is there for parts of one's own", [name for name in points if not users.get(name)]),
+        ("What no part of the library uses", [name for name in points if not users.get(name)]),
     ):
         lines += [f"## {title}", "", "| name | of | meaning | used by |", "| --- | --- | --- | --- |"]
         for name in names:

@@ -122,10 +122,10 @@ for method in ("fedavg", "local", "fedper"):
     fl.run(method, clients, "mlp", rounds=20, evaluation=own, out=f"runs/{method}")
 """,
         """
-        Every client knows two digits, and is tested on those. From left to right the worst to the best client: with one
-        model for all they reach {fedavg:clients/accuracy/mean} on average, with a body in common and a head of their
-        own {fedper:clients/accuracy/mean}. Two digits are easy to tell apart: with some 60 images of them a client
-        alone has {local:clients/accuracy/mean}, which is the first thing to compare with.
+        Every client has images of two digits, and is tested on these. From left to right are the worst to the best
+        client: with one model for all they reach {fedavg:clients/accuracy/mean} on average, with a shared body and a
+        head of their own {fedper:clients/accuracy/mean}. Two digits are easy to tell apart: with some 60 images of them
+        a client that trains alone has {local:clients/accuracy/mean}, so always compare with that.
         """,
         "clients_distribution.svg",
         {"personal models": "personal.md"},
@@ -144,9 +144,9 @@ for method in ("superfed_mm", "superfed_lm"):
 """,
         """
         A client has the server's model w and a model v of its own, and may use any mixture (1 − λ)w + λv. SuPerFed
-        trains both so that the way between them is good, with one λ for the whole network (mm) or one a layer (lm): at
-        λ = .5 clients reach {superfed_mm:lambda/0.5/accuracy/mean} and {superfed_lm:lambda/0.5/accuracy/mean}, with v
-        alone {superfed_mm:lambda/1/accuracy/mean} and {superfed_lm:lambda/1/accuracy/mean}.
+        trains both so that all models between them are good, with one λ for the whole network (mm) or one a layer (lm):
+        at λ = .5 clients reach {superfed_mm:lambda/0.5/accuracy/mean} and {superfed_lm:lambda/0.5/accuracy/mean}, with
+        v alone {superfed_mm:lambda/1/accuracy/mean} and {superfed_lm:lambda/1/accuracy/mean}.
         """,
         "lambda.svg",
         {"personal models": "personal.md"},
@@ -199,10 +199,10 @@ fedloom run -m method=dp_fedavg method.noise=5,10,20 method.clip=1 method.delta=
     partition=iid clients=100 participation=1 model=logistic local.epochs=5 rounds=30 out=runs
 """,
         """
-        Clients' updates are clipped, and their sum gets noise. After 30 rounds a noise of 5 has
-        {dp_fedavg-noise=5-0:global/accuracy} and has spent ε = {dp_fedavg-noise=5-0:privacy/epsilon} (with the extra
-        privacy, which counts it); a noise of 10 {dp_fedavg-noise=10-0:global/accuracy} for
-        {dp_fedavg-noise=10-0:privacy/epsilon}, a noise of 20 {dp_fedavg-noise=20-0:global/accuracy} for
+        Clients' updates are clipped, and noise is added to their sum. After 30 rounds noise 5 leaves
+        {dp_fedavg-noise=5-0:global/accuracy} and has spent ε = {dp_fedavg-noise=5-0:privacy/epsilon} (counted with the
+        extra privacy); noise 10 leaves {dp_fedavg-noise=10-0:global/accuracy} for
+        {dp_fedavg-noise=10-0:privacy/epsilon}, noise 20 leaves {dp_fedavg-noise=20-0:global/accuracy} for
         {dp_fedavg-noise=20-0:privacy/epsilon}.
         """,
         "global_accuracy_ε.svg",
@@ -217,7 +217,7 @@ fedloom synthesize method=fedcvae method.beta=64 method.likelihood=gaussian meth
 """,
         """
         Clients train the two halves of a conditional autoencoder by federated averaging, and the server draws digits of
-        each class from the decoder, one row per class. A classifier trained on such images alone knows
+        each class from the decoder, one row per class. A classifier trained on such images alone recognises
         {fedcvae:synthetic/accuracy} of the real test images.
         """,
         "fedcvae/figures/synthetic.png",
@@ -243,8 +243,8 @@ fedloom online -m learner=moml,ftml,mogd tasks=60 out=runs
 fedloom distill -m method=ce,kd,disk epochs=40 out=runs
 """,
         """
-        A small student learns from labels alone (ce), or also from a larger model (kd); DiSK chooses by a learnt guide
-        on which samples to follow it.
+        A small student learns from labels alone (ce), or also from a larger model (kd); in DiSK a learnt guide excuses
+        it from following the larger model on some samples.
         """,
         "global_accuracy.svg",
         {"distillation": "distill.md"},
@@ -257,8 +257,8 @@ fedloom run -m method=fedavg,feddf,fedssa partition=niid1 clients=5 participatio
     local.epochs=5 model=mlp views=[blur] rounds=15 out=runs
 """,
         """
-        A buyer has unlabelled images of some digits only. FedDF distils the clients' models on them; FedSSA weighs the
-        models by how well they fit them, once, in the last round.
+        A buyer has unlabelled images of some digits only. FedDF distils the clients' models on them; FedSSA weights the
+        models by how consistent and confident they are on them, once, in the last round.
         """,
         "global_accuracy.svg",
         {"models for a target": "target.md"},
