@@ -146,13 +146,16 @@ def test_partition_of_many_clients(cli: Cli, tmp_path: Path):
 
 
 @pytest.mark.filterwarnings("default:.*is left out")
-def test_report(cli: Cli):
+def test_report(cli: Cli, tmp_path: Path):
     for method in ("fedavg", "feddyn"):
         cli("run", "-q", f"method={method}", "clients=5", "rounds=1", f"out=runs/{method}")
     assert cli("report", "runs/fedavg").out == "compared 1 run: runs/fedavg/report.html\n"
     assert cli("report", "runs/fedavg", "runs/nix").code == 2
     assert cli("report", "runs").out == "compared 2 runs: runs/report.html\n"
     assert cli("report", "runs", "runs/fedavg", "--out", "page").out == "compared 2 runs: page/report.html\n"
+    (tmp_path / "runs/feddyn/summary.json").rename("ended.json")
+    assert cli("report", "runs").out == "compared 2 runs, 1 of them unfinished: runs/report.html\n"
+    (tmp_path / "ended.json").rename("runs/feddyn/summary.json")
     shutil.copytree("runs/fedavg", "copy")
     code, out, err = cli("report", "runs/fedavg", "runs/feddyn", "copy")
     assert (code, out) == (0, "compared 2 runs: report/report.html\n")

@@ -201,6 +201,20 @@ def test_only_runs_with_the_same_draws_are_duplicates(make_run) -> None:
     assert "the samples that clients hold" in problem_warnings(groups)[0]
 
 
+def test_of_two_duplicates_the_one_that_has_ended_is_kept(make_run) -> None:
+    killed, ended = make_run(seed=1), make_run(seed=1)
+    (killed / "summary.json").unlink()
+    for runs in ([killed, ended], [ended, killed]):
+        with pytest.warns(UserWarning, match="run0 has the settings and the seed of .*run1, and is left out"):
+            assert [run.path.name for run in read_groups(runs)[0].runs] == ["run1"]
+
+
+def test_where_a_run_was_made_does_not_separate_seeds(make_run) -> None:
+    there = {"engine": {"name": "processes", "workers": 8}, "device": "cuda"}
+    (one,) = read_groups([make_run(seed=1), make_run(seed=2, config=there)])
+    assert (one.label, len(one.runs)) == ("fedavg", 2)
+
+
 def test_the_command_line_notes_a_duplicate(make_run, capsys: pytest.CaptureFixture[str]) -> None:
     once, again = make_run(seed=1), make_run(seed=1)
     with warnings.catch_warnings():

@@ -333,6 +333,15 @@ def test_a_folder_of_runs_stands_for_all_of_them(make_run, tmp_path: Path) -> No
         build([tmp_path / "empty"], tmp_path / "out")
 
 
+def test_a_run_inside_a_folder_that_has_no_round_yet_is_named(make_run, tmp_path: Path) -> None:
+    kept, early = (make_run(seed=seed, rounds=2, files=()) for seed in (1, 2))
+    (early / "metrics.jsonl").unlink()
+    (early / "checkpoint").mkdir()
+    with pytest.warns(UserWarning, match=r"runs/run1: left out, since no round has ended\.$"):
+        page = build([tmp_path / "runs"], tmp_path / "out")
+    assert page.read_bytes() == build([kept], tmp_path / "again").read_bytes()
+
+
 def test_a_run_inside_a_folder_that_lost_its_configuration_is_named(make_run, tmp_path: Path) -> None:
     kept, lost = (make_run(seed=seed, rounds=2, files=()) for seed in (1, 2))
     (lost / "config.yaml").unlink()

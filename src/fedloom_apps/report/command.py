@@ -46,7 +46,9 @@ def command(arguments: argparse.Namespace) -> int:
     only, style = ([word for word in (text or "").split(",") if word] for text in (arguments.only, arguments.style))
     files = ("pdf", "svg") if arguments.figures or only or style else ()
     page = write(compared, out, files=files, only=only or ["*"], style=style)
-    print_raw(console, f"compared {plural(len(groups.all_runs(compared)), 'run')}: {relpath(page)}")
+    runs = groups.all_runs(compared)
+    rest = f", {rest} of them unfinished" if (rest := sum(not run.ended for run in runs)) else ""
+    print_raw(console, f"compared {plural(len(runs), 'run')}{rest}: {relpath(page)}")
     return 0
 
 

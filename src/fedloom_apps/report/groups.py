@@ -358,7 +358,10 @@ def load(path: Path) -> RunData:
     )
 
 
-PROVENANCE = ("out", "resume", "version", "versions", "git", "machine", "checkpoint", "client_state", "trackers")
+PROVENANCE = (
+    "out", "resume", "version", "versions", "git", "machine", "engine", "device",
+    "checkpoint", "client_state", "trackers",
+)  # fmt: skip
 """Top-level keys on where and how a run was made and stored, which do not define it."""
 
 ADDRESSES = ("deploy.host", "deploy.port", "deploy.certificates")
@@ -469,7 +472,10 @@ def _place(run: RunData, teams: list[list[RunData]]) -> None:
     """Put a run among those with its settings: into the first team without its seed, if possible one with its data."""
     rivals = [next((member for member in team if member.seed == run.seed != NO_SEED), None) for team in teams]
     if other := next((rival for rival in rivals if rival is not None and rival.drawn == run.drawn), None):
-        warnings.warn(f"{run.path} has the settings and the seed of {other.path}, and is left out.", stacklevel=4)
+        kept, left = (run, other) if run.ended > other.ended else (other, run)
+        warnings.warn(f"{left.path} has the settings and the seed of {kept.path}, and is left out.", stacklevel=4)
+        for team in teams:
+            team[:] = [kept if member is other else member for member in team]
         return
     free = [team for team, rival in zip(teams, rivals, strict=True) if rival is None]
     if not free:
@@ -518,6 +524,11 @@ def run_directories(paths: Iterable[Path | str]) -> Iterator[Path]:
                 raise ConfigError(f"{str(path)!r} is not a run directory and contains none{why}.")
             if lost:
                 warnings.warn(f"{said} and {'is' if len(lost) == 1 else 'are'} left out.", stacklevel=3)
+            begun = sorted(
+                folder.parent for folder in path.rglob("checkpoint") if (folder.parent / "config.yaml").exists()
+            )
+            if early := [str(run) for run in begun if run not in directories]:
+                warnings.warn(f"{', '.join(early)}: left out, since no round has ended.", stacklevel=3)
             yield from inside
         else:
             yield path
