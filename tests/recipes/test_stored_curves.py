@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -168,6 +169,13 @@ def _(recipe: Any, data: Any, out: Path) -> Any:
     return {"runs": {name: {"skew": {"1": recipe.accuracy(name, "skew", 1)}}}}
 
 
+@again("ssa/heads", "heads")
+def _(recipe: Any, data: Any, out: Path) -> Any:
+    name, cell = "client 1", dict[str, Any]()
+    recipe.Trained("in order", 1, recipe.STUDIES["small"]).once(recipe.TARGETS[name], cell)
+    return {"runs": {"in order": {"1": {name: cell}}}}
+
+
 @again("ssa/ranking", "ranking")
 def _(recipe: Any, data: Any, out: Path) -> Any:
     return {"runs": {"images as they are": {"1": recipe.look(replace(recipe.SCALE, rounds=1), (), 1)}}}
@@ -179,6 +187,16 @@ def _(recipe: Any, data: Any, out: Path) -> Any:
     recipe.run(made, out / "run")
     found = recipe.curve(out / "run")
     return {"runs": {"FedAvg": {"0": {key: found[key] for key in ("rounds", "accuracy", "up", "down")}}}}
+
+
+@again("distill/students", "students")
+def _(recipe: Any, data: Any, out: Path) -> Any:
+    """Cross entropy, which needs no teacher."""
+    name = "as published/CE"
+    made = recipe.student(recipe.CASES[name], recipe.data(recipe.SAMPLES), None, 0, None, short=False)
+    found = recipe.distill.run(made)
+    curve = [[record["passes"], record["global/accuracy"]] for record in found.history]
+    return {"runs": {name: {"0": {"accuracy": found.summary["selected"]["accuracy"], "curve": curve}}}}
 
 
 @again("distill/toys", "toys")
@@ -226,6 +244,16 @@ def _(recipe: Any, data: Any, out: Path) -> Any:
     setting = recipe.STUDIES["s_mnist"].at(10, recipe.best(data["tuning"]["K 10"]["MOML"]))
     found = recipe.common.run(setting, "MOML", 20, 0, out / "run")
     return {"runs": {"K 10": {"MOML": {"0": {key: found[key] for key in ("ctm", "bytes")}}}}}
+
+
+@again("search/compositions", "compositions")
+def _(recipe: Any, data: Any, out: Path) -> Any:
+    """The final runs of what a search chose; APFL moved w first when it was run."""
+    words = (*recipe.COMMON, *recipe.DATA["digits"], *recipe.SEARCHES["named"], "seed=200", "search.methods=[apfl]")
+    search = recipe.build(recipe.SEARCH.resolve(words))
+    chosen = {"method": "apfl", "method.w_first": True, "local.lr": 0.3}
+    found = [run(search.make(chosen, seed, False)).history[-1][search.settings.goal] for seed in (201, 202, 203)]
+    return {"runs": {"digits": {"named": {"200": {"score": fmean(found)}}}}}
 
 
 @again("sides/table_7_1", "table_7_1")
