@@ -17,7 +17,7 @@ import fedloom as fl
 from fedloom.base.errors import ConfigError, DataError, FedLoomError
 from fedloom.core.local import Local
 from fedloom.data.sources import Source, sources
-from fedloom.data.user import padded, tokens
+from fedloom.data.texts import padded, tokens
 from fedloom.models import models
 from fedloom_apps.online.streams import InOrder, task_stream
 

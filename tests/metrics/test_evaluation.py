@@ -22,7 +22,7 @@ from fedloom.experiment.federated import FederatedTask, run
 from fedloom.experiment.rundir import RunDirectory
 from fedloom.metrics import ece, top_k
 from fedloom.models import models
-from fedloom_apps.report.groups import load
+from fedloom_apps.report.runs import load
 
 METRICS = ("accuracy", "auroc", "top2", "ece", "mce")
 SIZES = (30, 20, 25)

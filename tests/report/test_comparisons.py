@@ -13,7 +13,8 @@ import pytest
 from fedloom.metrics.curves import paired
 from fedloom_apps.report.comparisons import ablation_table, baselines, paired_table
 from fedloom_apps.report.figures import curves, distribution, gains
-from fedloom_apps.report.groups import load, read, targets
+from fedloom_apps.report.groups import read, targets
+from fedloom_apps.report.runs import load
 from fedloom_apps.report.tables import ReportTable, fairness_table, final_table, measured, rounds_done, scopes
 
 CLIENTS = 20

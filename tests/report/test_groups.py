@@ -25,8 +25,9 @@ from fedloom_apps.online import Ftml, Moml, Online, grid
 from fedloom_apps.online import run as run_online
 from fedloom_apps.online.streams import task_stream
 from fedloom_apps.report.comparisons import data_table, paired_table, problem_warnings, runs_table
-from fedloom_apps.report.groups import group, load, on_the_same_data, settings
+from fedloom_apps.report.groups import group, on_the_same_data, settings
 from fedloom_apps.report.groups import read as read_groups
+from fedloom_apps.report.runs import load
 
 
 def python_run(folder: Path, partition: str, seed: int, method: str = "fedavg", provenance: bool = True) -> Path:

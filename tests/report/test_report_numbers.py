@@ -18,9 +18,10 @@ from fedloom_apps.report import build
 from fedloom_apps.report.charts import line_styles
 from fedloom_apps.report.comparisons import ablation_table, cost_tables, holm, paired_table, problem_warnings, traffic
 from fedloom_apps.report.figures import gantts, mixing_matrices
-from fedloom_apps.report.groups import load, read, series, settings
+from fedloom_apps.report.groups import read, series, settings
 from fedloom_apps.report.paper import files, plain
 from fedloom_apps.report.render import latex
+from fedloom_apps.report.runs import load
 from fedloom_apps.report.tables import Cell, Column, ReportTable, fairness_table, final_tables
 
 

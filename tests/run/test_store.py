@@ -32,7 +32,8 @@ from fedloom.experiment.store import DTYPES, LostState, StateFolder, StateStore,
 from fedloom.experiment.trainer import Trainer
 from fedloom.methods import methods
 from fedloom.rounds.exchange import State
-from fedloom_apps.report.groups import group, load
+from fedloom_apps.report.groups import group
+from fedloom_apps.report.runs import load
 
 INF = float("inf")
 

@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 
 from fedloom.base.errors import ConfigError
 from fedloom.core.method import Method
+from fedloom.experiment.deployed import DeployedModel
 from fedloom.experiment.federated import run
-from fedloom.experiment.trained import DeployedModel
 from fedloom.parts.adaptation import Prototypes
 from fedloom.parts.objectives import CrossEntropy
 

@@ -23,8 +23,9 @@ from fedloom.config.keys import CONDITIONS, FEDERATION, RUN, build_federation
 from fedloom.experiment.atomic import write_whole
 from fedloom.experiment.checkpoint import located
 from fedloom.experiment.console import relpath
+from fedloom.experiment.deployed import FORMATS, DeployedModel
 from fedloom.experiment.rundir import RunDirectory
-from fedloom.experiment.trained import FORMATS, DeployedModel, TrainedRun
+from fedloom.experiment.trained import TrainedRun
 
 OPTIONS = ("client", "round", "out", "format")
 """Options, which are written with dashes: --client 7."""

@@ -17,10 +17,11 @@ from torch import Tensor
 from fedloom.base.errors import DataError, in_one_line, nearest
 from fedloom.core.federation import Arrays
 from fedloom.data.augment import Scale
+from fedloom.data.columns import complete, is_frame
 from fedloom.data.sources.arrays import inputs, numbers, refuse_whole_images, rescaled, to_images
 from fedloom.data.sources.files import one_name_each, read_npy, read_npz
 from fedloom.data.sources.table import CSV, read_frame
-from fedloom.data.user import complete, is_frame, padded, texts_of, tokens
+from fedloom.data.texts import padded, texts_of, tokens
 
 TABLES = (*CSV, ".parquet")
 PIXELS = 100  # samples of a run's images that say whether their pixels go beyond 1

@@ -8,15 +8,9 @@
 
 from __future__ import annotations
 
-import sys
-import unicodedata
 import warnings
-import zlib
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from datetime import date, time, timedelta
-from functools import cache
-from numbers import Number
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,8 +18,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
-from fedloom.base.errors import DataError, in_one_line, in_words, nearest, of_extra, outside
+from fedloom.base.errors import DataError, in_words, nearest, outside
 from fedloom.core.federation import Arrays
+from fedloom.data.columns import FEW, as_texts, categories, clients_of, complete, encoded, is_frame, present
 from fedloom.data.sources import Source
 from fedloom.data.sources.arrays import (
     as_array,
@@ -235,155 +230,6 @@ def _joined(parts: Sequence[Tensor], what: str) -> Tensor:
     return torch.cat(list(parts))
 
 
-CATEGORIES = 1000  # more in a column are rather identities
-FEW = 20  # categories that any column may have, as many as it has rows
-
-
-def is_frame(data: Any) -> bool:
-    """Whether ``data`` is a pandas frame, determined without importing pandas."""
-    pandas = sys.modules.get("pandas")
-    return pandas is not None and isinstance(data, pandas.DataFrame)
-
-
-def clients_of(column: Any, what: str) -> np.ndarray:
-    """Client ids of a column, as numbers or texts [N]."""
-    complete([column], f"{what}: column {column.name!r}")
-    check_cells(column, f"{what}: column {column.name!r}")
-    ids = column.to_numpy()
-    if ids.dtype.kind == "f" and (ids == np.rint(ids)).all() and (np.abs(ids) < 2**53).all():
-        ids = ids.astype(np.int64)  # in a table in which other rows lack it, a whole number is read as a float
-    return ids if ids.dtype.kind in "iu" else as_texts(ids, what)
-
-
-def as_texts(ids: np.ndarray, what: str) -> np.ndarray:
-    """Client ids as texts, in the same shape."""
-    texts, others = ({str(value) for value in ids.ravel() if isinstance(value, str) is kind} for kind in (True, False))
-    if double := sorted(texts & others):
-        raise DataError(f"{what}: client {double[0]} is a text in some samples and a number in others; convert them.")
-    return np.array([str(value) for value in ids.ravel()], dtype=str).reshape(ids.shape)
-
-
-def encoded(frames: Sequence[Any], what: str) -> tuple[list[np.ndarray], list[str]]:
-    """Input columns of several frames as float32 [N, D], with one-hot categories, and the D names.
-
-    Columns are found by their names, in the order of the first frame. The categories of a column are those of all
-    frames together, sorted, or in the order that pandas has for them.
-
-    >>> import pandas as pd
-    >>> tables, names = encoded([pd.DataFrame({"age": [30, 40], "sex": ["f", "m"]})], "people")
-    >>> tables[0].tolist(), names
-    ([[30.0, 1.0, 0.0], [40.0, 0.0, 1.0]], ['age', 'sex=f', 'sex=m'])
-    """
-    import pandas as pd
-
-    columns = list(frames[0].columns)
-    shared = [column for column in columns if all(column in frame.columns for frame in frames)]
-    if others := [entry for frame in frames for entry in frame.columns if entry not in shared]:
-        message = ", ".join(map(repr, dict.fromkeys(map(str, others))))
-        raise DataError(
-            f"{what}: not all tables have the columns {message}; give features=[...], which all of them have."
-        )
-    if not columns:
-        raise DataError(f"{what} has no column other than label and client; there is nothing to learn from.")
-    if "Unnamed: 0" in columns:
-        raise DataError(
-            f"{what} has the row numbers that pandas writes with a table as an input, column 'Unnamed: 0'; drop it, or "
-            "leave it out of features=."
-        )
-    blocks: list[list[np.ndarray]] = [[] for _ in frames]
-    names: list[str] = []
-    counts = {column: sum(int(frame[column].isna().sum()) for frame in frames) for column in columns}
-    if lacking := {column: count for column, count in counts.items() if count}:
-        message = ", ".join(f"column {str(column)!r} in {count}" for column, count in lacking.items())
-        raise DataError(
-            f"{what} has missing values, {message} of {sum(map(len, frames))} rows; fill or drop them, as "
-            "data.missing=impute or drop does with data=table."
-        )
-    for column in columns:
-        series = [frame[column] for frame in frames]
-        if all(pd.api.types.is_numeric_dtype(entry.dtype) for entry in series):
-            names.append(str(column))
-            for block, column_of in zip(blocks, series, strict=True):
-                block.append(_narrowed(column_of, f"{what}: column {column!r}")[:, None])
-            continue
-        if any(_in_time(entry) for entry in series):
-            raise DataError(
-                f"{what}: column {column!r} holds dates; turn it into numbers, or leave it out of features=."
-            )
-        if any(pd.api.types.is_numeric_dtype(entry.dtype) for entry in series):
-            raise DataError(
-                f"{what}: column {column!r} holds numbers in some tables and texts in others; convert it, so that "
-                "all have the same."
-            )
-        for column_of in series:
-            check_cells(column_of, f"{what}: column {column!r}", numbers=True)
-        known = categories(series) or sorted({str(value) for entry in series for value in entry.unique()})
-        if len(known) > CATEGORIES:
-            raise DataError(
-                f"{what}: column {column!r} has {len(known)} different texts, too many for categories; turn it "
-                "into numbers, or leave it out of features=."
-            )
-        if len(known) > FEW and 2 * len(known) > (rows := sum(map(len, series))):
-            warnings.warn(
-                f"{what}: column {column!r} has {len(known)} different texts in {rows} rows, each of which becomes an "
-                "input; if it holds names or sentences, turn it into numbers, or leave it out of features=.",
-                stacklevel=3,
-            )
-        names += [f"{column}={category}" for category in known]
-        for block, column_of in zip(blocks, series, strict=True):
-            codes = pd.Categorical(column_of.astype(str), categories=known).codes
-            block.append(np.eye(len(known), dtype=np.float32)[codes])
-    return [np.concatenate(block, 1) for block in blocks], names
-
-
-def check_cells(column: Any, what: str, numbers: bool = False) -> None:
-    """Raise a ``DataError`` if cells hold several values each, or all hold ``numbers`` of no plain type."""
-    if column.dtype != object:
-        return
-    for cell in column:
-        if isinstance(cell, bytes) or not isinstance(cell, Hashable):
-            raise DataError(f"{what} holds {in_words(cell)} in a cell; give one number or text, or leave it out.")
-    if numbers and len(column) and all(isinstance(cell, Number) and not isinstance(cell, bool) for cell in column):
-        raise DataError(
-            f"{what} holds numbers of type {type(column.iloc[0]).__name__}, like {str(column.iloc[0])[:20]}, which are "
-            "no floats and no whole numbers of 64 bits; convert them with astype(float), or scale them."
-        )
-
-
-def complete(series: Sequence[Any], what: str) -> None:
-    """Raise a ``DataError`` if a column of one or several frames lacks values."""
-    if lost := sum(int(part.isna().sum()) for part in series):
-        raise DataError(
-            f"{what} has missing values in {lost} of {sum(map(len, series))} rows; fill them, or drop those rows."
-        )
-
-
-def _narrowed(column: Any, what: str) -> np.ndarray:
-    """A column of real numbers as float32 [N]."""
-    values = column.to_numpy()
-    if values.dtype.kind == "c":
-        raise DataError(f"{what} holds complex numbers; give real and imaginary part as two columns.")
-    with np.errstate(over="ignore"):
-        return column.to_numpy(dtype=np.float32)
-
-
-def _in_time(column: Any) -> bool:
-    """Whether a column holds dates, times or durations."""
-    import pandas as pd
-
-    kinds = pd.api.types
-    if kinds.is_datetime64_any_dtype(column.dtype) or kinds.is_timedelta64_dtype(column.dtype):
-        return True
-    return len(column) > 0 and isinstance(column.iloc[0], date | time | timedelta)
-
-
-def categories(parts: Sequence[Any]) -> list[str]:
-    """The categories of columns in pandas' order, if all are of one categorical type; else none."""
-    kinds = [getattr(part, "dtype", None) for part in parts]
-    known = getattr(kinds[0], "categories", None)
-    return [] if known is None or any(kind != kinds[0] for kind in kinds) else [str(category) for category in known]
-
-
 READ_TWICE = 8
 """So many items of a torch data set are read again, to notice random ones."""
 
@@ -431,19 +277,6 @@ def read(
         f"{what} is {in_words(data)}; give a pair of arrays (x, y), a pandas frame, a torch Dataset, a Hugging "
         "Face Dataset, or a list with one of these for each client."
     )
-
-
-def present(wanted: Sequence[str], columns: Sequence[str], what: str) -> None:
-    """Raise a ``DataError`` for a column that does not exist."""
-    for column in wanted:
-        if column == "label" not in columns:  # the default
-            message = ", ".join(map(str, columns))
-            raise DataError(
-                f"{what} has no column 'label'; name the target with label= (data.label= on the command line), one "
-                f"of: {message}."
-            )
-        if column not in columns:
-            raise DataError(f"{what} has no column {column!r}; {nearest(str(column), map(str, columns))}")
 
 
 def _frame(
@@ -655,104 +488,3 @@ def _raw(part: Any, what: str) -> np.ndarray:
         return array.astype(np.float64 if float in kinds else np.int64)
     message = ", ".join(sorted(kind.__name__ for kind in kinds))
     raise DataError(f"{what}: targets are {message}; give class numbers, names or numbers, and none missing.")
-
-
-PAD = 0
-BYTES = 257  # and padding
-
-
-def tokens(
-    texts: Iterable[str], tokenizer: str = "words", words: int = 10_000, length: int | None = None
-) -> list[list[int]]:
-    """The tokens of each text, at most the first ``length``; 0 is left for padding.
-
-    Args:
-        texts: N texts.
-        tokenizer: ``words``: lower-case words and punctuation, hashed (Weinberger et al., ICML 2009): word w is token
-            1 + crc32(w) mod (``words`` - 1), so that no list of words is needed, and rare words may share a token;
-            ``bytes``: 1 + each byte of UTF-8; otherwise a tokeniser of transformers, a folder or a name on its hub.
-        words: the number of tokens of ``words``, with padding, at least 2.
-        length: the largest number of tokens of a text; None has no limit.
-
-    >>> tokens(["Hé!"], "bytes"), tokens(["a b", "B A"], "words", 1000)
-    ([[73, 196, 170, 34]], [[172, 930], [930, 172]])
-    """
-    if tokenizer == "words":
-        numbers = ([1 + zlib.crc32(word.encode()) % (words - 1) for word in words_of(text)] for text in texts)
-    elif tokenizer == "bytes":
-        numbers = ([1 + byte for byte in text.encode()] for text in texts)
-    else:
-        limit: dict[str, Any] = {} if length is None else {"truncation": True, "max_length": length}
-        numbers = _of_transformers(tokenizer)(list(texts), **limit)["input_ids"]
-    return [list(row[:length]) for row in numbers]
-
-
-def words_of(text: str) -> Iterator[str]:
-    """BERT's basic tokenisation: lower-case words without accents; punctuation and Chinese characters are words.
-
-    >>> list(words_of("Café-au-lait, 2 mg?"))
-    ['cafe', '-', 'au', '-', 'lait', ',', '2', 'mg', '?']
-    """
-    word = ""
-    for letter in unicodedata.normalize("NFD", text.lower()):
-        kind = unicodedata.category(letter)
-        if kind == "Mn" or (kind[0] == "C" and letter not in "\t\n\r"):
-            continue
-        alone = kind[0] == "P" or letter in "$+<=>^`|~" or "\u4e00" <= letter <= "\u9fff"
-        if alone or letter.isspace():
-            if word:
-                yield word
-            word = ""
-            if alone:
-                yield letter
-        else:
-            word += letter
-    if word:
-        yield word
-
-
-def vocabulary(tokenizer: str, words: int) -> int:
-    """The number of tokens, with padding.
-
-    >>> vocabulary("words", 500), vocabulary("bytes", 500)
-    (500, 257)
-    """
-    return words if tokenizer == "words" else BYTES if tokenizer == "bytes" else len(_of_transformers(tokenizer))
-
-
-def padded(rows: Sequence[Sequence[int]], tokenizer: str, length: int) -> np.ndarray:
-    """Rows of at most ``length`` tokens as int64 [N, length].
-
-    A tokeniser of transformers pads as its network was trained; other texts end at the last position, where a recurrent
-    network reads its result.
-
-    >>> padded([[5, 6], [7]], "bytes", 3).tolist()
-    [[0, 5, 6], [0, 0, 7]]
-    """
-    left, pad = True, PAD
-    if tokenizer not in ("words", "bytes"):
-        options = _of_transformers(tokenizer)
-        left, pad = options.padding_side == "left", options.pad_token_id or PAD
-    matrix = np.full((len(rows), length), pad, dtype=np.int64)
-    for number, row in enumerate(rows):
-        matrix[number, length - len(row) if left else 0 :][: len(row)] = row
-    return matrix
-
-
-def texts_of(frame: Any, column: str, what: str) -> list[str]:
-    """A pandas column of texts."""
-    present([column], list(frame.columns), what)
-    complete([frame[column]], f"{what}: column {column!r}")
-    texts = frame[column].tolist()
-    if not all(isinstance(text, str) for text in texts):
-        raise DataError(f"{what}: column {column!r} does not hold texts; data=table:FILE reads numbers and categories.")
-    return texts
-
-
-@cache
-def _of_transformers(name: str) -> Any:
-    transformers = of_extra("text", "transformers", f"a tokeniser {name!r}, which is neither words nor bytes,")
-    try:
-        return transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=False)
-    except Exception as error:  # the hub and each file format fail in their own ways
-        raise DataError(f"there is no tokeniser {name!r} ({in_one_line(error)}).") from error

@@ -24,6 +24,7 @@ from fedloom.core.method import Method
 from fedloom.core.slots import label
 from fedloom.core.timeline import Schedule
 from fedloom.data.augment import Augmentation, augmentation, pipeline
+from fedloom.data.columns import clients_of
 from fedloom.experiment.evaluation import VALIDATION, Evaluation, check_evaluation
 from fedloom.methods import methods
 from fedloom.timing.devices import Devices, devices
@@ -36,7 +37,6 @@ def _by_client(path: Path) -> dict[str, dict[str, Any]]:
     from pandas import isna
 
     from fedloom.data.sources.table import read_frame
-    from fedloom.data.user import clients_of
 
     frame = read_frame(path, texts=("client",))
     if "client" not in frame.columns:

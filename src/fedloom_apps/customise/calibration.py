@@ -18,9 +18,10 @@ from torch import Tensor, nn
 from fedloom.base import rng
 from fedloom.base.ranges import Count, NonNegativeInt, Positive
 from fedloom.base.registry import Ranged
+from fedloom.experiment.deployed import DeployedModel
 from fedloom.experiment.privacy import PrivacySpent, privacy_spent
 from fedloom.experiment.runtime import reproducible
-from fedloom.experiment.trained import DeployedModel, TrainedRun
+from fedloom.experiment.trained import TrainedRun
 from fedloom_apps.customise.exchange import Exchange
 from fedloom_apps.customise.head import features_of, linear_head, with_head
 

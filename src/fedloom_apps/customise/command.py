@@ -20,7 +20,8 @@ from fedloom.cli.predict import run_and_files, trained
 from fedloom.config.overrides import parse
 from fedloom.config.schema import Choice, Tree
 from fedloom.experiment.console import plural, relpath
-from fedloom.experiment.trained import DeployedModel, TrainedRun, refuse_other
+from fedloom.experiment.deployed import DeployedModel, refuse_other
+from fedloom.experiment.trained import TrainedRun
 from fedloom.parts.mixing.ssa import SelfSupervised
 from fedloom_apps.customise.calibration import CCVR
 from fedloom_apps.customise.ensemble import TargetFit

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from fedloom.base.errors import ConfigError
 from fedloom.core.targets import CLASSES
-from fedloom.experiment.trained import DeployedModel, TrainedRun
+from fedloom.experiment.deployed import DeployedModel
+from fedloom.experiment.trained import TrainedRun
 
 
 def linear_head(trained: TrainedRun, what: str) -> nn.Linear:

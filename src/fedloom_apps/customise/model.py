@@ -22,11 +22,12 @@ from torch import Tensor, nn
 from fedloom.base.errors import ConfigError
 from fedloom.core.parts import Uplink
 from fedloom.data.augment import pipeline
+from fedloom.experiment.deployed import DeployedModel
 from fedloom.experiment.federated import RunResult
 from fedloom.experiment.privacy import PrivacySpent, privacy_spent
 from fedloom.experiment.runtime import reproducible
 from fedloom.experiment.setup import server_data
-from fedloom.experiment.trained import DeployedModel, TrainedRun
+from fedloom.experiment.trained import TrainedRun
 from fedloom.parts.mixing.ssa import SelfSupervised
 from fedloom.rounds.aggregate import mixture
 from fedloom_apps.customise.ensemble import TargetFit, last_models, mixing_weights

@@ -17,12 +17,12 @@ from torch import Tensor
 from fedloom.base.errors import DataError, in_one_line, in_words
 from fedloom.base.rng import stream
 from fedloom.core.federation import Arrays, Index
+from fedloom.data.columns import complete, is_frame
 from fedloom.data.like import in_units, inputs_like, labelled_like, targets_of, with_categories
 from fedloom.data.sources.arrays import as_array, by_class, inputs, read_images, targets
 from fedloom.data.sources.files import read_npz
 from fedloom.data.sources.table import read_frame
 from fedloom.data.split import split_rows
-from fedloom.data.user import complete, is_frame
 
 TABLES = (".csv", ".parquet")
 SCALED = "scaled"  # the name under which arrays say that they are standardised already

@@ -20,11 +20,12 @@ from fedloom.experiment import atomic, federated
 from fedloom.experiment import checkpoint as checkpoints
 from fedloom.experiment.callbacks import Callback
 from fedloom.experiment.checkpoint import Checkpoint
+from fedloom.experiment.deployed import DeployedModel
 from fedloom.experiment.federated import FederatedTask, RoundStep, RunResult
 from fedloom.experiment.privacy import private_uplink
 from fedloom.experiment.rundir import Columns, RunDirectory, Status
 from fedloom.experiment.runtime import reproducible
-from fedloom.experiment.trained import DeployedModel, TrainedRun
+from fedloom.experiment.trained import TrainedRun
 from fedloom.experiment.trainer import Record, Trainer
 from fedloom.rounds.engine import ComputeFactory, EngineFactory
 from fedloom.rounds.exchange import Failure

@@ -24,12 +24,13 @@ from fedloom.experiment.atomic import read_model_file, refuse_link
 from fedloom.experiment.callbacks import NullProgress
 from fedloom.experiment.console import ABSENT, count, duration, number, numeric_table
 from fedloom.experiment.conventions import table_of
+from fedloom.experiment.deployed import DeployedModel
 from fedloom.experiment.evaluation import Evaluation, Measurement
 from fedloom.experiment.rundir import RunDirectory
 from fedloom.experiment.runtime import pick_device
 from fedloom.experiment.setup import initial_model
 from fedloom.experiment.teacher import load_teacher
-from fedloom.experiment.trained import DeployedModel, RunRecords
+from fedloom.experiment.trained import RunRecords
 from fedloom.models import models
 from fedloom_apps.distill.data import Splits
 from fedloom_apps.distill.experiment import DistillExperiment, SGDConfig

@@ -13,7 +13,7 @@ from fedloom.base.errors import ConfigError, DataError
 from fedloom.core.federation import Arrays
 from fedloom.data.sources import Source, natural_clients, sources
 from fedloom.data.sources.files import Files, read_table, reads
-from fedloom.data.user import words_of
+from fedloom.data.texts import words_of
 
 FILES = Files(
     "MQP",

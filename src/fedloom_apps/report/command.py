@@ -80,7 +80,7 @@ def watch(paths: Sequence[Path], out: Path) -> None:
 def over_seeds(runs: Sequence[Path]) -> Iterator[str]:
     """One line for each group of runs that differ only in the seed: mean ± standard error, as on the page."""
     from fedloom_apps.report import groups
-    from fedloom_apps.report.groups import RunData
+    from fedloom_apps.report.runs import RunData
     from fedloom_apps.report.tables import FORMATS, per_run
 
     with warnings.catch_warnings():

@@ -21,11 +21,7 @@ from fedloom.experiment.console import ABSENT, EPSILONS, WORDS, duration, notes,
 from fedloom.metrics import rounds_to_target
 from fedloom_apps.report.charts import slug
 from fedloom_apps.report.groups import (
-    NO_SEED,
     PROVENANCE,
-    WALL,
-    Curve,
-    RunData,
     RunGroup,
     TargetValue,
     all_runs,
@@ -38,6 +34,7 @@ from fedloom_apps.report.groups import (
     targets,
     texts,
 )
+from fedloom_apps.report.runs import NO_SEED, WALL, Curve, RunData
 from fedloom_apps.report.tables import (
     Cell,
     Column,

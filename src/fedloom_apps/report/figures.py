@@ -26,23 +26,8 @@ from fedloom_apps.report.charts import (
     slug,
     thinned,
 )
-from fedloom_apps.report.groups import (
-    NOTHING,
-    WALL,
-    Band,
-    Curve,
-    RunData,
-    RunGroup,
-    Table,
-    all_runs,
-    band,
-    chosen,
-    form_of,
-    has,
-    on_the_same_data,
-    series,
-    targets,
-)
+from fedloom_apps.report.groups import Band, RunGroup, all_runs, band, form_of, has, on_the_same_data, series, targets
+from fedloom_apps.report.runs import NOTHING, WALL, Curve, RunData, Table, chosen
 from fedloom_apps.report.tables import Scope, client_metric, measured, scopes
 
 ROUNDS = Axis("rounds", "count")

@@ -1,90 +1,22 @@
-"""Groups of runs that differ only in the seed: one line in a figure, one row in a table.
-
-One run directory as the report reads it, with notes on what is missing.
-"""
+"""Groups of runs that differ only in the seed: one line in a figure, one row in a table."""
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedloom.base.checks import one_of
-from fedloom.base.errors import ConfigError, FedLoomError, outside
-from fedloom.base.settings import bare, flatten
+from fedloom.base.errors import ConfigError, FedLoomError
 from fedloom.experiment.console import ABSENT, in_percent
-from fedloom.experiment.rundir import RunDirectory, Status
 from fedloom.metrics import Direction, direction
 from fedloom_apps.report.charts import Floats, Form, LineStyle, line_styles
-
-_PYTHON_KEYS = {
-    "sampling.participation": "participation",
-    "sampling.cohort": "cohort",
-    "sampling.kind": "sampling",
-    "sampling.drop_rate": "drop_rate",
-    "federation.clients": "clients",
-}
-"""Facts of a run started from Python, and the command-line settings that they replace."""
-
-WALL = "wall"
-"""A metric that is computed: the seconds of all rounds so far."""
-
-DIGESTS = ("federation.digest", "stream.digest", "data.train", "data.validation", "data.test")
-"""The facts that tell which samples a run had: those that its clients hold, of its first task, or of its student."""
-
-_SEED_FACTS = (*DIGESTS, "teacher", "federation.samples", "model.digest", "student.weights", "target", "seed")
-"""Facts that depend on the seed, as the initial parameters do, and so do not define what was compared."""
-
-NO_SEED = ABSENT
-
-Table = Mapping[str, NDArray[Any]]
-"""The columns of a table, all of one length; empty if it has no rows."""
-
-
-@dataclass(frozen=True, eq=False)
-class Curve:
-    """Values by round, or by client.
-
-    Args:
-        x: rounds or clients, float64 [n].
-        y: their values, float64 [n], NaN where there is none.
-    """
-
-    x: Floats
-    y: Floats
-
-    def __len__(self) -> int:
-        return len(self.x)
-
-    @property
-    def known(self) -> Curve:
-        """The curve without NaN."""
-        return Curve(self.x[there := ~np.isnan(self.y)], self.y[there])
-
-    def value(self, statistic: Callable[[Floats], Any]) -> float | None:
-        """A statistic of the values that are there; None if there are none."""
-        values = self.known.y
-        return float(statistic(values)) if len(values) else None
-
-    def at(self, x: Floats) -> Floats:
-        """The values at other rounds or clients [m], NaN where there is none.
-
-        >>> Curve(np.array([1.0, 3.0]), np.array([0.5, 0.75])).at(np.array([2.0, 3.0])).tolist()
-        [nan, 0.75]
-        """
-        known = dict(zip(self.x.tolist(), self.y.tolist(), strict=True))
-        return np.array([known.get(place, math.nan) for place in x.tolist()], dtype=np.float64)
-
-
-NOTHING = Curve(np.zeros(0), np.zeros(0))
+from fedloom_apps.report.runs import NO_SEED, NOTHING, Curve, RunData, as_setting, load
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,272 +32,12 @@ class Band:
         return len(self.x)
 
 
-@dataclass(frozen=True)
-class RunData:
-    """The content of one run directory.
-
-    Args:
-        path: the directory.
-        config: the settings, flat: ``partition.alpha`` is a key.
-        facts: facts recorded at the start of the run (names of composed methods, sizes), flat.
-        rows: one mapping per round, in round order.
-        summary: the content of ``summary.json``; empty for an unfinished run.
-        clients: the last evaluated round of ``clients.parquet``; may be empty.
-        mixing: ``mixing.parquet``; may be empty.
-        partition: ``partition.parquet``, the label counts of clients; may be empty.
-        topology: ``topology.parquet``, rows of B in the rounds after which it repeats; may be empty.
-        guide: ``guide.parquet``, a distillation guide's g by sample; may be empty.
-        citations: BibTeX entries.
-        notes: sentences on what could not be read.
-    """
-
-    path: Path
-    config: Mapping[str, Any]
-    facts: Mapping[str, Any]
-    rows: Sequence[Mapping[str, Any]]
-    summary: Mapping[str, Any]
-    clients: Table
-    mixing: Table
-    partition: Table
-    topology: Table
-    guide: Table
-    citations: str
-    notes: Sequence[str]
-
-    @property
-    def name(self) -> str:
-        """The directory and its parent."""
-        return "/".join(self.path.resolve().parts[-2:]).lstrip("/")
-
-    @property
-    def method(self) -> str:
-        """The method's name: that of the composition if recorded, else of the preset, else of the directory."""
-        for name in (self.facts.get("method.name"), self.summary.get("method"), self.config.get("method.name")):
-            if isinstance(name, str) and name:
-                return name
-        return self.path.resolve().name
-
-    @property
-    def seed(self) -> str:
-        """The seed, as text; – if there is none."""
-        return str(self.config.get("seed", self.facts.get("seed", NO_SEED)))
-
-    @property
-    def drawn(self) -> tuple[Any, ...]:
-        """The facts that the seed decided; runs of equal settings and seed that differ in them had different data."""
-        return tuple(self.facts.get(key) for key in _SEED_FACTS)
-
-    @property
-    def samples(self) -> tuple[Any, ...]:
-        """The facts that tell which samples the run had."""
-        return tuple(self.facts.get(key) for key in DIGESTS)
-
-    @property
-    def status(self) -> Status:
-        """How the run ended, if it has."""
-        return Status.of(self.summary)
-
-    @property
-    def ended(self) -> bool:
-        """Whether the run is complete: neither running, nor killed, interrupted or failed."""
-        return self.status.ended
-
-    @property
-    def last_round(self) -> int:
-        """The last recorded round; 0 if there is none."""
-        return int(self.rows[-1]["round"]) if self.rows else 0
-
-    def number(self, key: str) -> float | None:
-        """A setting as a number, or None."""
-        value = self.config.get(key)
-        return float(value) if _is_number(value) else None
-
-    @cached_property
-    def columns(self) -> dict[str, Curve]:
-        """Every metric by round, where it was recorded (NaN where the run recorded null or NaN)."""
-        values_of: dict[str, dict[float, float]] = {}
-        for row in self.rows:
-            for key, value in row.items():
-                if value is None or _is_number(value):
-                    values_of.setdefault(key, {})[float(row["round"])] = math.nan if value is None else float(value)
-        columns = {key: Curve(np.array([*values]), np.array([*values.values()])) for key, values in values_of.items()}
-        taken = columns.get("seconds")
-        return columns if taken is None else columns | {WALL: Curve(taken.x, np.nancumsum(taken.y))}
-
-    @cached_property
-    def finite(self) -> frozenset[str]:
-        """The metrics of which any value is finite."""
-        return frozenset(key for key, values in self.columns.items() if np.isfinite(values.y).any())
-
-    def curve(self, key: str) -> Curve:
-        """The values of a metric by round; empty if there is none."""
-        return self.columns.get(key, NOTHING)
-
-    def last(self, key: str) -> float | None:
-        """The last recorded value of a metric, NaN if that is what the run recorded; None if there is none."""
-        values = self.curve(key)
-        return float(values.y[-1]) if len(values) else None
-
-    @property
-    def selected_round(self) -> float | None:
-        """The round whose model is the run's result, if one was selected on validation samples; else None."""
-        chosen = self.summary.get("selected")
-        if not isinstance(chosen, Mapping) or "validation" not in chosen:
-            return None
-        grown = self.summary.get("rounds", self.last_round) != self.last_round  # since the summary was written
-        return None if grown or not _is_number(chosen.get("round")) else float(chosen["round"])
-
-    def result(self, key: str) -> float | None:
-        """The value of a metric that is the run's result: in the selected round, or else the last recorded."""
-        values, selected = self.curve(key), self.selected_round
-        if selected is None or selected not in values.x:
-            return self.last(key)
-        return float(values.y[values.x == selected][0])
-
-    def latest(self, key: str) -> Any:
-        """The last recorded value of any type under a key; None if there is none."""
-        return next((row[key] for row in reversed(self.rows) if key in row), None)
-
-    @property
-    def seen(self) -> int | None:
-        """Number of clients that take part in training, which come first; None if it is not on record."""
-        clients = self.facts.get("federation.clients", self.config.get("clients"))
-        return clients - int(self.facts.get("federation.unseen", 0)) if isinstance(clients, int) else None
-
-    @property
-    def cohort_size(self) -> float | None:
-        """Clients per round: as configured, max(⌊C · K⌋, 1) of the K that train, or the recorded mean."""
-        if cohort := self.number("cohort"):
-            return cohort
-        rate = self.number("participation")
-        if self.seen and rate:
-            return max(math.floor(self.seen * rate + 1e-9), 1)
-        return self.curve("cohort").value(np.mean)
-
-    def by_client(self, metric: str) -> Curve:
-        """A metric by client in the last evaluated round, NaN where it is unknown; empty if there is none."""
-        if metric not in self.clients:
-            return NOTHING
-        return Curve(self.clients["client"].astype(np.float64), self.clients[metric].astype(np.float64))
-
-    @property
-    def left_out(self) -> int:
-        """Number of client updates left out, over all rounds."""
-        failures = self.curve("failures").y
-        return int(failures[failures > 0].sum())
-
-    @property
-    def share_left_out(self) -> float | None:
-        """Fraction of client updates left out; None if cohort sizes are not on record."""
-        asked = self.curve("cohort").known.y.sum()
-        return self.left_out / asked if asked > 0 else None
-
-
-def _is_number(value: object) -> TypeGuard[int | float]:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _typed(value: Any) -> str:
-    """A setting as it is typed, with all of its digits.
-
-    >>> _typed(1.0), _typed(0.1234567), _typed([0.5, None]), _typed({"lr": True})
-    ('1', '0.1234567', '[0.5,null]', '{lr: true}')
-    """
-    if isinstance(value, float):
-        return repr(value).removesuffix(".0")
-    if isinstance(value, list):
-        return f"[{','.join(map(_typed, value))}]"
-    if isinstance(value, Mapping):
-        return f"{{{', '.join(f'{key}: {_typed(item)}' for key, item in value.items())}}}"
-    return bare(value)
-
-
-def _settings(flat: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Separate settings from facts; for runs started from Python, which have no settings, facts replace them."""
-    facts, about = _inside(flat, "identity."), _inside(flat, "about.")
-    config = {k: v for k, v in flat.items() if not k.startswith(("identity.", "about.")) and k not in ADDRESSES}
-    if not {"method", "learner"} & {key.partition(".")[0] for key in config}:
-        settings = {_PYTHON_KEYS.get(key, key): value for key, value in facts.items() if key not in _SEED_FACTS}
-        config = {**settings, **about, **config}
-    return config, facts
-
-
-def _inside(flat: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    return {key.removeprefix(prefix): value for key, value in flat.items() if key.startswith(prefix)}
-
-
-def chosen(table: Table, rows: NDArray[Any]) -> Table:
-    """Some rows of a table, by a mask or by indices."""
-    return {name: values[rows] for name, values in table.items()}
-
-
-TABLES = {
-    "clients": {"round", "client"},
-    "mixing": {"round", "client", "p"},
-    "partition": {"client", "label", "samples"},
-    "topology": {"round", "model", "source", "weight"},
-    "guide": {"g", "right"},
-}
-"""The tables of a run, with the columns of numbers without which they are not used."""
-
-
-WHOLE = ("round", "client", "model", "source")  # columns of whole numbers
-
-
-def _table(directory: RunDirectory, name: str, needed: set[str]) -> Table:
-    columns = directory.table(name)
-    numbers = {key for key, values in columns.items() if values.dtype.kind in ("iu" if key in WHOLE else "biuf")}
-    missing = sorted(needed - numbers) if columns else []
-    columns = {key: values for key, values in columns.items() if key in numbers or key == "name"}
-    if missing:
-        directory.notes.append(f"{name}.parquet has no numbers in the column {', '.join(missing)}.")
-    return {} if missing or not all(map(len, columns.values())) else columns
-
-
-def load(path: Path) -> RunData:
-    """Read a run directory.
-
-    Raises:
-        FedLoomError: if the directory, its ``config.yaml`` or its ``metrics.jsonl`` is missing, or its configuration
-            cannot be read. Anything else may be missing and is noted.
-
-    Example:
-        >>> load(Path("/nowhere"))
-        Traceback (most recent call last):
-        ...
-        fedloom.base.errors.CheckpointError: /nowhere is not a run directory: there is no such directory.
-    """
-    directory = RunDirectory(path)
-    stored = flatten(directory.config())
-    if not (path / "metrics.jsonl").is_file():
-        raise FedLoomError(f"{path} is not a run directory: metrics.jsonl is missing.")
-    config, facts = _settings({k: _typed(v) if isinstance(v, list | Mapping) else v for k, v in stored.items()})
-    summary = directory.summary()
-    if directory.changed:
-        warnings.warn(f"{path}: {directory.changed}; its numbers are not those of the run.", stacklevel=outside())
-    tables = {name: _table(directory, name, needed) for name, needed in TABLES.items()}
-    if clients := tables["clients"]:
-        tables["clients"] = chosen(clients, clients["round"] == clients["round"].max())
-    return RunData(
-        path=path,
-        config=config,
-        facts=facts,
-        rows=directory.metrics(),
-        summary=summary,
-        **tables,
-        citations=directory.citations(),
-        notes=directory.notes,
-    )
-
-
 PROVENANCE = (
     "out", "resume", "version", "versions", "git", "machine", "engine", "device",
     "checkpoint", "client_state", "trackers",
 )  # fmt: skip
 """Top-level keys on where and how a run was made and stored, which do not define it."""
 
-ADDRESSES = ("deploy.host", "deploy.port", "deploy.certificates")
-"""Where the nodes of a deployment found its server."""
 
 DEALT = ("data", "partition", "stream", "clients", "validation", "held_out", "unseen", "target")
 """Top-level keys of what clients or tasks hold."""
@@ -385,7 +57,7 @@ class RunGroup:
 def _identity(run: RunData) -> dict[str, str]:
     """Every setting that defines a run, as text."""
     return {
-        key: _typed(value)
+        key: as_setting(value)
         for key, value in run.config.items()
         if key != "seed" and key.partition(".")[0] not in PROVENANCE
     }
@@ -617,7 +289,7 @@ def _without_folder(text: str) -> str:
 
 def texts(runs: Sequence[RunData], key: str) -> list[str]:
     """The distinct values of a setting among runs, as text."""
-    return list(dict.fromkeys(_typed(run.config.get(key, ABSENT)) for run in runs))
+    return list(dict.fromkeys(as_setting(run.config.get(key, ABSENT)) for run in runs))
 
 
 def shared(groups: Sequence[RunGroup], *keys: str) -> str | None:

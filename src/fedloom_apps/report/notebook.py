@@ -22,8 +22,9 @@ from fedloom.experiment.federated import RunResult
 from fedloom.experiment.trained import RunRecords
 from fedloom_apps.report import figures, paper
 from fedloom_apps.report.charts import Axis, Figure, Network
-from fedloom_apps.report.groups import RunData, RunGroup, Table, form_of, group
+from fedloom_apps.report.groups import RunGroup, form_of, group
 from fedloom_apps.report.render import template
+from fedloom_apps.report.runs import RunData, Table
 
 BOX, HIGH, PAD = 148, 44, 10
 """Width and height of a slot's box and the space between boxes, in pixels."""

@@ -31,7 +31,8 @@ from fedloom.metrics import (
     summary,
 )
 from fedloom_apps.report.charts import Form, LineStyle, slug
-from fedloom_apps.report.groups import ABSENT, Curve, RunData, RunGroup, all_runs, counts, form_of, has
+from fedloom_apps.report.groups import ABSENT, RunGroup, all_runs, counts, form_of, has
+from fedloom_apps.report.runs import Curve, RunData
 
 
 class Format(Protocol):

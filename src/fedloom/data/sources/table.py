@@ -20,8 +20,10 @@ import torch
 from fedloom.base.errors import ConfigError, DataError, first_line, of_extra
 from fedloom.base.files import check_memory, check_parquet, readable
 from fedloom.base.ranges import Count, Range
+from fedloom.data.columns import check_cells, clients_of, complete, present
 from fedloom.data.sources import Source, sources
 from fedloom.data.sources.files import one_name_each, reading
+from fedloom.data.texts import padded, texts_of, tokens, vocabulary
 
 CSV = (".csv", *(f".csv.{packed}" for packed in ("gz", "bz2", "xz", "zip", "zst")))
 SEPARATORS = {";": "semicolons", "\t": "tabs"}
@@ -119,8 +121,6 @@ def without_gaps(frames: Sequence[Any], missing: str, ids: Sequence[str], featur
     1
     """
     import pandas as pd
-
-    from fedloom.data.user import check_cells  # this package is imported by it
 
     if missing == "refuse":
         return list(frames)
@@ -274,8 +274,6 @@ def in_order(frame: Any, column: str, what: str) -> Any:
     """
     import pandas as pd
 
-    from fedloom.data.user import complete, present  # imports this
-
     present([column], list(frame.columns), what)
     times = frame[column]
     if not pd.api.types.is_numeric_dtype(times):
@@ -345,7 +343,7 @@ def text(
         ConfigError: if hashed words were to be predicted.
         DataError: if the file cannot be read as a table, lacks a column or a text, or there is no such tokeniser.
     """
-    from fedloom.data.user import as_source, clients_of, padded, present, texts_of, tokens, vocabulary  # imports this
+    from fedloom.data.user import as_source  # imports this
 
     if label is None and tokenizer == "words":
         raise ConfigError("hashed words cannot be predicted; choose data.tokenizer=bytes, or one of transformers.")
