@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from helpers.deaths import child, end
 from PIL import Image
 
 from fedloom import FedLoomError
 from fedloom.config import resolve
 from fedloom.config.keys import build_federation
+from fedloom.core.federation import Federation
+from fedloom.data.sources import arrays
 
 RNG = np.random.default_rng(0)
 
@@ -30,6 +35,32 @@ def test_a_folder_of_images_is_decoded_once(tmp_path: Path) -> None:
     build_federation(config)
     assert [path.stat().st_mtime_ns for path in made] == before
     assert len(made) == 2
+
+
+def test_two_processes_that_decode_a_folder_at_once_do_not_share_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other one begins and is killed, and this one still has all of its images."""
+    for value in (100, 150, 200):
+        drawn(tmp_path / "cat" / f"{value}.png", value)
+    read, seen = arrays.read_image, []
+
+    def half() -> None:
+        monkeypatch.setattr(arrays, "read_image", lambda path, *rest: end() if "150" in path.name else read(path, *rest))
+        build()
+
+    def first(path: Path, *rest: Any) -> np.ndarray:
+        if not seen:
+            seen.append(child(half))
+        return read(path, *rest)
+
+    def build() -> Federation:
+        return build_federation(resolve([f"data=folder:{tmp_path}", "data.size=8", "partition=iid", "clients=1"]))
+
+    monkeypatch.setattr(arrays, "read_image", first)
+    x = build().train.arrays.x
+    assert seen == [-signal.SIGKILL]
+    assert [round(255 * float(image.mean())) for image in x] == [100, 150, 200]
 
 
 def drawn(place: Path, value: int) -> None:

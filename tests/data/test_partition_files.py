@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 
 import pandas as pd
@@ -32,6 +34,23 @@ def test_a_saved_partition_gives_the_clients_again(tmp_path: Path, name: str) ->
     assert after.provenance["fingerprint"] == before.provenance["fingerprint"]
     with pytest.raises(DataError, match="must be a new file"):
         fl.data.save_partition(before, tmp_path / name)
+
+
+@pytest.mark.parametrize("name", ["saved.parquet", "saved.csv"])
+def test_a_partition_that_a_full_disk_cuts_short_is_no_file(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Read later, its missing rows would belong to nobody."""
+    federation = fl.data.federate("digits", "dirichlet", clients=5)
+
+    def full(file: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch, pytest.raises(DataError, match="No space left"):
+        patch.setattr(os, "fsync", full)
+        fl.data.save_partition(federation, tmp_path / name)
+    assert not [*tmp_path.iterdir()]
+    fl.data.save_partition(federation, tmp_path / name)
 
 
 def test_forms_of_other_projects(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import gzip
 import io
 import os
+import platform
 import struct
 from collections.abc import Callable
 from decimal import Decimal
@@ -75,7 +76,8 @@ def test_what_is_written_never_goes_through_a_link(write: Callable[[Path], None]
     made = [name for name in names if not (second / name).exists()]
     assert made
     for name in made:
-        (second / name).with_name(f".{name.name}.part").symlink_to(victim)
+        part = f".{name.name}.{platform.node()}-{os.getpid()}.part"
+        (second / name).with_name(part).symlink_to(victim)
     write(second)
     assert victim.read_text() == "precious"
     assert sorted(path.name for path in second.rglob("*.part")) == []
@@ -88,6 +90,14 @@ def test_a_mapped_file_holds_what_numpy_reads(tmp_path: Path) -> None:
         array[:] = np.arange(6).reshape(3, 2)
         array.flush()
     assert np.load(tmp_path / "x.npy", mmap_mode="r").tolist() == [[0, 1], [2, 3], [4, 5]]
+
+
+@pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="this system cannot reserve room")
+def test_a_mapped_file_has_its_room_before_it_is_written_into(tmp_path: Path) -> None:
+    """A write into a hole for which a full disk has no room would end the process, by a signal."""
+    with files.new_file(tmp_path / "x.npy") as file:
+        files.mapped(file, np.float32, (1 << 20,))
+        assert os.fstat(file.fileno()).st_blocks * 512 >= 4 << 20
 
 
 READERS: dict[str, Callable[[Path], Any]] = {

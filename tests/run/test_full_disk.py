@@ -19,6 +19,7 @@ from helpers.commands import Cli, cli
 from helpers.deaths import assert_same_contents, child, contents
 from helpers.resuming import back_to, work
 
+from fedloom.base.errors import CheckpointError
 from fedloom.cli import main
 from fedloom.experiment import atomic, checkpoint
 from fedloom.experiment.callbacks import Callback
@@ -97,6 +98,21 @@ def test_no_file_may_grow_any_more(room: float, tmp_path: Path, finished: Path) 
     assert good == {path: path.read_bytes() for path in good}
     run(work(), out, resume=True, checkpoint_every=2, keep=3)
     assert_same_contents(contents(finished), contents(out))
+
+
+def test_a_lock_without_room_for_its_number_holds_and_is_released(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", full)
+        lock = atomic.Lock(tmp_path)
+    with pytest.raises(CheckpointError, match="in use by this process"):
+        atomic.Lock(tmp_path)
+    lock.release()
+    atomic.Lock(tmp_path).release()
 
 
 FULL = Path("/dev/full")

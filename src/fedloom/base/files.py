@@ -59,12 +59,12 @@ def replacement(path: Path, alone: bool = True) -> Iterator[Path]:
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[BinaryIO]:
-    """A new file that replaces ``path``, see ``replacement``.
+    """A new file that replaces ``path``, see ``replacement``; other processes may write it at the same time.
 
     Raises:
         OSError: if it cannot be written; nothing is left behind.
     """
-    with replacement(path) as part, new_file(part) as file:
+    with replacement(path, alone=False) as part, new_file(part) as file:
         yield file
 
 
@@ -84,7 +84,11 @@ def mapped(file: BinaryIO, dtype: DTypeLike, shape: tuple[int, ...]) -> np.memma
     np.lib.format.write_array_header_2_0(file, about)
     file.flush()
     start = file.tell()
-    file.truncate(start + math.prod(shape) * dtype.itemsize)
+    size = start + math.prod(shape) * dtype.itemsize
+    if hasattr(os, "posix_fallocate"):  # where a file has holes, a full disk ends the process that writes into the map
+        os.posix_fallocate(file.fileno(), 0, size)
+    else:
+        file.truncate(size)
     return np.memmap(file, dtype, "r+", start, shape)
 
 

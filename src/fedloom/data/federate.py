@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from fedloom.base.errors import ConfigError, DataError, in_words, nearest
-from fedloom.base.files import writing
+from fedloom.base.files import whole_file, writing
 from fedloom.base.rng import stream
 from fedloom.base.settings import checked
 from fedloom.core.federation import Arrays, Federation, Index, Split
@@ -250,8 +250,8 @@ def save_partition(federation: Federation, path: Path | str) -> None:
     frame = pd.DataFrame(columns).sort_values("sample")
     if path.suffix not in (".parquet", ".csv") or path.exists():
         raise DataError(f"{path} must be a new file that ends in .parquet or .csv.")
-    with writing(path):
-        frame.to_csv(path, index=False) if path.suffix == ".csv" else frame.to_parquet(path, index=False)
+    with writing(path), whole_file(path) as file:
+        frame.to_csv(file, index=False) if path.suffix == ".csv" else frame.to_parquet(file, index=False)
 
 
 def misplaced(unknown: Mapping[str, Any], source: Any, partition: Any) -> str:

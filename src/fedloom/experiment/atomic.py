@@ -126,8 +126,9 @@ class Lock:
                 raise CheckpointError(f"{folder} is in use by {self._holder()}; wait until it has ended, or end it.")
             time.sleep(0.02)
         _held[self.path] = handle
-        os.truncate(handle, 0)
-        os.write(handle, f"{os.getpid()} on {platform.node()}\n".encode())
+        with contextlib.suppress(OSError):  # a full disk: the text is for messages alone
+            os.truncate(handle, 0)
+            os.write(handle, f"{os.getpid()} on {platform.node()}\n".encode())
 
     @staticmethod
     def may_be_held(folder: Path) -> bool:
