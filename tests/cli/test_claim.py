@@ -12,7 +12,7 @@ from helpers.commands import Cli
 
 from fedloom.base import yaml
 from fedloom.base.errors import ConfigError, DataError
-from fedloom_apps.claims.register import open_work, read_claim
+from fedloom_apps.claims.register import merged, open_work, read_claim, store
 from fedloom_apps.claims.rule import Verdict
 
 CLAIM: dict[str, Any] = {
@@ -411,6 +411,16 @@ def test_a_strangers_settings_and_seconds_are_data(cli: Cli, claims: Path) -> No
     (run / "config.yaml").write_text(yaml.dump(settings | {"\x1b[2Jx\nruns/b: evidence for steps": "y" * 10**5}))
     code, out, _ = cli(*check)
     assert (code, out.count("\n"), "\x1b" in out, len(out) < 2000) == (1, 1, False, True)
+
+
+def test_what_others_store_meanwhile_stays(cli: Cli, claims: Path) -> None:
+    train(cli, claims, "fast", 0, "runs/a")
+    file = read_claim(claims / "steps.yaml")
+    before = file.results()
+    assert cli("claim", "check", "runs/a", "--claims", "claims", "--replay", "0", "--store").code == 0
+    store(file, merged(before, "fast", "1", file.results()["runs"]["fast"]["0"]))
+    assert [*file.results()["runs"]["fast"]] == ["0", "1"]
+    assert [path.name for path in file.stored.parent.iterdir()] == ["steps.json"]
 
 
 def test_results_are_written_through_no_link(cli: Cli, claims: Path, tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ from fedloom.config import resolve
 from fedloom.config.keys import METHOD, RUN, build_method
 from fedloom.config.schema import Choice, Record, read
 from fedloom.core.slots import SEVERAL, SLOTS
-from fedloom.experiment.atomic import refuse_link, write_whole
+from fedloom.experiment.atomic import Lock, refuse_link, write_whole
 from fedloom.experiment.rundir import PROVENANCE, RunDirectory
 from fedloom_apps.claims.comparisons import ENTRIES, ON_TEST, Published, comparisons, in_case
 from fedloom_apps.claims.rule import Claim, Evidence, Verdict, deciding, evidence, published_gain
@@ -369,11 +369,18 @@ def merged(results: Mapping[str, Any], run: str, seed: str, record: Mapping[str,
 
 
 def store(file: ClaimFile, results: Mapping[str, Any]) -> None:
-    """Write a claim file's results beside it, one run a line."""
+    """Write a claim file's results beside it, one run a line; what others have stored meanwhile stays."""
     refuse_link(file.stored.parent, "fedloom claim check --store")
     file.stored.parent.mkdir(exist_ok=True)
-    text = json.dumps(results, separators=(",", ":")).replace("},", "},\n")
-    write_whole(file.stored, f"{text}\n".encode())
+    lock = Lock(file.stored.parent)
+    try:
+        runs = dict(file.results()["runs"])
+        for run, seeds in results["runs"].items():
+            runs[run] = {**runs.get(run, {}), **seeds}
+        text = json.dumps({**results, "runs": runs}, separators=(",", ":")).replace("},", "},\n")
+        write_whole(file.stored, f"{text}\n".encode())
+    finally:
+        lock.release()
 
 
 class Work(NamedTuple):
