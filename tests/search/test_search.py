@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import shutil
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
@@ -17,6 +18,7 @@ from scipy import stats
 pytest.importorskip("optuna")
 
 import optuna
+from sqlalchemy.exc import OperationalError
 
 from fedloom.base.errors import CheckpointError, ConfigError, DataError
 from fedloom.cli import main
@@ -113,6 +115,26 @@ def test_interrupted_anywhere_and_resumed_it_tries_and_finds_the_same(finished: 
     assert stages == ["search", "search", "compare"]
     search(made(), folder, resume=True)
     assert history(folder) == history(finished)
+
+
+def test_a_search_without_room_for_its_database_is_not_finished(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, create = Path(shutil.copytree(finished, tmp_path / "run")), optuna.create_study
+    (folder / "summary.json").unlink()
+
+    def full(**settings) -> optuna.Study:
+        if "storage" in settings:
+            raise OperationalError("INSERT", {}, Exception("database or disk is full"))
+        return create(**settings)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(optuna, "create_study", full)
+        said = search(made(), folder, resume=True)["warnings"]
+    assert "database or disk is full" in said[-1]
+    assert not RunDirectory(folder).status.ended
+    search(made(), folder, resume=True)
+    assert RunDirectory(folder).status.ended
 
 
 def test_what_another_search_ran_is_taken_over_and_changes_nothing(finished: Path, tmp_path: Path) -> None:

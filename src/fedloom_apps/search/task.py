@@ -15,7 +15,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from fedloom.base.errors import ClientError, ConfigError, DataError, printable
+from fedloom.base.errors import ClientError, ConfigError, DataError, first_line, printable
 from fedloom.base.rng import torch_seed
 from fedloom.experiment import federated
 from fedloom.experiment.atomic import refuse_link
@@ -386,13 +386,15 @@ class SearchTask(TrainerTask):
     def _export(self, path: Path) -> None:
         """Write the study as a database that Optuna's dashboard opens."""
         import optuna
+        from sqlalchemy.exc import SQLAlchemyError
 
         path.unlink(missing_ok=True)
-        study = self._study()
-        copy = optuna.create_study(
-            storage=f"sqlite:///{path}", study_name="fedloom", direction="maximize" if self.maximise else "minimize"
-        )
-        copy.add_trials(study.get_trials(deepcopy=False))
+        direction = "maximize" if self.maximise else "minimize"
+        try:
+            copy = optuna.create_study(storage=f"sqlite:///{path}", study_name="fedloom", direction=direction)
+            copy.add_trials(self._study().get_trials(deepcopy=False))
+        except (SQLAlchemyError, optuna.exceptions.StorageInternalError) as error:  # a full disk
+            raise OSError(f"{path}: {first_line(error)}") from error
 
 
 def _record(stage: str, role: str, seed: int, candidate: Candidate, outcome: Outcome) -> Record:
