@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +18,7 @@ from fedloom.base.rng import stream
 from fedloom.experiment import atomic
 from fedloom.experiment.federated import RunResult
 from fedloom.rounds.exchange import FailureKind
-from fedloom_apps.deploy import engine, server
+from fedloom_apps.deploy import engine, node, server
 from fedloom_apps.deploy.messages import Delivered
 from fedloom_apps.deploy.server import Recipe, run
 from fedloom_apps.deploy.versions import Versions
@@ -117,6 +119,18 @@ def test_nodes_killed_before_they_answer_send_the_same_answer_again(undisturbed:
     transport.route = killing
     same(again(transport, ["deploy.deadline=60"]), undisturbed)
     assert len(killed) == 6
+
+
+def test_a_log_without_room_changes_no_answer(
+    undisturbed: RunResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(node, "append", full)
+    result, transport = deployed(tmp_path)
+    transport.close()
+    same(result, undisturbed)
 
 
 def test_a_server_goes_on_from_any_of_its_checkpoints(undisturbed: RunResult, tmp_path: Path) -> None:

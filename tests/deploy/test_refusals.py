@@ -10,7 +10,7 @@ import pytest
 import torch
 from helpers.deploying import config, in_process, simulated
 
-from fedloom.base.errors import ClientError, ConfigError, FedLoomError
+from fedloom.base.errors import CheckpointError, ClientError, ConfigError, FedLoomError
 from fedloom.base.rng import stream
 from fedloom.core.local import draw_cohort
 from fedloom.experiment.rundir import RunDirectory
@@ -233,6 +233,9 @@ def test_rounds_that_are_begun_again_cost_privacy_and_cohorts_are_secret(tmp_pat
     again.round = 1
     again._begin()
     assert again.repeated == 1
+    (tmp_path / "run" / "rounds_begun").write_text("")  # cut short by other hands
+    with pytest.raises(CheckpointError, match=r"rounds_begun, which counts .* continue with resume="):
+        again._begin()
     drawn = [[task._cohort(t, 2).tolist() for t in range(20)] for task in tasks]
     public = [draw_cohort(4, 2, 0, t).tolist() for t in range(20)]
     assert public not in drawn

@@ -12,6 +12,7 @@ import secrets
 import time
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -71,9 +72,10 @@ class Log:
         """Note an event; what a server chose in it cannot control a terminal, or look like another event."""
         lines = [printable(line) for line in event[:EVENT].splitlines()]
         event = "\n    ".join(lines)
-        if self.path.exists() and self.path.stat().st_size > LONGEST:
-            os.replace(self.path, self.path.with_name(f"{self.path.name}.1"))
-        append(self.path, f"{time.strftime('%Y-%m-%d %H:%M:%S')} {event}\n")
+        with suppress(OSError):  # a full disk: no answer depends on the log
+            if self.path.exists() and self.path.stat().st_size > LONGEST:
+                os.replace(self.path, self.path.with_name(f"{self.path.name}.1"))
+            append(self.path, f"{time.strftime('%Y-%m-%d %H:%M:%S')} {event}\n")
         self.tell(event)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from fedloom.base.errors import CheckpointError, ConfigError
+from fedloom.base.errors import CheckpointError, ConfigError, first_line
 from fedloom.config.schema import Config, read_run
 from fedloom.core.timeline import Arrivals, Timeline
 from fedloom.experiment import atomic, federated
@@ -242,8 +242,14 @@ class DeployTask(FederatedTask):
         if not self.plan.is_private or self.out is None:
             return
         path = self.out / BEGUN
-        begun = int(path.read_text()) + 1 if path.exists() else self.round + 1
-        atomic.write_whole(path, str(begun).encode())
+        try:
+            begun = int(path.read_text()) + 1 if path.exists() else self.round + 1
+            atomic.write_whole(path, str(begun).encode())
+        except (OSError, ValueError) as error:
+            raise CheckpointError(
+                f"{path}, which counts the rounds that have cost privacy, cannot be read or written "
+                f"({first_line(error)}); make room, or bring back a copy of it, and continue with resume={self.out}."
+            ) from error
         self.repeated = begun - self.round - 1
 
     def commit(self, step: RoundStep) -> tuple[Record, dict[str, Columns]]:
