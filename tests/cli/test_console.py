@@ -6,6 +6,7 @@ import io
 import re
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +17,7 @@ from rich.console import Console
 from torch import nn
 
 import fedloom as fl
+from fedloom.cli import main
 from fedloom.compute.batched import Batched
 from fedloom.core.parts import Paired
 from fedloom.experiment.callbacks import BarProgress, LineProgress, NullProgress, RunInfo, make_progress
@@ -223,6 +225,20 @@ def _raises(error: Exception) -> Callable[..., Any]:
         raise error
 
     return refuse
+
+
+def test_letters_that_the_output_lacks_are_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), "ascii"))
+    assert main(["list", "methods", "feddyn"]) == 0
+    assert rb"\u03b1" in sys.stdout.buffer.getvalue()  # type: ignore[attr-defined]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="this system has no such names of files")
+def test_a_name_that_is_no_text_is_escaped_in_the_log_and_the_report(cli: Cli) -> None:
+    """Like one in Latin-1 from an old archive."""
+    words = ("method=fedavg", "data=digits", "clients=3", "rounds=1", "model=logistic", "out=l\udcf6", "--log", "log")
+    assert cli("run", "-q", *words).code == 0
+    assert all("l\\udcf6" in Path(name).read_text() for name in ("log", "l\udcf6/report.html"))
 
 
 def test_what_privacy_costs_is_in_lines_bars_and_tables():

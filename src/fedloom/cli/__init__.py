@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
+from io import TextIOWrapper
 from typing import NoReturn
 
 from fedloom.applications import PLACES, TRAINS, Application, applications, at, find, installed
@@ -301,6 +302,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     2
     """
     words = list(sys.argv[1:] if argv is None else argv)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # whose encoding may lack letters of a name, or the sign ±
+            stream.reconfigure(errors="backslashreplace")
     try:
         code = _dispatch(words, argv is None)
         sys.stdout.flush()

@@ -64,9 +64,11 @@ def write(path: Path, content: bytes | str) -> Path:
         refuse_link(path.parent, "a report")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, content.encode() if isinstance(content, str) else content, alone=False)  # --watch is another
+        write_whole(path, as_bytes(content), alone=False)  # --watch is another
     except OSError as error:
-        raise FedLoomError(f"the report cannot be written to {path}: {error.strerror or error}.") from error
+        raise FedLoomError(
+            f"the report cannot be written to {path}: {error.strerror or error}; make room, or choose another --out."
+        ) from error
     return path
 
 
@@ -103,9 +105,14 @@ def _pages() -> Environment:
     return environment
 
 
+def as_bytes(content: bytes | str) -> bytes:
+    """Content of a file, with escapes for what is no text in names of files."""
+    return content.encode(errors="backslashreplace") if isinstance(content, str) else content
+
+
 def data_uri(content: bytes | str, kind: str) -> str:
     """Content as a ``data:`` address, which needs no network."""
-    encoded = base64.b64encode(content.encode() if isinstance(content, str) else content).decode()
+    encoded = base64.b64encode(as_bytes(content)).decode()
     return f"data:{kind};base64,{encoded}"
 
 
