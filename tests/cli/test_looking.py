@@ -135,7 +135,10 @@ def test_a_picture_without_room_can_be_drawn_again(cli: Cli, tmp_path: Path, mon
     words = ("partition", "partition=iid", "clients=3", "--out", "p.png")
     with monkeypatch.context() as patch:
         patch.setattr(Figure, "savefig", out_of_room)
-        assert cli(*words).err == "fedloom: the figure 'p.png' cannot be written: No space left on device.\n"
+        assert cli(*words).err == (
+            "fedloom: the figure 'p.png' cannot be written: No space left on device; make room for it, or choose "
+            "another place.\n"
+        )
     assert [*tmp_path.iterdir()] == []
     assert cli(*words).code == 0
 

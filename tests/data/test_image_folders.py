@@ -46,7 +46,9 @@ def test_two_processes_that_decode_a_folder_at_once_do_not_share_a_file(
     read, seen = arrays.read_image, []
 
     def half() -> None:
-        monkeypatch.setattr(arrays, "read_image", lambda path, *rest: end() if "150" in path.name else read(path, *rest))
+        monkeypatch.setattr(
+            arrays, "read_image", lambda path, *rest: end() if "150" in path.name else read(path, *rest)
+        )
         build()
 
     def first(path: Path, *rest: Any) -> np.ndarray:

@@ -46,9 +46,10 @@ def test_a_partition_that_a_full_disk_cuts_short_is_no_file(
     def full(file: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    with monkeypatch.context() as patch, pytest.raises(DataError, match="No space left"):
+    with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
-        fl.data.save_partition(federation, tmp_path / name)
+        with pytest.raises(DataError, match="No space left"):
+            fl.data.save_partition(federation, tmp_path / name)
     assert not [*tmp_path.iterdir()]
     fl.data.save_partition(federation, tmp_path / name)
 

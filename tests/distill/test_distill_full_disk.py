@@ -38,8 +38,8 @@ def test_a_teacher_without_room_is_trained_again(first: str, cli: Cli, tmp_path:
     answer = cli("distill", *WORDS, "out=there")
     assert answer.code == 2
     assert answer.err == (
-        "fedloom: the run there/teacher is not complete: the summary could not be written (No space left on device); "
-        "make room and continue with resume=there.\n"
+        "fedloom: the run there/teacher is not complete: round 1: no checkpoint could be written (No space left on "
+        "device); the one before it is untouched; make room and continue with resume=there.\n"
     )
     assert cli("distill", "-q", "resume=there").err == answer.err
     disk.clear()

@@ -9,7 +9,7 @@ import resource
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -57,20 +57,37 @@ def test_a_full_disk_harms_no_checkpoint_and_is_reported(
     assert_same_contents(whole, found)
 
 
-def test_warnings_say_what_happened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["manifest.json", ".mixing.parquet.part"])
+def test_a_run_without_room_for_its_last_checkpoint_or_tables_is_not_finished(
+    name: str, tmp_path: Path, finished: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def crowded(path: Path, blob: bytes) -> None:
-        if path.name == "manifest.json":
+        if path.name == name:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         write(path, blob)
 
-    write = atomic.write_synced
-    monkeypatch.setattr(atomic, "write_synced", crowded)
-    summary = run(work(rounds=2), tmp_path / "out").summary
+    out, write = tmp_path / "out", atomic.write_synced
+    run(work(), out, checkpoint_every=2, keep=3, callbacks=[Stops(4)])
+    with monkeypatch.context() as patch:
+        patch.setattr(atomic, "write_synced", crowded)
+        summary = run(work(), out, resume=True, checkpoint_every=100, keep=3).summary
     assert summary["warnings"] == [
-        "round 2: no checkpoint could be written (No space left on device); the one before it is untouched."
+        "round 8: no checkpoint could be written (No space left on device); the one before it is untouched."
     ]
-    assert json.loads((tmp_path / "out" / "summary.json").read_text())["warnings"] == summary["warnings"]
-    assert checkpoint.available(tmp_path / "out" / "checkpoint") == []
+    assert not (out / "summary.json").exists()
+    assert [path.name for path in checkpoint.available(out / "checkpoint")] == ["round-000002", "round-000004"]
+    run(work(), out, resume=True, checkpoint_every=2, keep=3)
+    assert_same_contents(contents(finished), contents(out))
+
+
+class Stops(Callback):
+    """Ends a run after a round."""
+
+    def __init__(self, round: int) -> None:
+        self.round = round
+
+    def should_stop(self, history: Sequence[Mapping[str, Any]]) -> str | None:
+        return "for a test" if len(history) == self.round else None
 
 
 @pytest.mark.parametrize("room", [0.5, 1.1], ids=["at the start", "after a round"])
@@ -180,3 +197,29 @@ def test_a_run_without_room_for_its_summary_is_no_success(
     full[0] = False
     assert cli(command[0], "-q", "resume=there").code == 0
     assert json.loads(Path("there/summary.json").read_text())["rounds"] == 2
+
+
+def test_a_run_that_ended_before_its_first_round_says_how_to_begin_again(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And in a sweep it hides neither its reason nor the other runs."""
+    write, full = atomic.write_synced, [True]
+
+    def crowded(path: Path, blob: bytes) -> None:
+        if full[0] and "fedavg" in str(path) and "partition.parquet" in path.name:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write(path, blob)
+
+    monkeypatch.setattr(atomic, "write_synced", crowded)
+    words = ("run", "-q", "data=digits", "clients=3", "rounds=1", "model=logistic")
+    told = "cannot be written: No space left on device; make room for it, or choose another place.\n"
+    assert cli(*words, "method=fedavg", "out=fedavg").err == f"fedloom: fedavg {told}"
+    assert cli(*words, "method=feddyn", "out=fedavg").err == (
+        "fedloom: fedavg exists already; no round of its run is on record: remove it, choose another out=, or continue "
+        "it with resume=fedavg.\n"
+    )
+    code, _, err = cli(*words, "-m", "method=fedavg,feddyn", "out=both")
+    assert (code, err) == (2, f"fedloom: fedavg: both/fedavg-0 {told}")
+    assert Path("both/report.html").exists()
+    full[0] = False
+    assert cli("run", "-q", "resume=fedavg").code == cli("run", "-q", "resume=both").code == 0

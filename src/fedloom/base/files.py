@@ -74,7 +74,9 @@ def writing(what: object, kind: type[FedLoomError] = DataError) -> Iterator[None
     try:
         yield
     except OSError as error:
-        raise kind(f"{what} cannot be written: {error.strerror or error}.") from error
+        raise kind(
+            f"{what} cannot be written: {error.strerror or error}; make room for it, or choose another place."
+        ) from error
 
 
 def mapped(file: BinaryIO, dtype: DTypeLike, shape: tuple[int, ...]) -> np.memmap:

@@ -186,8 +186,7 @@ def _new(out: Path | None, name: str) -> Path:
     """A new directory: the given one, or ``runs/<date>/<time>-<name>``."""
     if out is None:
         return dated(name)
-    if RunDirectory(out).is_taken:
-        raise CheckpointError(f"{out} exists already; choose another out=, or continue it with resume={out}.")
+    RunDirectory(out).refuse_taken()
     return out
 
 
@@ -427,7 +426,7 @@ class Command:
             with ignoring_full_disk(console):
                 console.print()
                 console.print(self.table(rows))
-        lines, files = self._after([(label, run.path) for label, run in runs], batch.parent)
+        lines, files = self._after([(label, run.path) for label, run in runs if run.metrics()], batch.parent)
         for console in consoles:
             with ignoring_full_disk(console):
                 for text in [*lines, *self.remarks(rows)]:
@@ -486,7 +485,7 @@ def opened(log: str | None) -> Iterator[list[Console]]:
         return
     with writing(f"the log {log!r}", ConfigError):
         Path(log).parent.mkdir(parents=True, exist_ok=True)
-        file = Path(log).open("a", encoding="utf-8")  # noqa: SIM115
+        file = Path(log).open("a", encoding="utf-8", errors="backslashreplace")  # noqa: SIM115
     with file:
         yield [make_console(file)]
 

@@ -268,6 +268,14 @@ class RunDirectory:
             return self.path.exists()
         return any(not entry.name.startswith(".") for entry in self.path.iterdir())
 
+    def refuse_taken(self) -> None:
+        """Raise ``CheckpointError`` if the path is in use."""
+        if self.is_taken:
+            ways = "choose another out="
+            if self.is_begun and not self.metrics():
+                ways = f"no round of its run is on record: remove it, {ways}"
+            raise CheckpointError(f"{self.path} exists already; {ways}, or continue it with resume={self.path}.")
+
     @property
     def is_begun(self) -> bool:
         """Whether this is a run directory, that is, has a configuration."""
@@ -402,10 +410,8 @@ class RunDirectory:
             if not self.is_taken or into:
                 self.path.mkdir(parents=True, exist_ok=True)
                 self.acquire()
-            if self.is_taken and not into:  # checked again under the lock
-                raise CheckpointError(
-                    f"{self.path} exists already; choose another out=, or continue it with resume={self.path}."
-                )
+            if not into:
+                self.refuse_taken()  # again, under the lock
             self.describe(config, citations)
 
     def describe(self, config: Mapping[str, Any], citations: str) -> None:

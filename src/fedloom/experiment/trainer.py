@@ -393,7 +393,7 @@ class Trainer:
         summary["warnings"] = [*summary.get("warnings", []), *task.warnings]
         changed = [(one["round"], one["changed"]) for one in task.history if isinstance(one.get("changed"), list)]
         summary["notes"] = [*task.notes, *(f"from round {n} on: {'; '.join(map(str, what))}." for n, what in changed)]
-        if self.directory is not None:
+        if self.directory is not None and not (status.ended and self.saved != task.round):  # or it is not complete
             try:
                 task.write(self.directory, status)
                 self.directory.write_summary(summary)

@@ -312,7 +312,7 @@ def load(path: Path) -> RunData:
     directory = RunDirectory(path)
     stored = flatten(directory.config())
     if not (path / "metrics.jsonl").is_file():
-        raise FedLoomError(f"{path} is not a run directory: metrics.jsonl is missing.")
+        raise FedLoomError(f"{path} has no rounds on record: its metrics.jsonl is missing; leave it out.")
     config, facts = _settings({k: as_setting(v) if isinstance(v, list | Mapping) else v for k, v in stored.items()})
     summary = directory.summary()
     if directory.changed:
