@@ -121,6 +121,18 @@ def test_nodes_killed_before_they_answer_send_the_same_answer_again(undisturbed:
     assert len(killed) == 6
 
 
+def test_half_files_of_a_killed_node_are_removed(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    _, transport = deployed(tmp_path, "rounds=1", out=out)
+    halves = [folder / f".000000000-{'0' * 32}.pending.part" for folder in (tmp_path / "state").glob("*/*/")]
+    assert len(halves) == 4
+    for path in halves:
+        path.write_bytes(b"half")
+    run(Recipe.of(config(*WORDS, "rounds=2")), transport, 4, out=out, resume=True)
+    transport.close()
+    assert not [*tmp_path.rglob(".*.part")]
+
+
 def test_a_log_without_room_changes_no_answer(
     undisturbed: RunResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -100,6 +100,6 @@ class Versions:
         counted = [version for version, path in files.items() if path.suffix == ".counted" and version <= (base or "")]
         early = [version for version in counted if int(version.partition("-")[0]) < oldest]
         needed = {base, *counted} - set(early[:-1])
-        for version, path in files.items():
-            if version not in needed:
-                atomic.discard(path)
+        unfinished = self.folder.glob(".*.part")  # of a node that was killed
+        for path in (*unfinished, *(path for version, path in files.items() if version not in needed)):
+            atomic.discard(path)
