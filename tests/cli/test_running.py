@@ -22,9 +22,10 @@ from fedloom.cli import command, main
 from fedloom.cli import run as train
 from fedloom.cli.command import in_directory
 from fedloom.config import keys
+from fedloom.config.schema import Config
 from fedloom.experiment.atomic import Lock
 from fedloom.experiment.callbacks import NullProgress, RunInfo
-from fedloom.experiment.rundir import Status
+from fedloom.experiment.rundir import RunDirectory, Status
 from fedloom.experiment.trackers import Tracker, trackers
 
 SMALL = ("clients=5", "model.hidden=[8]", "local.batch_size=50")
@@ -213,6 +214,35 @@ def test_ctrl_c_leaves_a_sweep_that_goes_on(cli: Cli, tmp_path: Path, monkeypatc
     assert cli("run", "-m", "-q", *words, "out=whole").code == 0
     for name in ("fedavg-0", "feddyn-0", "fedprox-0"):
         assert same(tmp_path / "stopped" / name, tmp_path / "whole" / name)
+
+
+def test_ctrl_c_while_the_last_file_is_written_says_how_far_the_run_is(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(RunDirectory, "write_summary", stop)
+    answer = cli("run", "-q", "method=fedavg", "rounds=2", "out=there", *SMALL)
+    assert answer.err == "fedloom: stopped after round 2 of fedavg; continue with: fedloom run resume=there\n"
+
+
+def test_a_sweep_does_not_take_the_runs_of_one_that_was_faster_for_its_own(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It runs between the second one's look at the folder and its lock."""
+    words = ("run", "-m", "-q", "method=fedavg,feddyn", "out=there", *SMALL)
+    original, first = command.run_settings, [(*words, "rounds=1")]
+
+    def slow(config: Config) -> dict[str, Any]:
+        if first:
+            assert cli(*first.pop()).code == 0
+        return original(config)
+
+    monkeypatch.setattr(command, "run_settings", slow)
+    code, _, err = cli(*words, "rounds=2")
+    assert code == 2
+    assert err.endswith("there exists already; choose another out=, or continue it with resume=there.\n")
 
 
 def test_ctrl_c_before_anything_is_written(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

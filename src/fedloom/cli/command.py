@@ -75,12 +75,14 @@ class RunPlan:
         parent: the folder.
         jobs: the runs.
         is_dated: whether the folder is new, under a name that the user did not choose.
+        is_new: whether the folder must not be in use, because it is that of a new sweep.
         imports: the user's modules, of which the runs need names.
     """
 
     parent: Path
     jobs: Sequence[Job]
     is_dated: bool = False
+    is_new: bool = False
     imports: Sequence[str] = ()
 
     @property
@@ -115,6 +117,8 @@ class RunPlan:
                 self.parent.mkdir(parents=True, exist_ok=True)
             lock = Lock(batch.parent) if self.is_sweep else None
         try:
+            if self.is_new:
+                RunDirectory(batch.parent).refuse_taken()  # again, under the lock
             yield batch
         finally:
             if lock is not None:
@@ -152,7 +156,7 @@ def plan(
         parent = _new(configs[0].out, "-".join(titles) if len(titles) <= 3 else "sweep")
         called = zip(configs, _names(configs, list(map(title, configs))), strict=True)
         jobs = [Job(config, parent / folder, label=label) for config, (folder, label) in called]
-        return RunPlan(parent, jobs, configs[0].out is None)
+        return RunPlan(parent, jobs, configs[0].out is None, is_new=True)
     config = configs[0]
     if config.resume is None:
         directory = _new(config.out, f"{title(config)}-{config['seed']}")
@@ -408,7 +412,7 @@ class Command:
         """The sentence on how to continue after Ctrl-C."""
         if not batch.is_begun:
             return UNBEGUN
-        done = RunDirectory(job.directory).summary().get("rounds", 0)
+        done = max((record["round"] for record in RunDirectory(job.directory).metrics()), default=0)
         who = f"{job.label}, seed {job.config['seed']}" if batch.is_sweep else job.label
         how = " ".join(
             [f"fedloom {self.schema.command} resume={relpath(batch.parent)}", *(f"--import {m}" for m in batch.imports)]
