@@ -218,6 +218,9 @@ def test_a_run_that_ended_before_its_first_round_says_how_to_begin_again(
         "fedloom: fedavg exists already; no round of its run is on record: remove it, choose another out=, or continue "
         "it with resume=fedavg.\n"
     )
+    lock = atomic.Lock(Path("fedavg"))  # as another process has it, whose first round is not over
+    assert "remove" not in cli(*words, "method=feddyn", "out=fedavg").err
+    lock.release()
     code, _, err = cli(*words, "-m", "method=fedavg,feddyn", "out=both")
     assert (code, err) == (2, f"fedloom: fedavg: both/fedavg-0 {told}")
     assert Path("both/report.html").exists()

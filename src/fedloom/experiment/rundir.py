@@ -272,7 +272,7 @@ class RunDirectory:
         """Raise ``CheckpointError`` if the path is in use."""
         if self.is_taken:
             ways = "choose another out="
-            if self.is_begun and not self.metrics():
+            if self.is_begun and not Lock.may_be_held(self.path) and not self.metrics():
                 ways = f"no round of its run is on record: remove it, {ways}"
             raise CheckpointError(f"{self.path} exists already; {ways}, or continue it with resume={self.path}.")
 
