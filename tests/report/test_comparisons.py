@@ -87,6 +87,8 @@ def test_groups_are_compared_with_the_baseline_on_their_own_data(make_run) -> No
     assert cells(table, "difference")[1].startswith("-")
     ablation = ablation_table(groups)
     assert cells(ablation, "baseline") == [first, second, first, second, "–"]
+    same = [final_table(chosen, scopes(groups)[0]) for chosen in (groups, read(runs[:4]))]
+    assert [any(cell.best for one in final.columns for cell in one.cells) for final in same] == [False, True]
     against = cells(ablation, "against the baseline on the same data")
     assert against[0].startswith("0.00")
     assert against[-1] == "–"

@@ -10,7 +10,7 @@ import io
 import math
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
 from typing import Any, Protocol
@@ -31,7 +31,7 @@ from fedloom.metrics import (
     summary,
 )
 from fedloom_apps.report.charts import Form, LineStyle, slug
-from fedloom_apps.report.groups import ABSENT, RunGroup, all_runs, counts, form_of, has
+from fedloom_apps.report.groups import ABSENT, RunGroup, all_runs, counts, form_of, has, on_the_same_data
 from fedloom_apps.report.runs import Curve, RunData
 
 
@@ -260,7 +260,9 @@ class ReportTable:
 def group_table(
     groups: Sequence[RunGroup], name: str, caption: str, columns: Sequence[Column], note: str = ""
 ) -> ReportTable:
-    """A table with one row per group."""
+    """A table with one row per group; none is marked best where groups have different data."""
+    if not all(on_the_same_data(groups[0], other) for other in groups[1:]):
+        columns = [replace(one, cells=[replace(cell, best=False) for cell in one.cells]) for one in columns]
     return ReportTable(name, caption, [g.label for g in groups], columns, [g.style for g in groups], note)
 
 
@@ -419,8 +421,8 @@ def heading(name: str, kind: Form) -> str:
 
 
 _NOTE = (
-    "Mean ± standard error (s/√n) over the n seeds; the best mean of a column is bold. {result} The best round "
-    "was chosen on the evaluation itself and is optimistic. "
+    "Mean ± standard error (s/√n) over the n seeds; the best mean of a column is bold, if all are on the same data. "
+    "{result} The best round was chosen on the evaluation itself and is optimistic. "
     f"EMA {EMA:g}, of at least {EVALUATIONS} evaluations, is the moving average s ← {EMA:g} s + {1 - EMA:.1g} v at the "
     "last one. Runs that have not ended give no value beside ones that have. Left out: the share of client "
     "updates that were lost or refused."
