@@ -125,7 +125,7 @@ def test_a_metric_may_return_any_scalar(monkeypatch) -> None:
         (lambda: fl.metrics.metric("a/b")(max), "cannot be called 'a/b'"),
         (lambda: fl.metrics.metric("loss")(max), "cannot be called 'loss'"),
         (lambda: fl.metrics.metric(direction="up"), "no direction 'up'"),  # type: ignore[arg-type]
-        (lambda: fl.metrics.metric(of="logit"), "no function of 'logit'"),  # type: ignore[arg-type]
+        (lambda: fl.metrics.metric(of="logit"), "cannot be a function of 'logit'"),  # type: ignore[arg-type]
         (lambda: fl.metrics.metric(max), "with parentheses"),  # type: ignore[arg-type]
         (lambda: fl.metrics.lookup("aucpr"), "did you mean 'auprc'"),
     ],

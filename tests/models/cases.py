@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fedloom.models import models
 
 ADAPTED = ("efficientnet_b0", "timm", "distilbert", "transformers")  # they need packages, and are tested with stand-ins
-GENERATORS = ("acgan", "conditional_gan", "conditional_vae")  # they are no classifiers, and are tested by themselves
+GENERATORS = ("acgan", "conditional_gan", "conditional_vae")  # they are not classifiers, and are tested by themselves
 NAMES = sorted(set(models.names()) - {*ADAPTED, *GENERATORS, "several"})  # which holds other models
 
 DIGITS = (1, 8, 8)

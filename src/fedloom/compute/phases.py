@@ -45,7 +45,7 @@ class PhasedRound:
     vectors: Callable[[Tensor], Vectors]
 
     def run(self) -> Iterator[Result] | None:
-        """The clients' results; None if their steps are no phases, or not the same ones at all clients."""
+        """The clients' results; None if their steps are not phases, or not the same at all clients."""
         batches = [self.plan.batches(self.down.round, job.client) for job in self.jobs]
         order = sorted(range(len(batches)), key=lambda number: -len(batches[number]))
         jobs, batches = [self.jobs[number] for number in order], [batches[number] for number in order]

@@ -232,7 +232,7 @@ class Local:
         return steps + beta * heavy if self.nesterov else heavy
 
     def steps_for(self, samples: int) -> int:
-        """Number of local steps of a client with n_i samples that is no straggler."""
+        """Number of local steps of a client with n_i samples that is not a straggler."""
         if not samples:
             return 0
         if self.steps:

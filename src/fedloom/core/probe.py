@@ -84,7 +84,7 @@ class _Copy:
         self.before = [attributes(module) for module in self.modules]
 
     def __call__(self, x: Any, training: bool) -> Tensor:
-        """The outputs of a pass; none if they are no tensor."""
+        """The outputs of a pass; none if they are not a tensor."""
         for name, buffer in self.sent.items():
             owner, _, own = name.rpartition(".")
             self.module.get_submodule(owner)._buffers[own] = buffer.clone()

@@ -291,7 +291,7 @@ class Evaluator(LoadedModel):
         if VALIDATION in on and len(federation.validation.index.rows):
             record |= _renamed(self.clients(server, store, federation.validation)[0], VALIDATION)
         for network in self.networks if "global" in on else ():
-            if (name := network.name) and not network.plan.has_private:  # else it is no client's model
+            if (name := network.name) and not network.plan.has_private:  # else it is not any client's model
                 network.load(network.plan.own(server.theta), network.plan.own_buffers(server.buffers))
                 record |= network.on(f"global/{name}", federation.test)
         if "global" in on or "train" in on:

@@ -39,7 +39,7 @@ def initial_model(factory: Callable[[], nn.Module], seed: int, dtype: torch.dtyp
     """A factory's module, freshly initialised: the same in runs of all kinds with this seed.
 
     Raises:
-        ConfigError: if the factory fails, or returns no module, or one that cannot be trained here.
+        ConfigError: if the factory fails, or does not return a module, or returns one that cannot be trained here.
     """
     with torch.random.fork_rng(devices=[]):
         rng.seed_torch(seed, "model")

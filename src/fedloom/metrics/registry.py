@@ -120,7 +120,7 @@ def metric(
         ConfigError: if the name is taken or has a slash, or a setting is unknown.
     """
     one_of("a metric has no direction", direction, ("max", "min"))
-    one_of("a metric is no function of", of, VIEWS)
+    one_of("a metric cannot be a function of", of, VIEWS)
     for kind in suits:
         one_of("there are no targets", kind, ANY)
 
@@ -240,7 +240,7 @@ def cross_entropy(out: Tensor, y: Tensor, kind: TargetKind) -> Tensor:
 
 def within_top(out: Tensor, y: Tensor, k: int) -> Tensor:
     """Whether the label is among the k best: fewer than k have a larger output, or an equal one and a lower number."""
-    at = y.clamp(0, out.shape[-1] - 1)[..., None]  # padding is no class
+    at = y.clamp(0, out.shape[-1] - 1)[..., None]  # padding is not a class
     own, numbers = out.gather(-1, at), torch.arange(out.shape[-1], device=out.device)
     better = (out > own) | ((out == own) & (numbers < at))
     return _unless_nan(out, (better.sum(-1) < k) & (at[..., 0] == y), -1)

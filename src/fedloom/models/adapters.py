@@ -352,7 +352,7 @@ def transformer(
 
 
 def _check_config(config: dict[str, Any]) -> None:
-    """Raise ``ConfigError`` for a key that is not among ``CONFIGURABLE``, or whose value is no number or word."""
+    """Raise ``ConfigError`` for a key that is not among ``CONFIGURABLE``, or whose value is neither number nor word."""
     for key, value in config.items():
         if key not in CONFIGURABLE:
             raise ConfigError(
@@ -495,7 +495,7 @@ def several(classes: int, inputs: tuple[int, ...], names: tuple[str, ...] = ("ml
         names: names of other models, each with its default settings.
 
     Raises:
-        ConfigError: if one of them is no classifier of such samples.
+        ConfigError: if one of them is not a classifier of such samples.
     """
     known = {"classes": classes, "inputs": inputs}
     networks = []

@@ -303,7 +303,7 @@ class ConditionalGAN(nn.Module):
         return self.discriminator(x, y).squeeze(1)
 
     def forward(self, x: Tensor, y: Tensor | None = None, part: str = "") -> Tensor:
-        """``generate(x, y)`` or ``judge(x, y)`` if ``part`` names it; otherwise logits of images or latent vectors.
+        """``part`` (``generate`` or ``discriminate``) of (x, y); if it is empty, logits of images or of latent vectors.
 
         Latent vectors pass through both networks and cost ``macs(net, (latent,))``. Without labels, all are class 0.
         """

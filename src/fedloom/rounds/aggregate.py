@@ -137,7 +137,7 @@ class Fold:
             for name, how in part.uploads.items():
                 value = result.update if name == UPDATE else result.uploads[place][name]
                 if how is not Reduce.ALL and not (value.is_floating_point() or plan.method.only_sums):
-                    value = value.to(plan.layout.dtype)  # the mean of whole numbers is no whole number
+                    value = value.to(plan.layout.dtype)  # the mean of whole numbers is not a whole number
                 factor = {Reduce.ALL: None, Reduce.MIX: weight}.get(how, None if plan.keeps_uploads else 1.0)
                 self._fold(f"{place}/{name}", value, factor)
 

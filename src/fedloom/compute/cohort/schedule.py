@@ -132,7 +132,7 @@ def steps_ahead(x: Tensor, places: Tensor) -> int:
 
 
 def _real(x: Tensor, sizes: Sequence[int]) -> Tensor | None:
-    """The rows of [c · B, ...] that are no padding; None if all are."""
+    """The rows of [c · B, ...] that are not padding; None if all are."""
     width = x.shape[1]
     if all(size == width for size in sizes):
         return None
@@ -141,7 +141,7 @@ def _real(x: Tensor, sizes: Sequence[int]) -> Tensor | None:
 
 
 def _with_padding(sizes: Sequence[int]) -> Tensor:
-    """Where each of [c · B] rows is among those that are no padding; padding is its client's first row.
+    """Where each of [c · B] rows is among those that are not padding; padding is its client's first row.
 
     >>> _with_padding([3, 1]).tolist()
     [0, 1, 2, 3, 3, 3]

@@ -383,7 +383,7 @@ def from_tensors(
         y: class numbers [N], or real targets [N, ...].
         x_test: inputs of the common test set, if any.
         y_test: targets of the common test set.
-        x_validation: inputs for validation that are no training samples, if any.
+        x_validation: inputs for validation that are not training samples, if any.
         y_validation: their targets.
         classes: number of classes; by default the number of names, or the largest label plus one.
         clients: natural client of each sample, as a number or name.

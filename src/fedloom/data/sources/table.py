@@ -57,7 +57,7 @@ def table(
         label: the target column, or several of numbers: ``data.label=[height,weight]``.
         features: the input columns; by default all other than label, client and time.
         client: the column of natural clients; of a folder without one, the names of its files.
-        time: the column by which rows are sorted, of numbers or dates; it is no input. Each client is tested on its
+        time: the column by which rows are sorted, of numbers or dates; not an input. Each client is tested on its
             last rows.
         standardise: whether columns of numbers are scaled by the mean and deviation of all rows together, which a
             federation of real clients would have to compute jointly.
@@ -335,7 +335,7 @@ def text(
         client: the column of natural clients; of a folder without one, the names of its files.
         time: the column by which rows are sorted, of numbers or dates; each client is tested on its last rows.
         tokenizer: ``words``, hashed into token numbers, or ``bytes`` of UTF-8; or a tokeniser of transformers, by its
-            folder or its name on the hub. None of them is made from the clients' texts.
+            folder or its name on the hub. None is derived from the clients' texts.
         words: the number of tokens of ``words``.
         length: tokens per sequence; longer texts are cut, shorter ones padded.
 

@@ -33,7 +33,7 @@ class FLTrust(Mixing):
         root: number of the client that holds the server's data.
 
     Raises:
-        ConfigError: if ``root`` is no client.
+        ConfigError: if ``root`` is not the number of a client.
     """
 
     root: NonNegativeInt = 0

@@ -41,5 +41,5 @@ class Extrapolated(ServerOptimizer):
             assert info.mixed is not None
             long = info.mixed.square().sum()
             squares = torch.where(long > 0, squares * info.combined.square().sum() / long, 0.0)
-        ratio = torch.where(size > 0, squares / (2 * size), 1.0)  # a mean update of 0 is no step
+        ratio = torch.where(size > 0, squares / (2 * size), 1.0)  # a mean update of 0 is not a step
         return state, ratio.clamp(min=1.0) * update

@@ -344,7 +344,7 @@ class EdgeList(Graph):
         one_way: client i hears j for an edge (i, j), but j does not hear i.
 
     Raises:
-        ConfigError: if an edge is no pair of numbers, or the file cannot be read.
+        ConfigError: if an edge is not a pair of numbers, or the file cannot be read.
     """
 
     pairs: Path | tuple[tuple[NonNegativeInt, ...], ...] = field(kw_only=True, repr=False)
