@@ -169,13 +169,6 @@ def _(recipe: Any, data: Any, out: Path) -> Any:
     return {"runs": {name: {"skew": {"1": recipe.accuracy(name, "skew", 1)}}}}
 
 
-@again("ssa/heads", "heads")
-def _(recipe: Any, data: Any, out: Path) -> Any:
-    name, cell = "client 1", dict[str, Any]()
-    recipe.Trained("in order", 1, recipe.STUDIES["small"]).once(recipe.TARGETS[name], cell)
-    return {"runs": {"in order": {"1": {name: cell}}}}
-
-
 @again("ssa/ranking", "ranking")
 def _(recipe: Any, data: Any, out: Path) -> Any:
     return {"runs": {"images as they are": {"1": recipe.look(replace(recipe.SCALE, rounds=1), (), 1)}}}
