@@ -132,9 +132,12 @@ def test_two_classes_a_client(protocol: Any) -> None:
         values = protocol.find(stored, f"runs > 500 > {name} > * > validation > mean > -1").values()
         assert text.format(shown(protocol.mean_error(values, 100, 2))) in PAGE
     stored = protocol.stored("claims/superfed_mnist_50_scripts")
-    for name in ("FedPer", "FedRep", "SuPerFed-MM"):
+    for name, text in (
+        ("FedPer", "{} with FedPer"), ("FedRep", "{} with FedRep"), ("SuPerFed-MM", "{} with SuPerFed-MM"),
+        ("SCAFFOLD", "SCAFFOLD has {}"), ("FedProx", "FedProx {}"),
+    ):  # fmt: skip
         values = protocol.find(stored, f"runs > {name} > * > curves > clients/accuracy/mean > -1").values()
-        assert f"{shown(protocol.mean_error(values, 100, 2))} with {name}" in PAGE
+        assert text.format(shown(protocol.mean_error(values, 100, 2))) in PAGE
 
 
 def test_a_head_for_the_targets_shares_beats_fedavg_in_every_cell(protocol: Any) -> None:
