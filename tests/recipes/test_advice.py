@@ -111,7 +111,7 @@ def test_what_searches_over_all_methods_end_with(protocol: Any) -> None:
     searches = [one for data in protocol.stored("search/compositions")["runs"].values() for one in data.values()]
     ends = [run["label"] for seeds in searches for run in seeds.values()]
     found = sum(label.startswith(("knn_per", "fedrod")) for label in ends)
-    assert f"{found} of {len(ends)} times" in PAGE
+    assert f"{found} of {len(ends)} [searches]" in PAGE
 
 
 def test_moml_without_its_vector_is_level(protocol: Any) -> None:
