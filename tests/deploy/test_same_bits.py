@@ -21,7 +21,7 @@ METHODS = ("scaffold", "fedavg", "feddyn", "superfed_mm", "fedper", "aaggff_d", 
            "fedgh", "fml", "fedphp", "feddistill", "fedacg")  # fmt: skip
 MODELS = {"fedevg": ["model=energy_cnn"], "fedhen": ["model=exit_cnn", "model.channels=[4,4,8]"],
           "feddistill": ["model=several"], "fedacg": ["evaluation.what=[clients]"],
-          "ditto": ["model.norm=batch", "evaluation.what=[clients]"]}  # fmt: skip
+          **{key: ["model.norm=batch", "evaluation.what=[clients]"] for key in ("ditto", "fml")}}  # fmt: skip
 
 
 def states(result: RunResult, home: Path) -> dict[int, State]:
