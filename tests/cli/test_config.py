@@ -16,7 +16,7 @@ from fedloom.base.errors import ConfigError
 from fedloom.base.settings import convert
 from fedloom.config import CommandSchema, build, build_method, resolve, sweep, to_yaml
 from fedloom.config.overrides import ParsedOverride, parse
-from fedloom.config.schema import arguments, sections_of
+from fedloom.config.sections import arguments, sections_of
 from fedloom.core.slots import label
 from fedloom.engines import engines
 from fedloom.methods import methods

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 
 from fedloom.base.settings import signature
 from fedloom.cli.catalogue import KINDS, SCHEMAS
-from fedloom.config.schema import Record
+from fedloom.config.sections import Record
 from fedloom.core.slots import SLOTS
 
 ENTRIES = [(name, key) for found in KINDS.values() for key, choice in found for name in choice.registry.names()]

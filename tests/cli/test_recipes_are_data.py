@@ -22,7 +22,7 @@ from helpers.marks import kinds
 import fedloom as fl
 from fedloom.applications import applications, at
 from fedloom.base import yaml
-from fedloom.config.schema import Choice, Record, Section, Value
+from fedloom.config.sections import Choice, Record, Section, Value
 from fedloom.experiment.rundir import PROVENANCE, checksums
 
 SCHEMAS = {schema.command: schema for one in applications().values() if one.schema for schema in [at(one.schema)]}

@@ -19,7 +19,8 @@ from fedloom.base.errors import ConfigError, FedLoomError, nearest
 from fedloom.base.registry import Entry
 from fedloom.base.settings import EMPTY, bare, expected, signature
 from fedloom.config.keys import METHOD, RUN
-from fedloom.config.schema import Choice, CommandSchema, Record, Value
+from fedloom.config.schema import CommandSchema
+from fedloom.config.sections import Choice, Record, Value
 from fedloom.core.method import Method
 from fedloom.core.slots import label
 from fedloom.data import augmentations

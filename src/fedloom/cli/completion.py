@@ -11,7 +11,8 @@ from fedloom.base.settings import signature
 from fedloom.cli import commands
 from fedloom.cli.catalogue import KINDS, SCHEMAS, names_of
 from fedloom.config.keys import RUN
-from fedloom.config.schema import Choice, CommandSchema, Record, Section
+from fedloom.config.schema import CommandSchema
+from fedloom.config.sections import Choice, Record, Section
 from fedloom.data import sources
 
 BASH = """_fedloom() {{

@@ -18,17 +18,8 @@ from fedloom.base.files import check_memory
 from fedloom.base.ranges import Count, within
 from fedloom.base.settings import bare
 from fedloom.compute import computes
-from fedloom.config.schema import (
-    Choice,
-    CommandSchema,
-    Config,
-    MethodChoice,
-    Record,
-    Section,
-    Terms,
-    arguments,
-    sections_of,
-)
+from fedloom.config.schema import CommandSchema, Config
+from fedloom.config.sections import Choice, MethodChoice, Record, Section, Terms, arguments, sections_of
 from fedloom.core.attack import attacks
 from fedloom.core.federation import Arrays, Federation
 from fedloom.core.local import CHANGEABLE, check_one_size

@@ -181,7 +181,7 @@ class Adapted(nn.Module):
 
     Args:
         predict: outputs [N, ...] from inputs [N, ...] on ``device``.
-        basis: the network that it applies to them; it is no part of the module.
+        basis: the network that it applies to them; it is not part of the module.
         device: the device of the parameters and samples.
     """
 

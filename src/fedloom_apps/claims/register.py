@@ -40,7 +40,8 @@ from fedloom.base.ranges import Words, each, range_of
 from fedloom.base.settings import bare, flatten, signature
 from fedloom.config import resolve
 from fedloom.config.keys import METHOD, RUN, build_method
-from fedloom.config.schema import Choice, Record, read
+from fedloom.config.schema import read
+from fedloom.config.sections import Choice, Record
 from fedloom.core.slots import SEVERAL, SLOTS
 from fedloom.experiment.atomic import Lock, refuse_link, write_whole
 from fedloom.experiment.rundir import PROVENANCE, RunDirectory

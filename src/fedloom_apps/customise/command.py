@@ -18,7 +18,7 @@ from fedloom.base.ranges import Count, NonNegativeInt, Positive
 from fedloom.base.registry import Ranged, Registry
 from fedloom.cli.predict import run_and_files, trained
 from fedloom.config.overrides import parse
-from fedloom.config.schema import Choice, Tree
+from fedloom.config.sections import Choice, Tree
 from fedloom.experiment.console import plural, relpath
 from fedloom.experiment.deployed import DeployedModel, refuse_other
 from fedloom.experiment.trained import TrainedRun

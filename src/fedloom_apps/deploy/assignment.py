@@ -15,7 +15,8 @@ from fedloom.base.errors import ConfigError, DataError
 from fedloom.base.ranges import Range, within
 from fedloom.base.settings import from_plain, signature, to_plain, validate
 from fedloom.config.keys import CONDITIONS, build_method, model_factory
-from fedloom.config.schema import Config, arguments
+from fedloom.config.schema import Config
+from fedloom.config.sections import arguments
 from fedloom.core.federation import Arrays, Federation, Index, Population, Split
 from fedloom.core.method import Method
 from fedloom.experiment.experiment import Experiment

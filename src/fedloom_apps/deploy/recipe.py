@@ -13,7 +13,8 @@ import torch
 
 from fedloom.base.errors import ConfigError
 from fedloom.config.keys import CONDITIONS, DATA, build_federation, build_method, model_factory
-from fedloom.config.schema import Config, arguments
+from fedloom.config.schema import Config
+from fedloom.config.sections import arguments
 from fedloom.core.federation import Arrays, Federation, Index, Split
 from fedloom.core.slots import label
 from fedloom.data.sources.files import write_npz

@@ -9,7 +9,8 @@ from typing import Annotated
 from fedloom.base.checks import all_hold
 from fedloom.base.ranges import Bound, Count, Range, within
 from fedloom.config.keys import RUN
-from fedloom.config.schema import CommandSchema, Record
+from fedloom.config.schema import CommandSchema
+from fedloom.config.sections import Record
 from fedloom_apps.deploy.wire import LIMIT
 
 

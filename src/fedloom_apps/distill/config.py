@@ -16,7 +16,8 @@ from safetensors import SafetensorError
 from fedloom.base.errors import CheckpointError, ConfigError, in_one_line, nearest
 from fedloom.cli.command import Command, Job, Rows, RunPlan
 from fedloom.config.keys import COMMON, DATA, MODEL, Shared, model_factory, run_settings
-from fedloom.config.schema import Choice, CommandSchema, Config, Record, Tree, arguments, sections_of
+from fedloom.config.schema import CommandSchema, Config
+from fedloom.config.sections import Choice, Record, Tree, arguments, sections_of
 from fedloom.core.targets import CLASSES
 from fedloom.data.sources import Source
 from fedloom.data.sources.arrays import as_bytes

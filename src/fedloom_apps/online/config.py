@@ -11,7 +11,8 @@ from rich.text import Text
 from fedloom.base.settings import is_grid, signature
 from fedloom.cli.command import Command, Rows, in_directory
 from fedloom.config.keys import COMMON, DATA, MODEL, Shared, model_factory, none_in_vain
-from fedloom.config.schema import Choice, CommandSchema, Config, Record, arguments, sections_of
+from fedloom.config.schema import CommandSchema, Config
+from fedloom.config.sections import Choice, Record, arguments, sections_of
 from fedloom.core.local import Local
 from fedloom.core.slots import adaptations
 from fedloom.experiment.callbacks import Callback, LineProgress, NullProgress, RunInfo

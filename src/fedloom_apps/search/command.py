@@ -14,7 +14,8 @@ from fedloom.base.errors import ConfigError, DataError, of_extra
 from fedloom.cli.command import Command, Rows, RunPlan, in_directory
 from fedloom.config.keys import RUN, Shared, dealt
 from fedloom.config.keys import build as build_run
-from fedloom.config.schema import Config, Record
+from fedloom.config.schema import Config
+from fedloom.config.sections import Record
 from fedloom.core.federation import Federation, Index, Split
 from fedloom.core.slots import SLOTS
 from fedloom.experiment.callbacks import Callback, NullProgress, RunInfo

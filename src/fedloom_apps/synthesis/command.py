@@ -12,7 +12,8 @@ from rich.text import Text
 
 from fedloom.cli.command import Command, Job, Rows, RunPlan
 from fedloom.config.keys import RUN, Shared, build, build_method
-from fedloom.config.schema import Config, Record
+from fedloom.config.schema import Config
+from fedloom.config.sections import Record
 from fedloom.experiment.console import ABSENT, SYNTHETIC, count, duration, numeric_table
 from fedloom.experiment.experiment import Experiment
 from fedloom_apps.synthesis.judge import CACHE, EvalConfig, SyntheticEvaluator
