@@ -113,6 +113,8 @@ def test_without_exchange_groups_are_federations_of_their_own(compute: str, chan
         torch.testing.assert_close(buffers[own_buffers], alone.snapshot.server.buffers, rtol=0, atol=TINY)
         scope = "global/network_1" if number else "global"
         assert record[f"{scope}/loss"] == pytest.approx(alone.history[-1]["global/loss"], abs=1e-12)
+        both, x = (result.trained.client(mine[0]), alone.trained.client(0)), federation.test.x
+        torch.testing.assert_close(*(model.outputs(x) for model in both), rtol=0, atol=TINY)
         key = f"clients/network_{number}/accuracy/mean"
         assert record[key] == pytest.approx(alone.history[-1]["clients/accuracy/mean"], abs=1e-12)
 

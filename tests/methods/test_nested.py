@@ -32,6 +32,8 @@ from fedloom.parts.objectives import CrossEntropy, Proximal
 from fedloom.parts.personal import EarlyExitSlice, WidthSlice
 from fedloom.parts.personal.nested import Simple, is_simple, narrowed
 from fedloom.parts.server import Adam
+from fedloom.rounds.aggregate import EQUAL, Fold, agreement, buffers_over_holders
+from fedloom.rounds.exchange import BUFFERS
 from fedloom.rounds.plan import ClientPlan
 
 # Whatever a step does beside the gradient must leave alone what a client does not hold.
@@ -173,6 +175,20 @@ def test_mixing_by_samples_weighs_each_region_by_its_own_holders() -> None:
     large = sum(n[i] * alone[i][REST] for i in (0, 2, 4)) / n[[0, 2, 4]].sum()
     np.testing.assert_allclose(found[M], everyone, rtol=0, atol=1e-12)
     np.testing.assert_allclose(found[REST], large, rtol=0, atol=1e-12)
+
+
+def test_what_is_equal_at_all_holders_stays_as_it_is() -> None:
+    """Counters and masks keep their bits; what differs within a level or between levels is averaged."""
+    clients = [(0, 0.1, [3.0, 2.0, 4.0, -torch.inf]), (0, 0.2, [3.0, 2.0, 6.0, -torch.inf]), (1, 0.4, [3.0, 5.0])]
+    totals = [Fold(), Fold()]
+    for level, weight, values in clients:
+        value, sums = torch.tensor(values), totals[level].sums
+        sums[BUFFERS] = sums.get(BUFFERS, torch.zeros(len(values))) + weight * value
+        sums[EQUAL] = agreement(sums.get(EQUAL, value), value)
+    places, received = [torch.tensor([0, 1, 3, 4]), torch.tensor([0, 1])], torch.tensor([9.0, 9.0, 8.0, 9.0, 9.0])
+    found = buffers_over_holders(places, totals, (0.1 + 0.2, 0.4), received)
+    assert (found[[0, 2, 4]]).tolist() == [3.0, 8.0, -torch.inf]
+    np.testing.assert_allclose(found[[1, 3]], [(0.3 * 2 + 0.4 * 5) / 0.7, (0.1 * 4 + 0.2 * 6) / 0.3], rtol=1e-6)
 
 
 @pytest.mark.parametrize("fraction", [0.5, 1.0])
