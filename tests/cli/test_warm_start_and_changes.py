@@ -71,6 +71,8 @@ def test_a_continued_run_may_change_local_training(tmp_path: Path) -> None:
     whole = experiment("scaffold", local=replace(slow, schedule=lambda t: 4.0 if t < 2 else 1.0), rounds=4)
     assert_same_state(changed.snapshot, run(whole).snapshot)
     assert [record.get("changed") for record in changed.history] == [None, None, ["local.lr: 0.2 → 0.05"], None]
+    told = [*changed.summary["warnings"], *changed.summary["notes"]]
+    assert sum("local.lr" in text for text in told) == 1
     for round in (2, 4):  # as if the changed run had been killed before its first checkpoint, and after it
         again = run(
             replace(made, local=slow, rounds=4), tmp_path, resume=tmp_path / "checkpoint" / f"round-{round:06d}"

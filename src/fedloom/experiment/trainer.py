@@ -391,8 +391,10 @@ class Trainer:
             **task.summarise(status),
         }
         summary["warnings"] = [*summary.get("warnings", []), *task.warnings]
-        changed = [(one["round"], one["changed"]) for one in task.history if isinstance(one.get("changed"), list)]
-        summary["notes"] = [*task.notes, *(f"from round {n} on: {'; '.join(map(str, what))}." for n, what in changed)]
+        warned = [text for one in self.changes for text in one["changed"]]
+        lists = ((one["round"], one["changed"]) for one in task.history if isinstance(one.get("changed"), list))
+        moved = [(n, rest) for n, told in lists if (rest := [str(text) for text in told if text not in warned])]
+        summary["notes"] = [*task.notes, *(f"from round {n} on: {'; '.join(what)}." for n, what in moved)]
         if self.directory is not None and not (status.ended and self.saved != task.round):  # or it is not complete
             try:
                 task.write(self.directory, status)
