@@ -283,7 +283,7 @@ def test_grey_images_and_float64() -> None:
     [
         ("crpo", "unknown augmentation 'crpo'; did you mean 'crop'"),
         ({"name": "cutout", "side": 3}, "augmentation 'cutout' has no setting 'side'"),
-        ({"size": 3}, "a name, or a mapping with a name"),
+        ({"size": 3}, "neither a name nor a mapping with a name"),
         ({"name": "jitter", "hue": 0.7}, "hue must lie"),
         ({"name": "blur", "size": 4}, "must be odd"),
     ],

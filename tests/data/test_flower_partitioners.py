@@ -45,6 +45,8 @@ def test_natural_ids_are_the_column_client() -> None:
 
 def test_bad_requests_get_one_sentence() -> None:
     labels = np.arange(100) % 10
+    with pytest.raises(ConfigError, match="not both"):
+        Flower(kinds.IidPartitioner(num_partitions=4), "DirichletPartitioner")
     with pytest.raises(ConfigError, match="did you mean 'IidPartitioner'"):
         Flower(kind="iidPartitioner")(labels, 5, stream(0, "partition"))
     with pytest.raises(DataError, match="4 lists of rows, but 5 clients"):

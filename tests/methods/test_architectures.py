@@ -31,6 +31,7 @@ from fedloom.experiment.evaluation import Evaluation
 from fedloom.experiment.federated import run
 from fedloom.methods import make
 from fedloom.models import Several
+from fedloom.models.classifier import models
 from fedloom.parts.objectives.alignment import TrainablePrototypes
 from fedloom.parts.personal import Architectures, OwnArchitectures, OwnBodies
 from fedloom.parts.personal.architectures import for_networks
@@ -194,6 +195,15 @@ def test_names_of_models_are_all_that_the_command_line_needs(method: str, person
     assert build_method(resolve([f"method={method}", *several])).personal == personal
     with pytest.raises(ConfigError, match="every client trains one whole network, but personal 'ditto' splits"):
         build_method(resolve(["method=ditto", *several]))
+
+
+def test_names_of_networks_may_have_settings() -> None:
+    networks = models.of(
+        {"name": "several", "names": ["logistic", {"name": "mlp", "hidden": [3]}]}, classes=10, inputs=(4,)
+    )
+    assert [[*p.shape] for p in networks.parameters()] == [[10, 4], [10], [3, 4], [3], [10, 3], [10]]
+    with pytest.raises(ConfigError, match="did you mean 'hidden'"):
+        models.make("several", classes=10, inputs=(4,), names=({"name": "mlp", "hiden": [3]},))
 
 
 @pytest.mark.parametrize(

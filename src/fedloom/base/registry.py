@@ -232,6 +232,24 @@ class Registry(Generic[T]):
         name, more = self.shorthand(name)
         return self[name].make(**more, **settings)
 
+    def of(self, choice: str | Mapping[str, Any], /, **known: Any) -> T:
+        """Make what a name, or a mapping of its name and settings, says; with those of ``known`` that it takes.
+
+        >>> texts = Registry[str]("text")
+        >>> @texts.register
+        ... def dots(count: int = 1) -> str:
+        ...     "Some dots."
+        ...     return "." * count
+        >>> texts.of("dots"), texts.of({"name": "dots", "count": 3})
+        ('.', '...')
+        """
+        settings = dict(choice) if isinstance(choice, Mapping) else {"name": choice}
+        name = settings.pop("name", None)
+        if not isinstance(name, str):
+            raise ConfigError(f"{self.kind} {choice!r} is neither a name nor a mapping with a name and settings.")
+        taken = self[self.shorthand(name)[0]].parameters
+        return self.make(name, **({key: value for key, value in known.items() if key in taken} | settings))
+
     def shorthand(self, name: str) -> tuple[str, dict[str, Any]]:
         """Split ``name:value`` into the name and the factory's first setting, if that one is required.
 

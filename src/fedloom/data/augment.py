@@ -95,14 +95,7 @@ def augmentation(choice: str | Mapping[str, Any] | Augmentation) -> Augmentation
     Raises:
         ConfigError: for unknown names and settings.
     """
-    if isinstance(choice, Augmentation):
-        return choice
-    settings: Any = {"name": choice} if isinstance(choice, str) else choice
-    settings = dict(settings) if isinstance(settings, Mapping) else {}
-    name = settings.pop("name", None)
-    if not isinstance(name, str):
-        raise ConfigError(f"an augmentation is a name, or a mapping with a name and settings, not {choice!r}.")
-    return augmentations.make(name, **settings)
+    return choice if isinstance(choice, Augmentation) else augmentations.of(choice)
 
 
 @dataclass(frozen=True)

@@ -192,7 +192,7 @@ class Shards(Partition):
     With two shards per client most clients hold two labels; a shard across a label boundary adds a third.
 
     Args:
-        shards: shards per client.
+        shards: shards per client; the more, the closer the clients' labels are to IID.
 
     Raises:
         DataError: if there are more shards than samples.
@@ -760,6 +760,10 @@ class Flower(Partition):
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     needs_clients: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if self.partitioner is not None and self.kind:
+            raise ConfigError("partition 'flower' takes a partitioner or the kind of one, not both.")
 
     def owners(self, labels: ndarray, clients: int, rng: Generator, groups: ndarray | None = None) -> ndarray:
         dataset = table(labels, groups)

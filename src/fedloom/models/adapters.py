@@ -486,23 +486,20 @@ class Several(nn.Module):
 
 
 @models.register
-def several(classes: int, inputs: tuple[int, ...], names: tuple[str, ...] = ("mlp", "logistic")) -> nn.Module:
+def several(
+    classes: int, inputs: tuple[int, ...], names: tuple[str | Mapping[str, Any], ...] = ("mlp", "logistic")
+) -> nn.Module:
     """Networks of different architecture for different clients (personal ``architectures``, ``own_architectures``).
 
     Args:
         classes: number of classes.
         inputs: shape of one sample.
-        names: names of other models, each with its default settings.
+        names: other models, each a name, or a mapping of its name and settings, like ``{name: mlp, hidden: [32]}``.
 
     Raises:
         ConfigError: if one of them is not a classifier of such samples.
     """
-    known = {"classes": classes, "inputs": inputs}
-    networks = []
-    for name in names:
-        networks.append(
-            models.make(name, **{key: value for key, value in known.items() if key in models[name].parameters})
-        )
+    networks = [models.of(name, classes=classes, inputs=inputs) for name in names]
     if not networks:
         raise ConfigError("model 'several' needs the names of at least one other model.")
     return Several(networks)
