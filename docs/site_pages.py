@@ -42,6 +42,21 @@ API = {
         "fedloom.Split",
         "fedloom.Index",
     ),
+    "Models": ("fedloom.models.adapters",),
+    "Metrics": (
+        "fedloom.metrics.registry",
+        "fedloom.metrics.prediction",
+        "fedloom.metrics.fairness",
+        "fedloom.metrics.curves",
+        "fedloom.metrics.distribution",
+        "fedloom.metrics.regret",
+    ),
+    "Applications": (
+        "fedloom_apps.customise",
+        "fedloom_apps.online",
+        "fedloom_apps.distill",
+        "fedloom_apps.synthesis",
+    ),
     "Observing a run": ("fedloom.experiment.callbacks",),
     "Errors": ("fedloom.base.errors",),
 }
