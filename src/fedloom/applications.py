@@ -33,7 +33,7 @@ PLACES = """  checkpoint.every=10     rounds between checkpoints; trackers=[tens
   resume=DIR              continue a run or a sweep where it stopped, with identical results
 
 options:
-  -m, --multirun          run every combination of keys with several values, like seed=1,2,3
+  -m, --multirun          run every combination of keys with several values, like seed=1,2,3, with each of the recipes
   -q, --quiet             print the results only, without progress
   -v, --verbose           also print how the runs were computed, as summary.json has it
   --json                  print names, directories and summaries of the runs as JSON, and nothing else

@@ -6,7 +6,7 @@ from fedloom.applications import PLACES, TRAINS, Application, Listed
 
 SEARCH = f"""Find the composition of parts that suits these clients: which method, with which parts and settings.
 
-usage: fedloom search [RECIPE.yaml] [key=value …] [-m] [-q] [--json] [--log FILE] [--dry-run] [--debug]
+usage: fedloom search [RECIPE.yaml …] [key=value …] [-m] [-q] [--json] [--log FILE] [--dry-run] [--debug]
 
 Candidates start from the named methods; later ones replace a part of one and change its settings, as a tree-structured
 Parzen estimator (Optuna) proposes, and end early if they fall behind. They are compared on validation samples. The
@@ -32,7 +32,7 @@ examples:
 
 ONLINE = f"""Learn from a stream of tasks, each of which is predicted before it is learned.
 
-usage: fedloom online [RECIPE.yaml] [key=value …] [-m] [-q] [--json] [--log FILE] [--dry-run] [--debug]
+usage: fedloom online [RECIPE.yaml …] [key=value …] [-m] [-q] [--json] [--log FILE] [--dry-run] [--debug]
 
 Without a learner, moml, ftml and mogd are compared. Keys (for all of them: fedloom list settings):
 
@@ -58,7 +58,7 @@ examples:
 
 DISTILL = f"""Train a small model, the student, with a larger one as its teacher.
 
-usage: fedloom distill [RECIPE.yaml] [key=value …] [-m] [-q] [--json] [--log FILE] [--dry-run] [--debug]
+usage: fedloom distill [RECIPE.yaml …] [key=value …] [-m] [-q] [--json] [--log FILE] [--dry-run] [--debug]
 
 Without a method, cross entropy (ce), distillation (kd) and selective distillation (disk) are compared. Keys (for
 all of them: fedloom list settings):
@@ -82,7 +82,7 @@ examples:
 
 SYNTHESIZE = f"""Train a method that makes labelled synthetic data, and evaluate the data.
 
-usage: fedloom synthesize [RECIPE.yaml] [key=value …] [-m] [-q] [--json] [--log FILE] [--dry-run] [--debug]
+usage: fedloom synthesize [RECIPE.yaml …] [key=value …] [-m] [-q] [--json] [--log FILE] [--dry-run] [--debug]
 
 Takes the keys of fedloom run and those below judge, the evaluation of the synthetic set. Methods: fedevg (the default;
 no model is sent), fedcgan and fedcvae (both networks are sent, as in FedAvg). The run directory also contains
@@ -131,7 +131,8 @@ examples:
 
 REPORT = """Compare runs on one page, with figures and tables.
 
-usage: fedloom report DIR… [--out DIR] [--figures] [--only NAME,…] [--style NAME,…] [--names FILE] [--watch] [--debug]
+usage: fedloom report DIR… [--out DIR] [--figures] [--only NAME,…] [--style NAME,…] [--names FILE] [--best FOLDER]
+                          [--watch] [--debug]
 
 A DIR is a run directory or a folder of run directories. The page is written into --out; by default into DIR if there
 is only one, otherwise into report/.
@@ -142,6 +143,8 @@ options:
   --style NAME,…          the figures in these styles of matplotlib, its own like grayscale, or files of its settings
   --names FILE            a YAML file with a line for each group of runs to show, its label and the name to print, like
                           "feddyn, alpha=0.1: FedDyn"; the first one is the baseline
+  --best FOLDER           also write a recipe of the best settings of each method, on validation samples, into a new
+                          folder
   --watch                 while runs are in progress, rewrite the page as they grow; an open page reloads itself
 """
 
@@ -296,7 +299,7 @@ APPLICATIONS = (
         "compare runs on one page",
         REPORT,
         "fedloom_apps.report.command:command",
-        ("--out=", "--figures", "--only=", "--style=", "--names=", "--watch"),
+        ("--out=", "--figures", "--only=", "--style=", "--names=", "--best=", "--watch"),
         after="fedloom_apps.report.command:after",
         show="fedloom_apps.report.notebook:html",
     ),

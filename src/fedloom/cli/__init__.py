@@ -35,7 +35,7 @@ get started:
 
 RUN = f"""Train a federated method.
 
-usage: fedloom run [RECIPE.yaml] [key=value …] [-m] [-q] [--json] [--log FILE] [--dry-run] [--debug]
+usage: fedloom run [RECIPE.yaml …] [key=value …] [-m] [-q] [--json] [--log FILE] [--dry-run] [--debug]
 
 Without a method, FedAvg and FedDyn are compared. Keys (for all of them: fedloom list settings):
 

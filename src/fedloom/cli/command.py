@@ -28,7 +28,7 @@ from fedloom.base.errors import CheckpointError, ClientError, ConfigError, FedLo
 from fedloom.base.files import writing
 from fedloom.base.settings import flatten
 from fedloom.config.keys import Shared, run_settings
-from fedloom.config.overrides import split_words
+from fedloom.config.overrides import one_recipe, split_words
 from fedloom.config.schema import CommandSchema, Config, read, to_yaml
 from fedloom.core.slots import SEVERAL, SLOTS
 from fedloom.experiment.atomic import Lock, write_whole
@@ -141,16 +141,19 @@ class RunPlan:
 
 
 def plan(
-    schema: CommandSchema, title: Callable[[Config], str], words: Sequence[str], base: Path | None, multirun: bool
+    schema: CommandSchema, title: Callable[[Config], str], words: Sequence[str], recipes: Sequence[Path], multirun: bool
 ) -> RunPlan:
-    """Plan the runs of a command line, new or resumed."""
+    """Plan the runs of a command line, new or resumed; of several recipes, those of one after those of the other."""
     resume = next((Path(word.partition("=")[2]) for word in words if word.startswith("resume=")), None)
     if resume is not None and (resume / PLAN).is_file():
         engine = [word for word in words if word.startswith(("engine=", "engine."))]
-        if len(words) > 1 + len(engine) or base is not None:
+        if len(words) > 1 + len(engine) or recipes:
             raise ConfigError(f"{str(resume)!r} continues with its own settings; leave out the others.")
         return _read_plan(schema, resume, engine)
-    configs = schema.plan(words, base, multirun)
+    if multirun and len(recipes) > 1:
+        configs = [config for recipe in recipes for config in _of_several(schema, title, words, recipe)]
+    else:
+        configs = schema.plan(words, one_recipe(recipes), multirun)
     if len(configs) > 1:
         titles = list(dict.fromkeys(map(title, configs)))
         parent = _new(configs[0].out, "-".join(titles) if len(titles) <= 3 else "sweep")
@@ -164,6 +167,20 @@ def plan(
     directory = located(config.resume)[0]
     start = True if directory == config.resume else config.resume
     return RunPlan(directory, [Job(config, directory, start, title(config))])
+
+
+def _of_several(
+    schema: CommandSchema, title: Callable[[Config], str], words: Sequence[str], recipe: Path
+) -> list[Config]:
+    """The runs of one of several recipes, which are called after it, too, if its name is not their method's."""
+    try:
+        configs = schema.plan(words, recipe, sweeps=True)
+    except ConfigError as error:
+        raise ConfigError(f"{recipe}: {error}") from error
+    return [
+        replace(config, swept={**({} if title(config) == recipe.stem else {"recipe": recipe.stem}), **config.swept})
+        for config in configs
+    ]
 
 
 def _read_plan(schema: CommandSchema, parent: Path, words: Sequence[str]) -> RunPlan:
@@ -314,8 +331,8 @@ class Command:
         aside = make_console(sys.stderr) if quiet or arguments.dry_run else console
         show_warnings(aside)
         try:
-            base, words = split_words(arguments.words)
-            batch = plan(self.schema, self.title, words, base, arguments.multirun)
+            recipes, words = split_words(arguments.words)
+            batch = plan(self.schema, self.title, words, recipes, arguments.multirun)
             batch = replace(batch, imports=arguments.imports)
             if arguments.is_program and all(needs_no_gpu(job.config) for job in batch.jobs):
                 fork_safety.hide_gpus()  # with one in sight, a run would spoil the process for those that fork workers
@@ -323,7 +340,8 @@ class Command:
             planned = [  # all settings are checked before anything trains
                 (self.build(job.config, shared), run_settings(job.config)) for job in batch.jobs
             ]
-            for hint in self._hints(self.schema.named(words, base), batch, shared):
+            named = set.intersection(*(self.schema.named(words, recipe) for recipe in recipes or [None]))
+            for hint in self._hints(named, batch, shared):
                 note(aside, hint)
             if batch.is_sweep or arguments.dry_run:
                 for job, (experiment, _) in zip(batch.jobs, planned, strict=True):

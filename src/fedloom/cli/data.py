@@ -21,7 +21,7 @@ from fedloom.base.errors import ConfigError, DataError, nearest
 from fedloom.base.files import writing
 from fedloom.config import Config, resolve
 from fedloom.config.keys import DATA, RUN, Shared, build_federation
-from fedloom.config.overrides import split_words
+from fedloom.config.overrides import one_recipe, split_words
 from fedloom.core.federation import Federation
 from fedloom.core.targets import are_numbers
 from fedloom.data import Source, save_partition, sources, statistics
@@ -74,8 +74,8 @@ def partition(arguments: argparse.Namespace) -> int:
 
 def configured(arguments: argparse.Namespace, name: str) -> tuple[Config, Path | str | None, Path]:
     """The configuration of a command line, where it wants the figure, if it says so, and where that goes."""
-    base, words = split_words(arguments.words)
-    config = resolve(words, base)
+    recipes, words = split_words(arguments.words)
+    config = resolve(words, one_recipe(recipes))
     out = arguments.out or config.out
     return config, out, picture_path(out) if out else free(name)
 
@@ -208,7 +208,8 @@ def size_of(path: Path) -> int:
 
 def load(name: str, overrides: list[str]) -> tuple[Source, Federation]:
     """The source and its federation; natural clients, if there are any, unless a partition is given."""
-    base, words = split_words([f"data={name}", "held_out=0", *overrides])
+    recipes, words = split_words([f"data={name}", "held_out=0", *overrides])
+    base = one_recipe(recipes)
     shared = Shared()
     source = shared("source", RUN.resolve(words, base)["data"], DATA.instantiate)
     chosen = any(word.partition("=")[0].partition(".")[0] == "partition" for word in words)

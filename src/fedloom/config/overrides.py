@@ -43,16 +43,21 @@ class ParsedOverride(NamedTuple):
     is_sweep: bool = False
 
 
-def split_words(words: Sequence[str]) -> tuple[Path | None, list[str]]:
-    """The recipe, if one of the words is a YAML file, and the overrides.
+def split_words(words: Sequence[str]) -> tuple[list[Path], list[str]]:
+    """The recipes, which are the words that name a YAML file, and the overrides.
 
     >>> split_words(["recipe.yaml", "seed=1"])
-    (PosixPath('recipe.yaml'), ['seed=1'])
+    ([PosixPath('recipe.yaml')], ['seed=1'])
     """
     recipes = [word for word in words if "=" not in word and word.endswith((".yaml", ".yml"))]
+    return [*map(Path, recipes)], [word for word in words if word not in recipes]
+
+
+def one_recipe(recipes: Sequence[Path]) -> Path | None:
+    """The recipe of a command that takes one, if there is any."""
     if len(recipes) > 1:
-        raise ConfigError(f"a command takes one recipe, but {' and '.join(map(repr, recipes))} are given.")
-    return (Path(recipes[0]) if recipes else None), [word for word in words if word not in recipes]
+        raise ConfigError(f"a run takes one recipe, not {len(recipes)}; fedloom run -m runs each of them.")
+    return recipes[0] if recipes else None
 
 
 def parse(text: str, names: Mapping[str, Sequence[str]] | None = None) -> ParsedOverride:

@@ -49,6 +49,11 @@ def command(arguments: argparse.Namespace) -> int:
     runs = groups.all_runs(compared)
     rest = f", {rest} of them unfinished" if (rest := sum(not run.ended for run in runs)) else ""
     print_raw(console, f"compared {plural(len(runs), 'run')}{rest}: {relpath(page)}")
+    if arguments.best:
+        from fedloom_apps.report.best import write_best
+
+        for line in write_best(compared, Path(arguments.best)):
+            print_raw(console, line)
     return 0
 
 

@@ -1,0 +1,85 @@
+"""The best settings of each method among those that were tried, as recipes for the runs that are reported."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from fedloom.base import yaml
+from fedloom.base.errors import ConfigError
+from fedloom.config.schema import read_run
+from fedloom_apps.report.charts import slug
+from fedloom_apps.report.groups import PROVENANCE, RunGroup, by_data, settings
+from fedloom_apps.report.render import write
+from fedloom_apps.report.runs import RunData
+from fedloom_apps.report.tables import FORMATS, SCOPES, as_percent, measured, per_run
+
+VALIDATION = next(scope for scope in SCOPES if scope.name == "validation")
+
+
+def write_best(groups: Sequence[RunGroup], folder: Path) -> Iterator[str]:
+    """Write a recipe for each method, and for each of several data sets; returns a sentence about each.
+
+    The best settings have the best mean over seeds on validation samples, in the last round or the one selected by
+    them; those of which a run failed or diverged are none.
+
+    Raises:
+        ConfigError: if no run has recorded validation samples, one was started from Python, or the folder is there.
+    """
+    figures = measured(groups, VALIDATION)
+    if not figures:
+        raise ConfigError(
+            "settings are chosen on validation samples, which none of these runs has recorded; run them with "
+            "validation=0.2 'evaluation.what=[validation]'."
+        )
+    name, key, form, direction = figures[0]
+    if folder.exists():
+        raise ConfigError(f"{str(folder)!r} exists already; choose another folder for --best.")
+    results = per_run(groups, partial(RunData.result, key=key))
+    of_label = {member.label: stats for member, stats in zip(groups, results, strict=True)}
+    for title, rivals in _of_methods(groups):
+        stats = [of_label[member.label] for member in rivals]
+        known = {place: one.mean for place, one in enumerate(stats) if one.mean is not None}
+        if not known:
+            yield f"{title}: no recipe, since none of its settings has a result of all seeds."
+            continue
+        place = (max if direction == "max" else min)(known, key=known.__getitem__)
+        path = write(folder / f"{slug(title)}.yaml", yaml.dump(_recipe(rivals[place].runs[0].path)))
+        chosen = ", ".join(_chosen(rivals, place)) or "the only settings"
+        text = f"validation {name} {stats[place].text(FORMATS[form])}{' %' * (form == 'percent')}"
+        (lost,) = per_run([rivals[place]], lambda run: run.share_left_out)
+        without = f", without {lost.text(as_percent, spread=False)} % of the clients' updates" if lost.mean else ""
+        yield f"{path}: {chosen}; {text}, best of {len(rivals)}{without}."
+
+
+def _of_methods(groups: Sequence[RunGroup]) -> Iterator[tuple[str, list[RunGroup]]]:
+    """The groups of each method, and on each data if there are several, with a title."""
+    of_data = by_data(groups)
+    for data, members in of_data.items():
+        for method in dict.fromkeys(member.method for member in members.values()):
+            title = method if len(of_data) == 1 else f"{data}, {method}"
+            yield title, [member for member in members.values() if member.method == method]
+
+
+def _recipe(run: Path) -> dict[str, Any]:
+    """The settings of a run but for the seed, what was evaluated, and where it was made."""
+    config = read_run(run)
+    if not config.keys() & {"method", "learner"}:
+        raise ConfigError(f"{run} was started from Python, and so has no recipe.")
+    return {key: value for key, value in config.items() if key not in (*PROVENANCE, "seed", "evaluation")}
+
+
+def _chosen(rivals: Sequence[RunGroup], place: int) -> Iterator[str]:
+    """The settings in which the best of some groups differs from others, and whether it is at an end of their range."""
+    for key, column in settings(rivals)[0].items():
+        if key.partition(".")[0] in PROVENANCE:
+            continue
+        end = ""
+        with suppress(ValueError):  # of settings that are no numbers
+            values = sorted({*map(float, column)})
+            if len(values) > 2 and (chosen := float(column[place])) in (values[0], values[-1]):
+                end = " (the smallest tried)" if chosen == values[0] else " (the largest tried)"
+        yield f"{key}={column[place]}{end}"
