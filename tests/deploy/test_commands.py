@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 
+import numpy as np
 import pytest
 from helpers.deploying import InProcess, config, in_process, small
 
@@ -84,6 +85,27 @@ def test_a_local_deployment_writes_nothing_without_flower(tmp_path: Path, monkey
     monkeypatch.setattr("fedloom_apps.deploy.flower.require", require)
     assert main(["deploy", "local", "rounds=1", "method=fedavg", "--nodes", "2", f"out={tmp_path / 'run'}"]) == 2
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.filterwarnings("always:partition")
+@pytest.mark.parametrize("standardised", ["false", "true"])
+def test_a_note_on_the_partition_of_a_local_deployment_is_told_once(
+    standardised: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def hosting(*_: object) -> None:
+        raise ConfigError("the data are dealt.")
+
+    x, y = np.random.default_rng(0).normal(size=(90, 3)).astype(np.float32), np.arange(90) % 3
+    np.savez(tmp_path / "mine.npz", x_train=x, y_train=y, x_test=x, y_test=y)
+    monkeypatch.setattr("fedloom_apps.deploy.flower.require", lambda: None)
+    monkeypatch.setattr("fedloom_apps.deploy.certificates.make", lambda *_: None)
+    monkeypatch.setattr("fedloom_apps.deploy.flower.host.hosting", hosting)
+    words = [f"data=npz:{tmp_path / 'mine.npz'}", f"data.standardise={standardised}", "held_out=common"]
+    words += ["partition=acid", "partition.classes=2", "partition.samples=10", "partition.test_samples=10"]
+    assert main(["deploy", "local", "method=fedavg", *words, "--nodes", "2", f"out={tmp_path / 'run'}"]) == 2
+    told = "".join(capsys.readouterr())
+    assert "the data are dealt." in told
+    assert told.count("leaves out 70 of 90 samples") == 1
 
 
 @pytest.mark.parametrize(

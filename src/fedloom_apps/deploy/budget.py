@@ -167,9 +167,13 @@ class Quota:
         path, day = home / ORDERS, int(time.time() // DAY)
         try:
             stored = json.loads(path.read_bytes())
-            orders = int(stored["orders"]) if stored["day"] == day else 0
-        except (OSError, ValueError, KeyError, TypeError):
+            orders = int(stored["orders"]) if int(stored["day"]) == day else 0
+        except FileNotFoundError:
             orders = 0
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise CheckpointError(
+                f"{path} counts the orders of a day, but is damaged; delete it to count anew."
+            ) from error
         if orders >= self.orders:
             raise Refusal(Code.QUOTA, f"this node has answered {orders:,} orders today, its quota of --quota orders=….")
         write_whole(path, json.dumps({"day": day, "orders": orders + 1}).encode())

@@ -66,12 +66,12 @@ def _recipe(config: Config, shared: Shared) -> object:
 
 
 def _recipe_with_data(config: Config, shared: Shared) -> object:
-    """The recipe of a deployment on this machine, which is checked for the nodes that it will have."""
+    """The recipe of a deployment on this machine, which is checked for the nodes that it will have, and their data."""
     from fedloom_apps.deploy.recipe import Recipe, sizes_of
 
     recipe = Recipe.of(config)
     recipe.check(sizes_of(build_federation(config, shared)))
-    return recipe
+    return recipe, shared
 
 
 def _training(
@@ -107,8 +107,9 @@ def _train(
 
 
 def _train_locally(
-    recipe: Any, job: Job, batch: RunPlan, *, say: Callable[[str], None], insecure: bool, **settings: Any
-) -> None:
+    planned: tuple[Any, Shared], job: Job, batch: RunPlan, *, say: Callable[[str], None], insecure: bool,
+    **settings: Any,
+) -> None:  # fmt: skip
     from fedloom_apps.deploy import certificates as authority
     from fedloom_apps.deploy.flower import require
     from fedloom_apps.deploy.flower.host import any_port, end, hosting, start_node
@@ -116,8 +117,8 @@ def _train_locally(
     from fedloom_apps.deploy.server import run
 
     require()
-    home = beside(job.directory)
-    data = deal(recipe.config, home / "data")
+    (recipe, shared), home = planned, beside(job.directory)
+    data = deal(recipe.config, home / "data", shared)
     names = [path.stem for path in data]
     authority.make(home / "certificates", ["127.0.0.1", "localhost"], names)
     deployment = replace(

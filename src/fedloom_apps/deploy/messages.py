@@ -34,6 +34,7 @@ class Code(str, Enum):
     DATA = "data"
     BROADCAST = "broadcast"
     STATE = "state"
+    DISK = "disk"
     UNCOVERED = "uncovered"
     BUDGET = "budget"
     QUOTA = "quota"
@@ -51,6 +52,7 @@ REASONS = {
     Code.DATA: "its data do not fit the data specification",
     Code.BROADCAST: "it does not take this model",
     Code.STATE: "a stored state is missing or damaged",
+    Code.DISK: "its folder cannot be written",
     Code.UNCOVERED: "the order asks for quantities that no noise covers",
     Code.BUDGET: "the order does not suit its privacy budget",
     Code.QUOTA: "the order exceeds a quota of the owner",

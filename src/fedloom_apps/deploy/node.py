@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from fedloom.base.errors import CheckpointError, FedLoomError, printable
+from fedloom.base.files import writing
 from fedloom.compute import computes
 from fedloom.compute.live import Live
 from fedloom.core.targets import CLASSES
@@ -76,7 +77,8 @@ class Log:
             if self.path.exists() and self.path.stat().st_size > LONGEST:
                 os.replace(self.path, self.path.with_name(f"{self.path.name}.1"))
             append(self.path, f"{time.strftime('%Y-%m-%d %H:%M:%S')} {event}\n")
-        self.tell(event)
+        with suppress(OSError):
+            self.tell(event)
 
 
 def reasons(path: Path) -> list[str]:
@@ -168,11 +170,15 @@ class Node:
         except FedLoomError as error:
             self.tell(f"refused: {error}")
             return _refused(ticket, code_of(error))
+        except OSError as error:  # of its folder, whatever its data: their readers turn errors into sentences
+            self.tell(f"refused: {self.home} cannot be written ({error.strerror or error}); make room there.")
+            return _refused(ticket, Code.DISK)
         except Exception as error:
             trace = "".join(traceback.format_exception(error))
             self.tell(f"failed: {trace}")
             if self.ledger is not None:
-                write_whole(self.home / STOPPED, trace.encode())
+                with writing(f"{self.home / STOPPED}, without which this node must not go on,", CheckpointError):
+                    write_whole(self.home / STOPPED, trace.encode())
             return _refused(ticket, Code.FAILED)
 
     def _versions(self, assignment: Assignment) -> Versions:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from fedloom.base.errors import ConfigError
-from fedloom.config.keys import CONDITIONS, DATA, build_federation, build_method, model_factory
+from fedloom.config.keys import CONDITIONS, DATA, Shared, build_federation, build_method, model_factory
 from fedloom.config.schema import Config
 from fedloom.config.sections import arguments
 from fedloom.core.federation import Arrays, Federation, Index, Split
@@ -235,7 +235,7 @@ def table_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
-def deal(config: Config, folder: Path) -> list[Path]:
+def deal(config: Config, folder: Path, shared: Shared | None = None) -> list[Path]:
     """Write the samples of every client of a configuration to an npz file of its own.
 
     If its data are standardised, the files hold what a run's predictions take as arrays: columns of arrays before they
@@ -244,7 +244,7 @@ def deal(config: Config, folder: Path) -> list[Path]:
     Returns:
         The files ``node-<number>.npz``, in the order of the clients.
     """
-    federation = build_federation(config)
+    federation = build_federation(config, shared)
     if federation.unseen:
         raise ConfigError("unseen clients never train, so they cannot be nodes; set unseen=0.")
     source, marked = federation.provenance.get("source", {}), dict[str, np.ndarray]()
@@ -253,7 +253,9 @@ def deal(config: Config, folder: Path) -> list[Path]:
             marked = {SCALED: np.array(True)}
         else:
             data = {**config.values["data"], "standardise": False}
-            federation = build_federation(replace(config, values={**config.values, "data": data}))
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of the partition, which has warned
+                federation = build_federation(replace(config, values={**config.values, "data": data}))
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     paths = [folder / f"{name}.npz" for name in names(len(federation))]
     for client, path in enumerate(paths):

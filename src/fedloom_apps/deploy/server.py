@@ -243,7 +243,9 @@ class DeployTask(FederatedTask):
             return
         path = self.out / BEGUN
         try:
-            begun = int(path.read_text()) + 1 if path.exists() else self.round + 1
+            begun = int(path.read_text()) + 1 if self.round or path.exists() else 1
+            if begun <= self.round:
+                raise ValueError(f"it has {begun - 1} rounds, but {self.round} are complete")
             atomic.write_whole(path, str(begun).encode())
         except (OSError, ValueError) as error:
             raise CheckpointError(

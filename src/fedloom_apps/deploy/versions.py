@@ -10,16 +10,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from math import inf
 from pathlib import Path
 
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 
-from fedloom.base.errors import CheckpointError
+from fedloom.base.errors import CheckpointError, first_line
 from fedloom.base.tree import copied
 from fedloom.experiment import atomic
 from fedloom.experiment.store import Forms, check_forms, flat, forms, nested
 from fedloom.rounds.exchange import State
+from fedloom_apps.deploy.wire import WireError, unpack
 
 TICKET = re.compile(r"[0-9a-f]{32}")
 FILE = re.compile(r"(?P<round>\d{9})-(?P<ticket>[0-9a-f]{32})\.(?P<mark>pending|counted)")
@@ -78,7 +80,15 @@ class Versions:
     def answered(self, ticket: str) -> bytes | None:
         """The earlier answer to a message; it is sent again, never recomputed with other noise."""
         path = self.folder / f"{ticket}.answer"
-        return path.read_bytes() if path.is_file() else None
+        if not path.is_file():
+            return None
+        try:
+            unpack(blob := path.read_bytes(), inf)
+        except (OSError, WireError) as error:
+            raise CheckpointError(
+                f"the answer in {path} cannot be read ({first_line(error)}); delete it, and the node works anew."
+            ) from error
+        return blob
 
     def keep_answer(self, ticket: str, blob: bytes) -> None:
         """Keep the last answers."""

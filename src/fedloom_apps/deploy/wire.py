@@ -45,7 +45,7 @@ def pack(kind: str, facts: Mapping[str, Any], tensors: Mapping[str, Tensor] | No
     return START.pack(MAGIC, VERSION, len(text)) + text + as_file(dict(tensors or {}))
 
 
-def unpack(blob: bytes, limit: int = LIMIT) -> Packet:
+def unpack(blob: bytes, limit: float = LIMIT) -> Packet:
     """Decode a message.
 
     Raises:

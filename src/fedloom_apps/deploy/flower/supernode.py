@@ -53,7 +53,7 @@ from fedloom_apps.deploy.node import Node
 
 HEARTBEAT = 10.0  # seconds; after two that are missing a node counts as offline
 POLL = 0.05  # seconds between looks for messages after one
-PATIENCE = 15.0  # seconds in which a server that is starting may not know a key yet
+PATIENCE = 2.5 * HEARTBEAT  # seconds in which a server may not know a key yet, or hold on to a killed session
 BACKOFF = 1.0, 20.0  # seconds between attempts to reconnect: the first, and the longest
 AVAILABLE = 0.05  # seconds between looks for a part of a message that is still on its way
 LARGEST = 1 << 31  # bytes of all parts of a message
@@ -83,7 +83,8 @@ class Link:
         except BaseException:
             self.client.close()
             raise
-        write_whole(self.remembered, str(self.node.node_id).encode())
+        with suppress(OSError):  # a full disk: a killed node waits until its session has ended
+            write_whole(self.remembered, str(self.node.node_id).encode())
         self.thread = threading.Thread(target=self._beat, daemon=True)
         self.thread.start()
 
