@@ -45,6 +45,7 @@ from fedloom.methods import make
 from fedloom.metrics import Predictions, predictions
 from fedloom.models import models
 from fedloom.parts.personal.interpolated import GRID
+from fedloom.rounds.client import private_start
 from fedloom.rounds.exchange import Broadcast, State
 from fedloom.rounds.meta import deployed
 from fedloom.rounds.server import Server
@@ -133,7 +134,7 @@ def deployment(work: str, name: str) -> tuple[Evaluator, Server, States]:
     plan = make_plan(chosen, data, "cpu")
     server, states = Server.initial(plan, plan.theta0, plan.buffers0), States()
     for client in range(clients if plan.private_size else 0):
-        own = plan.private_start(client, server.theta)
+        own = private_start(plan, server.broadcast(plan), client, {})
         near = own + torch.from_numpy(0.01 * draw.standard_normal(len(own))).to(own)
         states.known[client] = {"personal": {"private": near, "buffers": torch.zeros(0)}}
     return Evaluator(plan, data, on), server, states

@@ -25,6 +25,8 @@ from fedloom.methods import make
 from fedloom.parts.drift import FedDynDrift
 from fedloom.parts.objectives import CrossEntropy
 from fedloom.parts.personal import APFL, Alternating, Ditto, PFedMe, Subspace
+from fedloom.rounds.client import private_start
+from fedloom.rounds.exchange import Broadcast
 from fedloom.rounds.plan import ClientPlan
 
 PAIRED = ["ditto", "pfedme", "apfl", "superfed_mm", "superfed_lm"]
@@ -154,13 +156,13 @@ def test_local_models_of_superfed_start_apart_from_each_other_and_from_the_share
     plan = ClientPlan.of(random_net(), make("superfed_mm"), classes().train, LOCAL)
     object.__setattr__(plan, "make", random_net)
     received = torch.ones(plan.layout.size)
-    starts = [plan.private_start(client, received) for client in (0, 1, 0)]
+    starts = [private_start(plan, Broadcast(0, 0.1, received, plan.buffers0, {}), client, {}) for client in (0, 1, 0)]
     assert not torch.equal(starts[0], starts[1])
     assert torch.equal(starts[0], starts[2])
     assert not torch.equal(starts[0], plan.theta0)
     for part in (Ditto(), APFL(), PFedMe()):
         other = ClientPlan.of(random_net(), Method("a", (CrossEntropy(),), personal=part), classes().train, LOCAL)
-        assert torch.equal(other.private_start(0, received), received)
+        assert torch.equal(private_start(other, Broadcast(0, 0.1, received, other.buffers0, {}), 0, {}), received)
 
 
 @pytest.mark.parametrize("name", [*PAIRED, "fedrep"])

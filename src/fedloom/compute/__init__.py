@@ -22,7 +22,7 @@ def auto() -> ComputeFactory:
 
     The choice depends on the plan alone, never on the number of cores, so that a run has the same bits everywhere.
     """
-    return _auto
+    return _batched
 
 
 @computes.register
@@ -46,11 +46,7 @@ def batched(*, shares: Count | None = None) -> ComputeFactory:
     return _batched if shares is None else partial(_batched, shares=shares)
 
 
-def _auto(plan: ClientPlan) -> Compute:  # a function of the module, which other processes import by its name
-    return computes.make(resolved("auto", plan))(plan)
-
-
-def _batched(plan: ClientPlan, shares: int | None = None) -> Compute:
+def _batched(plan: ClientPlan, shares: int | None = None) -> Compute:  # other processes import it by its name
     from fedloom.compute.batched import Batched
     from fedloom.compute.live import Live
 

@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from operator import itemgetter
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -122,7 +123,7 @@ class Batched:
         self.longest = min(longest, max(memory // _bytes(plan), 1))
         self.shares = shares or (1 if on_gpu else EVEN)
         self.net: CohortNet | None = None  # built on first use: the main process of ``processes`` needs none
-        self.sums, self.told = plain.needs_only_sums(plan), ""
+        self.sums, self.warned = plain.needs_only_sums(plan), False
 
     def blocks(self, members: int) -> list[range]:
         """Blocks of equal size, as large as memory allows."""
@@ -148,23 +149,24 @@ class Batched:
                 results = block.separate()
             elif self.has_paired_rounds:
                 results = block.paired()
-            yield from self._apart(block) if results is None else results
+            yield from self._lockstep(block) if results is None else results
 
-    def _apart(self, block: _Block) -> list[Result]:
+    def _lockstep(self, block: _Block) -> list[Result]:
         """The results in lockstep, or live where augmented inputs do not pass the network together.
 
-        What failed together but for no client is said once, since nothing else would show it.
+        Warns once of an error of all clients together that none of them has alone: nothing else would show it.
         """
         try:
-            found = list(block.lockstep())
+            found = block.lockstep()
         except Exception as error:
             if self.plan.augment is None or isinstance(error, torch.OutOfMemoryError):
                 raise
             block.error = error
             found = list(self.live.work(block.down, block.clients, [job.state for job in block.jobs]))
-        if block.error is not None and not self.told and not any(result.failure for result in found):
-            self.told = f"clients are not stepped in one pass, which is slower: {in_one_line(block.error)}."
-            warnings.warn(self.told, stacklevel=2)
+        if block.error is not None and not self.warned and not any(result.failure for result in found):
+            self.warned = True
+            reason = in_one_line(block.error)
+            warnings.warn(f"clients are not stepped in one pass, which is slower: {reason}.", stacklevel=2)
         return found
 
     def fold(
@@ -310,18 +312,16 @@ class _Block:
         w = row[: self.plan.layout.size]
         return Vectors(w, row, self.plan.buffers0[:0], _Module(self.compute.live.live.module, self.plan, w))
 
-    def lockstep(self) -> Iterator[Result]:
+    def lockstep(self) -> list[Result]:
         """The results of arbitrary local work, in lockstep."""
         plan, down = self.plan, self.down
         steps = [plan.steps(down.round, client) for client in self.clients]
         order = sorted(range(len(steps)), key=lambda number: -steps[number])
-        work = []
-        for row, number in enumerate(order):
-            work.append((self.jobs[number], self._vectors(self.net.theta[row], paired=plan.is_paired)))
+        held = (self._vectors(row, paired=plan.is_paired) for row in self.net.theta)
+        work = [(self.jobs[number], at) for number, at in zip(order, held, strict=False)]
         draws = self._generators([self.clients[number] for number in order])
         results = Lockstep(plan, self.net, self.compute.live.net, down, draws).run(work)
-        found = dict(zip(order, results, strict=True))
-        yield from (found[number] for number in range(len(order)))
+        return [result for _, result in sorted(zip(order, results, strict=True), key=itemgetter(0))]
 
     def _descent(self, linear: bool = False) -> _Descent | None:
         """The clients' plain rounds; None if their corrections differ in a coefficient."""
@@ -351,11 +351,8 @@ class _Block:
             return None
         if rule is None:
             return None
-        clients = torch.tensor(self.clients)[torch.from_numpy(schedule.order)]
-        flat = schedule.rows.flatten()
-        owners = clients.repeat_interleave(schedule.rows.shape[1]).to(flat.device)
         x = Rows(plan.data.arrays.x, schedule.rows)
-        y = plan.data.labels(flat, owners).unflatten(0, schedule.rows.shape)
+        y = schedule.labels(plan.data, [self.clients[number] for number in order])
         return _Descent(schedule, x, y, [contexts[number] for number in sorted(contexts)], coefficients, rule)
 
     def _trained(self, work: _Descent, keys: Tensor | None) -> TrainedCohort | None:

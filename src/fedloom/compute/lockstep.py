@@ -42,18 +42,18 @@ class Lockstep:
         self.net.descend(self.rule)
         self.live.train()
         for row in range(len(clients)):
-            self._go_on(clients, row, None)
+            self._advance(clients, row, None)
         while open_rows := [row for row, client in enumerate(clients) if client.ask is not None]:
             asks = [client.ask for client in clients[: open_rows[-1] + 1]]
             for row, answer in zip(open_rows, self._answers(asks, open_rows), strict=True):
-                self._go_on(clients, row, answer)
+                self._advance(clients, row, answer)
         self.net.descend(None)
         return [client.result for client in clients if client.result is not None]
 
-    def _go_on(self, clients: list[_Client], row: int, answer: Answer | Exception | None) -> None:
+    def _advance(self, clients: list[_Client], row: int, answer: Answer | Exception | None) -> None:
         """Advance a client to its next request or its end; an exception, in its loss too, becomes a failure."""
         client = clients[row]
-        before = self._enter(row)
+        before = self._switch_generator(row)
         try:
             if isinstance(answer, Exception):
                 client.ask = client.work.throw(answer)
@@ -64,9 +64,9 @@ class Lockstep:
         except Exception as error:
             client.ask, client.result = None, client.job.failed(error)
         finally:
-            self._leave(row, before)
+            self._restore_generator(row, before)
 
-    def _enter(self, row: int) -> Tensor | None:
+    def _switch_generator(self, row: int) -> Tensor | None:
         """If layers are random, switch PyTorch's generator to the client's stream; return the state to restore."""
         if self.draws is None:
             return None
@@ -75,7 +75,7 @@ class Lockstep:
         default.set_state(self.draws[row].get_state())
         return before
 
-    def _leave(self, row: int, before: Tensor | None) -> None:
+    def _restore_generator(self, row: int, before: Tensor | None) -> None:
         if self.draws is not None and before is not None:
             default = torch.default_generator
             self.draws[row].set_state(default.get_state())
@@ -127,12 +127,12 @@ class Lockstep:
                 before = None
                 try:
                     out = companions(plan, self.live, out, ask.batch.x, ask.at, plan.buffers0)
-                    before = self._enter(row)  # terms may evaluate the module at other parameters
+                    before = self._switch_generator(row)  # terms may evaluate the module at other parameters
                     losses[row] = loss(plan, out, ask.batch, ask.contexts)
                 except Exception as error:
                     errors[row] = error
                 finally:
-                    self._leave(row, before)
+                    self._restore_generator(row, before)
             total = torch.stack([*losses, 0 * leaves[0].sum()]).sum()  # a loss may not depend on the outputs
         grads = torch.autograd.grad(total, leaves, materialize_grads=True)
         return [each.detach() for each in losses], list(grads)

@@ -75,8 +75,7 @@ class PairedRound:
         plan, schedule, count, size = self.plan, self.schedule, len(self.jobs), self.plan.layout.size
         personal = plan.method.personal
         x = plan.data.arrays.x[schedule.rows]
-        owners = torch.tensor([job.client for job in self.jobs], device=x.device).repeat_interleave(x.shape[1])
-        y = plan.data.labels(schedule.rows.flatten(), owners).unflatten(0, schedule.rows.shape)
+        y = schedule.labels(plan.data, [job.client for job in self.jobs])
         draws = [
             plan.draws(self.down.round, job.client, int(steps)).tolist()
             for job, steps in zip(self.jobs, schedule.steps, strict=True)

@@ -60,8 +60,8 @@ class PhasedRound:
         held = [self.vectors(row) for row in self.net.theta[: len(jobs)]]
         for job, at in zip(jobs, held, strict=True):
             load(self.plan, job.down, job.client, job.state, at)
-        owners = torch.tensor([job.client for job in jobs])
-        sums = torch.stack([self._train(half, schedule, owners) for half, schedule in phases]).sum(0)
+        clients = [job.client for job in jobs]
+        sums = torch.stack([self._train(half, schedule, clients) for half, schedule in phases]).sum(0)
         means = (sums / sums.new_tensor([len(each) for each in batches])).tolist()
         return finished(order, jobs, held.__getitem__, contexts, means)
 
@@ -89,16 +89,14 @@ class PhasedRound:
         steps = (StepInfo(round, number, drawn) for number, drawn in enumerate(draws))
         return [self.plan.method.personal.views(step, nothing, seen["personal"]) for step in steps]
 
-    def _train(self, half: Half, schedule: BatchSchedule, owners: Tensor) -> Tensor:
+    def _train(self, half: Half, schedule: BatchSchedule, clients: Sequence[int]) -> Tensor:
         """Train some half of the clients' models; returns the sums of their losses, float64 [C]."""
         plan, local = self.plan, self.plan.local
         schedule = schedule.to(self.net.theta.device)
         ends = accumulate(leaf.size for leaf in plan.layout.parameters)
         own = {leaf.name: end > plan.layout.shared_size for leaf, end in zip(plan.layout.parameters, ends, strict=True)}
         frozen = {name for name, private in own.items() if not half[private]}
-        rows = schedule.rows
-        owners = owners.to(rows.device).repeat_interleave(rows.shape[1])
-        x, y = plan.data.arrays.x[rows], plan.data.labels(rows.flatten(), owners).unflatten(0, rows.shape)
+        x, y = plan.data.arrays.x[schedule.rows], schedule.labels(plan.data, clients)
         constant, program = parted(self.net.program, frozen) or (None, None)
         if constant is not None:
             x = outputs(self.net, constant, x)

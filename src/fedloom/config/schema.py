@@ -60,12 +60,14 @@ class CommandSchema:
         kind: of the runs that the command leaves.
         sections: what each key holds, in the order of ``config.yaml``.
         defaults: values of keys where they differ from the default of a signature.
-        fitting: defaults that go with a choice, by key and name, or by key and a condition on what is given below it.
-        comparison: overrides to add where the first key is not set, given the keys that are.
-        agree: raises a ``ConfigError`` if keys given in a recipe and on a command line contradict each other.
-        short: abbreviations of dotted keys.
+        choice_defaults: defaults that go with a choice, by key and name, or by key and a condition on what is given
+            below it.
+        default_sweep: overrides to add where the first key is not set, given the keys that are.
+        check_conflicts: raises a ``ConfigError`` if keys given in a recipe or on a command line contradict each other;
+            called with the keys of both and all values.
+        aliases: abbreviations of dotted keys.
         may_change: keys that a continued run may change, since what was computed so far does not depend on them.
-        may_grow: a key that a continued run may change upwards.
+        extendable: a key that a continued run may change upwards.
     """
 
     kind: str
@@ -177,7 +179,7 @@ class CommandSchema:
                     configs.append(Config(self.complete(recipe, words), out, swept=swept))
                     self.check_conflicts({*recipe}, {".".join(key) for key in words}, configs[-1].values)
                 except ConfigError as error:
-                    raise ConfigError(self._apart(overrides) or str(error)) from error
+                    raise ConfigError(self._setting_of_some(overrides) or str(error)) from error
                 continue
             if base is not None or out is not None or sweeps:
                 other = "a recipe" if base is not None else "out=" if out is not None else "a sweep"
@@ -196,8 +198,8 @@ class CommandSchema:
             )
         return recipe
 
-    def _apart(self, overrides: Sequence[ParsedOverride]) -> str:
-        """The sentence about a setting that only some of a sweep's choices have; "" if there is none."""
+    def _setting_of_some(self, overrides: Sequence[ParsedOverride]) -> str:
+        """The message about a setting that only some of a sweep's choices have; "" if there is none."""
         several = {override.key: override.values for override in overrides if override.is_sweep}
         for override in overrides:
             section = self.sections.get(override.key[0])
@@ -253,7 +255,7 @@ class CommandSchema:
         return after
 
     def stored(self, directory: Path, recipe: Mapping[str, Any], words: Sequence[str]) -> Config:
-        """The configuration of a run in the plan of a directory, with words on its engine."""
+        """The configuration of a planned run of a sweep directory, with overrides of its engine."""
         given = {override.key: override.values[0] for override in self._parse(words, sweeps=False)}
         values = self.complete(recipe, given)
         self._refuse_cluster(directory, values, given)

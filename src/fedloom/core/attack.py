@@ -37,6 +37,9 @@ class Attack:
         fraction: the fraction of hostile clients, in [0, 1): ⌊fraction · K⌋ of K clients, drawn from the run's seed.
             With 0 the run is the honest one, bit for bit.
 
+    Attributes:
+        citation: BibTeX of the paper, or its keys in ``citations.bib``.
+
     Raises:
         ConfigError: if the fraction is out of range.
     """

@@ -140,7 +140,7 @@ class Context(NamedTuple):
         received: θ^t, the shared parameters as received.
         down: the part's ``downloads`` of this round.
         state: the part's state at this client.
-        local: what the part's ``begin`` or ``on_step`` returned last.
+        local: what the part's ``begin`` or ``on_step`` (or personal ``start`` or ``chain``) returned last.
         relative_size: n_i / (mean n), the client's samples relative to the average client's.
         steps: τ_i, the number of local steps of this round.
         lr: η_t, this round's learning rate.
@@ -155,7 +155,7 @@ class Context(NamedTuple):
         usual_steps: the same for a client with the mean number of samples.
         evaluates: whether the loss of the received model is evaluated, as mixings and records need it, instead of local
             work; ``state`` is then that of a client that participates for the first time, and ``own`` is empty.
-        own: what the personal part has brought along for others to compare with: the state that its ``start`` returned.
+        own: the ``local`` that the personal part's ``start`` returned, for all parts to read; {} without ``start``.
         heard: models that the client has received beside its own, if a part needs them.
     """
 

@@ -123,14 +123,6 @@ class Layout:
         whole = sum(leaf.size for leaf in self.parameters if leaf.name.startswith("head."))
         return whole if self.shared_size - sum(last) == whole else 0
 
-    def spread(self, values: Float[Tensor, "L"]) -> Float[Tensor, "P"]:
-        """Expand one value per layer to one per parameter.
-
-        >>> Layout.of(nn.Linear(2, 1)).spread(torch.tensor([0.5]))
-        tensor([0.5000, 0.5000, 0.5000])
-        """
-        return torch.cat([value.expand(size) for value, size in zip(values, self.layers, strict=True)])
-
     @property
     def buffer_size(self) -> int:
         """Number of buffer elements."""

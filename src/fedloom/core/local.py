@@ -305,7 +305,7 @@ def cohort_size(clients: int, participation: float, cohort: int | None = None) -
     (10, 1)
 
     Raises:
-        ConfigError: if C is outside (0, 1] or the cohort is larger than K.
+        ConfigError: if C is outside (0, 1], or ``cohort`` outside 1 ... K.
     """
     if cohort is not None:
         if not 1 <= cohort <= clients:

@@ -106,7 +106,7 @@ class Part(Ranged):
     """Base class of all parts; every hook defaults to doing nothing.
 
     Parts are combined, not derived from each other. A class that overrides a hook of another one inherits none of its
-    declarations about it (``affine``, ``linear``, ``is_cross_entropy``).
+    declarations about it (``affine``, ``linear``, ``is_cross_entropy``, ``descents``).
 
     Attributes:
         needs: what the part requires.
@@ -240,8 +240,8 @@ class Term(Part):
     def lessons(self, ctx: Context, draws: np.random.Generator) -> Iterable[Batch]:
         """Return mini-batches of what was received, for steps before those on the client's samples.
 
-        These steps descend ``lesson`` alone, by the client's optimiser with its learning rate, from anew; they are not
-        among ``ctx.steps``. A part that overrides it declares ``Needs(model="inputs")``.
+        These steps descend ``lesson`` alone, with a fresh optimiser and the client's learning rate; they are not among
+        ``ctx.steps``. A part that overrides it declares ``Needs(model="inputs")``.
 
         Args:
             ctx: the context.
@@ -372,7 +372,7 @@ class Personal(Part):
 
         A generator, which may ask for gradients before: it yields shared parameters [P] and a mini-batch, and is sent
         the gradient [P] and the value [] of the objective there, whose memory the next request overwrites. Batch
-        statistics do not change meanwhile. An adaptation that is trained is to the mini-batch itself.
+        statistics do not change meanwhile. The support of an adaptation that ``trains`` is this mini-batch, too.
 
         Args:
             ctx: the context.
@@ -640,7 +640,7 @@ class Uplink(Part):
 
     Attributes:
         guarantees: ``sums``, the server sees sums over the cohort alone, no single upload; ``noise``, noise protects
-            every slice, all of which must be ``boundable``. Where it sees sums without noise, it recovers them.
+            every slice, all of which must be ``boundable``. With ``sums`` alone the server recovers the sums exactly.
     """
 
     guarantees: ClassVar[frozenset[Literal["sums", "noise"]]] = frozenset()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar, overload
+from typing import Any, overload
 
 import numpy as np
 import torch
@@ -13,7 +13,6 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from fedloom.base.errors import DataError, in_words
 
-C = TypeVar("C")
 Collate = Callable[[list[Any]], Any]
 Rows = Tensor | np.ndarray | slice | Sequence[int]
 

@@ -72,6 +72,6 @@ def label(part: Part) -> str:
     return type(part).__name__.lower()
 
 
-def named(place: str, part: Part, hook: str) -> str:
+def hook_name(place: str, part: Part, hook: str) -> str:
     """A hook in messages, like ``server 'adam': step``."""
     return f"{place} {label(part)!r}: {hook}"

@@ -101,7 +101,7 @@ def mean_over_holders(
 
 
 def refuse(method: Method) -> None:
-    """Check that all parts work with clients of several levels."""
+    """Raise a ``ConfigError`` if a part does not work with clients of several levels."""
     personal = method.personal
     if not personal.levels:
         return
@@ -114,6 +114,7 @@ def refuse(method: Method) -> None:
 
 
 def _why(part: Part, method: Method) -> str:
+    """Why a part does not work with levels, as a predicate of it; "" if it does."""
     personal = method.personal
     if isinstance(part, Adaptation) and not part.is_identity:
         return "adapts one network to every client"

@@ -1,8 +1,8 @@
-"""The three kinds of targets: class numbers, truth values, and numbers.
+"""The kinds of targets: class numbers, truth values, numbers, and structures.
 
 Class numbers are integers, [N] or one per position of a sequence, [N, T], against outputs [N, C] or [N, T, C]. Truth
 values are 0 or 1, [N] against one output, or [N, L] against L (several labels may hold at once). Numbers are real,
-[N] or [N, d], against as many outputs (regression).
+[N] or [N, d], against as many outputs (regression). Structures are whatever a user's ``collate`` returns.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ CLASSES: TargetKind = "classes"
 ONE_CLASS: TargetKind = "one class"  # classes, one of each sample instead of one of each position in it
 TRUTHS: TargetKind = "truth values"
 NUMBERS: TargetKind = "numbers"
-STRUCTURES: TargetKind = "structures"  # whatever a user's collate returns
+STRUCTURES: TargetKind = "structures"
 
 
 def kind_of(out: Tensor, y: Tensor, declared: TargetKind | None = None) -> TargetKind:

@@ -104,6 +104,3 @@ class Serial(Engine):
         if isinstance(error := as_loss_error(work), ClientError):
             raise error
         return error
-
-    def close(self) -> None:
-        """Do nothing; there is nothing to release."""

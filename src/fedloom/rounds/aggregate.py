@@ -42,7 +42,7 @@ def blocks(members: int) -> list[range]:
 
 
 def even_blocks(members: int, longest: int, shares: int = EVEN) -> list[range]:
-    """Cut a cohort into blocks whose sizes differ by at most one; their number is a multiple of ``shares``."""
+    """Cut a cohort into blocks whose sizes differ by at most one: a multiple of ``shares`` of them, or one a member."""
     count = min(shares * -(-members // (shares * longest)), members)
     short, longer = divmod(members, max(count, 1))
     ends = [number * short + min(number, longer) for number in range(count + 1)]
@@ -64,13 +64,12 @@ class Traffic:
         """Count one broadcast to ``receivers`` clients."""
         for t in tensors:
             self.down_params += receivers * t.numel()
-            self.bytes += receivers * t.numel() * t.element_size()
+            self.bytes += receivers * t.nbytes
 
     def up(self, tensors: Iterable[Tensor]) -> None:
         """Count one client's upload."""
         for t in tensors:
-            self.up_params += t.numel()
-            self.bytes += t.numel() * t.element_size()
+            self.count(t.numel(), t.nbytes)
 
     def count(self, numbers: int, nbytes: int) -> None:
         """Count an upload of ``numbers`` scalars in ``nbytes`` bytes."""

@@ -26,6 +26,7 @@ from fedloom.core.message import ClientEnd, Message, Slice
 from fedloom.core.missing_needs import hint
 from fedloom.core.parts import UPDATE, Part, Term
 from fedloom.core.samples import Samples
+from fedloom.core.slots import label
 from fedloom.core.views import LayerViews, SharedPrivate, StepInfo, View, mixed
 from fedloom.rounds.example_privacy import noised
 from fedloom.rounds.exchange import (
@@ -55,10 +56,9 @@ def untouched(buffers: Tensor) -> Iterator[None]:
 class SecondBuffers:
     """The buffers of v in a paired method, which a client keeps beside v.
 
-    Passes in which v alone moves update them.
-
-    They start as the received ones, like v in Ditto, and are the deployed model's, unless it is w alone. Passes in
-    which w moves, too, change w's buffers, which are sent; in a method without any other passes, v's are sent as w's.
+    They start as the received ones, like v in Ditto, are updated by passes in which v alone moves, and belong to the
+    deployed model, unless that is w alone. Passes in which w moves, too, update w's buffers, which are sent; in a
+    method without such passes v's are sent in their place.
 
     Attributes:
         own: v's buffers [buffers]; empty before its first pass, and for models without buffers.
@@ -126,7 +126,7 @@ def contexts(plan: ClientPlan, down: Broadcast, state: State, client: int, steps
     """The context of each part at a client, by place."""
     rows = plan.data.index[client]
     size = len(rows) / plan.population.mean_size
-    counts = plan.label_counts_of(client) if plan.counts_labels else None
+    counts = plan.label_counts_of(client) if plan.method.needs("label_counts") else None
 
     @cache
     def read() -> Batch:
@@ -159,18 +159,29 @@ def on_step(
 
 def private_start(plan: ClientPlan, down: Broadcast, client: int, state: State) -> Float[Tensor, "private"]:
     """The private values with which a client's round starts, which nobody may change in place."""
-    return plan.private_start(client, down.theta, state.get("personal", {}).get("private"), down.round)
+    first = 0 if plan.is_paired else plan.layout.shared_size
+    counters = (client,) if plan.is_paired else (down.round, client)
+
+    def another() -> Tensor:
+        if plan.make is None:
+            raise ConfigError(
+                f"personal {label(plan.method.personal)!r} starts from another initialisation of the model, but the "
+                "plan has no factory for it."
+            )
+        with torch.random.fork_rng(devices=[]):
+            rng.seed_torch(plan.seed, "personal model", *counters)
+            return plan.layout.read(plan.make().to(plan.layout.dtype))[0][first:].to(plan.theta0.device)
+
+    own = state.get("personal", {}).get("private")
+    return plan.method.personal.private_start(down.theta, plan.theta0[first:], own, another)
 
 
 def load(plan: ClientPlan, down: Broadcast, client: int | None, state: State, at: Vectors) -> None:
-    """Copy the received and the private parameters and buffers into place.
-
-    Without a client (None), a paired method's own v is not loaded.
-    """
+    """Copy the received parameters and buffers into place and, with a client, its private ones."""
     split, buffers = plan.layout.shared_size, plan.layout.shared_buffers
     at.theta[:split].copy_(down.theta)
-    if plan.has_private or (plan.is_paired and client is not None):
-        at.theta[split:].copy_(private_start(plan, down, client or 0, state))
+    if client is not None and (plan.has_private or plan.is_paired):
+        at.theta[split:].copy_(private_start(plan, down, client, state))
     if plan.is_paired:
         at.model.copy_(down.theta)
     at.buffers[:buffers].copy_(down.buffers)
@@ -215,12 +226,10 @@ class ClientWork:
             yield from self._start(seen, at)
         for place, part in plan.method.hooks["lessons"]:
             yield from self._lessons(place, part, seen, at)
-        trained = TrainState.of(plan.at(client), at.theta, seen)
-        layers = LayerViews(plan.layout)
+        mine, layers = plan.at(client), LayerViews(plan.layout)
+        trained, speeds = TrainState.of(mine, at.theta, seen), mine.local.speeds(len(batches))
         draws = plan.draws(down.round, client, len(batches)).tolist()
         total = torch.zeros((), dtype=plan.layout.dtype, device=at.theta.device)
-        mine = plan.at(client)
-        speeds = mine.local.speeds(len(batches))
         for number, batch_rows in enumerate(batches):
             self.stage = f"step {number + 1} of {len(batches)}"
             batch = minibatch(plan, batch_rows, client, down.round, number)

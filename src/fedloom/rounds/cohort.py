@@ -116,11 +116,15 @@ class InitialStates:
 
 @dataclass(frozen=True)
 class Cohort:
-    """The cohort of a report.
+    """The members of a round: what each has received, its work, and the mean of their results.
 
     Attributes:
+        plan: the client plan.
+        engine: the engine that runs their work.
+        server: the state before the round.
         store: the states of clients.
         downs: the messages that members have received, by version.
+        report: the record of the round, which it fills.
         receivers: the clients that receive the model, of several models, int64 [K_r]; None: all.
     """
 

@@ -117,7 +117,9 @@ class Group(NamedTuple):
 
     @classmethod
     def joined(cls, groups: Sequence[Group]) -> Group:
-        """The work of several models in one call."""
+        """The work of several models in one call; that of one is unchanged."""
+        if len(groups) == 1:
+            return groups[0]
         owner = {client: one for one in groups for client in one.clients.tolist()}
         weights = [one.weights for one in groups if one.weights is not None]
         return cls(
@@ -194,8 +196,7 @@ class Engine(Protocol):
         """
 
     def close(self) -> None:
-        """Release workers and memory."""
-        ...
+        """Release workers and memory, if there are any."""
 
 
 ComputeFactory = Callable[[ClientPlan], Compute]  # called in the process that uses the compute

@@ -53,14 +53,6 @@ def clipping(norms: Float[Tensor, "B"], bound: float) -> Float[Tensor, "B"]:
     return norms.clamp(min=bound).reciprocal() * bound if bound < float("inf") else torch.ones_like(norms)
 
 
-def gradients(plan: ClientPlan) -> int:
-    """The number of gradients of a mini-batch that a local step takes.
-
-    A second model does not need one of its own: SuPerFed's only gradient moves both, by (1 - λ)g and λg.
-    """
-    return sum(view.data for view in plan.usual_views(1)[0])
-
-
 def check(plan: ClientPlan) -> None:
     """Raise ``ConfigError`` if anything but private gradients would leave a client, or if no g_j is defined.
 
@@ -81,7 +73,7 @@ def check(plan: ClientPlan) -> None:
         )
     others = (
         (method.adaptation, plan.is_meta),
-        (method.personal, gradients(plan) > 1),
+        (method.personal, sum(view.data for view in plan.usual_views(1)[0]) > 1),  # one may move two models
         (method.objective[0], not method.predicts),
     )
     for part in (part for part, takes in others if takes):

@@ -18,7 +18,7 @@ from fedloom.core.context import Heard, Meeting
 from fedloom.core.hook_results import halves, pair
 from fedloom.core.links import Links, checked, mixed
 from fedloom.core.server_data import ServerData
-from fedloom.core.slots import named
+from fedloom.core.slots import hook_name
 from fedloom.rounds.aggregate import Fold, Traffic
 from fedloom.rounds.cohort import Cohort, Report
 from fedloom.rounds.engine import Engine
@@ -69,7 +69,7 @@ def models_of(plan: ClientPlan, engine: Engine, server: Server, store: Store, cl
 
 
 def heard_by(plan: ClientPlan, server: Server) -> Callable[[int], Heard]:
-    """Returns what receivers of a model hear beside it in the next round; each model is read once for all."""
+    """A function that returns what receivers of a model hear beside it in the next round; models are read once."""
     topology, theta = plan.method.topology, cache(lambda number: server.model(number).broadcast(plan).theta)
     mass = torch.from_numpy(plan.receivers if plan.method.mixing.is_uniform else plan.model_sizes)
     shares = (mass.double() / mass.sum()).to(server.theta)
@@ -80,8 +80,8 @@ def heard_by(plan: ClientPlan, server: Server) -> Callable[[int], Heard]:
         fit = np.isin(others, np.delete(np.arange(plan.models), number)).all()
         if not fit or len(np.unique(others)) < len(others):
             raise ConfigError(
-                f"{named('topology', topology, 'heard')} returned {in_words(others)}, but it must name other models "
-                f"than {number}, each once, of {plan.models} numbered from 0."
+                f"{hook_name('topology', topology, 'heard')} returned {in_words(others)}, but it must name other "
+                f"models than {number}, each once, of {plan.models} numbered from 0."
             )
         return Heard(number, {other: theta(other) for other in others.tolist()}, shares)
 
@@ -101,11 +101,11 @@ def meet(
     }
     downs = {t: server.broadcast(plan)}
     common = _corrected(plan, server, Cohort(plan, engine, server, store, downs, report), trained, server_data)
-    if topology.home == "clients":  # who trains a model where it is, receives and sends nothing
+    if topology.home == "clients":  # they train the models that they hold: nothing was received or sent
         report.traffic = Traffic()
     received, changed = server.models, server.models.after(moved)
     now = replace(server, models=changed, round=t + 1)
-    if not moved and topology.home != "edges":  # nobody was there; edges meet all the same
+    if not moved and topology.home != "edges":  # edge servers mix their models even if no client took part
         return now
 
     def losses_of(at: Server) -> Callable[[int, np.ndarray], np.ndarray]:
@@ -118,7 +118,7 @@ def meet(
         lambda number: server.model(number).theta, losses_of(server), rng.stream(plan.seed, "topology", t),
         {number: one.uploads for number, one in trained.items()},
     )  # fmt: skip
-    hook = named("topology", topology, "between")
+    hook = hook_name("topology", topology, "between")
     state, made = pair(topology.between(server.parts.get("topology", {}), meeting), hook, "links")
     entries = [(place, name) for place, part in method.parts.items() for name in part.mixed]
     for turn, links in enumerate(checked(made, plan.models, size, hook)):
@@ -148,7 +148,7 @@ def _corrected(
     uploads = slices.uploads(plan, 1.0, np.zeros(0), plan.facts.clients, plan.common)
     for place, part in places:
         made = part.correct(states.get(place, {}), nothing, uploads.get(place, {}), info)
-        states[place], _ = halves(made, named(place, part, "correct"), nothing)
+        states[place], _ = halves(made, hook_name(place, part, "correct"), nothing)
     return states
 
 

@@ -133,7 +133,7 @@ def _adapt(
 def _on_data(plan: ClientPlan, theta: Tensor, support: Batch) -> Callable[[Output, Batch], Tensor]:
     """The loss inside the adaptation of a deployed model: the sum of the terms that learn from the data."""
     terms = plan.method.data_terms
-    counts = plan.label_counts(support.y, support.mask) if plan.counts_labels else None
+    counts = plan.label_counts(support.y, support.mask) if plan.method.needs("label_counts") else None
     context = Context(theta[: plan.layout.shared_size], {}, {}, {}, 1.0, 1, plan.local.lr, 0, plan.facts, counts)
 
     def loss(out: Output, batch: Batch) -> Tensor:

@@ -23,7 +23,7 @@ from fedloom.core.layout import Layout
 from fedloom.core.local import LENGTHS, Local
 from fedloom.core.method import Method
 from fedloom.core.server_data import Augment
-from fedloom.core.slots import label, named
+from fedloom.core.slots import hook_name, label
 from fedloom.core.submodels import Submodel
 from fedloom.core.targets import TargetKind
 from fedloom.core.views import FULL_VIEW, StepInfo, View
@@ -208,7 +208,7 @@ class ClientPlan:
         fits = found.shape == (clients,) and found.dtype.kind == "i"
         if not fits or (clients and not (found.min() >= 0 and found.max() < self.models)):
             raise ConfigError(
-                f"{named('topology', topology, 'receives')} returned {in_words(found)}, but it must name one of "
+                f"{hook_name('topology', topology, 'receives')} returned {in_words(found)}, but it must name one of "
                 f"{self.models} models, from 0, for each of {clients} clients."
             )
         return found
@@ -396,31 +396,6 @@ class ClientPlan:
         layout, method = self.layout, self.method
         return layout.size + len(method.extras) if method.keeps_own else layout.size - layout.shared_size
 
-    def private_start(
-        self, client: int, received: Float[Tensor, "P"], own: Tensor | None = None, round: int = 0
-    ) -> Float[Tensor, "private"]:
-        """Private values with which a client's round starts, after ``own`` that it kept."""
-        first = 0 if self.is_paired else self.layout.shared_size
-        counters = (client,) if self.is_paired else (round, client)
-        return self.method.personal.private_start(
-            received, self.theta0[first:], own, lambda: self._another(*counters)[first:]
-        )
-
-    def _another(self, *counters: int) -> Float[Tensor, "P"]:
-        """The parameters of another random initialisation."""
-        with torch.random.fork_rng(devices=[]):
-            rng.seed_torch(self.seed, "personal model", *counters)
-            return self.layout.read(self.remake())[0].to(self.theta0.device)
-
-    def remake(self) -> nn.Module:
-        """The model with new random parameters, drawn from PyTorch's default generator."""
-        if self.make is None:
-            raise ConfigError(
-                f"personal {label(self.method.personal)!r} starts from another initialisation of the model, "
-                "but the plan has no factory for it."
-            )
-        return self.make().to(self.layout.dtype)
-
     def steps(self, round: int, client: int) -> int:
         """Number of local steps of a client in a round."""
         return self.at(client).local.steps_of(len(self.data.index[client]), self.seed, round, client)
@@ -442,11 +417,6 @@ class ClientPlan:
     def has_twin(self) -> bool:
         """Whether mini-batches have a second augmented view."""
         return self.method.needs("twin")
-
-    @cached_property
-    def counts_labels(self) -> bool:
-        """Whether a part needs the clients' label counts."""
-        return self.method.needs("label_counts")
 
     def label_counts(self, y: Shaped[Tensor, "n ..."], mask: Shaped[Tensor, "n"] | None = None) -> Shaped[Tensor, "C"]:
         """Number of samples of each class among labels; rows with mask zero do not count."""

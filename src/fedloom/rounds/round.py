@@ -35,7 +35,7 @@ from fedloom.core.method import Method
 from fedloom.core.missing_needs import with_hint
 from fedloom.core.parts import UPDATE, Reduce, Reduced, Weighting
 from fedloom.core.server_data import ServerData
-from fedloom.core.slots import label, named
+from fedloom.core.slots import hook_name, label
 from fedloom.core.timeline import Arrivals
 from fedloom.rounds.aggregate import Fold
 from fedloom.rounds.cohort import Cohort, Report
@@ -112,14 +112,13 @@ def federated_round(
             others = int((report.models != number).sum())
             report.traffic.down(server.model(number).broadcast(plan).tensors, others)
 
-    # client work: a model is finished as soon as the last of its receivers has arrived
-    pieces = [(number, group) for number, one in rounds.items() for group in one.groups]
-    owners = [[pieces[n] for n in shared] for shared in calls([group for _, group in pieces], engine.joint)]
-    work = [one[0][1] if len(one) == 1 else Group.joined([group for _, group in one]) for one in owners]
+    # client work, in calls that models of few clients share; a model is finished once its last receiver has arrived
+    groups = [(number, group) for number, one in rounds.items() for group in one.groups]
+    shared = [[groups[n] for n in call] for call in calls([group for _, group in groups], engine.joint)]
     after, waiting = dict[int, Trained](), deque(rounds)
-    with closing(engine.run(work)) as folds:
+    with closing(engine.run([Group.joined([group for _, group in call]) for call in shared])) as folds:
         for turn, fold in folds:
-            for (number, group), part in zip(owners[turn], fold.by_model or [fold], strict=True):
+            for (number, group), part in zip(shared[turn], fold.by_model or [fold], strict=True):
                 while (done := waiting[0]) != number:
                     after[done] = rounds[done].finish()
                     waiting.popleft()
@@ -188,7 +187,7 @@ class ModelRound:
         """The model and its server states once all blocks are there; unchanged if no update can be used."""
         plan, method, server, work, report = self.plan, self.plan.method, self.server, self.work, self.report
         states, info, weights, factors, members = self.states, self.info, self.weights, self.factors, self.members
-        totals, self.totals = self.totals, []
+        totals, self.totals = self.totals, []  # freed at the end of this call
         arrived = work.arrived(members, totals)
         idle = Trained(replace(server, parts=states, round=server.round + 1), members[:0], Tree(), Fold())
         if not len(arrived):
@@ -204,7 +203,7 @@ class ModelRound:
             if factors is not None:
                 p = p * factors[arrived] / float(p @ factors[arrived])
         else:
-            with np.errstate(invalid="ignore"):  # the weights of those that arrived, renormalised; NaN if all are 0
+            with np.errstate(invalid="ignore"):  # NaN if all are 0
                 p = weights[arrived] / weights[arrived].sum()
         if not np.isfinite(p).all():  # all weight was on clients that failed: no update is left
             report.states.clear()
@@ -222,7 +221,7 @@ class ModelRound:
                 for name, how in other.uploads.items()
             }
             made = part.receive(states.get(place, {}), received, uploads.get(place, {}), info)
-            states[place], changed = _received(made, received, named(place, part, "receive"), server.theta)
+            states[place], changed = _received(made, received, hook_name(place, part, "receive"), server.theta)
             delta = changed.pop(UPDATE, delta)
             for slot, value in changed.items():
                 owner, _, name = slot.rpartition("/")
@@ -232,7 +231,7 @@ class ModelRound:
         info = replace(info, mixed=delta)
         for place, part in method.hooks["combine"]:
             made = part.combine(states.get(place, {}), delta, uploads.get(place, {}), info)
-            states[place], delta = halves(made, named(place, part, "combine"), server.theta)
+            states[place], delta = halves(made, hook_name(place, part, "combine"), server.theta)
 
         # weigh: factors beside p, which need not sum to 1
         if factors is not None:
@@ -247,14 +246,14 @@ class ModelRound:
             if place in plan.common:
                 continue
             made = part.correct(states.get(place, {}), delta, uploads.get(place, {}), info)
-            states[place], delta = halves(made, named(place, part, "correct"), server.theta)
+            states[place], delta = halves(made, hook_name(place, part, "correct"), server.theta)
 
         # step: what no client of the round holds stays, and so does the optimiser's memory of it
         held = work.held(members[arrived], p)
         for place, part in method.hooks["step"]:
             before = states.get(place, {})
             made = part.step(before, delta, uploads.get(place, {}), info)
-            states[place], delta = halves(made, named(place, part, "step"), server.theta)
+            states[place], delta = halves(made, hook_name(place, part, "step"), server.theta)
             if held is not None:
                 states[place] = {name: _kept(held, value, before.get(name)) for name, value in states[place].items()}
         theta = _kept(held, server.theta - delta, server.theta)
@@ -262,7 +261,7 @@ class ModelRound:
         # refine
         for place, part in method.hooks["refine"]:
             made = part.refine(states.get(place, {}), theta, buffers, info)
-            states[place], theta = halves(made, named(place, part, "refine"), server.theta)
+            states[place], theta = halves(made, hook_name(place, part, "refine"), server.theta)
 
         if not tree.finite({"": theta}):
             raise ClientError(
@@ -293,7 +292,7 @@ def _received(
 def _coefficients(method: Method, states: State, info: RoundInfo) -> tuple[Tree, np.ndarray]:
     """The mixing's new state and p, float64 [|S|]: on the simplex, or NaN if no update shall count."""
     made = method.mixing.coefficients(states.get("mixing", {}), info)
-    hook = named("mixing", method.mixing, "coefficients")
+    hook = hook_name("mixing", method.mixing, "coefficients")
     state, p = pair(made, hook, "p")
     try:
         p = np.asarray(p, dtype=np.float64)
@@ -320,8 +319,8 @@ def _factors(method: Method, info: RoundInfo) -> np.ndarray:
             factors = np.asarray(part.factors(info), dtype=np.float64)
             if factors.shape != total.shape or not (np.isfinite(factors) & (factors > 0)).all():
                 raise ConfigError(
-                    f"{named(place, part, 'factors')} returned {in_words(factors)}; it must return one finite number "
-                    f"greater than 0 for each of {len(total)} clients."
+                    f"{hook_name(place, part, 'factors')} returned {in_words(factors)}; it must return one finite "
+                    f"number greater than 0 for each of {len(total)} clients."
                 )
             total *= factors
     return total

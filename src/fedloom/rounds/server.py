@@ -14,7 +14,7 @@ from torch import Tensor
 from fedloom.base.tree import Float
 from fedloom.core.hook_results import like, tensors, without_shared_storage
 from fedloom.core.parts import Topology
-from fedloom.core.slots import named
+from fedloom.core.slots import hook_name
 from fedloom.rounds.exchange import Broadcast, State, with_private
 from fedloom.rounds.plan import ClientPlan
 
@@ -147,7 +147,7 @@ class Server:
         theta = self.theta
         for place, part in plan.method.hooks["broadcast"] if self.models is None else ():
             made = part.broadcast(self.parts.get(place, {}), theta.clone())  # which it may write over
-            theta = like(made, theta, named(place, part, "broadcast"))
+            theta = like(made, theta, hook_name(place, part, "broadcast"))
         return Broadcast(self.round, plan.local.rate(self.round), theta, self.buffers, slices)
 
 

@@ -79,7 +79,7 @@ class RowSteps:
             if scale is not None:
                 grad.mul_(scale)
             if rule.betas and has_fused_steps(theta):
-                self._adam(count, back.expand(count, 1))
+                self._adam(back.expand(count, 1))
                 return
             if rule.decoupled and rule.weight_decay:
                 theta.mul_(decay)
@@ -103,7 +103,7 @@ class RowSteps:
             velocity.add_(theta, alpha=rule.weight_decay)
         theta.addcmul_(velocity, back)
 
-    def _adam(self, count: int, back: Float[Tensor, "c 1"]) -> None:
+    def _adam(self, back: Float[Tensor, "c 1"]) -> None:
         """A step of Adam for one client after the other."""
         rule = self.rule
         assert rule.betas is not None

@@ -22,8 +22,8 @@ class StepRule:
     plus a constant, like SCAFFOLD's c - c_i, or FedProx's μ(w - θ) with d = μ and k = -μθ.
 
     If a client's corrected gradient is clipped, weight decay stays outside: v ← m·v + min(1, c / ‖h‖) h + d·w with
-    h = a·g + b·w + k. Such steps need the whole gradient before any weight moves; ``rows.RowSteps`` takes them, and
-    those of Adam and of Nesterov momentum, from the same h.
+    h = a·g + b·w + k. Such steps need the whole gradient before any weight moves; ``RowSteps`` takes them, and those
+    of Adam and of Nesterov momentum, from the same h.
 
     Args:
         lr: the learning rate η.

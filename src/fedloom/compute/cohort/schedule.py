@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedloom.base.tree import Int, Shaped
+from fedloom.core.federation import Split
 
 Change = Callable[[Tensor, range], Tensor]
 """New inputs [N, ...] for those of the given steps, one step and in it one client after the other."""
@@ -93,6 +94,11 @@ class BatchSchedule:
             weights.append(torch.from_numpy((np.arange(at.shape[1]) < sizes) / sizes))
             counts.append(sizes[:, 0].tolist())
         return cls(order, torch.from_numpy(rows), places, weights, counts, steps[order])
+
+    def labels(self, data: Split, clients: Sequence[int]) -> Shaped[Tensor, "C n ..."]:
+        """The clients' own labels of their samples; clients are in the order of the rows."""
+        owners = torch.tensor(clients, device=self.rows.device).repeat_interleave(self.rows.shape[1])
+        return data.labels(self.rows.flatten(), owners).unflatten(0, self.rows.shape)
 
     def to(self, device: torch.device | str) -> BatchSchedule:
         """The schedule with its tensors on a device; they travel together, in three transfers."""
