@@ -205,7 +205,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "texts": (lambda: federate((WHO, Y), "iid", 5), r"own data: x holds text"),
     "test shapes": (
         lambda: federate((X, Y), "iid", 2, test=(X[:, :2], Y)),
-        r"test has samples of shape \[2\], training samples \[\d\]\.",
+        r"a training sample has x of shape \[\d\] and type torch\.float32, but a test sample \[2\]",
     ),
     "shapes": (lambda: federate(Pairs([X[0], X[0, :2]], Y[:2]), "iid", 2), r"sample 1 \[2\]; resize or pad"),
     "items": (lambda: federate(Single(), "iid", 2), r"an item of own data is .* pair"),

@@ -67,7 +67,7 @@ def test_validation_sets_are_taken_in_every_form_of_test_sets() -> None:
     assert federation.validation.index.sizes.tolist() == [8, 3]
     with pytest.warns(UserWarning, match="only validation samples have the class 2, which"):
         fl.data.federate(lists[0], "iid", clients=2, validation_set=(lists[1][0], np.arange(8) % 3))
-    with pytest.raises(DataError, match=r"own data: validation has samples of shape \[2\], training samples \[3\]"):
+    with pytest.raises(DataError, match=r"sample has x of shape \[3\] .*, but a validation sample \[2\]"):
         fl.data.federate(lists[0], "iid", clients=2, validation_set=(lists[1][0][:, :2], lists[1][1]))
 
 

@@ -16,7 +16,6 @@ from fedloom.metrics import (
     final_smoothed,
     gini,
     parameters_to_target,
-    parity_gap,
     quantiles,
     rounds_to_target,
     smoothed,
@@ -74,10 +73,6 @@ def test_gini_equals_its_definition() -> None:
     direct = np.abs(x[:, None] - x[None]).sum() / (2 * len(x) ** 2 * x.mean())
     assert gini(x) == pytest.approx(direct)
     assert gini(3 * x) == pytest.approx(direct)
-
-
-def test_parity_gap_over_weighted_groups() -> None:
-    assert parity_gap([1.0, 0.0, 0.5, NAN], ["a", "a", "b", "c"], [3, 1, 1, 1]) == pytest.approx(0.25)
 
 
 def test_summaries_are_written_with_arrays() -> None:

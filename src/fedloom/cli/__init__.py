@@ -328,7 +328,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         if "--debug" in words or not (isinstance(error, OSError) or is_out_of_memory(error)):
             raise
         print(f"fedloom: {_of_machine(error)}", file=sys.stderr)
-        _discard_output()
+        try:
+            sys.stdout.flush()
+        except (OSError, ValueError):  # what is left in its buffer would fail once more at exit
+            from fedloom.experiment.console import silence_stdout
+
+            silence_stdout()
         return MISTAKE
 
 
@@ -344,16 +349,6 @@ def _of_machine(error: OSError | MemoryError | RuntimeError) -> str:
         return "the GPU has not enough memory; choose smaller batches or cohorts, compute=live, or device=cpu."
     message = in_one_line(error).rpartition("DefaultCPUAllocator: ")[2]
     return f"there is not enough memory{f' ({message})' if str(error) else ''}; choose smaller sizes."
-
-
-def _discard_output() -> None:
-    """Discard standard output if it cannot be written; what is left in its buffer would fail once more at exit."""
-    from fedloom.experiment.console import silence
-
-    try:
-        sys.stdout.flush()
-    except (OSError, ValueError):
-        silence(sys.stdout)
 
 
 def _dispatch(words: list[str], is_program: bool) -> int:

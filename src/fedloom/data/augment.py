@@ -166,11 +166,6 @@ def pipeline(choices: Sequence[str | Mapping[str, Any] | Augmentation], arrays: 
     return Pipeline(steps, arrays.mean, arrays.std)
 
 
-def two_views(x: Tensor, change: Pipeline, rng: Generator) -> tuple[Tensor, Tensor]:
-    """Two independent random views of the same images [N, C, H, W]."""
-    return change(x, [(rng, len(x))]), change(x, [(rng, len(x))])
-
-
 def uniform(rng: Generator, count: int, low: float = 0.0, high: float = 1.0) -> Tensor:
     """Uniform draws from [low, high), float32 [count]."""
     return torch.from_numpy(rng.random(count, dtype=np.float32)) * (high - low) + low

@@ -394,8 +394,8 @@ def dealt(
     """
     if pool is None:
         labels, pool = np.zeros_like(labels), np.zeros(size, np.int64)
-    elif partition.deals_test:
-        return index_of(partition.test_owners(pool, int(labels.max()) + 1, len(index), rng), len(index))
+    elif (owner := partition.test_owners(pool, int(labels.max()) + 1, len(index), rng)) is not None:
+        return index_of(owner, len(index))
     return by_distribution(index, labels, pool, rng)
 
 

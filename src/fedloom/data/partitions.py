@@ -54,7 +54,6 @@ class Partition(ABC):
 
     reads_labels: ClassVar[bool] = True  # targets must be class numbers
     needs_clients: ClassVar[bool] = True  # False: the number of clients follows from the data
-    deals_test: ClassVar[bool] = False  # True: implements ``test_owners``
 
     def __post_init__(self) -> None:
         check_fields(self, "partition.")
@@ -63,9 +62,9 @@ class Partition(ABC):
     def owners(self, labels: ndarray, clients: int, rng: Generator, groups: ndarray | None) -> ndarray:
         """The client (0 .. clients - 1) of every sample, or -1 for a sample that is left out; int [N]."""
 
-    def test_owners(self, labels: ndarray, classes: int, clients: int, rng: Generator) -> ndarray:
-        """The client of every row of the common test set, int [N]; only where ``deals_test``."""
-        raise DataError(f"partition {self.name!r} does not assign rows of the common test set to clients.")
+    def test_owners(self, labels: ndarray, classes: int, clients: int, rng: Generator) -> ndarray | None:
+        """The client of every row of the common test set, int [N]; None if these go by the clients' label shares."""
+        return None
 
     @property
     def outputs(self) -> int | None:
@@ -120,15 +119,6 @@ class Partition(ABC):
 
 
 partitions = Registry[Partition]("partition")
-
-
-def equal_sizes(samples: int, clients: int) -> np.ndarray:
-    """Sizes that differ by at most 1 and sum to ``samples``, int [K]; the first clients get the remainder.
-
-    >>> equal_sizes(11, 3).tolist()
-    [4, 4, 3]
-    """
-    return np.full(clients, samples // clients) + (np.arange(clients) < samples % clients)
 
 
 def lognormal_sizes(samples: int, clients: int, sigma: float, rng: Generator) -> np.ndarray:
@@ -393,10 +383,9 @@ class DirichletBalanced(Partition):
 
     def owners(self, labels: ndarray, clients: int, rng: Generator, groups: ndarray | None = None) -> ndarray:
         present, label = np.unique(labels, return_inverse=True)
+        sizes = np.bincount(np.arange(len(labels)) % clients)  # equal ones
         if self.sigma:
             sizes = lognormal_sizes(len(labels), clients, self.sigma, rng)
-        else:
-            sizes = equal_sizes(len(labels), clients)
         prior = rng.dirichlet(np.full(len(present), self.alpha), size=clients)  # [K, C]
         places = rng.permutation(np.repeat(np.arange(clients), sizes))  # the client of each place, in order of filling
         drawn = fill(places, np.maximum(prior, 1e-300), np.bincount(label), rng)
@@ -482,8 +471,6 @@ class Acid(Partition):
     classes: Count = 5
     samples: int = 500
     test_samples: int = 100
-
-    deals_test: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -87,7 +87,7 @@ def as_source(
             there = getattr(part, "column_names", getattr(part, "columns", ()))
             of = column if column in there else None  # which a test table may lack
             read_parts.append(read(part, None, features, label, of, what[-1]))
-    x, columns = _inputs([part.x for part in read_parts], what, count, name)
+    x, columns = _inputs([part.x for part in read_parts], name)
     targets, names = coded([part.y for part in read_parts], [part.names for part in read_parts], name)
     targets = with_kind(targets, x)
     for label_of, a, b in zip(what, x, targets, strict=True):
@@ -183,25 +183,12 @@ def _is_empty(part: Any) -> bool:
     return hasattr(inputs, "__len__") and not len(inputs)
 
 
-def _inputs(parts: Sequence[Any], what: Sequence[str], count: int, name: str) -> tuple[list[Tensor], list[str]]:
-    """Inputs of all parts, the first ``count`` for training, and their columns' names if they were tables.
-
-    ``what`` names each part in errors.
-    """
+def _inputs(parts: Sequence[Any], name: str) -> tuple[list[Tensor], list[str]]:
+    """Inputs of all parts, and their columns' names if they were tables."""
     if any(map(is_frame, parts)):
         tables, columns = encoded(parts, name)
         return [torch.from_numpy(table) for table in tables], columns
-    tensors = [inputs(part, f"{name}: x", warn=False) for part in parts]
-    shapes = {tuple(part.shape[1:]) for part in tensors[:count]}
-    if len(shapes) > 1:
-        message = " and ".join(str(list(shape)) for shape in sorted(shapes))
-        raise DataError(f"{name}: samples have different shapes, {message}; resize or pad them to one.")
-    (shape,) = shapes
-    if strange := next((at for at, part in enumerate(tensors) if part.shape[1:] != shape), None):
-        raise DataError(
-            f"{what[strange]} has samples of shape {list(tensors[strange].shape[1:])}, training samples {list(shape)}."
-        )
-    return tensors, []
+    return [inputs(part, f"{name}: x", warn=False) for part in parts], []
 
 
 def _clients(
@@ -225,8 +212,9 @@ def _clients(
 def _joined(parts: Sequence[Tensor], what: str) -> Tensor:
     if len(parts) == 1:
         return parts[0]
-    if len({(part.dtype, tuple(part.shape[1:])) for part in parts}) > 1:
-        raise DataError(f"{what} differ in type or shape from client to client; convert them to one.")
+    forms = dict.fromkeys(f"{str(part.dtype).removeprefix('torch.')} {list(part.shape[1:])}" for part in parts)
+    if len(forms) > 1:
+        raise DataError(f"{what} differ from client to client, {' and '.join(forms)}; convert them to one.")
     return torch.cat(list(parts))
 
 
@@ -422,10 +410,7 @@ def coded(parts: Sequence[Any], names: Sequence[Sequence[str]], what: str) -> tu
             known
         )
     tensors = [targets(part, f"{what}: y") for part in raw]
-    kinds = {part.is_floating_point() for part in tensors}
-    if len(kinds) > 1:
-        raise DataError(f"{what}: some targets are whole numbers and others floats; convert them to one type.")
-    if not kinds.pop():
+    if not any(part.is_floating_point() for part in tensors):
         tensors = [part[:, 0] if part.ndim == 2 and part.shape[1] == 1 else part for part in tensors]
         least = min((int(part.min()) for part in tensors if part.numel()), default=0)
         if least < 0:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
@@ -235,5 +236,9 @@ def checksum(named: Mapping[str, Tensor]) -> str:
 
 def content(value: Tensor) -> tuple[bytes, memoryview]:
     """Type and shape of a tensor as text, and its bytes."""
-    flat = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-    return f"{value.dtype}{tuple(value.shape)}".encode(), flat.numpy().data
+    return f"{value.dtype}{tuple(value.shape)}".encode(), raw(value).data
+
+
+def raw(value: Tensor) -> np.ndarray:
+    """The bytes of a tensor, uint8; those of a contiguous one on the host are not copied."""
+    return value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()

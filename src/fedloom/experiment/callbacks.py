@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import sys
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -284,7 +283,6 @@ class BarProgress(LatestProgress):
     def __init__(self, console: Console) -> None:
         super().__init__()
         self.console = console
-        self.echo = False
         self.task: TaskID | None = None
         self.bars = Progress(
             TextColumn("{task.description}", style="bold"),
@@ -298,15 +296,12 @@ class BarProgress(LatestProgress):
         )
 
     def __enter__(self) -> BarProgress:
-        self.echo = _echo_of_control_keys(False)
         self.bars.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         """Stop redrawing; the bars stay."""
         self.bars.stop()
-        if self.echo:
-            _echo_of_control_keys(True)
 
     def on_start(self, run: RunInfo) -> None:
         super().on_start(run)
@@ -364,20 +359,6 @@ class NotebookProgress(LatestProgress):
         bar = f'<progress value="{self.done}" max="{max(self.total, 1)}" style="width:16em"></progress>'
         line = f"<b>{name}</b> {bar} {self.done}/{self.total}  {text}"
         return f'<div style="font:13px monospace;white-space:pre">{line}</div>'
-
-
-def _echo_of_control_keys(on: bool) -> bool:
-    """Set whether the terminal echoes ^C, which would break a bar; return the previous setting."""
-    try:
-        import termios
-
-        settings = termios.tcgetattr(sys.stdin)
-        before = bool(settings[3] & termios.ECHOCTL)
-        settings[3] = settings[3] | termios.ECHOCTL if on else settings[3] & ~termios.ECHOCTL
-        termios.tcsetattr(sys.stdin, termios.TCSANOW, settings)
-    except Exception:  # no terminal, no termios, or standard input is closed
-        return False
-    return before
 
 
 def make_progress(console: Console, quiet: bool = False) -> NullProgress:

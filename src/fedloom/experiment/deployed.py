@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,9 +27,6 @@ from fedloom.experiment.atomic import as_file, write_whole
 from fedloom.experiment.conventions import known_tokens
 from fedloom.experiment.evaluation import Measurement
 from fedloom.metrics import Predictions
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True)
@@ -120,7 +117,7 @@ class DeployedModel:
         return values | {name: joined.value(name) for name in self.measurement.metrics}
 
     def export(self, path: Path | str, format: str = "safetensors") -> Path:
-        """Write the model to a new file, as safetensors, torch-export or onnx; see ``fedloom.experiment.trained``.
+        """Write the model to a new file, as safetensors, torch-export or onnx; see ``export`` in this module.
 
         Raises:
             ConfigError: if the file exists or cannot be written, or the model cannot be written in that format.

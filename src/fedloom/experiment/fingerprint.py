@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from fedloom.base.settings import to_plain
@@ -19,6 +18,7 @@ from fedloom.core import identity
 from fedloom.core.local import Local
 from fedloom.core.samples import Samples
 from fedloom.data.augment import augmentation
+from fedloom.experiment.atomic import raw
 from fedloom.experiment.experiment import Experiment
 from fedloom.rounds.plan import ClientPlan
 from fedloom.timing.schedules import Rounds
@@ -69,7 +69,7 @@ def describe(experiment: Experiment, plan: ClientPlan) -> dict[str, Any]:
         },
         "model": {
             "parameters": plan.layout.size,
-            "digest": _digest(*_layers(plan), _bytes(plan.theta0), _bytes(plan.buffers0)),
+            "digest": _digest(*_layers(plan), raw(plan.theta0), raw(plan.buffers0)),
         },
         **({"augment": [repr(augmentation(a)) for a in experiment.augment]} if experiment.augment else {}),
         **({"attack": repr(experiment.attack)} if plan.attack else {}),
@@ -179,9 +179,9 @@ def _beside(experiment: Experiment, plan: ClientPlan) -> dict[str, Any]:
     inputs: dict[str, Any] = {}
     unlabelled = experiment.federation.unlabelled
     if plan.teacher is not None:
-        inputs["teacher"] = _digest(*(_bytes(t) for t in plan.teacher.state_dict().values()))
+        inputs["teacher"] = _digest(*(raw(t) for t in plan.teacher.state_dict().values()))
     if unlabelled is not None and experiment.method.uses_unlabelled:
-        inputs["target"] = _digest(_bytes(unlabelled.x))
+        inputs["target"] = _digest(raw(unlabelled.x))
     if experiment.method.needs("views"):
         inputs["views"] = [repr(augmentation(a)) for a in experiment.views]
     return inputs
@@ -189,11 +189,7 @@ def _beside(experiment: Experiment, plan: ClientPlan) -> dict[str, Any]:
 
 def _sampled(x: Tensor | Samples) -> list[np.ndarray]:
     """Some of the inputs, of samples for collate with their targets, as bytes."""
-    return [_bytes(t) for t in (x.leaves(READ) if isinstance(x, Samples) else [x[:: max(len(x) // SAMPLED, 1)]])]
-
-
-def _bytes(t: Tensor) -> np.ndarray:
-    return t.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    return [raw(t) for t in (x.leaves(READ) if isinstance(x, Samples) else [x[:: max(len(x) // SAMPLED, 1)]])]
 
 
 def _digest(*arrays: np.ndarray) -> str:

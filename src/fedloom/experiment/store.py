@@ -137,7 +137,7 @@ class StateFolder:
             digest = hashlib.sha256()
             for key, value in sorted(flat(state).items()):
                 named[f"{client}/{key}"] = plain = value.detach().cpu().contiguous()
-                digest.update(_memory(plain))
+                digest.update(atomic.raw(plain).data)
             digests[client] = digest.hexdigest()
         # One entry: safetensors writes several in random order.
         blob = atomic.as_file(named, {"sha256": json.dumps(digests, sort_keys=True)})
@@ -162,9 +162,9 @@ class StateFolder:
                 for key, (dtype, shape, at) in header.tensors[client].items():
                     found[key] = tensor = torch.empty(shape, dtype=dtype)
                     handle.seek(header.length + at)
-                    if handle.readinto(_memory(tensor)) < tensor.nbytes:
+                    if handle.readinto(atomic.raw(tensor).data) < tensor.nbytes:
                         raise OSError("it ends too early")
-                    digest.update(_memory(tensor))
+                    digest.update(atomic.raw(tensor).data)
         except OSError as error:
             if not self.path.is_dir():
                 raise self.unseen() from error
@@ -554,11 +554,6 @@ def check_forms(found: Forms, start: Mapping[str, Tensor], what: str) -> None:
         grown = [size if now or key in OWN else 0 for size, now in zip(shape, value.shape, strict=False)]
         if dtype != value.dtype or len(shape) != value.ndim or grown != [*value.shape]:
             raise ValueError(f"{what} has {key} in another shape or type than this method and model")
-
-
-def _memory(t: Tensor) -> memoryview:
-    """The bytes of a contiguous tensor in the CPU's memory."""
-    return t.reshape(-1).view(torch.uint8).numpy().data
 
 
 def _copied(state: State) -> State:

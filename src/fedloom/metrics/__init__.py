@@ -22,7 +22,6 @@ from fedloom.metrics.fairness import (
     divergence_from_uniform,
     gini,
     hardest_weight,
-    parity_gap,
     quantiles,
     summary,
     weighted_mean,
@@ -48,7 +47,7 @@ __all__ = [
     "Direction", "Metric", "Predictions", "Values", "auprc", "auroc", "balanced_accuracy", "best", "best_round",
     "direction", "divergence_from_uniform", "ece", "exact_match", "f1", "fedavg_rounds",
     "final_smoothed", "gini", "hardest_weight", "lookup", "mce", "metric", "names", "parameters_to_target",
-    "parity_gap", "predictions", "quantiles", "r2", "reliability", "rounds_to_target",
+    "predictions", "quantiles", "r2", "reliability", "rounds_to_target",
     "seconds_to_target", "smoothed", "summary", "top_k",
     "weighted_mean", "worst",
 ]  # fmt: skip

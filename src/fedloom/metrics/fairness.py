@@ -1,4 +1,4 @@
-"""Summaries of a metric over clients: weighted mean, worst and best clients, Gini coefficient, gaps, quantiles.
+"""Summaries of a metric over clients: weighted mean, worst and best clients, Gini coefficient, gap, quantiles.
 
 Clients without a value (NaN: they have no test samples) are left out.
 """
@@ -87,30 +87,6 @@ def gini(values: Values) -> float:
     return float(((2 * ranks - len(x) - 1) * x).sum() / (len(x) * x.sum()))
 
 
-def parity_gap(values: Values, groups: Sequence[object] | None = None, weights: Values | None = None) -> float:
-    """Difference of the best and the worst group mean (ΔAG); without ``groups`` every client is its own group.
-
-    Args:
-        values: the metric of each client [K].
-        groups: the group of each client [K].
-        weights: weight of each client within its group [K], such as its sample count; by default 1.
-
-    Example:
-        >>> parity_gap([0.5, 0.75, 1.0])
-        0.5
-        >>> parity_gap([0.5, 0.75, 1.0], groups=["a", "a", "b"])
-        0.375
-    """
-    x = vector(values)
-    labels: Sequence[object] = range(len(x)) if groups is None else groups
-    w = np.ones(len(x)) if weights is None else vector(weights)
-    numbers = {label: number for number, label in enumerate(dict.fromkeys(labels))}
-    group, known = np.array([numbers[label] for label in labels], dtype=np.int64), ~np.isnan(x)
-    total = np.bincount(group[known], w[known])
-    means = np.bincount(group[known], w[known] * x[known])[total > 0] / total[total > 0]
-    return float(means.max() - means.min()) if len(means) else NAN
-
-
 def quantiles(values: Values, at: Sequence[float] = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)) -> dict[float, float]:
     """Quantiles over the clients, linearly interpolated.
 
@@ -187,7 +163,7 @@ def summary(values: Values, weights: Values | None = None, direction: Direction 
         "worst": worst(known, everyone, direction),
         "best": best(known, everyone, direction),
         "gini": gini(known),
-        "gap": parity_gap(known),
+        "gap": float(np.ptp(known)) if len(known) else NAN,
         **{f"q{round(100 * q)}": v for q, v in quantiles(known, (0.1, 0.25, 0.5, 0.75, 0.9)).items()},
     }
 

@@ -12,7 +12,7 @@ from fedloom.base.errors import ConfigError
 from fedloom.base.ranges import Count, Positive
 from fedloom.models.classifier import Classifier, image, models
 from fedloom.models.early_exit import EarlyExit, Shallow
-from fedloom.models.layers import GlobalMean, Norm, activation_layer, classifier, normalisation
+from fedloom.models.layers import ACTIVATIONS, ActivationName, GlobalMean, Norm, NormName, classifier, normalisation
 
 
 class Block(nn.Module):
@@ -42,9 +42,9 @@ def residual(
     *,
     classes: int,
     inputs: tuple[int, ...],
-    norm: str = "group",
+    norm: NormName = "group",
     groups: Count = 2,
-    activation: str = "relu",
+    activation: ActivationName = "relu",
     spectral: bool = False,
 ) -> Classifier:
     """A residual network: 3x3 stem, stages of basic blocks, global mean, linear head; all stages but the first halve.
@@ -53,7 +53,7 @@ def residual(
     """
     colours, _, _ = image(name, classes, inputs)
     make = normalisation(name, norm, groups, (stem, *widths))
-    act = activation_layer(name, activation)
+    act = ACTIVATIONS[activation]
     body = nn.Sequential(nn.Conv2d(colours, stem, 3, 1, 1, bias=False), make(stem), act())
     before = stem
     for stage, (after, count) in enumerate(zip(widths, repeats, strict=True)):
@@ -95,13 +95,13 @@ def _resnet(name: str) -> Callable[..., Classifier]:
         *,
         classes: int,
         inputs: tuple[int, ...],
-        norm: str = "group",
+        norm: NormName = "group",
         groups: Count = 2,
-        activation: str = "relu",
+        activation: ActivationName = "relu",
         spectral: bool = False,
     ) -> Classifier:
-        settings = {"classes": classes, "inputs": inputs, "norm": norm, "groups": groups}
-        return residual(name, stem, widths, repeats, **settings, activation=activation, spectral=spectral)
+        settings = {"norm": norm, "groups": groups, "activation": activation, "spectral": spectral}
+        return residual(name, stem, widths, repeats, classes=classes, inputs=inputs, **settings)
 
     make.__name__ = make.__qualname__ = name
     make.__doc__ = _DOC.format(
@@ -126,7 +126,7 @@ def energy_resnet(
     inputs: tuple[int, ...],
     width: Count = 16,
     groups: Count = 2,
-    activation: str = "swish",
+    activation: ActivationName = "swish",
     spectral: bool = True,
 ) -> Classifier:
     """A residual network whose logits are energies: stem of 16, stages of 16-32-64 channels with one block each.
@@ -182,7 +182,7 @@ _WIDTHS = (64, 128, 256, 512)
 
 
 def _near(
-    name: str, repeats: tuple[int, ...], classes: int, inputs: tuple[int, ...], norm: str, groups: int
+    name: str, repeats: tuple[int, ...], classes: int, inputs: tuple[int, ...], norm: NormName, groups: int
 ) -> tuple[nn.Sequential, Norm]:
     colours, _, _ = image(name, classes, inputs)
     make = normalisation(name, norm, groups, _WIDTHS)
@@ -191,7 +191,7 @@ def _near(
 
 
 def _preact(
-    name: str, repeats: tuple[int, ...], classes: int, inputs: tuple[int, ...], exit: bool, norm: str, groups: int
+    name: str, repeats: tuple[int, ...], classes: int, inputs: tuple[int, ...], exit: bool, norm: NormName, groups: int
 ) -> Classifier:
     near, make = _near(name, repeats, classes, inputs, norm, groups)
     far = _stages(nn.Sequential(), 128, _WIDTHS[2:], repeats[2:], 2, make)
@@ -203,7 +203,7 @@ def _preact(
 
 @models.register
 def preact_resnet18(
-    *, classes: int, inputs: tuple[int, ...], exit: bool = False, norm: str = "group", groups: Count = 2
+    *, classes: int, inputs: tuple[int, ...], exit: bool = False, norm: NormName = "group", groups: Count = 2
 ) -> Classifier:
     """PreActResNet-18 for small images, 11.1 million parameters (He et al., 2016b), optionally with an early exit.
 
@@ -222,7 +222,7 @@ def preact_resnet18(
 
 @models.register
 def preact_resnet34(
-    *, classes: int, inputs: tuple[int, ...], exit: bool = False, norm: str = "group", groups: Count = 2
+    *, classes: int, inputs: tuple[int, ...], exit: bool = False, norm: NormName = "group", groups: Count = 2
 ) -> Classifier:
     """PreActResNet-34 for small images, 21 million parameters (He et al., 2016b), optionally with an early exit.
 
@@ -234,7 +234,7 @@ def preact_resnet34(
 
 
 @models.register
-def preact_exit18(*, classes: int, inputs: tuple[int, ...], norm: str = "group", groups: Count = 2) -> Shallow:
+def preact_exit18(*, classes: int, inputs: tuple[int, ...], norm: NormName = "group", groups: Count = 2) -> Shallow:
     """The first two stages of PreActResNet-18, mixed pooling and a linear head: 0.7 million parameters (Acar, 2023).
 
     It is the sub-network M of ``preact_resnet18`` with ``exit``, under the same parameter names.
@@ -257,7 +257,7 @@ def wide_resnet(
     inputs: tuple[int, ...],
     depth: Count = 16,
     width: Count = 2,
-    norm: str = "group",
+    norm: NormName = "group",
     groups: Count = 2,
 ) -> Classifier:
     """WRN-depth-width: stem of 16, three stages of 16, 32, 64 times ``width`` channels (Zagoruyko, Komodakis, 2016).
@@ -301,7 +301,7 @@ def _scaled(channels: tuple[int, ...], width: float) -> tuple[int, ...]:
 
 @models.register
 def mobilenet(
-    *, classes: int, inputs: tuple[int, ...], width: Positive = 1.0, norm: str = "group", groups: Count = 2
+    *, classes: int, inputs: tuple[int, ...], width: Positive = 1.0, norm: NormName = "group", groups: Count = 2
 ) -> Classifier:
     """MobileNet: a 3x3 stem of stride 2 and 13 depthwise separable convolutions (Howard et al., 2017).
 
@@ -350,7 +350,7 @@ class InvertedBlock(nn.Module):
 
 @models.register
 def mobilenet_v2(
-    *, classes: int, inputs: tuple[int, ...], width: Positive = 1.0, norm: str = "group", groups: Count = 2
+    *, classes: int, inputs: tuple[int, ...], width: Positive = 1.0, norm: NormName = "group", groups: Count = 2
 ) -> Classifier:
     """MobileNetV2 for small images: four halvings instead of five (Sandler et al., 2018, as in Chen et al., 2022).
 
@@ -418,7 +418,7 @@ _SHUFFLE = {
 
 @models.register
 def shufflenet_v2(
-    *, classes: int, inputs: tuple[int, ...], width: float = 1.0, norm: str = "group", groups: Count = 2
+    *, classes: int, inputs: tuple[int, ...], width: float = 1.0, norm: NormName = "group", groups: Count = 2
 ) -> Classifier:
     """ShuffleNetV2 for small images: 1x1 stem, no first pool (Ma et al., 2018, as in Chen et al., SimKD, 2022).
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from fedloom.base.errors import ConfigError
 from fedloom.base.ranges import Count
 from fedloom.models.classifier import image, models
-from fedloom.models.layers import Norm, normalisation
+from fedloom.models.layers import Norm, NormName, normalisation
 
 Bound = float | Sequence[float]
 """Smallest or largest value of a pixel: one number, or one per channel."""
@@ -215,7 +215,7 @@ class ConditionalVAE(nn.Module):
         latent: Count = 64,
         *,
         width: Count = 32,
-        norm: str = "group",
+        norm: NormName = "group",
         groups: Count = 8,
         low: Bound = 0.0,
         high: Bound = 1.0,
@@ -279,7 +279,7 @@ class ConditionalGAN(nn.Module):
         latent: Count = 100,
         *,
         width: Count = 32,
-        norm: str = "group",
+        norm: NormName = "group",
         groups: Count = 8,
         low: Bound = 0.0,
         high: Bound = 1.0,

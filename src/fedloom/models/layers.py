@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from math import gcd
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedloom.base.checks import one_of
 from fedloom.base.errors import ConfigError
 from fedloom.compute.cohort import CohortLayer, Lookup, Parameter, cohort_layer
 from fedloom.compute.cohort.convolution import convolution, is_narrow
@@ -22,7 +22,13 @@ Norm = Callable[[int], nn.Module]
 """Makes the normalisation layer of a given number of channels."""
 
 
-def normalisation(model: str, norm: str, groups: int, channels: Iterable[int], dimensions: int = 2) -> Norm:
+NormName = Literal["group", "batch"]
+ActivationName = Literal["relu", "swish"]
+ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {"relu": nn.ReLU, "swish": nn.SiLU}
+"""Makers of activations; ``swish`` is the smooth x·σ(x)."""
+
+
+def normalisation(model: str, norm: NormName, groups: int, channels: Iterable[int], dimensions: int = 2) -> Norm:
     """The factory of a model's normalisation layers.
 
     Group normalisation treats one sample at a time and keeps no statistics. Batch normalisation adds buffers, which
@@ -30,7 +36,7 @@ def normalisation(model: str, norm: str, groups: int, channels: Iterable[int], d
 
     Args:
         model: the model's name, for error messages.
-        norm: ``group`` or ``batch``.
+        norm: the kind of normalisation.
         groups: groups of channels in group normalisation; must divide every number of channels.
         channels: all numbers of channels to be normalised.
         dimensions: 2 for images, 1 for signals.
@@ -42,24 +48,12 @@ def normalisation(model: str, norm: str, groups: int, channels: Iterable[int], d
     ...
     fedloom.base.errors.ConfigError: model 'resnet18' needs a number of groups that divides 64, not 3.
     """
-    batch: Norm = nn.BatchNorm1d if dimensions == 1 else nn.BatchNorm2d
-    kinds: dict[str, Norm] = {"group": lambda width: nn.GroupNorm(groups, width), "batch": batch}
-    one_of(f"model {model!r} has no norm", norm, kinds)
+    if norm == "batch":
+        return nn.BatchNorm1d if dimensions == 1 else nn.BatchNorm2d
     common = gcd(*channels)
-    if norm == "group" and common % groups:
+    if common % groups:
         raise ConfigError(f"model {model!r} needs a number of groups that divides {common}, not {groups}.")
-    return kinds[norm]
-
-
-def activation_layer(model: str, name: str) -> Callable[[], nn.Module]:
-    """The factory of a model's activations: ``relu``, or the smooth ``swish`` x·σ(x) (SiLU).
-
-    >>> activation_layer("resnet10", "swish")()
-    SiLU()
-    """
-    kinds: dict[str, Callable[[], nn.Module]] = {"relu": nn.ReLU, "swish": nn.SiLU}
-    one_of(f"model {model!r} has no activation", name, kinds)
-    return kinds[name]
+    return lambda width: nn.GroupNorm(groups, width)
 
 
 class GlobalMean(nn.Module):

@@ -8,11 +8,10 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from fedloom.base.checks import one_of
 from fedloom.base.errors import ConfigError
 from fedloom.base.ranges import Count, NonNegativeInt
 from fedloom.models.classifier import Classifier, flat, image, models, shape
-from fedloom.models.layers import GlobalMean, activation_layer, classifier, normalisation
+from fedloom.models.layers import ACTIVATIONS, ActivationName, GlobalMean, NormName, classifier, normalisation
 
 
 class OneLogit(nn.Module):
@@ -59,13 +58,14 @@ def logistic(*, classes: int, inputs: tuple[int, ...], zero: bool = True, one_lo
 
 
 def _layers(
-    name: str, classes: int, inputs: tuple[int, ...], hidden: tuple[int, ...], normalised: bool = False
-) -> Classifier:
+    name: str, classes: int, inputs: tuple[int, ...], hidden: tuple[int, ...], normalised: bool = False,
+    bias: bool = True,
+) -> Classifier:  # fmt: skip
     widths = [flat(name, classes, inputs), *hidden]
     body = nn.Sequential(nn.Flatten())
     for before, after in pairwise(widths):
         norms = [nn.BatchNorm1d(after)] if normalised else []
-        body.extend([nn.Linear(before, after, bias=not normalised), *norms, nn.ReLU()])
+        body.extend([nn.Linear(before, after, bias=bias), *norms, nn.ReLU()])
     return Classifier(body, widths[-1], classes)
 
 
@@ -85,7 +85,7 @@ def mlp(
         >>> mlp(classes=10, inputs=(1, 8, 8), hidden=(32, 16)).head
         Linear(in_features=16, out_features=10, bias=True)
     """
-    return _layers("mlp", classes, inputs, tuple(hidden), norm == "batch")
+    return _layers("mlp", classes, inputs, tuple(hidden), norm == "batch", bias=norm == "none")
 
 
 @models.register
@@ -108,7 +108,6 @@ def two_nn_superfed(*, classes: int, inputs: tuple[int, ...], width: Count = 200
     """The TwoNN of SuPerFed's public code: three hidden layers of 200 ReLU units, no biases, Xavier-normal weights.
 
     Args:
-        classes: number of classes.
         inputs: shape of one sample; it is flattened.
         width: units in each hidden layer.
 
@@ -116,11 +115,7 @@ def two_nn_superfed(*, classes: int, inputs: tuple[int, ...], width: Count = 200
         >>> sum(p.numel() for p in two_nn_superfed(classes=10, inputs=(1, 28, 28)).parameters())
         238800
     """
-    widths = [flat("two_nn_superfed", classes, inputs), *[width] * 3]
-    body = nn.Sequential(nn.Flatten())
-    for before, after in pairwise(widths):
-        body.extend([nn.Linear(before, after, bias=False), nn.ReLU()])
-    model = Classifier(body, width, classes)
+    model = _layers("two_nn_superfed", classes, inputs, (width,) * 3, bias=False)
     model.head = nn.Linear(width, classes, bias=False)
     for layer in model.modules():
         if isinstance(layer, nn.Linear):
@@ -137,9 +132,8 @@ def _two_convolutions(
     inputs: tuple[int, ...],
     channels: tuple[int, int],
     dense: tuple[int, ...],
-    padding: str,
+    padding: Literal["same", "valid"],
 ) -> Classifier:
-    one_of(f"model {name!r} has no padding", padding, _PADDING)
     zeros, least = _PADDING[padding]
     colours, *sides = image(name, classes, inputs, least, f" with {padding!r} padding")
     first, second = channels
@@ -161,7 +155,7 @@ def _two_convolutions(
 
 
 @models.register
-def two_cnn(*, classes: int, inputs: tuple[int, ...], padding: str = "same") -> Classifier:
+def two_cnn(*, classes: int, inputs: tuple[int, ...], padding: Literal["same", "valid"] = "same") -> Classifier:
     """The CNN of McMahan et al. (2017): 5x5 convolutions of 32 and 64 channels, 512 dense units.
 
     With ``same`` padding it has the 1,663,370 parameters on MNIST that the paper states.
@@ -174,7 +168,7 @@ def two_cnn(*, classes: int, inputs: tuple[int, ...], padding: str = "same") -> 
 
 
 @models.register
-def feddyn_cnn(*, classes: int, inputs: tuple[int, ...], padding: str = "valid") -> Classifier:
+def feddyn_cnn(*, classes: int, inputs: tuple[int, ...], padding: Literal["same", "valid"] = "valid") -> Classifier:
     """The CNN of FedDyn: 5x5 convolutions of 64 and 64 channels, 384 and 192 dense units (Acar et al., 2021).
 
     The paper leaves the padding open; ``valid`` is usual for this network and gives 1600 inputs to the dense layers and
@@ -193,15 +187,16 @@ def feddyn_cnn(*, classes: int, inputs: tuple[int, ...], padding: str = "valid")
 
 @models.register
 def fedssa_cnn(
-    *, classes: int, inputs: tuple[int, ...], channels: tuple[Count, Count] = (6, 16), padding: str = "valid"
+    *,
+    classes: int,
+    inputs: tuple[int, ...],
+    channels: tuple[Count, Count] = (6, 16),
+    padding: Literal["same", "valid"] = "valid",
 ) -> Classifier:
     """The CNN of FedSSA: 5x5 convolutions of 6 and 16 channels, 120 and 84 dense units (as in Li et al., 2021).
 
     Args:
         channels: channels of the two convolutions.
-
-    Raises:
-        ConfigError: if samples are not images of sufficient size.
 
     Example:
         >>> sum(p.numel() for p in fedssa_cnn(classes=10, inputs=(3, 32, 32)).parameters())
@@ -254,9 +249,6 @@ def vgg9(
         channels: channels of the six convolutions.
         dense: units of the layer before the head.
 
-    Raises:
-        ConfigError: if samples are not images of sufficient size.
-
     Example:
         >>> sum(p.numel() for p in vgg9(classes=62, inputs=(1, 28, 28)).parameters())
         1719742
@@ -280,7 +272,7 @@ def energy_cnn(
     inputs: tuple[int, ...],
     channels: tuple[Count, ...] | None = None,
     groups: Count = 2,
-    activation: str = "swish",
+    activation: ActivationName = "swish",
     spectral: bool = True,
 ) -> Classifier:
     """A small network whose logits are energies, E(x, y) = -f(x)[y]: smooth in x, with a bounded last layer.
@@ -296,9 +288,6 @@ def energy_cnn(
         channels: channels of the convolutions; by default the image is halved until its shorter side has one or two
             pixels, so that an energy depends on the whole image, and channels double up to 64.
 
-    Raises:
-        ConfigError: if samples are not images.
-
     Example:
         >>> [sum(p.numel() for p in energy_cnn(classes=10, inputs=(1, n, n)).parameters()) for n in (8, 28)]
         [41978, 109634]
@@ -308,7 +297,7 @@ def energy_cnn(
         halvings = max((min(sides) - 1).bit_length() - 1, 0)
         channels = tuple(min(max(64 >> halvings, 8) << k, 64) for k in range(halvings + 1))
     image("energy_cnn", classes, inputs, 2 ** (len(channels) - 1))
-    norm, act = normalisation("energy_cnn", "group", groups, channels), activation_layer("energy_cnn", activation)
+    norm, act = normalisation("energy_cnn", "group", groups, channels), ACTIVATIONS[activation]
     body = nn.Sequential()
     for number, after in enumerate(channels):
         kernel, stride = (4, 2) if number else (3, 1)
@@ -365,9 +354,6 @@ def stacked_lstm(
         positions: ``last`` predicts the token after the sequence (logits [B, C], labels [B]), ``every`` the token after
             each position (logits [B, T, C], labels [B, T]).
 
-    Raises:
-        ConfigError: for samples that are not sequences.
-
     Example:
         >>> import torch
         >>> model = stacked_lstm(classes=80, inputs=(20,), positions="every")
@@ -383,7 +369,7 @@ _SHORTEST = 1100  # samples that leave 256 values for four pools by four after a
 
 
 @models.register
-def m5(*, classes: int, inputs: tuple[int, ...], norm: str = "batch", groups: Count = 2) -> Classifier:
+def m5(*, classes: int, inputs: tuple[int, ...], norm: NormName = "batch", groups: Count = 2) -> Classifier:
     """M5: four 1-D convolutions on a waveform, each with a pool by four (Dai et al., 2017; widths of Hahn, 2024).
 
     64 filters of length 80 with stride 4, then 64, 128 and 256 of length 3; the mean over time goes to the head. Batch
@@ -391,9 +377,6 @@ def m5(*, classes: int, inputs: tuple[int, ...], norm: str = "batch", groups: Co
 
     Args:
         inputs: (channels, samples) of one waveform, 1100 samples or more.
-
-    Raises:
-        ConfigError: if samples are not waveforms of sufficient length.
 
     Example:
         >>> sum(p.numel() for p in m5(classes=35, inputs=(1, 16000)).parameters())

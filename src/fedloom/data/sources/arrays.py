@@ -467,7 +467,7 @@ def _check_classes(y: Tensor, v: Tensor, names: Sequence[str], name: str, split:
 def inputs(x: Tensor | np.ndarray, what: str = "x", warn: bool = True) -> Tensor:
     """Inputs as models take them: images [N, C, H, W] in 0..1, floats as float32, integers as int64.
 
-    Within ``images.as_bytes``, images stay bytes. ``warn`` tells of images whose channels seem to be last.
+    Within ``as_bytes``, images stay bytes. ``warn`` tells of images whose channels seem to be last.
     """
     x = x.detach() if isinstance(x, Tensor) else as_array(x, what)
     if x.ndim in (3, 4) and x.dtype in (np.uint8, torch.uint8):
