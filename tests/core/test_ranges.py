@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import pytest
 
 from fedloom.base.errors import ConfigError
-from fedloom.base.ranges import Count, Decay, NonNegative, Range, Words, outside, ranges
+from fedloom.base.ranges import Count, Decay, NonNegative, Range, Words, out_of_range, ranges
 from fedloom.base.registry import Registry
 from fedloom.base.settings import convert, expected
 from fedloom.cli import main
@@ -114,8 +114,8 @@ def test_a_part_of_ones_own_has_its_ranges_checked(settings: dict[str, Any], sen
 
 
 def test_bounds_that_belong_to_a_range_are_inside() -> None:
-    assert outside(Slow(0.0, 1, gain=float("inf"))) is None
-    assert outside(Slow(passes=None)) is None
+    assert out_of_range(Slow(0.0, 1, gain=float("inf"))) is None
+    assert out_of_range(Slow(passes=None)) is None
 
 
 def test_ranges_are_words_of_a_type_and_do_not_change_conversion() -> None:

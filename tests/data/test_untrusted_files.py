@@ -203,8 +203,8 @@ def npy(kind: str, shape: tuple[int, ...], data: bytes) -> bytes:
     [
         ("x_train", "<f4", (10**7, 0), b"", "10,000,000 rows hold nothing"),
         ("names", "<U0", (10**7,), b"", "10,000,000 rows hold nothing"),
-        ("client_train", ">U1", (4,), b"\x7f\xff\xff\xff" * 4, "its texts are none"),
-        ("names", "<U1", (2,), b"a\0\0\0\0\xd8\0\0", "its texts are none"),
+        ("client_train", ">U1", (4,), b"\x7f\xff\xff\xff" * 4, "its texts are no Unicode"),
+        ("names", "<U1", (2,), b"a\0\0\0\0\xd8\0\0", "its texts are no Unicode"),
     ],
 )
 def test_rows_of_a_header_alone_and_texts_that_are_none(

@@ -98,13 +98,13 @@ NonNegativeInt = Annotated[int, Range(0)]
 Bound = Annotated[float, Range(0, above=True, infinite=True)]
 
 
-def outside(made: Any) -> str | None:
+def out_of_range(made: Any) -> str | None:
     """What is wrong with the first field of a dataclass that is outside the range of its annotation; None if none is.
 
     >>> @dataclass
     ... class Step:
     ...     lr: Annotated[float, Range(0, above=True)] = 0.1
-    >>> outside(Step()), outside(Step(0.0))
+    >>> out_of_range(Step()), out_of_range(Step(0.0))
     (None, 'lr must be a finite number greater than 0, not 0.0')
     """
     fields = made.__dataclass_fields__
@@ -133,7 +133,7 @@ def beyond(known: Range | Words, value: Any) -> str | None:
 
 def within(made: Any, where: str = "") -> None:
     """Raise a ``ConfigError`` for a field outside the range of its annotation; ``where`` begins the sentence."""
-    if wrong := outside(made):
+    if wrong := out_of_range(made):
         raise ConfigError(f"{where}{wrong}.")
 
 

@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeVar, overload
 
 from fedloom.base.documentation import documentation
 from fedloom.base.errors import ConfigError, nearest
-from fedloom.base.ranges import beyond, each, outside, range_of
+from fedloom.base.ranges import beyond, each, out_of_range, range_of
 from fedloom.base.settings import checked, signature
 
 T = TypeVar("T")
@@ -45,7 +45,7 @@ class Ranged:
     """
 
     def __post_init__(self) -> None:
-        if wrong := outside(self):
+        if wrong := out_of_range(self):
             raise ConfigError(f"{titled(type(self))}: {wrong}.")
 
 

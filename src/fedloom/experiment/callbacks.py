@@ -33,7 +33,7 @@ from fedloom.experiment.rundir import RunDirectory
 from fedloom.experiment.summary import looks, since_best
 from fedloom.metrics import Direction, direction
 
-BETWEEN = 0.1  # seconds between two pictures of a bar
+BETWEEN = 0.1  # seconds between two drawings of a bar
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,7 @@ class Outlook(NamedTuple):
 
     @classmethod
     def of(cls, timeline: Timeline, steps: int, version_bytes: int) -> Outlook:
-        """Of the first steps of a timeline, which is passed through."""
+        """The outlook on the first ``steps`` steps of a timeline."""
         work = lost = clock = 0.0
         versions = 0
         for number in range(steps):

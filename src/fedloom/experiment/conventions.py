@@ -17,7 +17,8 @@ from fedloom.base.errors import ConfigError, DataError, outside
 from fedloom.core.federation import Arrays
 
 APART = 2.0
-"""Ratio of two deviations, and their half the distance of two means, from which columns are scaled differently."""
+"""A ratio of two deviations above which columns are scaled differently; so are they if their means differ by more than
+the larger deviation over it."""
 
 
 def table_of(provenance: Mapping[str, Any]) -> dict[str, Any]:

@@ -258,7 +258,7 @@ def check_evaluation(method: Method, evaluation: Evaluation) -> None:
 def check_means(method: Method, evaluation: Evaluation, common: bool, held: bool) -> None:
     """Raise a ``ConfigError`` for a mean of models that cannot be measured.
 
-    Without a ``common`` test set clients test it on samples that they ``held`` out, but no means of levels.
+    Without a ``common`` test set clients test it on the samples that they ``held`` out, unless models have levels.
     """
     means = [name for name in ("average", "cohort") if name in evaluation.what]
     if not means or common:

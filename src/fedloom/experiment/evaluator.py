@@ -1,7 +1,7 @@
 """Evaluation: of the server model, of the model that every client uses, and of means of models over clients or rounds.
 
-Which model a client uses its personal part says (``Personal.uses``, ``Personal.fill``), candidates and samples as data:
-clients that may choose are judged together here.
+The personal part says which models a client may use, and on which samples they are judged (``Personal.uses``,
+``Personal.fill``); the models of all clients that may choose are judged together here.
 """
 
 from __future__ import annotations

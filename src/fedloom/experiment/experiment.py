@@ -169,7 +169,7 @@ class Experiment:
             raise ConfigError(f"{len(empty)} clients have no training samples; the first is client {empty[0]}.")
 
     def _dealt(self) -> Method:
-        """The method with every client's network by name, where networks are dealt by the clients' devices."""
+        """The method with the number of each client's network, where networks are dealt by the clients' devices."""
         if not self.method.personal.levels:
             return self.method
         from fedloom.parts.personal import Architectures

@@ -25,7 +25,7 @@ from fedloom.timing.schedules import Rounds
 from fedloom.timing.selection import Uniform
 
 ADAM = ("beta1", "beta2")
-SINCE = (  # settings of local training that are described where they are used
+IF_CHANGED = (  # settings of local training that are described where they differ from their defaults
     "last_batch", "micro_batch", "schedule", "milestones", "horizon", "lr_end", "warmup", "step_schedule", "rates",
 )  # fmt: skip
 SAMPLED = 1000  # number of input rows in the digest
@@ -169,7 +169,7 @@ def _local(local: Local) -> dict[str, Any]:
     unused = (*unused, "precision") if local.precision == "full" else unused
     unused = (*unused, "dp_clip", "dp_noise", "dp_delta") if local.dp_clip is None else unused
     unused = (*unused, *(name for name in ("poisson", "stragglers") if not getattr(local, name)))
-    unused = (*unused, *(name for name in SINCE if getattr(local, name) == getattr(Local(), name)))
+    unused = (*unused, *(name for name in IF_CHANGED if getattr(local, name) == getattr(Local(), name)))
     values = {name: getattr(local, name) for name in asdict(local) if name not in unused}
     return {name: identity.of_function(v) if callable(v) else to_plain(v) for name, v in values.items()}
 

@@ -1,7 +1,7 @@
 """What clients keep between rounds: their states and, if these are evaluated, their last models.
 
 New states wait in memory until they exceed the store's room, and are then written to a file; the rest is written
-before a checkpoint, which itself holds an index alone. So *memory* is room without bound, and *disk* a little.
+before a checkpoint, which itself holds an index alone. In *memory* the room has no bound, on *disk* it is small.
 
 A file ``<round>-<hash>.safetensors`` holds states of several clients and is never changed. Its tensors are called
 ``<client>/<part>|<name>``, and its header has the SHA-256 of each client's tensors; the index has the SHA-256 of the

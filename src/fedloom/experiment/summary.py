@@ -58,7 +58,7 @@ def looks(history: Sequence[Mapping[str, Any]], key: str) -> list[float]:
 def since_best(values: Sequence[float], maximise: bool, min_delta: float = 0.0) -> int:
     """The number of values since the last one that was better than all before it, by more than ``min_delta``.
 
-    NaN is better only than no value at all; values that are all NaN, of a metric without a value so far, count as none.
+    NaN is never an improvement. If all values are NaN, the metric has had no value so far, and the number is 0.
 
     >>> since_best([0.5, 0.7, 0.7, 0.6], maximise=True), since_best([nan, 0.7, nan], maximise=True)
     (2, 1)

@@ -98,13 +98,12 @@ def _refuse_private(config: Mapping[str, Any], model: nn.Module) -> None:
 def _finished(run: RunDirectory) -> Mapping[str, Any]:
     """The run's configuration, if the run is complete and its configuration names the model."""
     try:
-        config, summary, status = run.config(), run.summary(), run.status
+        config, summary = run.config(), run.summary()
     except CheckpointError as error:
         raise ConfigError(f"teacher={error}") from error
     if "summary.json could not be read." in run.notes:
-        raise ConfigError(
-            f"the teacher's run directory {run.path} cannot be read: {' '.join(dict.fromkeys(run.notes))}"
-        )
+        raise ConfigError(f"the teacher's run directory {run.path} cannot be read: {' '.join(run.notes)}")
+    status = Status.of(summary)
     if not status.ended or not (run.path / "model.safetensors").is_file():
         if status.ended and run.kind != FEDERATED:
             raise ConfigError(

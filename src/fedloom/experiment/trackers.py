@@ -80,9 +80,10 @@ class Tracker(Callback):
         if self.run is None or self.run.directory is None:
             return
         directory, self.run = self.run.directory, None
-        final = directory.summary().get("final") or {}
-        numbers = {key: float(value) for key, value in final.items() if isinstance(value, int | float)}
-        self._try(self.end, directory.status, numbers, files(directory))
+        summary = directory.summary()
+        final = (summary.get("final") or {}).items()
+        numbers = {key: float(value) for key, value in final if isinstance(value, int | float)}
+        self._try(self.end, Status.of(summary), numbers, files(directory))
 
     def _try(self, call: Callable[..., None], *arguments: Any) -> None:
         """Call the library; if it fails, as when its server is gone, a warning says so once, and the run goes on."""

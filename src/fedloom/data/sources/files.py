@@ -216,13 +216,16 @@ def read_npz(path: Path, keys: Sequence[str], optional: Sequence[str] = ()) -> d
 
 
 def sound(array: np.ndarray) -> np.ndarray:
-    """The same array, unless a header alone makes its rows, of any number, or what it holds as texts are none."""
+    """The same array; a ``ValueError`` if its rows hold no bytes, or its texts are no Unicode.
+
+    Rows without bytes may be any number that a header claims.
+    """
     if array.ndim and len(array) and not array.nbytes:
         raise ValueError(f"{len(array):,} rows hold nothing")
     if array.dtype.kind == "U" and array.size:
         codes = np.ascontiguousarray(array, array.dtype.newbyteorder("=")).view(np.uint32)
         if bool(((codes > sys.maxunicode) | (codes >> 11 == 0xD800 >> 11)).any()):
-            raise ValueError("its texts are none")
+            raise ValueError("its texts are no Unicode")
     return array
 
 
