@@ -16,7 +16,7 @@ from helpers.pictures import write_idx, write_split
 from fedloom.base.errors import ConfigError, DataError
 from fedloom.data import from_tensors, sources
 from fedloom.data.sources.arrays import to_images
-from fedloom.data.sources.files import read_idx
+from fedloom_apps.readers.formats import read_idx
 from fedloom_apps.readers.mnist import CLASSES
 
 RNG = np.random.default_rng(0)

@@ -10,8 +10,8 @@ import torch
 
 from fedloom.base.errors import ConfigError, DataError
 from fedloom.data import federate, sources
-from fedloom.data.sources.files import read_table
 from fedloom_apps.online.streams import InOrder, task_stream
+from fedloom_apps.readers.formats import read_table
 
 
 @pytest.fixture(autouse=True)

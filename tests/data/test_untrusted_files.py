@@ -28,11 +28,12 @@ from fedloom.base.errors import DataError
 from fedloom.data import plots, sources
 from fedloom.data.like import read_like
 from fedloom.data.sources.arrays import read_image
-from fedloom.data.sources.files import cached, read_idx, read_npz, read_pickle, read_table, write_npz
+from fedloom.data.sources.files import cached, read_npz, write_npz
 from fedloom.data.sources.generated import read_generated
 from fedloom.data.sources.table import read_frame, without_gaps
 from fedloom.data.user import as_source
 from fedloom.experiment.rundir import Table
+from fedloom_apps.readers.formats import read_idx, read_pickle, read_table
 
 __all__ = ["cli"]
 

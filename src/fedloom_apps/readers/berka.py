@@ -13,7 +13,8 @@ from fedloom.base.documentation import bibtex
 from fedloom.base.errors import DataError
 from fedloom.core.federation import Arrays
 from fedloom.data.sources import Source, natural_clients, sources
-from fedloom.data.sources.files import Files, Standardise, number, read_table, reads, standardise
+from fedloom.data.sources.files import Files, reads
+from fedloom_apps.readers.formats import Standardise, number, read_table, standardise
 
 TABLES = ("loan", "account", "district", "order", "trans")
 FILES = Files(

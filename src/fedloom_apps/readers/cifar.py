@@ -13,7 +13,8 @@ from fedloom.base.documentation import bibtex
 from fedloom.base.errors import DataError
 from fedloom.data.sources import Source, sources
 from fedloom.data.sources.arrays import by_class, image_arrays, read_images
-from fedloom.data.sources.files import Files, read_npz, read_pickle, reads
+from fedloom.data.sources.files import Files, read_npz, reads
+from fedloom_apps.readers.formats import read_pickle
 
 LICENCE = "none stated by the authors; used for research"
 SCALE_10 = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)

@@ -12,7 +12,8 @@ from fedloom.base.documentation import bibtex
 from fedloom.base.errors import DataError, of_extra
 from fedloom.core.federation import Arrays
 from fedloom.data.sources import Source, sources
-from fedloom.data.sources.files import Files, Standardise, number, read_table, reads, standardise
+from fedloom.data.sources.files import Files, reads
+from fedloom_apps.readers.formats import Standardise, number, read_table, standardise
 
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
 FILES = Files(

@@ -12,8 +12,9 @@ from fedloom.base.errors import DataError
 from fedloom.base.ranges import Count
 from fedloom.data.sources import Source, sources
 from fedloom.data.sources.arrays import by_class, image_arrays, read_images
-from fedloom.data.sources.files import Files, read_table, reads
+from fedloom.data.sources.files import Files, reads
 from fedloom.data.split import rank_within
+from fedloom_apps.readers.formats import read_table
 
 LICENCE = "ImageNet's terms of access: research and education, not commercial"
 FOLDER = "tiny-imagenet-200"

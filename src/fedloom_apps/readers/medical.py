@@ -12,7 +12,8 @@ from fedloom.base.errors import ConfigError, DataError
 from fedloom.core.federation import Arrays
 from fedloom.data.sources import Source, sources
 from fedloom.data.sources.arrays import image_arrays, read_images
-from fedloom.data.sources.files import Files, read_npz, read_table, reads
+from fedloom.data.sources.files import Files, read_npz, reads
+from fedloom_apps.readers.formats import read_table
 
 TABLE = "isic2019/train_test_split"
 ISIC = Files(

@@ -13,7 +13,8 @@ from fedloom.base.errors import DataError
 from fedloom.core.federation import Arrays
 from fedloom.data.sources import Source, natural_clients, sources
 from fedloom.data.sources.arrays import image_arrays
-from fedloom.data.sources.files import Files, find, read_idx, read_npz, reads
+from fedloom.data.sources.files import Files, find, read_npz, reads
+from fedloom_apps.readers.formats import read_idx
 
 PARTS = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 GARMENTS = (

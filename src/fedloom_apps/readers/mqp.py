@@ -12,8 +12,9 @@ from fedloom.base.documentation import bibtex
 from fedloom.base.errors import ConfigError, DataError
 from fedloom.core.federation import Arrays
 from fedloom.data.sources import Source, natural_clients, sources
-from fedloom.data.sources.files import Files, read_table, reads
+from fedloom.data.sources.files import Files, reads
 from fedloom.data.texts import words_of
+from fedloom_apps.readers.formats import read_table
 
 FILES = Files(
     "MQP",
