@@ -749,6 +749,7 @@ class Flower(Partition):
     needs_clients: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.partitioner is not None and self.kind:
             raise ConfigError("partition 'flower' takes a partitioner or the kind of one, not both.")
 
