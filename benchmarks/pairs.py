@@ -40,7 +40,7 @@ def formed(form: str) -> Callable[[ClientPlan], Any]:
         if form == "coordinates":
             return batched.Batched(plan)
         explicit = mock.patch.object(batched, "samples_with_coordinates", return_value=0)
-        with explicit, mock.patch.object(batched, "pays", return_value=form == "rows"):
+        with explicit, mock.patch.object(batched, "is_faster", return_value=form == "rows"):
             return batched.Batched(plan)
 
     return make

@@ -204,23 +204,23 @@ def test_a_network_that_cannot_be_copied_keeps_explicit_weights() -> None:
     plan, net = planned(mlp(), adapting(Maml(steps=2)))
     support = batches()[0].x
     net.model.seen = net.model(support)
-    assert subspace.pays(plan, net, support) is None
+    assert subspace.layer_in_basis(plan, net, support) is None
 
 
 def test_explicit_weights_where_a_method_or_many_samples_need_them() -> None:
     plan, net = planned(mlp(), adapting(Maml(steps=2), Robustness()))
     assert plan.has_twin
-    assert subspace.pays(plan, net, batches()[0].x) is None
+    assert subspace.layer_in_basis(plan, net, batches()[0].x) is None
     plan, net = planned(mlp(), adapting(Maml(steps=2)))
-    assert subspace.pays(plan, net, batches(12)[0].x) is not None
-    assert subspace.pays(plan, net, batches(13)[0].x) is None
+    assert subspace.layer_in_basis(plan, net, batches(12)[0].x) is not None
+    assert subspace.layer_in_basis(plan, net, batches(13)[0].x) is None
     one = planned(mlp(), adapting(Maml(steps=1)))
-    assert subspace.pays(*one, batches()[0].x) is None
-    assert subspace.pays(*one, batches()[0].x, together=True) is not None
-    assert subspace.pays(plan, net, batches(5)[0].x.float()) is None
+    assert subspace.layer_in_basis(*one, batches()[0].x) is None
+    assert subspace.layer_in_basis(*one, batches()[0].x, together=True) is not None
+    assert subspace.layer_in_basis(plan, net, batches(5)[0].x.float()) is None
     head = fixed(Split(nn.Flatten(), 100))
     plan, net = planned(head, Method("a", (CrossEntropy(),), adaptation=Featured(steps=2)))
-    assert subspace.pays(plan, net, batches()[0].x) is None
+    assert subspace.layer_in_basis(plan, net, batches()[0].x) is None
 
 
 class Featured(Maml):

@@ -26,7 +26,7 @@ from fedloom.base.errors import in_one_line
 from fedloom.base.tree import finite
 from fedloom.compute import plain
 from fedloom.compute.cohort import BatchSchedule, CohortNet, Rows, StepRule, TrainedCohort, train
-from fedloom.compute.cohort.pairs import PairedNet, pays
+from fedloom.compute.cohort.pairs import PairedNet, is_faster
 from fedloom.compute.cohort.parameters import new_rows
 from fedloom.compute.cohort.trial import trial_reason
 from fedloom.compute.linear import LinearClient, Received, sums_of
@@ -114,7 +114,7 @@ class Batched:
         self.samples, self.has_paired_rounds = 0, False
         if not self.has_separate_rounds and has_paired_rounds(plan):
             self.samples = samples_with_coordinates(plan)
-            self.has_paired_rounds = on_gpu or pays(plan.layout, self.samples)
+            self.has_paired_rounds = on_gpu or is_faster(plan.layout, self.samples)
         longest, memory = LONGEST, PAIRED if self.has_paired_rounds else MEMORY
         if on_gpu:
             longest, memory = ON_GPU

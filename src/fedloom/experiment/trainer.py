@@ -262,6 +262,7 @@ class Trainer:
         return next((reason for reason in reasons if reason is not None), None)
 
     def _open(self, resume: bool | Path, or_begin: bool) -> None:
+        """Begin the run directory, or go on in it."""
         directory, task = self.directory, self.task
         if directory is None:
             return
@@ -273,17 +274,7 @@ class Trainer:
         if or_begin:
             refuse_lost_config(directory)
         stored = directory.continued() if resume and (directory.is_begun or not or_begin) else None
-        changed = [] if stored is None else differences(stored.get("identity", {}), identity)
-        if stored is not None and not all(change.startswith(task.changeable) for change in changed):
-            why, names = "; ".join(changed), [change.partition(":")[0] for change in changed]
-            if names == ["compute"]:  # compute=auto may have had another choice, in another version
-                why += f"; compute={stored['identity']['compute']} continues it"
-            if names == ["rounds"]:  # only there if results depend on it
-                why += (
-                    f", and what {task.name} does depends on the number of its rounds; start a new run with "
-                    f"rounds={task.rounds} in another directory, with out="
-                )
-            raise CheckpointError(f"{directory.path} holds another experiment, so it cannot be continued: {why}.")
+        changed = [] if stored is None else self._changes(directory, stored, identity)
         with writing(directory.path, CheckpointError):
             if stored is None:
                 directory.create(config, task.citations, into=bool(resume))
@@ -303,6 +294,21 @@ class Trainer:
                     self.moved, config = differences(made, here), config | made
                 directory.describe(config | ({"changes": self.changes} if self.changes else {}), task.citations)
             task.prepare(directory)
+
+    def _changes(self, directory: RunDirectory, stored: Mapping[str, Any], identity: Mapping[str, Any]) -> list[str]:
+        """The settings that a continued run changes, as sentences; ``CheckpointError`` if it may not change them."""
+        task, changed = self.task, differences(stored.get("identity", {}), identity)
+        if not all(change.startswith(task.changeable) for change in changed):
+            why, names = "; ".join(changed), [change.partition(":")[0] for change in changed]
+            if names == ["compute"]:  # compute=auto may have had another choice, in another version
+                why += f"; compute={stored['identity']['compute']} continues it"
+            if names == ["rounds"]:  # only there if results depend on it
+                why += (
+                    f", and what {task.name} does depends on the number of its rounds; start a new run with "
+                    f"rounds={task.rounds} in another directory, with out="
+                )
+            raise CheckpointError(f"{directory.path} holds another experiment, so it cannot be continued: {why}.")
+        return changed
 
     def _resumed(self, resume: bool | Path | str) -> bool | Path:
         """True for the run directory itself, as on the command line; the path of a checkpoint unchanged."""

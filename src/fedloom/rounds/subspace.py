@@ -58,19 +58,19 @@ class Subspace:
         cls, plan: ClientPlan, net: Net, theta: Float[Tensor, "P"], support: Shaped[Tensor, "n ..."]
     ) -> Subspace | None:
         """The model at θ for steps on ``support``; None where explicit weights are needed, or as fast."""
-        entrance = pays(plan, net, support)
-        if entrance is None:
+        layer = layer_in_basis(plan, net, support)
+        if layer is None:
             return None
-        for mine, whole in zip(entrance.net.modules(), net.modules(), strict=True):
+        for mine, whole in zip(layer.net.modules(), net.modules(), strict=True):
             mine.training = whole.training
-        return entrance.at(theta, support)
+        return layer.at(theta, support)
 
     def inputs(self, x: Tensor) -> Tensor:
         """(x Wᵀ, x Q) [N, out + n] for samples [N, ...]; for the support it is already there."""
         return self.read if x is self.support else _read(x, self.weight, self.basis)
 
 
-class InBasis(nn.Module):
+class LinearInBasis(nn.Module):
     """The linear layer from (x Wᵀ, x Q) [N, out + n] to x Wᵀ + (x Q) Bᵀ + b [N, out]; its weight is B [out, n]."""
 
     def __init__(self, layer: nn.Linear) -> None:
@@ -87,7 +87,7 @@ def _read(x: Tensor, weight: Tensor, basis: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Entrance:
+class InputLayer:
     """A linear layer that alone reads the samples: the place of its weight in the layout, and the network with it."""
 
     net: Net
@@ -116,7 +116,9 @@ def in_transform() -> bool:
     return torch._C._functorch.maybe_current_level() is not None  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def pays(plan: ClientPlan, net: Net, support: Shaped[Tensor, "n ..."], together: bool = False) -> Entrance | None:
+def layer_in_basis(
+    plan: ClientPlan, net: Net, support: Shaped[Tensor, "n ..."], together: bool = False
+) -> InputLayer | None:
     """The layer whose steps on ``support`` are taken in its basis; None where explicit weights are used.
 
     A basis costs more the more samples there are, and each step saves the same. A single step of a single model is not
@@ -127,26 +129,26 @@ def pays(plan: ClientPlan, net: Net, support: Shaped[Tensor, "n ..."], together:
         return None
     if GAIN**2 * len(support) > min(steps, GAIN) * support[0].numel():
         return None
-    found = entrance(plan, net, support.shape[1:])
+    found = input_layer(plan, net, support.shape[1:])
     return found if found is not None and found.leaf.size >= SMALLEST else None
 
 
-_entrances: WeakKeyDictionary[Net, dict[tuple[int, ...], Entrance | None]] = WeakKeyDictionary()
+_input_layers: WeakKeyDictionary[Net, dict[tuple[int, ...], InputLayer | None]] = WeakKeyDictionary()
 
 
-def entrance(plan: ClientPlan, net: Net, shape: tuple[int, ...]) -> Entrance | None:
+def input_layer(plan: ClientPlan, net: Net, shape: tuple[int, ...]) -> InputLayer | None:
     """The layer of ``net`` that alone reads the samples [N, *shape], flattened, if it is linear and trained.
 
     None if there is none, or if the method needs more of the network than its output. It is found by trial: samples
     arrive at the layer unchanged, and the network that reads (x Wᵀ, x Q) instead gives the same output.
     """
-    known = _entrances.setdefault(net, {})
+    known = _input_layers.setdefault(net, {})
     if shape not in known:
-        known[shape] = _found(plan, net, shape)
+        known[shape] = _tried(plan, net, shape)
     return known[shape]
 
 
-def _found(plan: ClientPlan, net: Net, shape: tuple[int, ...]) -> Entrance | None:
+def _tried(plan: ClientPlan, net: Net, shape: tuple[int, ...]) -> InputLayer | None:
     if plan.has_twin or net.needs_model or not net.predicts or net.operand_dtype is not None:
         return None
     name, layer = next((each for each in net.named_modules() if [*each[1].parameters(recurse=False)]), ("", net))
@@ -157,9 +159,10 @@ def _found(plan: ClientPlan, net: Net, shape: tuple[int, ...]) -> Entrance | Non
     modes = [(each, each.training) for each in net.modules()]
     try:
         reduced = copy.deepcopy(net, same).eval()
-        reduced.set_submodule(name, InBasis(layer))
-        found = Entrance(reduced, plan.layout, names.index(f"{name}.weight"))
-        return found if _arrive(net.train(), layer, plan, shape) and _agree(plan, net.eval(), found, shape) else None
+        reduced.set_submodule(name, LinearInBasis(layer))
+        found = InputLayer(reduced, plan.layout, names.index(f"{name}.weight"))
+        reads = _reads_samples(net.train(), layer, plan, shape)
+        return found if reads and _same_outputs(plan, net.eval(), found, shape) else None
     except Exception:  # a network may read samples elsewhere, insist on their shape, or keep what cannot be copied
         return None
     finally:
@@ -167,7 +170,7 @@ def _found(plan: ClientPlan, net: Net, shape: tuple[int, ...]) -> Entrance | Non
             each.training = mode
 
 
-class _ArrivedError(Exception):
+class _ReachedError(Exception):
     pass
 
 
@@ -177,19 +180,19 @@ def _samples(plan: ClientPlan, shape: tuple[int, ...]) -> Tensor:
 
 
 @torch.no_grad()
-def _arrive(net: Net, layer: nn.Module, plan: ClientPlan, shape: tuple[int, ...]) -> bool:
+def _reads_samples(net: Net, layer: nn.Module, plan: ClientPlan, shape: tuple[int, ...]) -> bool:
     """Whether the layer's input is the flattened samples, also in training, where dropout may come before it."""
     x, seen = _samples(plan, shape), []
 
     def stop(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         seen.append(inputs[0])
-        raise _ArrivedError
+        raise _ReachedError
 
     hook = layer.register_forward_pre_hook(stop)
     try:
         with torch.random.fork_rng(devices=[]):
             net(x)
-    except _ArrivedError:
+    except _ReachedError:
         return seen[0].shape == x.flatten(1).shape and torch.equal(seen[0], x.flatten(1))
     finally:
         hook.remove()
@@ -197,7 +200,7 @@ def _arrive(net: Net, layer: nn.Module, plan: ClientPlan, shape: tuple[int, ...]
 
 
 @torch.no_grad()
-def _agree(plan: ClientPlan, net: Net, found: Entrance, shape: tuple[int, ...]) -> bool:
+def _same_outputs(plan: ClientPlan, net: Net, found: InputLayer, shape: tuple[int, ...]) -> bool:
     """Whether the network in a basis gives the output of the whole one."""
     theta = torch.arange(plan.layout.size, dtype=plan.layout.dtype, device=plan.device).sin() / 5
     x = _samples(plan, shape)

@@ -160,7 +160,7 @@ class Node:
             if (again := versions.answered(ticket)) is not None:
                 self.tell("sending the last answer once more")
                 return again
-            facts, tensors = self._do(asked, assignment, versions, broadcast)
+            facts, tensors = self._answered(asked, assignment, versions, broadcast)
             if self.ledger is None:
                 facts["seconds"] = time.perf_counter() - started
             blob = pack("answer", {"ticket": ticket, **facts}, tensors)
@@ -187,9 +187,10 @@ class Node:
         self.quota.check_disk(self.home, assignment.run)
         return Versions(self.home / assignment.run)
 
-    def _do(
+    def _answered(
         self, order: Order, assignment: Assignment, versions: Versions, broadcast: bytes
     ) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
+        """The facts and tensors of the answer to an order, after all checks of it."""
         if self.ledger is not None and (self.home / STOPPED).exists():
             raise Refusal(
                 Code.STOPPED,
@@ -198,14 +199,7 @@ class Node:
             )
         bench = self._prepared(assignment)
         if JOIN in order.do:
-            sizes = self._read(assignment).sizes
-            if self.ledger is not None:
-                self.ledger.charge(bench.plan, sizes[0], count=False)
-            self.tell(
-                f"joined with {sizes[0]} samples for training, {sizes[1]} for validation and {sizes[2]} for tests"
-            )
-            facts = {"sizes": sizes, "threads": torch.get_num_threads(), "specification": self._agreed(assignment)[0]}
-            return {"status": "joined", **facts}, {}
+            return self._join(bench, assignment), {}
         down = read_broadcast(broadcast, self.limit)
         plans = bench.plan.levels
         if not 0 <= order.level < len(plans):
@@ -228,9 +222,22 @@ class Node:
         state = versions.confirm(order.base, order.oldest, prune=WORK in order.do, first=like)
         if EVALUATE in order.do:
             return self._evaluate(bench, down, state), {}
-        if state is None:
-            state = first
-        compute = self._compute(bench, order.level)
+        return self._train(order, assignment, versions, bench, down, first if state is None else state)
+
+    def _join(self, bench: Bench, assignment: Assignment) -> dict[str, Any]:
+        """What the server learns of this node before the first round."""
+        sizes = self._read(assignment).sizes
+        if self.ledger is not None:
+            self.ledger.charge(bench.plan, sizes[0], count=False)
+        self.tell(f"joined with {sizes[0]} samples for training, {sizes[1]} for validation and {sizes[2]} for tests")
+        facts = {"sizes": sizes, "threads": torch.get_num_threads(), "specification": self._agreed(assignment)[0]}
+        return {"status": "joined", **facts}
+
+    def _train(
+        self, order: Order, assignment: Assignment, versions: Versions, bench: Bench, down: Broadcast, state: State
+    ) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
+        """The losses and the local work that an order asks for."""
+        plan, compute = bench.plan.levels[order.level], self._compute(bench, order.level)
         facts: dict[str, Any] = {"status": "done"}
         if LOSSES in order.do or HELD_OUT in order.do:
             held_out = HELD_OUT in order.do

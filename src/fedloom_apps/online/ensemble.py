@@ -35,7 +35,7 @@ from fedloom.rounds import meta as adapting
 from fedloom.rounds.exchange import State
 from fedloom.rounds.objective import Net
 from fedloom.rounds.plan import ClientPlan
-from fedloom.rounds.subspace import pays
+from fedloom.rounds.subspace import layer_in_basis
 from fedloom_apps.online.learners import OnlineLearner
 
 
@@ -482,7 +482,7 @@ class ExpertEnsemble:
         tasks = [(support.x, support.y, query.x, query.y) for support, query in material]
         alike = all(x.shape == y.shape for task in tasks for x, y in zip(task, tasks[0], strict=True))
         if (
-            len(tasks) > 1 and alike and self.stacked and pays(plan, net, tasks[0][0], together=True)
+            len(tasks) > 1 and alike and self.stacked and layer_in_basis(plan, net, tasks[0][0], together=True)
         ):  # else a copy of w for each task
             columns = [torch.stack(column) for column in zip(*tasks, strict=True)]
             return lambda w: vmap(partial(loss, w), randomness="different")(*columns).mean()

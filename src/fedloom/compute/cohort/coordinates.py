@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from fedloom.base.tree import Float
 from fedloom.compute.cohort.dense import Linear
-from fedloom.compute.cohort.factored import entrance
+from fedloom.compute.cohort.factored import input_layer
 from fedloom.compute.cohort.layers import CohortLayer
 from fedloom.compute.cohort.net import CohortNet
 from fedloom.core.layout import Layout, Leaf
@@ -148,7 +148,7 @@ def coordinates(model: nn.Module, layout: Layout, samples: int, batch: int, pass
 def first_weight(model: nn.Module, layout: Layout) -> Leaf | None:
     """The weight of a trained linear layer that alone reads the samples; None if there is none."""
     program = CohortNet(model, layout, 1).program
-    place = entrance(program)
+    place = input_layer(program)
     if place is None:
         return None
     layer = program.steps[place].layer

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedloom.base.tree import Float, Int, Shaped
-from fedloom.compute.cohort.factored import FactoredLinear, entrance, factored
+from fedloom.compute.cohort.factored import FactoredLinear, factored, input_layer
 from fedloom.compute.cohort.net import CohortNet
 from fedloom.compute.cohort.parameters import StepRule
 from fedloom.compute.cohort.replay import Replays, Step, recorder
@@ -183,7 +183,7 @@ def _fill(net: CohortNet, count: int, theta: Tensor, factor: bool) -> None:
     """Copy θ into the first rows, except the weight that a factored first layer computes itself."""
     left = slice(0, 0)
     if factor:
-        place = entrance(net.program)
+        place = input_layer(net.program)
         assert place is not None
         left = net.place(net.program.steps[place].layer.weight.leaf.name)  # type: ignore[attr-defined]
     for part in (slice(left.start), slice(left.stop, None)):

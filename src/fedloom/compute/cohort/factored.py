@@ -134,7 +134,7 @@ class FactoredLinear(CohortLayer):
         return total
 
 
-def entrance(program: Program) -> int | None:
+def input_layer(program: Program) -> int | None:
     """The index of a linear layer that is the only reader of the (flattened) inputs; None if there is none."""
     at = 0
     for place, step in enumerate(program.steps):
@@ -150,7 +150,7 @@ def entrance(program: Program) -> int | None:
 
 def factored(program: Program, rule: StepRule) -> tuple[Program, FactoredLinear]:
     """The network whose inputs are positions of known samples, and its factored first layer."""
-    place = entrance(program)
+    place = input_layer(program)
     assert place is not None
     step = program.steps[place]
     assert isinstance(step.layer, Linear)

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from fedloom.base.tree import Float
 from fedloom.compute.cohort.coordinates import GRAD, MIXED, PRIVATE, RECEIVED, SHARED, FirstLayer, first_weight
 from fedloom.compute.cohort.dense import Linear
-from fedloom.compute.cohort.factored import entrance
+from fedloom.compute.cohort.factored import input_layer
 from fedloom.compute.cohort.net import CohortNet
 from fedloom.compute.cohort.parameters import ALIGNED
 from fedloom.compute.cohort.trace import LayerCall, Program
@@ -32,7 +32,7 @@ from fedloom.core.layout import Layout
 LARGEST = 150_000  # parameters: without coordinates, larger vectors are stepped faster one client after the other
 
 
-def pays(layout: Layout, samples: int) -> bool:
+def is_faster(layout: Layout, samples: int) -> bool:
     """Whether pairs of a block are faster than lockstep: they are small, or the first layer has coordinates."""
     return layout.size <= LARGEST or samples > 0
 
@@ -73,7 +73,7 @@ class PairedNet:
         self.net = CohortNet(model, explicit, clients, device=device, operand_dtype=operand_dtype, rows=mine)
         self.program = self.net.program
         if leaf is not None:
-            place = entrance(self.program)
+            place = input_layer(self.program)
             assert place is not None
             step = self.program.steps[place]
             assert isinstance(step.layer, Linear)

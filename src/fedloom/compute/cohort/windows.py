@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fedloom.base.tree import Shaped
-from fedloom.compute.cohort.factored import entrance
+from fedloom.compute.cohort.factored import input_layer
 from fedloom.compute.cohort.parameters import StepRule
 from fedloom.compute.cohort.schedule import BatchSchedule, taken
 from fedloom.compute.cohort.trace import Program
@@ -76,7 +76,7 @@ def factorable(program: Program, schedule: BatchSchedule, x: Tensor, rule: StepR
     It has to be a trained linear layer applied to the samples themselves; momentum needs one window for the round, and
     a clip the whole gradient in every step.
     """
-    place = entrance(program)
+    place = input_layer(program)
     if place is None or not longest or rule.clip is not None or (rule.momentum and schedule.rows.shape[1] > longest):
         return False
     weight = program.steps[place].layer.weight  # type: ignore[attr-defined]
@@ -91,7 +91,7 @@ def best_window(program: Program, schedule: BatchSchedule, x: Tensor, rule: Step
     """
     if x.device.type != "cpu" or not factorable(program, schedule, x, rule, LONGEST if rule.momentum else SHORT):
         return 0
-    place, samples = entrance(program), schedule.rows.shape[1]
+    place, samples = input_layer(program), schedule.rows.shape[1]
     assert place is not None
     out, into = program.steps[place].layer.weight.matrix.shape[1:]  # type: ignore[attr-defined]
     lengths = [length for length in (SHORT, samples) if samples <= length or not rule.momentum]
