@@ -42,7 +42,7 @@ MISTAKES = {
     "run method=fedavg method.server.lr=2": "choose a part first, with method.server=",
     "run method.objective=[cross_entropy,proximl]": "unknown objective 'proximl'; did you mean 'proximal'?",
     "run method.uplink=[top_k] method.uplink.bits=4": "write the part first, like method.uplink.qsgd.bits",
-    "run method.objective=robustness method.objective.tau=2": "calibrated.tau (contrastive, distillation, inheritance, not_true,",
+    "run method.objective=robustness method.objective.tau=2": "calibrated.tau (contrastive, distillation, inheritance,",
     "run method=distill": "objective 'distillation' needs a trained model",
     "run method=afl": "set participation=1",
     "run method.objective=[proximal]": "no term with a loss on the data; add CrossEntropy(), or cross_entropy to",
