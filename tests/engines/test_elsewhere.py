@@ -21,7 +21,7 @@ from fedloom.experiment.evaluation import Evaluation
 from fedloom.experiment.federated import FederatedTask, run
 from fedloom.experiment.store import StateStore
 from fedloom.rounds.aggregate import Fold, fold
-from fedloom.rounds.cohort import InitialStates
+from fedloom.rounds.cohort import client_states
 from fedloom.rounds.engine import ComputeFactory, EngineFactory, Group, States, Traits
 from fedloom.rounds.exchange import Broadcast, Failure, FailureKind, Result, State
 from fedloom.rounds.plan import ClientPlan
@@ -152,7 +152,7 @@ def test_a_server_without_rows_and_clients_without_the_others(method: str) -> No
                 rows = [plan.data.index[client] if k == client else [] for k in range(len(SIZES))]
                 whole = Population(len(SIZES), np.zeros(0, np.int64), float(np.mean(SIZES)))
                 mine = replace(plan, data=Split(plan.data.arrays, Index.of(rows)), whole=whole)
-                states = InitialStates(mine, server.theta, store)
+                states = client_states(mine, server.theta, store)
                 yield 0, Live(mine).fold(down, [client], [states(client)], np.array([weight]))
 
     reference, _ = federated_round(plan, Serial(plan, Live), server, store, EVERYONE)

@@ -174,7 +174,7 @@ def has_clients(data: Mapping[str, Any]) -> bool:
     return names_clients(place) if kind == "npz" else place.is_dir()
 
 
-def none_in_vain(recipe: set[str], words: set[str], full: Mapping[str, Any]) -> None:
+def refuse_overridden(recipe: set[str], words: set[str], full: Mapping[str, Any]) -> None:
     """Raise a ``ConfigError`` if ``cohort`` overrides a given ``participation``, or ``local.steps`` given epochs.
 
     A recipe with all conditions, such as the ``config.yaml`` of a run, was written by FedLoom and has both keys.
@@ -228,7 +228,7 @@ RUN = CommandSchema(
         "method=fedavg,feddyn",
         *(() if {"data", "evaluation"} & named else ("evaluation.target=0.9",)),  # both reach it on digits
     ),
-    check_conflicts=none_in_vain,
+    check_conflicts=refuse_overridden,
     may_change=(
         *("engine", "compute", "device", "client_state", "checkpoint", "trackers"),
         *(f"local.{name}" for name in CHANGEABLE),

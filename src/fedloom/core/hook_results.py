@@ -80,7 +80,7 @@ def pair(made: object, hook: str, second: str) -> tuple[Tree, Any]:
 
 
 def asking(made: object, hook: str) -> Generator[Any, Any, Any]:
-    """The generator that a hook returned, which asks for gradients by its ``yield``."""
+    """The generator that a hook returned, which asks for gradients with ``yield``."""
     if not isinstance(made, Generator):
         raise ConfigError(f"{hook} returned {in_words(made)} instead of a generator: it has to have a yield.")
     return made

@@ -6,8 +6,8 @@ are started afresh ("spawned"): they get model and method as a message, and the 
 A worker does the work of a block's members one after the other and returns their fold: sums travel instead of updates,
 and pipes carry only addresses. A broadcast is in one shared segment; each task owns a slot, a segment through which
 client states go in and the fold comes out. Folds are yielded in cohort order, whichever worker finishes first, so sums
-have the order, and the bits, of the serial engine. Clients that received different messages are dealt together: a few
-broadcasts are in segments at the same time.
+have the order, and the bits, of the serial engine. Clients that received different messages work at the same
+time, as far as there are segments for their broadcasts.
 
 Workers may be placed on GPUs, one or more on each: they have a copy of the plan there, and what they return comes
 through shared memory as on the CPU. Blocks do not depend on how many GPUs there are, so that sums have the same bits on
@@ -352,7 +352,7 @@ class Processes(Engine):
         self.suspects.clear()
         done: dict[int, Fold] = {}
 
-        def deal() -> None:
+        def assign() -> None:
             """Assign waiting blocks to workers that have room, the least busy first."""
             while waiting and free:
                 worker = min(self.workers, key=lambda w: len(w.tasks))
@@ -372,7 +372,7 @@ class Processes(Engine):
                 self._give(worker, task)
 
         try:
-            deal()
+            assign()
             for turn, (number, _) in enumerate(cut):
                 while turn not in done:
                     for task, result in self._collect():
@@ -382,7 +382,7 @@ class Processes(Engine):
                         left[group] -= 1
                         if not left[group]:
                             spare.append(announced[group].segment)
-                    deal()
+                    assign()
                 yield number, done.pop(turn)
         finally:
             if any(worker.tasks for worker in self.workers):  # the round was interrupted: discard its work
@@ -472,7 +472,7 @@ class Processes(Engine):
         results: list[tuple[BlockTask, Fold]] = []
         busy = {worker.pipe: number for number, worker in enumerate(self.workers) if worker.tasks}
         if not busy:
-            return [self._by_itself(self.suspects.popleft())]
+            return [self._last_attempts(self.suspects.popleft())]
         for pipe in wait(list(busy)):
             worker = self.workers[busy[pipe]]  # type: ignore[index]
             try:
@@ -505,11 +505,11 @@ class Processes(Engine):
         for task in tasks:
             self._give(self.workers[number], task)
 
-    def _by_itself(self, task: BlockTask) -> tuple[BlockTask, Fold]:
+    def _last_attempts(self, task: BlockTask) -> tuple[BlockTask, Fold]:
         """The last attempts at a task, while no other worker runs; a member on which the worker dies is left out.
 
-        Members that are stepped together have the same bits only together, so they are tried one by one only if the
-        worker dies again.
+        Members that are stepped together give the serial engine's bits only together, so they are tried one by one
+        only if the worker dies again.
         """
         task.alone = not self.computes[task.level].together
         while len(task.lost) < len(task.clients):

@@ -31,7 +31,7 @@ NORESERVE = 0x4000 if sys.platform == "linux" else 0  # address space beyond the
 
 
 class Handed(mmap.mmap):
-    """Shared memory that also processes receive which are not forked from this one; pages are committed on first use.
+    """Shared memory that can be handed to processes not forked from this one; pages are committed on first use.
 
     It is a file without a name, whose descriptor a process receives when it is started, so that nothing is left however
     processes end. Windows has memory with a name instead, which ends with the last process that uses it.
@@ -90,7 +90,7 @@ class Arena:
     Args:
         count: number of places.
         nbytes: size of a place in bytes.
-        handed: whether processes receive it that are not forked; there it only shows what is in it.
+        handed: whether it can be handed to processes that are not forked, which only read what is in it.
 
     >>> arena = Arena(1, 1000)
     >>> place, owner = arena.take()
@@ -105,9 +105,9 @@ class Arena:
             self.memory: mmap.mmap | None = shared(count * self.nbytes, handed) if count else None
         except OSError:  # the system grants no more address space than it has memory
             self.memory = None
-        self._take_note(count)
+        self._reset(count)
 
-    def _take_note(self, count: int) -> None:
+    def _reset(self, count: int) -> None:
         self.free = list(reversed(range(count))) if self.memory else []
         self.owners: weakref.WeakValueDictionary[int, memoryview] = weakref.WeakValueDictionary()
         self.base = self.view((1,), torch.uint8, 0).data_ptr() if self.memory else 0
@@ -117,7 +117,7 @@ class Arena:
 
     def __setstate__(self, state: tuple[int, mmap.mmap | None]) -> None:
         self.nbytes, self.memory = state
-        self._take_note(0)
+        self._reset(0)
 
     def take(self) -> tuple[int, memoryview] | None:
         """A free place and its owner, which holds the place while tensors reference it; None if there is none."""
@@ -169,7 +169,7 @@ class Segment:
     Args:
         nbytes: its size in bytes.
         arena: the arena in which tensors may be already.
-        handed: whether processes receive it that are not forked.
+        handed: whether it can be handed to processes that are not forked.
     """
 
     def __init__(self, nbytes: int, arena: Arena | None = None, handed: bool = False) -> None:

@@ -32,7 +32,7 @@ from fedloom.experiment.setup import placed
 from fedloom.experiment.snapshot import Snapshot
 from fedloom.experiment.store import StateStore
 from fedloom.rounds import meta
-from fedloom.rounds.cohort import InitialStates
+from fedloom.rounds.cohort import client_states
 from fedloom.rounds.exchange import State, own_values
 from fedloom.rounds.plan import ClientPlan
 
@@ -172,7 +172,7 @@ class TrainedRun(RunRecords):
         store = StateStore()
         if plan.private_size:
             mine = plan.levels[plan.level[number]]
-            compute, states = computes.make("live")(mine), InitialStates(plan, server.broadcast(plan).theta, store)
+            compute, states = computes.make("live")(mine), client_states(plan, server.broadcast(plan).theta, store)
             with reproducible():
                 for ahead in range(rounds):
                     down = replace(server, round=server.round + ahead).broadcast(plan).at(mine)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 
 import numpy as np
 import torch
@@ -12,14 +12,14 @@ from torch import Tensor
 
 from fedloom.base import rng
 from fedloom.base.errors import LossError
-from fedloom.base.tree import Bool, Shaped
+from fedloom.base.tree import Bool, Float, Shaped
 from fedloom.core.context import RoundInfo
 from fedloom.core.hook_results import like
 from fedloom.core.parts import UPDATE
 from fedloom.core.server_data import ServerData
 from fedloom.core.submodels import mean_over_holders
 from fedloom.rounds.aggregate import EQUAL, Fold, Traffic, buffers_over_holders
-from fedloom.rounds.engine import Engine, Group
+from fedloom.rounds.engine import Engine, Group, States
 from fedloom.rounds.exchange import BUFFERS, Broadcast, Failure, FailureKind, Result, State
 from fedloom.rounds.plan import ClientPlan
 from fedloom.rounds.server import Server, Store, first_state
@@ -89,29 +89,21 @@ class Report:
         return float(self.p[mixed] @ losses[mixed]) if mixed.any() else float("nan")
 
 
-@dataclass(frozen=True)
-class InitialStates:
-    """Client states for the next round, initialised for clients that participate for the first time.
+def client_states(plan: ClientPlan, theta: Float[Tensor, "P"], store: Store) -> States:
+    """The states of clients by number, initialised for those that participate for the first time.
 
-    All new clients of a level share one initial state, which depends on the received model θ [P] alone.
+    All new clients of a level share one initial state, which depends on the received model θ alone.
     """
 
-    plan: ClientPlan
-    theta: Tensor
-    store: Store
-    new: dict[int, State] = field(default_factory=dict)
+    @cache
+    def first(level: int) -> State:
+        return first_state(plan, plan.levels[level].own(theta) if plan.method.hooks["init_client"] else theta)
 
-    def __call__(self, client: int) -> State:
-        """The state of a client."""
-        state = self.store.get(client)
-        if state is None:
-            level = int(self.plan.level[client])
-            if level not in self.new:
-                hooks = self.plan.method.hooks["init_client"]
-                theta = self.plan.received(client, self.theta) if hooks else self.theta
-                self.new[level] = first_state(self.plan, theta)
-            state = self.new[level]
-        return state
+    def state(client: int) -> State:
+        known = store.get(client)
+        return first(int(plan.level[client])) if known is None else known
+
+    return state
 
 
 @dataclass(frozen=True)
@@ -137,9 +129,9 @@ class Cohort:
     receivers: np.ndarray | None = None
 
     @cached_property
-    def states(self) -> Mapping[int, InitialStates]:
+    def states(self) -> Mapping[int, States]:
         """The states of clients, by the version that they have received."""
-        return {version: InitialStates(self.plan, down.theta, self.store) for version, down in self.downs.items()}
+        return {version: client_states(self.plan, down.theta, self.store) for version, down in self.downs.items()}
 
     @cached_property
     def version(self) -> Mapping[int, int]:

@@ -137,8 +137,22 @@ def federated_round(
 class ModelRound:
     """The round of one model: its receivers train it, and the server halves act on what returns.
 
-    Made as ``federated_round`` is called; ``report`` is that of its part of the cohort, to be filled, ``received`` are
-    the clients that are sent the model in this round, and ``clients`` all that receive it, of several models.
+    To make one starts the round: the broadcast is counted, losses of the received model are measured if a part needs
+    them, and the coefficients are chosen if possible. The engine then runs ``groups``, ``take`` adds the results of
+    each block, and ``finish`` returns the model.
+
+    Args:
+        plan: the client plan.
+        engine: the engine that measures losses.
+        store: client states.
+        versions: the messages with earlier versions, by version.
+        drop_rate: as in ``federated_round``.
+        server_data: likewise.
+        server: the model with its server states.
+        report: the record of its part of the cohort, to be filled.
+        received: the clients that are sent the model in this round.
+        clients: all clients that receive it, of several models; None: all.
+        heard: the models that its receivers get beside it.
 
     Attributes:
         groups: the work for the engine.

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from fedloom.base.settings import is_grid, signature
 from fedloom.cli.command import Command, Rows, in_directory
-from fedloom.config.keys import COMMON, DATA, MODEL, Shared, model_factory, none_in_vain
+from fedloom.config.keys import COMMON, DATA, MODEL, Shared, model_factory, refuse_overridden
 from fedloom.config.schema import CommandSchema, Config
 from fedloom.config.sections import Choice, Record, arguments, sections_of
 from fedloom.core.local import Local
@@ -54,7 +54,7 @@ ONLINE = CommandSchema(
         "checkpoint": {"every": 50},
     },
     default_sweep=lambda named: ("learner=moml,ftml,mogd",),
-    check_conflicts=none_in_vain,
+    check_conflicts=refuse_overridden,
     aliases={"tasks": "stream.tasks"},
     may_change=("checkpoint", "device", "trackers"),
     extendable="stream.tasks",

@@ -37,7 +37,7 @@ def convolution(module: nn.Conv1d | nn.Conv2d, lookup: Lookup) -> CohortLayer:
 
 
 def is_narrow(module: nn.Conv1d | nn.Conv2d) -> bool:
-    """Whether the library's kernel must not see images of this convolution channels-last: see ``models.narrow``."""
+    """Whether the library's kernel must not see images of this convolution channels-last: see ``NarrowConv2d``."""
     return (
         isinstance(module, nn.Conv2d)
         and module.kernel_size == (1, 1)
