@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -92,9 +92,8 @@ def run(
     experiment = _experiment(method, federation, model, conditions, loss)
     if {"participation", "cohort"} <= conditions.keys() and not resume:
         check_one_size(experiment.federation.seen, experiment.participation, experiment.cohort)
-    for callback in callbacks if isinstance(callbacks, Iterable) else [None]:
-        if not isinstance(callback, Callback):
-            raise ConfigError("callbacks must be a list of callbacks, like [fl.EarlyStopping('global/loss')].")
+    if not (isinstance(callbacks, Sequence) and all(isinstance(callback, Callback) for callback in callbacks)):
+        raise ConfigError("callbacks must be a list of callbacks, like [fl.EarlyStopping('global/loss')].")
     with make_progress(make_console(), quiet=not progress) as display:
         observers = [display, *callbacks]
         result = federated.run(
@@ -117,7 +116,7 @@ def load(
 ) -> TrainedRun:
     """The models in a run directory, to predict and evaluate with: the server's, every client's, and new clients'.
 
-    A run of another application gives what that one's own ``load`` gives, like the student of ``fedloom distill``.
+    A run of another application gives what its own ``load`` returns, like the student of ``fedloom distill``.
 
     Args:
         path: the run directory, of a finished or running run, or one of its checkpoints.
@@ -128,7 +127,7 @@ def load(
         loss: likewise.
         round: which checkpoint of the directory is read: that after this many rounds, or ``best``, by the run's
             ``evaluation.metric``; by default the newest. ``evaluation.keep_best`` sees to it that the best is there.
-        conditions: likewise.
+        conditions: any further arguments that ``run`` was given.
 
     Raises:
         ConfigError: if it is a search (load one of its runs), or a run started from Python and the arguments are

@@ -536,7 +536,7 @@ preset(
         name, CE, topology=topology.Exponential(one_peer=True, push_sum=True), citation="assran2019sgp"
     ),
     "Stochastic gradient push: clients push shares of models and weights along a directed graph. Assran et al., 2019.",
-    "Algorithm 1, with local.steps=1; one's own graph by method.topology=edge_list.",
+    "Algorithm 1, with local.steps=1; a graph from a file by method.topology=edge_list.",
     {"topology.combine_first": "", "topology.push_sum": ""},
 )
 preset(

@@ -122,7 +122,6 @@ class Batched:
                 memory = min(memory, torch.cuda.get_device_properties(plan.device).total_memory // SHARE)
         self.longest = min(longest, max(memory // _bytes(plan), 1))
         self.shares = shares or (1 if on_gpu else EVEN)
-        self.net: CohortNet | None = None  # built on first use: the main process of ``processes`` needs none
         self.sums, self.warned = plain.needs_only_sums(plan), False
 
     def blocks(self, members: int) -> list[range]:
@@ -201,13 +200,11 @@ class Batched:
         momentum = plan.local.momentum if plan.memory else 0.0
         return PairedNet(plan.model, plan.layout, self.longest, self.samples, momentum, plan.device, plan.operand_dtype)
 
-    def network(self) -> CohortNet:
+    @cached_property  # the main process of engines with workers needs none
+    def net(self) -> CohortNet:
         """The network of a block."""
-        if self.net is None:
-            plan = self.plan
-            settings = outputs_of(plan), plan.device, plan.operand_dtype
-            self.net = CohortNet(plan.model, plan.layout, self.longest, *settings)
-        return self.net
+        plan, outputs = self.plan, outputs_of(self.plan)
+        return CohortNet(plan.model, plan.layout, self.longest, outputs, plan.device, plan.operand_dtype)
 
 
 class _Block:
@@ -215,7 +212,7 @@ class _Block:
 
     def __init__(self, compute: Batched, down: Broadcast, clients: Sequence[int], states: Sequence[State]) -> None:
         self.compute, self.plan, self.down = compute, compute.plan, down
-        self.net = compute.network()
+        self.net = compute.net
         self.clients = list(clients)
         self.jobs = [ClientWork(self.plan, down.to(c), c, state) for c, state in zip(clients, states, strict=True)]
         self.error: Exception | None = None  # why they could not be trained together

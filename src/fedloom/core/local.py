@@ -177,7 +177,7 @@ class Local:
         [0.5, 1.0, 1.0]
 
         Raises:
-            ConfigError: if a function of one's own returns anything but a finite number greater than 0.
+            ConfigError: if a user's function returns anything but a finite number greater than 0.
         """
         start = min((round + 1) / self.warmup, 1.0) if self.warmup else 1.0
         if callable(self.schedule):
@@ -292,7 +292,7 @@ class Local:
 
 
 def _factor(value: float, what: str) -> float:
-    """A factor that a function of one's own returned; ``what`` says what returned {}."""
+    """The factor that a user's function returned, checked; ``what`` is the message, with {} for it."""
     if isinstance(value, bool) or not isinstance(value, Real) or not 0 < float(value) < float("inf"):
         raise ConfigError(f"local.{what.format(in_words(value))}, but it must be a finite number greater than 0.")
     return float(value)

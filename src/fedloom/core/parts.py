@@ -576,7 +576,7 @@ class Topology(Part):
     What the topology itself ``uploads`` is there when models are mixed, and its state, which it may ``download``, is
     one for all models.
 
-    A topology of one's own overrides ``count``, ``receives`` and ``between``, and ``first`` if models start
+    A user's topology overrides ``count``, ``receives`` and ``between``, and ``first`` if models start
     differently. FedFomo, for example, is a ``between`` with a row of weights from ``meeting.losses`` for each client,
     ``Links`` with ``where`` mix a head alone, and a client that starts from its own model instead of the received one
     has ``Personal.start`` beside it.
