@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -284,12 +284,8 @@ class FailureTraces(Callback):
             print(f"fedloom: {failure}\n{failure.trace}", file=sys.stderr)
 
 
-class Work(NamedTuple):
-    """A job, its experiment, and the settings of the run."""
-
-    job: Job
-    experiment: Any
-    settings: dict[str, Any]
+Work = tuple[Job, Any, dict[str, Any]]
+"""A job, its experiment, and the settings of the run."""
 
 
 @dataclass(frozen=True)
@@ -356,7 +352,7 @@ class Command:
             return 0
         traces = FailureTraces()
         with opened(arguments.log) as log, batch.claimed() as batch:
-            work = [Work(job, *plan) for job, plan in zip(batch.jobs, planned, strict=True)]
+            work: list[Work] = [(job, *plan) for job, plan in zip(batch.jobs, planned, strict=True)]
             if arguments.debug:
                 for _, _, settings in work:
                     settings["callbacks"].append(traces)

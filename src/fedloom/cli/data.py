@@ -8,7 +8,6 @@ import itertools
 import json
 import os
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +54,7 @@ def partition(arguments: argparse.Namespace) -> int:
     if has_classes:
         drawn = f"figure: {relpath(path)}"
         try:
-            plot_labels = plots().plot_labels
+            from fedloom.data.plots import plot_labels
         except ConfigError as error:
             if out:
                 raise
@@ -93,11 +92,6 @@ def show_clients(console: Console, federation: Federation) -> None:
         said = "  ".join(f"{name} {_number(inner)}".strip() for name, inner in configs)
         table.add_row(Text(WORDS.get(key, key), style="bold"), said)
     console.print(table)
-
-
-def plots() -> Any:
-    """The module of plots, which needs an extra."""
-    return import_module("fedloom.data.plots")
 
 
 def picture_path(out: Path | str) -> Path:
@@ -172,8 +166,10 @@ def command(arguments: argparse.Namespace) -> int:
     source, federation = load(typed, words)
     show(console, name, source, federation, moved=any("root=" in word for word in words))
     if out and clients:
-        draw(console, "samples", out, lambda: plots().plot_samples(source.train, source.name, out))
-        draw(console, "clients", clients, lambda: plots().plot_labels(federation, clients))
+        from fedloom.data.plots import plot_labels, plot_samples  # which needs an extra
+
+        draw(console, "samples", out, lambda: plot_samples(source.train, source.name, out))
+        draw(console, "clients", clients, lambda: plot_labels(federation, clients))
     return 0
 
 

@@ -309,7 +309,6 @@ class BarProgress(LatestProgress):
         self.task = self.bars.add_task(name, total=run.rounds, completed=run.start, status="")
 
     def on_round(self, record: Mapping[str, Any]) -> None:
-        """Advance the bar."""
         assert self.task is not None
         self.bars.update(self.task, completed=record["round"], status=self.status(record))
 
@@ -334,7 +333,6 @@ class NotebookProgress(LatestProgress):
         self.handle = import_module("IPython.display").display(self, display_id=True)  # a notebook has it
 
     def on_round(self, record: Mapping[str, Any]) -> None:
-        """Advance the bar."""
         self.done, self.text = record["round"], self.status(record)
         if time.monotonic() - self.drawn >= BETWEEN:
             self._draw()

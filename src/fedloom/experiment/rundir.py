@@ -20,7 +20,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
-from itertools import pairwise
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -74,12 +74,12 @@ def missing(records: Sequence[Record], tables: Mapping[str, Mapping[str, np.ndar
     """What is missing or altered among the records up to a round, as text; None if everything is there.
 
     >>> missing([{"round": 1, "seconds": 1.0}, {"round": 4, "seconds": 1.0}], {}, 4)
-    'metrics.jsonl lacks rounds 2 to 3'
+    'metrics.jsonl lacks round 2 and 1 more'
     >>> records = [{"round": 1, "seconds": 1.0, "train/loss": loss} for loss in (0.5, 0.4)]
     >>> missing(records, {}, 1)
     'metrics.jsonl has two different records of round 1'
     >>> missing(records[:1], {}, 10**15)
-    'metrics.jsonl lacks rounds 2 to 1000000000000000'
+    'metrics.jsonl lacks round 2 and 999999999999998 more'
     """
     past = [record for record in records if 0 < record["round"] <= round]
     by_round: dict[int, Record] = {}
@@ -89,14 +89,13 @@ def missing(records: Sequence[Record], tables: Mapping[str, Mapping[str, np.ndar
         if _numbers(by_round.setdefault(record["round"], record)) != _numbers(record):
             return f"metrics.jsonl has two different records of round {record['round']}"
     if len(by_round) < round:  # of which there may be more than memory holds
-        known = [0, *sorted(by_round), round + 1]
-        gaps = [(a + 1, b - 1) for a, b in pairwise(known) if b > a + 1]
-        return f"metrics.jsonl lacks {stretches(gaps)}"
+        first = next(number for number in count(1) if number not in by_round)
+        return f"metrics.jsonl {_lacks(first, round - len(by_round))}"
     mixed = {at for at, record in by_round.items() if record.get("cohort")}
     evaluated = {at for at, record in by_round.items() if any(key.startswith("clients/") for key in record)}
     for name, needed in (("mixing", mixed), ("clients", evaluated)):
         if gaps := needed - set(np.unique(tables.get(name, {}).get("round", np.zeros(0))).tolist()):
-            return f"{name}.parquet lacks {spans(gaps)}"
+            return f"{name}.parquet {_lacks(min(gaps), len(gaps))}"
     return None
 
 
@@ -104,23 +103,8 @@ def _numbers(record: Record) -> dict[str, Any]:
     return {key: value for key, value in record.items() if key != "seconds"}
 
 
-def spans(rounds: Iterable[int]) -> str:
-    """Rounds as text, with at most three intervals.
-
-    >>> spans({4, 2, 3, 9}), spans({7}), spans(range(1, 20, 2))
-    ('rounds 2 to 4, 9', 'round 7', 'rounds 1, 3, 5, …')
-    """
-    ordered = sorted(rounds)
-    starts = [ordered[0], *(b for a, b in pairwise(ordered) if b > a + 1)]
-    ends = [*(a for a, b in pairwise(ordered) if b > a + 1), ordered[-1]]
-    return stretches([*zip(starts, ends, strict=True)])
-
-
-def stretches(intervals: Sequence[tuple[int, int]]) -> str:
-    """Intervals of rounds, first and last, as text, with at most three of them."""
-    several = "s" * (len(intervals) > 1 or intervals[0][0] < intervals[0][1])
-    shown = ", ".join(f"{a}" if a == b else f"{a} to {b}" for a, b in intervals[:3])
-    return f"round{several} {shown}{', …' if len(intervals) > 3 else ''}"
+def _lacks(first: int, number: int) -> str:
+    return f"lacks round {first}" + f" and {number - 1} more" * (number > 1)
 
 
 VERSION = 2

@@ -19,7 +19,7 @@ import inspect
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast, get_args
 
 import numpy as np
 import torch
@@ -37,7 +37,6 @@ F = TypeVar("F", bound=Callable[..., Any])
 ANY: tuple[TargetKind, ...] = (CLASSES, TRUTHS, NUMBERS, STRUCTURES)
 DISCRETE: tuple[TargetKind, ...] = (CLASSES, TRUTHS)
 UNIT, POSITIVE = (0.0, 1.0), (0.0, float("inf"))
-VIEWS = ("outputs", "probabilities", "scores", "labels", "confidence")
 
 
 @dataclass(frozen=True)
@@ -119,8 +118,8 @@ def metric(
     Raises:
         ConfigError: if the name is taken or has a slash, or a setting is unknown.
     """
-    one_of("a metric has no direction", direction, ("max", "min"))
-    one_of("a metric cannot be a function of", of, VIEWS)
+    one_of("a metric has no direction", direction, get_args(Direction))
+    one_of("a metric cannot be a function of", of, get_args(View))
     for kind in suits:
         one_of("there are no targets", kind, ANY)
 
