@@ -9,10 +9,12 @@ import subprocess
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
+from threading import Event
 from types import SimpleNamespace
 from typing import Any
 
@@ -177,10 +179,9 @@ def test_what_a_node_sends_in_the_place_of_a_message_answers_no_order(
 ) -> None:
     for name in ("_run_id", "_node_id", "_task_id"):  # as a transport that has begun sets them
         monkeypatch.setattr(import_module("flwr.supercore.task_identity").TaskIdentity, name, 1)
-    import_module("fedloom_apps.deploy.flower.grid")
     blobs = import_module("fedloom_apps.deploy.flower.objects").blobs
     number = hashlib.sha256(sent).hexdigest()
-    message = import_module("flwr.superlink.grid.http_grid").inflate_object_from_contents(number, {number: sent})
+    message = import_module("fedloom_apps.deploy.flower.grid").inflated(number, {number: sent})
     assert blobs(message) == {}
     assert message.metadata.reply_to_message_id == ""
 
@@ -201,17 +202,57 @@ def test_a_node_survives_what_a_server_sends_in_the_place_of_a_message(
         link.receive(10**6)
 
 
-def test_an_order_that_the_relay_gives_up_is_given_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A node that was away for a moment keeps its session, and would wait for its order until the deadline."""
+def transport_to(names: Mapping[str, str], monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A transport whose relay has an answer to each of the messages that nodes were sent."""
     grid = import_module("fedloom_apps.deploy.flower.grid")
     node = SimpleNamespace(status="online", public_key=b"key", node_id=1, last_activated_at="now")
-    gone = SimpleNamespace(metadata=SimpleNamespace(reply_to_message_id="7"))
+
+    def pulled(request: Any) -> Any:
+        answers = [SimpleNamespace(metadata=SimpleNamespace(reply_to_message_id=n, message_id=n)) for n in
+                   request.message_ids]  # fmt: skip
+        return SimpleNamespace(messages_list=answers, message_object_trees=[None] * len(answers))
+
     transport = grid.FlowerTransport.__new__(grid.FlowerTransport)
-    transport.grid = SimpleNamespace(get_nodes=lambda: [node], pull_messages=lambda numbers: [gone])
-    transport.names, transport.ids, transport.pending, transport.lost = {b"key": "a"}, {}, {"7": "a"}, Counter()
+    transport.grid, transport.runtime = SimpleNamespace(get_nodes=lambda: [node]), SimpleNamespace(PullMessages=pulled)
+    transport.names, transport.ids, transport.pending, transport.lost = {b"key": "a"}, {}, dict(names), Counter()
+    transport.coming, transport.threads = {}, ThreadPoolExecutor(2)
     monkeypatch.setattr(transport, "register", lambda: None)
-    monkeypatch.setattr(grid, "blobs", lambda message: {})
+    return transport
+
+
+def test_an_order_that_the_relay_gives_up_is_given_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node that was away for a moment keeps its session, and would wait for its order until the deadline."""
+    transport = transport_to({"7": "a"}, monkeypatch)
+    monkeypatch.setattr(transport, "_answer", lambda number, tree: None)
     before = transport.online()
     assert transport.online() == before
-    assert transport.receive(0) == []
+    assert transport.receive(1) == []
     assert transport.online()["a"] != before["a"]
+
+
+def test_an_answer_whose_parts_do_not_come_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node was killed after it had announced its answer: its parts are waited for beside the answers of others."""
+    transport, given_up = transport_to({"7": "a", "8": "b"}, monkeypatch), Event()
+    monkeypatch.setattr(
+        transport, "_answer", lambda number, tree: b"answer" if number == "8" else given_up.wait(60) and None
+    )
+    assert [*transport.receive(30)] == [("b", b"answer")]
+    assert transport.receive(0.3) == []
+    assert transport.pending == {"7": "a"}
+    assert not transport.lost
+    given_up.set()
+    assert transport.receive(1) == []
+    assert transport.lost == {"a": 1}
+    transport.threads.shutdown()
+
+
+@pytest.mark.parametrize("why", ["certificate is not yet valid", "certificate has expired"])
+def test_a_wrong_clock_is_not_taken_for_another_server(why: str) -> None:
+    import httpx
+
+    from fedloom_apps.deploy.flower.supernode import explained
+
+    error = httpx.ConnectError(f"[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: {why} (_ssl.c:1006)")
+    sentence, final = explained(error, "fed.example.org:9440", True)
+    assert f"is not valid today ({error}); set this machine's clock" in sentence
+    assert final == "now"

@@ -8,6 +8,7 @@ import hashlib
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -22,17 +23,25 @@ from flwr.common.constant import SubStatus
 from flwr.common.serde import run_from_proto
 from flwr.proto.control_pb2 import RegisterNodeRequest, StartRunRequest
 from flwr.proto.fab_pb2 import Fab
-from flwr.proto.runtime_pb2 import AcquireTaskRequest, PullTaskInputRequest, PushTaskOutputRequest
+from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, ObjectTree
+from flwr.proto.runtime_pb2 import (
+    AcquireTaskRequest,
+    PullAppMessagesRequest,
+    PullTaskInputRequest,
+    PushTaskOutputRequest,
+)
 from flwr.supercore.constant import TaskType
 from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
-from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents, pull_objects
+from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
+from flwr.supercore.inflatable.inflatable_protobuf_utils import make_pull_object_fn_protobuf
+from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, inflate_object_from_contents, pull_objects
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor, SuperExecAuthHttpInterceptor
 from flwr.supercore.interceptors.http.utils import add_headers
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
-from flwr.superlink.grid import HttpGrid, http_grid
+from flwr.superlink.grid import HttpGrid
 
 from fedloom.base.errors import ClientError, ConfigError
 from fedloom_apps.deploy.flower.objects import blobs, content
@@ -41,6 +50,8 @@ from fedloom_apps.deploy.messages import Delivered, NodeRequest
 
 STARTING = 60.0  # seconds in which a SuperLink must come up, or come back
 LOOK = 0.1  # seconds between looks for answers
+PULLS = 0.05, 1.0  # seconds between looks for a part of an answer that is still on its way: at first, and at most
+ON_THEIR_WAY = 1000  # answers that are waited for at a time
 REMEMBERED = 100_000  # messages whose answers are still recognised as late
 PROJECT = b"""[build-system]
 requires = ["hatchling"]
@@ -68,10 +79,6 @@ def inflated(number: str, contents: dict[str, bytes]) -> Message:
         if isinstance(inner, Message):
             return inner
     return Message(RecordDict(), 0, "train")
-
-
-http_grid.pull_objects = lambda *args, **named: pull_objects(*args, **{"initial_backoff": 0.05} | named)
-http_grid.inflate_object_from_contents = inflated
 
 
 class Key:
@@ -122,6 +129,8 @@ class FlowerTransport:
         self.names: dict[bytes, str] = {}
         self.ids: dict[str, int] = {}
         self.pending: dict[str, str] = {}  # message -> node
+        self.coming: dict[str, Future[bytes | None]] = {}  # message -> its answer, whose parts may be on their way
+        self.threads = ThreadPoolExecutor(ON_THEIR_WAY)
         self.lost = Counter[str]()  # by node: orders that the relay gave up, which are sent again as in a new session
         security = {"server_address": address, "insecure": ca is None, "root_certificates": ca}
         key = Key(secret)
@@ -219,27 +228,46 @@ class FlowerTransport:
         end, arrived = time.monotonic() + seconds, list[Delivered]()
         while self.pending and not arrived:
             with self._linked():
-                messages = list(self.grid.pull_messages(list(self.pending)))
-            for message in messages:
-                name = self.pending.pop(message.metadata.reply_to_message_id, None)
-                blob = blobs(message).get("answer")
-                if name is not None and blob is not None:
-                    arrived.append(Delivered(name, blob))
-                elif name is not None:  # an error of the relay, for whom the node was away for a moment
-                    self.lost[name] += 1
+                if asked := [number for number in self.pending if number not in self.coming]:
+                    found = self.runtime.PullMessages(PullAppMessagesRequest(message_ids=asked))
+                    for message, tree in zip(found.messages_list, found.message_object_trees, strict=True):
+                        answer = self.threads.submit(self._answer, message.metadata.message_id, tree)
+                        self.coming[message.metadata.reply_to_message_id] = answer
+                wait(self.coming.values(), min(LOOK, seconds), FIRST_COMPLETED)
+                for number in [number for number, answer in self.coming.items() if answer.done()]:
+                    blob, name = self.coming.pop(number).result(), self.pending.pop(number, None)
+                    if name is not None and blob is not None:
+                        arrived.append(Delivered(name, blob))
+                    elif name is not None:  # an error of the relay, for whom the node was away for a moment
+                        self.lost[name] += 1
             if time.monotonic() > end:
                 return arrived
-            if not arrived:
+            if not arrived and not self.coming:
                 time.sleep(min(LOOK, seconds))
         if not arrived:
             time.sleep(max(end - time.monotonic(), 0.0))
         return arrived
+
+    def _answer(self, number: str, tree: ObjectTree) -> bytes | None:
+        """The answer in a message, once all its parts are there; None if some never come, as of a killed node."""
+        node, run = self.grid.node, TaskIdentity.run_id
+        pull = make_pull_object_fn_protobuf(self.runtime.PullObject, node, run)
+        parts = [part.object_id for part in iterate_object_tree(tree)]
+        try:
+            contents = pull_objects(parts, pull, initial_backoff=PULLS[0], backoff_cap=PULLS[1])
+        except ObjectPullError:
+            return None
+        self.runtime.ConfirmMessageReceived(
+            ConfirmMessageReceivedRequest(node=node, run_id=run, message_object_id=number)
+        )
+        return blobs(inflated(number, contents)).get("answer")
 
     def close(self) -> None:
         """Tell the SuperLink that the run is over."""
         with suppress(httpx.HTTPError):
             self.runtime.PushTaskOutput(PushTaskOutputRequest(sub_status=SubStatus.COMPLETED, details=""))
         self.heartbeat.stop()
+        self.threads.shutdown(wait=False, cancel_futures=True)
         self.grid.close()
         self.control.close()
 

@@ -46,7 +46,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
-from fedloom.base.errors import ConfigError, in_one_line
+from fedloom.base.errors import ConfigError, first_line, in_one_line
 from fedloom.experiment.atomic import write_whole
 from fedloom_apps.deploy.flower.objects import blobs, content
 from fedloom_apps.deploy.node import Node
@@ -214,7 +214,7 @@ def serve(
                 blob = node.answer(parts.get("order", b""), parts.get("broadcast", b""))
                 link.reply(message, blob, time.perf_counter() - started)
         except (httpx.HTTPError, ConfigError) as error:
-            tell(f"the connection to {address} was lost ({error}); trying again")
+            tell(f"the connection to {address} was lost ({first_line(error)}); trying again")
             time.sleep(backoff)
         finally:
             link.close()
@@ -223,6 +223,12 @@ def serve(
 def explained(error: httpx.HTTPError, address: str, secure: bool) -> tuple[str, str]:
     """A sentence on the error, and whether it is final: ``now``, ``later`` or not at all."""
     text = str(error)
+    if "not yet valid" in text or "has expired" in text:
+        return (
+            f"the certificate of the server at {address} is not valid today ({text}); set this machine's clock or, if "
+            "it is right, ask the people who run the server for new certificates.",
+            "now",
+        )
     if "CERTIFICATE_VERIFY_FAILED" in text:
         return (
             f"the server at {address} is not the one that ca.pem vouches for ({text}); take the ca.pem of the people "
@@ -236,7 +242,7 @@ def explained(error: httpx.HTTPError, address: str, secure: bool) -> tuple[str, 
     if isinstance(error, httpx.HTTPStatusError) and error.response.is_client_error:
         return (
             f"the server at {address} does not know this node's key; give its file .pub to the people who run the "
-            "server, and make sure that no other process uses the key.",
+            "server, and make sure that no other process uses the key and that this machine's clock is right.",
             "later",
         )
     return f"the server at {address} cannot be reached ({text}).", ""
