@@ -603,7 +603,7 @@ preset(
 preset(
     "mifa",
     lambda name: Method(name, CE, drift.CachedUpdates(mean=True), mixing=mixing.Uniform()),
-    "Clients that are not there count with their last update: θ ← θ - (1/K) Σ_i h_i, h_i ← Δ_i at those that are.",
+    "Absent clients count with their last update: θ ← θ - (1/K) Σ_i h_i, h_i ← Δ_i at those that take part.",
     "Gu et al., NeurIPS 2021, algorithm 1. Twice FedAvg's upload.",
     {"drift.mean": ""},
 )

@@ -113,7 +113,7 @@ class CommandSchema:
         return self._configs(self._parse(words), base)
 
     def plan(self, words: Sequence[str], base: Path | None, sweeps: bool) -> list[Config]:
-        """The configurations of a command line; without a value for the first key, those of the default comparison."""
+        """The configurations of a command line; without a value for the first key, those of the default sweep."""
         overrides, named = self._parse(words, sweeps), self.named(words, base)
         if not {next(iter(self.sections)), "resume"} & named:
             overrides = [*self._parse(self.default_sweep(named)), *overrides]

@@ -191,7 +191,7 @@ class MethodChoice(Choice):
 
 
 class Terms(Choice):
-    """The terms of an objective: a list of names replaces all of them, ``key.term.setting`` changes one."""
+    """The parts of a slot that holds several, like terms: a list replaces all, ``key.part.setting`` sets one."""
 
     def nest(self, key: str, rest: Sequence[str], value: Any) -> Tree:
         if rest:

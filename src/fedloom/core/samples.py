@@ -39,8 +39,8 @@ class Samples:
     """N samples that are no rows of one tensor: graphs, images with their boxes, an image beside a sentence.
 
     It stands where inputs or targets are otherwise a tensor [N, ...]. ``batch_of`` and ``Arrays.batch`` give what
-    ``collate`` makes of the list of some of them, any structure of tensors, on the run's device. What else a tensor has
-    is refused in one sentence, its rows, too: code that asks for those knows no structures.
+    ``collate`` makes of the list of some of them, any structure of tensors, on the run's device. All other attributes
+    of a tensor, rows included, are refused in one sentence: code that asks for them expects a tensor.
 
     Args:
         items: N objects, by ``items[i]``, which is asked anew for every mini-batch and must return the same each time.

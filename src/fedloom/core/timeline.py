@@ -37,7 +37,7 @@ class Arrivals:
         clock: the time of the step in seconds since the start of the run.
         begin: the time of each client's invitation, float64 [S].
         end: the time at which each client's work is done, or given up, float64 [S].
-        late: whether the server takes no notice of the work, because it waits no longer, bool [S].
+        late: whether the work comes too late for the server, which ignores it, bool [S].
         received: the clients that received version t, in the order of their invitations, int64 [I].
         punctual: the probability that each client's work would be in time, float64 [S]; None if it is 1.
         included: the probability π_i that each client's work is part of this step, float64 [S], if it is known.
@@ -130,8 +130,8 @@ class World:
     ) -> np.ndarray:
         """When the work of clients on a version is done that they begin at ``start``, float64 [clients].
 
-        Who waits for the first ``enough`` of them, or until a time, need not be told of the others, whose time may be
-        inf.
+        A caller that waits for the first ``enough`` of them, or until a time, does not need the times of the others,
+        which may be inf.
         """
         return start + self.seconds(clients, version)
 

@@ -1,4 +1,4 @@
-"""Devices: how fast each client computes, sends and receives, and when it is there."""
+"""Devices: how fast each client computes, sends and receives, and when it is available."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ devices: Registry[Devices | None] = Registry(
         "memory": "the median device's memory for a client's work, bytes; null for enough. Fast devices have more, in "
         "proportion to their speed.",
         "jitter": "σ of a lognormal factor on the computing time, drawn anew for each client and version.",
-        "availability": "the share of time that each client is there, 1 for always; see ``day``.",
-        "day": "seconds of a day; each client is there for the share ``availability`` of it, in a window of its own.",
+        "availability": "the share of time that each client is available, 1 for always; see ``day``.",
+        "day": "seconds of a day; each client is available for the share ``availability`` of it, in its own window.",
     },
 )
 
@@ -114,12 +114,12 @@ class Devices(Ranged, ABC):
         return self.availability == 1 and self.memory is None
 
     def present(self, clients: np.ndarray, time: float, seed: int) -> np.ndarray:
-        """Whether each client is there at a time, bool [clients]."""
+        """Whether each client is available at a time, bool [clients]."""
         phase = uniforms(rng.key(seed, "availability"), clients)
         return (time / self.day + phase) % 1.0 < self.availability
 
     def change(self, time: float, clients: int, seed: int) -> float:
-        """The first time after a given one at which some of K clients come; inf if all are there."""
+        """The first time after a given one at which a client may become available, of K; inf if all always are."""
         if self.availability == 1:
             return inf
         phase = (time / self.day + uniforms(rng.key(seed, "availability"), np.arange(clients))) % 1.0
@@ -230,7 +230,7 @@ class Recorded(Devices):
     Args:
         path: the file.
         intervals: a file with the columns ``client``, ``start`` and ``end``: the times in seconds at which each client
-            is there, in a period of ``day`` seconds that repeats; None: see ``availability``.
+            is available, in a period of ``day`` seconds that repeats; None: see ``availability``.
     """
 
     path: Path = field(kw_only=True)

@@ -111,7 +111,7 @@ class Listed(Selection):
 class ByLoss(Selection):
     """Clients with large losses more often: π_i ∝ F_i, the training loss of their last local work.
 
-    Clients that were never there count with the largest loss.
+    Clients that have not taken part yet count with the largest loss.
     """
 
     adaptive: ClassVar[bool] = True
@@ -159,7 +159,7 @@ class Oort(Selection):
 
     T_i is the expected duration of a client and T a quantile of all of them, so that only slow clients are held back.
     Deviations: the loss of the last local work stands for the root mean square of single samples' losses, clients that
-    were never there count with the largest utility, and there is neither a pacer nor a list of blocked clients.
+    have not taken part yet count with the largest utility, and there is neither a pacer nor a list of blocked clients.
 
     Args:
         alpha: the exponent of time.
