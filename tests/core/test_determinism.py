@@ -44,6 +44,8 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A machine that claims to have a GPU, with PyTorch's own settings, which the test may change."""
     monkeypatch.setattr(determinism, "sees_gpu", lambda: True)
     monkeypatch.delenv(determinism.WORKSPACE, raising=False)
+    if not hasattr(backends.cuda.matmul, "fp32_precision"):
+        pytest.skip("this PyTorch has the older of the two kinds of settings alone")
     products = backends.cuda.matmul.fp32_precision
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PyTorch 2.9 to 2.11 announces new settings
