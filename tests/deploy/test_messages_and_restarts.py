@@ -294,6 +294,16 @@ def test_changed_data_are_refused_when_a_run_goes_on(tmp_path: Path) -> None:
     transport.close()
 
 
+def test_a_run_that_another_server_holds_is_refused_before_nodes_join(tmp_path: Path) -> None:
+    _, transport = deployed(tmp_path, "rounds=1", out=tmp_path / "run")
+    held, told = atomic.Lock(tmp_path / "run"), []
+    with pytest.raises(CheckpointError, match="is in use"):
+        run(Recipe.of(config(*WORDS)), transport, 4, out=tmp_path / "run", resume=True, tell=told.append)
+    held.release()
+    transport.close()
+    assert not told
+
+
 def test_rounds_in_which_every_fifth_answer_is_lost(tmp_path: Path) -> None:
     """The same clients count as in a simulation with such drop-outs, whose coefficients are of those that are left."""
     words = ("rounds=12", "deploy.deadline=0.05", "local.lr=0.05")

@@ -335,6 +335,8 @@ def run(
     """
     with reproducible():
         known = None if out is None else Roster.stored(Path(out), resume)
+        if known is not None and out is not None:
+            atomic.Lock(Path(out)).release()  # raises if another server holds the run, before nodes are waited for
         if known is not None and known.completed >= recipe.config.values["rounds"]:  # no node is needed
             roster = known
         else:
