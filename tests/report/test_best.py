@@ -64,7 +64,7 @@ def test_settings_of_which_a_run_failed_are_not_chosen_and_updates_left_out_are_
 
 @pytest.mark.parametrize(
     ("words", "said"),
-    [(("evaluation.what=[global,clients]",), "run them with validation=0.2"), ((), "'there' exists already")],
+    [(("evaluation.what=[global,clients]",), "run them with validation=0.2, and"), ((), "'there' exists already")],
 )
 def test_no_recipe_is_made_of_test_samples_or_over_others(words: tuple[str, ...], said: str, cli: Cli) -> None:
     Path("there").mkdir()
@@ -76,7 +76,7 @@ def test_no_recipe_is_made_of_test_samples_or_over_others(words: tuple[str, ...]
 
 def test_runs_from_python_have_no_recipe(cli: Cli) -> None:
     federation = fl.data.federate("digits", "iid", clients=4, validation=0.2)
-    fl.run("fedavg", federation, "mlp", rounds=1, evaluation=fl.Evaluation(what=["validation"]), out="one")
+    fl.run("fedavg", federation, "mlp", rounds=1, evaluation=fl.Evaluation(what=("validation",)), out="one")
     done = cli("report", "one", "--best", "tuned")
     assert (done.code, "was started from Python" in done.err) == (2, True)
 
@@ -94,3 +94,14 @@ def test_runs_of_several_recipes_are_called_after_them(cli: Cli) -> None:
         2,
         True,
     )
+
+
+def test_settings_of_a_distillation_are_chosen_on_its_validation_samples(cli: Cli) -> None:
+    words = ("method=disk", "method.alpha=0.1,0.9", "epochs=2", "warmup_epochs=1", "teacher_epochs=1", "validation=0.1")
+    assert cli("distill", "-q", "-m", *words, "out=tuning").code == 0
+    assert cli("report", "tuning", "--best", "tuned").code == 0
+    scores = {
+        alpha: json.loads(Path(f"tuning/disk-alpha={alpha}-0/summary.json").read_text())["best"]["value"]
+        for alpha in (0.1, 0.9)
+    }
+    assert yaml.load(Path("tuned/disk.yaml"))["method"]["alpha"] == max(scores, key=scores.__getitem__)

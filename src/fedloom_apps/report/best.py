@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,8 @@ from fedloom_apps.report.render import write
 from fedloom_apps.report.runs import RunData
 from fedloom_apps.report.tables import FORMATS, SCOPES, as_percent, measured, per_run
 
-VALIDATION = next(scope for scope in SCOPES if scope.name == "validation")
+OF_CLIENTS = next(scope for scope in SCOPES if scope.name == "validation")
+OF_STUDENTS = replace(OF_CLIENTS, accuracy="validation/accuracy")
 
 
 def write_best(groups: Sequence[RunGroup], folder: Path) -> Iterator[str]:
@@ -29,11 +31,11 @@ def write_best(groups: Sequence[RunGroup], folder: Path) -> Iterator[str]:
     Raises:
         ConfigError: if no run has recorded validation samples, one was started from Python, or the folder is there.
     """
-    figures = measured(groups, VALIDATION)
+    figures = measured(groups, OF_CLIENTS) or measured(groups, OF_STUDENTS)
     if not figures:
         raise ConfigError(
-            "settings are chosen on validation samples, which none of these runs has recorded; run them with "
-            "validation=0.2 'evaluation.what=[validation]'."
+            "settings are chosen on validation samples, of which none of these runs has recorded any; run them with "
+            "validation=0.2, and federated ones with 'evaluation.what=[validation]', too."
         )
     name, key, form, direction = figures[0]
     if folder.exists():
