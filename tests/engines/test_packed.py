@@ -18,7 +18,7 @@ from fedloom.compute.live import Live
 from fedloom.engines import Serial
 from fedloom.experiment.federated import FederatedTask
 from fedloom.rounds.aggregate import Fold, blocks
-from fedloom.rounds.cohort import InitialStates
+from fedloom.rounds.cohort import client_states
 from fedloom.rounds.engine import Group
 from fedloom_apps.ray.actor import LARGE, Actor, RemoteBlock, nbytes, pack, unpack
 from fedloom_apps.ray.cluster import Member, TaskQueue
@@ -66,7 +66,7 @@ def test_a_chain_of_workers_has_the_sums_of_folds_in_order(name: str) -> None:
     """Blocks lie with two workers by turns; a chain that begins again finds them as they were."""
     machine = FederatedTask(experiment(name))
     plan, server = machine.plan, machine.state.server
-    down, states = server.broadcast(plan), InitialStates(plan, server.theta, machine.state.store)
+    down, states = server.broadcast(plan), client_states(plan, server.theta, machine.state.store)
     cohort, weights = np.arange(6), np.linspace(0.1, 0.3, 6)
     expected = Fold()
     for _, one in Serial(plan, Live).run([Group(down, cohort, states, weights)]):

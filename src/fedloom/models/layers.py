@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from math import gcd
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedloom.base.checks import one_of
 from fedloom.base.errors import ConfigError
 from fedloom.compute.cohort import CohortLayer, Lookup, Parameter, cohort_layer
 from fedloom.compute.cohort.convolution import convolution, is_narrow
@@ -48,6 +49,7 @@ def normalisation(model: str, norm: NormName, groups: int, channels: Iterable[in
     ...
     fedloom.base.errors.ConfigError: model 'resnet18' needs a number of groups that divides 64, not 3.
     """
+    one_of(f"model {model!r} has no norm", norm, get_args(NormName))
     if norm == "batch":
         return nn.BatchNorm1d if dimensions == 1 else nn.BatchNorm2d
     common = gcd(*channels)
