@@ -133,7 +133,7 @@ def test_two_classes_a_client(protocol: Any) -> None:
         assert text.format(shown(protocol.mean_error(values, 100, 2))) in PAGE
     stored = protocol.stored("claims/superfed_mnist_50_scripts")
     for name, text in (
-        ("FedPer", "{} with FedPer"), ("FedRep", "{} with FedRep"), ("SuPerFed-MM", "{} with SuPerFed-MM"),
+        *((name, f"{{}} with {name}") for name in ("FedPer", "Ditto", "FedRep", "APFL", "SuPerFed-MM")),
         ("SCAFFOLD", "SCAFFOLD has {}"), ("FedProx", "FedProx {}"),
     ):  # fmt: skip
         values = protocol.find(stored, f"runs > {name} > * > curves > clients/accuracy/mean > -1").values()
