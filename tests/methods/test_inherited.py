@@ -20,6 +20,7 @@ from fedloom.core.parts import Personal
 from fedloom.methods import make
 from fedloom.parts.mixing import QFFL
 from fedloom.parts.objectives import Inheritance
+from fedloom.parts.objectives.inheritance import _discrepancy
 
 LOCAL = Local(epochs=2, batch_size=4, lr=0.2, momentum=0.8, weight_decay=0.01)
 SAME: dict[str, Any] = {"local": LOCAL, "cohort": 4, "rounds": 4, "seed": 3}
@@ -109,3 +110,13 @@ def test_it_learns_what_clients_need() -> None:
         result = fl.run(make("fedphp", by=by), federation, "mlp", rounds=6, local=local, engine="serial")
         assert result.history[-1]["clients/accuracy/mean"] > 0.9
         assert result.history[-1]["clients/accuracy/mean"] > result.history[-1]["global/accuracy"] + 0.1
+
+
+def test_curvature_of_the_discrepancy_does_not_depend_on_how_equal_rows_are_rounded() -> None:
+    """MAML differentiates it twice, also where the historical model is the received one."""
+    rows = torch.randn(8, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    at, near = (
+        torch.autograd.functional.hessian(lambda b: _discrepancy(rows, b, torch.ones(8, dtype=b.dtype)), rows + step)
+        for step in (0.0, 1e-8)
+    )
+    assert torch.allclose(at, near, rtol=0, atol=1e-6)

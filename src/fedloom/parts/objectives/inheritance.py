@@ -67,7 +67,8 @@ def _discrepancy(a: Tensor, b: Tensor, weight: Tensor) -> Tensor:
     """MMD² of two sets of rows [B, d] with weights [B]."""
     both, share = torch.cat([a, b]), weight / weight.sum().clamp(min=1)
     square = both.square().sum(1)
-    far = (square[:, None] + square - 2 * both @ both.T).clamp(min=0)
+    far = square[:, None] + square - 2 * both @ both.T
+    far = far - far.detach().clamp(max=0)  # of equal rows, whose curvature MAML needs, rounding may be negative
     signed, counted = torch.cat([share, -share]), torch.cat([weight, weight])
     pairs = counted.sum() ** 2 - counted.sum()
     scale = ((counted @ far.detach() @ counted) / pairs.clamp(min=1)).clamp(min=1e-30)
