@@ -207,6 +207,10 @@ REFUSED: dict[str, tuple[Any, str]] = {
         lambda: federate((X, Y), "iid", 2, test=(X[:, :2], Y)),
         r"a training sample has x of shape \[\d\] and type torch\.float32, but a test sample \[2\]",
     ),
+    "test numbers": (
+        lambda: federate((X, Y + 0.5), "iid", 2, test=(X, Y)),
+        r"some targets are whole numbers and others floats; convert them to one type",
+    ),
     "shapes": (lambda: federate(Pairs([X[0], X[0, :2]], Y[:2]), "iid", 2), r"sample 1 \[2\]; resize or pad"),
     "items": (lambda: federate(Single(), "iid", 2), r"an item of own data is .* pair"),
     "ids": (lambda: federate((X, Y), client=WHO[:3]), r"60 samples, but client ids of shape \[3\]"),
