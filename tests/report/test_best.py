@@ -1,6 +1,7 @@
 """Settings are chosen on validation samples, and become recipes that run together."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -105,3 +106,12 @@ def test_settings_of_a_distillation_are_chosen_on_its_validation_samples(cli: Cl
         for alpha in (0.1, 0.9)
     }
     assert yaml.load(Path("tuned/disk.yaml"))["method"]["alpha"] == max(scores, key=scores.__getitem__)
+
+
+@pytest.mark.filterwarnings("ignore:.*config.yaml was cut, altered")
+def test_what_a_strangers_settings_hold_does_not_reach_the_terminal_raw(cli: Cli) -> None:
+    assert cli(*TUNING, "method=fedavg", "local.lr=0.1,1", "seed=1").code == 0
+    for path in Path("tuning").glob("*/config.yaml"):
+        path.write_text(re.sub(r"(?m)^  lr: (.*)$", r'  lr: "\\e[31m\1"', path.read_text(), count=1))
+    done = cli("report", "tuning", "--best", "tuned")
+    assert (done.code, "\x1b" in done.out, "local.lr=[31m" in done.out.replace(" ", "")) == (0, False, True)

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from fedloom.base import yaml
-from fedloom.base.errors import ConfigError
+from fedloom.base.errors import ConfigError, printable
 from fedloom.cli.command import PLAN
 from fedloom.config.schema import read
 from fedloom.experiment.atomic import Lock
@@ -53,7 +53,7 @@ def command(arguments: argparse.Namespace) -> int:
         from fedloom_apps.report.best import write_best
 
         for line in write_best(compared, Path(arguments.best)):
-            print_raw(console, line)
+            print_raw(console, printable(line))
     return 0
 
 
