@@ -8,27 +8,21 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from helpers.deploying import config, in_process
+from helpers.deploying import answered, config, in_process
 
 from fedloom.base.errors import CheckpointError
 from fedloom_apps.deploy import versions
 from fedloom_apps.deploy.budget import ORDERS, Quota
 from fedloom_apps.deploy.messages import REASONS, Code, Order
 from fedloom_apps.deploy.node import FILE, Node
-from fedloom_apps.deploy.server import DeployTask, Recipe, Roster, run
+from fedloom_apps.deploy.server import DeployTask, Recipe, Roster
 from fedloom_apps.deploy.wire import unpack
 
 
 @pytest.fixture
 def asked(tmp_path: Path) -> tuple[Node, Order, bytes]:
     """A node, the last order to it, which it has answered, and the broadcast with it."""
-    transport = in_process(made := config("rounds=1", "method=scaffold"), tmp_path)
-    run(Recipe.of(made), transport, 4)
-    transport.close()
-    first = transport.nodes["node-0"]
-    assert first is not None
-    order, broadcast = transport.sent["node-0"][-1]
-    return first, Order.read(order, 10**7), broadcast
+    return answered("rounds=1", "method=scaffold", folder=tmp_path)
 
 
 @pytest.mark.parametrize("cut", [0, 1, 9, -1, None])

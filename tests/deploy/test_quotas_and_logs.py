@@ -7,14 +7,13 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from helpers.deploying import config, in_process
+from helpers.deploying import answered
 
 from fedloom.base.errors import CheckpointError, ConfigError
 from fedloom.cli import main
 from fedloom_apps.deploy.budget import Quota
 from fedloom_apps.deploy.messages import Order
 from fedloom_apps.deploy.node import FILE, STOPPED, Log, Node, reasons
-from fedloom_apps.deploy.server import Recipe, run
 from fedloom_apps.deploy.wire import unpack
 
 
@@ -25,13 +24,7 @@ def code(node: Node, order: Order, broadcast: bytes, number: int) -> str:
 
 @pytest.fixture
 def parts(tmp_path: Path) -> tuple[Node, Order, bytes]:
-    transport = in_process(made := config("rounds=1"), tmp_path)
-    run(Recipe.of(made), transport, 4)
-    transport.close()
-    node = transport.nodes["node-0"]
-    assert node is not None
-    order, broadcast = transport.sent["node-0"][-1]
-    return node, Order.read(order, 10**7), broadcast
+    return answered("rounds=1", folder=tmp_path)
 
 
 def test_orders_steps_folders_and_bytes_have_quotas(parts: tuple[Node, Order, bytes]) -> None:

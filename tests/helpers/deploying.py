@@ -136,3 +136,14 @@ def in_process(made: Config, folder: Path) -> InProcess:
     """A transport to nodes that hold the clients of a configuration."""
     paths = deal(made, folder / "data")
     return InProcess({path.stem: Node(str(path), folder / "state" / path.stem) for path in paths})
+
+
+def answered(*words: str, folder: Path) -> tuple[Node, Order, bytes]:
+    """A node of a run, the last order to it, which it has answered, and the broadcast with it."""
+    transport = in_process(made := config(*words), folder)
+    server.run(server.Recipe.of(made), transport, 4)
+    transport.close()
+    node = transport.nodes["node-0"]
+    assert node is not None
+    order, broadcast = transport.sent["node-0"][-1]
+    return node, Order.read(order, 10**7), broadcast
