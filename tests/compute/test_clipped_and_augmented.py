@@ -19,6 +19,7 @@ from fedloom.base.errors import ClientError
 from fedloom.compute.batched import _Block
 from fedloom.compute.cohort import BatchSchedule
 from fedloom.compute.cohort import schedule as schedules
+from fedloom.compute.cohort.factored import Clipped
 from fedloom.compute.cohort.schedule import inputs
 from fedloom.core.local import Local
 from fedloom.core.method import Method
@@ -114,6 +115,22 @@ def both(name: str, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
 @pytest.mark.parametrize("name", METHODS)
 def test_corrected_gradients_are_clipped_in_one_pass(name: str, local: str, monkeypatch: pytest.MonkeyPatch) -> None:
     both(name, monkeypatch, local=LOCALS[local], federation=classes(SIZES))
+
+
+@pytest.mark.usefixtures("_no_lockstep")
+@pytest.mark.parametrize("window", [4, 100])
+@pytest.mark.parametrize("name", ["fedavg", "feddyn", "scaffold", "fedprox", "feddyn+prox"])
+def test_first_layers_may_be_factored_with_a_clip(name: str, window: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    step, factors = Clipped.step, list[Tensor]()
+
+    def noted(layer: Clipped, factor: Tensor) -> None:
+        factors.append(factor)
+        step(layer, factor)
+
+    monkeypatch.setattr("fedloom.compute.cohort.descent.best_window", lambda *a: window)
+    monkeypatch.setattr(Clipped, "step", noted)
+    both(name, monkeypatch, local=LOCALS["clip, decay"], federation=classes(SIZES))
+    assert torch.cat(factors).min() < 1
 
 
 @pytest.mark.usefixtures("_no_lockstep")

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import pairwise, product
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
-from fedloom.compute.cohort import BatchSchedule, CohortNet, StepRule, cross_entropy, train
+from fedloom.compute.cohort import BatchSchedule, CohortNet, StepRule, TrainedCohort, cross_entropy, train
+from fedloom.compute.cohort.factored import Clipped
 from fedloom.compute.cohort.windows import best_window
 from fedloom.core.dropout import keyed, keys
 from fedloom.core.layout import Layout
@@ -36,11 +38,17 @@ LOCALS = {
     "full batches": Local(steps=3, batch_size=0),
     "so many steps": Local(steps=5, batch_size=5),
 }
-RULES = {
+RULES: dict[str, dict[str, Any]] = {
     "plain": {},
     "decay": {"weight_decay": 0.3},
     "momentum": {"momentum": 0.8},
     "both": {"weight_decay": 0.3, "momentum": 0.8},
+}
+CLIPPED: dict[str, dict[str, Any]] = {
+    "clip": {"clip": 0.4},
+    "decay": {"clip": 0.4, "weight_decay": 0.3},
+    "pull": {"clip": 0.4, "weight_decay": 0.3, "pull": 0.4, "slope": 0.7},
+    "momentum": {"clip": 0.4, "pull": 0.4, "momentum": 0.8},
 }
 LR = 0.2
 
@@ -49,7 +57,7 @@ class Case:
     """Clients with their own data, and the expected result of each."""
 
     def __init__(
-        self, model: nn.Module, local: Local, rule: dict[str, float], constant: Tensor | None = None,
+        self, model: nn.Module, local: Local, rule: dict[str, Any], constant: Tensor | None = None,
         sizes: tuple[int, ...] = SIZES,
     ) -> None:  # fmt: skip
         self.model = model.double()
@@ -63,7 +71,7 @@ class Case:
         rows = [np.arange(a, b) for a, b in pairwise(starts)]
         self.batches = [local.batches(r, 0, 0, client) for client, r in enumerate(rows)]
         self.schedule = BatchSchedule.of(self.batches)
-        self.rule = StepRule(LR, **rule, constant=constant)
+        self.rule, self.longest = StepRule(LR, **rule, constant=constant), 0.0
 
     def expected(self) -> tuple[Tensor, Tensor]:
         """The clients' models and mean losses, in the order of the schedule."""
@@ -79,18 +87,29 @@ class Case:
                 loss = nn.functional.cross_entropy(self.model(self.x[batch]), self.y[batch])
                 loss.backward()
                 total += float(loss.detach()) / len(self.batches[client])
-                if self.rule.constant is not None:
-                    for name, piece in self.layout.named(self.rule.constant[row], self.theta[:0]).items():
-                        grad = self.model.get_parameter(name).grad
-                        assert grad is not None
-                        grad += piece
+                self._correct(row)
                 optimiser.step()
             made.append(self.layout.read(self.model)[0])
             losses.append(total)
         return torch.stack(made), torch.tensor(losses, dtype=torch.float64)
 
-    def check(self, window: int) -> None:
+    def _correct(self, row: int) -> None:
+        """Make h = a·g + b·w + k of the module's gradients, and clip it."""
+        rule, weights = self.rule, list(self.model.parameters())
+        for weight in weights:
+            if weight.grad is not None:
+                weight.grad.mul_(rule.slope).add_(weight.detach(), alpha=rule.pull)
+        if rule.constant is not None:
+            for name, piece in self.layout.named(rule.constant[row], self.theta[:0]).items():
+                grad = self.model.get_parameter(name).grad
+                assert grad is not None
+                grad += piece
+        if rule.clip is not None:
+            self.longest = max(self.longest, float(nn.utils.clip_grad_norm_(weights, rule.clip)))
+
+    def check(self, window: int) -> TrainedCohort:
         expected, losses = self.expected()
+        assert self.rule.clip is None or self.longest > self.rule.clip
         net = CohortNet(self.model, self.layout, len(self.batches) + 1)
         rows = self.schedule.rows
         p = torch.tensor([0.1, 0.4, 0.3, 0.2], dtype=torch.float64)[: len(self.batches)]
@@ -100,6 +119,7 @@ class Case:
         torch.testing.assert_close(done.models(), expected, rtol=1e-9, atol=1e-11)
         torch.testing.assert_close(done.mixed(p), p @ (self.theta - expected), rtol=1e-9, atol=1e-11)
         assert (expected - self.theta).abs().max() > 1e-3
+        return done
 
 
 def model(name: str) -> nn.Module:
@@ -132,6 +152,39 @@ def test_long_rounds_are_cut_into_windows(local: str, rule: str) -> None:
     net = model("mlp")
     constant = torch.randn(len(SIZES), Layout.of(net).size, generator=torch.Generator().manual_seed(3)).double()
     Case(net, LOCALS[local], RULES[rule], 0.1 * constant).check(window=8)
+
+
+@pytest.mark.parametrize("window", [0, 8, max(SIZES)], ids=["explicit", "windows", "factored"])
+@pytest.mark.parametrize("rule", CLIPPED)
+@pytest.mark.parametrize("constants", ["none", "own", "common"])
+def test_the_whole_gradient_is_clipped_whether_the_first_layer_is_factored(
+    constants: str, rule: str, window: int
+) -> None:
+    for name, local in zip(MODELS, LOCALS.values(), strict=True):
+        net, constant = model(name), None
+        if constants != "none":
+            rows, draw = 1 if constants == "common" else len(SIZES), torch.Generator().manual_seed(3)
+            constant = 0.1 * torch.randn(rows, Layout.of(net).size, generator=draw).double().expand(len(SIZES), -1)
+        Case(net, local, CLIPPED[rule], constant).check(window)
+
+
+class HeadFirst(nn.Module):
+    """A network whose head comes before its body in the order of parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(5, CLASSES)
+        self.body = nn.Sequential(nn.Flatten(), nn.Linear(12, 5), nn.Tanh())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.body(x))
+
+
+def test_with_a_clip_only_a_layer_whose_weight_comes_first_is_factored() -> None:
+    torch.manual_seed(0)
+    for net, comes_first in ((HeadFirst(), False), (model("mlp"), True)):
+        done = Case(net, LOCALS["epochs"], CLIPPED["pull"]).check(max(SIZES))
+        assert isinstance(done.first, Clipped) is comes_first
 
 
 def test_parameters_that_no_loss_reaches_decay_as_the_others_do() -> None:
@@ -187,7 +240,7 @@ def test_the_closed_form_of_the_cross_entropy() -> None:
     torch.testing.assert_close(grad, torch.autograd.grad(expected.sum(), logits)[0], rtol=1e-12, atol=1e-15)
 
 
-def window(inputs: int, hidden: int, samples: int, local: Local, clients: int = 5, **rule: float) -> int:
+def window(inputs: int, hidden: int, samples: int, local: Local, clients: int = 5, **rule: Any) -> int:
     """The window of a cohort's round."""
     net = models.make("mlp", classes=10, inputs=(inputs,), hidden=(hidden,))
     rows = np.arange(samples)
@@ -200,12 +253,14 @@ def test_the_first_layer_is_factored_where_that_is_cheaper() -> None:
     """The fewer samples and the wider the layer, the better for it."""
     assert window(784, 200, 60, Local(epochs=1, batch_size=10), clients=25) == 60
     assert window(784, 200, 60, Local(epochs=5, batch_size=10)) == 60
+    assert window(784, 200, 600, Local(epochs=20, batch_size=50), clip=10.0) == 600
     assert window(8, 4, 60, Local(epochs=1, batch_size=60)) == 0
     assert window(100, 200, 480, Local(epochs=10, batch_size=10)) == 0
 
 
 def test_clients_that_pass_over_their_samples_often_have_one_window() -> None:
-    for rule in ({}, {"momentum": 0.9, "weight_decay": 1e-4}):
+    rules: tuple[dict[str, Any], ...] = ({}, {"momentum": 0.9, "weight_decay": 1e-4})
+    for rule in rules:
         assert window(784, 200, 480, Local(epochs=10, batch_size=10), **rule) == 480
         assert window(784, 200, 480, Local(epochs=1, batch_size=10), **rule) == 0
     assert window(784, 200, 600, Local(epochs=1, batch_size=10), clients=25) == 96  # explicit weights exceed the caches

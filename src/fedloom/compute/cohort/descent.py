@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from fedloom.base.tree import Float, Int, Shaped
-from fedloom.compute.cohort.factored import FactoredLinear, factored, input_layer
-from fedloom.compute.cohort.net import CohortNet
+from fedloom.compute.cohort.factored import Clipped, FactoredLinear, factored
+from fedloom.compute.cohort.net import CohortNet, RowSteps
 from fedloom.compute.cohort.parameters import StepRule
 from fedloom.compute.cohort.replay import Replays, Step, recorder
 from fedloom.compute.cohort.schedule import BatchSchedule, Change, Rows, inputs, taken
@@ -80,7 +80,7 @@ class TrainedCohort:
         return self.net.theta[: len(self.losses)]
 
     def displaced(self, row: int) -> Iterator[tuple[slice, float, float, Callable[[Tensor, float], Tensor]]]:
-        """A client's θ - θ_i = κθ + ςk + R with the constant k of its rule, without computing θ_i.
+        """A client's θ - θ_i = κθ + ςk/a + R with the constant k and slope a of its rule, without computing θ_i.
 
         Yields slices of the parameters with κ, ς and a function that adds αR to a vector there.
         """
@@ -134,35 +134,44 @@ def train(
     by_rows = rule.is_whole or (plain and like.device.type != "cpu")
     numbers = rule.numbers(len(schedule.places), count) if by_rows else None
     numbers = None if numbers is None else numbers.to(net.theta)
-    if by_rows:
-        assert not frozen, "the gradients of frozen parameters are not written"
-        net.step_by_rows(rule)
-    else:
-        net.descend(rule, frozen)
     total = torch.zeros(count, dtype=torch.float64, device=like.device)
     first = None
     longest = best_window(whole, schedule, like, rule) if window is None else window
-    if by_rows or change:
+    if change or (by_rows and not plain):
         longest = 0
-    factor = factorable(whole, schedule, like, rule, longest)
-    if theta is not None:
-        _fill(net, count, theta, factor)
-    if factor:
+    layer = shorter = None
+    left = slice(0, 0)  # parameters that the factored layer computes itself
+    if factorable(whole, schedule, like, rule, longest):
         shorter, layer = factored(whole, rule)
+        left = net.place(layer.linear.weight.leaf.name)
+        if by_rows and left.start:  # steps by rows are those of the parameters after it
+            layer, left = None, slice(0, 0)
+    if theta is not None:
+        for part in (slice(left.start), slice(left.stop, None)):
+            net.theta[:count, part] = theta[part]
+    rows = None
+    if by_rows:
+        assert not frozen, "the gradients of frozen parameters are not written"
+        rows = net.step_after(left, layer, rule) if isinstance(layer, Clipped) else net.step_by_rows(rule)
+    else:
+        net.descend(rule, frozen)
+    if layer is not None and shorter is not None:
         for part in windows(schedule, x.copied if isinstance(x, Rows) else x, longest):
             _open(net, layer, theta, rule, part)
             for places, number in zip(part.inputs, part.numbers, strict=True):
-                rows = schedule.places[number]
-                layer.rule = net.at_step(rule, number)
-                own = None if keys is None else keys[number, :, : len(rows)]
-                total[: len(rows)] += _step(net, shorter, places, taken(y, rows), schedule.weights[number], own)
+                c = len(places)
+                if rows is None:
+                    layer.rule = net.at_step(rule, number)
+                own = None if keys is None else keys[number, :, :c]
+                labels, weights = taken(y, schedule.places[number]), schedule.weights[number]
+                total[:c] += _step(net, shorter, places, labels, weights, own, rows=rows)
             if part.whole:
                 first = layer
             else:
                 for row, steps in enumerate(part.steps):
                     layer.close(row, steps)
     else:
-        step = partial(_step, net, whole, by_rows=by_rows)
+        step = partial(_step, net, whole, rows=rows)
         if plain and (by_rows or rule.speeds is None):
             step = _recorded(net, step, rule, by_rows, like.device)
         each = zip(inputs(schedule, x, change), schedule.places, schedule.weights, strict=True)
@@ -177,17 +186,6 @@ def train(
     net.descend(None)
     losses = total / torch.from_numpy(schedule.steps).to(total)
     return TrainedCohort(net, theta, schedule, losses, first)
-
-
-def _fill(net: CohortNet, count: int, theta: Tensor, factor: bool) -> None:
-    """Copy θ into the first rows, except the weight that a factored first layer computes itself."""
-    left = slice(0, 0)
-    if factor:
-        place = input_layer(net.program)
-        assert place is not None
-        left = net.place(net.program.steps[place].layer.weight.leaf.name)  # type: ignore[attr-defined]
-    for part in (slice(left.start), slice(left.stop, None)):
-        net.theta[:count, part] = theta[part]
 
 
 def _recorded(net: CohortNet, step: Step, rule: StepRule, by_rows: bool, device: torch.device) -> Step:
@@ -212,17 +210,16 @@ def _step(
     keys: Int[Tensor, "L c"] | None = None,
     numbers: Float[Tensor, "c 3"] | None = None,
     *,
-    by_rows: bool = False,
+    rows: RowSteps | None = None,
 ) -> Float[Tensor, "c"]:
-    """One local step of the first c clients, by a rule of ``descend`` or after it ``by_rows``; returns their losses."""
+    """One local step of the first c clients, by a rule of ``descend`` or after it by ``rows``; returns their losses."""
     if keys is not None:
         net.draw_from(iter(keys.unbind()))
     (logits,) = net.forward(x, program)
     losses, grad = cross_entropy(logits, y, weights.to(logits))
     net.backward(grad, program=program)
-    if by_rows:
-        assert net.row_steps is not None
-        net.row_steps(len(x), numbers)
+    if rows is not None:
+        rows(len(x), numbers)
     return losses
 
 

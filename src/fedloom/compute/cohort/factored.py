@@ -9,6 +9,8 @@ with scalars a, s and arrays D, C [n, out] in place of matrices [out, in]. The l
 the corresponding rows of a (X Wᵀ) + s (X kᵀ) - (X Xᵀ) D: one large product with the weight shared by all clients,
 before the first step, and one with the Gram matrix X Xᵀ [n, n] per step. A round with many samples is cut into windows
 of steps; after each window the clients' weights are computed, and the next one starts from them.
+
+Where gradients are clipped, clients' factors differ, and a step waits for the norm of the whole gradient: ``Clipped``.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ class FactoredLinear(CohortLayer):
             constant: k; of one row if it is common to all clients.
         """
         self.x, self.shared, self.constant = x, shared, constant
-        self.scaled: dict[int, Tensor] = {}  # a_t W for the last t that was asked for
+        self.scaled: dict[float, Tensor] = {}  # a_t W for the last a_t that was asked for
         if shared is None:
             self.base = torch.bmm(x, self.linear.weight.matrix[: len(x)].mT)  # [C, n, out]
         else:
@@ -59,15 +61,20 @@ class FactoredLinear(CohortLayer):
         self.faster, self.pushed = 0.0, 0.0  # a' and s'
 
     def forward(self, places: Tensor) -> Tensor:
-        count, width = places.shape
-        samples = self.base.shape[1]
+        count, samples = len(places), self.base.shape[1]
+        self.places = places
         self.at = (places + samples * torch.arange(count, device=places.device)[:, None]).flatten()
-        taken = self.gram.flatten(0, 1).index_select(0, self.at).view(count, width, -1)
-        y = self.base.flatten(0, 1).index_select(0, self.at).view(count, width, -1)
-        y.baddbmm_(taken, self.moved[:count], beta=self.scale[-1], alpha=-1)
-        if self.shift is not None:
-            y.add_(self.shift.flatten(0, 1).index_select(0, self.at).view_as(y), alpha=self.pull[-1])
+        y = self.product(self._rows(self.base), self._rows(self.gram), self.moved[:count])
         return y if self.linear.bias is None else y.add_(self.linear.bias.value[:count, None])
+
+    def product(self, y: Tensor, gram: Tensor, moved: Tensor) -> Tensor:
+        """W_t x for the samples of the batch, from Wx, which is overwritten, their rows of X Xᵀ, and D."""
+        y.baddbmm_(gram, moved, beta=self.scale[-1], alpha=-1)
+        return y if self.shift is None else y.add_(self._rows(self.shift), alpha=self.pull[-1])
+
+    def _rows(self, values: Float[Tensor, "C n k"]) -> Float[Tensor, "c B k"]:
+        """The rows of the batch's samples."""
+        return values.flatten(0, 1).index_select(0, self.at).view(*self.places.shape, -1)
 
     def backward(self, grad: Tensor) -> tuple[None]:
         rule, count = self.rule, len(grad)
@@ -93,45 +100,123 @@ class FactoredLinear(CohortLayer):
             self.linear.bias.take(grad.sum(1))
         return (None,)
 
-    def _numbers(self, history: list[float], steps: list[int]) -> Tensor:
-        return self.moved.new_tensor([history[each] for each in steps])[:, None, None]
+    def factors(self, row: int, steps: int) -> tuple[float, float]:
+        """A client's a_t and s_t after so many steps."""
+        return self.scale[steps], self.pull[steps]
 
     def close(self, row: int, steps: int) -> None:
         """End a client's window: compute its weight after so many steps, once."""
         weight = start = self.linear.weight.matrix[row]
+        scale, pull = self.factors(row, steps)
         if self.shared is not None:
-            if steps not in self.scaled:
-                self.scaled = {steps: self.shared * self.scale[steps]}
-            start = self.scaled[steps]
-        elif self.rule.weight_decay:
-            weight.mul_(self.scale[steps])
+            if scale not in self.scaled:
+                self.scaled = {scale: self.shared * scale}
+            start = self.scaled[scale]
+        elif scale != 1:
+            weight.mul_(scale)
         if self.constant is not None:
             constant = self.constant[min(row, len(self.constant) - 1)]
-            start = torch.add(start, constant, alpha=self.pull[steps], out=weight)
+            start = torch.add(start, constant, alpha=pull, out=weight)
         torch.addmm(start, self.moved[row].mT, self.x[row], alpha=-1, out=weight)
 
     def displaced(self, row: int, steps: int) -> tuple[float, float, Callable[[Tensor, float], Tensor]]:
-        """W - W_i = κW + ςk + DᵀX as κ, ς and a function that adds αDᵀX to the flat vector of a weight."""
+        """W - W_i = κW + ςk/a + DᵀX as κ, ς and a function that adds αDᵀX to the flat vector of a weight."""
         shape = self.linear.weight.matrix.shape[1:]
 
         def add(out: Tensor, alpha: float) -> Tensor:
             return out.view(shape).addmm_(self.moved[row].mT, self.x[row], alpha=alpha)
 
-        return 1 - self.scale[steps], -self.pull[steps], add
+        scale, pull = self.factors(row, steps)
+        return 1 - scale, -pull * self.rule.slope, add
 
     def mixed(self, steps: list[int], p: Float[Tensor, "C"]) -> Float[Tensor, "out in"]:
         """Σ_i p_i (W - W_i) after the given numbers of steps, without computing any W_i."""
         assert self.shared is not None
-        p = p[:, None, None]
-        left = (self.moved * p).flatten(0, 1)
+        left = (self.moved * p[:, None, None]).flatten(0, 1)
         total = left.mT @ self.x.flatten(0, 1)
-        if self.rule.weight_decay:
-            total.add_(self.shared, alpha=float((p * (1 - self._numbers(self.scale, steps))).sum()))
+        scale, pull = self.moved.new_tensor([self.factors(*each) for each in enumerate(steps)]).unbind(1)
+        if self.rule.weight_decay or self.rule.pull:
+            total.add_(self.shared, alpha=float((p * (1 - scale)).sum()))
         if self.constant is not None:
-            factors = p * self._numbers(self.pull, steps)
+            factors = p * pull
             factors = factors.sum(0)[None] if len(self.constant) == 1 else factors
-            total.sub_((factors.flatten()[None] @ self.constant.flatten(1)).view_as(total))
+            total.sub_((factors[None] @ self.constant.flatten(1)).view_as(total))
         return total
+
+
+class Clipped(FactoredLinear):
+    """A factored layer whose step waits for the norm of the whole gradient, of which it knows its own part.
+
+    For h = aG + bW_t + k with the gradient G = Σ_j δ_j x_jᵀ of a batch, see ``StepRule``,
+
+        ‖h‖² = a²‖G‖² + 2a(b⟨G, W_t⟩ + ⟨G, k⟩) + b²‖W_t‖² + 2b⟨W_t, k⟩ + ‖k‖²
+
+        ‖G‖² = Σ_jl (δ_j·δ_l)(x_j·x_l)        ⟨G, W_t⟩ = Σ_j δ_j·W_t x_j        ⟨G, k⟩ = Σ_j δ_j·k x_j
+
+    and the products without G follow from step to step, so that no vector of the size of W is read.
+    """
+
+    def open(
+        self,
+        x: Float[Tensor, "C n in"],
+        shared: Float[Tensor, "out in"] | None,
+        constant: Float[Tensor, "clients out in"] | None,
+    ) -> None:
+        super().open(x, shared, constant)
+        begin = self.linear.weight.matrix[: len(x)] if shared is None else shared[None]
+        self.kept = x.new_ones(len(x), dtype=torch.float64)  # a_t of each client
+        self.pulled = torch.zeros_like(self.kept)  # s_t
+        pairs = (begin, begin), (begin, constant), (constant, constant)
+        self.ww, self.wk, self.kk = (_products(*pair) + torch.zeros_like(self.kept) for pair in pairs)
+
+    def product(self, y: Tensor, gram: Tensor, moved: Tensor) -> Tensor:
+        count = len(y)
+        y.mul_(self.kept[:count, None, None].to(y)).baddbmm_(gram, moved, alpha=-1)
+        self.kx = None if self.shift is None else self._rows(self.shift)
+        if self.kx is not None:
+            y.addcmul_(self.kx, self.pulled[:count, None, None].to(y))
+        self.wx = y.clone() if self.rule.pull else None
+        self.squares = gram.gather(2, self.places[:, None].expand(-1, y.shape[1], -1))
+        return y
+
+    def backward(self, grad: Tensor) -> tuple[None]:
+        self.delta = grad
+        if self.linear.bias is not None:
+            self.linear.bias.take(grad.sum(1))
+        return (None,)
+
+    def squared(self) -> Float[Tensor, "c"]:
+        """‖h‖² of the batch, float64."""
+        a, b, grad = self.rule.slope, self.rule.pull, self.delta
+        ww, wk, kk = (each[: len(grad)] for each in (self.ww, self.wk, self.kk))
+        self.gw, self.gk = _products(self.wx, grad), _products(self.kx, grad)
+        gg = _products(self.squares, grad @ grad.mT)
+        self.hh = a * a * gg + 2 * a * (b * self.gw + self.gk) + b * b * ww + 2 * b * wk + kk
+        return self.hh.clamp(min=0)
+
+    def step(self, factor: Float[Tensor, "c"]) -> None:
+        """Take the step along h times the clients' factors."""
+        a, b, keep, rate = self.rule.slope, self.rule.pull, self.rule.decay_factor, self.rule.lr * factor.double()
+        moved, kept, pulled, ww, wk, kk = (
+            each[: len(factor)] for each in (self.moved, self.kept, self.pulled, self.ww, self.wk, self.kk)
+        )
+        wh, hk = a * self.gw + b * ww + wk, a * self.gk + b * wk + kk
+        ww.mul_(keep * keep).sub_(2 * keep * rate * wh).add_(rate * rate * self.hh)
+        wk.mul_(keep).sub_(rate * hk)
+        kept.mul_(keep - b * rate)
+        pulled.mul_(keep - b * rate).sub_(rate)
+        if keep != 1 or b:
+            moved.mul_((keep - b * rate)[:, None, None].to(moved))
+        step = self.delta * (a * rate)[:, None, None].to(moved)
+        moved.flatten(0, 1).index_add_(0, self.at, step.flatten(0, 1))
+
+    def factors(self, row: int, steps: int) -> tuple[float, float]:
+        return float(self.kept[row]), float(self.pulled[row])
+
+
+def _products(one: Tensor | None, two: Tensor | None) -> Tensor | float:
+    """The inner products of clients' matrices, [c] in float64; 0 where there are none."""
+    return 0.0 if one is None or two is None else (one * two).sum((1, 2)).double()
 
 
 def input_layer(program: Program) -> int | None:
@@ -154,6 +239,6 @@ def factored(program: Program, rule: StepRule) -> tuple[Program, FactoredLinear]
     assert place is not None
     step = program.steps[place]
     assert isinstance(step.layer, Linear)
-    first = FactoredLinear(step.layer, rule)
+    first = (FactoredLinear if rule.clip is None else Clipped)(step.layer, rule)
     rest = program.steps[place + 1 :]
     return Program((LayerCall(first, (0,), step.output, step.name), *rest), program.values, program.outputs), first

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -23,8 +25,20 @@ def has_fused_steps(theta: Tensor) -> bool:
     return theta.is_cpu
 
 
+class Beside(Protocol):
+    """Parameters that are no part of the rows, and are clipped with them."""
+
+    def squared(self) -> Float[Tensor, "c"]:
+        """The squared norm of their h."""
+        ...
+
+    def step(self, factor: Float[Tensor, "c"]) -> None:
+        """Take their step, with h times these factors."""
+        ...
+
+
 class RowSteps:
-    """Takes the steps of a rule on the rows of a cohort.
+    """Takes the steps of a rule on the rows of a cohort, and on what is ``beside`` them.
 
     Example:
         >>> theta, grad = torch.zeros(2, 2), torch.tensor([[3.0, 4.0], [0.3, 0.4]])
@@ -36,8 +50,10 @@ class RowSteps:
                 [-0.3000, -0.4000]])
     """
 
-    def __init__(self, theta: Float[Tensor, "C P"], grad: Float[Tensor, "C P"]) -> None:
-        self.theta, self.grad = theta, grad
+    def __init__(
+        self, theta: Float[Tensor, "C P"], grad: Float[Tensor, "C P"], beside: Beside | None = None
+    ) -> None:  # fmt: skip
+        self.theta, self.grad, self.beside = theta, grad, beside
         self.rule, self.number = StepRule(0.0), 0
         self.back, self.decay = theta.new_zeros(2).unbind()  # -η and 1 - ηd
         self.velocity: Tensor | None = None
@@ -74,7 +90,12 @@ class RowSteps:
             grad.add_(rule.constant[:count])
         scale = None
         if rule.clip is not None:
-            scale = clip_factor(torch.linalg.vector_norm(grad, dim=1, keepdim=True), rule.clip)
+            norm = torch.linalg.vector_norm(grad, dim=1, keepdim=True)
+            if self.beside is not None:
+                norm = (norm.square() + self.beside.squared()[:, None]).sqrt().to(norm)
+            scale = clip_factor(norm, rule.clip)
+            if self.beside is not None:
+                self.beside.step(scale[:, 0])
         if rule.betas or rule.nesterov:
             if scale is not None:
                 grad.mul_(scale)
@@ -298,6 +319,14 @@ class CohortNet:
             self.row_steps = RowSteps(self.theta, self.grad)
         self.row_steps.begin(rule)
         return self.row_steps
+
+    def step_after(self, place: slice, beside: Beside, rule: StepRule) -> RowSteps:
+        """The same for the parameters after those at ``place``, which are the first ones and kept ``beside``."""
+        self.descend(None)
+        rest = slice(place.stop, None)
+        steps = RowSteps(self.theta[:, rest], self.grad[:, rest], beside)
+        steps.begin(rule if rule.constant is None else replace(rule, constant=rule.constant[:, rest]))
+        return steps
 
     def _cut(self, whole: Float[Tensor, "C P"] | None) -> Sequence[Tensor | None]:
         """Split rows into the parameters' segments [C, size]."""

@@ -73,13 +73,15 @@ def windows(schedule: BatchSchedule, x: Shaped[Tensor, "C n ..."], longest: int)
 def factorable(program: Program, schedule: BatchSchedule, x: Tensor, rule: StepRule, longest: int) -> bool:
     """Whether the first layer can be kept factored in windows of this length.
 
-    It has to be a trained linear layer applied to the samples themselves; momentum needs one window for the round, and
-    a clip the whole gradient in every step.
+    It has to be a trained linear layer applied to the samples themselves; momentum needs one window for the round.
+    Steps that need the whole gradient are those of plain SGD with a clip, and the layer's weight comes first.
     """
     place = input_layer(program)
-    if place is None or not longest or rule.clip is not None or (rule.momentum and schedule.rows.shape[1] > longest):
+    if place is None or not longest or (rule.momentum and schedule.rows.shape[1] > longest):
         return False
     weight = program.steps[place].layer.weight  # type: ignore[attr-defined]
+    if rule.is_whole and (rule.clip is None or rule.momentum or rule.betas or rule.speeds is not None):
+        return False
     trained = weight.grad is not None and not weight.frozen
     return trained and not weight.is_rounded and weight.matrix.shape[2] == x[0, 0].numel()
 
@@ -104,6 +106,8 @@ def _explicit(schedule: BatchSchedule, x: Tensor, rule: StepRule, into: int, out
     """Estimated seconds of a client's round with explicit weights."""
     steps, batch = len(schedule.places), schedule.places[0].shape[1]
     passes = 3 + (3 + 3 * bool(rule.weight_decay) if rule.momentum else 0) + 3 * (rule.constant is not None)
+    if rule.clip is not None:  # gradients are written, and read for their norm and the step
+        passes += 3 + 2 * bool(rule.weight_decay) + 3 * bool(rule.pull)
     moved = _moving(passes, x, into * out, (1 + bool(rule.momentum)) * into * out)
     return steps * (_product(batch, 2 * into * out) + moved)
 
@@ -115,8 +119,9 @@ def _factored(schedule: BatchSchedule, x: Tensor, rule: StepRule, into: int, out
     large = count * (_product(length, 2 * into * out) + _product(length, length * into))
     between = _moving(3 * (count - 1), x, into * out, into * out)
     held = (2 + bool(rule.momentum)) * length * out
-    passes = 1 + (5 + 3 * bool(rule.weight_decay) if rule.momentum else 2 * bool(rule.weight_decay))
-    step = _product(batch, length * out) + _moving(passes, x, length * out, held) + OVERHEAD / len(x)
+    passes = 1 + (5 + 3 * bool(rule.weight_decay) if rule.momentum else 2 * bool(rule.weight_decay or rule.pull))
+    overhead = OVERHEAD * (1 if rule.clip is None else 3) / len(x)
+    step = _product(batch, length * out) + _moving(passes, x, length * out, held) + overhead
     return large + between + steps * step
 
 
