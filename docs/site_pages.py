@@ -43,6 +43,14 @@ API = {
         "fedloom.Index",
     ),
     "Models": ("fedloom.models.adapters",),
+    "Time": (
+        "fedloom.core.timeline.Schedule",
+        "fedloom.core.timeline.World",
+        "fedloom.core.timeline.Arrivals",
+        "fedloom.timing.schedules",
+        "fedloom.timing.selection",
+        "fedloom.timing.devices",
+    ),
     "Metrics": (
         "fedloom.metrics.registry",
         "fedloom.metrics.prediction",
@@ -127,12 +135,12 @@ def handwritten() -> list[str]:
 
 def methods_table() -> str:
     """One row per method: its parts that are not the identity, and its summary."""
-    rows = [["method", *SLOTS, "in words"], ["---"] * (len(SLOTS) + 2)]
+    rows = [["method", "parts", "in words"], ["---"] * 3]
     for entry in methods:
-        names = [" + ".join(parts) for parts in composition(entry).values()]
-        rows.append([f"[`{entry.name}`]({entry.name}.md)", *names, cell(entry.summary)])
-    text = ["# Methods", "", "Every method is a row of one table, `fedloom/methods.py`. An empty cell is the identity",
-            "of its slot; FedAvg has it in all slots. Any part can replace another one in its slot.", ""]  # fmt: skip
+        names = [f"{slot} {' + '.join(parts)}" for slot, parts in composition(entry).items() if parts]
+        rows.append([f"[`{entry.name}`]({entry.name}.md)", ", ".join(names), cell(entry.summary)])
+    text = ["# Methods", "", "Every method is a row of one table, `fedloom/methods.py`. Slots that are not named are",
+            "FedAvg's. Any part can replace another one in its slot.", ""]  # fmt: skip
     return "\n".join([*text, *(f"| {' | '.join(row)} |" for row in rows)]) + "\n"
 
 

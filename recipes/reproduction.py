@@ -78,7 +78,7 @@ MISSED = """Tables and figures that no stored result or open claim below is abou
 OPEN = """A claim is a file of [recipes/claims](../recipes/claims): published figures, the settings of the runs that
 decide them, and what is measured. `fedloom claim next` prints the commands, and `fedloom claim check DIR --store`
 verifies run directories, whoever made them, runs their first rounds again, and adds those that fit to the results from
-which this page is made ([how](cli.md#an-open-register-of-claims)). The most promising for their time come first.
+which this page is made ([how](claims.md)). The most promising for their time come first.
 Fix the number of seeds before the first result: intervals are not corrected for looks on the way.
 """
 
