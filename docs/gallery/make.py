@@ -107,7 +107,7 @@ for method in ("fedavg", "scaffold", "feddyn"):
         {feddyn:global/accuracy}.
         """,
         "global_accuracy.svg",
-        {"the algebra": "algebra.md", "choose a method": "howto/choose.md"},
+        {"one global model": "drift.md", "choose a method": "howto/choose.md"},
     ),
     Page(
         "personal_heads",
@@ -124,8 +124,8 @@ for method in ("fedavg", "local", "fedper"):
         """
         Every client has images of two digits, and is tested on these. From left to right are the worst to the best
         client: with one model for all they reach {fedavg:clients/accuracy/mean} on average, with a shared body and a
-        head of their own {fedper:clients/accuracy/mean}. Two digits are easy to tell apart: with some 60 images of them
-        a client that trains alone has {local:clients/accuracy/mean}, so always compare with that.
+        head of their own {fedper:clients/accuracy/mean}. But two digits are easy to tell apart: clients that train
+        alone, on some 60 images, reach {local:clients/accuracy/mean}, so always compare with that.
         """,
         "clients_distribution.svg",
         {"personal models": "personal.md"},
@@ -164,8 +164,8 @@ for method in ("fedavg", "afl", "aaggff_s"):
     fl.run(method, clients, "logistic", rounds=30, evaluation=own, out=f"runs/{method}")
 """,
         """
-        One model for all, and the clients that it suits least. AFL and AAggFF give weight to clients with high losses:
-        the worst tenth has {fedavg:clients/accuracy/worst10} with FedAvg, {afl:clients/accuracy/worst10} with AFL and
+        How well does one model serve each client? AFL and AAggFF give more weight to clients with high losses: the
+        worst tenth has {fedavg:clients/accuracy/worst10} with FedAvg, {afl:clients/accuracy/worst10} with AFL and
         {aaggff_s:clients/accuracy/worst10} with AAggFF-S; the means are {fedavg:clients/accuracy/mean},
         {afl:clients/accuracy/mean} and {aaggff_s:clients/accuracy/mean}.
         """,
@@ -199,11 +199,10 @@ fedloom run -m method=dp_fedavg method.noise=5,10,20 method.clip=1 method.delta=
     partition=iid clients=100 participation=1 model=logistic local.epochs=5 rounds=30 out=runs
 """,
         """
-        Clients' updates are clipped, and noise is added to their sum. After 30 rounds noise 5 leaves
-        {dp_fedavg-noise=5-0:global/accuracy} and has spent ε = {dp_fedavg-noise=5-0:privacy/epsilon} (counted with the
-        extra privacy); noise 10 leaves {dp_fedavg-noise=10-0:global/accuracy} for
-        {dp_fedavg-noise=10-0:privacy/epsilon}, noise 20 leaves {dp_fedavg-noise=20-0:global/accuracy} for
-        {dp_fedavg-noise=20-0:privacy/epsilon}.
+        Clients' updates are clipped, and noise is added to their sum. With noise multiplier 5, accuracy after 30 rounds
+        is {dp_fedavg-noise=5-0:global/accuracy} at ε = {dp_fedavg-noise=5-0:privacy/epsilon}; with 10,
+        {dp_fedavg-noise=10-0:global/accuracy} at {dp_fedavg-noise=10-0:privacy/epsilon}; with 20,
+        {dp_fedavg-noise=20-0:global/accuracy} at {dp_fedavg-noise=20-0:privacy/epsilon}. The extra privacy counts ε.
         """,
         "global_accuracy_ε.svg",
         {"trust": "trust.md"},
@@ -273,14 +272,14 @@ clients = fl.data.federate("digits", "iid", clients=50, seed=0)
 phones = fl.timing.devices.make("lognormal", sigma=1)
 for name, settings in {"rounds": {}, "buffered": {"k": 5}}.items():
     schedule = fl.timing.schedules.make(name, **settings)
-    told = {"devices": phones, "schedule": schedule, "participation": 0.4, "out": f"runs/{name}"}
-    fl.run("fedavg", clients, "mlp", rounds=60, **told)
+    conditions = {"devices": phones, "schedule": schedule, "participation": 0.4}
+    fl.run("fedavg", clients, "mlp", rounds=60, out=f"runs/{name}", **conditions)
 """,
         """
-        Devices differ in speed by two decades. A server that waits for its whole cohort takes 60 steps in
-        {rounds:clock} virtual seconds, and has {rounds:global/accuracy}; one that takes every five updates as they
-        arrive, some of them stale, takes {buffered:clock} and has {buffered:global/accuracy}: ahead at first, but
-        unsteady.
+        Devices differ in speed by a factor of a hundred. A server that waits for its whole cohort takes 60 steps in
+        {rounds:clock} virtual seconds and reaches {rounds:global/accuracy}. One that takes a step whenever five updates
+        have arrived, some of them stale, needs {buffered:clock} seconds and reaches {buffered:global/accuracy}: it is
+        ahead at first, but unsteady.
         """,
         "global_accuracy_time.svg",
         {"time": "time.md"},
@@ -293,9 +292,9 @@ fedloom run -m method=fedavg method.topology=own_model,ring,exponential,complete
     participation=1 model=mlp rounds=30 evaluation.what=[clients] evaluation.every=2 out=runs
 """,
         """
-        Without a server, each of 50 clients has a model and hears its neighbours. Alone (own_model) clients reach
-        {fedavg+own_model-0:clients/accuracy/mean}, on a ring {fedavg+ring-0:clients/accuracy/mean}; with edges to those
-        at distance 1, 2, 4, … {fedavg+exponential-0:clients/accuracy/mean}, and if all hear all
+        Without a server, each of 50 clients has a model and averages it with those of its neighbours. Alone (own_model)
+        clients reach {fedavg+own_model-0:clients/accuracy/mean}, on a ring {fedavg+ring-0:clients/accuracy/mean}, with
+        edges to those at distance 1, 2, 4, … {fedavg+exponential-0:clients/accuracy/mean}, and on the complete graph
         {fedavg+complete-0:clients/accuracy/mean}.
         """,
         "clients_accuracy.svg",

@@ -83,8 +83,8 @@ def page(found: dict[str, Any]) -> str:
 `{found["command"]}` runs one small federation through FedLoom and through the classes of other frameworks, each
 installed from PyPI into an environment of its own: five clients with 6 to 15 samples, five rounds, float64, the same
 first model, cohorts and mini-batches. The digits that agree are -log₁₀(max |Δ| / max |θ|), over the server's last model
-and over what clients keep to themselves. Several numbers stand for, in this order: {situations}.
-A single one or a range stands for all of these.
+and over what clients keep to themselves. Four numbers are of four situations: {situations}.
+One number, or a range, is of all four.
 
 Of {len(rows)} comparisons of {methods} methods, {same} agree to at least {AGREED:.0f} digits as they are, and {after}
 more after the named change; rounding alone leaves 14 to 16. Settings that a framework has, such as weights by samples,

@@ -46,6 +46,7 @@ Without a method, FedAvg and FedDyn are compared. Keys (for all of them: fedloom
   clients=100 participation=0.1 rounds=200 seed=1
   local.epochs=5 local.lr=0.1 local.batch_size=50
   evaluation.what=[global,clients,average] evaluation.target=0.9
+  engine=processes device=cuda    where clients train; by default what suits the run and this machine
 {PLACES}
 examples:
   fedloom run method=feddyn clients=100 participation=0.1 rounds=100 engine=processes
