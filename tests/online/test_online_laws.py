@@ -98,6 +98,23 @@ def test_support_batches_last_as_long_as_the_steps(steps: int | None, batch_size
     assert all(len(one) == 2 for one in found)
 
 
+def test_a_smaller_last_batch_is_dropped_if_asked() -> None:
+    memory = stored(0, gaussians(0).train)  # nine samples
+    for local, sizes in (
+        (Local(steps=4, batch_size=4), [4, 4, 1, 4]),
+        (Local(steps=4, batch_size=4, last_batch="drop"), [4] * 4),
+    ):
+        for support in (0, 4):
+            steps = task_batches(Mogd(), local, support, memory, [], 0, seed=1)
+            assert [len(query.y) for ((_, query),) in steps] == sizes
+
+
+def test_a_schedule_of_rates_ends_with_the_stream() -> None:
+    ended, until = (run(online(Mogd(), local=replace(LOCAL, schedule="cosine", horizon=h))) for h in (None, 6))
+    assert torch.equal(ended.state["0"]["w"], until.state["0"]["w"])
+    assert not torch.equal(ended.state["0"]["w"], run(online(Mogd())).state["0"]["w"])
+
+
 @pytest.mark.parametrize("adaptation", [Maml(lr=0.5, training=False), FineTune(lr=0.5), Prototypes(training=False)])
 def test_adaptations_that_do_not_train_leave_the_steps_alone(adaptation: Adaptation) -> None:
     """Training is that of the model without adaptation; predictions are adapted."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import ceil, cos, pi
 from numbers import Real
@@ -151,6 +151,15 @@ class Local:
             or self.steps is not None,
         }
         all_hold("local.", conditions)
+
+    def until(self, rounds: int) -> Local:
+        """These settings in a run of so many rounds, at whose end a cosine or linear schedule without horizon ends.
+
+        >>> Local(schedule="cosine").until(4).horizon, Local(schedule="cosine", horizon=2).until(4).horizon
+        (4, 2)
+        """
+        open_end = self.schedule in TO_THE_END and self.horizon is None
+        return replace(self, horizon=max(rounds, 1)) if open_end else self
 
     @property
     def memory(self) -> int:

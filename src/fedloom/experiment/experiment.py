@@ -19,7 +19,7 @@ from fedloom.base.settings import brief, check_fields
 from fedloom.core.attack import Attack
 from fedloom.core.compose import named
 from fedloom.core.federation import Federation
-from fedloom.core.local import OWN, TO_THE_END, Local, cohort_size
+from fedloom.core.local import OWN, Local, cohort_size
 from fedloom.core.method import Method
 from fedloom.core.slots import label
 from fedloom.core.timeline import Schedule
@@ -154,8 +154,7 @@ class Experiment:
         check_fields(self)
         object.__setattr__(self, "method", named(methods, self.method))
         object.__setattr__(self, "method", self._dealt())
-        if self.local.schedule in TO_THE_END and self.local.horizon is None:
-            object.__setattr__(self, "local", replace(self.local, horizon=max(self.rounds, 1)))
+        object.__setattr__(self, "local", self.local.until(self.rounds))
         self._check_conditions()
         self._check_needs()
         self._check_schedule()

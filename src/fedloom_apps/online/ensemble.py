@@ -217,7 +217,7 @@ def task_batches(
     def rows(number: int, purpose: str, size: int, step: int) -> Tensor:
         if (number, purpose) not in batches:
             count = len(memory[f"{number:06d}/y"])
-            passes = Local(steps=steps, batch_size=size)
+            passes = replace(local, steps=steps, batch_size=size)
             batches[number, purpose] = passes.batches(np.arange(count), seed, t, number, f"online {purpose}")
         return torch.from_numpy(batches[number, purpose][step])
 

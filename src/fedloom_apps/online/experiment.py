@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Annotated, Any, Literal
 
 import torch
@@ -105,6 +105,8 @@ class Online:
         within(self)
         if not len(self.stream):
             raise ConfigError("an online experiment needs at least one task.")
+        experts = (replace(e, local=e.local.until(len(self.stream))) for e in self.experts)
+        object.__setattr__(self, "experts", tuple(experts))
 
     def ensemble(self) -> ExpertEnsemble:
         """Make the ensemble on a freshly initialised model, which is tried on inputs of the first task."""
