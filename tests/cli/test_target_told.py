@@ -34,3 +34,19 @@ def test_safetensors_are_not_called_onnx(words: tuple[str, ...], cli: Cli) -> No
 def test_settings_of_a_method_begin_with_its_key(word: str) -> None:
     with pytest.raises(ConfigError, match=f"^{word} is not a setting of a method for a target; write method="):
         build(["method=target_fit", word])
+
+
+def test_runs_of_other_commands_are_told(cli: Cli) -> None:
+    assert cli("distill", "-q", "method=ce", "epochs=1", "out=student").code == 0
+    np.savez("x.npz", x=np.zeros((2, 1, 8, 8), np.float32))
+    answer = cli("target", "run=student", "data=x.npz")
+    assert (answer.code, answer.out) == (2, "")
+    assert "fedloom target makes models of a run of fedloom run, and student is another." in answer.err
+
+
+def test_wrong_targets_leave_no_model(cli: Cli) -> None:
+    assert cli("run", "-q", "method=fedavg", "rounds=1", "clients=4", "out=there").code == 0
+    np.savez("x.npz", x=np.zeros((2, 1, 8, 8), np.float32), y=np.array([0, 99]))
+    answer = cli("target", "run=there", "data=x.npz")
+    assert (answer.code, "sample 1 has label 99" in answer.err) == (2, True)
+    assert not list(Path().glob("*.safetensors"))

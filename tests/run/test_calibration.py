@@ -113,6 +113,17 @@ def test_statistics_pass_the_uplinks_of_the_method(skewed: fl.TrainedRun) -> Non
         torch.testing.assert_close(hidden, plain, rtol=1e-5, atol=1e-5)
 
 
+def test_clipped_sums_have_the_means_of_the_samples() -> None:
+    """Clipping scales all that a client sends by one factor."""
+    draw = torch.Generator().manual_seed(0)
+    x, y = torch.randn(40, 3, generator=draw), torch.arange(40) % 4
+    sums = class_sums(x, y, 4)
+    whole, clipped = (ClassGaussians.of(**{name: by * value for name, value in sums.items()}) for by in (1.0, 0.07))
+    torch.testing.assert_close(clipped.mean, whole.mean)
+    with pytest.raises(ConfigError, match="count no sample of any class: there are none, or uplinks hide them"):
+        ClassGaussians.of(**{name: 0.04 * value for name, value in sums.items()}).draw(5)
+
+
 def test_unseen_clients_send_nothing() -> None:
     federation = fl.data.federate("digits", "iid", clients=4, seed=1, held_out=0.0, unseen=0.5)
     trained = fl.run("fedavg", federation, "mlp", rounds=1).trained

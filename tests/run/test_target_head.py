@@ -71,8 +71,9 @@ def test_intervals_of_classes_that_are_told_apart_are_binomial() -> None:
     error = 1.96 * np.sqrt(0.3 * 0.7 / 400)
     assert found.shares == pytest.approx([0.3, 0.7], abs=1e-9)
     assert [found.low[0], found.high[0]] == pytest.approx([0.3 - error, 0.3 + error], abs=0.006)
-    again = target_prior(scores, resamples=1000)
+    again, other = target_prior(scores, resamples=1000), target_prior(scores, resamples=1000, seed=-1)
     np.testing.assert_array_equal(found.low, again.low)
+    assert (found.low != other.low).all()
 
 
 def test_a_class_without_inputs_may_have_a_share_all_the_same() -> None:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from fedloom.base import rng
+from fedloom.base.errors import ConfigError
 from fedloom.base.ranges import Count, NonNegativeInt, Positive
 from fedloom.base.registry import Ranged
 from fedloom.experiment.deployed import DeployedModel
@@ -50,7 +51,7 @@ class ClassGaussians:
     def of(cls, n: Tensor, first: Tensor, second: Tensor) -> ClassGaussians:
         """The Gaussians from the sums n [C], S [C, d] and the upper triangles of Q, row by row, [C, d (d + 1) / 2]."""
         d, n = first.shape[1], n.clamp(min=0)  # noise may have made it negative
-        mean = first / n.clamp(min=1)[:, None]
+        mean = first / torch.where(n > 0, n, 1.0)[:, None]
         row, column = torch.triu_indices(d, d)
         square = first.new_empty(len(n), d, d)
         square[:, row, column] = square[:, column, row] = second
@@ -58,8 +59,17 @@ class ClassGaussians:
         return cls(n, mean, centred / (n - 1).clamp(min=1)[:, None, None])
 
     def draw(self, samples: int, seed: int = 0) -> tuple[Tensor, Tensor]:
-        """Draw ``samples`` virtual features for every class with samples: features [M, d], float64, and classes [M]."""
+        """Draw ``samples`` virtual features for every class with samples: features [M, d], float64, and classes [M].
+
+        Raises:
+            ConfigError: if no class has samples.
+        """
         features, classes = [], torch.nonzero(self.n >= 0.5).flatten()  # with noise, sums are no whole numbers
+        if not len(classes):
+            raise ConfigError(
+                "class statistics count no sample of any class: there are none, or uplinks hide them; train with a "
+                "larger bound, like method.uplink.clip_noise.clip=1e5, or with less noise."
+            )
         for c in classes.tolist():
             normal = rng.stream(seed, "virtual features", c).standard_normal((samples, self.mean.shape[1]))
             size, axes = torch.linalg.eigh(self.covariance[c])  # not Cholesky: features that are always 0 are common

@@ -208,10 +208,10 @@ def command(arguments: argparse.Namespace) -> int:
     known, classes = ClassModels(run), run.federation.train.arrays.names
     for file, arrays, out in zip(files, inputs, outs, strict=True):
         result = method(known, arrays["x"])
-        facts = plain(result)  # before anything is written
-        written = result.model.export(out) if method.makes_model else None
-        models = named(run.server, result.model) if written else {"server's model": run.server}
+        facts = plain(result)  # before anything is written, as are targets that do not fit
+        models = named(run.server, result.model) if method.makes_model else {"server's model": run.server}
         measured = {name: measure(model, arrays["x"], arrays["y"]) for name, model in models.items() if "y" in arrays}
+        written = result.model.export(out) if method.makes_model else None
         reports.append({"data": str(file), "inputs": len(arrays["x"]), "model": written and str(written)})
         reports[-1] |= {"classes": list(classes)} if classes else {}
         reports[-1] |= facts | {"measured": measured, "privacy": known.privacy and asdict(known.privacy)}
@@ -232,6 +232,8 @@ def command(arguments: argparse.Namespace) -> int:
 def _with_data(path: Path) -> TrainedRun:
     """The models of a federated run whose data can be read again."""
     run = trained(path)
+    if not isinstance(run, TrainedRun):
+        raise ConfigError(f"fedloom target makes models of a run of fedloom run, and {path} is another.")
     if run.apart:
         raise ConfigError(
             "fedloom target needs sums over the clients' data, but a deployment's data stay with the nodes; what works "
@@ -259,8 +261,9 @@ def calibrated(method: CCVR, path: Path, file: str | None, as_json: bool) -> int
         raise ConfigError(f"{out} exists already; choose another file with --out.")
     run = _with_data(path)
     model, test, privacy = method(run), run.federation.test, method.privacy(run)
-    written, models = model.export(out), named(run.server, model) if len(test) else {}
+    models = named(run.server, model) if len(test) else {}
     measured = {name: measure(model, test.x, test.y) for name, model in models.items()}
+    written = model.export(out)
     if as_json:
         report = {"model": str(written), "measured": measured, "privacy": privacy and asdict(privacy)}
         print(json.dumps([report], indent=1))

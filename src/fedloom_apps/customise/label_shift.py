@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedloom.base import rng
 from fedloom.base.errors import ConfigError
 
 TEMPERATURES = tuple(2.0**k for k in range(-1, 8))
@@ -252,7 +253,7 @@ def target_prior(scores: Tensor, resamples: int = 200, coverage: float = 0.95, s
     likelihood = (scores - scores.max(-1, keepdim=True).values).exp()
     n = len(scores)
     pi = fitted(likelihood, torch.ones(1, n, dtype=torch.float64))[0]
-    draw, estimates = np.random.default_rng(seed), []
+    draw, estimates = rng.stream(seed, "bootstrap"), []
     for begin in range(0, resamples, AT_ONCE):
         counts = draw.multinomial(n, np.full(n, 1 / n), min(AT_ONCE, resamples - begin))
         estimates.append(fitted(likelihood, torch.from_numpy(counts).double(), tol=ROUGH))
