@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,17 @@ def test_several_values_are_a_sweep(cli: Cli, tmp_path: Path):
     assert "kd, alpha=0.9, seed 2" in out
 
 
+def test_students_of_other_precision_have_a_teacher_of_their_own(cli: Cli, tmp_path: Path) -> None:
+    """A run of a sweep is the run by itself."""
+    words = ("-q", "method=kd", "epochs=2", *QUICK[1:])
+    assert cli("distill", "-m", *words, "dtype=float64,float32", "out=both").code == 0
+    assert {path.name for path in (tmp_path / "both").glob("teacher*")} == {"teacher", "teacher-2"}
+    assert cli("distill", *words, "dtype=float32", "out=alone").code == 0
+    models = (tmp_path / place / "model.safetensors" for place in ("both/kd-dtype=float32-0", "alone"))
+    first, other = (path.read_bytes() for path in models)
+    assert first == other
+
+
 def test_every_teacher_has_a_row_of_its_own() -> None:
     big, small = ({"accuracy": a, "parameters": 9, "macs": 9} for a in (0.9, 0.8))
     rows = [("kd", {"teacher": big}), ("disk", {"teacher": big}), ("simkd", {"teacher": small})]
@@ -135,6 +147,10 @@ MISTAKES = {
     "distill epochs=1.5": "epochs is 1.5, but it must be a whole number",
     "distill validation=1": "validation is 1, but it must lie in [0, 1)",
     "distill samples=5000": "5000 training samples were requested, but there are 1442",
+    "distill test_samples=0": "0 test samples were requested, but there are 355; take at least 1 of them",
+    "distill warmup_epochs=-1": "warmup_epochs must be at least 0, not -1",
+    "distill teacher_epochs=-3": "the teacher cannot be trained first: epochs must be at least 1, not -3",
+    "distill teacher_training.batch_size=1": "be trained first: training.batch_size must be at least 2",
     "distill method=ce start=nix": "starts from scratch",
     "distill method=kd start=nix teacher=mlp": "nix is not a run directory",
     "distill cache=attic": "cache is 'attic'",
@@ -189,6 +205,17 @@ def test_help(cli: Cli):
     out = cli("distill", "--help").out
     assert "budget=published" in out
     assert max(map(len, out.splitlines())) <= 120
+
+
+def test_a_student_is_loaded_without_the_runs_that_it_learnt_from(cli: Cli, tmp_path: Path) -> None:
+    assert cli("distill", "-q", "method=kd", "epochs=2", *QUICK[1:], "out=first").code == 0
+    assert cli("distill", "-q", "method=ce", "epochs=1", "out=start").code == 0
+    assert cli("distill", "-q", "method=kd", "epochs=2", "teacher=first/teacher", "start=start", "out=there").code == 0
+    shutil.rmtree("first")
+    shutil.rmtree("start")
+    run, test = fl.distill.load("there"), sources.make("digits").test
+    accuracy = run.model.evaluate(test.x, test.y)["accuracy"]
+    assert accuracy == pytest.approx(run.summary["selected"]["accuracy"], abs=1e-12)
 
 
 @pytest.mark.parametrize("method", ["ce", "simkd"])

@@ -14,7 +14,7 @@ import fedloom as fl
 from fedloom.base.errors import ConfigError
 from fedloom_apps import distill
 from fedloom_apps.distill import Distiller, Guide, ce, disk, distillers, fitnet, kd, semckd, simkd, simkd_disk, task
-from fedloom_apps.distill.methods import Labels, Response
+from fedloom_apps.distill.methods import Labels, Response, SelectiveResponse
 
 
 @pytest.fixture
@@ -81,6 +81,17 @@ def test_a_warm_start_is_a_run_of_cross_entropy_alone(vectors: Problem, tmp_path
             distill.run(vectors.experiment(kd(), epochs=3, start=tmp_path / start))
 
 
+def test_a_warm_start_knows_the_same_classes(vectors: Problem, tmp_path: Path) -> None:
+    def with_names(*names: str) -> Problem:
+        data = {p: getattr(vectors.data, p) for p in ("train", "validation", "test")}
+        data = {p: replace(own, arrays=replace(own.arrays, names=names)) for p, own in data.items()}
+        return vectors._replace(data=replace(vectors.data, **data))
+
+    distill.run(with_names("a", "b", "c").experiment(ce(), epochs=1), tmp_path / "ce")
+    with pytest.raises(ConfigError, match="ce knows the classes a, b, c, but the classes of these data are c, b, a"):
+        distill.run(with_names("c", "b", "a").experiment(kd(), epochs=3, start=tmp_path / "ce"))
+
+
 @pytest.mark.parametrize("passes", ["null", "[]", "1e999", "-1"])
 def test_a_warm_start_says_how_many_passes_it_made(passes: str, vectors: Problem, tmp_path: Path):
     distill.run(vectors.experiment(ce(), epochs=1), tmp_path / "ce")
@@ -135,5 +146,7 @@ def test_passes_are_counted(images: Problem, name: str, budget: str):
 def test_a_guide_needs_a_listener():
     with pytest.raises(ValueError, match="no selective term"):
         Distiller("deaf", (Labels(),), Guide())
+    with pytest.raises(ValueError, match="no guide; give it guide="):
+        Distiller("alone", (Labels(), SelectiveResponse()))
     with pytest.raises(ValueError, match="no terms"):
         replace(ce(), terms=())

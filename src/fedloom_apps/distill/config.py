@@ -12,8 +12,10 @@ import torch
 from rich.table import Table
 from rich.text import Text
 from safetensors import SafetensorError
+from torch import nn
 
 from fedloom.base.errors import CheckpointError, ConfigError, in_one_line, nearest
+from fedloom.base.ranges import NonNegativeInt
 from fedloom.cli.command import Command, Job, Rows, RunPlan
 from fedloom.config.keys import COMMON, DATA, MODEL, Shared, model_factory, run_settings
 from fedloom.config.schema import CommandSchema, Config
@@ -38,7 +40,7 @@ from fedloom_apps.distill.experiment import DistillExperiment, SGDConfig
 from fedloom_apps.distill.learner import make_learner
 from fedloom_apps.distill.method import distillers
 from fedloom_apps.distill.methods import ce
-from fedloom_apps.distill.task import Distilled, begin_with, run
+from fedloom_apps.distill.task import Distilled, load_start, run
 
 PENDING = Path("still to be trained")
 """Placeholder for a teacher that is not trained yet, in experiments that are only checked."""
@@ -60,7 +62,7 @@ class Teacher(Choice):
         return {"run": str(Path(name).expanduser().resolve())}
 
 
-def shared_settings(teacher_epochs: int = 20, split_seed: int = 0) -> None:
+def shared_settings(teacher_epochs: NonNegativeInt = 20, split_seed: int = 0) -> None:
     """Settings of the data split and of a teacher that is trained first, which do not depend on ``seed``.
 
     Args:
@@ -107,61 +109,78 @@ def build(config: Config, shared: Shared | None = None) -> DistillExperiment:
 
     If the teacher is to be trained first (``build_teacher``), it is ``PENDING``.
     """
-    values = config.values
-    data = _splits(config, shared)
-    run = values["teacher"].get("run")
-    teacher = PENDING if run is None else Path(run)
-    if run is None and values["teacher_epochs"] == 0:
-        choice = values["teacher"]
-        if not choice.get("pretrained") and not choice.get("weights"):
-            raise ConfigError(
-                f"teacher_epochs=0 takes the teacher as it starts, but {choice['name']} starts from random values; "
-                "train it, with teacher_epochs=20, or give it parameters, like teacher=timm teacher.weights=FILE."
-            )
-        teacher = initial_model(model_factory(values["teacher"], data.train.first), values["split_seed"], torch.float32)
-    experiment = DistillExperiment(
-        method=DISTILLER.instantiate(values["method"]),
-        data=data,
-        model=model_factory(values["model"], data.train.first),
-        teacher=teacher,
-        config=values,
-        **arguments(DistillExperiment, CONDITIONS, values),
-    )
+    experiment = _experiment(config, shared)
+    teacher = _given_teacher(config, experiment.data)
     pick_device(experiment.device)
     if teacher == PENDING:
         build_teacher(config, shared)
     else:
-        load_teacher(teacher, data.federation(), torch.float32, "cpu")
+        load_teacher(teacher, experiment.data.federation(), torch.float32, "cpu")
     if experiment.start is not None:
-        begin_with(initial_model(experiment.model, experiment.seed, torch.float32), experiment.start)
-    return experiment
+        student = initial_model(experiment.model, experiment.seed, torch.float32)
+        load_start(student, experiment.start, experiment.data)
+    return replace(experiment, teacher=teacher)
+
+
+def _experiment(config: Config, shared: Shared | None = None) -> DistillExperiment:
+    """The experiment of a configuration, with a teacher that is ``PENDING``."""
+    values, data = config.values, _splits(config, shared)
+    return DistillExperiment(
+        method=DISTILLER.instantiate(values["method"]),
+        data=data,
+        model=model_factory(values["model"], data.train.first),
+        teacher=PENDING,
+        config=values,
+        **arguments(DistillExperiment, CONDITIONS, values),
+    )
+
+
+def _given_teacher(config: Config, data: Splits) -> nn.Module | Path:
+    """The teacher's run directory, or the module itself if it is not trained; ``PENDING`` if it is trained first."""
+    choice = config["teacher"]
+    if "run" in choice:
+        return Path(choice["run"])
+    if config["teacher_epochs"] != 0:
+        return PENDING
+    if not choice.get("pretrained") and not choice.get("weights"):
+        raise ConfigError(
+            f"teacher_epochs=0 takes the teacher as it starts, but {choice['name']} starts from random values; "
+            "train it, with teacher_epochs=20, or give it parameters, like teacher=timm teacher.weights=FILE."
+        )
+    return initial_model(model_factory(choice, data.train.first), config["split_seed"], torch.float32)
 
 
 def build_teacher(config: Config, shared: Shared | None = None) -> DistillExperiment:
     """Build the experiment that trains the teacher, with the settings of a run that can be continued by itself."""
-    values = config.values
-    data = _splits(config, shared)
+    values, data = config.values, _splits(config, shared)
+    try:
+        return DistillExperiment(
+            ce(),
+            data,
+            model_factory(values["teacher"], data.train.first),
+            epochs=values["teacher_epochs"],
+            training=TRAINING.instantiate(values["teacher_training"]),
+            augment=tuple(values["augment"]),
+            seed=values["split_seed"],
+            dtype=values["dtype"],
+            device=values["device"],
+            config=teacher_settings(config),
+        )
+    except ConfigError as error:
+        raise ConfigError(f"the teacher cannot be trained first: {error}") from error
+
+
+def teacher_settings(config: Config) -> dict[str, Any]:
+    """The configuration of the run that trains the teacher: all that the teacher depends on."""
     same = ("data", "augment", "dtype", "device", "teacher_epochs", "split_seed", *SPLITS)
-    kept = {
-        **{key: values[key] for key in same},
+    return {
+        **{key: config[key] for key in same},
         "method": {"name": "ce", "warm": False},
-        "model": values["teacher"],
-        "epochs": values["teacher_epochs"],
-        "training": values["teacher_training"],
-        "seed": values["split_seed"],
+        "model": config["teacher"],
+        "epochs": config["teacher_epochs"],
+        "training": config["teacher_training"],
+        "seed": config["split_seed"],
     }
-    return DistillExperiment(
-        ce(),
-        data,
-        model_factory(values["teacher"], data.train.first),
-        epochs=values["teacher_epochs"],
-        training=TRAINING.instantiate(values["teacher_training"]),
-        augment=tuple(values["augment"]),
-        seed=values["split_seed"],
-        dtype=values["dtype"],
-        device=values["device"],
-        config=kept,
-    )
 
 
 def _splits(config: Config, shared: Shared | None) -> Splits:
@@ -180,10 +199,6 @@ def _read(settings: Mapping[str, Any]) -> Source:
         return DATA.instantiate(settings)
 
 
-TEACHER = ("teacher", "teacher_training", "teacher_epochs", "data", "samples", "validation", "split_seed", "augment")
-"""Keys that determine a teacher that is trained first."""
-
-
 def train(experiment: DistillExperiment, job: Job, batch: RunPlan, *, callbacks: list[Any], **settings: Any) -> None:
     """Train a student, and before it its teacher if that is still to be trained."""
     if experiment.teacher == PENDING:
@@ -198,11 +213,11 @@ def _teacher(job: Job, batch: RunPlan, progress: NullProgress) -> Path:
     """The run directory of a job's teacher, which is trained if necessary; jobs with equal settings share it."""
 
     def described(config: Config) -> str:
-        return json.dumps([config[key] for key in TEACHER], sort_keys=True)
+        return json.dumps(teacher_settings(config), sort_keys=True)
 
-    different = list(dict.fromkeys(described(job.config) for job in batch.jobs))
-    number = different.index(described(job.config))
-    place = batch.parent / ("teacher" if number == 0 else f"teacher-{number + 1}")
+    teachers = list(dict.fromkeys(described(job.config) for job in batch.jobs))
+    before = teachers.index(described(job.config))
+    place = batch.parent / (f"teacher-{before + 1}" if before else "teacher")
     if not RunDirectory(place).status.ended:
         refuse_link(place, "a teacher's run")
         label, progress.label = progress.label, "teacher"
@@ -288,23 +303,25 @@ class TrainedStudent(RunRecords):
 def load(path: Path | str) -> TrainedStudent:
     """The student of a finished run: ``load(path).model`` predicts, is evaluated and exported.
 
+    The run of its teacher is needed only for a student that has its teacher's head, that of its warm start never.
+
     Raises:
         ConfigError: if it is another kind of run, or one started from Python, which does not record its model.
         CheckpointError: if it is not a run directory or has not ended, or its model cannot be read.
         DataError: if the run's data are not on this machine.
     """
     directory, config = DISTILL.of_run(path, "its student is the model that the run returned")
-    experiment, folder = build(config), directory.path
+    experiment, folder = _experiment(config), directory.path
     if not directory.status.ended:
         raise CheckpointError(f"{folder} has not ended, and its student is written at the end; continue it first.")
-    method, dtype = experiment.method, getattr(torch, experiment.dtype)
-    arrays, teacher = experiment.data.placed(dtype, "cpu").train.first, experiment.teacher
-    if not method.needs_teacher:
-        teacher = None
-    elif teacher == PENDING:  # the head is stored with the student
-        teacher = build_teacher(config).model().to(dtype)
-    elif teacher is not None:
-        teacher = load_teacher(teacher, experiment.data.federation(), dtype, "cpu")
+    method, dtype, teacher = experiment.method, getattr(torch, experiment.dtype), None
+    arrays = experiment.data.placed(dtype, "cpu").train.first
+    if method.reuse is not None:  # a head like the teacher's; its values are stored with the student
+        teacher = _given_teacher(config, experiment.data)
+        if teacher == PENDING:
+            teacher = build_teacher(config).model().to(dtype)
+        else:
+            teacher = load_teacher(teacher, experiment.data.federation(), dtype, "cpu")
     student, inputs = initial_model(experiment.model, experiment.seed, dtype), tuple(arrays.x.shape[1:])
     learner, _ = make_learner(method, student, teacher, inputs, experiment.training, experiment.seed, dtype)
     try:

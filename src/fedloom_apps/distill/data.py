@@ -193,11 +193,11 @@ class Splits:
                 source = sources.make(source)
         everyone, test, about = Samples(source.train), Samples(source.test), {}
         if not len(test):
-            everyone, test = _apart(everyone, HELD_OUT, rng.stream(seed, "distill-test"))
+            everyone, test = _split_off(everyone, HELD_OUT, rng.stream(seed, "distill-test"))
             about = {"held_out": HELD_OUT}
         train = _first(everyone, samples, "training", seed)
         test = _first(test, test_samples, "test", seed)
-        learned, chosen = _apart(train, validation, rng.stream(seed, "distill-validation"))
+        learned, chosen = _split_off(train, validation, rng.stream(seed, "distill-validation"))
         about |= {"validation": validation, "samples": samples, "test_samples": test_samples, "split_seed": seed}
         return cls(learned, chosen, test, {"source": source.describe(), **about})
 
@@ -220,12 +220,14 @@ def _first(samples: Samples, count: int | None, what: str, seed: int) -> Samples
     if count is None or count == len(samples):
         return samples
     if not 1 <= count < len(samples):
-        raise DataError(f"{count} {what} samples were requested, but there are {len(samples)}.")
-    return _apart(samples, count / len(samples), rng.stream(seed, f"first-{what}"))[1]
+        raise DataError(
+            f"{count} {what} samples were requested, but there are {len(samples)}; take at least 1 of them."
+        )
+    return _split_off(samples, count / len(samples), rng.stream(seed, f"first-{what}"))[1]
 
 
-def _apart(samples: Samples, fraction: float, draws: np.random.Generator) -> tuple[Samples, Samples]:
-    """The others, and a fraction of the samples, stratified by class."""
+def _split_off(samples: Samples, fraction: float, draws: np.random.Generator) -> tuple[Samples, Samples]:
+    """The remaining samples, and a fraction of them, stratified by class."""
     if are_numbers(samples.y):
         raise DataError("distillation needs classes, but the targets are numbers.")
     everyone = Index.of([np.arange(len(samples))])

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from fedloom.base import rng
 from fedloom.base.checks import DType
 from fedloom.base.errors import ConfigError
-from fedloom.base.ranges import Bound, Count, Decay, NonNegative, Positive, Range, within
+from fedloom.base.ranges import Bound, Count, Decay, NonNegative, NonNegativeInt, Positive, Range, within
 from fedloom.base.settings import check_fields
 from fedloom.data.augment import Augmentation, pipeline
 from fedloom.rounds.plan import operand_dtype
@@ -127,8 +127,6 @@ def schedule(
     >>> schedule(20, 3, warms=True, budget="published").total, schedule(20, 1, warms=False, budget="published").total
     (80, 20)
     """
-    if epochs < 1 or (warm is not None and warm < 0):
-        raise ConfigError(f"epochs must be at least 1 and warmup_epochs at least 0, not {epochs} and {warm}.")
     first = 0
     if warms and before is None:
         first = warm if warm is not None else max(epochs // 4, 1) if budget == "passes" else epochs
@@ -174,9 +172,9 @@ class DistillExperiment:
     data: Splits
     model: Callable[[], nn.Module]
     teacher: nn.Module | Path | str | None = None
-    epochs: int = 40
+    epochs: Count = 40
     budget: Budget = "passes"
-    warmup_epochs: int | None = None
+    warmup_epochs: NonNegativeInt | None = None
     start: Path | None = None
     training: SGDConfig = field(default_factory=SGDConfig)
     augment: tuple[str | Mapping[str, Any] | Augmentation, ...] = ()

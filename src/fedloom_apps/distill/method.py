@@ -312,7 +312,7 @@ class Distiller:
         citation: BibTeX.
 
     Raises:
-        ConfigError: for no terms, a guide without a selective term, or two terms that reuse the head.
+        ConfigError: for no terms, a guide without a selective term or the reverse, or two terms that reuse the head.
     """
 
     name: str
@@ -328,6 +328,8 @@ class Distiller:
             raise ConfigError(f"method {self.name!r} has no terms, so the student would not be trained.")
         if self.guide is not None and not self.selective:
             raise ConfigError(f"method {self.name!r} has a guide, but no selective term.")
+        if self.guide is None and self.selective:
+            raise ConfigError(f"method {self.name!r} has a selective term, but no guide; give it guide=Guide().")
         if sum(term.reuses_head for term in self.terms) > 1:
             raise ConfigError(f"method {self.name!r} has two terms that reuse the teacher's head.")
 

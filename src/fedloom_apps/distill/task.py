@@ -23,7 +23,7 @@ from fedloom.data.augment import augmentation, pipeline
 from fedloom.experiment.atomic import as_model_file, read_model_file, write_whole
 from fedloom.experiment.callbacks import Callback
 from fedloom.experiment.checkpoint import Checkpoint
-from fedloom.experiment.conventions import conventions
+from fedloom.experiment.conventions import compare, conventions
 from fedloom.experiment.rundir import Columns, RunDirectory, Status, Table
 from fedloom.experiment.runtime import pick_device, reason_against_bf16, reproducible
 from fedloom.experiment.setup import initial_model
@@ -227,7 +227,7 @@ class DistillTask(TrainerTask):
         self.data = experiment.data.placed(dtype, device)
         self.inputs = tuple(self.data.train.x.shape[1:])
         student = initial_model(experiment.model, experiment.seed, dtype)
-        before = None if experiment.start is None else begin_with(student, experiment.start)
+        before = None if experiment.start is None else load_start(student, experiment.start, experiment.data)
         self.schedule = experiment.schedule(before)
         self.rounds = self.schedule.all_rounds
         self.teacher: nn.Module | None = None
@@ -468,8 +468,12 @@ class DistillTask(TrainerTask):
         return optimiser([p for p in moved if p.requires_grad], self.experiment.training)
 
 
-def begin_with(student: nn.Module, start: Path) -> int:
-    """Load the last weights of a run of ``ce`` into the student; returns the number of its passes."""
+def load_start(student: nn.Module, start: Path, data: Splits) -> int:
+    """Load the last weights of a run of ``ce`` into the student; returns the number of its passes.
+
+    Raises:
+        ConfigError: if there is no such run, its student is another network, or it learnt other classes or columns.
+    """
     directory = RunDirectory(start)
     config, kind = directory.config(), directory.kind
     method = (config.get("identity") or {}).get("method") or config.get("method")
@@ -483,6 +487,7 @@ def begin_with(student: nn.Module, start: Path) -> int:
             raise ValueError(f"{passes} passes")
     except (OSError, SafetensorError, RuntimeError, KeyError, TypeError, ValueError, OverflowError) as error:
         raise ConfigError(f"start={start} holds no such trained student ({in_one_line(error, 150)}).") from error
+    compare(directory.summary().get("data", {}), conventions(data.train.first, data.about), f"start={start}")
     return passes
 
 
