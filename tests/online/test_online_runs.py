@@ -6,7 +6,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -327,6 +327,19 @@ def test_experts_that_are_hardly_trusted_are_left_out() -> None:
 def test_a_label_has_epochs_where_these_are_used() -> None:
     work = online(Moml(alpha=2.0), local=Local(epochs=2), over={"learner.alpha": (1.0,)})
     assert work.labels() == ["E 2, maml(lr 0.1, steps 1), alpha 1"]
+
+
+@dataclass(frozen=True)
+class WithWords(Mogd):
+    """A learner of one's own, not all of whose settings are numbers."""
+
+    how: str = "twice"
+    layers: tuple[int, ...] = (1, 2)
+    limit: float | None = None
+
+
+def test_a_label_has_settings_that_are_no_numbers() -> None:
+    assert online(WithWords()).labels() == ["K 3, maml(lr 0.1, steps 1), how twice, layers [1,2], limit null"]
 
 
 def test_every_expert_has_a_label_of_its_own() -> None:

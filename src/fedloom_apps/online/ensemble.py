@@ -24,6 +24,7 @@ from torch.utils._pytree import tree_map
 from fedloom.base import rng, tree
 from fedloom.base.checks import all_hold
 from fedloom.base.errors import ConfigError
+from fedloom.base.settings import bare
 from fedloom.base.tree import Tree
 from fedloom.core.context import NO_ROUND, Batch
 from fedloom.core.federation import Arrays, Index, Split
@@ -151,12 +152,16 @@ def expert_label(expert: ExpertConfig) -> str:
     >>> expert_label(ExpertConfig(Moml(alpha=1.0), Maml(lr=0.1), Local(steps=10)))
     'K 10, maml(lr 0.1, steps 1), alpha 1'
     """
-    own = [f"{f.name} {getattr(expert.learner, f.name):g}" for f in fields(expert.learner)]
-    inner = [
-        f"{f.name} {getattr(expert.adaptation, f.name):g}"
-        for f in fields(expert.adaptation)
-        if f.name in ("lr", "steps")
-    ]
+
+    def shown(part: OnlineLearner | Adaptation, *names: str) -> list[str]:
+        settings = [(name, getattr(part, name)) for name in names]
+        return [
+            f"{name} {value:g}" if isinstance(value, int | float) else f"{name} {bare(value)}"
+            for name, value in settings
+        ]
+
+    own = shown(expert.learner, *(f.name for f in fields(expert.learner)))
+    inner = shown(expert.adaptation, *(f.name for f in fields(expert.adaptation) if f.name in ("lr", "steps")))
     name = label(expert.adaptation)
     amount = f"E {expert.local.epochs}" if expert.local.steps is None else f"K {expert.local.steps}"
     steps = [amount] if expert.learner.trains else []
