@@ -35,7 +35,7 @@ from fedloom.experiment.evaluation import Evaluation
 from fedloom.experiment.experiment import Experiment
 from fedloom.experiment.federated import run
 from fedloom_apps.synthesis.judge import AUTO, ClassifierTraining, classifier, fit
-from fedloom_apps.synthesis.take import shared, warm_started
+from fedloom_apps.synthesis.synthetic_set import shared, warm_started
 
 USES = ("warm start", "shared", "both")
 ALPHA = 0.01

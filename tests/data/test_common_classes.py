@@ -18,7 +18,7 @@ from fedloom.parts.objectives import CrossEntropy, Distillation, WeightedCrossEn
 from fedloom_apps.audit.attacks import Backdoor, LabelFlip, SignFlip
 from fedloom_apps.customise.head import linear_head
 from fedloom_apps.synthesis.judge import SyntheticEvaluator
-from fedloom_apps.synthesis.take import shared
+from fedloom_apps.synthesis.synthetic_set import shared
 
 pytestmark = pytest.mark.filterwarnings("ignore:partition 'alid'")
 

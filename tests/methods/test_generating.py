@@ -26,7 +26,7 @@ from fedloom.methods import make
 from fedloom.models import ConditionalGAN, ConditionalVAE
 from fedloom.parts.mixing import AFL
 from fedloom.rounds.plan import ClientPlan
-from fedloom_apps.synthesis.take import sample
+from fedloom_apps.synthesis.synthetic_set import sample
 
 TWO: dict[str, Any] = {"engine": "processes", "engine_settings": {"workers": 2}}
 BOTH = ["fedcgan", "fedcvae"]

@@ -20,7 +20,7 @@ from fedloom.base.errors import DataError
 from fedloom.core.federation import Arrays
 from fedloom.data import federate, partitions, sources
 from fedloom.data.sources.generated import Generated, parquet, png, read_generated, save_npz
-from fedloom_apps.synthesis.take import shared, warm_started
+from fedloom_apps.synthesis.synthetic_set import shared, warm_started
 
 PROVENANCE = {"method": "fedevg", "data": {"name": "digits"}, "seed": 3}
 

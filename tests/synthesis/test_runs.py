@@ -25,7 +25,7 @@ from fedloom.parts.objectives import Energy
 from fedloom.rounds.server import Server
 from fedloom_apps.synthesis.judge import EvalConfig, fit
 from fedloom_apps.synthesis.run import synthesize
-from fedloom_apps.synthesis.take import extract_set
+from fedloom_apps.synthesis.synthetic_set import extract_set
 
 
 def records(directory: Path) -> list[dict[str, Any]]:

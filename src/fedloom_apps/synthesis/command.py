@@ -18,7 +18,7 @@ from fedloom.experiment.console import ABSENT, SYNTHETIC, count, duration, numer
 from fedloom.experiment.experiment import Experiment
 from fedloom_apps.synthesis.judge import CACHE, EvalConfig, SyntheticEvaluator
 from fedloom_apps.synthesis.run import synthesize
-from fedloom_apps.synthesis.take import require_samples
+from fedloom_apps.synthesis.synthetic_set import require_samples
 
 JUDGE = Record(EvalConfig)
 SYNTHESIZE = replace(

@@ -6,12 +6,11 @@ Training a classifier to convergence, on a synthetic set or on real data, to eva
 from __future__ import annotations
 
 import hashlib
-import math
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from math import inf
+from math import inf, log
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,6 @@ from torch import Tensor, nn
 from fedloom.base import rng
 from fedloom.base.errors import ConfigError
 from fedloom.base.ranges import Count, NonNegative, NonNegativeInt, Positive, within
-from fedloom.base.rng import stream
 from fedloom.core.federation import Arrays, Federation
 from fedloom.data.augment import Pipeline, pipeline
 from fedloom.data.sources.generated import pixels
@@ -369,7 +367,7 @@ class SyntheticEvaluator:
 
     def _diverged(self, loss: float) -> bool:
         """Whether a classifier's loss is far above that of guessing, infinite or NaN."""
-        return not loss < WORSE * math.log(max(self.test.classes, 2))
+        return not loss < WORSE * log(max(self.test.classes, 2))
 
     def _utility(self, arrays: Arrays) -> tuple[dict[str, float], dict[str, Any]]:
         """Performance of a classifier trained on the set."""
@@ -420,7 +418,7 @@ class SyntheticEvaluator:
 
     def _alike(self, y: np.ndarray) -> np.ndarray:
         """Rows of real test samples: as many of each class as in the set, as far as available."""
-        truth, draws = self.test.y.cpu().numpy(), stream(0, "judge", 1)
+        truth, draws = self.test.y.cpu().numpy(), rng.stream(0, "judge", 1)
         rows = [draws.permutation(np.flatnonzero(truth == label))[: (y == label).sum()] for label in np.unique(y)]
         return np.sort(np.concatenate(rows))
 

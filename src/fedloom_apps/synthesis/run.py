@@ -25,7 +25,7 @@ from fedloom.experiment.runtime import environment, pick_device, reproducible
 from fedloom.metrics.distribution import alike
 from fedloom.rounds.server import Server
 from fedloom_apps.synthesis.judge import CACHE, EvalConfig, EvalResult, SyntheticEvaluator
-from fedloom_apps.synthesis.take import extract_set, require_samples
+from fedloom_apps.synthesis.synthetic_set import extract_set, require_samples
 
 FIGURES = "figures"
 LAST, REAL = "synthetic.png", "real.png"
