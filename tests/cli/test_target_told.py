@@ -9,7 +9,7 @@ import pytest
 from helpers.commands import Cli
 
 from fedloom.base.errors import ConfigError
-from fedloom_apps.customise.command import build, described
+from fedloom_apps.customise.command import as_text, build
 from fedloom_apps.customise.label_shift import LabelShiftCheck, TargetPrior
 from fedloom_apps.customise.model import TargetFacts, TargetModel
 
@@ -18,7 +18,7 @@ from fedloom_apps.customise.model import TargetFacts, TargetModel
 def test_one_input_is_singular(inputs: int, said: str) -> None:
     prior = TargetPrior(np.array([1.0, 0.0]), np.ones(2), np.ones(2), 0.95)
     facts = TargetFacts(prior, np.ones(1), LabelShiftCheck(1.0, 1.0, 0.5, inputs))
-    assert said in described(TargetModel(None, lambda: facts, None), inputs)  # type: ignore[arg-type]
+    assert said in as_text(TargetModel(None, lambda: facts, None), inputs)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("words", [("data=x.npz",), ("method=ccvr",)])

@@ -15,7 +15,7 @@ import fedloom as fl
 from fedloom.base import rng
 from fedloom.base.errors import ConfigError
 from fedloom.parts.uplink import SecureSum
-from fedloom_apps.customise.calibration import CCVR, ClassGaussians, class_sums, statistics
+from fedloom_apps.customise.calibration import CCVR, ClassGaussians, class_moments, statistics
 
 
 def clients(classes: int = 4, d: int = 3) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -26,7 +26,7 @@ def clients(classes: int = 4, d: int = 3) -> list[tuple[np.ndarray, np.ndarray]]
 
 
 def summed(parts: list[tuple[np.ndarray, np.ndarray]], classes: int = 4) -> ClassGaussians:
-    sent = [class_sums(torch.from_numpy(x), torch.from_numpy(y), classes) for x, y in parts]
+    sent = [class_moments(torch.from_numpy(x), torch.from_numpy(y), classes) for x, y in parts]
     return ClassGaussians.of(*(torch.stack([one[name] for one in sent]).sum(0) for name in ("n", "first", "second")))
 
 
@@ -117,7 +117,7 @@ def test_clipped_sums_have_the_means_of_the_samples() -> None:
     """Clipping scales all that a client sends by one factor."""
     draw = torch.Generator().manual_seed(0)
     x, y = torch.randn(40, 3, generator=draw), torch.arange(40) % 4
-    sums = class_sums(x, y, 4)
+    sums = class_moments(x, y, 4)
     whole, clipped = (ClassGaussians.of(**{name: by * value for name, value in sums.items()}) for by in (1.0, 0.07))
     torch.testing.assert_close(clipped.mean, whole.mean)
     with pytest.raises(ConfigError, match="count no sample of any class: there are none, or uplinks hide them"):

@@ -24,7 +24,7 @@ from fedloom_apps.customise.label_shift import (
     ClassSums,
     Discriminant,
     LabelShiftCheck,
-    fitted,
+    em_shares,
     target_prior,
 )
 from fedloom_apps.customise.model import ABSENT, ClassModels
@@ -125,7 +125,7 @@ def test_a_sample_that_counts_twice_is_two_samples() -> None:
     counts = torch.tensor([[2.0, 0, 1, 1, 3, 1, 1]], dtype=torch.float64)
     many = likelihood.repeat_interleave(counts[0].long(), 0)
     one = torch.ones(1, len(many), dtype=torch.float64)
-    np.testing.assert_allclose(fitted(likelihood, counts).numpy(), fitted(many, one).numpy(), atol=1e-6)
+    np.testing.assert_allclose(em_shares(likelihood, counts).numpy(), em_shares(many, one).numpy(), atol=1e-6)
 
 
 def test_scores_without_a_possible_class_are_refused() -> None:
@@ -183,17 +183,17 @@ def test_shrinkage_answers_and_distances_are_those_of_the_definitions() -> None:
 
     y_, scores = y.numpy(), phi.numpy() @ inverse @ means.T - 0.5 * np.einsum("cd,de,ce->c", means, inverse, means)
     beta = torch.tensor(np.random.default_rng(0).normal(size=(len(TEMPERATURES), 5)))
-    losses, posteriors = (sum_of([found.answer(*one, beta)[half] for one in split]) for half in (0, 1))
+    losses, posteriors = (sum_of([found.calibration_sums(*one, beta)[half] for one in split]) for half in (0, 1))
     for number, t in enumerate(TEMPERATURES):
         z = scores / t + np.log(np.bincount(y_)) + beta[number, :4].numpy()
         q = np.exp(z - z.max(1, keepdims=True)) / np.exp(z - z.max(1, keepdims=True)).sum(1, keepdims=True)
         assert float(losses[number]) == pytest.approx(-np.log(q[np.arange(len(y_)), y_]).sum())
         np.testing.assert_allclose(posteriors[number].numpy(), [*q.sum(0), 0], atol=1e-9)
     far = alone(phi, y, 0.3)
-    one, away, squares = sum_of([found.far(*one) for one in split])[:, :4].numpy()
+    one, away, squares = sum_of([found.distance_sums(*one) for one in split])[:, :4].numpy()
     np.testing.assert_allclose([one, away, squares], [np.bincount(y_, w) for w in (far**0, far, far**2)])
     noisy = replace(found, n=0.3 * found.n)  # a sample's part is not known
-    np.testing.assert_allclose(float(noisy.far(phi, y)[1].sum()), float(found.distances(phi).sum()))
+    np.testing.assert_allclose(float(noisy.distance_sums(phi, y)[1].sum()), float(found.distances(phi).sum()))
 
 
 def alone(phi: torch.Tensor, y: torch.Tensor, shrinkage: float) -> np.ndarray:
@@ -213,8 +213,8 @@ def test_distances_without_the_sample_itself_are_those_of_a_fit_to_the_others(sh
     y = np.r_[draw.integers(0, 3, 25), 3]
     phi, labels = torch.tensor(draw.normal(size=(26, 6)) + 3 * draw.normal(size=(5, 6))[y]), torch.tensor(y)
     found = ClassSums.of(phi, labels, classes=5).discriminant(shrinkage)
-    np.testing.assert_allclose(found.left_out(phi, labels).numpy(), alone(phi, labels, shrinkage), rtol=1e-9)
-    assert float(found.left_out(phi, labels).mean()) > 2 * float(found.distances(phi).mean())
+    np.testing.assert_allclose(found.leave_one_out(phi, labels).numpy(), alone(phi, labels, shrinkage), rtol=1e-9)
+    assert float(found.leave_one_out(phi, labels).mean()) > 2 * float(found.distances(phi).mean())
 
 
 def test_a_calibrated_discriminant_finds_the_clients_shares_again() -> None:
@@ -224,7 +224,7 @@ def test_a_calibrated_discriminant_finds_the_clients_shares_again() -> None:
     plain = reduce(add, [ClassSums.of(*one, classes=4) for one in split]).discriminant()
 
     def ask(beta: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        losses, posteriors = zip(*(plain.answer(*one, beta) for one in split), strict=True)
+        losses, posteriors = zip(*(plain.calibration_sums(*one, beta) for one in split), strict=True)
         return sum_of(losses), sum_of(posteriors)
 
     found = plain.calibrated(ask, exchanges=200)

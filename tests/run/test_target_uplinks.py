@@ -139,7 +139,7 @@ def test_noise_that_hides_a_class_is_refused() -> None:
     """A class whose count noise brings below 0 would have no score, though clients have its samples."""
     sums = ClassSums.of(torch.randn(30, 4, generator=torch.manual_seed(0)), torch.arange(30) % 3, 3)
     hidden = ClassSums(sums.n - torch.tensor([0.0, 0.0, 11.0]), sums.first, sums.second).discriminant()
-    ask = lambda beta: hidden.answer(torch.randn(30, 4), torch.arange(30) % 3, beta)  # noqa: E731
+    ask = lambda beta: hidden.calibration_sums(torch.randn(30, 4), torch.arange(30) % 3, beta)  # noqa: E731
     with pytest.raises(ConfigError, match="count no sample of a class that clients have: noise hides them"):
         hidden.calibrated(ask, 0)
 

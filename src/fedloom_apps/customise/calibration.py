@@ -77,7 +77,7 @@ class ClassGaussians:
         return torch.cat(features), classes.repeat_interleave(samples)
 
 
-def class_sums(features: Tensor, y: Tensor, classes: int) -> dict[str, Tensor]:
+def class_moments(features: Tensor, y: Tensor, classes: int) -> dict[str, Tensor]:
     """A client's upload: n, S and Q of its samples with features [N, d] and classes [N]; see ``ClassGaussians``."""
     phi, d = features.double(), features.shape[1]
     row, column = torch.triu_indices(d, d)
@@ -143,7 +143,7 @@ class CCVR(Ranged):
 
 
 @dataclass(frozen=True)
-class _Sent(Sequence[dict[str, Tensor]]):
+class _Uploads(Sequence[dict[str, Tensor]]):
     """The uploads of a run's clients, each computed when it is needed: together they would fill the memory."""
 
     trained: TrainedRun
@@ -156,11 +156,11 @@ class _Sent(Sequence[dict[str, Tensor]]):
         if client >= len(self):
             raise IndexError(client)
         own = self.trained.federation.train.client(client)
-        return class_sums(features_of(self.trained.server, own.x), own.y.cpu(), self.classes)
+        return class_moments(features_of(self.trained.server, own.x), own.y.cpu(), self.classes)
 
 
 def statistics(trained: TrainedRun, classes: int) -> ClassGaussians:
     """The Gaussians of the training samples of all clients that took part, in the run's server features."""
     exchange = Exchange(trained.plan.method.uplink, trained.plan.facts, trained.snapshot.server.round)
     exchange.check(trained.plan.local)
-    return ClassGaussians.of(**exchange(_Sent(trained, classes)))
+    return ClassGaussians.of(**exchange(_Uploads(trained, classes)))

@@ -191,7 +191,7 @@ def command(arguments: argparse.Namespace) -> int:
     if isinstance(method, CCVR):
         if files or len(words) < len(others):
             raise ConfigError("ccvr calibrates one model and takes no inputs; leave data=… out.")
-        return calibrated(method, path, arguments.out, arguments.json)
+        return write_calibrated(method, path, arguments.out, arguments.json)
     if not files or len(files) + len(words) < len(others):
         raise ConfigError("fedloom target needs files of inputs, like: fedloom target run=runs/… data=x.npz")
     if arguments.out is not None and len(files) > 1:
@@ -208,8 +208,8 @@ def command(arguments: argparse.Namespace) -> int:
     known, classes = ClassModels(run), run.federation.train.arrays.names
     for file, arrays, out in zip(files, inputs, outs, strict=True):
         result = method(known, arrays["x"])
-        facts = plain(result)  # before anything is written, as are targets that do not fit
-        models = named(run.server, result.model) if method.makes_model else {"server's model": run.server}
+        facts = as_plain_data(result)  # before anything is written, as are targets that do not fit
+        models = by_name(run.server, result.model) if method.makes_model else {"server's model": run.server}
         measured = {name: measure(model, arrays["x"], arrays["y"]) for name, model in models.items() if "y" in arrays}
         written = result.model.export(out) if method.makes_model else None
         reports.append({"data": str(file), "inputs": len(arrays["x"]), "model": written and str(written)})
@@ -218,12 +218,12 @@ def command(arguments: argparse.Namespace) -> int:
         if arguments.json:
             continue
         print(f"target: {relpath(file)}, {plural(len(arrays['x']), 'input')}")
-        print(described(result, len(arrays["x"]), run.federation.names, classes))
+        print(as_text(result, len(arrays["x"]), run.federation.names, classes))
         if known.privacy is not None:
             print(f"privacy: {known.privacy}")
         if written is not None:
             print(f"model: {relpath(written)}")
-        compared(measured)
+        print_metrics(measured)
     if arguments.json:
         print(json.dumps(reports, indent=1))
     return 0
@@ -242,7 +242,7 @@ def _with_data(path: Path) -> TrainedRun:
     return run
 
 
-def plain(result: TargetModel) -> dict[str, Any]:
+def as_plain_data(result: TargetModel) -> dict[str, Any]:
     """Class shares, clients and the check as plain data."""
 
     def numbers(values: np.ndarray | None) -> list[float] | None:
@@ -253,7 +253,7 @@ def plain(result: TargetModel) -> dict[str, Any]:
     return {**prior, "known": numbers(result.known), "p": numbers(result.p), "check": check}
 
 
-def calibrated(method: CCVR, path: Path, file: str | None, as_json: bool) -> int:
+def write_calibrated(method: CCVR, path: Path, file: str | None, as_json: bool) -> int:
     """Write the run's model with the head of CCVR, and measure both on the common test set, if there is one."""
     out = Path(file or f"{path.resolve().name}-ccvr.safetensors")
     refuse_other(out, "safetensors")
@@ -261,7 +261,7 @@ def calibrated(method: CCVR, path: Path, file: str | None, as_json: bool) -> int
         raise ConfigError(f"{out} exists already; choose another file with --out.")
     run = _with_data(path)
     model, test, privacy = method(run), run.federation.test, method.privacy(run)
-    models = named(run.server, model) if len(test) else {}
+    models = by_name(run.server, model) if len(test) else {}
     measured = {name: measure(model, test.x, test.y) for name, model in models.items()}
     written = model.export(out)
     if as_json:
@@ -271,11 +271,11 @@ def calibrated(method: CCVR, path: Path, file: str | None, as_json: bool) -> int
     if privacy is not None:
         print(f"privacy: {privacy}")
     print(f"model: {relpath(written)}")
-    compared(measured)
+    print_metrics(measured)
     return 0
 
 
-def named(server: DeployedModel, model: DeployedModel) -> dict[str, DeployedModel]:
+def by_name(server: DeployedModel, model: DeployedModel) -> dict[str, DeployedModel]:
     """The names of two models in a comparison."""
     return {"server's model": server, "this model": model}
 
@@ -288,7 +288,7 @@ def measure(model: DeployedModel, x: Any, y: Any) -> dict[str, float | None]:
     return {name: value if value < -1e-10 * ABSENT else None for name, value in model.evaluate(x, y).items()}
 
 
-def compared(measured: Mapping[str, Mapping[str, float | None]]) -> None:
+def print_metrics(measured: Mapping[str, Mapping[str, float | None]]) -> None:
     """Print the metrics of models on labelled inputs, on standard error."""
     never = "infinite, as some inputs are of a class with an estimated share of 0"
     for name, numbers in measured.items():
@@ -296,7 +296,7 @@ def compared(measured: Mapping[str, Mapping[str, float | None]]) -> None:
         print(f"{name}: {', '.join(words)}", file=sys.stderr)
 
 
-def described(result: TargetModel, inputs: int, names: Sequence[str] = (), classes: Sequence[str] = ()) -> str:
+def as_text(result: TargetModel, inputs: int, names: Sequence[str] = (), classes: Sequence[str] = ()) -> str:
     """Class shares with intervals, the clients from which the target is known, and the check, as text."""
     prior = result.prior
     known = np.isfinite(prior.high).all()

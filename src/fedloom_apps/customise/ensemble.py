@@ -95,7 +95,7 @@ SAMPLE_WISE = SelfSupervised(variance=1.0, optimiser="adam", lr=0.02, steps=10, 
 
 
 @dataclass(frozen=True)
-class Customised:
+class CustomModel:
     """A model for a target distribution, mixed from client models.
 
     Attributes:
@@ -114,7 +114,7 @@ class Customised:
 
 
 @dataclass(frozen=True)
-class Votes:
+class EnsembleAccuracies:
     """Accuracies on the common test set, in [0, 1]: the rows of FedSSA's table 2.
 
     Attributes:
@@ -137,7 +137,7 @@ class Votes:
         return float(self.alone.mean())
 
 
-def after_training(experiment: Experiment, result: RunResult, policy: Mixing | None = None) -> Customised:
+def after_training(experiment: Experiment, result: RunResult, policy: Mixing | None = None) -> CustomModel:
     """FedSSA after training: mix the last client models of a run, using unlabelled inputs of the target distribution.
 
     A run in a run directory can be read back, without further training, by ``fedloom.run(experiment, out=directory,
@@ -162,7 +162,7 @@ def after_training(experiment: Experiment, result: RunResult, policy: Mixing | N
         model = copy.deepcopy(here.plan.model).to(theta.device).eval()
         here.plan.layout.write(model, theta, buffers)
         logits = logits_of(data, theta[None], buffers[None], here.federation.test.x)[:, 0]
-        return Customised(here.clients, p, model, accuracy(logits, here.federation.test.y), here.before(result, data))
+        return CustomModel(here.clients, p, model, accuracy(logits, here.federation.test.y), here.before(result, data))
 
 
 def mixing_weights(
@@ -193,7 +193,7 @@ def mixing_weights(
     return policy.coefficients({}, info)[1]
 
 
-def sample_wise(experiment: Experiment, result: RunResult, policy: SelfSupervised = SAMPLE_WISE) -> Votes:
+def sample_wise(experiment: Experiment, result: RunResult, policy: SelfSupervised = SAMPLE_WISE) -> EnsembleAccuracies:
     """Sample-wise FedSSA and the ensembles it is compared with, on the common test set.
 
     Every test sample is treated separately; labels are used only to compute accuracies.
@@ -217,7 +217,7 @@ def sample_wise(experiment: Experiment, result: RunResult, policy: SelfSupervise
             logits.append(plain)
             p.append(sample_coefficients(first, second, policy))
         z, weights = torch.cat(logits), torch.cat(p)
-        return Votes(
+        return EnsembleAccuracies(
             np.array([accuracy(z[:, k], test.y) for k in range(z.shape[1])]),
             here.before(result, here.data(views=False)),
             accuracy(ensemble(z), test.y),

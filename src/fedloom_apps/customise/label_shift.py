@@ -120,8 +120,8 @@ class Discriminant:
                       for t in (features, self.means[self.n > 0]))  # fmt: skip
         return (phi.square().sum(1) + (means.square().sum(1) - 2 * phi @ means.T).min(1).values) / phi.shape[1]
 
-    def left_out(self, features: Tensor, y: Tensor) -> Tensor:
-        """``distances`` [N] of samples of the fit, each to the discriminant of all others, in closed form.
+    def leave_one_out(self, features: Tensor, y: Tensor) -> Tensor:
+        """``distances`` [N] of samples of the fit, each to the discriminant of all other samples, in closed form.
 
         Without a sample of class y, with e = φ - μ_y and a = n_y / (n_y - 1), its class is at φ - a e and the
         covariance is W' = (B - a e eᵀ) / (N - 1), where B = N W - (s a |e|² / d) I, so that for v_c = φ - μ_c, of
@@ -149,18 +149,18 @@ class Discriminant:
         one_hot = torch.nn.functional.one_hot(y, len(self.n))
         return distances.where(self.n - one_hot > 0, torch.inf).min(1).values
 
-    def far(self, features: Tensor, y: Tensor) -> Tensor:
+    def distance_sums(self, features: Tensor, y: Tensor) -> Tensor:
         """Number, sum and sum of squares of the distances of a client's samples, by class, [3, C].
 
-        Distances are ``left_out``, unless noise or clipping has changed the counts: a sample's share in the fit is then
-        unknown.
+        Each distance is that of ``leave_one_out``, unless noise or clipping has changed the counts: a sample's share in
+        the fit is then unknown.
         """
         whole = bool((self.n == self.n.round()).all())
-        away = self.left_out(features, y) if whole else self.distances(features)
+        away = self.leave_one_out(features, y) if whole else self.distances(features)
         one_hot = torch.nn.functional.one_hot(y.long(), len(self.n)).double()
         return torch.stack([one_hot.sum(0), away @ one_hot, away.square() @ one_hot])
 
-    def answer(self, features: Tensor, y: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
+    def calibration_sums(self, features: Tensor, y: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
         """A client's contribution to the sums from which T and β are determined.
 
         Args:
@@ -188,7 +188,7 @@ class Discriminant:
         2020).
 
         Args:
-            ask: maps β [9, C] to the sum of all clients' ``answer``.
+            ask: maps β [9, C] to the sum of all clients' ``calibration_sums``.
             exchanges: number of steps for β; with 0 only the temperature is fitted.
         """
         beta = torch.zeros(len(TEMPERATURES), len(self.n), dtype=torch.float64)
@@ -252,21 +252,21 @@ def target_prior(scores: Tensor, resamples: int = 200, coverage: float = 0.95, s
         raise ConfigError("class shares need at least one input, and for each of them a finite score of some class.")
     likelihood = (scores - scores.max(-1, keepdim=True).values).exp()
     n = len(scores)
-    pi = fitted(likelihood, torch.ones(1, n, dtype=torch.float64))[0]
+    pi = em_shares(likelihood, torch.ones(1, n, dtype=torch.float64))[0]
     draw, estimates = rng.stream(seed, "bootstrap"), []
     for begin in range(0, resamples, AT_ONCE):
         counts = draw.multinomial(n, np.full(n, 1 / n), min(AT_ONCE, resamples - begin))
-        estimates.append(fitted(likelihood, torch.from_numpy(counts).double(), tol=ROUGH))
+        estimates.append(em_shares(likelihood, torch.from_numpy(counts).double(), tol=ROUGH))
     if not estimates:
         nothing = np.full(len(pi), np.nan)
         return TargetPrior(pi.numpy(), nothing, nothing, coverage)
     tails = torch.tensor([(1 - coverage) / 2, (1 + coverage) / 2], dtype=torch.float64)
     low, high = torch.quantile(torch.cat([*estimates, pi[None]]), tails, 0)
-    high = torch.maximum(high, _most(likelihood, pi, coverage))
+    high = torch.maximum(high, _largest_shares(likelihood, pi, coverage))
     return TargetPrior(pi.numpy(), torch.minimum(low, pi).numpy(), high.numpy(), coverage)
 
 
-def _most(likelihood: Tensor, pi: Tensor, coverage: float) -> Tensor:
+def _largest_shares(likelihood: Tensor, pi: Tensor, coverage: float) -> Tensor:
     """The largest shares (1 - t)π_c + t, [C], at which mixing in class c alone does not contradict the inputs."""
     from scipy.stats import chi2  # slow to import
 
@@ -280,7 +280,7 @@ def _most(likelihood: Tensor, pi: Tensor, coverage: float) -> Tensor:
     return (1 - low) * pi + low
 
 
-def fitted(likelihood: Tensor, counts: Tensor, tol: float = 1e-9, most: int = 5000) -> Tensor:
+def em_shares(likelihood: Tensor, counts: Tensor, tol: float = 1e-9, most: int = 5000) -> Tensor:
     """Class shares of maximum likelihood, by EM from equal shares: π_c ← Σ_x n_x π_c p_xc / Σ_c' π_c' p_xc' / Σ_x n_x.
 
     The log-likelihood is concave in π and never falls. Saerens, Latinne & Decaestecker, Neural Computation 14, 2002,

@@ -1,10 +1,10 @@
 """A model for another party's unlabelled inputs, from a finished run: class shares by EM, then a head or a mixture.
 
 Sums over the clients are enough for any number of targets. With the server's features φ, clients first send class sums
-(``ClassSums``), from which the server computes a discriminant; then distances to its classes (``Discriminant.far``),
-and a few times losses and mean posteriors (``Discriminant.answer``), which calibrate it. The server only needs sums,
-so masked ones suffice: they pass the uplinks of the run's method (``Exchange``). In a finished run they are computed
-from the run's own data.
+(``ClassSums``), from which the server computes a discriminant; then distances to its classes
+(``Discriminant.distance_sums``), and a few times losses and mean posteriors (``Discriminant.calibration_sums``), which
+calibrate it. The server only needs sums, so masked ones suffice: they pass the uplinks of the run's method
+(``Exchange``). In a finished run they are computed from the run's own data.
 """
 
 from __future__ import annotations
@@ -140,10 +140,10 @@ class ClassModels:
             samples = [(self.features(own.x), own.y.cpu()) for own in clients]
             sums = [ClassSums.of(*each, classes) for each in samples]
             plain = ClassSums(**total([vars(each) for each in sums])).discriminant(self.shrinkage)
-            distances = total([{"distances": plain.far(*each)} for each in samples])["distances"]
+            distances = total([{"distances": plain.distance_sums(*each)} for each in samples])["distances"]
 
             def ask(beta: Tensor) -> tuple[Tensor, Tensor]:
-                answers = (plain.answer(*client, beta) for client in samples)
+                answers = (plain.calibration_sums(*client, beta) for client in samples)
                 totals = total([{"losses": losses, "posteriors": posteriors} for losses, posteriors in answers])
                 return totals["losses"], totals["posteriors"]
 
