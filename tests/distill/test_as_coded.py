@@ -16,7 +16,7 @@ from fedloom_apps import distill
 from fedloom_apps.distill import Guide, disk, distillers
 from fedloom_apps.distill.method import Outputs
 from fedloom_apps.distill.methods import SelectiveResponse
-from fedloom_apps.distill.task import misplaced
+from fedloom_apps.distill.task import guide_warnings
 
 N, C, K = 7, 6, 2
 
@@ -111,10 +111,10 @@ def test_a_run_says_where_its_guide_helps(vectors: Problem) -> None:
     summary = distill.run(vectors.experiment(disk(delta=5.0), epochs=4)).summary
     assert set(summary["guide"]) == {"mean", "right", "wrong", "spent"}
     told = [warning for warning in summary["warnings"] if warning.startswith("the guide helps")]
-    assert told == misplaced(summary["guide"])
-    assert misplaced({"right": 0.2, "wrong": 0.3}) == misplaced({"right": None, "wrong": 0.3}) == []
-    assert misplaced({"right": 0.732, "wrong": 0.731}) == []
-    assert "g 0.30" in misplaced({"right": 0.3, "wrong": 0.2})[0]
+    assert told == guide_warnings(summary["guide"])
+    assert guide_warnings({"right": 0.2, "wrong": 0.3}) == guide_warnings({"right": None, "wrong": 0.3}) == []
+    assert guide_warnings({"right": 0.732, "wrong": 0.731}) == []
+    assert "g 0.30" in guide_warnings({"right": 0.3, "wrong": 0.2})[0]
 
 
 @pytest.mark.parametrize("wrong", [{"price": "labels"}, {"support": "all"}, {"normaliser": -1.0}, {"cap": 0.0}])

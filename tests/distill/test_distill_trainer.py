@@ -41,7 +41,7 @@ from fedloom_apps.distill import (
     task,
 )
 from fedloom_apps.distill.data import TeacherCache
-from fedloom_apps.distill.task import behind_warm_start, published, selected
+from fedloom_apps.distill.task import published, selected, warm_start_warnings
 
 
 def snapshot(module: nn.Module) -> Tensor:
@@ -329,10 +329,10 @@ def test_of_equally_accurate_models_the_surest_is_reported():
 def test_a_student_that_falls_behind_its_warm_start_is_told_of():
     warm = [{"round": 1, "phase": "warm", "validation/accuracy": 0.9, "global/accuracy": 0.8}]
     after = {"round": 2, "phase": "main", "validation/accuracy": 0.6, "global/accuracy": 0.9}
-    assert "(validation/accuracy 0.6, was 0.9)" in behind_warm_start([*warm, after])[0]
-    assert behind_warm_start([*warm, after | {"validation/accuracy": 0.9}]) == []
+    assert "(validation/accuracy 0.6, was 0.9)" in warm_start_warnings([*warm, after])[0]
+    assert warm_start_warnings([*warm, after | {"validation/accuracy": 0.9}]) == []
     tested = [{k: v for k, v in record.items() if k != "validation/accuracy"} for record in (*warm, after)]
-    assert behind_warm_start(tested) == behind_warm_start(warm) == behind_warm_start([after]) == []
+    assert warm_start_warnings(tested) == warm_start_warnings(warm) == warm_start_warnings([after]) == []
 
 
 def test_a_run_that_is_stopped_in_its_warm_start_returns_the_student_as_it_is(vectors: Problem, tmp_path: Path):

@@ -37,7 +37,7 @@ from fedloom.experiment.trained import RunRecords
 from fedloom.models import models
 from fedloom_apps.distill.data import Splits
 from fedloom_apps.distill.experiment import DistillExperiment, SGDConfig
-from fedloom_apps.distill.learner import make_learner
+from fedloom_apps.distill.learner import StudentModule, make_learner
 from fedloom_apps.distill.method import distillers
 from fedloom_apps.distill.methods import ce
 from fedloom_apps.distill.task import Distilled, load_start, run
@@ -314,22 +314,22 @@ def load(path: Path | str) -> TrainedStudent:
     experiment, folder = _experiment(config), directory.path
     if not directory.status.ended:
         raise CheckpointError(f"{folder} has not ended, and its student is written at the end; continue it first.")
-    method, dtype, teacher = experiment.method, getattr(torch, experiment.dtype), None
+    method, dtype = experiment.method, getattr(torch, experiment.dtype)
     arrays = experiment.data.placed(dtype, "cpu").train.first
+    module = student = initial_model(experiment.model, experiment.seed, dtype)
     if method.reuse is not None:  # a head like the teacher's; its values are stored with the student
-        teacher = _given_teacher(config, experiment.data)
+        teacher, inputs = _given_teacher(config, experiment.data), tuple(arrays.x.shape[1:])
         if teacher == PENDING:
             teacher = build_teacher(config).model().to(dtype)
         else:
             teacher = load_teacher(teacher, experiment.data.federation(), dtype, "cpu")
-    student, inputs = initial_model(experiment.model, experiment.seed, dtype), tuple(arrays.x.shape[1:])
-    learner, _ = make_learner(method, student, teacher, inputs, experiment.training, experiment.seed, dtype)
+        module, _ = make_learner(method, student, teacher, inputs, experiment.training, experiment.seed, dtype)
     try:
-        learner.deploy(read_model_file(folder / "model.safetensors"))
+        tensors = read_model_file(folder / "model.safetensors")
+        module.deploy(tensors) if isinstance(module, StudentModule) else module.load_state_dict(tensors)
     except (OSError, SafetensorError, RuntimeError) as error:
         message = f"{folder} holds no student that fits its settings ({in_one_line(error, 150)})."
         raise CheckpointError(message) from error
-    module = learner if learner.reuse is not None else learner.student
     measurement = Measurement(Evaluation(), CLASSES)
     model = DeployedModel(module.eval(), arrays, measurement, table=table_of(experiment.data.about))
     return TrainedStudent(model, directory.metrics(), directory.summary(), folder)

@@ -153,7 +153,7 @@ class DistillationData:
 
     train: Samples
     teacher: TeacherCache | None
-    change: Pipeline | None
+    augment: Pipeline | None
     training: SGDConfig
     seed: int
 
@@ -165,9 +165,9 @@ class DistillationData:
     def at(self, rows: Tensor, draw: np.random.Generator) -> tuple[Tensor, Outputs | None, Tensor]:
         """A mini-batch: inputs (augmented), the teacher's outputs on them, and labels."""
         x, y = self.train.x[rows], self.train.y[rows]
-        if self.change is None:
+        if self.augment is None:
             return x, None if self.teacher is None else self.teacher.at(rows), y
-        x = self.change(x, [(draw, len(rows))])
+        x = self.augment(x, [(draw, len(rows))])
         return x, None if self.teacher is None else self.teacher.of(x), y
 
 
@@ -211,7 +211,7 @@ Losses = Callable[[Tensor, Outputs | None, Tensor], Tensor]
 
 
 def student_pass(
-    bench: DistillationData,
+    data: DistillationData,
     learner: StudentModule,
     sgd: torch.optim.SGD,
     number: int,
@@ -221,7 +221,7 @@ def student_pass(
     """One pass of the student over the data; returns the mean loss.
 
     Args:
-        bench: data and settings.
+        data: data and settings.
         learner: the student with its layers.
         sgd: the optimiser of the parameters to train.
         number: number of the pass, from 0, counted over the whole run; it determines the mini-batches.
@@ -232,12 +232,12 @@ def student_pass(
     if learner.head is not None:
         learner.head.eval()
     total = 0.0
-    batches = bench.batches("batches", number)
+    batches = data.batches("batches", number)
     for at, rows in enumerate(batches):
-        x, teacher, y = bench.at(rows, rng.stream(bench.seed, "augment", number, at))
-        rng.seed_torch(bench.seed, "dropout", number, at)
+        x, teacher, y = data.at(rows, rng.stream(data.seed, "augment", number, at))
+        rng.seed_torch(data.seed, "dropout", number, at)
         loss = losses(x, teacher, y).mean()
-        total += step(sgd, loss, rate(at), bench.training.clip, "the student") * len(rows)
+        total += step(sgd, loss, rate(at), data.training.clip, "the student") * len(rows)
     return total / sum(map(len, batches))
 
 
@@ -266,34 +266,34 @@ class StudentSnapshot:
     Attributes:
         views: the view of each selective term, [N, ...].
         own: the student's own logits [N, C].
-        answers: the deployed model's logits [N, C].
+        deployed: the deployed model's logits [N, C].
         teacher: the teacher's outputs, without maps.
         y: labels [N].
     """
 
     views: list[Tensor]
     own: Tensor
-    answers: Tensor
+    deployed: Tensor
     teacher: Outputs
     y: Tensor
 
     @property
     def wrong(self) -> Tensor:
         """Where the deployed model is wrong, bool [N]."""
-        return self.answers.argmax(1) != self.y
+        return self.deployed.argmax(1) != self.y
 
 
-def snapshot_student(bench: DistillationData, learner: StudentModule, method: Distiller, round: int) -> StudentSnapshot:
+def snapshot_student(data: DistillationData, learner: StudentModule, method: Distiller, round: int) -> StudentSnapshot:
     """Evaluate the student on the training data; with augmentation, on one view of every sample.
 
     ``round`` is counted from the end of the warm start and determines the view.
     """
     learner.eval()
     batches: list[tuple[list[Tensor], Tensor, Tensor, Outputs]] = []
-    everything = torch.arange(len(bench.train), device=bench.train.device)
+    everything = torch.arange(len(data.train), device=data.train.device)
     with torch.no_grad():
         for at, rows in enumerate(everything.split(AT_ONCE)):
-            x, teacher, y = bench.at(rows, rng.stream(bench.seed, "augment-guide", round, at))
+            x, teacher, y = data.at(rows, rng.stream(data.seed, "augment-guide", round, at))
             assert teacher is not None
             outputs = learner.forward_student(x)
             pair = NetworkPair(outputs, teacher, y)
@@ -301,22 +301,22 @@ def snapshot_student(bench: DistillationData, learner: StudentModule, method: Di
             batches.append(
                 (views, outputs.logits, learner.deployed_logits(outputs), Outputs(teacher.logits, teacher.features))
             )
-    views, own, answers, taught = zip(*batches, strict=True)
-    teacher = Outputs(torch.cat([s.logits for s in taught]), torch.cat([s.features for s in taught]))
+    views, own, deployed, teachers = zip(*batches, strict=True)
+    teacher = Outputs(torch.cat([s.logits for s in teachers]), torch.cat([s.features for s in teachers]))
     together = [torch.cat(parts) for parts in zip(*views, strict=True)]
-    return StudentSnapshot(together, torch.cat(own), torch.cat(answers), teacher, bench.train.y)
+    return StudentSnapshot(together, torch.cat(own), torch.cat(deployed), teacher, data.train.y)
 
 
-def student_temperature(method: Distiller, now: StudentSnapshot) -> float:
+def student_temperature(method: Distiller, snapshot: StudentSnapshot) -> float:
     """τ_s of the first selective term that has one, or 1."""
-    temperatures = (term.student_temperature(now.teacher.logits, now.own) for _, term in method.selective)
+    temperatures = (term.student_temperature(snapshot.teacher.logits, snapshot.own) for _, term in method.selective)
     return next((tau for tau in temperatures if tau is not None), 1.0)
 
 
 def guide_pass(
-    bench: DistillationData,
+    data: DistillationData,
     method: Distiller,
-    now: StudentSnapshot,
+    snapshot: StudentSnapshot,
     net: GuideNet,
     sgd: torch.optim.SGD,
     batches: list[Tensor],
@@ -333,34 +333,34 @@ def guide_pass(
     net.train()
     total = 0.0
     for rows in batches:
-        teacher = Outputs(now.teacher.logits[rows], now.teacher.features[rows])
-        y = now.y[rows]
+        teacher = Outputs(snapshot.teacher.logits[rows], snapshot.teacher.features[rows])
+        y = snapshot.y[rows]
         g = net(teacher.features, teacher.logits)
-        loss = lagrange * _budget(method, now.answers[rows], teacher.logits, y, g, delta)
-        for (_, term), view in zip(method.selective, now.views, strict=True):
+        loss = lagrange * _budget(method, snapshot.deployed[rows], teacher.logits, y, g, delta)
+        for (_, term), view in zip(method.selective, snapshot.views, strict=True):
             loss = loss + term.weight * term.guided(view[rows], teacher, y, g, tau_s).mean()
-        total += step(sgd, loss, lr, bench.training.clip, "the guide") * len(rows)
+        total += step(sgd, loss, lr, data.training.clip, "the guide") * len(rows)
     return total / sum(map(len, batches))
 
 
-def guide_values(net: GuideNet, now: StudentSnapshot) -> Tensor:
+def guide_values(net: GuideNet, snapshot: StudentSnapshot) -> Tensor:
     """The guide's g on every training sample, [N]."""
     net.eval()
     with torch.no_grad():
-        parts = zip(now.teacher.features.split(AT_ONCE), now.teacher.logits.split(AT_ONCE), strict=True)
+        parts = zip(snapshot.teacher.features.split(AT_ONCE), snapshot.teacher.logits.split(AT_ONCE), strict=True)
         return torch.cat([net(f, t) for f, t in parts])
 
 
-def spent(method: Distiller, now: StudentSnapshot, g: Tensor) -> float:
+def spent(method: Distiller, snapshot: StudentSnapshot, g: Tensor) -> float:
     """-(1/#wrong) Σ g log s_y over the training set, the used part of the budget δ, at the guide's prices."""
-    return float(_budget(method, now.answers, now.teacher.logits, now.y, g, 0.0))
+    return float(_budget(method, snapshot.deployed, snapshot.teacher.logits, snapshot.y, g, 0.0))
 
 
-def _budget(method: Distiller, answers: Tensor, teacher: Tensor, y: Tensor, g: Tensor, delta: float) -> Tensor:
+def _budget(method: Distiller, logits: Tensor, teacher: Tensor, y: Tensor, g: Tensor, delta: float) -> Tensor:
     """L_budget at the prices of the method's guide."""
     assert method.guide is not None
     priced = teacher.argmax(-1) if method.guide.price == "teacher" else None
-    return budget(answers, y, g, delta, priced=priced, cap=method.guide.cap)
+    return budget(logits, y, g, delta, priced=priced, cap=method.guide.cap)
 
 
 def measured(model: nn.Module, samples: Samples) -> Iterator[tuple[str, float]]:

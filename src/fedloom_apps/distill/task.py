@@ -86,17 +86,6 @@ def describe(
     return about
 
 
-_MEASURED: dict[tuple[str, str], float] = {}
-
-
-def teachers_accuracy(teacher: nn.Module, data: Splits) -> float:
-    """The teacher's test accuracy, measured once per process."""
-    key = (digest(teacher.state_dict().values()), _sampled(data.test))
-    if key not in _MEASURED:
-        _MEASURED[key] = dict(measured(teacher, data.test))["accuracy"]
-    return _MEASURED[key]
-
-
 def _sampled(samples: Samples) -> str:
     """A checksum of all labels and of about a thousand inputs."""
     return digest([samples.y, samples.x[:: max(len(samples) // SAMPLED, 1)]])
@@ -137,7 +126,7 @@ def brief(record: Mapping[str, Any] | None) -> dict[str, Any] | None:
     return {short: record[key] for short, key in keys.items() if key in record}
 
 
-def misplaced(guide: Mapping[str, float | None]) -> list[str]:
+def guide_warnings(guide: Mapping[str, float | None]) -> list[str]:
     """A warning if a guide's help goes to samples on which the student is right, more than to the others."""
     right, wrong = guide["right"], guide["wrong"]
     if right is None or wrong is None or round(right, 2) <= round(wrong, 2):
@@ -148,7 +137,7 @@ def misplaced(guide: Mapping[str, float | None]) -> list[str]:
     ]
 
 
-def behind_warm_start(history: Sequence[Mapping[str, Any]]) -> list[str]:
+def warm_start_warnings(history: Sequence[Mapping[str, Any]]) -> list[str]:
     """A warning if the selected student is less accurate than at the end of its warm start."""
     best = selected(history)
     if best is None:
@@ -252,7 +241,7 @@ class DistillTask(TrainerTask):
         if self.guide is not None:
             self.guide.to(device)
             self.guide_sgd = optimiser(list(self.guide.parameters()), training)
-        self.change = pipeline(experiment.augment, self.data.train.first) if experiment.augment else None
+        self.augment = pipeline(experiment.augment, self.data.train.first) if experiment.augment else None
         self.passes, self.forwards = self.schedule.before, 0
         self.delta: float | None = None
         self.tau_s = 1.0
@@ -265,16 +254,16 @@ class DistillTask(TrainerTask):
         return self.described
 
     @cached_property
-    def material(self) -> DistillationData:
+    def pass_data(self) -> DistillationData:
         """Data and settings of all passes; computes the teacher's outputs, once."""
-        experiment, answers = self.experiment, None
+        experiment, cache = self.experiment, None
         if experiment.method.needs_teacher:
             assert self.teacher is not None
             kept = sorted({n for term in experiment.method.terms for n in term.kept(*self.sizes)})
-            mode = "none" if self.change is not None else experiment.cache
+            mode = "none" if self.augment is not None else experiment.cache
             operands = experiment.training.operand_dtype
-            answers = TeacherCache(self.teacher, self.data.train.x, tuple(kept), mode, self.cache, operands)
-        return DistillationData(self.data.train, answers, self.change, experiment.training, experiment.seed)
+            cache = TeacherCache(self.teacher, self.data.train.x, tuple(kept), mode, self.cache, operands)
+        return DistillationData(self.data.train, cache, self.augment, experiment.training, experiment.seed)
 
     def step(self) -> Record:
         return self._warm() if self.round < self.schedule.warm else self._main()
@@ -282,7 +271,7 @@ class DistillTask(TrainerTask):
     def _warm(self) -> Record:
         """A round of the warm start: one pass on the labels alone, identical to one of ``ce``."""
         training = self.experiment.training
-        plain = DistillationData(self.data.train, None, self.change, training, self.seed)
+        plain = DistillationData(self.data.train, None, self.augment, training, self.seed)
         per = training.steps(len(self.data.train))
         loss = self._pass(plain, on_labels(self.learner), self.round * per, self.schedule.warm * per)
         return {"phase": "warm", "train/loss": loss}
@@ -298,7 +287,7 @@ class DistillTask(TrainerTask):
         done, total = (sum(self.schedule.rounds[begin:stop]) * per for stop in (r, end))
         losses = on_terms(self.learner, self.guide, self.tau_s)
         for k in range(self.schedule.rounds[r]):
-            record["train/loss"] = self._pass(self.material, losses, done + k * per, total)
+            record["train/loss"] = self._pass(self.pass_data, losses, done + k * per, total)
         return record
 
     def _phase(self, r: int) -> tuple[int, int]:
@@ -306,14 +295,14 @@ class DistillTask(TrainerTask):
         guide, rounds = self.experiment.method.guide, len(self.schedule.rounds)
         return (0, rounds) if guide is None else guide.phase(r, rounds)
 
-    def _pass(self, material: DistillationData, losses: Losses, first: int, total: int) -> float:
+    def _pass(self, data: DistillationData, losses: Losses, first: int, total: int) -> float:
         """A pass of the student whose first step is step ``first`` of the phase's ``total``; returns its mean loss."""
         training = self.experiment.training
 
         def rate(at: int) -> float:
             return training.rate(first + at, total)
 
-        loss = student_pass(material, self.learner, self.sgd, self.passes, rate, losses)
+        loss = student_pass(data, self.learner, self.sgd, self.passes, rate, losses)
         self.passes += 1
         return loss
 
@@ -323,23 +312,23 @@ class DistillTask(TrainerTask):
         settings = method.guide
         assert settings is not None
         assert self.guide is not None
-        now = snapshot_student(self.material, self.learner, method, r)
+        snapshot = snapshot_student(self.pass_data, self.learner, method, r)
         self.forwards += 1
         if self.delta is None:  # the student as it stands at the beginning
-            error = float((now.own.argmax(1) != now.y).double().mean())
+            error = float((snapshot.own.argmax(1) != snapshot.y).double().mean())
             self.delta = error if settings.delta is None else settings.delta
-            self.tau_s = student_temperature(method, now)
+            self.tau_s = student_temperature(method, snapshot)
         lagrange = multiplier(r, rounds, settings.lam_min, settings.lam_max, settings.period_of(rounds))
         begin, end = self._phase(r)
         lr = settings.lr * training.rate(r - begin, end - begin) / training.lr
         delta = settings.budget_of(r, self.delta)
         record: Record = {}
         for k in range(settings.passes + (settings.first_passes if r == 0 else 0)):
-            batches = self.material.batches("guide", r, k)
+            batches = self.pass_data.batches("guide", r, k)
             record["guide/loss"] = guide_pass(
-                self.material, method, now, self.guide, self.guide_sgd, batches, lr, lagrange, delta, self.tau_s
+                self.pass_data, method, snapshot, self.guide, self.guide_sgd, batches, lr, lagrange, delta, self.tau_s
             )
-        g, wrong = guide_values(self.guide, now), now.wrong
+        g, wrong = guide_values(self.guide, snapshot), snapshot.wrong
         return record | {
             "guide/lambda": lagrange,
             "guide/delta": delta,
@@ -347,7 +336,7 @@ class DistillTask(TrainerTask):
             "guide/wrong": _mean(g[wrong]),
             "guide/right": _mean(g[~wrong]),
             "guide/tau_s": self.tau_s,
-            "guide/spent": spent(method, now, g),
+            "guide/spent": spent(method, snapshot, g),
         }
 
     def commit(self, step: Record) -> tuple[Record, dict[str, Columns]]:
@@ -408,8 +397,8 @@ class DistillTask(TrainerTask):
         """The guide's current g on every training sample [N], and whether the student is right there [N]."""
         if self.guide is None:
             return None
-        now = snapshot_student(self.material, self.learner, self.experiment.method, len(self.schedule.rounds))
-        return guide_values(self.guide, now), ~now.wrong
+        snapshot = snapshot_student(self.pass_data, self.learner, self.experiment.method, len(self.schedule.rounds))
+        return guide_values(self.guide, snapshot), ~snapshot.wrong
 
     def summarise(self, status: Status) -> dict[str, Any]:
         """The content of ``summary.json``: the selected model, and separately the one selected as published."""
@@ -426,17 +415,17 @@ class DistillTask(TrainerTask):
             "last": brief(final or None),
             "student": student,
             "data": conventions(self.data.train.first, self.data.about),
-            "warnings": behind_warm_start(history),
+            "warnings": warm_start_warnings(history),
         }
         if best is not None and (value := best.get("validation/accuracy")) is not None:
             about["best"] = {"metric": "validation/accuracy", "round": best["round"], "value": value}
         if self.delta is not None:
             about["delta"] = self.delta
             about["guide"] = {key: final.get(f"guide/{key}") for key in ("mean", "right", "wrong", "spent")}
-            about["warnings"] = [*misplaced(about["guide"]), *about["warnings"]]
+            about["warnings"] = [*guide_warnings(about["guide"]), *about["warnings"]]
         if teacher is not None and status.ended:
             theirs = {"parameters": sum(p.numel() for p in teacher.parameters()), "macs": macs(teacher, self.inputs)}
-            about["teacher"] = {"accuracy": teachers_accuracy(teacher, self.data), **theirs}
+            about["teacher"] = {"accuracy": dict(measured(teacher, self.data.test))["accuracy"], **theirs}
             about["ratio"] = {key: round(theirs[key] / max(student[key], 1), 1) for key in theirs}
         return about
 
