@@ -28,7 +28,7 @@ from fedloom_apps.deploy.data import DataSpec
 from fedloom_apps.deploy.messages import Order, pack_broadcast, read_broadcast
 from fedloom_apps.deploy.node import STOPPED, Node
 from fedloom_apps.deploy.server import Recipe, run
-from fedloom_apps.deploy.wire import unpack
+from fedloom_apps.deploy.wire import pack, unpack
 
 TICKET = 32 * "0"
 TABLE = DataSpec((2,), 2, names=("no", "yes"), columns=("age", "weight"), label=("ill",))
@@ -135,6 +135,66 @@ def test_a_value_that_does_not_fit_is_told_to_the_owner_alone(tmp_path: Path) ->
     assert "Smith" in told[-1]
 
 
+NOTHING = [
+    {"inputs": (-1, -2)},
+    {"inputs": ()},
+    {"inputs": (1 << 20, 1 << 20), "columns": ()},
+    {"classes": 0},
+    {"numeric": True, "targets": (1 << 40,)},
+    {"numeric": True, "targets": (-3,)},
+    {"names": ("no",)},
+    {"columns": ("age",)},
+    {"mean": (0.5,), "std": (0.5,)},
+    {"mean": (0.5, 0.5), "std": (0.5, 0.0)},
+    {"held_out": -1.0},
+    {"validation": 0.5, "held_out": 0.5},
+    {"standardised": {"a": 1}},
+    {"standardised": {"columns": [0, 2], "mean": [1.0, 1.0], "deviation": [1.0, 1.0]}},
+    {"standardised": {"columns": [0], "mean": ["x"], "deviation": [1.0]}},
+    {"standardised": {"columns": [0], "mean": [1.0], "deviation": [0.0]}},
+    {"standardised": {"columns": [0], "mean": [1.0], "deviation": 1.0}},
+]
+"""What no data can fulfil, each a change of ``TABLE``."""
+
+
+def test_a_specification_that_no_data_can_fulfil_is_refused_and_not_agreed_to(tmp_path: Path) -> None:
+    """None of them is an exception at the node, which would stop one with a budget."""
+    node = Node(table(tmp_path / "mine.csv"), tmp_path / "state")
+    for change in NOTHING:
+        facts = {"run": "a1", "settings": settings_of(config().values), "data": vars(TABLE) | change}
+        answer = unpack(node.answer(Order(TICKET, ("join",), facts).packed())).facts
+        assert answer == {"ticket": TICKET, "status": "refused", "code": "settings"}, change
+    assert not (tmp_path / "state" / AGREED).exists()
+    assert unpack(node.answer(joining(TABLE))).facts["status"] == "joined"
+    (tmp_path / "state" / AGREED).write_text('{"data": {"inputs": [2], "classes": 2, "colums": ["age"]}}')
+    assert unpack(node.answer(joining(TABLE))).facts["code"] == "state"  # its owner has written it
+    node.close()
+
+
+@pytest.mark.parametrize(
+    ("facts", "code"),
+    [
+        ({"mean_size": -1.0}, "settings"),
+        ({"mean_size": 1e300}, "settings"),
+        ({"cohort": 0}, "settings"),
+        ({"cohort": 10**30}, "settings"),
+        ({"expected_cohort": 0.0}, "settings"),
+        ({"noise": 1e300}, "settings"),
+        ({}, "message"),
+    ],
+)
+def test_numbers_beyond_their_range_are_refused_before_any_work(
+    facts: dict[str, Any], code: str, tmp_path: Path
+) -> None:
+    node, order, broadcast = asked(tmp_path, *LOCAL_NOISE)
+    down = unpack(broadcast)
+    if not facts:
+        broadcast = pack("broadcast", down.facts | {"lr": 10**400}, down.tensors)
+    order = replace(order, ticket=TICKET, assignment={**order.assignment, **facts})
+    assert unpack(node.answer(order.packed(), broadcast)).facts["code"] == code
+    node.close()
+
+
 def test_the_seed_of_a_later_run_does_not_move_samples_between_the_splits(tmp_path: Path) -> None:
     node, found = Node(table(tmp_path / "mine.csv"), tmp_path / "state"), []
     for seed in (3, 4):
@@ -233,6 +293,19 @@ def test_an_exception_at_a_node_with_a_budget_is_the_last_that_a_server_learns(
     answer = unpack(node.answer(replace(order, ticket=f"{2:032x}").packed(), broadcast)).facts
     node.close()
     assert answer.keys() == {"ticket", "status", "sent", "version"}  # neither a loss nor a time
+
+
+def test_orders_of_many_lists_in_one_another_do_not_stop_a_node(tmp_path: Path) -> None:
+    """They would exceed the recursion limit of functions that look into them."""
+    node, order, broadcast = asked(tmp_path)
+    deep: list[Any] = []
+    for _ in range(800):
+        deep = [deep]
+    settings = {**order.assignment["settings"], "method": deep}
+    for data in ({"settings": settings}, {"data": {**order.assignment["data"], "standardised": {"a": deep}}}):
+        message = pack("order", vars(order) | {"ticket": TICKET, "assignment": {**order.assignment, **data}})
+        assert unpack(node.answer(message, broadcast)).facts["code"] == "message"
+    node.close()
 
 
 def test_a_slice_of_another_shape_is_refused_before_any_work(tmp_path: Path) -> None:

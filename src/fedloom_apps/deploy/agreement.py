@@ -9,11 +9,10 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from math import prod
 from pathlib import Path
 from typing import Any
 
-from fedloom.base.errors import CheckpointError
+from fedloom.base.errors import CheckpointError, first_line
 from fedloom.experiment.atomic import sync_folder, write_whole
 from fedloom_apps.deploy.data import DataSpec
 from fedloom_apps.deploy.messages import Code, Refusal
@@ -21,7 +20,6 @@ from fedloom_apps.deploy.wire import WireError
 
 AGREED, OFFERED = "specification.json", "specification-offered.json"
 LONGEST = 1 << 20  # characters
-NUMBERS, CLASSES = 1 << 24, 1 << 20  # of one input
 
 
 class Agreement:
@@ -42,21 +40,19 @@ class Agreement:
         text = as_text(spec)
         if len(text) > LONGEST:
             raise WireError(f"a data specification has {len(text):,} characters, but at most {LONGEST:,} are allowed.")
-        if not (0 < prod(spec.inputs or (0,)) <= NUMBERS and 0 < spec.classes <= CLASSES and all(spec.inputs)):
-            raise WireError(f"a data specification has inputs {list(spec.inputs)} and {spec.classes} classes.")
-        agreed = self._read()
+        agreed = self.agreed()
         if agreed is None:
             self._write({"data": json.loads(text), "seed": seed})
             self.tell(f"this node's data are read under this specification from now on: {text}")
             return digest(text), seed
-        if as_text(agreed["data"]) != text:
+        if agreed[0] != text:
             write_whole(self.home / OFFERED, json.dumps({"data": json.loads(text), "seed": seed}, indent=1).encode())
             raise Refusal(
                 Code.AGREEMENT,
                 f"a server offers another data specification than the agreed one in {self.home / AGREED}; compare it "
                 f"with {self.home / OFFERED}, and if you agree, type fedloom deploy agree {self.home}",
             )
-        return digest(text), agreed["seed"]
+        return digest(text), agreed[1]
 
     def accept(self) -> str:
         """Agree to the specification that was offered last; returns its text."""
@@ -69,15 +65,18 @@ class Agreement:
         (self.home / OFFERED).unlink()
         return text
 
-    def _read(self) -> dict[str, Any] | None:
+    def agreed(self) -> tuple[str, int] | None:
+        """The agreed specification as text and the seed of the split; None if none is agreed yet."""
         path = self.home / AGREED
         try:
             content = json.loads(path.read_bytes())
-            return {"data": dict(content["data"]), "seed": int(content.get("seed", 0))}
+            return as_text(content["data"]), int(content.get("seed", 0))
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise CheckpointError(f"{path} is damaged; write the agreed specification again.") from error
+            raise CheckpointError(
+                f"{path} is damaged ({first_line(error)}); write the agreed specification again."
+            ) from error
 
     def _write(self, agreed: Mapping[str, Any]) -> None:
         write_whole(self.home / AGREED, json.dumps(agreed, indent=1).encode())

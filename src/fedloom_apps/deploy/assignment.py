@@ -27,13 +27,14 @@ from fedloom.rounds.plan import ClientPlan
 from fedloom.timing import Rounds
 from fedloom_apps.deploy.allowed import WHOLE, check
 from fedloom_apps.deploy.data import DataSpec, NodeData, placeholder
-from fedloom_apps.deploy.messages import Code, Refusal
+from fedloom_apps.deploy.messages import MODERATE, Code, Refusal
 from fedloom_apps.deploy.settings import DEPLOY
 
 SENT = ("method", "model", "local", "augment", "evaluation", "compute", "seed", "rounds", "dtype")
 """The keys of the configuration that are sent to nodes."""
 Number = Annotated[int, Range(0, WHOLE)]
 """Of clients, for each of which a node has a few numbers."""
+Positive = Annotated[float, Range(0, MODERATE, above=True)]
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class Assignment:
         data: requirements on the node's samples, the settings of a ``DataSpec``.
         client: the node's client number.
         clients: K; 0 while nodes are still joining.
-        mean_size: mean number of training samples per client.
+        mean_size: mean number of training samples per client; 0 while it is not known.
         cohort: the usual |S_t|.
         expected_cohort: E|S_t| for Bernoulli sampling; None for cohorts of fixed size.
         noise: the noise multiplier of private uplinks, where it was computed from a privacy budget.
@@ -58,10 +59,10 @@ class Assignment:
     data: Mapping[str, Any]
     client: Number = 0
     clients: Number = 0
-    mean_size: float = 0.0
-    cohort: int = 1
-    expected_cohort: float | None = None
-    noise: float | None = None
+    mean_size: Annotated[float, Range(0, MODERATE)] = 0.0
+    cohort: Annotated[int, Range(1, WHOLE)] = 1
+    expected_cohort: Positive | None = None
+    noise: Positive | None = None
     model: str = ""
 
     def __post_init__(self) -> None:

@@ -7,14 +7,17 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fedloom.base.checks import all_hold
 from fedloom.base.errors import DataError, in_one_line, in_words
+from fedloom.base.ranges import Count, Probability, Range, within
 from fedloom.base.rng import stream
 from fedloom.core.federation import Arrays, Index
 from fedloom.data.columns import complete, is_frame
@@ -23,14 +26,17 @@ from fedloom.data.sources.arrays import as_array, by_class, inputs, read_images,
 from fedloom.data.sources.files import read_npz
 from fedloom.data.sources.table import read_frame
 from fedloom.data.split import split_rows
+from fedloom_apps.deploy.messages import is_count, is_number
 
 TABLES = (".csv", ".parquet")
+SCALE = ("columns", "mean", "deviation")  # what a specification says of it
 SCALED = "scaled"  # the name under which arrays say that they are standardised already
 LABEL = "label"  # the column of the labels, unless the recipe names another
 LOADER = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 FOR = {"train": "training", "validation": "validation", "test": "tests"}
 SPLITS = tuple(FOR)
 SLACK = 1e-6  # of the range of inputs, for rounding
+NUMBERS, CLASSES = 1 << 24, 1 << 20  # of one input or target
 
 
 @dataclass(frozen=True)
@@ -55,23 +61,44 @@ class DataSpec:
         standardised: the numbers ``columns``, ``mean`` and ``deviation`` by which the server's inputs were scaled, and
             a node's are; empty if they were not.
         crop: whether files of images keep their aspect ratio, and their centre is cut out, as for ``data=folder``.
+
+    Raises:
+        ConfigError: if no data could fulfil it.
     """
 
-    inputs: tuple[int, ...]
-    classes: int
+    inputs: tuple[Count, ...]
+    classes: Annotated[int, Range(1, CLASSES)]
     numeric: bool = False
-    targets: tuple[int, ...] = ()
+    targets: tuple[Count, ...] = ()
     integer: bool = False
     names: tuple[str, ...] = ()
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
     range: tuple[float, float] | None = None
-    validation: float = 0.0
-    held_out: float = 0.2
+    validation: Probability = 0.0
+    held_out: Probability = 0.2
     columns: tuple[str, ...] = ()
     label: tuple[str, ...] = ()
     standardised: Mapping[str, Any] = field(default_factory=dict)
     crop: bool = False
+
+    def __post_init__(self) -> None:
+        within(self, "a data specification: ")
+        size = prod(self.inputs)
+        conditions = {
+            f"inputs must have 1 to {NUMBERS:,} numbers": bool(self.inputs) and size <= NUMBERS,
+            f"targets must have at most {NUMBERS:,} numbers": prod(self.targets) <= NUMBERS,
+            "names must have one entry per class": len(self.names) in (0, self.classes),
+            "mean and std must have an entry per channel, those of std positive": (
+                len(self.mean) == len(self.std) in (0, *self.inputs[:1]) and all(s > 0 for s in self.std)
+            ),
+            "validation and held_out must leave something to train on": self.validation + self.held_out < 1,
+            "columns must have one name per input": len(self.columns) in (0, size),
+            "standardised must have columns, a mean and a positive deviation for each": (
+                not self.standardised or _is_scale(self.standardised, size)
+            ),
+        }
+        all_hold("a data specification: ", conditions)
 
     @property
     def table(self) -> dict[str, Any]:
@@ -90,6 +117,19 @@ class DataSpec:
             tuple(x.shape[1:]), arrays.classes, arrays.has_numbers, tuple(arrays.y.shape[1:]),
             not x.is_floating_point(), arrays.names, arrays.mean, arrays.std, bounds, **settings,
         )  # fmt: skip
+
+
+def _is_scale(numbers: Mapping[str, Any], size: int) -> bool:
+    """Whether a mapping has the numbers by which some of ``size`` columns are scaled, see ``rescaled``."""
+    columns, mean, deviation = (numbers.get(name, ()) for name in SCALE)
+    if numbers.keys() != {*SCALE} or not all(isinstance(listed, list | tuple) for listed in (columns, mean, deviation)):
+        return False
+    return (
+        len(columns) == len(mean) == len(deviation)
+        and all(is_count(column) and column < size for column in columns)
+        and all(map(is_number, mean))
+        and all(is_number(one, 0.0) and one > 0 for one in deviation)
+    )
 
 
 @dataclass(frozen=True)

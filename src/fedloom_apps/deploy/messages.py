@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol, TypeGuard
 
 from torch import Tensor
 
-from fedloom.base.errors import CheckpointError, ConfigError, DataError, FedLoomError
+from fedloom.base.errors import CheckpointError, ClientError, ConfigError, DataError, FedLoomError
 from fedloom.base.settings import from_plain, signature, validate
 from fedloom.experiment.store import flat, nested
 from fedloom.rounds.exchange import Broadcast
@@ -85,12 +85,15 @@ class Refusal(ConfigError):
 def code_of(error: Exception) -> Code:
     """The code of an error.
 
-    >>> str(code_of(DataError("the value 'Smith' is no number"))), str(code_of(KeyError("Smith")))
-    ('data', 'failed')
+    >>> [str(code_of(kind("the value is 'Smith'"))) for kind in (DataError, ClientError, KeyError)]
+    ['data', 'failed', 'failed']
     """
     if isinstance(error, Refusal):
         return error.code
-    kinds = {WireError: Code.MESSAGE, DataError: Code.DATA, CheckpointError: Code.STATE, FedLoomError: Code.SETTINGS}
+    kinds = {
+        WireError: Code.MESSAGE, DataError: Code.DATA, CheckpointError: Code.STATE, ClientError: Code.FAILED,
+        FedLoomError: Code.SETTINGS,
+    }  # fmt: skip
     return next((code for kind, code in kinds.items() if isinstance(error, kind)), Code.FAILED)
 
 
@@ -170,11 +173,9 @@ def read_broadcast(blob: bytes, limit: int) -> Broadcast:
     """
     packet = unpack(blob, limit)
     round, lr = packet.facts.get("round"), packet.facts.get("lr")
-    valid = packet.kind == "broadcast" and isinstance(round, int) and 0 <= round < 10**9 and isinstance(lr, int | float)
-    if not valid or not {"theta", "buffers"} <= packet.tensors.keys():
+    valid = packet.kind == "broadcast" and {"theta", "buffers"} <= packet.tensors.keys()
+    if not valid or not is_count(round) or round >= 10**9 or not is_number(lr, -1e300, 1e300):
         raise WireError("a message holds no broadcast.")
-    assert isinstance(round, int)
-    assert lr is not None
     return Broadcast(round, float(lr), packet.tensors["theta"], packet.tensors["buffers"], tree(packet, "parts"))
 
 

@@ -92,13 +92,13 @@ class Recipe:
         shares: dict[str, Any] = {
             name: values[name] if isinstance(values[name], float) else 0.0 for name in ("validation", "held_out")
         }
-        if deployment.inputs is not None:
+        if deployment.inputs is not None and deployment.classes is not None:
             if values["data"].get("standardise"):
                 raise ConfigError(
                     "data.standardise=true scales by the means and deviations of the server's own data, but with "
                     "deploy.inputs it loads none; leave out one of the two."
                 )
-            spec = DataSpec(deployment.inputs, deployment.classes or 1, names=deployment.names, **shares)
+            spec = DataSpec(deployment.inputs, deployment.classes, names=deployment.names, **shares)
             test, about = placeholder(spec).take(torch.zeros(0, dtype=torch.int64)), {}
         else:
             source = DATA.instantiate(values["data"])

@@ -42,8 +42,8 @@ class Deployment:
     host: str = "127.0.0.1"
     port: Annotated[int, Range(1, 65535)] = 9440
     certificates: Path = Path("certificates")
-    inputs: tuple[int, ...] | None = None
-    classes: int | None = None
+    inputs: tuple[Count, ...] | None = None
+    classes: Count | None = None
     names: tuple[str, ...] = ()
     range: tuple[float, float] | None = None
     limit: Annotated[int, Range(1_000_000)] = LIMIT

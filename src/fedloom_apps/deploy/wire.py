@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Mapping
+from itertools import chain
 from typing import Any, NamedTuple
 
 from safetensors.torch import load as load_tensors
@@ -25,6 +26,7 @@ MAGIC, VERSION = b"fedloom\0", 1
 START = struct.Struct("<8sHI")
 LIMIT = 1 << 30  # bytes of a message, unless a deployment sets another limit
 FACTS = 1 << 24  # bytes of its JSON
+DEEPEST = 32  # lists and mappings in one another
 
 
 class WireError(FedLoomError, ValueError):
@@ -69,7 +71,18 @@ def unpack(blob: bytes, limit: float = LIMIT) -> Packet:
         kind, facts = content["kind"], content["facts"]
         if not isinstance(kind, str) or not isinstance(facts, dict):
             raise TypeError("it names no kind, or holds no facts")
+        _check_depth(facts)
         tensors = {name: copied(t) for name, t in load_tensors(blob[end:]).items()}
     except Exception as error:  # each reader fails in its own ways
         raise WireError(f"a message is damaged: {in_one_line(error)}.") from error
     return Packet(kind, facts, tensors)
+
+
+def _check_depth(facts: dict[str, Any]) -> None:
+    """Raise a ``ValueError`` for facts on which other functions would exceed Python's recursion limit."""
+    inside: list[Any] = [facts]
+    for _ in range(DEEPEST):
+        held = [each.values() if isinstance(each, dict) else each for each in inside if isinstance(each, dict | list)]
+        if not (inside := [*chain.from_iterable(held)]):
+            return
+    raise ValueError(f"its facts are more than {DEEPEST} lists in one another")
