@@ -10,11 +10,12 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import import_module
 from pathlib import Path
-from threading import Event
+from threading import Event, Thread
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,7 +23,7 @@ import pytest
 import torch
 from helpers.deploying import config, simulated
 
-from fedloom.base.errors import ConfigError
+from fedloom.base.errors import CheckpointError, ConfigError
 from fedloom.experiment.callbacks import Callback, RunInfo
 from fedloom.experiment.federated import RunResult
 from fedloom_apps.deploy.certificates import make
@@ -200,6 +201,70 @@ def test_a_node_survives_what_a_server_sends_in_the_place_of_a_message(
     monkeypatch.setattr(link, "_part", lambda run, part: b"ConfigRecord  7\0garbage", raising=False)
     with pytest.raises(ConfigError, match="a message cannot be read"):
         link.receive(10**6)
+
+
+def answering(status: int, headers: Mapping[str, str], body: bytes) -> Iterator[tuple[str, list[str]]]:
+    """A server that gives the same answer to every request: its address, and the paths that were asked for."""
+    asked: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            asked.append(self.path)
+            self.send_response(status)
+            for name, value in ({"Content-Length": str(len(body))} | dict(headers)).items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(body)
+
+        do_GET = do_POST
+
+        def log_message(self, format: str, *args: Any) -> None:
+            """Print nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield f"127.0.0.1:{server.server_port}", asked
+        server.shutdown()
+
+
+@pytest.mark.parametrize("status", [302, 307])
+def test_a_node_is_sent_to_no_other_address(status: int, tmp_path: Path) -> None:
+    httpx, supernode = import_module("httpx"), import_module("fedloom_apps.deploy.flower.supernode")
+    with ExitStack() as open:
+        enter = contextmanager(answering)
+        other, hits = open.enter_context(enter(200, {}, b""))
+        address, asked = open.enter_context(enter(status, {"Location": f"http://{other}/v1/fleet/else"}, b""))
+        with pytest.raises(httpx.HTTPStatusError):
+            supernode.Link(address, None, supernode.own_key(tmp_path), tmp_path)
+    assert asked
+    assert not hits
+
+
+def test_a_page_in_the_place_of_an_answer_is_no_end_of_a_node(tmp_path: Path) -> None:
+    """A proxy, or a portal that wants a password, answers like that."""
+    httpx, supernode = import_module("httpx"), import_module("fedloom_apps.deploy.flower.supernode")
+    with contextmanager(answering)(200, {}, b"<html>") as (address, _), pytest.raises(httpx.HTTPError) as error:
+        supernode.Link(address, None, supernode.own_key(tmp_path), tmp_path)
+    assert "cannot be reached (Invalid protobuf" in supernode.explained(error.value, address, False)[0]
+
+
+def test_a_node_goes_on_after_whatever_a_server_sends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    supernode = import_module("fedloom_apps.deploy.flower.supernode")
+    errors = iter([IndexError("no tree"), ValueError("no time"), KeyError("no part"), CheckpointError("no room")])
+
+    def receive(limit: int) -> None:
+        raise next(errors)
+
+    told: list[str] = []
+    monkeypatch.setattr(supernode, "Link", lambda *_: SimpleNamespace(receive=receive, close=lambda: None))
+    monkeypatch.setattr(supernode, "BACKOFF", (0.0, 0.0))
+    node = Node("mine.npz", tmp_path)
+    with pytest.raises(CheckpointError, match="no room"):
+        supernode.serve(node, "here:1", None, supernode.own_key(tmp_path), told.append)
+    node.close()
+    assert [line for line in told if "was lost" in line] == [
+        f"the connection to here:1 was lost ({why}); trying again" for why in ("no tree", "no time", "'no part'")
+    ]
 
 
 def transport_to(names: Mapping[str, str], monkeypatch: pytest.MonkeyPatch) -> Any:

@@ -46,7 +46,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
-from fedloom.base.errors import ConfigError, first_line, in_one_line
+from fedloom.base.errors import CheckpointError, ConfigError, in_one_line
 from fedloom.experiment.atomic import write_whole
 from fedloom_apps.deploy.flower.objects import blobs, content
 from fedloom_apps.deploy.node import Node
@@ -63,6 +63,23 @@ class Refused(ConfigError):
     """Raised for a server that permanently refuses this node."""
 
 
+class FleetClient(FleetHttpClient):
+    """Flower's client, for a server that is not trusted.
+
+    It follows no redirection to other addresses; an answer that is no message of the protocol is an ``HTTPError``.
+    """
+
+    def __init__(self, *given: Any, **settings: Any) -> None:
+        super().__init__(*given, **settings)
+        self._client.follow_redirects = False
+
+    def _unary_unary(self, **call: Any) -> Any:
+        try:
+            return super()._unary_unary(**call)
+        except ValueError as error:
+            raise httpx.DecodingError(str(error)) from error
+
+
 class Link:
     """A connection to a SuperLink.
 
@@ -76,7 +93,7 @@ class Link:
         interceptors: list[Any] = [RuntimeVersionHttpInterceptor(component_name="SuperNode")]
         interceptors.append(NodeAuthHttpInterceptor(key, public))
         self.address, self.remembered = address, state / "supernode"
-        self.client = FleetHttpClient.from_server_address(address, ca is None, ca, interceptors=interceptors)
+        self.client = FleetClient.from_server_address(address, ca is None, ca, interceptors=interceptors)
         self.ended = threading.Event()
         try:
             self.node = FlowerNode(node_id=self._activated(public_key_to_bytes(public), ca is None))
@@ -184,6 +201,10 @@ def serve(
         key: the node's private key.
         tell: called with a message about every event.
         poll: seconds between polls for messages when nothing has happened for a while.
+
+    Raises:
+        Refused: if the server permanently refuses this node, with which it never was connected.
+        CheckpointError: if the node cannot note that it must stop.
     """
     backoff, first = BACKOFF[0], time.monotonic()
     met, said = False, ""
@@ -213,8 +234,10 @@ def serve(
                 started, pause = time.perf_counter(), POLL
                 blob = node.answer(parts.get("order", b""), parts.get("broadcast", b""))
                 link.reply(message, blob, time.perf_counter() - started)
-        except (httpx.HTTPError, ConfigError) as error:
-            tell(f"the connection to {address} was lost ({first_line(error)}); trying again")
+        except CheckpointError:
+            raise  # of its folder, without which it must not go on
+        except Exception as error:  # whatever a server sends
+            tell(f"the connection to {address} was lost ({in_one_line(error)}); trying again")
             time.sleep(backoff)
         finally:
             link.close()
