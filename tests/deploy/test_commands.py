@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -172,6 +173,22 @@ def test_certificates_are_made_once_and_private_keys_are_the_owners(tmp_path: Pa
     assert (tmp_path / "keys" / "nodes" / "clinic-b.pub").is_file()
     for path in (tmp_path / "keys").glob("*.key"):
         assert path.stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.extra("cryptography")
+def test_a_server_that_runs_sees_no_half_of_a_new_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It looks for the public keys of nodes several times a second, and a file that is none ends its run."""
+    sizes, replace = list[int](), os.replace
+
+    def replaced(part: Path, path: Path) -> None:
+        assert not path.exists()
+        sizes.append(part.stat().st_size)
+        replace(part, path)
+
+    monkeypatch.setattr(os, "replace", replaced)
+    assert main(["deploy", "certificates", str(tmp_path), "--nodes", "clinic-a"]) == 0
+    assert len(sizes) == len([*tmp_path.rglob("*.*")]) == 6
+    assert min(sizes) > 0
 
 
 @pytest.mark.parametrize("name", ["server", "ca", "../clinic", "a/b"])

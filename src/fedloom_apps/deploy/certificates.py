@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedloom.base.errors import ConfigError, first_line
+from fedloom.base.files import replacement
 
 DAYS = 365
 AUTHORITY, SERVER = "ca", "server"
@@ -61,8 +62,9 @@ def make(folder: Path, hosts: Sequence[str], nodes: Sequence[str]) -> list[Path]
     written: list[Path] = []
 
     def write(name: str, blob: bytes, private: bool = False) -> None:
-        path = folder / name
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if private else 0o644), "wb") as file:
+        path, flags = folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL  # never half a key, which a server may see
+        mode = 0o600 if private else 0o644
+        with replacement(path) as part, os.fdopen(os.open(part, flags, mode), "wb") as file:
             file.write(blob)
         written.append(path)
 

@@ -41,7 +41,7 @@ def hosting(deployment: Deployment, folder: Path, insecure: bool = False) -> Ite
         count = count or len(list(keys.glob("*.pub")))
     if not count:
         where = "with deploy.nodes=…" if insecure else f"by their public keys in {keys}, or with deploy.nodes=…"
-        raise ConfigError(f"say how many nodes there are, {where}")
+        raise ConfigError(f"say how many nodes there are, {where}.")
     if not free(deployment.host, deployment.port):
         raise ConfigError(
             f"{deployment.host}:{deployment.port} is in use or not an address of this machine; choose deploy.port or "
