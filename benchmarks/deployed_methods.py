@@ -81,9 +81,7 @@ def at_nodes(result: RunResult, homes: Path) -> dict[int, Parts]:
     found = {}
     for client, state in result.snapshot.store:
         (home,) = {path.parent for path in homes.glob(f"node-{client}/*/*.*") if version_in(state) in path.name}
-        kept = Versions(home).confirm(version_in(state), oldest=0)
-        assert kept is not None
-        found[client] = kept
+        found[client] = Versions(home).state(version_in(state))
     return found
 
 

@@ -120,6 +120,12 @@ def test_the_command_line_uses_a_nodes_own_model(tmp_path: Path, capsys: pytest.
     assert capsys.readouterr().out.splitlines() == [f"{name} {value:.6g}" for name, value in measured.items()]
     assert main([*words, str(home), "--out", str(tmp_path / "out.csv")]) == 2
     assert "--out is for the predictions of a file" in capsys.readouterr().err
+    agreed = (home / "specification.json").read_text()
+    (home / "specification.json").write_text(agreed.replace('"held_out": 0.2', '"held_out": 0.3'))
+    capsys.readouterr()
+    assert main([*words, str(home)]) == 2
+    assert "reads samples under another data specification than the agreed one in" in capsys.readouterr().err
+    assert not (home / "specification-offered.json").exists()  # which the owner might then agree to
     assert main([*words, str(tmp_path)]) == 2
     assert "is not the state folder of a node: it has no specification.json." in capsys.readouterr().err
     assert main(words[:3]) == 2

@@ -335,8 +335,8 @@ def test_every_order_of_answer_commit_and_restart(seed: int, tmp_path: Path) -> 
         event = draw.choice(["work", "work", "work", "idle", "checkpoint", "server", "node"])
         oldest = checkpoints[0][0] if checkpoints else 0
         if event == "work":
-            state = node.confirm(current, oldest)
-            found = 0.0 if state is None else float(state["drift"]["h"])
+            node.confirm(current, oldest)
+            found = 0.0 if current is None else float(node.state(current)["drift"]["h"])
             assert found == (0.0 if current is None else values[current])
             version = node.propose(completed, f"{step:032x}", {"drift": {"h": torch.tensor(found + step + 1)}})
             assert version is not None

@@ -52,12 +52,19 @@ def test_orders_steps_folders_and_bytes_have_quotas(parts: tuple[Node, Order, by
     assert answers(Quota(), replace(order, assignment=wide, base=None)) == ["quota"]  # before it is in memory
 
 
+def test_a_state_folder_that_was_there_is_closed_to_other_users(tmp_path: Path) -> None:
+    """Its log has values of the data, and its files are as open as files usually are."""
+    (home := tmp_path / "state").mkdir(mode=0o755)
+    Node("mine.npz", home).close()
+    assert home.stat().st_mode & 0o077 == 0
+
+
 def test_inputs_beyond_all_bounds_are_not_tried(parts: tuple[Node, Order, bytes], tmp_path: Path) -> None:
     first, order, _ = parts
     node = Node(first.data, tmp_path / "new")
     data = {**order.assignment["data"], "inputs": [3, 2**20, 2**20]}
     joining = replace(order, do=("join",), base=None, assignment={**order.assignment, "data": data})
-    assert code(node, joining, b"", 0) == "message"
+    assert code(node, joining, b"", 0) == "settings"
     node.close()
 
 

@@ -13,6 +13,7 @@ from helpers.deploying import config, in_process, simulated
 from fedloom.base.errors import CheckpointError, ClientError, ConfigError, FedLoomError
 from fedloom.base.rng import stream
 from fedloom.core.local import draw_cohort
+from fedloom.experiment import checkpoint as checkpoints
 from fedloom.experiment.rundir import RunDirectory
 from fedloom_apps.deploy.messages import HELD_OUT, LOSSES, Order
 from fedloom_apps.deploy.server import DeployTask, Recipe, Roster, assemble, run
@@ -240,8 +241,21 @@ def test_rounds_that_are_begun_again_cost_privacy_and_cohorts_are_secret(tmp_pat
     public = [draw_cohort(4, 2, 0, t).tolist() for t in range(20)]
     assert public not in drawn
     assert drawn[0] != drawn[1]
-    again.cohort_seed = first.cohort_seed
-    assert [again._cohort(t, 2).tolist() for t in range(20)] == drawn[0]
+
+
+def test_rounds_that_are_repeated_draw_other_cohorts(tmp_path: Path) -> None:
+    """Two rounds of the same cohort would cost more privacy than two of cohorts drawn for each, as they are counted."""
+    words = ("rounds=8", "cohort=2", "method.uplink=[clip_noise]", "method.mixing=uniform", "local.steps=1")
+    transport = in_process(made := config(*words), tmp_path / "nodes")
+    run(Recipe.of(made), transport, 4, tmp_path / "run", checkpoint_every=1, keep=9)
+    before = RunDirectory(tmp_path / "run").mixing()
+    first = checkpoints.available(RunDirectory(tmp_path / "run").checkpoints)[0]
+    result = run(Recipe.of(made), transport, 4, tmp_path / "run", resume=first)
+    transport.close()
+    assert result.history[-1]["round"] == 8
+    after = RunDirectory(tmp_path / "run").mixing()
+    assert len(before["client"]) == len(after["client"]) == 16
+    assert before["client"].tolist() != after["client"].tolist()
 
 
 def test_a_node_that_answers_nonsense_is_left_out_by_name(tmp_path: Path) -> None:

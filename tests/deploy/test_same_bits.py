@@ -30,7 +30,7 @@ def states(result: RunResult, home: Path) -> dict[int, State]:
     (run_folder,) = {path.name for path in home.glob("*/*") if path.is_dir()}
     for client, state in result.snapshot.store:
         versions = Versions(home / f"node-{client}" / run_folder)
-        found[client] = versions.confirm(version_in(state), oldest=0)
+        found[client] = versions.state(version_in(state))
     return found
 
 

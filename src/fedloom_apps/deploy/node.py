@@ -132,6 +132,8 @@ class Node:
         self.tell = Log(log or state / FILE, tell)
         try:
             state.mkdir(parents=True, exist_ok=True, mode=0o700)
+            if state.stat().st_mode & 0o077:  # it was there already
+                state.chmod(0o700)
             self.lock = Lock(state)
         except OSError as error:
             raise CheckpointError(f"{state} cannot be used for client states ({error.strerror}).") from error
@@ -218,8 +220,8 @@ class Node:
             )
         received = bench.plan.received(bench.client, down.theta) if EVALUATE in order.do else down.theta
         first, mine = first_state(plan, received), bench.plan.levels[bench.plan.level[bench.client]]
-        like = partial(client_forms, mine, first)
-        state = versions.confirm(order.base, order.oldest, prune=WORK in order.do, first=like)
+        versions.confirm(order.base, order.oldest, prune=WORK in order.do)
+        state = None if order.base is None else versions.state(order.base, partial(client_forms, mine, first))
         if EVALUATE in order.do:
             return self._evaluate(bench, down, state), {}
         return self._train(order, assignment, versions, bench, down, first if state is None else state)

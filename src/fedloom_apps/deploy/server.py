@@ -30,7 +30,7 @@ from fedloom.experiment.trainer import Record, Trainer
 from fedloom.rounds.engine import ComputeFactory, EngineFactory
 from fedloom.rounds.exchange import Failure
 from fedloom.rounds.plan import ClientPlan
-from fedloom_apps.deploy.agreement import AGREED, Agreement
+from fedloom_apps.deploy.agreement import AGREED, Agreement, as_text
 from fedloom_apps.deploy.answers import upload_forms
 from fedloom_apps.deploy.arrivals import AtWork, RealWorld
 from fedloom_apps.deploy.assignment import model_digest, trial
@@ -152,7 +152,7 @@ class DeployTask(FederatedTask):
         self.again: tuple[AtWork, ...] = ()  # clients that were at work when the server was stopped
         self.told: dict[int, str] = {}  # why nodes did not evaluate the model, by client
         self.plan = replace(self.plan, noise_seed=secrets.randbits(128))
-        if self.plan.is_private:  # nodes know the experiment's seed, and must not infer the cohorts from it
+        if self.plan.is_private:  # nodes know the experiment's seed; and rounds that are repeated draw other cohorts
             self.cohort_seed = secrets.randbits(62)
         self.make_engine = EngineFactory(self._engine, Deployed.traits)
         self.traits = Deployed.traits
@@ -284,12 +284,9 @@ class DeployTask(FederatedTask):
         }
         if isinstance(self.engine, Deployed) and self.engine.work:
             stored.facts["deploy"]["at_work"] = [[client, *work] for client, work in self.engine.work.items()]
-        if self.plan.is_private:
-            stored.facts["deploy"]["cohorts"] = self.cohort_seed
         return stored
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        self.cohort_seed = checkpoint.facts["deploy"].get("cohorts", self.cohort_seed)
         super().restore(checkpoint)
         at_work = checkpoint.facts["deploy"].get("at_work", [])
         self.again = tuple(AtWork(client, version, ticket, begin) for client, ticket, version, begin in at_work)
@@ -376,9 +373,15 @@ def samples(path: Path | str, state: Path | str, data: str) -> NodeData:
         ConfigError: if the node's owner has agreed to read them otherwise.
     """
     recipe, home = _recipe(Path(path)), Path(state).expanduser()
-    if not (home / AGREED).is_file():
+    agreed = Agreement(home).agreed()
+    if agreed is None:
         raise CheckpointError(f"{home} is not the state folder of a node: it has no {AGREED}.")
-    return read(data, recipe.spec, Agreement(home).hold(recipe.spec, recipe.config["seed"])[1])
+    if agreed[0] != as_text(recipe.spec):
+        raise ConfigError(
+            f"{path} reads samples under another data specification than the agreed one in {home / AGREED}; bring back "
+            "the one of that run."
+        )
+    return read(data, recipe.spec, agreed[1])
 
 
 def own(path: Path | str, state: Path | str, x: Any, y: Any) -> DeployedModel:
@@ -400,9 +403,10 @@ def own(path: Path | str, state: Path | str, x: Any, y: Any) -> DeployedModel:
         with checkpoints.refusing(trained.path or folder):
             counted = {client: version_in(handle) for client, handle in trained.snapshot.store}
         versions = Versions(folder)
+        known = versions.files()
         for client, version in counted.items():
-            if version in versions.files():
-                return trained.with_state(client, versions.confirm(version, 0, prune=False), x, y)
+            if version in known:
+                return trained.with_state(client, versions.state(version), x, y)
     raise CheckpointError(
         f"{folder} has no state that counted in this run when {path} was copied; where a method keeps none at nodes, "
         "use the server's model, with fedloom predict or fl.load."

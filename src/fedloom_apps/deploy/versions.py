@@ -35,37 +35,37 @@ class Versions:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
 
-    def confirm(
-        self, base: str | None, oldest: int, prune: bool = True, first: Callable[[Forms], State] | None = None
-    ) -> State | None:
-        """The state of the version ``base``, which counted; None if no result of this client has counted.
+    def confirm(self, base: str | None, oldest: int, prune: bool = True) -> None:
+        """Note that the version ``base`` has counted; None if no result of this client has.
 
         Args:
             base: the version.
             oldest: the completed rounds of the oldest checkpoint to which the server may go back.
             prune: whether to drop other states, including those that may yet turn out to count.
-            first: a state as at the start, of the same shapes and types as one with these tensors must have.
         """
         files = self.files()
         if base is not None:
-            if base not in files:
-                raise CheckpointError(
-                    f"the state of round {int(base.partition('-')[0]) + 1} that counted is not in "
-                    f"{self.folder}; bring the folder back, or let a new run begin."
-                )
-            if files[base].suffix == ".pending":
-                files[base] = files[base].rename(files[base].with_suffix(".counted"))
+            file = self._file(files, base)
+            if file.suffix == ".pending":
+                files[base] = file.rename(file.with_suffix(".counted"))
                 atomic.sync_folder(self.folder)
         if prune:
             self._prune(files, base, oldest)
-        if base is None:
-            return None
+
+    def state(self, version: str, first: Callable[[Forms], State] | None = None) -> State:
+        """The state of a version.
+
+        Args:
+            version: the version.
+            first: a state as at the start, of the same shapes and types as one with these tensors must have.
+        """
+        file = self._file(self.files(), version)
         try:
-            stored = load_tensors(files[base].read_bytes())
+            stored = load_tensors(file.read_bytes())
             if first is not None:
                 check_forms(forms(stored), flat(first(forms(stored))), "it")
         except (OSError, SafetensorError, ValueError) as error:
-            raise CheckpointError(f"the state in {files[base]} cannot be read ({error}).") from error
+            raise CheckpointError(f"the state in {file} cannot be read ({error}).") from error
         return nested({key: copied(t) for key, t in stored.items()})
 
     def propose(self, round: int, ticket: str, state: State) -> str | None:
@@ -100,6 +100,14 @@ class Versions:
     def files(self) -> dict[str, Path]:
         """The states by version."""
         return {path.stem: path for path in sorted(self.folder.iterdir()) if FILE.fullmatch(path.name)}
+
+    def _file(self, files: dict[str, Path], version: str) -> Path:
+        if version not in files:
+            raise CheckpointError(
+                f"the state of round {int(version.partition('-')[0]) + 1} that counted is not in {self.folder}; bring "
+                "the folder back, or let a new run begin."
+            )
+        return files[version]
 
     def _prune(self, files: dict[str, Path], base: str | None, oldest: int) -> None:
         """Drop states that the server can no longer name.
