@@ -260,6 +260,11 @@ def test_celeba(tmp_path: Path) -> None:
     (home / "list_attr_celeba.txt").write_text("\n".join([str(len(names)), "Bald Smiling Young", *rows[1:]]) + "\n")
     with pytest.raises(DataError, match="do not list the same images"):
         sources.make("celeba", root=str(tmp_path), size=20)
+    (home / "identity_CelebA.txt").write_bytes(b"\xff\xfe1")
+    with pytest.raises(DataError, match=r"identity_CelebA.txt is not a text"):
+        sources.make("celeba", root=str(tmp_path), size=20)
+    with pytest.raises(ConfigError, match="people must be at least 1"):
+        sources.make("celeba", root=str(tmp_path), people=0)
 
 
 def test_isic2019(tmp_path: Path) -> None:

@@ -138,6 +138,9 @@ def test_damaged_relational_tables_get_one_sentence(tmp_path: Path) -> None:
     path.write_text(whole.replace("930226", "931326"))
     with pytest.raises(DataError, match="931326 is not a day"):
         make()
+    path.write_text(whole.replace("3;2;", "1e999;2;"))
+    with pytest.raises(DataError, match="'1e999' is not a number"):
+        make()
     path.write_text(whole.replace("POPLATEK TYDNE", "DAILY"))
     with pytest.raises(DataError, match="account 2 has statements 'DAILY'"):
         make()

@@ -82,6 +82,15 @@ def test_damaged_leaf_files_get_one_sentence(tmp_path: Path) -> None:
     path.write_text('{"users": ["a"]}')
     with pytest.raises(DataError, match="it has no user_data"):
         make()
+    for content, sentence in (
+        ('{"users": 3, "user_data": {}}', "its users are not a list"),
+        ('{"users": [["a"]], "user_data": {"a": {}}}', "has no lists x and y"),
+        ('{"user_data": {"a": {"x": 3, "y": [1]}}}', "user 'a' has no lists x and y"),
+        ('{"user_data": {"a": {"x": [3], "y": null}}}', "user 'a' has no lists x and y"),
+    ):
+        path.write_text(content)
+        with pytest.raises(DataError, match=sentence):
+            make()
 
 
 def speech(role: str, text: str) -> str:
@@ -183,6 +192,10 @@ def test_reddit(tmp_path: Path) -> None:
     write_leaf(tmp_path / "reddit/data/train", {"17": ([["a raw comment"]], [{"subreddit": "r"}])})
     with pytest.raises(DataError, match="user '17' has comments that are not in LEAF's format"):
         sources.make("reddit", root=str(tmp_path))
+    for chunk in (3, [*["a"] * 9, ["b"]]):
+        write_leaf(tmp_path / "reddit/data/train", {"17": ([[chunk]], [{"target_tokens": [["a"] * 10]}])})
+        with pytest.raises(DataError, match="chunks that are not 10 words with 10 targets"):
+            sources.make("reddit", root=str(tmp_path))
 
 
 def test_mqp_and_its_wordpiece(tmp_path: Path) -> None:
@@ -202,6 +215,9 @@ def test_mqp_and_its_wordpiece(tmp_path: Path) -> None:
     assert pair("is is is is", "it", vocabulary, 6) == [3, 5, 5, 4, 6, 4]
     (home / "mqp.csv").write_text(rows[0] + "\n2,only three,cells\n")
     with pytest.raises(DataError, match="line 2: there are 3 cells, not 4"):
+        sources.make("mqp", root=str(tmp_path))
+    (home / "mqp.csv").write_text("²,a,b,1\n")
+    with pytest.raises(DataError, match="a row for doctor '²'"):
         sources.make("mqp", root=str(tmp_path))
     (home / "mqp.csv").write_text("1,a,b,2\n")
     with pytest.raises(DataError, match="label '2', not a number and 0 or 1"):

@@ -10,9 +10,11 @@ import numpy as np
 from fedloom.base.checks import one_of
 from fedloom.base.documentation import bibtex
 from fedloom.base.errors import DataError
+from fedloom.base.ranges import Count
 from fedloom.data.sources import Source, natural_clients, sources
 from fedloom.data.sources.arrays import image_arrays, read_images
 from fedloom.data.sources.files import Files, reads
+from fedloom_apps.readers.formats import read_words
 
 LICENCE = "the authors' own: research, not commercial"
 FILES = Files(
@@ -32,9 +34,9 @@ HALF = (0.5, 0.5, 0.5)
 @reads(FILES)
 def celeba(
     attribute: str = "Smiling",
-    size: int = 84,
-    people: int | None = None,
-    least: int = 5,
+    size: Count = 84,
+    people: Count | None = None,
+    least: Count = 5,
     root: str | Path | None = None,
     normalise: bool = True,
 ) -> Source:
@@ -54,19 +56,19 @@ def celeba(
     """
     folder, attributes, identities = FILES.obtain(root)
     who: dict[str, int] = {}
-    for line, words in enumerate(map(str.split, identities.read_text().splitlines()), 1):
-        if words and (len(words) != 2 or not words[1].isdigit()):
+    for line, words in enumerate(read_words(identities), 1):
+        if words and (len(words) != 2 or not words[1].isdecimal()):
             raise DataError(f"{identities}, line {line}: expected a picture and a person's number.")
         who |= {words[0]: int(words[1])} if words else {}
     count = Counter(who.values())
     known = sorted(person for person, n in count.items() if n >= least)[:people]
     if not known:
         raise DataError(f"{identities} lists no person with at least {least} images.")
-    lines = attributes.read_text().splitlines()
-    heads = lines[1].split() if len(lines) > 1 else []
+    lines = read_words(attributes)
+    heads = lines[1] if len(lines) > 1 else []
     one_of("CelebA has no attribute", attribute, heads)
     chosen, column, rows = set(known), heads.index(attribute) + 1, []
-    for line, words in enumerate(map(str.split, lines[2:]), 3):
+    for line, words in enumerate(lines[2:], 3):
         if not words or who.get(words[0]) not in chosen:
             continue
         if len(words) != len(heads) + 1 or words[column] not in ("1", "-1"):

@@ -9,6 +9,7 @@ import math
 import pickle
 import zlib
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -139,6 +140,12 @@ def read_table(
         raise DataError(f"{path} is damaged: {error}.") from error
 
 
+def read_words(path: Path) -> list[list[str]]:
+    """The words of every line of a text."""
+    with reading(path, "is not a text"):
+        return [line.split() for line in readable(path).read_text(encoding="utf-8").splitlines()]
+
+
 def number(cell: str, where: object) -> float:
     """A cell as a number, NaN if it is unknown (empty or ``?``); ``where`` begins the error sentence.
 
@@ -147,10 +154,10 @@ def number(cell: str, where: object) -> float:
     """
     if cell.strip() in UNKNOWN:
         return float("nan")
-    try:
-        return float(cell)
-    except ValueError:
-        raise DataError(f"{where}: {cell!r} is not a number.") from None
+    with suppress(ValueError):
+        if math.isfinite(found := float(cell)):
+            return found
+    raise DataError(f"{where}: {cell!r} is not a number.")
 
 
 def standardise(

@@ -38,15 +38,20 @@ def read_leaf(folder: Path, title: str) -> Iterator[tuple[str, list[Any], list[A
             content = json.loads(path.read_bytes())
         except (ValueError, RecursionError) as error:
             raise DataError(f"{path} is truncated or not JSON ({error}).") from error
-        if not isinstance(content, dict) or not isinstance(content.get("user_data"), dict):
+        known = content.get("user_data") if isinstance(content, dict) else None
+        if not isinstance(known, dict):
             raise DataError(f"{path} is not in LEAF's format: it has no user_data.")
-        for user in content.get("users", list(content["user_data"])):
-            data = content["user_data"].get(user)
-            if not isinstance(data, dict) or not {"x", "y"} <= data.keys():
-                raise DataError(f"{path}: user {user!r} has no x and y.")
-            if len(data["x"]) != len(data["y"]):
-                raise DataError(f"{path}: user {user!r} has {len(data['x'])} inputs but {len(data['y'])} targets.")
-            yield str(user), data["x"], data["y"]
+        users = content.get("users", [*known])
+        if not isinstance(users, list):
+            raise DataError(f"{path} is not in LEAF's format: its users are not a list.")
+        for user in map(str, users):
+            data = known.get(user)
+            x, y = (data.get("x"), data.get("y")) if isinstance(data, dict) else (None, None)
+            if not isinstance(x, list) or not isinstance(y, list):
+                raise DataError(f"{path}: user {user!r} has no lists x and y.")
+            if len(x) != len(y):
+                raise DataError(f"{path}: user {user!r} has {len(x)} inputs but {len(y)} targets.")
+            yield user, x, y
 
 
 FEMNIST = leaf_files("FEMNIST", "femnist")

@@ -9,6 +9,7 @@ import numpy as np
 
 from fedloom.base.documentation import bibtex
 from fedloom.base.errors import ConfigError, DataError
+from fedloom.base.ranges import Count
 from fedloom.core.federation import Arrays
 from fedloom.data.sources import Source, sources
 from fedloom.data.sources.arrays import image_arrays, read_images
@@ -32,7 +33,7 @@ IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # for models trained on
 
 @sources.register
 @reads(ISIC)
-def isic2019(size: int = 128, root: str | Path | None = None, normalise: bool = True) -> Source:
+def isic2019(size: Count = 128, root: str | Path | None = None, normalise: bool = True) -> Source:
     """ISIC 2019 (FLamby): 23 247 dermoscopic images of 8 diagnoses from 6 centres.
 
     Reads FLamby's table ``isic2019/train_test_split`` (columns ``image``, ``target``, ``center``, ``fold2``) and

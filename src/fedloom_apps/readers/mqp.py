@@ -43,7 +43,7 @@ def mqp(length: int = 200, root: str | Path | None = None) -> Source:
     table, vocab = FILES.obtain(root)
     vocabulary = read_vocabulary(vocab)
     rows = list(read_table(table, header=False, width=4))
-    if strange := next((row for row in rows if row[3] not in ("0", "1") or not row[0].isdigit()), None):
+    if strange := next((row for row in rows if row[3] not in ("0", "1") or not row[0].isdecimal()), None):
         raise DataError(
             f"{table} has a row for doctor {strange[0]!r} with label {strange[3]!r}, not a number and 0 or 1."
         )

@@ -9,6 +9,7 @@ import numpy as np
 
 from fedloom.base.documentation import bibtex
 from fedloom.base.errors import ConfigError, DataError
+from fedloom.base.ranges import Count
 from fedloom.data.sources import Source, natural_clients, sources
 from fedloom.data.sources.arrays import image_arrays
 from fedloom.data.sources.files import Files, read_npz, reads
@@ -22,7 +23,7 @@ BACKGROUND, SIDE = 964, 105
 def omniglot(
     clients: Literal["alphabets", "drawers"] = "alphabets",
     subset: Literal["all", "background", "evaluation"] = "all",
-    alphabets: int | None = None,
+    alphabets: Count | None = None,
     size: int = 28,
     test: int = 4,
     root: str | Path | None = None,

@@ -85,9 +85,13 @@ def chunks(x: Sequence[Any], y: Sequence[Any], user: str, folder: Path) -> Pairs
         targets = [chunk for comment in y for chunk in comment["target_tokens"]]
     except (TypeError, KeyError) as error:
         raise DataError(f"{folder}: user {user!r} has comments that are not in LEAF's format ({error!r}).") from error
-    if len(inputs) != len(targets) or any(len(a) != 10 or len(b) != 10 for a, b in zip(inputs, targets, strict=True)):
+    if len(inputs) != len(targets) or not all(map(_is_chunk, chain(inputs, targets))):
         raise DataError(f"{folder}: user {user!r} has chunks that are not 10 words with 10 targets.")
     return inputs, targets
+
+
+def _is_chunk(words: Any) -> bool:
+    return isinstance(words, list) and len(words) == 10 and all(isinstance(word, str) for word in words)
 
 
 def vocabulary_of(count: Mapping[str, int], words: int) -> dict[str, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import wave
+from itertools import chain
 from pathlib import Path
 from typing import Literal
 
@@ -16,6 +17,7 @@ from fedloom.base.files import check_memory
 from fedloom.core.federation import Arrays
 from fedloom.data.sources import Source, natural_clients, sources
 from fedloom.data.sources.files import Files, cached, reads, stamp_of, with_progress
+from fedloom_apps.readers.formats import read_words
 
 FOLDER = "speech_commands_v0.02"
 LISTS = ("validation_list.txt", "testing_list.txt")
@@ -58,7 +60,7 @@ def speech_commands(
     names = [f"{word}/{name}" for word in chosen for name in sorted(os.listdir(folder / word)) if name.endswith(".wav")]
     if strange := next((name for name in names if MARK not in name), None):
         raise DataError(f"{folder / strange} does not name its speaker: its name has no {MARK!r}.")
-    valid, test = (np.isin(names, path.read_text().split()) for path in lists)
+    valid, test = (np.isin(names, [*chain(*read_words(path))]) for path in lists)
     train = ~test if validation is True else ~(test | valid)
     paths = [folder / name for name in names]
     check_memory("SpeechCommands", 6 * rate * len(paths))
