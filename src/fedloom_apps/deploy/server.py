@@ -81,11 +81,6 @@ def assemble(
             for name, session in online.items()
             if asked.get(name) != session and (known is None or name in known.nodes)
         }
-        for name in sorted(online.keys() - asked.keys()):
-            if known is not None and name not in known.nodes:
-                tell(
-                    f"{name} is not a node of this run, which keeps its nodes; one that begins with init=… takes it in"
-                )
         asked |= online
         if fresh:
             transport.send(fresh)
@@ -149,6 +144,7 @@ class DeployTask(FederatedTask):
         self.recipe, self.roster, self.transport, self.tell = recipe, roster, transport, tell
         self.unanswered: list[Failure] = []  # of the step
         self.missed: dict[int, str] = {}  # why clients gave no work of use in their last step
+        self.strangers: set[str] = set()  # nodes that connected and are none of this run
         self.again: tuple[AtWork, ...] = ()  # clients that were at work when the server was stopped
         self.told: dict[int, str] = {}  # why nodes did not evaluate the model, by client
         self.plan = replace(self.plan, noise_seed=secrets.randbits(128))
@@ -225,6 +221,11 @@ class DeployTask(FederatedTask):
             if (reason := reasons.get(client, "")) != self.missed.get(client, ""):
                 self.missed[client] = reason
                 self.tell(f"round {self.round + 1}: {reason or f'{self.roster.names[client]} answered again'}")
+        for name in sorted(engine.online.keys() - engine.numbers.keys() - self.strangers):
+            self.strangers.add(name)
+            self.tell(
+                f"{name} is not a node of this run, which keeps its nodes; one that begins with init=… takes it in"
+            )
         return step
 
     def _arrivals(self, number: int) -> Arrivals:
