@@ -31,7 +31,7 @@ from fedloom.experiment.store import flat
 from fedloom_apps.deploy.certificates import make
 from fedloom_apps.deploy.engine import version_in
 from fedloom_apps.deploy.flower.host import any_port, end, hosting, start_node
-from fedloom_apps.deploy.recipe import deal
+from fedloom_apps.deploy.recipe import split_for_nodes
 from fedloom_apps.deploy.server import Recipe, run
 from fedloom_apps.deploy.settings import DEPLOY, Deployment
 from fedloom_apps.deploy.versions import Versions
@@ -58,7 +58,7 @@ def compared(method: str, folder: Path, rounds: int) -> dict[str, Any]:
     words = [f"method={method}", *SETTINGS, *METHODS.get(method, ()), f"rounds={rounds}"]
     made = DEPLOY.resolve(words)
     deployment = Deployment(NODES, 60.0, port=any_port(), certificates=folder / "certificates")
-    data = deal(made, folder / "data")
+    data = split_for_nodes(made, folder / "data")
     make(deployment.certificates, ["127.0.0.1"], [path.stem for path in data])
     homes, address = folder / "nodes", f"127.0.0.1:{deployment.port}"
     with ExitStack() as stack:

@@ -30,7 +30,7 @@ from fedloom_apps.deploy.engine import Deployed, ExchangeTerms
 from fedloom_apps.deploy.flower.host import any_port, end, hosting, start_node
 from fedloom_apps.deploy.flower.supernode import Link, read_private_key
 from fedloom_apps.deploy.messages import Delivered, NodeRequest, Order
-from fedloom_apps.deploy.recipe import deal
+from fedloom_apps.deploy.recipe import split_for_nodes
 from fedloom_apps.deploy.server import DeployTask, Recipe, Roster, run
 from fedloom_apps.deploy.settings import DEPLOY, Deployment
 from fedloom_apps.deploy.wire import pack
@@ -94,7 +94,7 @@ def rounds(folder: Path, hidden: str) -> dict[str, float]:
     """Medians of a round over Flower."""
     made = recipe(f"model.hidden={hidden}", f"clients={NODES}", f"rounds={ROUNDS + 1}", "checkpoint.every=100")
     deployment = Deployment(NODES, 60.0, port=any_port(), certificates=folder / "certificates")
-    data = deal(made.config, folder / "data")
+    data = split_for_nodes(made.config, folder / "data")
     make(deployment.certificates, ["127.0.0.1"], [path.stem for path in data])
     address = f"127.0.0.1:{deployment.port}"
     with hosting(deployment, folder) as (transport, count):

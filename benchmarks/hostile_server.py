@@ -30,7 +30,7 @@ from torch import Tensor
 from fedloom_apps.deploy.certificates import make
 from fedloom_apps.deploy.flower.host import MAIN, any_port, end, hosting
 from fedloom_apps.deploy.messages import NodeRequest, Order, Transport, pack_broadcast, read_broadcast
-from fedloom_apps.deploy.recipe import deal
+from fedloom_apps.deploy.recipe import split_for_nodes
 from fedloom_apps.deploy.server import Recipe, run
 from fedloom_apps.deploy.settings import DEPLOY, Deployment
 from fedloom_apps.deploy.wire import Packet, pack, unpack
@@ -226,7 +226,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         home, made = Path(folder), DEPLOY.resolve(WORDS)
         make(home / "certificates", ["127.0.0.1"], [*NAMES])
-        for name, path in zip(NAMES, deal(made, home / "data"), strict=True):
+        for name, path in zip(NAMES, split_for_nodes(made, home / "data"), strict=True):
             path.rename(home / "data" / f"{name}.npz")
         deployment = Deployment(2, 60.0, port=any_port(), certificates=home / "certificates")
         nodes = [start(name, home, f"127.0.0.1:{deployment.port}") for name in NAMES]

@@ -28,7 +28,7 @@ from fedloom.experiment.callbacks import Callback, RunInfo
 from fedloom.experiment.federated import RunResult
 from fedloom_apps.deploy.certificates import make
 from fedloom_apps.deploy.node import Node
-from fedloom_apps.deploy.recipe import deal
+from fedloom_apps.deploy.recipe import split_for_nodes
 from fedloom_apps.deploy.server import Recipe, run
 from fedloom_apps.deploy.settings import Deployment
 
@@ -44,7 +44,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with certificates, and the data of the nodes."""
     folder = tmp_path_factory.mktemp("deployment")
     make(folder / "certificates", ["127.0.0.1"], list(NODES))
-    deal(config(*WORDS), folder / "data")
+    split_for_nodes(config(*WORDS), folder / "data")
     return folder
 
 

@@ -11,7 +11,7 @@ import torch
 from helpers.deploying import InProcess, config
 
 from fedloom.base.errors import DataError
-from fedloom_apps.deploy.data import DataSpec, look, read
+from fedloom_apps.deploy.data import DataSpec, check_readable, read
 from fedloom_apps.deploy.node import Node
 from fedloom_apps.deploy.recipe import Recipe
 from fedloom_apps.deploy.server import run
@@ -112,11 +112,11 @@ def test_without_names_at_the_server_only_the_number_of_columns_counts(tmp_path:
 
 
 def test_a_table_is_looked_at_before_its_recipe_is_known(tmp_path: Path) -> None:
-    look(written(tmp_path, patients()))
+    check_readable(written(tmp_path, patients()))
     with pytest.raises(
         DataError, match=r"column 'ward' has missing values in 24 of 24 rows|NaN or infinity in 24 of 24"
     ):
-        look(written(tmp_path, patients().assign(ward=None)))
+        check_readable(written(tmp_path, patients().assign(ward=None)))
 
 
 def trained(made: Recipe, transport: InProcess) -> torch.Tensor:

@@ -132,7 +132,7 @@ def test_without_ray_the_engine_names_its_extra(monkeypatch: pytest.MonkeyPatch)
 def test_every_block_is_dealt_once_whoever_asks() -> None:
     members = [Member(None, None) for _ in range(4)]
     own = {member: deque(range(10 * n, 10 * n + 3 * n)) for n, member in enumerate(members[:3])}
-    hands = TaskQueue(deque([99]), own)
-    asked = [hands.take(members[n % 4]) for n in range(12)]
+    queue = TaskQueue(deque([99]), own)
+    asked = [queue.take(members[n % 4]) for n in range(12)]
     assert sorted(job for job in asked if job is not None) == [10, 11, 12, 20, 21, 22, 23, 24, 25, 99]
-    assert not hands
+    assert not queue

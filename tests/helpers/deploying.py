@@ -16,7 +16,7 @@ from fedloom.experiment.federated import run as simulate
 from fedloom_apps.deploy import arrivals, engine, server
 from fedloom_apps.deploy.messages import WORK, Delivered, NodeRequest, Order, read_broadcast
 from fedloom_apps.deploy.node import Node
-from fedloom_apps.deploy.recipe import deal
+from fedloom_apps.deploy.recipe import split_for_nodes
 from fedloom_apps.deploy.settings import DEPLOY
 
 SMALL = (
@@ -134,7 +134,7 @@ def scripted(made: Config, folder: Path, seconds: Callable[[int, int], float]) -
 
 def in_process(made: Config, folder: Path) -> InProcess:
     """A transport to nodes that hold the clients of a configuration."""
-    paths = deal(made, folder / "data")
+    paths = split_for_nodes(made, folder / "data")
     return InProcess({path.stem: Node(str(path), folder / "state" / path.stem) for path in paths})
 
 

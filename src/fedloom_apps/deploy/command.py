@@ -113,12 +113,12 @@ def _train_locally(
     from fedloom_apps.deploy import certificates as authority
     from fedloom_apps.deploy.flower import require
     from fedloom_apps.deploy.flower.host import any_port, end, hosting, start_node
-    from fedloom_apps.deploy.recipe import deal
+    from fedloom_apps.deploy.recipe import split_for_nodes
     from fedloom_apps.deploy.server import run
 
     require()
     (recipe, shared), home = planned, beside(job.directory)
-    data = deal(recipe.config, home / "data", shared)
+    data = split_for_nodes(recipe.config, home / "data", shared)
     names = [path.stem for path in data]
     authority.make(home / "certificates", ["127.0.0.1", "localhost"], names)
     deployment = replace(
@@ -144,7 +144,7 @@ def node(arguments: argparse.Namespace) -> int:
     """Hold one client's data and answer a server until this process is ended."""
     from fedloom.experiment.runtime import reproducible
     from fedloom_apps.deploy.budget import Quota
-    from fedloom_apps.deploy.data import look
+    from fedloom_apps.deploy.data import check_readable
     from fedloom_apps.deploy.flower import require
     from fedloom_apps.deploy.node import Node
 
@@ -154,7 +154,7 @@ def node(arguments: argparse.Namespace) -> int:
     host, _, port = arguments.server.rpartition(":")
     if not HOST.fullmatch(host) or not port.isdecimal() or not 1 <= int(port) <= 65535:
         raise ConfigError(f"--server is {arguments.server!r}, but it must be host:port, like fed.example.org:9440.")
-    look(arguments.data)
+    check_readable(arguments.data)
     require()
     from fedloom_apps.deploy.certificates import read_authority
     from fedloom_apps.deploy.flower.supernode import own_key, read_private_key, serve
@@ -195,13 +195,13 @@ def node(arguments: argparse.Namespace) -> int:
 def certificates(arguments: argparse.Namespace) -> int:
     """Make an authority, a server certificate and node keys."""
     from fedloom_apps.deploy.certificates import make
-    from fedloom_apps.deploy.recipe import names
+    from fedloom_apps.deploy.recipe import node_names
 
     folder = _folder(arguments, "certificates needs one folder, like fedloom deploy certificates keys.")
     named = arguments.hosts.split(",") if arguments.hosts else []
     hosts = list(dict.fromkeys([*named, "127.0.0.1", "localhost"]))  # the server itself connects to these
     listed = arguments.nodes or "4"
-    nodes = names(_number(listed, "--nodes")) if listed.isdecimal() else listed.split(",")
+    nodes = node_names(_number(listed, "--nodes")) if listed.isdecimal() else listed.split(",")
     written = make(folder, hosts, nodes)
     console = make_console()
     for path in written:

@@ -167,7 +167,7 @@ def read(place: str, spec: DataSpec, seed: int = 0) -> NodeData:
     return fit(named, spec, place, seed)
 
 
-def look(place: str) -> None:
+def check_readable(place: str) -> None:
     """Read a node's samples and check them as far as that needs no recipe; images are not opened.
 
     Which columns of a table are inputs and labels is the recipe's to say: all must be complete.

@@ -1,4 +1,4 @@
-"""What the server of a deployment knows before its first round: the recipe and the nodes; and data dealt to nodes."""
+"""What the server of a deployment knows before its first round: the recipe and the nodes; and data split for nodes."""
 
 from __future__ import annotations
 
@@ -215,7 +215,7 @@ class Recipe:
 
 def likely(nodes: int) -> dict[str, Sizes]:
     """As many nodes with samples for training and validation, to check a recipe before any has joined."""
-    return dict.fromkeys(names(nodes), (2, 2, 0))
+    return dict.fromkeys(node_names(nodes), (2, 2, 0))
 
 
 def table_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -235,7 +235,7 @@ def table_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
-def deal(config: Config, folder: Path, shared: Shared | None = None) -> list[Path]:
+def split_for_nodes(config: Config, folder: Path, shared: Shared | None = None) -> list[Path]:
     """Write the samples of every client of a configuration to an npz file of its own.
 
     If its data are standardised, the files hold what a run's predictions take as arrays: columns of arrays before they
@@ -257,16 +257,16 @@ def deal(config: Config, folder: Path, shared: Shared | None = None) -> list[Pat
                 warnings.simplefilter("ignore")  # of the partition, which has warned
                 federation = build_federation(replace(config, values={**config.values, "data": data}))
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    paths = [folder / f"{name}.npz" for name in names(len(federation))]
+    paths = [folder / f"{name}.npz" for name in node_names(len(federation))]
     for client, path in enumerate(paths):
         write_npz(path, **arrays_of(federation, client), **marked)
     return paths
 
 
-def names(nodes: int) -> list[str]:
+def node_names(nodes: int) -> list[str]:
     """Names that sort like their numbers.
 
-    >>> names(2), names(11)[9]
+    >>> node_names(2), node_names(11)[9]
     (['node-0', 'node-1'], 'node-09')
     """
     width = len(str(nodes - 1))
@@ -276,7 +276,7 @@ def names(nodes: int) -> list[str]:
 def sizes_of(federation: Federation) -> dict[str, tuple[int, int, int]]:
     """The numbers of samples that each node would have for training, validation and tests."""
     counts = (split.index.sizes.tolist() for split in (federation.train, federation.validation, federation.held_out))
-    return dict(zip(names(len(federation)), zip(*counts, strict=True), strict=True))
+    return dict(zip(node_names(len(federation)), zip(*counts, strict=True), strict=True))
 
 
 def arrays_of(federation: Federation, client: int) -> dict[str, np.ndarray]:

@@ -58,8 +58,8 @@ class TaskQueue:
     """The distribution of jobs to workers: each has its own range, and helps out where most jobs are left.
 
     >>> one, two = Member(None, None), Member(None, None)
-    >>> hands = TaskQueue(deque(), {one: deque("ab"), two: deque("c")})
-    >>> [hands.take(two), hands.take(two), hands.take(one), hands.take(one)]
+    >>> queue = TaskQueue(deque(), {one: deque("ab"), two: deque("c")})
+    >>> [queue.take(two), queue.take(two), queue.take(one), queue.take(one)]
     ['c', 'b', 'a', None]
     """
 
@@ -207,36 +207,36 @@ class Cluster:
         member.ready, member.jobs = False, {}
         return jobs
 
-    def done(self, hands: TaskQueue, limit: int) -> Generator[tuple[RemoteJob, Member, Packed | None]]:
+    def done(self, queue: TaskQueue, limit: int) -> Generator[tuple[RemoteJob, Member, Packed | None]]:
         """Deal the jobs and yield them with their answers, as they are done.
 
         A job whose worker dies is dealt again; after ``limit`` deaths it is yielded without an answer. Jobs that are
         not done when the generator is closed are forgotten.
         """
         try:
-            while hands or any(member.jobs for member in self.members):
+            while queue or any(member.jobs for member in self.members):
                 self.settle()
                 self.living()
-                self._assign(hands)
+                self._assign(queue)
                 flying = {ref: member for member in self.ready for ref in member.jobs}
                 joining = [member.joining for member in self.members if not member.ready]
                 for ref in self.ray.wait([*flying, *joining], num_returns=1)[0]:
                     if ref in flying and ref in flying[ref].jobs:
-                        yield from self._answer(flying[ref], ref, hands, limit)
+                        yield from self._answer(flying[ref], ref, queue, limit)
         finally:
             for member in self.members:
                 member.jobs.clear()
 
-    def _assign(self, hands: TaskQueue) -> None:
+    def _assign(self, queue: TaskQueue) -> None:
         """Give jobs to the members that have room, one each in turn."""
         for room in range(QUEUED):
             free = [member for member in self.ready if len(member.jobs) <= room]
-            dealt = [(member, job, job.arguments()) for member in free if (job := hands.take(member)) is not None]
+            dealt = [(member, job, job.arguments()) for member in free if (job := queue.take(member)) is not None]
             for member, job, arguments in dealt:  # calls come last: a worker that begins may take the driver's core
                 member.jobs[getattr(member.actor, job.method).remote(*arguments)] = job
 
     def _answer(
-        self, member: Member, ref: Any, hands: TaskQueue, limit: int
+        self, member: Member, ref: Any, queue: TaskQueue, limit: int
     ) -> Generator[tuple[RemoteJob, Member, Packed | None]]:
         """The answer to a job; if its worker died, its jobs are dealt again."""
         errors = self.ray.exceptions
@@ -249,13 +249,13 @@ class Cluster:
             first, *others = self.replace(member)
             self.died()
             first.deaths += 1
-            hands.common.extendleft(reversed(others))
+            queue.common.extendleft(reversed(others))
             if first.deaths >= limit:
                 yield first, member, None
             else:
-                hands.common.appendleft(first)
+                queue.common.appendleft(first)
         except errors.RayError:  # the answer was lost with its node
-            hands.common.appendleft(member.jobs.pop(ref))
+            queue.common.appendleft(member.jobs.pop(ref))
         else:
             yield member.jobs.pop(ref), member, answer
 
