@@ -27,7 +27,7 @@ from fedloom.rounds.plan import ClientPlan
 from fedloom.timing import Rounds
 from fedloom_apps.deploy.allowed import WHOLE, check
 from fedloom_apps.deploy.data import DataSpec, NodeData, placeholder
-from fedloom_apps.deploy.messages import MODERATE, Code, Refusal
+from fedloom_apps.deploy.messages import MODERATE, MOST, Code, Refusal
 from fedloom_apps.deploy.settings import DEPLOY
 
 SENT = ("method", "model", "local", "augment", "evaluation", "compute", "seed", "rounds", "dtype")
@@ -59,7 +59,7 @@ class Assignment:
     data: Mapping[str, Any]
     client: Number = 0
     clients: Number = 0
-    mean_size: Annotated[float, Range(0, MODERATE)] = 0.0
+    mean_size: Annotated[float, Range(0, MOST)] = 0.0
     cohort: Annotated[int, Range(1, WHOLE)] = 1
     expected_cohort: Positive | None = None
     noise: Positive | None = None
