@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedloom.base.errors import ConfigError, first_line
-from fedloom.base.files import replacement
+from fedloom.base.files import whole_file
 
 DAYS = 365
 AUTHORITY, SERVER = "ca", "server"
@@ -62,9 +62,9 @@ def make(folder: Path, hosts: Sequence[str], nodes: Sequence[str]) -> list[Path]
     written: list[Path] = []
 
     def write(name: str, blob: bytes, private: bool = False) -> None:
-        path, flags = folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL  # never half a key, which a server may see
-        mode = 0o600 if private else 0o644
-        with replacement(path) as part, os.fdopen(os.open(part, flags, mode), "wb") as file:
+        path, new = folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        # a server that runs looks for public keys, and must not see half of one
+        with os.fdopen(os.open(path, new, 0o600), "wb") if private else whole_file(path) as file:
             file.write(blob)
         written.append(path)
 
