@@ -52,20 +52,31 @@ decide it.
 
 {overview}
 
-A claim is decided if data, scale and settings are the published ones, no run excluded more than 5 % of its updates,
-there are at least {seeds} seeds (or draws of the data; {target_seeds} for rounds to a target, which curves near their
-plateau cross by chance), and the 95 % interval of the mean gain (Student's t, paired by seed) lies on one side of 0,
-or contains 0 and lies below half the published gain. An interval that lies above 0 but below half the published gain
-reproduces only the order. The last column says whether the published gain lies outside the interval and, for undecided
-claims, what our runs show. Intervals are not corrected for the number of claims, and the claims of one table share
+The *gain* is the margin by which a claim holds, negative where it does not. A claim can be decided if data, scale and
+settings are the published ones, no run excluded more than 5 % of its updates, and there are at least {seeds} seeds (or
+draws of the data; {target_seeds} for rounds to a target, which curves near their plateau cross by chance).
+The 95 % interval of the mean gain (Student's t, paired by seed) then decides:
+
+- *reproduced*: it lies above 0;
+- *only the order reproduced*: it lies above 0, but below half the published gain;
+- *not reproduced*: it lies below 0, or contains 0 and lies below half the published gain;
+- *needs more seeds*: any other interval, or fewer seeds.
+
+Claims that are *not run as published* may *hold here*, or the *opposite* may, by the same interval.
+
+Intervals are not corrected for the number of claims, and the claims of one table share
 their runs: with Bonferroni's correction for the {judged} claims that are decided, {firm} would still be decided,
 {denied} of them as not reproduced.
 
-*Ours*: the mean figure of the first method, then that of the other; of several others the best, named in brackets;
-≥: at least one run ended before the target. Transmissions are counted in rounds of FedAvg: a round of SCAFFOLD costs
-two. *Gain*: the margin by which the claim holds, negative where it does not.
-*Excluded*: client updates excluded from the runs, where they were counted. *Cost*: what each of the two methods sent or
-kept, unless the figure itself is a cost. `python recipes/reproduction.py` writes this page from the stored files of
+In the tables below,
+
+- *ours* is the mean figure of the first method, then that of the other (of several others the best, named in brackets);
+  ≥: at least one run ended before the target. A transmission is one round of FedAvg; a round of SCAFFOLD costs two;
+- *excluded* counts client updates that were excluded from the runs, where they were counted;
+- *cost* is what each of the two methods sent or kept, unless the figure itself is a cost;
+- *why* says whether the published gain lies outside the interval and, for undecided claims, what our runs show.
+
+`python recipes/reproduction.py` writes this page from the stored files of
 results, without running anything.
 
 Defaults that changed on 2026-11-22, with the recipes that still have older results in brackets (each section below
