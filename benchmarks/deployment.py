@@ -26,7 +26,7 @@ from record import machine, options, save
 from fedloom.compute.live import Live
 from fedloom.rounds.engine import Group
 from fedloom_apps.deploy.certificates import make
-from fedloom_apps.deploy.engine import Deployed, ExchangeTerms
+from fedloom_apps.deploy.engine import Deployed
 from fedloom_apps.deploy.flower.host import any_port, end, hosting, start_node
 from fedloom_apps.deploy.flower.supernode import Link, read_private_key
 from fedloom_apps.deploy.messages import Delivered, NodeRequest, Order
@@ -79,7 +79,7 @@ def answers(hidden: str) -> tuple[int, float, float]:
     task = DeployTask(made, roster, Canned(roster.names, 0))
     size = task.plan.layout.shared_size
     transport = Canned(roster.names, size)
-    engine = Deployed(task.plan, Live, transport, roster.names, made.assignment("a"), ExchangeTerms())
+    engine = Deployed(task.plan, Live, transport, roster.names, made.assignment("a"))
     down, weights = task.state.server.broadcast(task.plan), np.full(cohort, 1 / cohort)
     started = time.process_time()
     engine.begin(down, np.arange(cohort), 0.0)

@@ -6,7 +6,6 @@ which of them fit. The first specification is therefore kept; another one is wri
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -29,7 +28,7 @@ class Agreement:
         self.home, self.tell = home, tell
 
     def hold(self, spec: DataSpec, seed: int) -> tuple[str, int]:
-        """The digest of the agreed specification and the seed of the split, if a server's specification is that one.
+        """The agreed specification as text and the seed of the split, if a server's specification is that one.
 
         The first one that is offered becomes the agreed one, with the seed of its run.
 
@@ -44,7 +43,7 @@ class Agreement:
         if agreed is None:
             self._write({"data": json.loads(text), "seed": seed})
             self.tell(f"this node's data are read under this specification from now on: {text}")
-            return digest(text), seed
+            return text, seed
         if agreed[0] != text:
             write_whole(self.home / OFFERED, json.dumps({"data": json.loads(text), "seed": seed}, indent=1).encode())
             raise Refusal(
@@ -52,7 +51,7 @@ class Agreement:
                 f"a server offers another data specification than the agreed one in {self.home / AGREED}; compare it "
                 f"with {self.home / OFFERED}, and if you agree, type fedloom deploy agree {self.home}",
             )
-        return digest(text), agreed[1]
+        return agreed
 
     def accept(self) -> str:
         """Agree to the specification that was offered last; returns its text."""
@@ -91,8 +90,3 @@ def as_text(spec: DataSpec | Mapping[str, Any]) -> str:
     """
     facts = vars(spec) if isinstance(spec, DataSpec) else vars(DataSpec(**spec))
     return json.dumps(facts, sort_keys=True, default=dict)
-
-
-def digest(text: str) -> str:
-    """The digest of a specification, by which server and owner compare theirs."""
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

@@ -51,7 +51,8 @@ from fedloom_apps.deploy.messages import (
     pack_broadcast,
     reason_in,
 )
-from fedloom_apps.deploy.wire import LIMIT, Packet, WireError, unpack
+from fedloom_apps.deploy.settings import Deployment
+from fedloom_apps.deploy.wire import Packet, WireError, unpack
 
 POLL = 0.5  # least seconds between looks at who is online
 SPARE = 9  # looks take at most a tenth of the time
@@ -91,23 +92,6 @@ class Tally:
         }
 
 
-@dataclass(frozen=True)
-class ExchangeTerms:
-    """Settings of the exchange of messages.
-
-    Attributes:
-        deadline: seconds to wait for an answer.
-        quorum: least number of members that must give a usable answer, where a step waits for its cohort.
-        limit: largest message in bytes.
-        oldest: returns the oldest version whose work may not have counted at the oldest checkpoint of the run.
-    """
-
-    deadline: float = 600.0
-    quorum: int = 1
-    limit: int = LIMIT
-    oldest: Callable[[], int] = lambda: 0
-
-
 @dataclass
 class Asked:
     """An order whose answer is awaited."""
@@ -145,6 +129,8 @@ class Deployed(Engine):
     """The engine that sends messages.
 
     Attributes:
+        terms: how long answers are waited for, how many must come, and how large they may be.
+        oldest: returns the oldest version whose work may not have counted at the oldest checkpoint of the run.
         versions: the version of each client's state that counted last.
         tally: statistics of the current round.
         unmeasured: the refusals and failures of the last evaluation; nodes that are absent are not among them.
@@ -157,7 +143,8 @@ class Deployed(Engine):
     transport: Transport
     names: tuple[str, ...]
     assignment: Assignment
-    terms: ExchangeTerms = field(default_factory=ExchangeTerms)
+    terms: Deployment = field(default_factory=Deployment)
+    oldest: Callable[[], int] = lambda: 0
     forms: Forms | None = None
     tests: Mapping[str, int] = field(default_factory=dict)
     versions: dict[int, str] = field(default_factory=dict)
@@ -376,7 +363,7 @@ class Deployed(Engine):
         for client in clients.tolist():
             given[client] = ticket = tickets.get(client) or secrets.token_hex(16)
             facts = replace(self.assignment, client=client).facts
-            order = Order(ticket, do, facts, level, self.versions.get(client), self.terms.oldest())
+            order = Order(ticket, do, facts, level, self.versions.get(client), self.oldest())
             self.orders[ticket] = Asked(client, do, down, level, NodeRequest(order.packed(), broadcast), now)
         self._look = -inf
         return given

@@ -232,8 +232,7 @@ class Node:
         if self.ledger is not None:
             self.ledger.charge(bench.plan, sizes[0], count=False)
         self.tell(f"joined with {sizes[0]} samples for training, {sizes[1]} for validation and {sizes[2]} for tests")
-        facts = {"sizes": sizes, "threads": torch.get_num_threads(), "specification": self._agreed(assignment)[0]}
-        return {"status": "joined", **facts}
+        return {"status": "joined", "sizes": sizes, "threads": torch.get_num_threads()}
 
     def _train(
         self, order: Order, assignment: Assignment, versions: Versions, bench: Bench, down: Broadcast, state: State
@@ -275,11 +274,8 @@ class Node:
                 raise RuntimeError("the settings suit no data like this node's") from error
         return self._bench[1]
 
-    def _agreed(self, assignment: Assignment) -> tuple[str, int]:
-        return self.agreement.hold(assignment.spec, int(assignment.values["seed"]))
-
     def _read(self, assignment: Assignment) -> NodeData:
-        key, seed = self._agreed(assignment)
+        key, seed = self.agreement.hold(assignment.spec, int(assignment.values["seed"]))
         if self._samples is None or self._samples[0] != key:
             self._samples = key, read(self.data, assignment.spec, seed)
         return self._samples[1]

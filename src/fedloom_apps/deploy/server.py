@@ -35,7 +35,7 @@ from fedloom_apps.deploy.answers import upload_forms
 from fedloom_apps.deploy.arrivals import AtWork, RealWorld
 from fedloom_apps.deploy.assignment import model_digest, trial
 from fedloom_apps.deploy.data import NodeData, read
-from fedloom_apps.deploy.engine import Deployed, ExchangeTerms, Tally, version_in
+from fedloom_apps.deploy.engine import Deployed, Tally, version_in
 from fedloom_apps.deploy.messages import JOIN, NodeRequest, Order, Transport, is_count, is_number, reason_in
 from fedloom_apps.deploy.recipe import Recipe, Roster, Sizes, likely
 from fedloom_apps.deploy.settings import DEPLOY, Deployment
@@ -168,10 +168,9 @@ class DeployTask(FederatedTask):
             noise=None if private is None else private.noise,
             model=model_digest(plan),
         )
-        terms = ExchangeTerms(deployment.deadline, deployment.quorum, deployment.limit, self._oldest)
         names, known = self.roster.names, upload_forms(trial(replace(assignment, clients=1, model="")))
         tests = {name: sizes[2] for name, sizes in self.roster.nodes.items()}
-        return Deployed(plan, compute, transport, names, assignment, terms, known, tests)
+        return Deployed(plan, compute, transport, names, assignment, deployment, self._oldest, known, tests)
 
     def _oldest(self) -> int:
         """The oldest version whose work may not have counted at the oldest checkpoint to which the run may go back."""
