@@ -19,7 +19,7 @@ from fedloom.experiment import atomic
 from fedloom.experiment.federated import RunResult
 from fedloom.rounds.exchange import FailureKind
 from fedloom_apps.deploy import engine, node, server
-from fedloom_apps.deploy.messages import Delivered
+from fedloom_apps.deploy.messages import Delivered, read_broadcast
 from fedloom_apps.deploy.server import Recipe, run
 from fedloom_apps.deploy.versions import Versions
 from fedloom_apps.deploy.wire import pack, unpack
@@ -283,6 +283,23 @@ def test_who_is_not_there_is_told_by_name(tmp_path: Path, monkeypatch: pytest.Mo
     run(longer, transport, 4, tmp_path / "run", resume=True, tell=told.append)
     transport.close()
     assert [line for line in told if "new" in line.split()] == [stranger]
+
+
+def test_a_fourth_site_joins_in_a_run_that_begins_from_the_last(tmp_path: Path) -> None:
+    """As docs/deploy.md has it: the nodes that are there already join by themselves, and begin with the last model."""
+    transport = in_process(made := config("method=fedavg", "rounds=1", "deploy.nodes=3"), tmp_path)
+    fourth = transport.nodes.pop("node-3")
+    three = run(Recipe.of(made), transport, 3, tmp_path / "three")
+    transport.nodes["node-3"] = fourth
+    made = config("method=fedavg", "rounds=1", f"init={tmp_path / 'three'}")
+    told: list[str] = []
+    four = run(Recipe.of(made), transport, 4, tmp_path / "four", tell=told.append)
+    transport.close()
+    assert [line.split()[0] for line in told if " joined with " in line] == [f"node-{k}" for k in range(4)]
+    for name in transport.nodes:
+        broadcast = read_broadcast(transport.sent[name][-1].broadcast, 10**7)
+        assert torch.equal(broadcast.theta, three.snapshot.server.theta)
+    assert not four.failures
 
 
 def test_changed_data_are_refused_when_a_run_goes_on(tmp_path: Path) -> None:
