@@ -189,7 +189,8 @@ usage: fedloom deploy server [RECIPE.yaml] [key=value …] [--insecure] [-q] [--
        fedloom deploy agree STATE
        fedloom deploy why STATE
 
-  server        wait for all nodes to join, then run the recipe; takes the keys of fedloom run, and:
+  server        wait for all nodes to join, then run the recipe; takes keys of fedloom run, its options --quiet,
+                --verbose, --json and --log, and:
                   deploy.nodes=4              number of nodes; by default one for each registered key
                   deploy.deadline=600         seconds that a round waits; late answers are dropped
                   deploy.quorum=1             least number of usable answers, or the run stops

@@ -66,6 +66,12 @@ def test_there_are_many_commands():
     assert {shlex.split(line)[1] for line in LINES} >= {*TRAINS, "list", "data", "partition", "devices"}
 
 
+def test_help_texts_name_every_option() -> None:
+    for name, application in commands().items():
+        options = [word.rstrip("=") for option in application.options for word in option.split()]
+        assert not [option for option in options if option not in help_of(application)], name
+
+
 def test_what_is_shown_can_be_pasted_into_a_shell():
     for name, block in blocks():
         read = subprocess.run(["bash", "-n"], input=block, capture_output=True, text=True)

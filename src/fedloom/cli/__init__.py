@@ -190,10 +190,11 @@ example:
 
 EXPORT = """Write a model of a finished run to a file.
 
-usage: fedloom export run=DIR [--client N] [--format FORMAT] [--out FILE] [--debug]
+usage: fedloom export run=DIR [--client N] [--round N] [--format FORMAT] [--out FILE] [--debug]
 
 options:
   --client N              the model that client N deploys (its number or name); by default the server's model
+  --round N               the models after round N, or best; by default those of the newest checkpoint
   --format FORMAT         safetensors (tensors by name, the default), torch-export, or onnx (needs fedloom[onnx])
   --out FILE              the file, which must not exist; by default <run>-server or <run>-client-N with its ending
 
