@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers.arriving import gaussians, online, small, stream
+from helpers.arriving import LOCAL, gaussians, online, small, stream
 from helpers.forging import forged
 from torch import Tensor
 
@@ -216,6 +216,19 @@ def test_a_run_directory_says_what_the_run_was(tmp_path: Path) -> None:
     assert sum(summary["hedge"]["p"].values()) == pytest.approx(1)
     first = found.history[0]
     assert first["ctm/accuracy"] == pytest.approx(sum(first["experts/accuracy"]) / 4)
+
+
+def test_a_run_with_a_schedule_of_ones_own_is_continued(tmp_path: Path) -> None:
+    """A function is known by its code."""
+
+    def scheduled(factor: float) -> Online:
+        return online(Mogd(), local=replace(LOCAL, schedule=lambda t: factor / (1 + t)))
+
+    found = run(scheduled(1.0), tmp_path / "run", checkpoint_every=2)
+    again = run(scheduled(1.0), tmp_path / "run", resume=tmp_path / "run/checkpoint/round-000004")
+    assert torch.equal(found.state["0"]["w"], again.state["0"]["w"])
+    with pytest.raises(CheckpointError, match="another experiment"):
+        run(scheduled(0.5), tmp_path / "run", resume=True)
 
 
 def test_another_experiment_is_not_continued(tmp_path: Path) -> None:

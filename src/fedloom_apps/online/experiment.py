@@ -14,6 +14,7 @@ from fedloom.base.documentation import bibtex
 from fedloom.base.errors import ConfigError, first_line
 from fedloom.base.ranges import Count, Decay, NonNegativeInt, Range, within
 from fedloom.base.settings import bare, flatten, to_plain
+from fedloom.core.identity import of_function
 from fedloom.core.method import Method
 from fedloom.core.parts import Term
 from fedloom.experiment.runtime import pick_device
@@ -36,8 +37,8 @@ class Measures:
         at_once: number of tasks that a long-term evaluation processes at once.
         ltm_tasks: tasks of a long-term evaluation, a fixed random subset of those seen; 0 takes all. A task is in it as
             long as fewer than ``ltm_tasks`` of the tasks seen come before it in a random order of the stream.
-        tolerance: experts whose weights sum to less than this are left out of long-term evaluations, which they cannot
-            change by more.
+        tolerance: experts whose weights sum to less than this are left out of long-term evaluations and of efficiency,
+            which they cannot change by more.
     """
 
     ltm_every: NonNegativeInt = 0
@@ -132,6 +133,7 @@ class Online:
 
     def describe(self) -> dict[str, Any]:
         """The settings that determine the result, as plain data; without the stream's length and the measurements."""
+        local = [{k: v for k, v in asdict(e.local).items() if k != "precision"} for e in self.experts]
         kinds = {"learners": [repr(e.learner) for e in self.experts], "support": self.support}
         if self.disjoint:
             kinds["disjoint"] = True
@@ -139,7 +141,7 @@ class Online:
             "name": self.name,
             **kinds,
             "adaptations": [repr(e.adaptation) for e in self.experts],
-            "local": [{k: to_plain(v) for k, v in asdict(e.local).items() if k != "precision"} for e in self.experts],
+            "local": [{k: of_function(v) if callable(v) else to_plain(v) for k, v in own.items()} for own in local],
             "objective": [repr(term) for term in self.objective],
             "hedge": {"gamma": self.hedge.gamma, "retire": self.hedge.retire, "loss": self.hedged},
             "seed": self.seed,
