@@ -105,20 +105,22 @@ DISTILL = CommandSchema(
 
 
 def build(config: Config, shared: Shared | None = None) -> DistillExperiment:
-    """Build and check the experiment of a configuration.
+    """Build the experiment of a configuration, and try its networks together.
 
     If the teacher is to be trained first (``build_teacher``), it is ``PENDING``.
     """
-    experiment = _experiment(config, shared)
-    teacher = _given_teacher(config, experiment.data)
+    experiment, dtype = _experiment(config, shared), torch.float32
+    method, data, teacher = experiment.method, experiment.data, _given_teacher(config, experiment.data)
     pick_device(experiment.device)
     if teacher == PENDING:
-        build_teacher(config, shared)
+        network = initial_model(build_teacher(config, shared).model, config["split_seed"], dtype)
     else:
-        load_teacher(teacher, experiment.data.federation(), torch.float32, "cpu")
+        network = load_teacher(teacher, data.federation(), dtype, "cpu")
+    student = initial_model(experiment.model, experiment.seed, dtype)
     if experiment.start is not None:
-        student = initial_model(experiment.model, experiment.seed, torch.float32)
-        load_start(student, experiment.start, experiment.data)
+        load_start(student, experiment.start, data)
+    inputs, taught_by = tuple(data.train.x.shape[1:]), network if method.needs_teacher else None
+    make_learner(method, student, taught_by, inputs, experiment.training, experiment.seed, dtype)
     return replace(experiment, teacher=teacher)
 
 

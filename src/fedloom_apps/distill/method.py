@@ -358,7 +358,7 @@ distillers = Registry[Distiller](
     "method of distillation",
     shared={
         "alpha": "α in [0, 1], the weight of the labels.",
-        "tau": "τ > 0, the temperature of both networks.",
+        "tau": "τ, the temperature of both networks.",
         "lam_period": "λ_T in rounds; 0 for a quarter of all, at least four. With fewer rounds there is one period.",
         "passes": "the student's passes in a round.",
         "guide_passes": "the guide's passes in a round.",

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedloom.base.errors import ConfigError
-from fedloom.base.ranges import Count, NonNegative, Positive, Probability
+from fedloom.base.ranges import Bound, Count, NonNegative, NonNegativeInt, Positive, Probability
 from fedloom.parts.objectives import divergence
 from fedloom.parts.objectives.guidance import excess, guided
 from fedloom_apps.distill.method import (
@@ -326,7 +326,7 @@ def ce(warm: bool = False) -> Distiller:
 
 
 @distillers.register
-def kd(alpha: Probability = 0.1, tau: float = 4.0, warm: bool = True) -> Distiller:
+def kd(alpha: Probability = 0.1, tau: Positive = 4.0, warm: bool = True) -> Distiller:
     """α·cross entropy + (1 - α)·τ² KL(t^τ‖s^τ). Hinton et al., 2015; Acar, thesis 2023, eq. (6.1).
 
     Args:
@@ -339,23 +339,23 @@ def kd(alpha: Probability = 0.1, tau: float = 4.0, warm: bool = True) -> Distill
 @distillers.register
 def disk(
     alpha: Probability = 0.1,
-    tau: float = 4.0,
-    tau_s: float | None = None,
-    top_k: int | None = None,
-    delta: float | None = None,
-    lam_min: float | None = None,
-    lam_max: float | None = None,
-    lam_period: int = 50,
-    passes: int = 3,
-    guide_passes: int = 3,
-    guide_lr: float | None = None,
+    tau: Positive = 4.0,
+    tau_s: Positive | None = None,
+    top_k: Count | None = None,
+    delta: NonNegative | None = None,
+    lam_min: NonNegative | None = None,
+    lam_max: NonNegative | None = None,
+    lam_period: NonNegativeInt = 50,
+    passes: Count = 3,
+    guide_passes: Count = 3,
+    guide_lr: Positive | None = None,
     warm: bool = True,
     as_coded: bool = False,
-    normaliser: float | None = None,
-    support: str | None = None,
+    normaliser: NonNegative | None = None,
+    support: Literal["top_k", "top_k_and_label"] | None = None,
     truncate: bool | None = None,
-    price: str | None = None,
-    cap: float | None = None,
+    price: Literal["label", "teacher"] | None = None,
+    cap: Bound | None = None,
     lr_restarts: bool | None = None,
 ) -> Distiller:
     """DiSK: a guide learns which predictions are beyond the student, and excuses them within a budget.
@@ -371,8 +371,8 @@ def disk(
     the guide sees new augmentations in each pass.
 
     Args:
-        tau: τ > 0, the teacher's temperature.
-        tau_s: τ_s > 0, the student's; null fits it to the teacher on the training set (3.5 as coded).
+        tau: τ, the teacher's temperature.
+        tau_s: τ_s, the student's; null fits it to the teacher on the training set (3.5 as coded).
         top_k: K, the number of classes to which g is added; null for 20, but at most a fifth of all.
         delta: δ, the budget; null takes the training error of the warm-started student (.6 as coded).
         lam_min: λ_min; null for .1 (1 as coded).
@@ -407,7 +407,7 @@ def disk(
 
 @distillers.register
 def fitnet(
-    alpha: Probability = 0.5, tau: float = 4.0, beta: NonNegative = 50.0, layer: int = -2, warm: bool = False
+    alpha: Probability = 0.5, tau: Positive = 4.0, beta: NonNegative = 50.0, layer: int = -2, warm: bool = False
 ) -> Distiller:
     """FitNet: α·cross entropy + (1 - α)·τ² KL + β·(mean squared distance of an intermediate map). Romero et al., 2015.
 
@@ -421,7 +421,7 @@ def fitnet(
 
 @distillers.register
 def semckd(
-    alpha: Probability = 0.5, tau: float = 4.0, beta: NonNegative = 200.0, width: int = 128, warm: bool = False
+    alpha: Probability = 0.5, tau: Positive = 4.0, beta: NonNegative = 200.0, width: Count = 128, warm: bool = False
 ) -> Distiller:
     """SemCKD: α·cross entropy + (1 - α)·τ² KL + β·(distances of all maps, weighted by attention). Chen et al., 2021.
 
@@ -450,13 +450,13 @@ def simkd(beta: Positive = 1.0, warm: bool = False) -> Distiller:
 @distillers.register
 def simkd_disk(
     beta: Positive = 1.0,
-    delta: float | None = None,
-    lam_min: float = 0.1,
-    lam_max: float = 50.0,
-    lam_period: int = 50,
-    passes: int = 3,
-    guide_passes: int = 3,
-    guide_lr: float = 0.003,
+    delta: NonNegative | None = None,
+    lam_min: NonNegative = 0.1,
+    lam_max: NonNegative = 50.0,
+    lam_period: NonNegativeInt = 50,
+    passes: Count = 3,
+    guide_passes: Count = 3,
+    guide_lr: Positive = 0.003,
     warm: bool = True,
 ) -> Distiller:
     """SimKD with a guide: β (1 - g)·(distance of features), g within DiSK's budget. Acar, thesis 2023, eq. (A.1).
