@@ -162,6 +162,8 @@ def test_weights_and_classifiers_that_do_not_fit_are_refused_in_a_sentence(packa
     refused(named + r"stem.1.weight is \[5, 64\], where \[5, 192\] is needed", weights=str(path))
     torch.save({**Pictures(3, 7).state_dict(), "more": torch.ones(1)}, path)
     refused(named + r"more is \[1\], where nothing is needed", weights=str(path))
+    torch.save({k: t for k, t in Pictures(3, 2).state_dict().items() if k != "fc.bias"}, path)
+    refused(r"it has no fc.bias, of shape \[2\]\.$", weights=str(path), head=True)
     for found in ([1, 2], {"a": 3}, {}):
         torch.save(found, path)
         refused("net.pth holds no tensors by name", weights=str(path))

@@ -445,8 +445,10 @@ def fill(net: nn.Module, stored: Mapping[str, Tensor], who: str, what: str) -> N
     for name in (*made, *stored):
         shapes = [list(tensors[name].shape) if name in tensors else None for tensors in (stored, made)]
         if shapes[0] != shapes[1]:
-            has, needs = ("nothing" if shape is None else f"{shape}" for shape in shapes)
-            raise ConfigError(f"{who} does not fit {what}: its {name} is {has}, where {needs} is needed.")
+            needs = shapes[1] if name in made else "nothing"
+            wrong = f"its {name} is {shapes[0]}, where {needs} is needed"
+            wrong = wrong if name in stored else f"it has no {name}, of shape {needs}"
+            raise ConfigError(f"{who} does not fit {what}: {wrong}.")
     if not any(t.is_meta for t in made.values()):  # a network without memory is made for its shapes
         net.load_state_dict(stored)
 
