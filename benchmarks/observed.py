@@ -26,7 +26,7 @@ from fedloom.core.federation import Arrays
 from fedloom.core.local import Local
 from fedloom.core.parts import Adaptation
 from fedloom.models import models
-from fedloom_apps.online import BufferedMoml, Ftml, Live, Moml, Online, OnlineLearner, grid
+from fedloom_apps.online import BufferedMoml, Ftml, LiveLearner, Moml, Online, OnlineLearner, grid
 from fedloom_apps.online.ensemble import state_bytes, task_bytes
 from fedloom_apps.online.streams import TaskStream
 from fedloom_apps.online.task import OnlineTask
@@ -57,7 +57,7 @@ def observe(learner: OnlineLearner, tasks: int) -> list[dict[str, Any]]:
     experts = grid(learner, Adaptation(), Local(steps=1, batch_size=4, lr=0.1), {})
     first = points(0)
     model = partial(models.make, "mlp", classes=3, inputs=(2,), hidden=(4,))
-    live = Live(OnlineTask(Online("observed", experts, TaskStream.of([(first, first)]), model, support=4)))
+    live = LiveLearner(OnlineTask(Online("observed", experts, TaskStream.of([(first, first)]), model, support=4)))
     looks: list[dict[str, Any]] = []
     begun = time.perf_counter()
     for number in range(1, tasks + 1):

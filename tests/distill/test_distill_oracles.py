@@ -12,7 +12,7 @@ from fedloom_apps.distill import FeatureTap, SGDConfig, disk, fitnet, kd, semckd
 from fedloom_apps.distill.learner import make_learner
 from fedloom_apps.distill.method import GuideNet, NetworkPair, Outputs
 from fedloom_apps.distill.methods import (
-    Attention,
+    AttentionLayers,
     Hint,
     Labels,
     Response,
@@ -148,7 +148,7 @@ def test_reused_head_on_maps(pair: NetworkPair):
 def test_attention(pair: NetworkPair):
     term = SemanticAttention(2.0, width=5)
     layers = term.layers(sizes(pair.student), sizes(pair.guidance), N + 2)
-    assert isinstance(layers, Attention)
+    assert isinstance(layers, AttentionLayers)
     layers.double()
 
     def embedded(maps: Tensor, mlp: nn.Module) -> np.ndarray:

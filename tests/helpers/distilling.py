@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fedloom.core.federation import Arrays
 from fedloom.models import models
 from fedloom.models.deep import residual
-from fedloom_apps.distill import Distiller, DistillExperiment, Samples, SGDConfig, Splits
+from fedloom_apps.distill import Distiller, DistillExperiment, SGDConfig, Splits, Subset
 
 
 class Problem(NamedTuple):
@@ -40,7 +40,7 @@ def blobs(shape: tuple[int, ...], count: int, seed: int) -> Arrays:
 
 def splits(shape: tuple[int, ...]) -> Splits:
     """50 samples to learn from, 20 to choose on, 30 to test on; the last mini-batch of 16 holds two."""
-    train, validation, test = (Samples(blobs(shape, count, seed)) for count, seed in ((50, 1), (20, 2), (30, 3)))
+    train, validation, test = (Subset(blobs(shape, count, seed)) for count, seed in ((50, 1), (20, 2), (30, 3)))
     return Splits(train, validation, test)
 
 

@@ -16,7 +16,7 @@ import fedloom as fl
 from fedloom.base.errors import ClientError, ConfigError, DataError
 from fedloom.cli import main
 from fedloom.models import models
-from fedloom_apps.online import BufferedMoml, Ftml, Live, Moml, OnlineLearner, Toe, run
+from fedloom_apps.online import BufferedMoml, Ftml, LiveLearner, Moml, OnlineLearner, Toe, run
 from fedloom_apps.online.config import ONLINE, build
 from fedloom_apps.online.ensemble import state_bytes, task_bytes
 from fedloom_apps.online.streams import Task, TaskStream
@@ -28,7 +28,7 @@ OVER = {"learner.alpha": (0.5, 5.0)}
 @pytest.mark.parametrize(("learner", "over"), [(Moml(), OVER), (BufferedMoml(buffer=3), {}), (Ftml(), {})])
 def test_observed_tasks_give_the_bits_of_a_run(learner: OnlineLearner, over: dict[str, tuple[float, ...]]) -> None:
     work = online(learner, stream(5), over=over)
-    whole, live = run(work), Live(OnlineTask(work))
+    whole, live = run(work), LiveLearner(OnlineTask(work))
     for t in range(5):
         task = gaussians(t)
         support, answers = (task.train.x, task.train.y), (task.test.x, task.test.y)
@@ -40,13 +40,13 @@ def test_observed_tasks_give_the_bits_of_a_run(learner: OnlineLearner, over: dic
             assert right == pytest.approx(whole.history[t]["ctm/accuracy"])
         live.observe(support, answers)
     assert live.seen == 5
-    assert repr(live) == f"<Live 'test': {len(live.p)} expert{'s' * (len(live.p) > 1)}, 5 tasks>"
+    assert repr(live) == f"<LiveLearner 'test': {len(live.p)} expert{'s' * (len(live.p) > 1)}, 5 tasks>"
     for place, tree in whole.state.items():
         assert all(torch.equal(value, live.state[place][name]) for name, value in tree.items())
 
 
 def test_memory_is_flat_and_predictions_change_nothing() -> None:
-    live = Live(OnlineTask(online(Moml(), stream(1))))
+    live = LiveLearner(OnlineTask(online(Moml(), stream(1))))
     sizes = set()
     for t in range(40):
         task = gaussians(t)
@@ -94,16 +94,16 @@ def test_tables_are_read_as_the_runs_own_were(tmp_path: Path, monkeypatch: pytes
         live.predict((columns[:6], frame["label"][:6]), columns[["ward"]])
 
 
-def diverging() -> Live:
+def diverging() -> LiveLearner:
     """Two experts, of which the second one's model is infinite after a task."""
     base = online(Moml())
     wild = replace(base.experts[0], local=replace(LOCAL, steps=20, lr=1e200, clip=None))
-    return Live(OnlineTask(replace(base, experts=(base.experts[0], wild))))
+    return LiveLearner(OnlineTask(replace(base, experts=(base.experts[0], wild))))
 
 
 @pytest.mark.parametrize("answered", [False, True])
 def test_an_expert_that_diverges_is_left_out(answered: bool) -> None:
-    live, alone = diverging(), Live(OnlineTask(online(Moml())))
+    live, alone = diverging(), LiveLearner(OnlineTask(online(Moml())))
     for number in range(3):
         task = gaussians(number)
         support = task.train.x, task.train.y
@@ -120,7 +120,7 @@ def test_predictions_that_are_not_finite_have_no_say() -> None:
     """A finite model may predict infinities; without any other expert there is no prediction."""
     live, task = diverging(), gaussians(0)
     support = task.train.x, task.train.y
-    wanted = Live(OnlineTask(online(Moml()))).predict(support, task.test.x)
+    wanted = LiveLearner(OnlineTask(online(Moml()))).predict(support, task.test.x)
     live.state["1"]["w"] = torch.full_like(live.state["1"]["w"], 1e300)
     torch.testing.assert_close(live.predict(support, task.test.x), wanted, rtol=0, atol=1e-12)
     live.state["0"]["w"] = torch.full_like(live.state["0"]["w"], 1e300)
@@ -142,7 +142,7 @@ def test_any_number_of_threads_gives_the_bits_of_a_run() -> None:
 
     tasks = TaskStream(2, task)
     work = online(Moml(), tasks, model=wide, dtype="float32", local=replace(LOCAL, batch_size=10))
-    whole, live = run(work), Live(OnlineTask(work))
+    whole, live = run(work), LiveLearner(OnlineTask(work))
     torch.set_num_threads(2)
     try:
         for one in tasks:
@@ -154,16 +154,16 @@ def test_any_number_of_threads_gives_the_bits_of_a_run() -> None:
 
 
 def test_refusals() -> None:
-    live = Live(OnlineTask(online(Moml())))
+    live = LiveLearner(OnlineTask(online(Moml())))
     support = torch.zeros(3, 2), torch.zeros(3, dtype=torch.long)
     with pytest.raises(DataError, match=r"the inputs have shape \[2, 3\], but this model takes \[N, 2\]"):
         live.predict(support, torch.zeros(2, 3))
     with pytest.raises(DataError, match=r"the inputs have shape \[3, 5\]"):
         live.observe((torch.zeros(3, 5), support[1]))
     with pytest.raises(ConfigError, match="cannot be live"):
-        Live(OnlineTask(online(Toe())))
+        LiveLearner(OnlineTask(online(Toe())))
     with pytest.raises(ConfigError, match="at least one support sample"):
-        Live(OnlineTask(online(Moml()))).observe((torch.zeros(0, 2), torch.zeros(0, dtype=torch.long)))
+        LiveLearner(OnlineTask(online(Moml()))).observe((torch.zeros(0, 2), torch.zeros(0, dtype=torch.long)))
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ def test_refusals() -> None:
     ],
 )
 def test_labels_that_are_no_class_numbers_are_refused(y: Any, sentence: str) -> None:
-    live = Live(OnlineTask(online(Moml())))
+    live = LiveLearner(OnlineTask(online(Moml())))
     for call in (lambda: live.observe((torch.zeros(3, 2), y)), lambda: live.predict((torch.zeros(3, 2), y), [[0, 0]])):
         with pytest.raises(DataError, match=sentence):
             call()
@@ -185,7 +185,7 @@ def test_labels_that_are_no_class_numbers_are_refused(y: Any, sentence: str) -> 
 
 
 def test_what_is_empty_is_named() -> None:
-    live, support = Live(OnlineTask(online(Moml()))), (torch.zeros(3, 2), [0, 1, 2])
+    live, support = LiveLearner(OnlineTask(online(Moml()))), (torch.zeros(3, 2), [0, 1, 2])
     with pytest.raises(DataError, match="there are no inputs"):
         live.predict(support, torch.zeros(0, 2))
     with pytest.raises(ConfigError, match="at least one further sample"):

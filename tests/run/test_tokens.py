@@ -25,7 +25,7 @@ from fedloom.experiment.federated import FederatedTask, run
 from fedloom.models import models
 from fedloom.parts.adaptation import FineTune, Neighbours, PersonalHead, Prototypes
 from fedloom.parts.objectives import CrossEntropy, PrototypeAlignment
-from fedloom_apps.online import Live, Moml, Online, grid
+from fedloom_apps.online import LiveLearner, Moml, Online, grid
 from fedloom_apps.online import run as run_online
 from fedloom_apps.online.streams import InOrder, task_stream
 from fedloom_apps.online.task import OnlineTask
@@ -127,7 +127,7 @@ def test_a_stream_may_bring_tokens_that_the_model_does_not_know() -> None:
     made = Online("moml", grid(Moml(), FineTune(), Local(steps=2, batch_size=4, lr=0.1), {}), stream, lstm)
     with pytest.raises(DataError, match="tokens from 0 to 9, not all of which this model knows"):
         run_online(made)
-    live = Live(OnlineTask(made))
+    live = LiveLearner(OnlineTask(made))
     for call in (lambda x: live.predict((x, rows[:8, 0]), x), lambda x: live.observe((x, rows[:8, 0]))):
         call(rows[:8])
         with pytest.raises(DataError, match="tokens from 4 to 5, not all of which this model knows"):

@@ -91,7 +91,7 @@ class Inputs:
 
 
 @dataclass(frozen=True)
-class Samples:
+class Subset:
     """Some samples of a data set, whose inputs stay where they are until a mini-batch reads them.
 
     Args:
@@ -129,7 +129,7 @@ class Samples:
         """The first samples, at most a hundred, as a network takes them: for their shapes, classes and ranges."""
         return replace(self.arrays, x=self.x[:FIRST], y=self.y[:FIRST])
 
-    def take(self, rows: Tensor | np.ndarray) -> Samples:
+    def take(self, rows: Tensor | np.ndarray) -> Subset:
         """Some of the samples, by their positions among these."""
         rows = torch.as_tensor(rows)
         return replace(self, rows=rows if self.rows is None else self.rows[rows])
@@ -149,9 +149,9 @@ class Splits:
         DataError: for fewer than two training samples, or none to test on.
     """
 
-    train: Samples
-    validation: Samples
-    test: Samples
+    train: Subset
+    validation: Subset
+    test: Subset
     about: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -191,7 +191,7 @@ class Splits:
         if isinstance(source, str):
             with as_bytes():
                 source = sources.make(source)
-        everyone, test, about = Samples(source.train), Samples(source.test), {}
+        everyone, test, about = Subset(source.train), Subset(source.test), {}
         if not len(test):
             everyone, test = _split_off(everyone, HELD_OUT, rng.stream(seed, "distill-test"))
             about = {"held_out": HELD_OUT}
@@ -215,7 +215,7 @@ class Splits:
         return replace(self, train=train, validation=validation, test=test)
 
 
-def _first(samples: Samples, count: int | None, what: str, seed: int) -> Samples:
+def _first(samples: Subset, count: int | None, what: str, seed: int) -> Subset:
     """A stratified subset of ``count`` samples."""
     if count is None or count == len(samples):
         return samples
@@ -226,7 +226,7 @@ def _first(samples: Samples, count: int | None, what: str, seed: int) -> Samples
     return _split_off(samples, count / len(samples), rng.stream(seed, f"first-{what}"))[1]
 
 
-def _split_off(samples: Samples, fraction: float, draws: np.random.Generator) -> tuple[Samples, Samples]:
+def _split_off(samples: Subset, fraction: float, draws: np.random.Generator) -> tuple[Subset, Subset]:
     """The remaining samples, and a fraction of them, stratified by class."""
     if are_numbers(samples.y):
         raise DataError("distillation needs classes, but the targets are numbers.")

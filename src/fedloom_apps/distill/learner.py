@@ -19,7 +19,7 @@ from fedloom.base.errors import ClientError, ConfigError, in_one_line
 from fedloom.data.augment import Pipeline
 from fedloom.parts.objectives.divergence import cross_entropy
 from fedloom.parts.objectives.guidance import budget
-from fedloom_apps.distill.data import Samples, TeacherCache
+from fedloom_apps.distill.data import Subset, TeacherCache
 from fedloom_apps.distill.experiment import SGDConfig
 from fedloom_apps.distill.method import Distiller, FeatureTap, GuideNet, NetworkPair, Outputs, Sizes
 
@@ -151,7 +151,7 @@ class Diverged(ClientError):
 class DistillationData:
     """The data and settings that all passes of a run share."""
 
-    train: Samples
+    train: Subset
     teacher: TeacherCache | None
     augment: Pipeline | None
     training: SGDConfig
@@ -363,7 +363,7 @@ def _budget(method: Distiller, logits: Tensor, teacher: Tensor, y: Tensor, g: Te
     return budget(logits, y, g, delta, priced=priced, cap=method.guide.cap)
 
 
-def measured(model: nn.Module, samples: Samples) -> Iterator[tuple[str, float]]:
+def measured(model: nn.Module, samples: Subset) -> Iterator[tuple[str, float]]:
     """Accuracy and mean cross entropy of a model, by name; nothing if there are no samples."""
     if not len(samples):
         return

@@ -231,7 +231,7 @@ def distance(layers: nn.Module, student: Tensor, teacher: Tensor) -> Tensor:
     return (ours - pooled(teacher, (ours.shape[2], ours.shape[3]))).square().flatten(1).mean(1)
 
 
-class Attention(nn.Module):
+class AttentionLayers(nn.Module):
     """Queries from the student's maps, keys from the teacher's, and a projection for each pair of maps.
 
     An embedding is two dense layers on a row of a map's similarity matrix, whose length is the batch size.
@@ -300,7 +300,7 @@ class SemanticAttention(DistillTerm):
                 raise ConfigError(
                     f"SemCKD compares feature maps, but the {who} has none; choose a method on logits, like kd."
                 )
-        return Attention(student, teacher, batch_size, self.width)
+        return AttentionLayers(student, teacher, batch_size, self.width)
 
     def view(self, pair: NetworkPair, layers: nn.Module | None) -> Tensor:
         assert layers is not None

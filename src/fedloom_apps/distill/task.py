@@ -32,7 +32,7 @@ from fedloom.experiment.teacher import load_teacher
 from fedloom.experiment.trainer import Record, Trainer, TrainerTask
 from fedloom.models import macs
 from fedloom.parts.objectives.guidance import multiplier
-from fedloom_apps.distill.data import Samples, Splits, TeacherCache, digest
+from fedloom_apps.distill.data import Splits, Subset, TeacherCache, digest
 from fedloom_apps.distill.experiment import DistillExperiment
 from fedloom_apps.distill.learner import (
     DistillationData,
@@ -86,7 +86,7 @@ def describe(
     return about
 
 
-def _sampled(samples: Samples) -> str:
+def _sampled(samples: Subset) -> str:
     """A checksum of all labels and of about a thousand inputs."""
     return digest([samples.y, samples.x[:: max(len(samples) // SAMPLED, 1)]])
 

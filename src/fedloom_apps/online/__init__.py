@@ -27,12 +27,12 @@ from fedloom_apps.online.learners import (
     ToeContinued,
     learners,
 )
-from fedloom_apps.online.live import Live, load
+from fedloom_apps.online.live import LiveLearner, load
 from fedloom_apps.online.streams import task_stream
 from fedloom_apps.online.task import OnlineResult, run
 
 __all__ = [
-    "BufferedMoml", "ExpertConfig", "ExpertEnsemble", "Fs", "Ftml", "Hedge", "Live", "Measures", "Mogd", "Moml",
+    "BufferedMoml", "ExpertConfig", "ExpertEnsemble", "Fs", "Ftml", "Hedge", "LiveLearner", "Measures", "Mogd", "Moml",
     "Online", "OnlineLearner", "OnlineResult", "PlainMoml", "Toe", "ToeContinued", "grid", "learners", "load", "run",
     "task_stream",
 ]  # fmt: skip

@@ -109,7 +109,7 @@ def _changed(parts: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str,
 
 
 @dataclass(frozen=True)
-class Group:
+class ExpertGroup:
     """Experts that differ in numbers alone.
 
     Attributes:
@@ -123,7 +123,7 @@ class Group:
     numbers: Tree
 
     @classmethod
-    def of(cls, experts: Sequence[ExpertConfig], dtype: torch.dtype) -> tuple[Group, ...]:
+    def of(cls, experts: Sequence[ExpertConfig], dtype: torch.dtype) -> tuple[ExpertGroup, ...]:
         """Partition experts into groups."""
         kinds: dict[tuple[Any, ...], list[int]] = {}
         for place, expert in enumerate(experts):
@@ -320,9 +320,9 @@ class ExpertEnsemble:
             all_hold("online learning ", conditions)
 
     @cached_property
-    def groups(self) -> tuple[Group, ...]:
+    def groups(self) -> tuple[ExpertGroup, ...]:
         """The groups of experts."""
-        return Group.of(self.experts, self.plan(0)[0].layout.dtype)
+        return ExpertGroup.of(self.experts, self.plan(0)[0].layout.dtype)
 
     @property
     def on_host(self) -> bool:
@@ -379,7 +379,7 @@ class ExpertEnsemble:
                 w = state[str(place)]["w"][rows]
                 numbers = {name: value[rows].to(self.device) for name, value in group.numbers.items()}
 
-                def one(w: Tensor, numbers: Tree, group: Group = group) -> Tensor:
+                def one(w: Tensor, numbers: Tree, group: ExpertGroup = group) -> Tensor:
                     if support is None:
                         plan, net = self.plan(0)
                         return adapting.forward(plan, net.eval(), plan.buffers0)(w, x).logits
@@ -397,7 +397,7 @@ class ExpertEnsemble:
                 predictions |= {group.places[row]: logits[i] for i, row in enumerate(rows)}
         return torch.stack([predictions[expert] for expert in sorted(predictions)])
 
-    def _selected(self, only: Sequence[int] | None) -> Iterator[tuple[int, Group, list[int]]]:
+    def _selected(self, only: Sequence[int] | None) -> Iterator[tuple[int, ExpertGroup, list[int]]]:
         """Index and group of each group that holds some of the experts, with their rows in it."""
         for place, group in enumerate(self.groups):
             rows = [row for row, expert in enumerate(group.places) if only is None or expert in only]
@@ -437,7 +437,7 @@ class ExpertEnsemble:
         return new, losses
 
     def _descend(
-        self, group: Group, rows: list[int], old: Tree, steps: Sequence[Sequence[TaskBatch]], t: int
+        self, group: ExpertGroup, rows: list[int], old: Tree, steps: Sequence[Sequence[TaskBatch]], t: int
     ) -> tuple[Tree, Tensor]:
         """K steps of w ← w - β(∇L(w) + ∇R(w)), clipped, with weight decay: the new state and the mean loss."""
         rng.seed_torch(self.seed, "dropout", t)

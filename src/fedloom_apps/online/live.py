@@ -22,11 +22,11 @@ from fedloom_apps.online.config import ONLINE, build
 from fedloom_apps.online.streams import Task
 from fedloom_apps.online.task import OnlineTask
 
-Samples = tuple[Any, Any]
+LabelledSamples = tuple[Any, Any]
 """Inputs x [n, ...], as arrays, tensors, or a table or texts if the run's data were, and labels y [n]."""
 
 
-class Live(RunRecords):
+class LiveLearner(RunRecords):
     """The experts of an online run and their weights after one of its tasks; tasks observed here are not recorded.
 
     Models are adapted to a task's support samples; ``predict`` leaves the learner unchanged, ``observe`` trains it.
@@ -34,7 +34,7 @@ class Live(RunRecords):
 
     Args:
         task: the run, at the task where the learner begins.
-        history: one record per task of the run so far; ``Live.history`` is their frame.
+        history: one record per task of the run so far; ``LiveLearner.history`` is their frame.
         summary: the content of ``summary.json``; empty if the run has not ended.
         path: the run directory, if there is one.
         table: how the run's inputs were made of a table or texts, as ``table_of`` has it.
@@ -59,14 +59,14 @@ class Live(RunRecords):
 
     def __repr__(self) -> str:
         experts = f"{len(self.total)} experts" if len(self.total) > 1 else "1 expert"
-        return f"<Live {self._task.name!r}: {experts}, {self.seen} tasks>"
+        return f"<LiveLearner {self._task.name!r}: {experts}, {self.seen} tasks>"
 
     @property
     def p(self) -> Tensor:
         """Hedge's weights of the experts, float64 [E]."""
         return self._task.online.hedge.p(self.total)
 
-    def predict(self, support: Samples, x: Any) -> Tensor:
+    def predict(self, support: LabelledSamples, x: Any) -> Tensor:
         """Class probabilities Σ_e p_e softmax(f_e(x)), [N, C], of inputs x [N, ...] after adaptation to the support.
 
         Experts whose predictions are not finite are left out.
@@ -85,7 +85,7 @@ class Live(RunRecords):
             p = self._task.online.hedge.p(self.total[active[finite]])
             return torch.einsum("e,enc->nc", p.to(logits), logits[finite].softmax(-1))
 
-    def observe(self, support: Samples, answers: Samples | None = None) -> None:
+    def observe(self, support: LabelledSamples, answers: LabelledSamples | None = None) -> None:
         """Learn a task from its support samples, as a run does after it has scored its prediction.
 
         An expert whose model diverges is left out from then on, whether there are answers or not.
@@ -102,7 +102,7 @@ class Live(RunRecords):
         with reproducible():
             self._observe(support, answers)
 
-    def _observe(self, support: Samples, answers: Samples | None) -> None:
+    def _observe(self, support: LabelledSamples, answers: LabelledSamples | None) -> None:
         online, evaluator = self._task.online, self._task.evaluator
         train, total = self._arrays(support), self.total
         active = list(online.hedge.active(total))
@@ -118,14 +118,14 @@ class Live(RunRecords):
         self.total = torch.where(self._task.ensemble.finite(self.state), total, float("inf"))
         self.seen += 1
 
-    def _logits(self, support: Samples, x: Any, active: list[int]) -> Tensor:
+    def _logits(self, support: LabelledSamples, x: Any, active: list[int]) -> Tensor:
         ensemble, placed = self._task.ensemble, self._task.evaluator.placed
         train, x = placed(self._arrays(support)), self._inputs(x)
         asked = placed(Arrays(x, torch.zeros(len(x), dtype=torch.long), ensemble.classes))
         with known_tokens(ensemble.model, ensemble.on_host, train.x, asked.x):
             return ensemble.predict(self.state, Batch(train.x, train.y), asked.x, active)
 
-    def _arrays(self, samples: Samples, what: str = "support") -> Arrays:
+    def _arrays(self, samples: LabelledSamples, what: str = "support") -> Arrays:
         if not isinstance(samples, (tuple, list)) or len(samples) != 2:
             raise ConfigError(f"{what} samples of a task are a pair (x, y) of inputs and labels.")
         x, y = samples
@@ -137,7 +137,7 @@ class Live(RunRecords):
         return inputs_like(self._like, self._table, x)
 
 
-def load(path: Path | str) -> Live:
+def load(path: Path | str) -> LiveLearner:
     """The learner of a run of ``fedloom online``, as of its newest checkpoint.
 
     ``learner.predict((x, y), new_x)`` gives class probabilities, and ``learner.observe((x, y))`` learns a task;
@@ -149,9 +149,9 @@ def load(path: Path | str) -> Live:
         CheckpointError: if it is not a run directory, or has no checkpoint that can be read.
         DataError: if the run's data are not on this machine.
     """
-    directory, config = ONLINE.of_run(path, "use Live(OnlineTask(experiment)) instead")
+    directory, config = ONLINE.of_run(path, "use LiveLearner(OnlineTask(experiment)) instead")
     shared = Shared()
     task = OnlineTask(build(config, shared))
     source = shared("source", config.values["data"], DATA.instantiate)
     table = table_of({"source": source.describe()})
-    return Live(task, trainer.load(task, directory), directory.summary(), directory.path, table)
+    return LiveLearner(task, trainer.load(task, directory), directory.summary(), directory.path, table)
