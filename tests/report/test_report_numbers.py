@@ -16,12 +16,11 @@ from scipy.stats import ttest_rel
 from fedloom.metrics import summary
 from fedloom_apps.report import build
 from fedloom_apps.report.charts import line_styles
-from fedloom_apps.report.comparisons import ablation_table, cost_tables, holm, paired_table, problem_warnings, traffic
+from fedloom_apps.report.comparisons import ablation_table, cost_tables, holm, paired_table, problem_warnings
 from fedloom_apps.report.figures import gantts, mixing_matrices
 from fedloom_apps.report.groups import read, series, settings
 from fedloom_apps.report.paper import files, plain
 from fedloom_apps.report.render import latex
-from fedloom_apps.report.runs import load
 from fedloom_apps.report.tables import Cell, Column, ReportTable, fairness_table, final_tables
 
 
@@ -169,15 +168,6 @@ def test_without_the_size_of_the_model_the_fedavg_run_is_the_unit(make_run) -> N
     alone = cost_tables(read(runs[1:]))[0]
     assert column(alone, "FedAvg rounds") == ["–"]
     assert "not on record for x" in alone.note
-
-
-def test_uploads_are_read_by_round_also_when_a_run_cumulated_them(make_run) -> None:
-    run = make_run(rounds=3)
-    assert traffic(load(run))["up"].y.tolist() == [4000, 4000, 4000]
-    for key in ("comm/up_params", "comm/down_params"):
-        script(run, key, [4000, 8000, 12000])
-    assert traffic(load(run))["up"].y.tolist() == [4000, 4000, 4000]
-    assert traffic(load(run))["up"].y[:2].sum() == 8000
 
 
 def test_fairness_is_that_of_the_last_round_of_each_run(make_run) -> None:

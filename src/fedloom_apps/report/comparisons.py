@@ -225,22 +225,10 @@ def ablation_table(groups: Sequence[RunGroup]) -> ReportTable | None:
 
 COMMUNICATION = "comm/params"
 """Cumulative number of parameters transmitted, by all clients, in both directions."""
+UPLOADED = "comm/up_params"
+"""Number of parameters that all clients sent in a round."""
 
 _CONDITIONS = ("model.name", "data.name", "clients", "participation", "cohort")
-
-
-def traffic(run: RunData) -> dict[str, Curve]:
-    """Parameters that all clients together sent in each round, ``up`` and ``down``.
-
-    If a run recorded cumulative values (their last ones then add up to ``comm/params``), differences are taken.
-    """
-    rounds = run.curve("comm/up_params").known.x
-    up, down, both = (
-        np.nan_to_num(run.curve(key).at(rounds)) for key in ("comm/up_params", "comm/down_params", COMMUNICATION)
-    )
-    if len(rounds) > 1 and both[0] > 0 and np.isclose(up[-1] + down[-1], both[-1], rtol=1e-9):
-        up, down = (np.diff(values, prepend=0) for values in (up, down))
-    return {"up": Curve(rounds, up), "down": Curve(rounds, down)}
 
 
 def _model_size(run: RunData) -> float | None:
@@ -258,12 +246,10 @@ def fedavg_upload(run: RunData, groups: Sequence[RunGroup]) -> float | None:
     model, cohort = _model_size(run), run.cohort_size
     if model and cohort:
         return model * cohort
-    for other in all_runs(groups):
-        if other.method == "fedavg" and all(other.config.get(k) == run.config.get(k) for k in _CONDITIONS):
-            up = traffic(other)["up"].y
-            if up.sum() > 0:
-                return float(up.mean())
-    return None
+    here = [run.config.get(key) for key in _CONDITIONS]
+    alike = (other for other in all_runs(groups) if [other.config.get(key) for key in _CONDITIONS] == here)
+    means = (other.curve(UPLOADED).value(np.mean) for other in alike if other.method == "fedavg")
+    return next(filter(None, means), None)
 
 
 def _arithmetic(groups: Sequence[RunGroup]) -> str:
@@ -296,7 +282,7 @@ def target_table(groups: Sequence[RunGroup], target: TargetValue) -> ReportTable
 
     def spent(run: RunData) -> dict[str, Curve]:
         """What a run had spent at each of its evaluations: hours, rounds, FedAvg rounds, parameters."""
-        at, up = run.curve(target.metric).x, traffic(run)["up"]
+        at, up = run.curve(target.metric).x, run.curve(UPLOADED).known
         so_far = np.concatenate([[np.nan], up.y.cumsum()])[np.searchsorted(up.x, at, side="right")]
         known = {
             "rounds": at,
@@ -335,13 +321,9 @@ def target_table(groups: Sequence[RunGroup], target: TargetValue) -> ReportTable
 
 def total_table(groups: Sequence[RunGroup]) -> ReportTable:
     """Total communication of the whole run."""
-
-    def upload(run: RunData, way: str) -> float | None:
-        return traffic(run)[way].value(np.mean)
-
     figures: tuple[tuple[str, Callable[[RunData], float | None], Format], ...] = (
-        ("up per round", partial(upload, way="up"), as_amount),
-        ("down per round", partial(upload, way="down"), as_amount),
+        ("up per round", lambda run: run.curve(UPLOADED).value(np.mean), as_amount),
+        ("down per round", lambda run: run.curve("comm/down_params").value(np.mean), as_amount),
         ("in all", partial(RunData.last, key=COMMUNICATION), as_amount),
         ("bytes in all", partial(RunData.last, key="comm/bytes"), as_amount),
         ("seconds per round", lambda run: run.curve("seconds").value(np.median), as_seconds),
