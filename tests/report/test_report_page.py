@@ -408,7 +408,7 @@ def test_tables_and_facts_of_strangers_end_no_page(make_run, tmp_path: Path) -> 
     page = build(runs, tmp_path / "out").read_text()
     assert "network_1" in page
     assert "network_2" not in page
-    assert "topology.parquet has no numbers in the column model" in page
+    assert "topology.parquet has no usable numbers in the column model" in page
 
 
 @pytest.mark.parametrize("change", [{"client": [0.0, np.nan]}, {"loss": ["<script>", "1"]}])

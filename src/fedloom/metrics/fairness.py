@@ -99,7 +99,7 @@ def quantiles(values: Values, at: Sequence[float] = (0.0, 0.1, 0.25, 0.5, 0.75, 
     return {float(q): float(v) for q, v in zip(at, result, strict=True)}
 
 
-def divergence_from_uniform(p: Values, left_out: int = 0) -> float:
+def divergence_from_uniform(p: Values, left_out: float = 0) -> float:
     """KL(p ‖ uniform) = Σ p_i log(n p_i) of n coefficients, in nats: 0 for equal ones, log n for all weight on one.
 
     Args:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -27,7 +28,7 @@ from fedloom_apps.report.charts import (
     thinned,
 )
 from fedloom_apps.report.groups import Band, RunGroup, all_runs, band, form_of, has, on_the_same_data, series, targets
-from fedloom_apps.report.runs import NOTHING, WALL, Curve, RunData, Table, chosen
+from fedloom_apps.report.runs import NOTHING, WALL, Curve, RunData, Table, chosen, is_number, total_by_client
 from fedloom_apps.report.tables import Scope, client_metric, measured, scopes
 
 ROUNDS = Axis("rounds", "count")
@@ -90,8 +91,8 @@ def metric(groups: Sequence[RunGroup], key: str, heading: str, y: Axis, name: st
     level = None if goal is None else ("target", goal)
     if level is None and key == "global/accuracy":  # of distilled students
         teachers = [run.summary.get("teacher") for run in all_runs(groups)]
-        known = [teacher["accuracy"] for teacher in teachers if isinstance(teacher, dict) and "accuracy" in teacher]
-        level = ("teacher", float(known[0])) if known else None
+        known = [teacher.get("accuracy") for teacher in teachers if isinstance(teacher, Mapping)]
+        level = next((("teacher", float(value)) for value in known if is_number(value)), None)
     x = [replace(ROUNDS, label="tasks") if key[:3] in ("ctm", "ltm") else ROUNDS, *over.values()]
     return Chart(name or slug(key), heading, bands(groups), x, y, lines, level=level)
 
@@ -188,7 +189,7 @@ def interpolation(groups: Sequence[RunGroup]) -> Iterator[Chart]:
         yield Chart("lambda", "Accuracy against λ", caption, [Axis("λ")], _ACCURACY, lines)
 
 
-_LAMBDA = re.compile(r"lambda/([\d.]+)/accuracy/mean")
+_LAMBDA = re.compile(r"lambda/(\d+(?:\.\d+)?)/accuracy/mean")
 
 
 def reliability(groups: Sequence[RunGroup]) -> Iterator[Chart]:
@@ -200,9 +201,8 @@ def reliability(groups: Sequence[RunGroup]) -> Iterator[Chart]:
     ):  # fmt: skip
         clouds = []
         for member in groups:
-            bins = np.array(member.runs[0].latest(f"{scope}/reliability") or np.zeros((0, 3)), dtype=np.float64)
-            if bins.ndim == 2 and bins.shape[1] == 3 and (known := bins[bins[:, 0] > 0]).size:
-                share, sure, right = known.T
+            share, sure, right = member.runs[0].bins(scope).T
+            if len(share):
                 error = float(np.sum(share * np.abs(right - sure)))
                 names = [f"{100 * s:.3g} % of samples" for s in share]
                 label = f"{member.label} (ECE {100 * error:.1f} %)"
@@ -241,19 +241,20 @@ def partitions(groups: Sequence[RunGroup]) -> Iterator[HeatMap]:
         if not table:
             continue
         labels, row = np.unique(table["label"], return_inverse=True)
-        z = np.zeros((len(labels), int(table["client"].max()) + 1))
-        np.add.at(z, (row, table["client"].astype(np.int64)), table["samples"])
+        clients = int(table["client"].max()) + 1
+        kept = thinned(clients, COLUMNS)
+        z, shown = np.zeros((len(labels), len(kept))), np.isin(table["client"], kept)
+        np.add.at(z, (row[shown], np.searchsorted(kept, table["client"][shown])), table["samples"][shown])
         if len(drawn) == MATRICES or any(np.array_equal(z, matrix) for matrix in drawn):
             continue
         drawn.append(z)
-        kept = thinned(z.shape[1], COLUMNS)
         caption = f"Training samples of each label at each client, seed {member.runs[0].seed}."
-        if len(kept) < z.shape[1]:
-            caption += f" {len(kept)} of {z.shape[1]} clients, evenly chosen."
+        if len(kept) < clients:
+            caption += f" {len(kept)} of {clients} clients, evenly chosen."
         heading = "Partition" + (f", {member.label}" if len(drawn) > 1 else "")
         name = "partition" + (f"_{len(drawn)}" if len(drawn) > 1 else "")
         rows, columns = ([str(item) for item in axis] for axis in (labels, kept))
-        yield HeatMap(name, heading, caption, "client", "label", columns, rows, z[:, kept], "count")
+        yield HeatMap(name, heading, caption, "client", "label", columns, rows, z, "count")
 
 
 # --- mixing
@@ -411,7 +412,8 @@ def transformation(run: RunData):
     stored = dict(re.findall(r"(\w+)='?([\w.+-]+)", str(run.facts.get("method.mixing", ""))))
     for name in CDFS:
         if name == stored.get("cdf"):
-            return name, float(stored["scale"]), float(stored["shape"])
+            with suppress(KeyError, ValueError):  # a policy whose settings cannot be read
+                return name, float(stored["scale"]), float(stored["shape"])
     return "normal", 1.0, 0.0
 
 
@@ -421,9 +423,8 @@ def prior(run: RunData, decided: Floats) -> Floats | None:
         return decided[0]
     if "prior='samples'" not in str(run.facts.get("method.mixing", "")) or not run.partition:
         return None
-    partition = run.partition
-    sizes = np.bincount(partition["client"], partition["samples"])
-    return sizes / sizes.sum() if len(sizes) == decided.shape[1] else None
+    sizes = total_by_client(run.partition, "samples").at(np.unique(run.mixing["client"]))
+    return sizes / sizes.sum() if np.isfinite(sizes).all() else None
 
 
 def regret_curve(run: RunData) -> Curve:

@@ -34,6 +34,8 @@ DIGESTS = ("federation.digest", "stream.digest", "data.train", "data.validation"
 _SEED_FACTS = (*DIGESTS, "teacher", "federation.samples", "model.digest", "student.weights", "target", "seed")
 """Facts that depend on the seed, as the initial parameters do, and so do not define what was compared."""
 NO_SEED = ABSENT
+MOST = 1e12
+"""A larger count of a round's failures is none."""
 Table = Mapping[str, NDArray[Any]]
 """The columns of a table, all of one length; empty if it has no rows."""
 
@@ -152,9 +154,9 @@ class RunData:
         return int(self.rows[-1]["round"]) if self.rows else 0
 
     def number(self, key: str) -> float | None:
-        """A setting as a number, or None."""
+        """A setting as a finite number, or None."""
         value = self.config.get(key)
-        return float(value) if _is_number(value) else None
+        return float(value) if is_number(value) and math.isfinite(value) else None
 
     @cached_property
     def columns(self) -> dict[str, Curve]:
@@ -162,7 +164,7 @@ class RunData:
         values_of: dict[str, dict[float, float]] = {}
         for row in self.rows:
             for key, value in row.items():
-                if value is None or _is_number(value):
+                if value is None or is_number(value):
                     values_of.setdefault(key, {})[float(row["round"])] = math.nan if value is None else float(value)
         columns = {key: Curve(np.array([*values]), np.array([*values.values()])) for key, values in values_of.items()}
         taken = columns.get("seconds")
@@ -189,7 +191,7 @@ class RunData:
         if not isinstance(chosen, Mapping) or "validation" not in chosen:
             return None
         grown = self.summary.get("rounds", self.last_round) != self.last_round  # since the summary was written
-        return None if grown or not _is_number(chosen.get("round")) else float(chosen["round"])
+        return None if grown or not is_number(chosen.get("round")) else float(chosen["round"])
 
     def result(self, key: str) -> float | None:
         """The value of a metric that is the run's result: in the selected round, or else the last recorded."""
@@ -198,15 +200,25 @@ class RunData:
             return self.last(key)
         return float(values.y[values.x == selected][0])
 
-    def latest(self, key: str) -> Any:
-        """The last recorded value of any type under a key; None if there is none."""
-        return next((row[key] for row in reversed(self.rows) if key in row), None)
+    def bins(self, scope: str) -> Floats:
+        """The last recorded reliability diagram of the server's model or the clients' models.
+
+        Returns:
+            Fraction of the samples, confidence and accuracy of each bin with samples [n, 3]; n is 0 if there are none.
+        """
+        key = f"{scope}/reliability"
+        try:
+            rows = np.array(next((row[key] for row in reversed(self.rows) if key in row), []), dtype=np.float64)
+        except (TypeError, ValueError):  # not of numbers
+            rows = np.zeros(0)
+        return rows[rows[:, 0] > 0] if rows.ndim == 2 and rows.shape[1] == 3 else np.zeros((0, 3))
 
     @property
     def seen(self) -> int | None:
         """Number of clients that take part in training, which come first; None if it is not on record."""
         clients = self.facts.get("federation.clients", self.config.get("clients"))
-        return clients - int(self.facts.get("federation.unseen", 0)) if isinstance(clients, int) else None
+        unseen = self.facts.get("federation.unseen", 0)
+        return clients - unseen if isinstance(clients, int) and isinstance(unseen, int) else None
 
     @property
     def cohort_size(self) -> float | None:
@@ -228,7 +240,7 @@ class RunData:
     def left_out(self) -> int:
         """Number of client updates left out, over all rounds."""
         failures = self.curve("failures").y
-        return int(failures[failures > 0].sum())
+        return int(failures[(failures > 0) & (failures < MOST)].sum())
 
     @property
     def share_left_out(self) -> float | None:
@@ -237,7 +249,8 @@ class RunData:
         return self.left_out / asked if asked > 0 else None
 
 
-def _is_number(value: object) -> TypeGuard[int | float]:
+def is_number(value: object) -> TypeGuard[int | float]:
+    """Whether a value is a number, and not a truth value."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
@@ -275,6 +288,12 @@ def chosen(table: Table, rows: NDArray[Any]) -> Table:
     return {name: values[rows] for name, values in table.items()}
 
 
+def total_by_client(table: Table, column: str) -> Curve:
+    """The sum of a column over all rows of each client of a table."""
+    clients, place = np.unique(table["client"], return_inverse=True)
+    return Curve(clients.astype(np.float64), np.bincount(place, table[column]))
+
+
 TABLES = {
     "clients": {"round", "client"},
     "mixing": {"round", "client", "p"},
@@ -283,16 +302,21 @@ TABLES = {
     "guide": {"g", "right"},
 }
 """The tables of a run, with the columns of numbers without which they are not used."""
-WHOLE = ("round", "client", "model", "source")  # columns of whole numbers
+WHOLE = ("round", "client", "model", "source")  # columns of whole numbers, which are exact as float64
 
 
 def _table(directory: RunDirectory, name: str, needed: set[str]) -> Table:
     columns = directory.table(name)
-    numbers = {key for key, values in columns.items() if values.dtype.kind in ("iu" if key in WHOLE else "biuf")}
+    numbers = {
+        key
+        for key, values in columns.items()
+        if (values.dtype.kind in "iu" and ((values >= 0) & (values < 2**53)).all())
+        or (values.dtype.kind in "biuf" and key not in WHOLE)
+    }
     missing = sorted(needed - numbers) if columns else []
     columns = {key: values for key, values in columns.items() if key in numbers or key == "name"}
     if missing:
-        directory.notes.append(f"{name}.parquet has no numbers in the column {', '.join(missing)}.")
+        directory.notes.append(f"{name}.parquet has no usable numbers in the column {', '.join(missing)}.")
     return {} if missing or not all(map(len, columns.values())) else columns
 
 

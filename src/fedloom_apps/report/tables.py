@@ -32,7 +32,7 @@ from fedloom.metrics import (
 )
 from fedloom_apps.report.charts import Form, LineStyle, slug
 from fedloom_apps.report.groups import ABSENT, RunGroup, all_runs, counts, form_of, has, on_the_same_data
-from fedloom_apps.report.runs import Curve, RunData
+from fedloom_apps.report.runs import Curve, RunData, total_by_client
 
 
 class Format(Protocol):
@@ -537,14 +537,13 @@ def _weights(run: RunData, values: Curve, better: Direction) -> dict[str, float]
     """What the mixing coefficients gave to the clients that are worst in the end, and how far they are from equal."""
     if not run.mixing:
         return {}
-    client, t, p = (run.mixing[name] for name in ("client", "round", "p"))
+    t, p = run.mixing["round"], run.mixing["p"]
     at = np.unique(t)
-    lost = np.nan_to_num(run.curve("failures").at(at)).astype(np.int64)
-    rounds = [(p[t == round], int(left_out)) for round, left_out in zip(at, lost, strict=True)]
+    lost = np.nan_to_num(run.curve("failures").at(at))
+    rounds = [(p[t == round], left_out) for round, left_out in zip(at, lost, strict=True)]
     kl = [divergence_from_uniform(weights, left_out) for weights, left_out in rounds if weights.sum() > 0]
     trained = values.x < (run.seen or np.inf)
-    clients = values.x[trained].astype(np.int64)
-    sums = np.bincount(client, p, minlength=clients.max(initial=0) + 1)[clients]
+    sums = np.nan_to_num(total_by_client(run.mixing, "p").at(values.x[trained]))
     hardest = hardest_weight(values.y[trained], sums, direction=better)
     return {"hardest": hardest, "kl": float(np.mean(kl)) if kl else float("nan")}
 
