@@ -27,6 +27,7 @@ from fedloom_apps.online.streams import task_stream
 from fedloom_apps.report.comparisons import data_table, paired_table, problem_warnings, runs_table
 from fedloom_apps.report.groups import group, on_the_same_data, settings
 from fedloom_apps.report.groups import read as read_groups
+from fedloom_apps.report.render import latex
 from fedloom_apps.report.runs import load
 
 
@@ -224,6 +225,18 @@ def test_the_command_line_notes_a_duplicate(make_run, capsys: pytest.CaptureFixt
     assert capsys.readouterr().err == f"note: {again} has the settings and the seed of {once}, and is left out.\n"
 
 
+def test_names_of_strangers_do_not_reach_the_terminal_raw(
+    make_run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    once, again = make_run(seed=1), make_run("b\x1b[31m", seed=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        assert main(["report", str(once), str(again), "--out", str(tmp_path / "page")]) == 0
+    assert main(["report", str(tmp_path / "\x1b[31m"), "--out", str(tmp_path / "page")]) == 2
+    said = capsys.readouterr().err
+    assert ("is left out" in said, "is not a run directory" in said, "\x1b" in said) == (True, True, False)
+
+
 def test_runs_without_a_seed_are_no_duplicates(make_run) -> None:
     runs = [load(make_run()) for _ in range(2)]
     runs = [
@@ -257,6 +270,7 @@ def test_the_table_of_runs_has_what_privacy_cost(make_run: Callable[..., Path]) 
         (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (spent,) = [column for column in runs_table(read_groups(runs)).columns if column.title == "ε"]
     assert [cell.text for cell in spent.cells] == ["2.934", "infinite"]
+    assert latex([runs_table(read_groups(runs))]).isascii(), "every letter is one of LaTeX"
 
 
 def test_settings_are_written_as_they_are_typed(make_run) -> None:

@@ -104,6 +104,13 @@ def test_a_page_is_waited_for_until_the_first_round_ends(
     assert capsys.readouterr().out.startswith("compared 1 run: ")
 
 
+def test_a_plan_of_something_else_is_refused(make_run, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = make_run("fedavg-1", rounds=2).parent
+    (folder / "sweep.yaml").write_text("- 3\n")
+    assert main(["report", "--watch", str(folder)]) == 2
+    assert "sweep.yaml' holds no settings: it should be a mapping of keys to values." in capsys.readouterr().err
+
+
 def test_the_watcher_and_the_sweep_write_the_page_at_the_same_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,7 +15,16 @@ from io import TextIOWrapper
 from typing import NoReturn
 
 from fedloom.applications import PLACES, TRAINS, Application, applications, at, find, installed
-from fedloom.base.errors import GPU_IS_FULL, ConfigError, FedLoomError, closest, in_one_line, is_out_of_memory, nearest
+from fedloom.base.errors import (
+    GPU_IS_FULL,
+    ConfigError,
+    FedLoomError,
+    closest,
+    in_one_line,
+    is_out_of_memory,
+    nearest,
+    printable,
+)
 
 HELP = """FedLoom: federated learning when clients differ.
 
@@ -316,7 +325,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             if trace := getattr(error, "trace", ""):
                 print(trace, file=sys.stderr)
             raise
-        print(f"fedloom: {error}", file=sys.stderr)
+        print(f"fedloom: {printable(str(error))}", file=sys.stderr)
         return MISTAKE
     except KeyboardInterrupt as stop:
         print(f"fedloom: {str(stop) or 'stopped.'}", file=sys.stderr)

@@ -16,6 +16,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from fedloom.base.errors import printable
+
 ABSENT = "–"
 WORDS = {
     "global/accuracy": "accuracy",
@@ -337,9 +339,9 @@ def final_values(summary: Mapping[str, Any], first: str) -> dict[str, str]:
 
 
 def note(console: Console, message: object) -> None:
-    """Print a note of one line."""
+    """Print a note of one line, whose names may be a stranger's."""
     with ignoring_full_disk(console):
-        console.print(Text(f"note: {message}", style="yellow"), soft_wrap=True)
+        console.print(Text(f"note: {printable(str(message))}", style="yellow"), soft_wrap=True)
 
 
 def show_warnings(console: Console) -> None:

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
-from fedloom.base import yaml
 from fedloom.base.errors import ConfigError, printable
 from fedloom.cli.command import PLAN
 from fedloom.config.schema import read
@@ -67,7 +66,7 @@ def watch(paths: Sequence[Path], out: Path) -> None:
         sweeps = [path for path in paths if (path / PLAN).is_file()]
         unbegun = [path for path in sweeps if not any(path.rglob("metrics.jsonl"))]
         runs = [path for path in run_directories(path for path in paths if path not in unbegun) if path.is_dir()]
-        planned = [path / name for path in sweeps for name in yaml.load(path / PLAN)]
+        planned = [path / name for path in sweeps for name in read(path / PLAN)]
         if runs and not any(map(Lock.may_be_held, sweeps)):  # runs without a directory failed early
             planned = [path for path in planned if RunDirectory(path).is_begun]
         if all(RunDirectory(path).status is not Status.UNFINISHED for path in (*runs, *planned)):

@@ -39,6 +39,7 @@ _LATEX = {
     "≥": r"$\geq$",
     "≤": r"$\leq$",
     "…": r"\ldots{}",
+    "ε": r"$\varepsilon$",
 }
 
 _MINUS = re.compile(r"(?<![\w-])-(?=\d)")
